@@ -1,0 +1,101 @@
+"""Fixtures of all tests: a printed seed, and a look at what a test leaves behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import secrets
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+from tests import support
+from tests.support import client, cluster, rpc_cluster, way
+
+__all__ = ["client", "cluster", "rpc_cluster", "way"]
+
+#: One number decides all randomness of a test run; give it again to repeat the run.
+SEED = int(os.environ.get("DASKPS_TEST_SEED") or secrets.randbits(32))
+# A busy machine is slow, which is no failure.
+settings.register_profile("daskps", deadline=None, print_blob=True)
+settings.load_profile("daskps")
+#: Fixtures that stand for a cluster.
+CLUSTERS = {"client", "cluster", "loop", "rpc_cluster", "way"}
+_FDS = Path("/proc/self/fd")
+
+
+def pytest_report_header() -> str:
+    return f"daskps: DASKPS_TEST_SEED={SEED}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run tests with a cluster last: its threads would look like leaks of others."""
+    items.sort(key=_may_start_cluster)
+
+
+def _may_start_cluster(item: pytest.Item) -> bool:
+    """Tell whether a test may leave the threads of a cluster behind.
+
+    That is one in `tests/cluster`, one of a module that uses `tests/support.py`, one
+    with a fixture of `CLUSTERS`, and one that is marked `leaky`.
+    """
+    module = getattr(item, "module", None)
+    return (
+        item.get_closest_marker("leaky") is not None
+        or item.path.is_relative_to(Path(__file__).parent / "cluster")
+        or not CLUSTERS.isdisjoint(getattr(item, "fixturenames", ()))
+        or any(
+            getattr(module, name, None) is getattr(support, name)
+            for name in support.__all__
+        )
+    )
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """A seed of this test in this run."""
+    name = request.node.nodeid.encode()
+    return int(np.random.SeedSequence([SEED, *name]).generate_state(1)[0])
+
+
+@pytest.fixture
+def rng(seed: int) -> np.random.Generator:
+    """A generator of this test in this run."""
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves threads or descriptors behind.
+
+    Not for tests that may start a cluster, whose threads outlive it.
+    """
+    if _may_start_cluster(request.node):
+        yield
+        return
+    threads, files = set(threading.enumerate()), _open_files()
+    yield
+    if set(threading.enumerate()) <= threads and _open_files() <= files:
+        return
+    gc.collect()
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(timeout=5)
+    left = set(threading.enumerate()) - threads
+    assert not left, f"threads left behind: {left}"
+    more = _open_files() - files
+    assert not more, f"files left open: {sorted(more)}"
+
+
+def _open_files() -> set[tuple[str, str]]:
+    """Return number and target of each open descriptor; nothing where unknown."""
+    found = set()
+    for fd in _FDS.iterdir() if _FDS.exists() else ():
+        try:
+            found.add((fd.name, os.readlink(fd)))
+        except OSError:  # the descriptor of this very listing
+            continue
+    return found

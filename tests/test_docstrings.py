@@ -1,0 +1,64 @@
+"""The numpydoc checks of pyproject.toml, on everything that is public.
+
+`numpydoc lint` reads files and so cannot tell the public names from the others, nor
+what a dataclass takes; it runs over the whole package with the remaining checks.
+"""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from numpydoc.validate import validate
+
+from daskps.training.callbacks import EVENTS
+from tests.test_exported_members import PUBLIC, existing
+
+CONFIG = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+CHECKS = set(CONFIG["tool"]["numpydoc_validation"]["checks"])
+
+
+def public_names() -> Iterator[str]:
+    """Give the full name of each public function, class and method."""
+    for module in existing(PUBLIC):
+        for name in vars(module).get("__all__", ()):  # else test_exported_members fails
+            value = getattr(module, name)
+            if not (inspect.isclass(value) or inspect.isfunction(value)):
+                continue
+            yield f"{value.__module__}.{value.__qualname__}"
+            if inspect.isclass(value) and not issubclass(value, BaseException):
+                yield from methods(value)
+
+
+def methods(cls: type) -> Iterator[str]:
+    """Give the public methods of a class, less those described at their interface."""
+    for name, value in vars(cls).items():
+        if name in EVENTS or any(name in vars(base) for base in cls.__mro__[1:]):
+            continue
+        function = getattr(value, "__func__", value)
+        if not name.startswith("_") and inspect.isfunction(function):
+            # One line is enough where there is nothing to give and nothing to get.
+            doc = inspect.getdoc(function) or ""
+            takes = len(inspect.signature(function).parameters) > 1
+            if takes or not doc or "\n" in doc:
+                yield f"{cls.__module__}.{cls.__qualname__}.{name}"
+
+
+@pytest.mark.parametrize("name", sorted(set(public_names())))
+def test_docstring_is_complete(name: str) -> None:
+    report = validate(name)
+    assert report["docstring"], f"{name} has no docstring"
+    assert [error for error in report["errors"] if error[0] in CHECKS] == []
+
+
+def test_a_bad_docstring_is_found() -> None:
+    codes = {code for code, _ in validate(f"{__name__}.bad")["errors"]}
+    assert {"PR01", "RT01"} <= codes & CHECKS
+
+
+def bad(x: int) -> int:
+    """Return it."""
+    return x

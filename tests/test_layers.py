@@ -1,0 +1,284 @@
+"""Layers import downwards only: all imports, local and typing-only ones too."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import daskps
+
+ROOT = Path(daskps.__file__).parent
+#: Layer of each module of the package; a folder stands for all that is in it.
+LAYERS = {
+    "": 4,  # daskps itself: what users import
+    "bench": 5,
+    "cli": 5,
+    "compat": 5,
+    "demo": 5,
+    "preload": 5,
+    "testing": 5,
+    "array": 4,
+    "intake": 4,
+    "repr": 4,
+    "specs": 4,
+    "store": 4,
+    "table": 4,
+    "training": 4,
+    "cluster": 3,
+    "checkpoint": 2,
+    "shards": 2,
+    "codecs": 1,
+    "consistency": 1,
+    "init": 1,
+    "kernels": 1,
+    "layout": 1,
+    "optim": 1,
+    "placement": 1,
+    "reduction": 1,
+    "version": 1,
+    "backend": 0,
+    "config": 0,
+    "errors": 0,
+    "typing": 0,
+}
+MAY_START_CLUSTERS = {"bench", "cli", "demo"}
+CONCURRENCY = {
+    "_thread",
+    "asyncio",
+    "concurrent",
+    "fcntl",
+    "multiprocessing",
+    "queue",
+    "sched",
+    "selectors",
+    "signal",
+    "threading",
+}
+INPUT_OUTPUT = {
+    "ftplib",
+    "glob",
+    "http",
+    "io",
+    "mmap",
+    "os",
+    "pathlib",
+    "shutil",
+    "socket",
+    "sqlite3",
+    "ssl",
+    "subprocess",
+    "tempfile",
+    "urllib",
+}
+#: Packages beside the standard library and daskps, by layer.
+PACKAGES = {
+    5: {"dask", "numpy", "sklearn", "torch"},
+    4: {"dask", "numpy"},
+    3: {"dask", "distributed", "numpy"},
+    2: {"numpy"},
+    1: {"numpy"},
+    0: {"numpy"},
+}
+
+
+@dataclass(frozen=True)
+class Module:
+    name: str  # below daskps, "" for itself
+    source: str
+    is_package: bool
+
+    @property
+    def part(self) -> str:
+        return self.name.split(".")[0]
+
+    @property
+    def layer(self) -> int | None:
+        return LAYERS.get(self.part)
+
+    def imports(self) -> Iterator[tuple[int, str]]:
+        """Give line and full name of everything imported, anywhere in the module."""
+        for node in ast.walk(ast.parse(self.source)):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    yield node.lineno, alias.name
+            elif isinstance(node, ast.ImportFrom):
+                base = self.base_of(node)
+                for alias in node.names:
+                    yield node.lineno, f"{base}.{alias.name}"
+            elif isinstance(node, ast.Attribute) and ast.unparse(node) == "dask.config":
+                yield node.lineno, "dask.config"  # after a mere `import dask`
+
+    def base_of(self, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        package = ["daskps", *self.name.split(".")] if self.name else ["daskps"]
+        up = node.level - self.is_package
+        parents = package[: len(package) - up] if up else package
+        return ".".join([*parents, *filter(None, [node.module])])
+
+
+def modules(root: Path) -> Iterator[Module]:
+    for path in sorted(root.rglob("*.py")):
+        parts = list(path.relative_to(root).with_suffix("").parts)
+        is_package = parts[-1] == "__init__"
+        if is_package:
+            parts.pop()
+        yield Module(".".join(parts), path.read_text("utf-8"), is_package)
+
+
+def faults(module: Module) -> list[str]:
+    """Return what a module imports and may not."""
+    if module.layer is None:
+        return [f"daskps.{module.name} has no layer in LAYERS"]
+    found = []
+    for line, name in module.imports():
+        reason = fault(module, name)
+        if reason:
+            found.append(f"daskps.{module.name}:{line} imports {name}: {reason}")
+    return found
+
+
+def fault(module: Module, name: str) -> str | None:
+    package, _, rest = name.partition(".")
+    if package == "daskps":
+        return own_fault(module, rest)
+    if name.startswith("dask.config"):
+        return None if module.name == "config" else "only config reads dask.config"
+    if name.startswith("dask.distributed"):
+        package = "distributed"
+    if package in sys.stdlib_module_names:
+        return stdlib_fault(module, package)
+    return package_fault(module, package)
+
+
+def own_fault(module: Module, target: str) -> str | None:
+    assert module.layer is not None
+    # `from daskps import config` names a module, `from daskps import create` does not.
+    part = target.split(".")[0]
+    layer = LAYERS.get(part, LAYERS[""])
+    if layer > module.layer:
+        return f"layer {module.layer} imports layer {layer}"
+    if part == "shards" and module.layer >= 4:
+        return "only cluster reaches shards"
+    return None
+
+
+def stdlib_fault(module: Module, package: str) -> str | None:
+    assert module.layer is not None
+    compiles = module.part == "kernels" and package == "threading"
+    if package in CONCURRENCY and module.layer in (1, 2) and not compiles:
+        return f"layer {module.layer} has no threads, locks or event loop"
+    does_files = module.name == "kernels.cache" or module.part == "checkpoint"
+    if package in INPUT_OUTPUT and module.layer in (1, 2) and not does_files:
+        return f"layer {module.layer} has no input or output"
+    return None
+
+
+def package_fault(module: Module, package: str) -> str | None:
+    assert module.layer is not None
+    allowed = set(PACKAGES[module.layer])
+    if module.name == "config":
+        allowed |= {"dask", "yaml"}
+    if module.name == "backend":
+        allowed |= {"cupy"}
+    if module.part == "kernels":
+        allowed |= {"llvmlite", "numba"}  # Numba's back end
+    if module.part in MAY_START_CLUSTERS:
+        allowed |= {"distributed"}
+    return None if package in allowed else f"{package} is not for daskps.{module.name}"
+
+
+@pytest.mark.parametrize("module", [*modules(ROOT)], ids=lambda m: m.name or "daskps")
+def test_imports_go_downwards(module: Module) -> None:
+    assert not faults(module)
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "reason"),
+    [
+        ("layout", "import daskps.store", "layer 1 imports layer 4"),
+        ("layout", "from daskps import store", "layer 1 imports layer 4"),
+        ("layout", "from daskps import create", "layer 1 imports layer 4"),
+        ("cluster.host", "import daskps", "layer 3 imports layer 4"),
+        (
+            "cluster.host",
+            "def f():\n    from ..store import x",
+            "layer 3 imports layer",
+        ),
+        ("cluster.host", "from .. import training", "layer 3 imports layer 4"),
+        (
+            "errors",
+            "if TYPE_CHECKING:\n    from .layout import Layout",
+            "layer 0 imports layer 1",
+        ),
+        ("store", "from daskps.shards.dense import Shard", "only cluster"),
+        ("training.fit", "from ..shards import dense", "only cluster"),
+        ("store", "import distributed", "distributed is not for"),
+        ("store", "from dask.distributed import Client", "distributed is not for"),
+        ("store", "from dask import distributed", "distributed is not for"),
+        ("training.fit", "import distributed.utils", "distributed is not for"),
+        ("preload", "import distributed", "distributed is not for"),
+        ("store", "import dask.config", "only config"),
+        ("store", "from dask import config", "only config"),
+        ("store", "import dask\ndask.config.get('x')", "only config"),
+        ("errors", "import dask", "dask is not for"),
+        ("shards.dense", "import dask.array", "dask is not for"),
+        ("shards.dense", "import threading", "no threads"),
+        ("shards.dense", "import asyncio.locks", "no threads"),
+        ("layout", "import numba", "numba is not for"),
+        ("layout", "from pathlib import Path", "no input or output"),
+        ("kernels.compiled", "import asyncio", "no threads"),
+        ("kernels.compiled", "import os.path", "no input or output"),
+        ("optim.adam", "import torch", "torch is not for"),
+        ("config", "import cupy", "cupy is not for"),
+        ("novelty", "import sys", "has no layer"),
+    ],
+)
+def test_the_checker_finds(name: str, source: str, reason: str) -> None:
+    (found,) = faults(Module(name, source, is_package=False))
+    assert reason in found
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("", "from .store import create"),
+        ("store", "import dask.array\nfrom daskps.cluster import messages"),
+        ("store", "from daskps import config, errors"),
+        ("training", "from . import data"),
+        ("training.fit", "from .data import rows\nfrom ..cluster import client"),
+        ("cluster.host", "import asyncio, distributed\nfrom ..shards import dense"),
+        ("demo", "from distributed import LocalCluster\nimport daskps"),
+        ("config", "import dask.config, os"),
+        ("kernels.dense", "import numba\nimport threading"),  # a lock to compile under
+        ("kernels.cache", "import os"),
+    ],
+)
+def test_the_checker_allows(name: str, source: str) -> None:
+    assert not faults(Module(name, source, is_package="." not in name))
+
+
+def test_the_checker_reads_relative_imports_of_packages() -> None:
+    source = "from .a import b\nfrom ..store import c"
+    names = [n for _, n in Module("cluster", source, is_package=True).imports()]
+    assert names == ["daskps.cluster.a.b", "daskps.store.c"]
+
+
+def test_every_file_is_walked() -> None:
+    names = {module.name for module in modules(ROOT)}
+    assert {"", "config", "errors", "training", "training.data"} <= names
+
+
+def test_importing_daskps_leaves_heavy_packages_alone() -> None:
+    code = "import daskps, sys; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert not loaded & {"cupy", "jax", "numba", "pandas", "sklearn", "torch", "zarr"}
