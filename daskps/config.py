@@ -1,0 +1,229 @@
+"""Configuration values, parsed once: the only reader of ``dask.config``.
+
+The defaults stand in ``daskps.yaml`` and are described in ``daskps-schema.yaml``.
+Layers 0 to 2 receive values as arguments and never come here.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import math
+import os
+from dataclasses import dataclass
+from numbers import Integral, Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import dask.config
+import yaml
+from dask.utils import parse_bytes, parse_timedelta
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["DEFAULT", "Config", "Timeout", "deadline", "load"]
+
+with Path(__file__).with_name("daskps.yaml").open(encoding="utf-8") as _file:
+    dask.config.update_defaults(yaml.safe_load(_file))
+
+
+class _Default(enum.Enum):
+    DEFAULT = "daskps.timeout"
+
+    def __repr__(self) -> str:
+        return "<daskps.timeout>"
+
+
+#: A timeout that was not given: the configured one.
+DEFAULT: Final = _Default.DEFAULT
+#: What a verb takes as ``timeout=``.
+Timeout: TypeAlias = float | str | Literal[_Default.DEFAULT] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The configuration of daskps at one moment; see ``daskps-schema.yaml``."""
+
+    timeout_seconds: float | None
+    register_timeout_seconds: float
+    check_finite: bool
+    memory_share: float
+    process_way: bool
+    inline_nbytes: int
+    warn_pull_nbytes: int
+    cache: Path
+    threads: int
+
+
+def load() -> Config:
+    """Read the configuration as it is now.
+
+    Returns
+    -------
+    Config
+        All values, parsed.
+
+    Raises
+    ------
+    ValueError
+        If a value is not allowed; the message names its key.
+
+    Examples
+    --------
+    >>> import dask
+    >>> with dask.config.set({"daskps.inline-nbytes": "1 kiB"}):
+    ...     load().inline_nbytes
+    1024
+    """
+    return Config(**{field: _read(key) for field, (key, _, _) in _KEYS.items()})
+
+
+def deadline(timeout: Timeout = DEFAULT) -> float | None:
+    """Return the seconds that a ``timeout=`` argument stands for.
+
+    Parameters
+    ----------
+    timeout : float, str, None or DEFAULT
+        Seconds, a string with a unit, or None to wait for ever. DEFAULT stands for
+        the configured ``daskps.timeout``.
+
+    Returns
+    -------
+    float or None
+        Seconds, at least 0; None is for ever.
+
+    Raises
+    ------
+    ValueError
+        If it is negative, NaN or a string that is no duration.
+    TypeError
+        If it is of another type; a bool is refused too.
+
+    Examples
+    --------
+    >>> deadline("1.5 minutes")
+    90.0
+    >>> deadline(None) is None
+    True
+    """
+    if timeout is DEFAULT:
+        seconds: float | None = _read("timeout")
+        return seconds
+    try:
+        return _seconds(timeout)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{timeout=} is no timeout: give {_SECONDS}") from None
+
+
+def _read(key: str) -> Any:
+    """Return the parsed value of one key."""
+    value = dask.config.get(f"daskps.{key}")
+    parse, allowed = _PARSERS[key]
+    try:
+        return parse(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(
+            f"the configuration value daskps.{key} is {value!r}; give {allowed}"
+        ) from error
+
+
+# Cached, as every verb comes here; 1 and True are equal as keys without `typed`.
+@functools.lru_cache(typed=True)
+def _seconds(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        # Dask reads ".5s" as 1.5 s and "s" as 1 s; require a leading digit.
+        if not value.strip()[:1].isdigit():
+            raise ValueError(value)
+        try:
+            value = parse_timedelta(value.strip())
+        except KeyError:
+            raise ValueError(value) from None
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(value)
+    seconds = float(value)
+    if not seconds >= 0:
+        raise ValueError(value)
+    return None if math.isinf(seconds) else seconds
+
+
+def _positive(value: object) -> float:
+    seconds = _seconds(value)
+    if not seconds:  # for ever, or not at all
+        raise ValueError(value)
+    return seconds
+
+
+@functools.lru_cache(typed=True)
+def _nbytes(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, str | Integral):
+        raise TypeError(value)
+    nbytes = parse_bytes(value if isinstance(value, str) else int(value))
+    if nbytes < 0 or value == "":  # Dask reads "" as one byte
+        raise ValueError(value)
+    return nbytes
+
+
+def _check_finite(value: object) -> bool:
+    if value not in ("reject", "allow"):
+        raise ValueError(value)
+    return value == "reject"
+
+
+def _share(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(value)
+    share = float(value)
+    if not 0 < share <= 1:
+        raise ValueError(value)
+    return share
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(value)
+    return value
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(value)
+    count = int(value)
+    if count < 1:
+        raise ValueError(value)
+    return count
+
+
+def _directory(value: object) -> Path:
+    """Return a directory; the user's cache for None."""
+    if value == "" or not isinstance(value, str | os.PathLike | None):
+        raise TypeError(value)
+    try:
+        if value is not None:
+            return Path(value).expanduser()
+        base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        if not base.is_absolute():  # unset, or to be ignored by its specification
+            base = Path.home() / ".cache"
+    except RuntimeError as error:  # no home directory
+        raise ValueError(value) from error
+    return base / "daskps" / "kernels"
+
+
+_SECONDS = 'seconds (at least 0), a string like "30s", or None to wait for ever'
+_POSITIVE = 'seconds (above 0) or a string like "30s"'
+_NBYTES = 'a number of bytes or a string like "64 KiB"'
+#: Field of `Config` -> key, parser, what is allowed.
+_KEYS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
+    "timeout_seconds": ("timeout", _seconds, _SECONDS),
+    "register_timeout_seconds": ("register-timeout", _positive, _POSITIVE),
+    "check_finite": ("finite", _check_finite, '"reject" or "allow"'),
+    "memory_share": ("memory-share", _share, "a number above 0, at most 1"),
+    "process_way": ("ways.process", _flag, "true or false"),
+    "inline_nbytes": ("inline-nbytes", _nbytes, _NBYTES),
+    "warn_pull_nbytes": ("warn-pull-size", _nbytes, _NBYTES),
+    "cache": ("cache-directory", _directory, "a directory, or null with a home"),
+    "threads": ("threads", _count, "a whole number, at least 1"),
+}
+_PARSERS = {key: (parse, allowed) for key, parse, allowed in _KEYS.values()}
