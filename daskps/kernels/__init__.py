@@ -1,0 +1,12 @@
+"""Compiled loops over flat arrays.
+
+Layer 1: imports NumPy and, inside functions and generated modules only, Numba.
+Nothing is compiled, and Numba is not imported, before the first use.
+"""
+
+from daskps.kernels.dense import build as build
+from daskps.kernels.finite import finite as finite
+from daskps.kernels.interface import Kernel as Kernel
+from daskps.kernels.source import content_name as content_name
+
+__all__ = ["Kernel", "build", "content_name", "finite"]

@@ -1,0 +1,108 @@
+"""Generated modules: on disk where that is possible, else in memory.
+
+Layout of a cache directory, which processes of several versions may share::
+
+    daskps_<content hash>.py                  the generated source
+    __pycache__/daskps_<content hash>.*.nbi   Numba's index of compiled signatures
+    __pycache__/daskps_<content hash>.*.nbc   the machine code of one signature
+
+A name never gets another content, so nothing goes stale; anything may be deleted at
+any time. The text that runs is the one made here, never what a file says. Numba
+unpickles its own files: the directory must be as trusted as a Python path.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+from types import ModuleType
+
+from daskps.kernels.source import content_name
+
+__all__ = ["load"]
+
+logger = logging.getLogger(__name__)
+
+_warned: set[str] = set()
+
+
+def load(source: str, cache_dir: str | None) -> ModuleType:
+    """Return the generated module of `source`.
+
+    Parameters
+    ----------
+    source : str
+        Text from `kernels.source`.
+    cache_dir : str or None
+        Where to keep it and what Numba compiles of it. None, or a directory that
+        cannot be written (one warning in the log): in memory.
+
+    Returns
+    -------
+    ModuleType
+        The module, its functions not yet compiled.
+    """
+    name = content_name(source)
+    if cache_dir is not None:
+        path = os.path.join(os.path.abspath(cache_dir), f"{name}.py")
+        try:
+            _write(source, path)
+            return _execute(source, name, path, cached=True)
+        # Numba says RuntimeError when it finds no directory to write to.
+        except (OSError, RuntimeError) as error:
+            warn_once(cache_dir, error)
+    return _execute(source, name, f"<{name}>", cached=False)
+
+
+def warn_once(cache_dir: str, error: Exception) -> None:
+    """Log, once per directory, that kernels are compiled in memory.
+
+    Parameters
+    ----------
+    cache_dir : str
+        The directory that failed.
+    error : Exception
+        Why.
+    """
+    if cache_dir not in _warned:
+        _warned.add(cache_dir)
+        logger.warning(
+            "cannot keep compiled kernels in %s: %r. They are compiled again in "
+            "every process, which takes about half a second per update rule. Make "
+            "the directory writable or choose another one.",
+            cache_dir,
+            error,
+        )
+
+
+def _write(source: str, path: str) -> None:
+    """Write atomically, unless it is there: Numba's files depend on the text."""
+    data = source.encode()
+    try:
+        with open(path, "rb") as file:
+            if file.read() == data:
+                return
+    except FileNotFoundError:
+        pass
+    folder = os.path.dirname(path)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _execute(source: str, name: str, path: str, *, cached: bool) -> ModuleType:
+    module = ModuleType(name)
+    module.__file__ = path
+    module.__dict__["CACHE"] = cached
+    # Numba looks the module up by name when it loads machine code.
+    sys.modules[name] = module
+    exec(compile(source, path, "exec"), module.__dict__)
+    return module

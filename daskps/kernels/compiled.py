@@ -1,0 +1,122 @@
+"""Functions of a generated module, compiled at their first call."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+from typing import TYPE_CHECKING, Any
+
+from daskps.kernels import cache
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+__all__ = ["Module"]
+
+logger = logging.getLogger(__name__)
+
+#: Numba compiles one function at a time anyway; this keeps our own state right too.
+_lock = threading.RLock()
+
+
+class Module:
+    """One generated module.
+
+    Parameters
+    ----------
+    source : str
+        Text from `kernels.source`.
+    cache_dir : str or None
+        See `kernels.cache.load`.
+
+    Notes
+    -----
+    May be used from several threads at once.
+    """
+
+    #: Functions taken from the disk and functions compiled, by this object.
+    cache_hits: int
+    cache_misses: int
+
+    def __init__(self, source: str, cache_dir: str | None) -> None:
+        self.cache_hits = 0
+        self.cache_misses = 0
+        self._source = source
+        self._cache_dir = cache_dir
+        self._module: ModuleType | None = None
+        self._functions: dict[str, Callable[..., Any]] = {}
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """Return a compiled function.
+
+        Parameters
+        ----------
+        name : str
+            One of the module's SIGNATURES.
+
+        Returns
+        -------
+        callable
+            The function. It takes its one signature and compiles no other.
+
+        Raises
+        ------
+        TypeError
+            If Numba cannot compile it.
+        """
+        function = self._functions.get(name)
+        if function is None:
+            with _lock:
+                function = self._functions.get(name) or self._compile(name)
+                self._functions[name] = function
+        return function
+
+    def llvm(self, name: str) -> str:
+        """Return the optimised LLVM code of a function compiled in this process.
+
+        Parameters
+        ----------
+        name : str
+            One of the module's SIGNATURES.
+
+        Returns
+        -------
+        str
+            Code with its wrappers. Numba has none, and warns, for a function that
+            came from the disk.
+        """
+        dispatcher: Any = self.function(name)
+        return str(dispatcher.inspect_llvm(dispatcher.signatures[0]))
+
+    def _compile(self, name: str) -> Callable[..., Any]:
+        if self._cache_dir is None:
+            return self._compile_from(None, name)
+        try:
+            return self._compile_from(self._cache_dir, name)
+        except (OSError, EOFError, ImportError, pickle.PickleError) as error:
+            # A full disk, or a damaged file of Numba's.
+            cache.warn_once(self._cache_dir, error)
+            self._cache_dir = self._module = None
+            return self._compile_from(None, name)
+
+    def _compile_from(self, cache_dir: str | None, name: str) -> Callable[..., Any]:
+        from numba.core.errors import NumbaError
+
+        if self._module is None:
+            self._module = cache.load(self._source, cache_dir)
+        dispatcher: Any = getattr(self._module, name)
+        try:
+            dispatcher.compile(self._module.__dict__["SIGNATURES"][name])
+        except NumbaError as error:
+            raise TypeError(
+                f"the update function does not compile: {error}. It must be "
+                f"arithmetic on numbers with numpy and math functions and return "
+                f"(w, *slots)."
+            ) from error
+        dispatcher.disable_compile()
+        self.cache_hits += sum(dispatcher.stats.cache_hits.values())
+        self.cache_misses += sum(dispatcher.stats.cache_misses.values())
+        compiled: Callable[..., Any] = dispatcher
+        return compiled

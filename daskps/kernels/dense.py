@@ -1,0 +1,154 @@
+"""The loops of an update rule over arrays."""
+# ruff: noqa: PLR0917  (every loop takes the same five things)
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from daskps.kernels.compiled import Module
+from daskps.kernels.interface import Kernel, check_input
+from daskps.kernels.source import update_source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from daskps.kernels.interface import Array, Arrays, Scalars
+
+__all__ = ["build"]
+
+#: Elements that float16 weights are widened at a time: the two float32 scratch arrays
+#: of it stay in a second-level cache.
+_SCRATCH = 16_384
+
+
+@final
+class _Native(Kernel):
+    """A kernel whose weights have the compute dtype."""
+
+    def __init__(
+        self, module: Module, dtype: np.dtype[Any], sizes: tuple[int, int]
+    ) -> None:
+        self.dtype = self.compute_dtype = dtype
+        self.n_slots, self.n_scalars = sizes
+        self._module = module
+
+    @property
+    def module(self) -> Module:
+        return self._module
+
+    def inplace(self, w: Array, g: Array, slots: Arrays, scalars: Scalars) -> None:
+        self._check(w, g, slots)
+        self._module.function("inplace")(w, g, *slots, self._cast(scalars))
+
+    def publish(
+        self, w_in: Array, w_out: Array, g: Array, slots: Arrays, scalars: Scalars
+    ) -> None:
+        self._check(w_out, g, slots)
+        check_input(w_in, self.dtype, len(w_out))
+        self._module.function("publish")(w_in, w_out, g, *slots, self._cast(scalars))
+
+    def warm(self) -> None:
+        self._module.function("inplace")
+        self._module.function("publish")
+
+
+@final
+class _Widened(Kernel):
+    """A kernel whose weights are narrower than its arithmetic: float16.
+
+    Numba knows no float16 on CPUs. Blocks of weights and gradient are widened by
+    NumPy, updated, and rounded to nearest once.
+    """
+
+    def __init__(self, inner: Kernel, dtype: np.dtype[Any]) -> None:
+        self.dtype = dtype
+        self.compute_dtype = inner.dtype
+        self.n_slots, self.n_scalars = inner.n_slots, inner.n_scalars
+        self._inner = inner
+
+    @property
+    def module(self) -> Module:
+        return self._inner.module
+
+    def inplace(self, w: Array, g: Array, slots: Arrays, scalars: Scalars) -> None:
+        self.publish(w, w, g, slots, scalars)
+
+    def publish(
+        self, w_in: Array, w_out: Array, g: Array, slots: Arrays, scalars: Scalars
+    ) -> None:
+        self._check(w_out, g, slots)
+        n = len(w_out)
+        check_input(w_in, self.dtype, n)
+        wide = np.empty((2, min(n, _SCRATCH)), self.compute_dtype)
+        with np.errstate(over="ignore"):  # too large for float16 is infinity there
+            for start in range(0, n, _SCRATCH):
+                part = slice(start, min(start + _SCRATCH, n))
+                w, g_wide = wide[:, : part.stop - start]
+                w[:] = w_in[part]
+                g_wide[:] = g[part]
+                self._inner.inplace(w, g_wide, tuple(s[part] for s in slots), scalars)
+                w_out[part] = w
+
+    def warm(self) -> None:
+        self._inner.warm()
+
+
+_kernels: dict[tuple[str, str | None], Kernel] = {}
+_lock = threading.Lock()
+
+
+def build(
+    update: Callable[..., Any],
+    n_slots: int,
+    n_scalars: int,
+    dtype: Any,
+    cache_dir: str | None = None,
+) -> Kernel:
+    """Return the kernel of an update function for one dtype.
+
+    Nothing is compiled before the first call or `Kernel.warm`. Equal functions get
+    the same kernel.
+
+    Parameters
+    ----------
+    update : function
+        `(w, g, *slots, *scalars) -> (w, *slots)` for one weight: arithmetic, numpy
+        and math functions and numbers. Numbers are taken at this call.
+    n_slots, n_scalars : int
+        How many slots and scalars it takes.
+    dtype : dtype
+        Of the weights: float16 (computed in float32), float32 or float64.
+    cache_dir : str, optional
+        Where generated modules and machine code are kept between processes; see
+        `daskps.kernels.cache` for the layout. In memory if it is None or cannot be
+        written.
+
+    Returns
+    -------
+    Kernel
+        The loops.
+
+    Raises
+    ------
+    TypeError
+        If `update` takes another number of arguments or refers to anything else.
+    ValueError
+        If there is no kernel for `dtype`.
+    """
+    dtype = np.dtype(dtype)
+    if dtype == np.float16:
+        inner = build(update, n_slots, n_scalars, np.float32, cache_dir)
+        return _Widened(inner, dtype)
+    if dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
+        raise ValueError(f"no kernel for {dtype}: use float16, float32 or float64")
+    source = update_source(update, n_slots, n_scalars, dtype)
+    with _lock:
+        kernel = _kernels.get((source, cache_dir))
+        if kernel is None:
+            module = Module(source, cache_dir)
+            kernel = _Native(module, dtype, (n_slots, n_scalars))
+            _kernels[source, cache_dir] = kernel
+    return kernel

@@ -1,0 +1,184 @@
+"""What a kernel is: its interface and the checks of what it is given."""
+# ruff: noqa: PLR0917  (every loop takes the same five things)
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from daskps.kernels.compiled import Module
+
+__all__ = ["Array", "Arrays", "Kernel", "Scalars", "check_input"]
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+Arrays: TypeAlias = tuple[Array, ...]
+Scalars: TypeAlias = tuple[float, ...]
+
+_LARGEST = {
+    np.dtype(dtype): float(np.finfo(dtype).max) for dtype in (np.float32, np.float64)
+}
+
+
+class Kernel(ABC):
+    """An update rule for arrays of one dtype; made by `build`.
+
+    Notes
+    -----
+    Every element is computed alone and without fast-math, so the result has the
+    same bits however the arrays are cut. The loops hold no GIL. The caller sees to
+    it that no two threads update the same elements, and that no array overlaps
+    another one in part. A kernel itself may be used by several threads.
+    """
+
+    #: Dtype of weights and gradients, and that of slots and arithmetic.
+    dtype: np.dtype[Any]
+    compute_dtype: np.dtype[Any]
+    n_slots: int
+    n_scalars: int
+
+    @abstractmethod
+    def inplace(self, w: Array, g: Array, slots: Arrays, scalars: Scalars) -> None:
+        """Update weights and slots in place.
+
+        Parameters
+        ----------
+        w : ndarray, shape (n,), `dtype`
+            Weights; contiguous, aligned and writable, like the slots.
+        g : ndarray, shape (n,), `dtype`
+            Gradient; contiguous. It may be read-only and start at any address.
+        slots : tuple of ndarray, shape (n,), `compute_dtype`
+            State, one array per slot.
+        scalars : tuple of float
+            What the rule's `prepare` gave.
+
+        Raises
+        ------
+        ValueError
+            If an array or the number of slots or scalars is not as described;
+            nothing is changed.
+        """
+
+    @abstractmethod
+    def publish(
+        self, w_in: Array, w_out: Array, g: Array, slots: Arrays, scalars: Scalars
+    ) -> None:
+        """Write updated weights to another array; update slots in place.
+
+        Parameters
+        ----------
+        w_in : ndarray, shape (n,), `dtype`
+            Weights; not written.
+        w_out : ndarray, shape (n,), `dtype`
+            Where the new weights go; contiguous, aligned and writable.
+        g : ndarray, shape (n,), `dtype`
+            Gradient; contiguous. It may be read-only and start at any address.
+        slots : tuple of ndarray, shape (n,), `compute_dtype`
+            State, one array per slot.
+        scalars : tuple of float
+            What the rule's `prepare` gave.
+
+        Raises
+        ------
+        ValueError
+            As `inplace`.
+        """
+
+    @abstractmethod
+    def warm(self) -> None:
+        """Compile, or load, both loops now.
+
+        Raises
+        ------
+        TypeError
+            If Numba cannot compile the update function.
+        """
+
+    @property
+    @abstractmethod
+    def module(self) -> Module:
+        """The generated module, for its cache counters and its LLVM code."""
+
+    @property
+    def cache_hits(self) -> int:
+        """Loops this process took from the cache directory."""
+        return self.module.cache_hits
+
+    @property
+    def cache_misses(self) -> int:
+        """Loops this process compiled."""
+        return self.module.cache_misses
+
+    def check_scalars(self, scalars: Scalars) -> None:
+        """Refuse scalars that a loop cannot take.
+
+        Parameters
+        ----------
+        scalars : tuple of float
+            What the rule's `prepare` gave.
+
+        Raises
+        ------
+        ValueError
+            If there are more or fewer, or one does not fit into the dtype.
+        """
+        if len(scalars) != self.n_scalars:
+            raise ValueError(
+                f"the rule has {self.n_scalars} scalars, got {len(scalars)}: {scalars}"
+            )
+        largest = _LARGEST[self.compute_dtype]
+        if not all(-largest <= scalar <= largest for scalar in scalars):
+            raise ValueError(
+                f"scalars must be finite in {self.compute_dtype}, got {scalars}. "
+                f"Check what `prepare` returns."
+            )
+
+    def _cast(self, scalars: Scalars) -> Array:
+        """Return scalars in the compute dtype; their values were checked before."""
+        if len(scalars) != self.n_scalars:
+            self.check_scalars(scalars)
+        return np.array(scalars, self.compute_dtype)
+
+    def _check(self, w: Array, g: Array, slots: Arrays) -> None:
+        n = len(w)
+        check_input(g, self.dtype, n)
+        _output(w, self.dtype, n, "weights")
+        if len(slots) != self.n_slots:
+            raise ValueError(f"the rule has {self.n_slots} slots, got {len(slots)}")
+        for slot in slots:
+            _output(slot, self.compute_dtype, n, "a slot")
+
+
+def check_input(a: Array, dtype: np.dtype[Any], n: int) -> None:
+    """Refuse what a loop cannot read.
+
+    Parameters
+    ----------
+    a : ndarray
+        What the caller gave.
+    dtype : dtype
+        What it must have.
+    n : int
+        How many elements it must have.
+
+    Raises
+    ------
+    ValueError
+        If it is no contiguous array of that dtype and length.
+    """
+    if a.dtype != dtype or a.shape != (n,) or not a.flags.c_contiguous:
+        raise ValueError(
+            f"expected a contiguous {dtype} array of shape ({n},), got {a.dtype} "
+            f"of shape {a.shape} with strides {a.strides}"
+        )
+
+
+def _output(a: Array, dtype: np.dtype[Any], n: int, what: str) -> None:
+    if a.dtype != dtype or a.shape != (n,) or not a.flags.carray:
+        raise ValueError(
+            f"{what} must be a contiguous, aligned and writable {dtype} array of shape "
+            f"({n},), got {a.dtype} of shape {a.shape} with strides {a.strides}, "
+            f"aligned {a.flags.aligned}, writable {a.flags.writeable}"
+        )

@@ -1,0 +1,29 @@
+"""Update rules and learning-rate schedules.
+
+Layer 1: imports the standard library, NumPy, `daskps.errors` and, when a rule is
+bound to a dtype, `daskps.kernels`. Importing it does not import Numba.
+"""
+
+from daskps.optim import schedules as schedules
+from daskps.optim.adagrad import Adagrad as Adagrad
+from daskps.optim.adam import Adam as Adam
+from daskps.optim.adam import AdamW as AdamW
+from daskps.optim.base import Rule as Rule
+from daskps.optim.binding import Bound as Bound
+from daskps.optim.binding import bind as bind
+from daskps.optim.patterns import resolve as resolve
+from daskps.optim.rmsprop import RMSprop as RMSprop
+from daskps.optim.sgd import SGD as SGD
+
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Bound",
+    "RMSprop",
+    "Rule",
+    "bind",
+    "resolve",
+    "schedules",
+]

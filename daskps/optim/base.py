@@ -1,0 +1,202 @@
+"""What an update rule is.
+
+A rule is written once, as two pure functions: `prepare` turns the hyper-parameters
+and the step count into a few scalars, once per update and in float64; `update` maps
+one weight, its gradient, its slots and those scalars to the new weight and slots.
+`daskps.kernels` compiles `update` to the loops over arrays.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from daskps.optim.checks import in_range
+
+__all__ = ["LearningRate", "Rule"]
+
+#: A number, or a schedule: updates already applied -> learning rate.
+LearningRate: TypeAlias = float | Callable[[int], float]
+
+
+class Rule(ABC):
+    """How a gradient changes a weight; subclass it for a rule of your own.
+
+    A subclass has `slots` (if it keeps state), `prepare` and `update`, and stores
+    each argument of its `__init__` under the argument's name: equality, hash and
+    repr are made from these attributes, which must not change afterwards.
+
+    Parameters
+    ----------
+    lr : float or callable
+        The learning rate, in [0, inf), or a schedule that gives it from the number
+        of updates already applied to the parameter.
+
+    Raises
+    ------
+    TypeError
+        If an argument has the wrong type.
+    ValueError
+        If an argument is out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> class SignSGD(Rule):
+    ...     def prepare(self, step, lr):
+    ...         return (lr,)
+    ...
+    ...     @staticmethod
+    ...     def update(w, g, lr):
+    ...         return w - lr * np.sign(g)
+    >>> SignSGD(0.1)
+    SignSGD(lr=0.1)
+    """
+
+    lr: LearningRate
+
+    def __init__(self, lr: LearningRate) -> None:
+        self.lr = learning_rate(lr)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the state arrays, one element per weight."""
+        return ()
+
+    @property
+    def slot_init(self) -> Mapping[str, float]:
+        """First values of slots that do not begin at 0."""
+        return {}
+
+    @abstractmethod
+    def prepare(self, step: int, lr: float) -> tuple[float, ...]:
+        """Return the scalars of one update.
+
+        Parameters
+        ----------
+        step : int
+            Number of this update, counted from 1, per parameter.
+        lr : float
+            The learning rate of this update.
+
+        Returns
+        -------
+        tuple of float
+            What `update` takes after the slots; always as many.
+        """
+
+    @property
+    @abstractmethod
+    def update(self) -> Callable[..., Any]:
+        """The function `(w, g, *slots, *scalars) -> (w, *slots)` for one weight.
+
+        Usually a staticmethod; a property where the arguments choose among several.
+        It may use arithmetic, `numpy` and `math` functions and numbers. Without
+        slots it may return the bare weight.
+        """
+
+    def rate(self, step0: int) -> float:
+        """Return the learning rate of the update after `step0` others.
+
+        Parameters
+        ----------
+        step0 : int
+            Updates already applied.
+
+        Returns
+        -------
+        float
+            Finite and not negative.
+
+        Raises
+        ------
+        ValueError
+            If the schedule gives anything else; TypeError if it gives no number.
+        """
+        if not callable(self.lr):
+            return self.lr
+        return in_range(f"the learning rate of {self!r} at {step0}", self.lr(step0))
+
+    def scalars(self, step: int, lr: float | None = None) -> tuple[float, ...]:
+        """Return what `prepare` gives for the effective learning rate.
+
+        Parameters
+        ----------
+        step : int
+            Number of this update, counted from 1.
+        lr : float, optional
+            Overrides the rule's own learning rate this once.
+
+        Returns
+        -------
+        tuple of float
+            The scalars.
+
+        Raises
+        ------
+        ValueError
+            If the learning rate is negative or not finite.
+        """
+        effective = self.rate(step - 1) if lr is None else in_range("lr", lr)
+        return tuple(float(value) for value in self.prepare(step, effective))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Rule):
+            return NotImplemented
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), tuple(sorted(vars(self).items(), key=_name))))
+
+    def __repr__(self) -> str:
+        shown = []
+        for name, parameter in inspect.signature(type(self)).parameters.items():
+            value = getattr(self, name, parameter.default)
+            if name == "lr" or value != parameter.default:
+                shown.append(f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _name(item: tuple[str, Any]) -> str:
+    return item[0]
+
+
+def learning_rate(lr: Any) -> LearningRate:
+    """Return `lr` checked: a schedule as it is, a number as a float.
+
+    Parameters
+    ----------
+    lr : float or callable
+        What the caller gave.
+
+    Returns
+    -------
+    float or callable
+        The checked learning rate.
+
+    Raises
+    ------
+    TypeError
+        If it is neither a number nor callable, or a class.
+    ValueError
+        If it is negative or not finite.
+    """
+    if isinstance(lr, type):
+        raise TypeError(f"lr must be a number or a schedule, not the class {lr!r}")
+    return lr if callable(lr) else in_range("lr", lr)
+
+
+def store(rule: Rule, **values: object) -> None:
+    """Set checked arguments of a frozen built-in rule.
+
+    Parameters
+    ----------
+    rule : Rule
+        A frozen dataclass under construction.
+    **values : object
+        Attributes and their values.
+    """
+    for name, value in values.items():
+        object.__setattr__(rule, name, value)

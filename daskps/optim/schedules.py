@@ -1,0 +1,217 @@
+"""Learning rates that change with the number of updates.
+
+A schedule is any callable from the number of updates already applied to a
+parameter (0 before the first) to a learning rate. These are small frozen values:
+two with equal arguments are equal, and they pickle.
+"""
+# ruff: noqa: N801  (they are called like functions: `schedules.cosine(0.1, 1000)`)
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from daskps.optim.checks import in_range, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["constant", "cosine", "exponential", "polynomial", "step", "warmup"]
+
+_POSITIVE = "(0, inf)"
+
+
+def _set(schedule: object, **values: object) -> None:
+    """Store checked arguments in a frozen dataclass."""
+    for name, value in values.items():
+        object.__setattr__(schedule, name, value)
+
+
+@dataclass(frozen=True)
+class constant:
+    """Give the same learning rate for ever.
+
+    Parameters
+    ----------
+    lr : float
+        The learning rate, in [0, inf).
+    """
+
+    lr: float
+
+    def __post_init__(self) -> None:
+        _set(self, lr=in_range("lr", self.lr))
+
+    def __call__(self, updates: int) -> float:
+        """Return the learning rate after `updates` updates."""
+        return self.lr
+
+
+@dataclass(frozen=True)
+class step:
+    """Multiply the learning rate by `factor` every `every` updates.
+
+    Parameters
+    ----------
+    lr : float
+        The learning rate of the first update.
+    every : int
+        Updates between two changes.
+    factor : float
+        In (0, inf).
+    """
+
+    lr: float
+    every: int
+    factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        _set(
+            self,
+            lr=in_range("lr", self.lr),
+            every=whole("every", self.every),
+            factor=in_range("factor", self.factor, _POSITIVE),
+        )
+
+    def __call__(self, updates: int) -> float:
+        """Return the learning rate after `updates` updates."""
+        return float(self.lr * self.factor ** (updates // self.every))
+
+
+@dataclass(frozen=True)
+class exponential:
+    """Multiply the learning rate by `factor` after each update.
+
+    Parameters
+    ----------
+    lr : float
+        The learning rate of the first update.
+    factor : float
+        In (0, 1].
+    """
+
+    lr: float
+    factor: float
+
+    def __post_init__(self) -> None:
+        _set(
+            self,
+            lr=in_range("lr", self.lr),
+            factor=in_range("factor", self.factor, "(0, 1]"),
+        )
+
+    def __call__(self, updates: int) -> float:
+        """Return the learning rate after `updates` updates."""
+        return float(self.lr * self.factor**updates)
+
+
+@dataclass(frozen=True)
+class polynomial:
+    """Fall from `lr` to `final` in `steps` updates, as a power of what is left.
+
+    Parameters
+    ----------
+    lr : float
+        The learning rate of the first update.
+    steps : int
+        Updates until `final` is reached; it stays there.
+    power : float
+        In (0, inf); 1 is a straight line.
+    final : float
+        The last learning rate.
+    """
+
+    lr: float
+    steps: int
+    power: float = 1.0
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        _set(
+            self,
+            lr=in_range("lr", self.lr),
+            steps=whole("steps", self.steps),
+            power=in_range("power", self.power, _POSITIVE),
+            final=in_range("final", self.final),
+        )
+
+    def __call__(self, updates: int) -> float:
+        """Return the learning rate after `updates` updates."""
+        left = 1.0 - min(updates, self.steps) / self.steps
+        return float(self.final + (self.lr - self.final) * left**self.power)
+
+
+@dataclass(frozen=True)
+class cosine:
+    """Fall from `lr` to `final` in `steps` updates along half a cosine.
+
+    Parameters
+    ----------
+    lr : float
+        The learning rate of the first update.
+    steps : int
+        Updates until `final` is reached; it stays there.
+    final : float
+        The last learning rate.
+
+    References
+    ----------
+    Loshchilov, Hutter: SGDR: Stochastic Gradient Descent with Warm Restarts, 2017,
+    equation 5, without restarts.
+    """
+
+    lr: float
+    steps: int
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        _set(
+            self,
+            lr=in_range("lr", self.lr),
+            steps=whole("steps", self.steps),
+            final=in_range("final", self.final),
+        )
+
+    def __call__(self, updates: int) -> float:
+        """Return the learning rate after `updates` updates."""
+        wave = 1.0 + math.cos(math.pi * min(updates, self.steps) / self.steps)
+        return self.final + (self.lr - self.final) * wave / 2.0
+
+
+@dataclass(frozen=True)
+class warmup:
+    """Rise in a straight line from `start` for `steps` updates, then follow `after`.
+
+    Parameters
+    ----------
+    after : float or callable
+        A learning rate or a schedule. It begins, at 0, when the rise is over; its
+        first value is what the rise ends at.
+    steps : int
+        Updates of the rise.
+    start : float
+        The learning rate of the first update.
+    """
+
+    after: float | Callable[[int], float]
+    steps: int
+    start: float = 0.0
+
+    def __post_init__(self) -> None:
+        _set(
+            self, steps=whole("steps", self.steps), start=in_range("start", self.start)
+        )
+        if not callable(self.after):
+            _set(self, after=in_range("after", self.after))
+
+    def __call__(self, updates: int) -> float:
+        """Return the learning rate after `updates` updates."""
+        if updates >= self.steps:
+            return self._after(updates - self.steps)
+        share = updates / self.steps
+        return self.start + (self._after(0) - self.start) * share
+
+    def _after(self, updates: int) -> float:
+        after = self.after
+        return float(after(updates) if callable(after) else after)

@@ -1,0 +1,134 @@
+"""Compiled code on disk: found by the next process, harmless when it is not there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from daskps import kernels, optim
+
+PROGRAM = """
+import sys
+import cloudpickle
+import numpy as np
+from daskps import kernels, optim
+
+rate = float(sys.argv[2])
+
+class Mine(optim.Rule):
+    slots = ("s",)
+    def prepare(self, step, lr):
+        return (lr,)
+    @property
+    def update(self):
+        return lambda w, g, s, lr: (w - lr * g / (np.sqrt(s) + rate), s + g * g)
+
+rules = [optim.SGD(0.1), optim.Adam(), cloudpickle.loads(cloudpickle.dumps(Mine(0.1)))]
+hits = misses = 0
+for rule in rules:
+    for dtype in ("f2", "f4", "f8"):
+        bound = optim.bind(rule, dtype, cache_dir=sys.argv[1])
+        w, g = np.ones(9, dtype), np.ones(9, dtype)
+        slots = tuple(np.ones(9, bound.kernel.compute_dtype) for _ in rule.slots)
+        bound.publish(w.copy(), w, g, slots, bound.scalars(1))
+        bound.inplace(w, g, slots, bound.scalars(2))
+        assert w[0] < 1
+        if dtype != "f2":
+            hits += bound.kernel.cache_hits
+            misses += bound.kernel.cache_misses
+assert kernels.finite(np.ones(100_000, "f4"), cache_dir=sys.argv[1])
+print(hits, misses)
+"""
+
+
+def run(*arguments: str) -> list[int]:
+    """Return hits and misses of a new process."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment.pop("NUMBA_CACHE_DIR", None)
+    command = [sys.executable, "-W", "error", "-c", PROGRAM, *arguments]
+    out = subprocess.run(command, check=True, capture_output=True, env=environment)
+    return [int(number) for number in out.stdout.split()]
+
+
+def files(folder):
+    return sorted(p for p in folder.rglob("*") if p.is_file())
+
+
+def test_second_process_compiles_nothing(tmp_path):
+    """Rules of the library, lambdas and functions of __main__ alike."""
+    cache = tmp_path / "new" / "kernels"
+    assert run(str(cache), "0.5") == [0, 12]
+    written = files(cache)
+    assert run(str(cache), "0.5") == [12, 0]
+    assert files(cache) == written
+    # An edited constant is another rule, never the old machine code.
+    assert run(str(cache), "0.25") == [8, 4]
+
+
+def update(w, g):
+    return w - 0.3 * g
+
+
+def test_files_are_named_by_content_and_complete(tmp_path):
+    kernels.build(update, 0, 0, "f4", str(tmp_path)).warm()
+    (source,) = tmp_path.glob("*.py")
+    assert source.stem == kernels.content_name(source.read_text())
+    assert len(list((tmp_path / "__pycache__").glob(f"{source.stem}.*.nbc"))) == 2
+    assert not list(tmp_path.rglob("*.tmp*"))
+
+
+def test_directory_that_cannot_be_made_is_one_warning(tmp_path, caplog):
+    file = tmp_path / "file"
+    file.write_text("")
+    where = str(file / "kernels")
+    with caplog.at_level(logging.WARNING, "daskps"):
+        for dtype in ("f4", "f8"):
+            w = np.ones(3, dtype)
+            kernel = kernels.build(update, 0, 0, dtype, where)
+            kernel.inplace(w, np.ones(3, dtype), (), ())
+            assert w == pytest.approx(0.7)
+            assert kernel.cache_misses == 1
+    (record,) = caplog.records
+    assert where in record.getMessage()
+
+
+def test_damaged_files_are_compiled_around(tmp_path, caplog):
+    def damaged(w, g):
+        return w - 0.7 * g
+
+    kernels.build(damaged, 0, 0, "f4", str(tmp_path)).warm()
+    for path in files(tmp_path):
+        if path.suffix in (".nbi", ".nbc"):
+            path.write_bytes(path.read_bytes()[:20])
+    from daskps.kernels.compiled import Module
+    from daskps.kernels.source import update_source
+
+    module = Module(update_source(damaged, 0, 0, np.dtype("f4")), str(tmp_path))
+    w = np.ones(3, "f4")
+    module.function("inplace")(w, w.copy(), np.empty(0, "f4"))
+    assert w == pytest.approx(0.3)
+    assert (module.cache_hits, module.cache_misses) == (0, 1)
+    assert "cannot keep compiled kernels" in caplog.text
+
+
+def test_a_file_with_another_text_is_replaced_not_run(tmp_path):
+    def replaced(w, g):
+        return w - 0.9 * g
+
+    from daskps.kernels.source import update_source
+
+    text = update_source(replaced, 0, 0, np.dtype("f4"))
+    path = tmp_path / f"{kernels.content_name(text)}.py"
+    path.write_text("raise SystemExit('never')")
+    kernels.build(replaced, 0, 0, "f4", str(tmp_path)).warm()
+    assert path.read_text() == text
+
+
+def test_no_directory_means_memory_without_a_warning(caplog):
+    optim.bind(optim.SGD(0.1), "f8").kernel.warm()
+    assert not caplog.records

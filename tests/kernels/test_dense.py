@@ -1,0 +1,215 @@
+"""The compiled loops: bits, memory and refusals."""
+
+from __future__ import annotations
+
+import re
+import threading
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from daskps import kernels, optim
+
+#: Every update function of the built-in rules.
+RULES = [
+    optim.SGD(0.1),
+    optim.SGD(0.1, weight_decay=0.1),
+    optim.SGD(0.1, momentum=0.9),
+    optim.SGD(0.1, momentum=0.9, nesterov=True),
+    optim.Adagrad(0.1),
+    optim.RMSprop(0.1),
+    optim.RMSprop(0.1, momentum=0.9),
+    optim.RMSprop(0.1, centered=True),
+    optim.RMSprop(0.1, centered=True, momentum=0.9),
+    optim.Adam(0.1, weight_decay=0.1),
+    optim.AdamW(0.1),
+]
+
+
+def state(rule, dtype, n, seed=0):
+    """Return a bound rule, weights, gradient, slots and scalars."""
+    rng = np.random.default_rng(seed)
+    bound = optim.bind(rule, dtype)
+    w, g = (rng.standard_normal(n).astype(dtype) for _ in range(2))
+    compute = bound.kernel.compute_dtype
+    slots = tuple(1 + rng.random(n).astype(compute) for _ in rule.slots)
+    return bound, w, g, slots, bound.scalars(3)
+
+
+def same_bits(a, b):
+    return a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_publish_has_the_bits_of_inplace_and_leaves_its_input(rule, dtype):
+    bound, w, g, slots, scalars = state(rule, dtype, 1027)
+    before, out = w.copy(), np.empty_like(w)
+    published = tuple(slot.copy() for slot in slots)
+    bound.publish(w, out, g, published, scalars)
+    assert same_bits(w, before)
+    bound.inplace(w, g, slots, scalars)
+    assert not same_bits(w, before)
+    for a, b in zip((w, *slots), (out, *published), strict=True):
+        assert same_bits(a, b)
+
+
+@settings(deadline=None, max_examples=20)
+@given(cuts=st.lists(st.integers(0, 203), max_size=6), seed=st.integers(0, 99))
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_any_split_has_the_bits_of_the_whole(rule, dtype, cuts, seed):
+    """The vector body and the scalar tail of a loop must agree."""
+    bound, w, g, slots, scalars = state(rule, dtype, 203, seed)
+    parts, pieces = w.copy(), tuple(slot.copy() for slot in slots)
+    bound.inplace(w, g, slots, scalars)
+    edges = [0, *sorted(cuts), 203]
+    for lo, hi in pairwise(edges):
+        part = tuple(piece[lo:hi] for piece in pieces)
+        bound.inplace(parts[lo:hi], g[lo:hi], part, scalars)
+    for a, b in zip((w, *slots), (parts, *pieces), strict=True):
+        assert same_bits(a, b)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize("name", ["inplace", "publish"])
+def test_float32_loop_is_vectorised_and_free_of_float64(rule, name):
+    code = optim.bind(rule, "f4").kernel.module.llvm(name)
+    assert "double" not in code
+    assert re.search(r"<\d+ x float>", code)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+def test_gradient_may_be_read_only_and_at_any_address(dtype):
+    """Arrays from the network are read-only or start at odd addresses."""
+    bound, w, g, slots, scalars = state(optim.Adam(0.1), dtype, 301)
+    expected, state_ = w.copy(), tuple(slot.copy() for slot in slots)
+    bound.inplace(expected, g, state_, scalars)
+    frozen = g.copy()
+    frozen.flags.writeable = False
+    shifted = np.frombuffer(bytes(1) + g.tobytes(), np.uint8)[1:].view(dtype)
+    assert not shifted.flags.aligned
+    assert not shifted.flags.writeable
+    compiled = bound.kernel.cache_misses
+    for gradient in (frozen, shifted):
+        copy = w.copy()
+        bound.inplace(copy, gradient, tuple(s.copy() for s in slots), scalars)
+        assert same_bits(copy, expected)
+        out = np.empty_like(w)
+        bound.publish(w, out, gradient, tuple(s.copy() for s in slots), scalars)
+        assert same_bits(out, expected)
+    assert bound.kernel.cache_misses == max(compiled, 2)
+
+
+def test_publish_reads_weights_that_are_read_only_and_unaligned():
+    bound, w, g, _, scalars = state(optim.SGD(0.1), "f4", 50)
+    shifted = np.frombuffer(bytes(1) + w.tobytes(), np.uint8)[1:].view("f4")
+    out = np.empty_like(w)
+    bound.publish(shifted, out, g, (), scalars)
+    bound.inplace(w, g, (), scalars)
+    assert same_bits(out, w)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+def test_empty_arrays_are_legal(dtype):
+    bound, w, g, slots, scalars = state(optim.Adam(), dtype, 0)
+    bound.inplace(w, g, slots, scalars)
+    bound.publish(w, w.copy(), g, slots, scalars)
+
+
+def test_publish_onto_itself_is_inplace():
+    bound, w, g, slots, scalars = state(optim.Adam(0.1), "f4", 100)
+    other = w.copy()
+    bound.publish(w, w, g, tuple(s.copy() for s in slots), scalars)
+    bound.inplace(other, g, slots, scalars)
+    assert same_bits(w, other)
+
+
+def refusals():
+    n = 8
+    odd = np.frombuffer(bytearray(4 * n + 1), np.uint8)[1:].view("f4")
+    frozen = np.ones(n, "f4")
+    frozen.flags.writeable = False
+    yield "gradient too short", {"g": np.ones(n - 1, "f4")}
+    yield "gradient too long", {"g": np.ones(n + 1, "f4")}
+    yield "gradient float64", {"g": np.ones(n)}
+    yield "gradient float16", {"g": np.ones(n, "f2")}
+    yield "gradient swapped bytes", {"g": np.ones(n, ">f4")}
+    yield "gradient strided", {"g": np.ones(2 * n, "f4")[::2]}
+    yield "gradient 2-d", {"g": np.ones((n, 1), "f4")}
+    yield "weights float64", {"w": np.ones(n)}
+    yield "weights read-only", {"w": frozen}
+    yield "weights unaligned", {"w": odd}
+    yield "slot too short", {"slots": (np.ones(n - 1, "f4"),)}
+    yield "slot float64", {"slots": (np.ones(n),)}
+    yield "slot read-only", {"slots": (frozen,)}
+    yield "slot missing", {"slots": ()}
+    yield "slot too many", {"slots": (np.ones(n, "f4"), np.ones(n, "f4"))}
+    yield "scalar missing", {"scalars": (0.1,)}
+    yield "scalar too many", {"scalars": (0.1, 0.9, 0.0, 1.0)}
+
+
+@pytest.mark.parametrize(
+    "change", [case[1] for case in refusals()], ids=[case[0] for case in refusals()]
+)
+def test_arrays_that_do_not_fit_are_refused_and_nothing_changes(change):
+    bound = optim.bind(optim.SGD(0.1, momentum=0.9), "f4")
+    given_: dict[str, Any] = {
+        "w": np.ones(8, "f4"),
+        "g": np.ones(8, "f4"),
+        "scalars": (0.1, 0.9, 0.0),
+    }
+    given_["slots"] = (np.ones(8, "f4"),)
+    given_.update(change)
+    w, g, slots, scalars = (given_[k] for k in ("w", "g", "slots", "scalars"))
+    before = w.copy()
+    with pytest.raises(ValueError, match=r"expected|must be|the rule has"):
+        bound.inplace(w, g, slots, scalars)
+    with pytest.raises(ValueError, match=r"expected|must be|the rule has"):
+        bound.publish(w.copy(), w, g, slots, scalars)
+    np.testing.assert_array_equal(w, before)
+
+
+def test_publish_refuses_an_input_that_does_not_fit():
+    bound, w, g, slots, scalars = state(optim.SGD(0.1), "f4", 8)
+    with pytest.raises(ValueError, match="expected"):
+        bound.publish(w.astype("f8"), w, g, slots, scalars)
+    with pytest.raises(ValueError, match="expected"):
+        bound.publish(w[:4], w, g, slots, scalars)
+
+
+@pytest.mark.parametrize("dtype", ["i4", "c8", ">f4", "O", "U1"])
+def test_other_dtypes_have_no_kernel(dtype):
+    with pytest.raises(ValueError, match="no kernel for"):
+        kernels.build(lambda w, g: w - g, 0, 0, dtype)
+
+
+def test_threads_share_one_compilation():
+    kernel = kernels.build(lambda w, g: w - 0.0625 * g, 0, 0, "f4")
+    start = threading.Barrier(4)
+    arrays = [np.ones(100, "f4") for _ in range(4)]
+
+    def work(w):
+        start.wait(60)
+        kernel.inplace(w, np.ones(100, "f4"), (), ())
+
+    threads = [threading.Thread(target=work, args=(w,)) for w in arrays]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert kernel.cache_misses == 1
+    assert all((w == 0.9375).all() for w in arrays)
+
+
+def test_nothing_is_compiled_before_the_first_call():
+    kernel = kernels.build(lambda w, g: w - 0.03125 * g, 0, 0, "f8")
+    assert (kernel.cache_hits, kernel.cache_misses) == (0, 0)
+    kernel.warm()
+    assert (kernel.cache_hits, kernel.cache_misses) == (0, 2)
+    kernel.warm()
+    assert (kernel.cache_hits, kernel.cache_misses) == (0, 2)

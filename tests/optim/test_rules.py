@@ -1,0 +1,280 @@
+"""The rules against torch, against NumPy, and against numbers from the papers."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daskps import optim
+
+#: For arguments of a wrong type.
+untyped: Any = optim
+
+#: Rule, name in torch.optim, its arguments there.
+CASES = [
+    (optim.SGD(0.1), "SGD", {"lr": 0.1}),
+    (optim.SGD(0.1, weight_decay=0.01), "SGD", {"lr": 0.1, "weight_decay": 0.01}),
+    (optim.SGD(0.02, momentum=0.9), "SGD", {"lr": 0.02, "momentum": 0.9}),
+    (
+        optim.SGD(0.02, momentum=0.9, nesterov=True, weight_decay=0.1),
+        "SGD",
+        {"lr": 0.02, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+    ),
+    (optim.Adagrad(), "Adagrad", {}),
+    (
+        optim.Adagrad(0.1, 0.1, 0.01, 0.5, 1e-8),
+        "Adagrad",
+        {
+            "lr": 0.1,
+            "lr_decay": 0.1,
+            "weight_decay": 0.01,
+            "initial_accumulator_value": 0.5,
+            "eps": 1e-8,
+        },
+    ),
+    (optim.RMSprop(), "RMSprop", {}),
+    (
+        optim.RMSprop(momentum=0.5, weight_decay=0.01),
+        "RMSprop",
+        {"momentum": 0.5, "weight_decay": 0.01},
+    ),
+    (optim.RMSprop(alpha=0.9, centered=True), "RMSprop", {"alpha": 0.9, "centered": 1}),
+    (
+        optim.RMSprop(1e-3, centered=True, momentum=0.9),
+        "RMSprop",
+        {"lr": 1e-3, "centered": True, "momentum": 0.9},
+    ),
+    (optim.Adam(), "Adam", {}),
+    (
+        optim.Adam(0.01, 0.8, 0.99, weight_decay=0.1),
+        "Adam",
+        {"lr": 0.01, "betas": (0.8, 0.99), "weight_decay": 0.1},
+    ),
+    (optim.AdamW(), "AdamW", {}),
+    (
+        optim.AdamW(0.01, weight_decay=0.1),
+        "AdamW",
+        {"lr": 0.01, "weight_decay": 0.1},
+    ),
+]
+RULES = [case[0] for case in CASES]
+
+
+def slots_of(rule: optim.Rule, n: int, dtype: str) -> tuple[np.ndarray, ...]:
+    first = rule.slot_init
+    return tuple(np.full(n, first.get(name, 0), dtype) for name in rule.slots)
+
+
+def oracle(rule, w, gradients):
+    """Apply `rule.update` to whole float64 arrays."""
+    w, slots = np.array(w, "f8"), list(slots_of(rule, len(w), "f8"))
+    for step, g in enumerate(gradients, 1):
+        new = rule.update(w, np.asarray(g, "f8"), *slots, *rule.scalars(step))
+        w, *slots = new if isinstance(new, tuple) else (new,)
+    return w
+
+
+def compiled(rule, w, gradients, cache_dir=None):
+    bound = optim.bind(rule, w.dtype, cache_dir=cache_dir)
+    w, slots = w.copy(), slots_of(rule, len(w), bound.kernel.compute_dtype.name)
+    for step, g in enumerate(gradients, 1):
+        bound.inplace(w, g.astype(w.dtype), slots, bound.scalars(step))
+    return w
+
+
+def error(got, expected):
+    """Return the largest error against max(1, |w|)."""
+    expected = np.asarray(expected, "f8")
+    return np.max(np.abs(got - expected) / np.maximum(1, np.abs(expected)))
+
+
+def job(steps=100, n=37):
+    rng = np.random.default_rng(5)
+    w = rng.standard_normal(n) * rng.choice([0.1, 1, 10], n)
+    return w, [rng.standard_normal(n) + 0.1 for _ in range(steps)]
+
+
+def scalar_reference(rule: Any, w, gradients):
+    """One weight at a time from the papers, nothing shared with the rules."""
+    out = []
+    for i, w_i in enumerate(w):
+        x, m, v, buf = float(w_i), 0.0, 0.0, 0.0
+        if type(rule) is untyped.Adagrad:
+            v = rule.initial_accumulator_value
+        for t, gradient in enumerate(gradients, 1):
+            g = float(gradient[i])
+            if type(rule) is untyped.AdamW:
+                x -= rule.lr * rule.weight_decay * x
+            else:
+                g += rule.weight_decay * x
+            if type(rule) is untyped.SGD:
+                buf = rule.momentum * buf + g
+                x -= rule.lr * (g + rule.momentum * buf if rule.nesterov else buf)
+            elif type(rule) is untyped.Adagrad:
+                v += g**2
+                lr = rule.lr / (1 + (t - 1) * rule.lr_decay)
+                x -= lr * g / (math.sqrt(v) + rule.eps)
+            elif type(rule) is untyped.RMSprop:
+                v = rule.alpha * v + (1 - rule.alpha) * g**2
+                m = rule.alpha * m + (1 - rule.alpha) * g
+                variance = v - m**2 if rule.centered else v
+                buf = rule.momentum * buf + g / (math.sqrt(variance) + rule.eps)
+                x -= rule.lr * buf
+            else:
+                m = rule.beta1 * m + (1 - rule.beta1) * g
+                v = rule.beta2 * v + (1 - rule.beta2) * g**2
+                m_hat, v_hat = m / (1 - rule.beta1**t), v / (1 - rule.beta2**t)
+                x -= rule.lr * m_hat / (math.sqrt(v_hat) + rule.eps)
+        out.append(x)
+    return np.array(out)
+
+
+@pytest.mark.parametrize(("rule", "name", "arguments"), CASES, ids=repr)
+def test_rule_float32_equals_torch(rule, name, arguments):
+    torch = pytest.importorskip("torch")
+    w, gradients = job()
+    parameter = torch.nn.Parameter(torch.tensor(w, dtype=torch.float32))
+    theirs = getattr(torch.optim, name)(
+        [parameter],
+        **{"lr": 1e-2, **arguments} if name in ("RMSprop", "Adagrad") else arguments,
+    )
+    for g in gradients:
+        parameter.grad = torch.tensor(g, dtype=torch.float32)
+        theirs.step()
+    ours = compiled(rule, w.astype("f4"), gradients)
+    assert error(ours, parameter.detach().numpy()) <= 1e-6
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_rule_float64_equals_oracle_and_paper(rule):
+    w, gradients = job()
+    ours = compiled(rule, w, gradients)
+    assert error(ours, oracle(rule, w, gradients)) <= 1e-12
+    assert error(ours, scalar_reference(rule, w, gradients)) <= 1e-12
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_rule_float16_is_rounded_float32(rule):
+    w, gradients = job(steps=1)
+    w16, g16 = w.astype("f2"), gradients[0].astype("f2")
+    ours = compiled(rule, w16, [g16])
+    wide = compiled(rule, w16.astype("f4"), [g16.astype("f4")])
+    assert ours.dtype == np.float16
+    np.testing.assert_array_equal(ours, wide.astype("f2"))
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        pytest.param(optim.SGD(0.1, 0.9), [0.9, 0.71, 0.439], id="S11-momentum"),
+        pytest.param(optim.Adagrad(0.1), [0.9, 0.82929], id="S13-adagrad"),
+        pytest.param(
+            optim.RMSprop(0.1, alpha=0.9), [0.683772, 0.454357], id="S13-rmsprop"
+        ),
+    ],
+)
+def test_rule_gives_the_scenario_numbers(rule, expected, dtype):
+    for steps, value in enumerate(expected, 1):
+        got = compiled(rule, np.ones(1, dtype), [np.ones(1)] * steps)
+        assert got[0] == pytest.approx(value, abs=2e-6)
+
+
+def test_slots_exist_only_when_needed():
+    assert optim.SGD(1).slots == ()
+    assert optim.SGD(1, 0.5).slots == ("momentum",)
+    assert optim.RMSprop().slots == ("square_avg",)
+    assert optim.RMSprop(centered=True, momentum=0.1).slots == (
+        "square_avg",
+        "grad_avg",
+        "momentum",
+    )
+    assert optim.Adam().slots == ("exp_avg", "exp_avg_sq")
+    assert optim.Adagrad(initial_accumulator_value=2).slot_init == {"sum": 2.0}
+
+
+def test_centered_rmsprop_survives_equal_gradients():
+    """Rounding must not make the variance negative: torch gives NaN here or not."""
+    rule = optim.RMSprop(1e-3, alpha=0.5, centered=True)
+    w = compiled(rule, np.ones(64, "f4"), [np.linspace(0.1, 9, 64)] * 200)
+    assert np.isfinite(w).all()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_rule_is_a_value(rule):
+    copy = pickle.loads(pickle.dumps(rule))
+    assert copy == rule
+    assert hash(copy) == hash(rule)
+    assert eval(repr(rule), vars(optim)) == rule
+    assert len({*RULES, copy}) == len(RULES)
+
+
+def test_rules_of_different_kind_or_arguments_differ():
+    assert optim.SGD(0.1) != optim.SGD(0.2)
+    assert optim.Adam(weight_decay=0.01) != optim.AdamW(weight_decay=0.01)
+    assert optim.SGD(0.1) != "SGD(0.1)"
+
+
+def test_repr_shows_what_was_chosen():
+    assert repr(optim.SGD(0.1, momentum=0.9)) == "SGD(lr=0.1, momentum=0.9)"
+    assert repr(optim.AdamW()) == "AdamW(lr=0.001)"
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: optim.SGD(-0.1), r"lr must lie in \[0, inf\), got -0.1"),
+        (lambda: optim.SGD(math.nan), "lr must lie"),
+        (lambda: optim.SGD(math.inf), "lr must lie"),
+        (lambda: optim.SGD(0.1, momentum=1.0), r"momentum must lie in \[0, 1\)"),
+        (lambda: optim.SGD(0.1, nesterov=True), "needs a momentum"),
+        (lambda: optim.Adam(beta1=1.0), "beta1 must lie"),
+        (lambda: optim.Adam(beta2=-0.1), "beta2 must lie"),
+        (lambda: optim.Adam(eps=-1), "eps must lie"),
+        (lambda: optim.RMSprop(alpha=1), "alpha must lie"),
+        (lambda: optim.Adagrad(initial_accumulator_value=-1), "initial_accumulator"),
+        (lambda: optim.AdamW(weight_decay=-1), "weight_decay must lie"),
+    ],
+)
+def test_bad_values_are_refused(make, match):
+    with pytest.raises(ValueError, match=match):
+        make()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: untyped.SGD("0.1"),
+        lambda: untyped.SGD(None),
+        lambda: untyped.SGD(True),
+        lambda: untyped.SGD(float),
+        lambda: untyped.SGD(0.1, momentum="0.9"),
+        lambda: untyped.SGD(0.1, 0.9, nesterov=1),
+        lambda: untyped.RMSprop(centered="yes"),
+        lambda: untyped.Adam(beta=0.9),
+    ],
+)
+def test_bad_types_are_refused(make):
+    with pytest.raises(TypeError):
+        make()
+
+
+def test_rate_checks_what_a_schedule_gives():
+    assert optim.SGD(lambda step: 0.1 * step).rate(3) == pytest.approx(0.3)
+    with pytest.raises(ValueError, match="learning rate"):
+        optim.SGD(lambda step: -1.0).rate(0)
+    with pytest.raises(TypeError, match="learning rate"):
+        untyped.SGD(lambda step: None).rate(0)
+
+
+def test_scalars_take_the_schedule_of_the_step_before_or_an_override():
+    rule = optim.SGD(optim.schedules.exponential(1.0, 0.5))
+    assert rule.scalars(1) == (1.0,)
+    assert rule.scalars(3) == (0.25,)
+    assert rule.scalars(3, lr=0.7) == (0.7,)
+    with pytest.raises(ValueError, match="lr must lie"):
+        rule.scalars(1, lr=-1)
