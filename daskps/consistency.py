@@ -1,0 +1,113 @@
+"""Consistency policies: small values that refuse impossible settings.
+
+A policy answers two questions and nothing else: may this pull proceed, and is the
+set of pushes of this clock complete. Where the answer is no, the request waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class BSP:
+    """Bulk synchronous parallel: one optimizer step per round of all trainers.
+
+    A pull reads exactly the last complete round (Valiant, "A bridging model for
+    parallel computation", CACM 33(8), 1990).
+    """
+
+    name = "bsp"
+
+
+@dataclass(frozen=True, slots=True)
+class SSP:
+    """Stale synchronous parallel: a pull waits for trainers too far behind.
+
+    Ho et al., "More effective distributed ML via a stale synchronous parallel
+    parameter server", NIPS 2013.
+
+    Parameters
+    ----------
+    staleness : int
+        How many clocks the slowest live trainer may be behind the one that pulls.
+    """
+
+    staleness: int = 3
+    name = "ssp"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.staleness, bool) or not isinstance(self.staleness, int):
+            raise TypeError(
+                f"staleness is a number of clocks (int), found {self.staleness!r}"
+            )
+        if self.staleness < 0:
+            raise ValueError(
+                f"staleness must be 0 or more clocks, found {self.staleness}; for no "
+                f'bound at all use sync="asp"'
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ASP:
+    """Asynchronous parallel: every push is applied on arrival, nobody waits."""
+
+    name = "asp"
+
+
+Policy: TypeAlias = BSP | SSP | ASP
+CHOICES: dict[str, Policy] = {"bsp": BSP(), "ssp": SSP(), "asp": ASP()}
+
+
+def policy(sync: str | Policy) -> Policy:
+    """Return the policy for a name or a policy.
+
+    Parameters
+    ----------
+    sync : {"bsp", "ssp", "asp"} or BSP, SSP, ASP
+        "ssp" has a staleness of 3 clocks.
+
+    Returns
+    -------
+    BSP, SSP or ASP
+        The policy.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name, listing the choices.
+    TypeError
+        For anything that is neither a name nor a policy.
+    """
+    if isinstance(sync, (BSP, SSP, ASP)):
+        return sync
+    if not isinstance(sync, str):
+        raise TypeError(
+            f"sync is one of {sorted(CHOICES)} or a policy such as SSP(3), found "
+            f"{sync!r}"
+        )
+    if sync not in CHOICES:
+        raise ValueError(f"sync={sync!r} is not known; choose one of {list(CHOICES)}")
+    return CHOICES[sync]
+
+
+def may_pull(policy: Policy, clock: int, slowest: int, rounds: int) -> bool:
+    """Return whether a trainer at `clock` may read.
+
+    Parameters
+    ----------
+    policy : BSP, SSP or ASP
+        The run's policy.
+    clock : int
+        Clock of the trainer that pulls.
+    slowest : int
+        Smallest clock of the live trainers.
+    rounds : int
+        Rounds completed since the run began.
+    """
+    if isinstance(policy, BSP):
+        return rounds >= clock
+    if isinstance(policy, SSP):
+        return slowest >= clock - policy.staleness
+    return True

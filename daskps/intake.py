@@ -1,0 +1,207 @@
+"""What a caller hands over, made ready for the wire, or refused before it leaves.
+
+Everything that can be wrong with an array is found here, before any shard has seen
+anything, so that a refused call changes nothing anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from daskps.errors import LayoutError, NoOptimizerError, PushRejectedError
+from daskps.layout import DTYPES, FLOATS, Layout, Parameter, compute_dtype, flatten
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def as_array(value: Any, what: str, error: type[ValueError]) -> Array:
+    """Return `value` as an array of a native dtype that a store can hold.
+
+    Raises
+    ------
+    LayoutError or PushRejectedError
+        As `error` says: for masked arrays, dtypes no store holds, and what NumPy
+        cannot make an array of.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        raise error(
+            f"{what} is a masked array and a store has no mask; fill it first, for "
+            f"example with .filled(0)"
+        )
+    if hasattr(value, "__dask_graph__"):
+        raise error(f"{what} is a dask collection; call .compute() on it first")
+    if getattr(value, "requires_grad", False):
+        raise error(f"{what} is a tensor that requires grad; pass .detach().numpy()")
+    try:
+        array = np.asarray(value)
+    except Exception as cause:
+        raise error(f"{what} cannot be made a NumPy array: {cause}") from cause
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if array.dtype.name not in DTYPES:
+        raise error(
+            f"{what} has dtype {array.dtype}, which a store cannot hold; convert it "
+            f"to one of {', '.join(DTYPES)}"
+        )
+    return array
+
+
+def gradients(
+    layout: Layout,
+    optimizers: Mapping[int, str],
+    given: Any,
+    *,
+    finite: bool,
+    model: bool = False,
+) -> dict[int, Array]:
+    """Check a mapping of gradients.
+
+    Parameters
+    ----------
+    layout : Layout
+        The store's layout.
+    optimizers : mapping of int to str
+        The parameters that have an optimizer.
+    given : mapping
+        Nested mapping of name to array of the parameter's shape.
+    finite : bool
+        Whether NaN and Inf are refused.
+    model : bool
+        Whether the arrays are weights to average, which needs no optimizer.
+
+    Returns
+    -------
+    dict of int to ndarray, shape (n,)
+        By parameter index, C order, contiguous, in the parameter's compute dtype.
+
+    Raises
+    ------
+    UnknownParameterError, NoOptimizerError, PushRejectedError
+        For what its name says. Nothing has been changed anywhere.
+    """
+    found = {}
+    for name, value in plain(given).items():
+        parameter = layout[name]
+        if parameter.dtype not in FLOATS:
+            raise PushRejectedError(
+                f"parameter {name!r} is {parameter.dtype} and takes no gradient; use "
+                f"add or assign"
+            )
+        if not model and parameter.index not in optimizers:
+            raise NoOptimizerError(
+                f"a gradient was pushed for {name!r}, but the store was created "
+                f"without an optimizer for it; pass create(..., optimizer=...), or "
+                f"use add for a plain +="
+            )
+        dtype = compute_dtype(parameter.dtype)
+        found[parameter.index] = _ready(
+            value, parameter, dtype, "gradient", finite=finite
+        )
+    return found
+
+
+def values(layout: Layout, given: Any, what: str, *, finite: bool) -> dict[int, Array]:
+    """Check a mapping of deltas or new values, kept in the parameters' dtypes.
+
+    Parameters
+    ----------
+    layout : Layout
+        The store's layout.
+    given : mapping
+        Nested mapping of name to array of the parameter's shape.
+    what : str
+        "delta" or "value", for messages.
+    finite : bool
+        Whether NaN and Inf are refused.
+
+    Returns
+    -------
+    dict of int to ndarray, shape (n,)
+        By parameter index, C order, contiguous.
+
+    Raises
+    ------
+    UnknownParameterError, PushRejectedError
+        For what its name says. Nothing has been changed anywhere.
+    """
+    found = {}
+    for name, value in plain(given).items():
+        p = layout[name]
+        found[p.index] = _ready(value, p, p.dtype, what, finite=finite)
+    return found
+
+
+def plain(given: Any) -> dict[str, Any]:
+    """Return a flat mapping of names to what was given for them."""
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"expected a mapping of parameter names to arrays, found "
+            f"{type(given).__name__}; pass {{'w': array}}"
+        )
+    return flatten(given)
+
+
+def _ready(value: Any, p: Parameter, dtype: str, what: str, *, finite: bool) -> Array:
+    array = as_array(value, f"the {what} of {p.name[:60]!r}", PushRejectedError)
+    if array.shape != p.shape:
+        raise PushRejectedError(
+            f"the {what} of {p.name[:60]!r} has shape {array.shape}, the parameter "
+            f"{p.shape}; shapes must be equal, nothing is broadcast"
+        )
+    if not (
+        np.can_cast(array.dtype, dtype, "same_kind")
+        or _python_ints(value, array, dtype)
+    ):
+        raise PushRejectedError(
+            f"the {what} of {p.name[:60]!r} has dtype {array.dtype} and the parameter "
+            f"{p.dtype}; that cast is not 'same_kind', convert it yourself with "
+            f".astype({p.dtype!r}) if you mean it"
+        )
+    if array.dtype != dtype:
+        array = _cast(array, dtype, p, what)
+    flat = np.ascontiguousarray(array).reshape(-1)
+    if finite and dtype in FLOATS and not is_finite(flat):
+        raise PushRejectedError(
+            f"the {what} of {p.name[:60]!r} has NaN or Inf (as {dtype}); lower the "
+            f"learning rate, clip it, or set the configuration value daskps.finite "
+            f"to 'allow'"
+        )
+    return flat
+
+
+def _python_ints(value: Any, array: Array, dtype: str) -> bool:
+    """Whether these are Python ints for an integer: NumPy looks at their values too."""
+    plain = not hasattr(value, "dtype") and array.dtype.kind in "iu"
+    return plain and np.dtype(dtype).kind in "iu"
+
+
+def _cast(array: Array, dtype: str, p: Parameter, what: str) -> Array:
+    with np.errstate(over="ignore"):
+        cast = array.astype(dtype)
+    if dtype not in FLOATS and not np.array_equal(cast, array):
+        raise PushRejectedError(
+            f"the {what} of {p.name[:60]!r} has values that {dtype} cannot hold"
+        )
+    return cast
+
+
+def is_finite(array: Array) -> bool:
+    """Return whether no element is NaN or Inf."""
+    # Here, because a client that only looks at a store needs no compiler.
+    from daskps.kernels import finite
+
+    return bool(finite(array))
+
+
+def spec_of(value: Any, name: str) -> Array:
+    """Return an initial value as an array a store can hold, or raise LayoutError."""
+    array = as_array(value, f"parameter {name[:60]!r}", LayoutError)
+    if array.dtype.name in FLOATS and not is_finite(array):
+        raise LayoutError(
+            f"the initial value of parameter {name[:60]!r} has NaN or Inf; start "
+            f"from finite values"
+        )
+    return array

@@ -1,0 +1,220 @@
+"""Where every element of every parameter lives: a pure function of names and shapes.
+
+The parameters of one dtype form one flat vector, in the order they were given; shard
+*i* of *k* owns slice *i* of every dtype's vector, cut like ``np.array_split``. One
+parameter therefore meets a shard in at most one contiguous run, a *piece*.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from daskps.errors import LayoutError, UnknownParameterError
+
+#: Dtypes a store can hold. Float parameters take gradients, the others `add`, `assign`.
+FLOATS = ("float16", "float32", "float64")
+DTYPES = (
+    *FLOATS,
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    "bool",
+)
+ALIGN_NBYTES = 64
+
+
+def compute_dtype(dtype: str) -> str:
+    """Return the dtype updates of a float `dtype` are computed in."""
+    return "float32" if dtype == "float16" else dtype
+
+
+def align(nbytes: int) -> int:
+    """Round `nbytes` up to the next multiple of 64."""
+    return -(-nbytes // ALIGN_NBYTES) * ALIGN_NBYTES
+
+
+def bounds(n: int, k: int, i: int) -> tuple[int, int]:
+    """Return start and stop of part `i` of `n` elements cut in `k`, as array_split."""
+    size, longer = divmod(n, k)
+    start = i * size + min(i, longer)
+    return start, start + size + (i < longer)
+
+
+def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested mappings into one, joining the names with "/"."""
+    flat: dict[str, Any] = {}
+    for key, value in params.items():
+        if not isinstance(key, str):
+            raise TypeError(
+                f"parameter names are str, found {key!r} of type "
+                f"{type(key).__name__}; convert it with str(...)"
+            )
+        if not key:
+            raise LayoutError(
+                f"an empty parameter name under {prefix!r}; name it, for example 'w'"
+            )
+        name = f"{prefix}{key}"
+        below = flatten(value, f"{name}/") if isinstance(value, Mapping) else None
+        for leaf, leaf_value in ({name: value} if below is None else below).items():
+            if leaf in flat:
+                raise LayoutError(
+                    f"parameter {leaf!r} is given twice, nested and with '/' in its "
+                    f"name; rename one of them"
+                )
+            flat[leaf] = leaf_value
+    return flat
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One dense parameter and its place in the flat vector of its dtype."""
+
+    index: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    #: Position in the flat vector of all parameters of this dtype, in elements.
+    offset: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of one copy of the values."""
+        return self.size * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The run of one parameter's elements that one shard owns."""
+
+    parameter: Parameter
+    shard: int
+    #: Start and stop within the C-order elements of the parameter.
+    start: int
+    stop: int
+    #: Start within the shard's part of the dtype's vector, in elements.
+    local: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names, shapes, dtypes and the number of shards; everything else follows."""
+
+    parameters: tuple[Parameter, ...]
+    n_shards: int
+
+    @classmethod
+    def build(
+        cls, shapes: Mapping[str, tuple[tuple[int, ...], str]], n_shards: int
+    ) -> Layout:
+        """Lay `shapes` (name to shape and dtype) out over `n_shards` shards."""
+        if n_shards < 1:
+            raise ValueError(f"shards must be at least 1, found {n_shards}")
+        ends: dict[str, int] = {}
+        parameters = []
+        for index, (name, (shape, dtype)) in enumerate(shapes.items()):
+            if dtype not in DTYPES:
+                raise LayoutError(
+                    f"parameter {name!r} has dtype {dtype}, which a store cannot "
+                    f"hold; use one of {', '.join(DTYPES)}"
+                )
+            parameter = Parameter(index, name, shape, dtype, ends.get(dtype, 0))
+            ends[dtype] = parameter.offset + parameter.size
+            parameters.append(parameter)
+        return cls(tuple(parameters), n_shards)
+
+    @cached_property
+    def by_name(self) -> dict[str, Parameter]:
+        """Parameters by name."""
+        return {p.name: p for p in self.parameters}
+
+    @cached_property
+    def lengths(self) -> dict[str, int]:
+        """Elements in the flat vector of each dtype, in order of appearance."""
+        lengths: dict[str, int] = {}
+        for p in self.parameters:
+            lengths[p.dtype] = lengths.get(p.dtype, 0) + p.size
+        return lengths
+
+    def __getitem__(self, name: str) -> Parameter:
+        try:
+            return self.by_name[name]
+        except KeyError:
+            raise UnknownParameterError(
+                f"no parameter {name!r} in this store; it holds {self.some_names()}"
+            ) from None
+
+    def some_names(self, most: int = 8) -> str:
+        """Return the names for a message, cut after `most`."""
+        names = [p.name[:40] for p in self.parameters[:most]]
+        more = len(self.parameters) - len(names)
+        return f"{names}" + (f" and {more} more" if more > 0 else "")
+
+    def extent(self, shard: int, dtype: str) -> tuple[int, int]:
+        """Return start and stop of a shard's part of the vector of `dtype`."""
+        return bounds(self.lengths[dtype], self.n_shards, shard)
+
+    @cached_property
+    def pieces(self) -> tuple[tuple[Piece, ...], ...]:
+        """For each shard its non-empty pieces, in order of the parameters."""
+        found: list[list[Piece]] = [[] for _ in range(self.n_shards)]
+        for p in self.parameters:
+            for piece in self._cut(p):
+                found[piece.shard].append(piece)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def pieces_of(self) -> dict[int, tuple[Piece, ...]]:
+        """For each parameter index its non-empty pieces, in order of the shards."""
+        return {p.index: tuple(self._cut(p)) for p in self.parameters}
+
+    def _cut(self, p: Parameter) -> Iterator[Piece]:
+        n, k = self.lengths[p.dtype], self.n_shards
+        size, longer = divmod(n, k)
+        if p.size == 0:
+            return
+        # The first shard that can hold element `offset`, found by arithmetic: with
+        # 10,000 shards a scan per parameter would dominate `create`.
+        edge = longer * (size + 1)
+        shard = (
+            p.offset // (size + 1)
+            if p.offset < edge
+            else longer + (p.offset - edge) // max(size, 1)
+        )
+        at = p.offset
+        while at < p.offset + p.size:
+            start, stop = bounds(n, k, shard)
+            end = min(stop, p.offset + p.size)
+            if end > at:
+                yield Piece(p, shard, at - p.offset, end - p.offset, at - start)
+                at = end
+            shard += 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one copy of all values."""
+        return sum(p.nbytes for p in self.parameters)
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the layout as plain lists and strings."""
+        rows = [(p.name, list(p.shape), p.dtype) for p in self.parameters]
+        return {"parameters": rows, "shards": self.n_shards}
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any]) -> Layout:
+        """Rebuild a layout from :meth:`to_wire`."""
+        shapes = {n: (tuple(s), d) for n, s, d in wire["parameters"]}
+        return cls.build(shapes, wire["shards"])

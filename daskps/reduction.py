@@ -1,0 +1,189 @@
+"""Adding contributions in one fixed order, so that a run has one set of bits.
+
+Sums follow a binary tree over the ranks 0..P-1 that depends on P alone: a node over
+the ranks [lo, hi) adds the node of its lower half to that of its upper half. Ranks
+that deliver nothing are skipped in place. Compacting the ranks instead would change
+the order of the additions, and with it the bits, whenever a rank sits out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+#: One contribution: arrays and their weights, both by key.
+Node = tuple[dict[int, Array], dict[int, float]]
+Reducer = Callable[[Array, Array], Array]
+
+REDUCTIONS = ("mean", "sum")
+
+
+def check_reduce(reduce: str | Reducer) -> None:
+    """Refuse what is neither a known reduction nor callable."""
+    if isinstance(reduce, str):
+        if reduce not in REDUCTIONS:
+            raise ValueError(
+                f"reduce={reduce!r} is not known; choose one of {REDUCTIONS} or pass "
+                f"a function f(stacked, weights) -> (n,)"
+            )
+    elif not callable(reduce):
+        raise TypeError(
+            f"reduce must be one of {REDUCTIONS} or a function, found {reduce!r}"
+        )
+
+
+def split(lo: int, hi: int) -> int:
+    """Return the border of the two halves of the tree node over [lo, hi)."""
+    return lo + (hi - lo + 1) // 2
+
+
+def parent(lo: int, hi: int, size: int) -> tuple[int, int, int] | None:
+    """Return (lo, border, hi) of the node above [lo, hi) in the tree over `size`."""
+    node_lo, node_hi = 0, size
+    above = None
+    while (node_lo, node_hi) != (lo, hi):
+        border = split(node_lo, node_hi)
+        above = (node_lo, border, node_hi)
+        node_lo, node_hi = (node_lo, border) if lo < border else (border, node_hi)
+    return above
+
+
+def merge(left: Node, right: Node) -> Node:
+    """Add `right` to `left` in place, key by key."""
+    arrays, weights = left
+    for key, value in right[0].items():
+        if key in arrays:
+            np.add(arrays[key], value, out=arrays[key])
+            weights[key] += right[1][key]
+        else:
+            arrays[key], weights[key] = value, right[1][key]
+    return left
+
+
+def mean(node: Node) -> dict[int, Array]:
+    """Divide each sum by its weight, once, at the root of the tree."""
+    arrays, weights = node
+    for key, value in arrays.items():
+        if weights[key] != 1.0:
+            np.divide(value, weights[key], out=value)
+    return arrays
+
+
+class Tree:
+    """The sums of one round, merged into complete subtrees as ranks arrive.
+
+    At most ``ceil(P / 2) + 1`` nodes are held at any moment, in whatever order the
+    ranks come. The arrays handed over must be the tree's own: it adds in place.
+
+    Parameters
+    ----------
+    size : int
+        Number of ranks P.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._done: dict[tuple[int, int], Node | None] = {}
+
+    def put(self, rank: int, node: Node | None) -> None:
+        """Deliver the contribution of `rank`, or None where it sits out."""
+        lo, hi = rank, rank + 1
+        while (above := parent(lo, hi, self.size)) is not None:
+            first, border, last = above
+            other = (border, last) if lo == first else (first, border)
+            if other not in self._done:
+                break
+            sibling = self._done.pop(other)
+            left, right = (node, sibling) if lo == first else (sibling, node)
+            node = merge(left, right) if left and right else left or right
+            lo, hi = first, last
+        self._done[lo, hi] = node
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rank was delivered."""
+        return (0, self.size) in self._done
+
+    @property
+    def n_nodes(self) -> int:
+        """Number of partial sums held."""
+        return sum(node is not None for node in self._done.values())
+
+    def root(self) -> Node:
+        """Return the sum over all ranks."""
+        return self._done[0, self.size] or ({}, {})
+
+
+def reduce_all(
+    nodes: Mapping[int, Node], size: int, reduce: str | Reducer
+) -> dict[int, Array]:
+    """Reduce the contributions of one round, given all at once.
+
+    Parameters
+    ----------
+    nodes : mapping of int to node
+        Contributions by rank, consumed. For "mean" the arrays are already
+        multiplied by their weights.
+    size : int
+        Number of ranks P.
+    reduce : "mean", "sum" or callable
+        A callable gets the arrays stacked, shape (P', n), and the weights, shape
+        (P',), float64, of the ranks that delivered the key, in rank order.
+
+    Returns
+    -------
+    dict of int to ndarray
+        The reduced array of every key that any rank delivered.
+    """
+    if callable(reduce):
+        return _reduce_by(nodes, reduce)
+    tree = Tree(size)
+    for rank in range(size):
+        tree.put(rank, nodes.get(rank))
+    return mean(tree.root()) if reduce == "mean" else tree.root()[0]
+
+
+def _reduce_by(nodes: Mapping[int, Node], reduce: Reducer) -> dict[int, Array]:
+    keys = sorted({key for arrays, _ in nodes.values() for key in arrays})
+    found = {}
+    for key in keys:
+        ranks = [r for r in sorted(nodes) if key in nodes[r][0]]
+        stacked = np.stack([nodes[r][0][key] for r in ranks])
+        weights = np.array([nodes[r][1][key] for r in ranks], dtype=np.float64)
+        found[key] = _checked(reduce(stacked, weights), stacked)
+    return found
+
+
+def _checked(result: Any, stacked: Array) -> Array:
+    value = np.asarray(result)
+    if value.shape != stacked.shape[1:]:
+        raise ValueError(
+            f"the reduce function returned shape {value.shape} for stacked "
+            f"contributions of shape {stacked.shape}; it must return "
+            f"{stacked.shape[1:]}"
+        )
+    if not np.can_cast(value.dtype, stacked.dtype, "same_kind"):
+        raise ValueError(
+            f"the reduce function returned {value.dtype} for contributions of "
+            f"{stacked.dtype}; it must return numbers of that kind"
+        )
+    with np.errstate(over="ignore"):
+        found = np.ascontiguousarray(value, dtype=stacked.dtype)
+    if not np.isfinite(found).all():
+        raise ValueError(
+            f"the reduce function returned NaN or Inf (as {stacked.dtype})"
+        )
+    return found
+
+
+def leaf(
+    arrays: Sequence[tuple[int, Array]], weight: float, reduce: str | Reducer
+) -> Node:
+    """Make one rank's contribution, scaling its own arrays in place for a mean."""
+    if reduce == "mean" and weight != 1.0:
+        for _, value in arrays:
+            np.multiply(value, weight, out=value)
+    return dict(arrays), dict.fromkeys((key for key, _ in arrays), weight)

@@ -1,0 +1,4 @@
+"""Layer 2: a shard as a state machine over one segment, without I/O.
+
+May import layers 1 and 0 and nothing of Dask, no asyncio, no threads, no locks.
+"""

@@ -1,0 +1,88 @@
+"""What goes into a shard and what comes out: plain values, no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: What the arrays of a step are. GRADIENT goes through the optimizer, MODEL is a
+#: trainer's own weights for model averaging.
+NOTHING: Final = "nothing"
+GRADIENT: Final = "gradient"
+MODEL: Final = "model"
+ADD: Final = "add"
+ASSIGN: Final = "assign"
+#: What a step waits for after its arrays were accepted.
+NO_WAIT: Final = "no"
+READ: Final = "read"
+BARRIER: Final = "barrier"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Elements [start, start + len(data)) of the piece at `position` in a shard."""
+
+    position: int
+    start: int
+    data: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One message's part for one shard: arrays to apply, then something to wait for."""
+
+    kind: str = NOTHING
+    items: Sequence[Item] = ()
+    #: Run and rank of a trainer; 0 and -1 outside a run.
+    run: int = 0
+    rank: int = -1
+    clock: int = 0
+    tick: bool = False
+    #: Identity outside a run; a step without arrays needs none.
+    producer: int = 0
+    sequence: int = 0
+    generation: int = 1
+    weight: float = 1.0
+    lr: float | None = None
+    wait: str = NO_WAIT
+    #: Smallest version a read outside a run may return.
+    at_least: int = 0
+    #: Whether the arrays may be kept and changed (they came from another process).
+    owned: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return sum(item.data.nbytes for item in self.items)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A step that is done: the flip to read from and what it said."""
+
+    flip: int
+    version: int
+    duplicate: bool = False
+    #: Clocks by which the slowest live trainer is behind the one that reads.
+    lag: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """A step under way in a shard; `outcome` is set when it is done."""
+
+    step: Step
+    outcome: Ready | Exception | None = None
+    applied: bool = False
+    duplicate: bool = False
+    #: Version right after this step's own update, for its acknowledgement.
+    version: int = 0
+    #: For the host: whom to tell. The shard never looks at it.
+    owner: Any = field(default=None, repr=False)

@@ -1,0 +1,100 @@
+"""What must hold in a shard between two calls, whatever came before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daskps.errors import IllegalStateError
+from daskps.shards.segment import (
+    CLOCK,
+    MAX_PRODUCERS,
+    MAX_RANKS,
+    N_PRODUCERS,
+    N_RANKS,
+    NEXT,
+    POLICY,
+    PRODUCER,
+    ROUNDS,
+    RUN,
+    VERSION,
+    Segment,
+)
+from daskps.shards.waiting import CODES, outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from daskps.shards.base import Ticket
+    from daskps.shards.rounds import Rounds
+
+
+def check(segment: Segment, rounds: Rounds | None, parked: Sequence[Ticket]) -> None:
+    """Raise IllegalStateError with everything that does not hold."""
+    wrong = [
+        *_words(segment),
+        *_buffers(segment),
+        *_run(segment, rounds),
+        *_tickets(segment, rounds, parked),
+    ]
+    if wrong:
+        raise IllegalStateError("; ".join(wrong))
+
+
+def _words(segment: Segment) -> Iterator[str]:
+    record, n = segment.current, int(segment.current.fixed[N_PRODUCERS])
+    if segment.writing not in (segment.flip, segment.flip + 1):
+        yield f"{segment.writing=} at {segment.flip=}"
+    if (record.changed > segment.flip).any():
+        yield "a piece changed in a flip that never was"
+    if record.fixed[VERSION] < 0 or (record.steps > record.fixed[VERSION]).any():
+        yield "a piece has taken more steps than the shard has versions"
+    if not 0 <= n <= MAX_PRODUCERS:
+        yield f"{n} producers"
+    elif len(set(record.producers[:n, PRODUCER].tolist())) != n:
+        yield "a producer has two rows"
+
+
+def _buffers(segment: Segment) -> Iterator[str]:
+    """Compare the buffers where the last publication has changed nothing."""
+    if segment.flip == 0 or segment.writing != segment.flip:
+        return
+    pairs = zip(*segment.weights, strict=True)
+    for position, (a, b) in enumerate(pairs):
+        same = np.array_equal(a.view(np.uint8), b.view(np.uint8))
+        if not same and segment.current.changed[position] < segment.flip:
+            yield f"piece {position} is stale in the buffer that is not current"
+
+
+def _run(segment: Segment, rounds: Rounds | None) -> Iterator[str]:
+    fixed, n_ranks = segment.current.fixed, int(segment.current.fixed[N_RANKS])
+    if (rounds is not None) != (fixed[POLICY] == CODES["bsp"]):
+        yield "rounds without a BSP run, or the reverse"
+    if bool(fixed[RUN]) != bool(fixed[POLICY]) or bool(fixed[RUN]) != bool(n_ranks):
+        yield "half a run"
+    if not 0 <= n_ranks <= MAX_RANKS:
+        yield f"{n_ranks} ranks"
+    if rounds is not None:
+        if (segment.current.live[:, CLOCK] != fixed[ROUNDS]).any():
+            yield "a live rank is not at the round of its shard"
+        if (rounds.next < segment.current.ranks[:n_ranks, NEXT]).any():
+            yield "a rank's next push is older than the last round"
+        if rounds.complete:
+            yield "a complete round was not applied"
+        if rounds.n_nodes > rounds.bound:
+            yield f"a round holds {rounds.n_nodes} sums, {rounds.bound} are enough"
+
+
+def _tickets(
+    segment: Segment, rounds: Rounds | None, parked: Sequence[Ticket]
+) -> Iterator[str]:
+    for ticket in parked:
+        if ticket.outcome is not None:
+            yield "a finished ticket is parked"
+        elif ticket.step.run not in (0, segment.current.fixed[RUN]):
+            yield "a ticket of another run is parked"
+        elif not ticket.applied and rounds is None:
+            yield "an early step is parked where there are no rounds"
+        elif ticket.applied and outcome(segment, ticket) is not None:
+            yield "a ticket is parked whose wait is over"

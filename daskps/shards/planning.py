@@ -1,0 +1,129 @@
+"""From the arrays of a step or a round to operations on the weights.
+
+Everything that can be wrong with them is found here, before the first byte is written:
+an array that does not fit, a parameter without an optimizer, a rule that raises.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daskps.errors import NoOptimizerError, PushRejectedError
+from daskps.layout import compute_dtype
+from daskps.shards.base import ADD, GRADIENT, MODEL, Array, Item, Step
+from daskps.shards.update import Binding, Operation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from daskps.shards.segment import Record, Segment
+
+#: Operations, each with the position of its piece.
+Operations = list[tuple[int, Operation]]
+
+
+class Planner:
+    """Plans updates of one segment's weights.
+
+    Parameters
+    ----------
+    segment : Segment
+        The memory.
+    bindings : mapping of int to Binding
+        The update rule of each parameter index that has one.
+    """
+
+    def __init__(self, segment: Segment, bindings: Mapping[int, Binding]) -> None:
+        self._pieces = segment.pieces
+        self._bindings = [bindings.get(p.parameter.index) for p in segment.pieces]
+
+    def check(self, step: Step, whole: bool = False) -> None:
+        """Refuse arrays that do not fit, with `whole` also parts of a piece.
+
+        Raises
+        ------
+        PushRejectedError
+            Naming the parameter.
+        """
+        for item in step.items:
+            if not self._fits(item, step.kind, whole):
+                raise PushRejectedError(
+                    f"{item.data.shape} elements of {item.data.dtype} at {item.start} "
+                    f"do not fit {self._named(item.position)}; nothing was applied"
+                )
+
+    def _fits(self, item: Item, kind: str, whole: bool) -> bool:
+        if not 0 <= item.position < len(self._pieces):
+            return False
+        piece, data = self._pieces[item.position], item.data
+        dtype = piece.parameter.dtype
+        if kind in (GRADIENT, MODEL):
+            dtype = compute_dtype(dtype)
+        return (
+            data.dtype == dtype
+            and data.ndim == 1
+            and data.flags.c_contiguous
+            and 0 <= item.start <= piece.size - len(data)
+            and not (whole and len(data) != piece.size)
+        )
+
+    def _named(self, position: int) -> str:
+        if not 0 <= position < len(self._pieces):
+            return f"piece {position} of a shard of {len(self._pieces)}"
+        piece = self._pieces[position]
+        name = piece.parameter.name[:60]
+        return f"the {piece.size} elements of {name!r} ({piece.parameter.dtype})"
+
+    def step(self, step: Step, record: Record) -> Operations:
+        """Return the operations of a step that is an update of its own."""
+        self.check(step)
+        planned = []
+        for item in step.items:
+            if step.kind == GRADIENT:
+                data = _scaled(item.data, step.weight)
+                op = self._gradient(item.position, data, item.start, record, step.lr)
+            else:
+                op = Operation(item.data, item.start, replace=step.kind != ADD)
+            planned.append((item.position, op))
+        return planned
+
+    def round(
+        self, reduced: Mapping[int, Array], kind: str | None, record: Record
+    ) -> Operations:
+        """Return the operations of a complete round."""
+        planned = []
+        for position, data in sorted(reduced.items()):
+            if kind == GRADIENT:
+                op = self._gradient(position, data, 0, record, None)
+            else:
+                op = Operation(data, replace=True)
+            planned.append((position, op))
+        return planned
+
+    def _gradient(  # noqa: PLR0917
+        self, position: int, data: Array, start: int, record: Record, lr: float | None
+    ) -> Operation:
+        binding = self._bindings[position]
+        if binding is None:
+            name = self._pieces[position].parameter.name
+            raise NoOptimizerError(
+                f"parameter {name!r} has no optimizer, so a gradient cannot be "
+                f"applied; give create(optimizer=...) one, or use add or assign"
+            )
+        scalars = binding.scalars(int(record.steps[position]) + 1, lr)
+        return Operation(data, start, binding, scalars)
+
+
+def count(planned: Operations, record: Record) -> None:
+    """Note the optimizer steps of planned operations, one per piece they touch."""
+    for position in {p for p, op in planned if op.binding is not None}:
+        record.steps[position] += 1
+
+
+def _scaled(data: Array, weight: float) -> Array:
+    if weight == 1.0:
+        return data
+    scaled: Array = np.multiply(data, weight, dtype=data.dtype)
+    return scaled

@@ -1,0 +1,166 @@
+"""Telling a retried push from a new one: a sequence window per producer.
+
+Each row of the record's producer table holds the highest sequence number applied and
+a bit for each of the 64 below it, so pushes that overtake each other on the way are
+all applied, each once. A sequence number below the window cannot be told from a
+repeat and is refused.
+
+When the table is full the producer that was closed first loses its row; if it comes
+back it is refused, for the same reason. Its number is kept in a ring; numbers that
+fall out of the ring too are refused up to the largest one, because the directory
+issues them in rising order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daskps.errors import ProducerExpiredError, ShardBusyError
+from daskps.shards.segment import (
+    CLOSED,
+    FORGOTTEN,
+    HIGH,
+    MAX_PRODUCERS,
+    N_EXPIRED,
+    N_PRODUCERS,
+    PRODUCER,
+    SEEN,
+    TURN,
+    Record,
+    Words,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+WINDOW = 64
+_MASK = (1 << WINDOW) - 1
+
+
+def repeats(record: Record, producer: int, sequence: int) -> bool:
+    """Return whether a push was applied already; changes nothing.
+
+    Raises
+    ------
+    ProducerExpiredError
+        When `sequence` is below the window, or the producer lost its row.
+    """
+    row = _find(record, producer)
+    if row is None:
+        _refuse_expired(record, producer)
+        return False
+    ahead = sequence - int(row[HIGH])
+    if ahead <= -WINDOW:
+        raise ProducerExpiredError(
+            f"push {sequence} of producer {producer} is {WINDOW} pushes or more "
+            f"older than its newest one, so a repeat cannot be told from a new push; "
+            f"nothing was applied, push it again"
+        )
+    return ahead <= 0 and bool(int(row[SEEN]) & (1 << -ahead))
+
+
+def admit(record: Record, producer: int, sequence: int) -> bool:
+    """Note a push in the record and return whether it is new.
+
+    Raises
+    ------
+    ProducerExpiredError
+        As :func:`repeats`.
+    ShardBusyError
+        When a new producer finds no room and no producer is closed.
+    """
+    if repeats(record, producer, sequence):
+        return False
+    row = _find(record, producer)
+    if row is None:
+        row = _open(record, producer)
+    high, seen = int(row[HIGH]), int(row[SEEN]) & _MASK
+    ahead = sequence - high
+    if ahead > 0:
+        row[HIGH] = sequence
+        row[SEEN] = _signed(((seen << ahead) | 1) & _MASK if ahead < WINDOW else 1)
+    else:
+        row[SEEN] = _signed(seen | 1 << -ahead)
+    row[CLOSED] = 0
+    return True
+
+
+def close(record: Record, producers: Iterable[int]) -> None:
+    """Mark producers as closed; the one closed first makes room first.
+
+    May be done to the record in force: a mark is one word, and no update.
+    """
+    for producer in producers:
+        row = _find(record, producer)
+        if row is not None and row[CLOSED] == 0:
+            record.fixed[TURN] += 1
+            row[CLOSED] = record.fixed[TURN]
+
+
+def known(record: Record) -> list[int]:
+    """Return the ids of the producers that are not closed."""
+    rows = record.producers[: record.fixed[N_PRODUCERS]]
+    found: list[int] = rows[rows[:, CLOSED] == 0, PRODUCER].tolist()
+    return found
+
+
+def full(record: Record, producer: int) -> bool:
+    """Return whether `producer` is new and no room is left for it."""
+    rows = record.producers[: record.fixed[N_PRODUCERS]]
+    return (
+        len(rows) == MAX_PRODUCERS
+        and not rows[:, CLOSED].any()
+        and _find(record, producer) is None
+    )
+
+
+def _find(record: Record, producer: int) -> Words | None:
+    rows = record.producers[: record.fixed[N_PRODUCERS]]
+    at = np.flatnonzero(rows[:, PRODUCER] == producer)
+    return rows[int(at[0])] if len(at) else None
+
+
+def _open(record: Record, producer: int) -> Words:
+    n = int(record.fixed[N_PRODUCERS])
+    if n < MAX_PRODUCERS:
+        record.fixed[N_PRODUCERS] = n + 1
+        row = record.producers[n]
+    else:
+        closed = np.flatnonzero(record.producers[:, CLOSED])
+        if not len(closed):
+            raise ShardBusyError(
+                f"all {MAX_PRODUCERS} producers of this shard are still open (the "
+                f"first is {int(record.producers[0, PRODUCER])}); end tasks or close "
+                f"handles that no longer push, or push through fewer of them"
+            )
+        row = record.producers[int(closed[np.argmin(record.producers[closed, CLOSED])])]
+        _expire(record, int(row[PRODUCER]))
+    row[:] = producer, -WINDOW, 0, 0
+    opened: Words = row
+    return opened
+
+
+def _expire(record: Record, producer: int) -> None:
+    """Remember a producer that loses its row, in the place of the oldest such."""
+    ring, n = record.expired, int(record.fixed[N_EXPIRED])
+    if n >= len(ring):
+        oldest = int(ring[n % len(ring)])
+        record.fixed[FORGOTTEN] = max(int(record.fixed[FORGOTTEN]), oldest)
+    ring[n % len(ring)] = producer
+    record.fixed[N_EXPIRED] = n + 1
+
+
+def _refuse_expired(record: Record, producer: int) -> None:
+    ring = record.expired[: record.fixed[N_EXPIRED]]
+    if producer <= record.fixed[FORGOTTEN] or (ring == producer).any():
+        raise ProducerExpiredError(
+            f"producer {producer} was closed and lost its place among the "
+            f"{MAX_PRODUCERS} of this shard, so a repeat of its pushes cannot be told "
+            f"from a new one; nothing was applied, push through a new handle or task"
+        )
+
+
+def _signed(bits: int) -> int:
+    return bits - (1 << WINDOW) if bits >= 1 << (WINDOW - 1) else bits

@@ -1,0 +1,90 @@
+"""Pushes that are updates of their own: outside a run, and under ASP and SSP.
+
+They are applied one after the other and never summed; those that queued up share one
+pass over memory and become visible together.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from daskps.shards import producers, runs
+from daskps.shards.base import NOTHING, Step, Ticket
+from daskps.shards.planning import Planner, count
+from daskps.shards.segment import VERSION, Record, Segment
+from daskps.shards.update import Publication
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Pushes:
+    """Applies pushes on arrival.
+
+    Parameters
+    ----------
+    segment : Segment
+        The memory.
+    planner : Planner
+        Makes operations of arrays.
+    """
+
+    def __init__(self, segment: Segment, planner: Planner) -> None:
+        self._segment = segment
+        self._planner = planner
+        self.n_applied = 0
+        self.n_duplicates = 0
+
+    def apply(self, tickets: Sequence[Ticket]) -> None:
+        """Apply the pushes of some tickets, in order, in one publication."""
+        changing = [t for t in tickets if runs.changes(t.step)]
+        if changing:
+            publication = Publication(self._segment)
+            new = [t for t in changing if self._one(t, publication)]
+            if new:
+                self._commit(publication, new)
+            else:
+                publication.drop()
+        for ticket in tickets:
+            ticket.applied = ticket.outcome is None
+
+    def _one(self, ticket: Ticket, publication: Publication) -> bool:
+        """Plan the update of one push; return whether it is new and fine."""
+        step, record = ticket.step, publication.record
+        try:
+            if _repeats(step, record):
+                ticket.duplicate = True
+                self.n_duplicates += 1
+            else:
+                planned = self._planner.step(step, record)
+                _note(step, record)
+                publication.add(planned)
+                count(planned, record)
+                record.fixed[VERSION] += bool(planned)
+        except Exception as error:  # noqa: BLE001  (it is this ticket's answer)
+            ticket.outcome = error
+            return False
+        ticket.version = record.version
+        return not ticket.duplicate
+
+    def _commit(self, publication: Publication, new: Sequence[Ticket]) -> None:
+        try:
+            publication.commit()
+        except Exception as error:  # noqa: BLE001  (it is these tickets' answer)
+            for ticket in new:
+                ticket.outcome = error
+        else:
+            self.n_applied += sum(t.step.kind != NOTHING for t in new)
+
+
+def _repeats(step: Step, record: Record) -> bool:
+    if step.run:
+        return runs.repeats(record, step)
+    return producers.repeats(record, step.producer, step.sequence)
+
+
+def _note(step: Step, record: Record) -> None:
+    if step.run:
+        runs.note(record, step)
+    else:
+        producers.admit(record, step.producer, step.sequence)

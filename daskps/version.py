@@ -1,0 +1,49 @@
+"""Versions: of the package, and of what a push leads to."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+try:
+    VERSION = version("daskps")
+except PackageNotFoundError:
+    VERSION = "0+unknown"
+
+
+class Version(int):
+    """The largest shard version of a call, with the version of each shard it touched.
+
+    Attributes
+    ----------
+    pairs : tuple of (int, int)
+        Shard and version.
+
+    Examples
+    --------
+    >>> v = Version.of([(0, 3), (1, 4)])
+    >>> v, v.pairs
+    (4, ((0, 3), (1, 4)))
+    """
+
+    pairs: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[int, int]]) -> Version:
+        """Return the version of some (shard, version) pairs; 0 for none."""
+        found = tuple(pairs)
+        version = cls(max((v for _, v in found), default=0))
+        version.pairs = found
+        return version
+
+    def __reduce__(self) -> Any:
+        return _restore, (int(self), self.pairs)
+
+
+def _restore(value: int, pairs: tuple[tuple[int, int], ...]) -> Version:
+    restored = Version(value)
+    restored.pairs = pairs
+    return restored

@@ -1,0 +1,115 @@
+"""Shards for tests: a small layout, a rule whose effect is easy to predict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from daskps.layout import Layout
+from daskps.shards.base import Item, Ready, Step, Ticket
+from daskps.shards.dense import Shard
+from daskps.shards.segment import Segment
+
+#: Positions in a store of one shard; "c" has no rule.
+A, B, C = 0, 1, 2
+LAYOUT = Layout.build(
+    {
+        "a": ((5,), "float64"),
+        "b": ((), "float64"),
+        "c": ((4,), "int64"),
+        "z": ((0,), "float64"),
+    },
+    1,
+)
+RULED = (0, 1)
+
+
+class Adding:
+    """A rule that adds the gradient; its slot adds up the step numbers.
+
+    `lr=0.25` makes it raise, as a schedule or a user's `prepare` may.
+    """
+
+    def scalars(self, step: int, lr: float | None) -> tuple[float, ...]:
+        if lr == 0.25:
+            raise ArithmeticError("this prepare raises")
+        return (float(step),)
+
+    def publish(self, w_in, w_out, g, slots, scalars):
+        np.add(w_in, g, out=w_out)
+        slots[0][:] += scalars[0]
+
+    def inplace(self, w, g, slots, scalars):
+        self.publish(w, w, g, slots, scalars)
+
+
+class Momentum:
+    """A rule whose result depends on the order of the updates, in every bit."""
+
+    def scalars(self, step: int, lr: float | None) -> tuple[float, ...]:
+        return (0.3 / step if lr is None else lr, 0.7)
+
+    def publish(self, w_in, w_out, g, slots, scalars):
+        slots[0][:] = scalars[1] * slots[0] + g
+        w_out[:] = w_in - scalars[0] * slots[0]
+
+    def inplace(self, w, g, slots, scalars):
+        self.publish(w, w, g, slots, scalars)
+
+
+def make(
+    layout: Layout = LAYOUT,
+    index: int = 0,
+    rule: Any = None,
+    ruled: Iterable[int] = RULED,
+    initial: float = 0.0,
+) -> Shard:
+    """A shard whose parameters of the given indices have a rule with one slot."""
+    ruled = list(ruled)
+    segment = Segment(layout, index, {i: (initial,) for i in ruled})
+    return Shard(segment, dict.fromkeys(ruled, rule or Adding()))
+
+
+def items(values: dict[int, Any], dtype: Any = np.float64) -> tuple[Item, ...]:
+    """Whole arrays by position."""
+    return tuple(Item(p, 0, np.array(v, dtype, ndmin=1)) for p, v in values.items())
+
+
+def send(shard: Shard, *steps: Step) -> list[Ticket]:
+    """Submit steps in one batch and return their tickets, done or not."""
+    tickets = [Ticket(step) for step in steps]
+    shard.submit(tickets)
+    shard.validate()
+    return tickets
+
+
+def weights(shard: Shard, flip: int | None = None) -> list[list[float]]:
+    """Weights by position, of the current flip or another."""
+    flip = shard.segment.flip if flip is None else flip
+    return [w.tolist() for w in shard.segment.weights[flip & 1]]
+
+
+def contents(shard: Shard) -> tuple[Any, ...]:
+    """Everything a refused or repeated call must leave as it is."""
+    segment = shard.segment
+    record = segment.current
+    return (
+        weights(shard),
+        [[s.tolist() for s in slots] for slots in segment.slots],
+        record.fixed.tolist(),
+        record.ranks[: record.fixed[5]].tolist(),
+        record.producers[: record.fixed[6]].tolist(),
+    )
+
+
+def failed(tickets: Sequence[Ticket], error: type[Exception]) -> bool:
+    """Whether all tickets ended with an error of that class."""
+    return all(isinstance(t.outcome, error) for t in tickets)
+
+
+def done(ticket: Ticket) -> Ready:
+    """What a ticket ended with, which must not be an error."""
+    assert isinstance(ticket.outcome, Ready), ticket.outcome
+    return ticket.outcome

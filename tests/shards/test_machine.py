@@ -1,0 +1,502 @@
+"""Shards of one store under trainers and producers that do everything wrong.
+
+Messages are delivered to each shard in any order, late, twice, or never. What a shard
+must hold follows from what it acknowledged alone: that is the model.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from daskps.consistency import ASP, BSP, SSP
+from daskps.errors import (
+    ClockError,
+    ConsistencyError,
+    ProducerExpiredError,
+    RunCancelledError,
+    StaleGenerationError,
+)
+from daskps.layout import Layout
+from daskps.shards.base import (
+    ADD,
+    ASSIGN,
+    BARRIER,
+    GRADIENT,
+    NOTHING,
+    READ,
+    Item,
+    Ready,
+    Step,
+    Ticket,
+)
+from daskps.shards.segment import CLOCK, LIVE, ROUNDS, VERSION
+from tests.shards.making import make
+
+N_SHARDS = 2
+LAYOUT = Layout.build(
+    {
+        "a": ((3,), "float64"),
+        "b": ((), "float64"),
+        "c": ((3,), "int64"),
+        "z": ((0,), "float64"),
+    },
+    N_SHARDS,
+)
+RULED = {0, 1}
+shards_ = st.integers(0, N_SHARDS - 1)
+ranks_ = st.integers(0, 2)
+
+
+@dataclass
+class Trainer:
+    """What a trainer is at: its message on the way, and who has accepted it."""
+
+    length: int
+    clock: int = 0
+    sequence: int = 0
+    #: Number of the push within its clock; the last one ticks.
+    nth: int = 0
+    accepted: set[int] = field(default_factory=set)
+    finished: bool = False
+
+
+@dataclass
+class Run:
+    id: int
+    policy: Any
+    reduce: str
+    trainers: list[Trainer]
+    #: Pushes per clock, the last of which ticks, and weight, by rank and clock.
+    script: Any
+    base: list[list[np.ndarray]]
+    base_version: list[int]
+    ended: set[int] = field(default_factory=set)
+    #: Rank to shards that were told it has finished.
+    told: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    ticks: dict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
+
+
+class Machine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shards = [
+            make(LAYOUT, i, ruled=RULED, initial=0.0) for i in range(N_SHARDS)
+        ]
+        self.weights = [
+            [np.zeros_like(w) for w in s.segment.weights[0]] for s in self.shards
+        ]
+        self.steps = [[0] * len(w) for w in self.weights]
+        self.versions = [0] * N_SHARDS
+        #: Sequence numbers applied, by shard and producer or (run, rank).
+        self.seen: dict[tuple[int, Any], set[int]] = defaultdict(set)
+        self.next = defaultdict(int)
+        self.outstanding: dict[int, tuple[int, Ticket]] = {}
+        self.run: Run | None = None
+        self.runs = 0
+
+    # -- delivering ----------------------------------------------------------
+
+    def deliver(self, shard: int, *steps: Step) -> list[Ticket]:
+        tickets = [Ticket(step) for step in steps]
+        for ticket in tickets:
+            self.outstanding[id(ticket)] = shard, ticket
+        self.collect(shard, self.shards[shard].submit(tickets))
+        return tickets
+
+    def collect(self, shard: int, done: list[Ticket]) -> None:
+        """Take tickets that are done: each once, each from the shard it went to."""
+        for ticket in done:
+            where, _ = self.outstanding.pop(id(ticket))
+            assert where == shard
+            assert ticket.outcome is not None
+            step = ticket.step
+            if isinstance(ticket.outcome, Ready) and step.wait == READ:
+                self.check_read(shard, step, ticket.outcome)
+        for where, ticket in self.outstanding.values():
+            if where == shard:
+                assert any(t is ticket for t in self.shards[shard].parked)
+
+    def check_read(self, shard: int, step: Step, ready: Ready) -> None:
+        found = [w.copy() for w in self.shards[shard].segment.weights[ready.flip & 1]]
+        if not step.run:
+            assert ready.version >= step.at_least
+            return
+        assert self.run is not None
+        clock = step.clock + step.tick
+        if isinstance(self.run.policy, BSP):
+            self.same(found, self.after(shard, clock))
+        elif isinstance(self.run.policy, SSP):
+            assert clock - self.slowest(shard, clock) <= self.run.policy.staleness
+
+    def slowest(self, shard: int, default: int) -> int:
+        """Smallest clock of the trainers this shard waits for."""
+        run = self.run
+        assert run is not None
+        live = [r for r in range(len(run.trainers)) if shard not in run.told[r]]
+        return min((run.ticks[shard, r] for r in live), default=default)
+
+    # -- what trainers send --------------------------------------------------
+
+    def values(self, shard: int, number: int) -> tuple[Item, ...]:
+        """Gradients that depend on the push, not on who sends it again."""
+        found = []
+        for position, piece in enumerate(self.shards[shard].segment.pieces):
+            if piece.parameter.index in RULED and (number + piece.start) % 3:
+                data = np.zeros(piece.size)
+                data[number % piece.size] = 1 + number % 7
+                found.append(Item(position, 0, data))
+        return tuple(found)
+
+    def message(self, shard: int, rank: int, wait: str = "no") -> Step:
+        run = self.run
+        assert run is not None
+        trainer = run.trainers[rank]
+        n, weight = run.script(rank, trainer.clock)
+        tick = trainer.nth == n - 1
+        number = 100 * rank + 7 * trainer.clock + trainer.nth
+        return Step(
+            GRADIENT if weight else NOTHING,
+            self.values(shard, number) if weight else (),
+            run=run.id,
+            rank=rank,
+            clock=trainer.clock,
+            tick=tick,
+            sequence=trainer.sequence,
+            weight=weight,
+            wait=wait,
+        )
+
+    def after(self, shard: int, clock: int) -> list[np.ndarray]:
+        """Weights after so many rounds: what the scripts say, nothing else."""
+        run = self.run
+        assert run is not None
+        weights = [w.copy() for w in run.base[shard]]
+        for now in range(clock):
+            total = [np.zeros(len(w)) for w in weights]
+            share = [0.0] * len(weights)
+            for rank, trainer in enumerate(run.trainers):
+                n, weight = run.script(rank, now)
+                if now >= trainer.length or not weight:
+                    continue
+                touched = set()
+                for nth in range(n):
+                    for item in self.values(shard, 100 * rank + 7 * now + nth):
+                        scale = weight if run.reduce == "mean" else 1.0
+                        total[item.position] += scale * item.data
+                        touched.add(item.position)
+                for position in touched:
+                    share[position] += weight
+            for position, w in enumerate(weights):
+                if share[position]:
+                    by = share[position] if run.reduce == "mean" else 1.0
+                    w += (total[position] / by).astype(w.dtype)
+        return weights
+
+    # -- outside a run -------------------------------------------------------
+
+    @rule(
+        shard=shards_,
+        producer=st.integers(1, 3),
+        jump=st.sampled_from([0, 0, 0, 1, 5, 63, 64, 70, -1, -2, -63, -64, -70]),
+        kind=st.sampled_from([GRADIENT, ADD, ASSIGN]),
+        k=st.integers(1, 3),
+    )
+    def push(self, shard: int, producer: int, jump: int, kind: str, k: int) -> None:
+        """Push new, repeated and much older messages, several in one batch."""
+        key = shard, producer
+        first = max(0, self.next[key] + jump)
+        sequences = range(first, first + k)
+        steps = [self.outside(shard, producer, s, kind) for s in sequences]
+        tickets = self.deliver(shard, *steps)
+        if self.in_rounds(shard):
+            assert all(isinstance(t.outcome, ConsistencyError) for t in tickets)
+            return
+        for ticket in tickets:
+            self.expect(shard, producer, ticket)
+
+    def outside(self, shard: int, producer: int, sequence: int, kind: str) -> Step:
+        found = []
+        for position, piece in enumerate(self.shards[shard].segment.pieces):
+            index = piece.parameter.index
+            if kind == GRADIENT and index not in RULED:
+                continue
+            data = np.zeros(piece.size, piece.parameter.dtype)
+            data[sequence % piece.size] = sequence % 5 + producer
+            found.append(Item(position, 0, data))
+        return Step(kind, found, producer=producer, sequence=sequence)
+
+    def expect(self, shard: int, producer: int, ticket: Ticket) -> None:
+        """Do to the model what an acknowledged push must have done to the shard."""
+        sequence, seen = ticket.step.sequence, self.seen[shard, producer]
+        if seen and sequence <= max(seen) - 64:
+            assert isinstance(ticket.outcome, ProducerExpiredError)
+            return
+        assert isinstance(ticket.outcome, Ready)
+        assert ticket.outcome.duplicate == (sequence in seen)
+        if sequence not in seen:
+            self.do(shard, ticket)
+        seen.add(sequence)
+        self.next[shard, producer] = max(seen) + 1
+
+    def do(self, shard: int, ticket: Ticket) -> None:
+        kind = ticket.step.kind
+        for item in ticket.step.items:
+            weights = self.weights[shard][item.position]
+            if kind == ASSIGN:
+                weights[:] = item.data
+            else:
+                weights += item.data
+            self.steps[shard][item.position] += kind == GRADIENT
+        self.versions[shard] += bool(ticket.step.items)
+        assert ticket.version == self.versions[shard]
+
+    @rule(shard=shards_, producer=st.integers(1, 3))
+    def refused(self, shard: int, producer: int) -> None:
+        """A stale generation, a rule that raises, an array that does not fit."""
+        sequence = self.next[shard, producer]
+        good = self.outside(shard, producer, sequence, GRADIENT)
+        kwargs = {"producer": producer, "sequence": sequence}
+        bad = Step(GRADIENT, [Item(0, 0, np.ones(99))], **kwargs)
+        raising = Step(GRADIENT, good.items, lr=0.25, **kwargs)
+        stale = Step(GRADIENT, good.items, generation=2, **kwargs)
+        found = self.deliver(shard, bad, raising, stale)
+        assert isinstance(found[2].outcome, StaleGenerationError)
+        assert isinstance(found[0].outcome, (ValueError, ConsistencyError))
+        if raising.items:
+            assert isinstance(found[1].outcome, (ArithmeticError, ConsistencyError))
+        elif not self.in_rounds(shard):
+            self.expect(shard, producer, found[1])
+
+    @rule(shard=shards_, ahead=st.integers(-1, 3))
+    def pull(self, shard: int, ahead: int) -> None:
+        at_least = self.shards[shard].segment.current.version + ahead
+        (ticket,) = self.deliver(shard, Step(wait=READ, at_least=at_least))
+        assert (ticket.outcome is None) == (ahead > 0)
+
+    @rule(shard=shards_)
+    def cancel(self, shard: int) -> None:
+        """Callers go away."""
+        gone = [t for where, t in self.outstanding.values() if where == shard][::2]
+        self.shards[shard].cancel(gone)
+        for ticket in gone:
+            del self.outstanding[id(ticket)]
+
+    @rule(shard=shards_, producer=st.integers(1, 3))
+    def close_producer(self, shard: int, producer: int) -> None:
+        self.shards[shard].close_producers([producer, 99])
+
+    # -- runs ----------------------------------------------------------------
+
+    @precondition(lambda self: self.run is None)
+    @rule(
+        policy=st.sampled_from([BSP(), BSP(), SSP(0), SSP(2), ASP()]),
+        lengths=st.lists(st.integers(0, 4), min_size=1, max_size=3),
+        reduce=st.sampled_from(["sum", "mean"]),
+        seed=st.integers(0, 10**6),
+        reset=st.booleans(),
+    )
+    def begin(self, policy, lengths, reduce, seed, reset) -> None:
+        def script(rank: int, clock: int) -> tuple[int, float]:
+            rng = np.random.default_rng([seed, rank, clock])
+            return int(rng.integers(1, 3)), float(rng.choice([0.0, 1.0, 2.0, 4.0]))
+
+        self.runs += 1
+        self.run = Run(
+            1000 + self.runs,
+            policy,
+            reduce,
+            [Trainer(n) for n in lengths],
+            script,
+            [[w.copy() for w in of] for of in self.weights],
+            list(self.versions),
+        )
+        for i, shard in enumerate(self.shards):
+            for _ in range(2):
+                self.collect(
+                    i,
+                    shard.begin_run(self.run.id, policy, len(lengths), reduce, reset),
+                )
+            if reset:
+                self.steps[i] = [0] * len(self.steps[i])
+
+    def in_rounds(self, shard: int) -> bool:
+        run = self.run
+        return run is not None and isinstance(run.policy, BSP) and shard not in run.ended
+
+    @precondition(lambda self: self.run is not None)
+    @rule(rank=ranks_, shard=shards_, wait=st.sampled_from(["no", READ, BARRIER]))
+    def train(self, rank: int, shard: int, wait: str) -> None:
+        """A trainer sends its message to one shard, for the first time or again."""
+        run = self.run
+        assert run is not None
+        rank %= len(run.trainers)
+        trainer = run.trainers[rank]
+        if trainer.finished or trainer.clock >= trainer.length:
+            return
+        (ticket,) = self.deliver(shard, self.message(shard, rank, wait))
+        if shard in run.ended:
+            assert isinstance(ticket.outcome, RunCancelledError)
+
+    @precondition(lambda self: self.run is not None)
+    @rule(rank=ranks_)
+    def go_on(self, rank: int) -> None:
+        """A trainer all shards have accepted a message of turns to the next."""
+        run = self.run
+        assert run is not None
+        rank %= len(run.trainers)
+        trainer = run.trainers[rank]
+        if trainer.finished:
+            return
+        if trainer.clock >= trainer.length:
+            trainer.finished = True
+        elif trainer.accepted >= set(range(N_SHARDS)) - run.ended:
+            n, _ = run.script(rank, trainer.clock)
+            tick = trainer.nth == n - 1
+            trainer.sequence += 1
+            trainer.nth = 0 if tick else trainer.nth + 1
+            trainer.clock += tick
+            trainer.accepted = set()
+
+    @precondition(lambda self: self.run is not None)
+    @rule(rank=ranks_, shard=shards_)
+    def finish(self, rank: int, shard: int) -> None:
+        run = self.run
+        assert run is not None
+        rank %= len(run.trainers)
+        if run.trainers[rank].finished and shard not in run.ended:
+            run.told[rank].add(shard)
+            self.collect(shard, self.shards[shard].finish(run.id, rank))
+
+    @precondition(lambda self: self.run is not None)
+    @rule(rank=ranks_)
+    def restart(self, rank: int) -> None:
+        """A trainer dies and starts again where the shard furthest behind says."""
+        run = self.run
+        assert run is not None
+        rank %= len(run.trainers)
+        trainer = run.trainers[rank]
+        if trainer.finished or run.ended:
+            return
+        places = [s.resume(run.id, rank) for s in self.shards]
+        clock, sequence = min(places)
+        assert clock in (trainer.clock, trainer.clock - 1, trainer.clock + 1)
+        run.trainers[rank] = Trainer(trainer.length, clock, sequence)
+
+    @precondition(lambda self: self.run is not None)
+    @rule(shard=shards_, also=st.booleans())
+    def fence(self, shard: int, also: bool) -> None:
+        run = self.run
+        assert run is not None
+        for i in range(N_SHARDS) if also else [shard]:
+            if i not in run.ended:
+                run.ended.add(i)
+                self.collect(i, self.shards[i].end_run(run.id, "cancelled"))
+                assert self.shards[i].end_run(run.id, "cancelled") == []
+                assert self.shards[i].rounds_of(run.id) == -1
+        if len(run.ended) == N_SHARDS:
+            assert not any(t.step.run for _, t in self.outstanding.values())
+            self.run = None
+
+    # -- what must hold ------------------------------------------------------
+
+    def same(self, found: list[np.ndarray], wanted: list[np.ndarray]) -> None:
+        for a, b in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+
+    @invariant()
+    def holds(self) -> None:
+        for i, shard in enumerate(self.shards):
+            self.follow(i)
+            shard.validate()
+            record = shard.segment.current
+            flip = shard.segment.flip
+            self.same(shard.segment.weights[flip & 1], self.weights[i])
+            assert record.fixed[VERSION] == self.versions[i]
+            assert record.steps.tolist() == self.steps[i]
+
+
+class Shards(Machine):
+    """The machine, with what the acknowledgements of trainers mean."""
+
+    @initialize()
+    def start(self) -> None:
+        self.acknowledged: set[int] = set()
+
+    def collect(self, shard: int, done: list[Ticket]) -> None:
+        for ticket in done:
+            self.acknowledge(shard, ticket)
+        for where, ticket in self.outstanding.values():
+            if where == shard and ticket.applied:
+                self.acknowledge(shard, ticket)
+        super().collect(shard, done)
+
+    def acknowledge(self, shard: int, ticket: Ticket) -> None:
+        run, step = self.run, ticket.step
+        if not step.run or run is None or isinstance(ticket.outcome, Exception):
+            assert not isinstance(ticket.outcome, ClockError)
+            return
+        trainer, key = run.trainers[step.rank], (shard, (run.id, step.rank))
+        if (trainer.clock, trainer.sequence) == (step.clock, step.sequence):
+            trainer.accepted.add(shard)
+        new = step.sequence not in self.seen[key]
+        if new:
+            assert not ticket.duplicate
+            self.seen[key].add(step.sequence)
+            if step.tick:
+                run.ticks[shard, step.rank] = step.clock + 1
+            if not isinstance(run.policy, BSP):
+                self.apply_now(shard, step)
+
+    def apply_now(self, shard: int, step: Step) -> None:
+        for item in step.items:
+            self.weights[shard][item.position] += step.weight * item.data
+            self.steps[shard][item.position] += 1
+        self.versions[shard] += bool(step.items)
+
+    def follow(self, shard: int) -> None:
+        """Bring the model to the round that the acknowledged ticks imply."""
+        run = self.run
+        if run is None or shard in run.ended:
+            return
+        record = self.shards[shard].segment.current
+        live = [r for r in range(len(run.trainers)) if shard not in run.told[r]]
+        if not isinstance(run.policy, BSP):
+            for r in range(len(run.trainers)):
+                assert record.ranks[r, CLOCK] == run.ticks[shard, r]
+                assert record.ranks[r, LIVE] == (r in live)
+            return
+        most = max(run.ticks[shard, r] for r in range(len(run.trainers)))
+        rounds = self.slowest(shard, most)
+        assert record.fixed[ROUNDS] == rounds
+        self.weights[shard] = self.after(shard, rounds)
+        self.versions[shard] = run.base_version[shard] + sum(
+            any(
+                run.script(r, now)[1] and now < trainer.length
+                for r, trainer in enumerate(run.trainers)
+            )
+            for now in range(rounds)
+        )
+        # A restarted trainer drops what it had not ticked.
+        self.steps[shard] = record.steps.tolist()
+
+
+TestShards = Shards.TestCase
+TestShards.settings = settings(
+    max_examples=60,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
