@@ -1,0 +1,4 @@
+"""Layer 3: the only importers of distributed.
+
+May import layers 2, 1 and 0 and ``distributed``.
+"""

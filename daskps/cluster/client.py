@@ -1,0 +1,281 @@
+"""From a caller to the shards of one store: route, batch, sequence, retry, await.
+
+The nearest way to each host is taken: a call under the shard's mutex where the host
+lives in this process, else a message over Dask's own connections. One call to a host
+is one message, whatever it carries for however many shards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from daskps import config
+from daskps.cluster.host import HOSTS, ShardHost
+from daskps.cluster.messages import Answer, Array, Call, pack_call, unpack_answers
+from daskps.errors import ShardLostError, StaleGenerationError
+
+if TYPE_CHECKING:
+    from daskps.cluster.link import Link
+    from daskps.cluster.meta import Meta
+
+T = TypeVar("T")
+#: How long one message may wait at a host before it asks again. Bounds what a host
+#: keeps for a caller that is gone.
+WAIT_SECONDS = 20.0
+#: Pauses between two tries to reach a host that does not answer.
+BACKOFF_SECONDS = (0.01, 0.05, 0.2, 0.5)
+
+Outs = Mapping[int, Sequence[Array]]
+
+
+class Deadline:
+    """When a call must have ended, and what to say if it has not.
+
+    Parameters
+    ----------
+    timeout : float or None
+        Seconds from now; None for ever.
+    what : str
+        What is waited for.
+    """
+
+    def __init__(self, timeout: float | None, what: str) -> None:
+        self.what = what
+        self.timeout = timeout
+        self._end = None if timeout is None else time.monotonic() + timeout
+
+    def left(self) -> float:
+        """Return the seconds left, or raise TimeoutError."""
+        if self._end is None:
+            return float("inf")
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise self.error()
+        return left
+
+    def error(self, worker: str = "") -> TimeoutError:
+        """Return the error that says what was waited for."""
+        where = f" at worker {worker}" if worker else ""
+        return TimeoutError(
+            f"timed out after {self.timeout:g} s waiting for {self.what}{where}; what "
+            f"was sent, each shard has applied once or not at all. Pass a larger "
+            f"timeout=, or None to wait for ever"
+        )
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a handle has done: messages, calls in the process, bytes, retries."""
+
+    messages: int = 0
+    local_calls: int = 0
+    nbytes: int = 0
+    retries: int = 0
+
+
+class ShardClient:
+    """Calls to the shards of one store from one process.
+
+    Parameters
+    ----------
+    link : Link
+        The way to the cluster.
+    meta : Meta
+        The store.
+    """
+
+    def __init__(self, link: Link, meta: Meta) -> None:
+        settings = config.load()
+        self.link, self.meta = link, meta
+        self.counters = Counters()
+        self._in_process = settings.process_way
+        self.hosts = meta.hosts
+
+    # -- one exchange with all hosts concerned -------------------------------
+
+    def call(
+        self, calls: Mapping[str, Call], outs: Outs, timeout: float | None, what: str
+    ) -> dict[int, Answer]:
+        """Send a call to each host from a thread that may wait.
+
+        Parameters
+        ----------
+        calls : mapping of str to Call
+            By worker address.
+        outs : mapping of int to sequence of ndarray
+            For each shard where its ranges go.
+        timeout : float or None
+            Seconds; None for ever.
+        what : str
+            What is waited for, for messages.
+
+        Returns
+        -------
+        dict of int to Answer
+            By shard.
+        """
+        near = {w: HOSTS[w] for w in calls if self._is_near(w)}
+        if not near:
+            return self.link.run(lambda: self.call_async(calls, outs, timeout, what))
+        deadline = Deadline(timeout, what)
+        far = {w: c for w, c in calls.items() if w not in near}
+        started = (
+            self.link.start(lambda: self.call_async(far, outs, timeout, what))
+            if far
+            else None
+        )
+        answers: dict[int, Answer] = {}
+        try:
+            for worker, host in near.items():
+                found = self._now(host, calls[worker], outs, deadline)
+                answers.update((a.shard, a) for a in found)
+            if started is not None:
+                answers.update(started.result())
+        except BaseException:
+            if started is not None:
+                started.stop(self.link)
+            raise
+        return answers
+
+    def _is_near(self, worker: str) -> bool:
+        return self._in_process and worker in HOSTS
+
+    def _now(
+        self, host: ShardHost, call: Call, outs: Outs, deadline: Deadline
+    ) -> list[Answer]:
+        """Serve a call in this thread, waiting as long as the deadline allows."""
+        self.counters.local_calls += 1
+        while True:
+            seconds = min(deadline.left(), WAIT_SECONDS)
+            try:
+                answers = host.call_now(call, outs, seconds)
+            except StaleGenerationError:
+                self._check(self.link.run(self._locate), host.worker.address)
+                raise
+            _raise_first(answers)
+            if not any(a.parked for a in answers):
+                return answers
+            call = _again(call, answers)
+
+    # -- on the event loop ---------------------------------------------------
+
+    async def call_async(
+        self, calls: Mapping[str, Call], outs: Outs, seconds: float | None, what: str
+    ) -> dict[int, Answer]:
+        """Send a call to each host from the event loop; see :meth:`call`."""
+        deadline = Deadline(seconds, what)
+        found = await gather(
+            *(self._to_host(w, c, outs, deadline) for w, c in calls.items())
+        )
+        return {a.shard: a for answers in found for a in answers}
+
+    async def _to_host(
+        self, worker: str, call: Call, outs: Outs, deadline: Deadline
+    ) -> list[Answer]:
+        attempts = itertools.count()
+        while True:
+            left = deadline.left()
+            call = replace(call, wait_seconds=min(left, WAIT_SECONDS))
+            try:
+                answers = await self._send(worker, call, left)
+                _raise_first(answers)
+            except TimeoutError:
+                raise deadline.error(worker) from None
+            except (OSError, StaleGenerationError) as error:
+                await self._relocate(worker, error, next(attempts), deadline)
+                continue
+            if not any(a.parked for a in answers):
+                _fill(outs, answers)
+                return answers
+            call = _again(call, answers)
+
+    async def _send(self, worker: str, call: Call, left: float) -> list[Answer]:
+        if self._is_near(worker) and HOSTS[worker].worker.loop is self.link.loop:
+            self.counters.local_calls += 1
+            return await HOSTS[worker].call(call)
+        self.counters.messages += 1
+        self.counters.nbytes += call.nbytes
+        reply = await asyncio.wait_for(
+            self.link.rpc(worker, "daskps_call", **pack_call(call)),
+            None if left == float("inf") else left,
+        )
+        return unpack_answers(reply, f"worker {worker}", call)
+
+    async def _relocate(
+        self, worker: str, error: Exception, attempt: int, deadline: Deadline
+    ) -> None:
+        """Find out whether a message that failed is worth another try."""
+        self._check(await self._locate(), worker)
+        self.counters.retries += 1
+        if isinstance(error, StaleGenerationError) and attempt >= 3:
+            raise error
+        pause = BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS) - 1)]
+        await asyncio.sleep(min(pause, deadline.left()))
+
+    async def _locate(self) -> dict[str, Any]:
+        found: dict[str, Any] = await self.link.directory("locate", uid=self.meta.uid)
+        return found
+
+    def _check(self, located: Mapping[str, Any], worker: str) -> None:
+        for shard, owner, reason in located["lost"]:
+            if owner == worker:
+                raise ShardLostError(self.meta.name, shard, owner, reason)
+
+    # -- control -------------------------------------------------------------
+
+    async def control(self, method: str, **kwargs: Any) -> list[Any]:
+        """Send a control message to every host of the store."""
+        return await gather(
+            *(self.control_at(worker, method, **kwargs) for worker in self.hosts)
+        )
+
+    async def control_at(self, worker: str, method: str, **kwargs: Any) -> Any:
+        """Send a control message to one host; a lost shard raises ShardLostError."""
+        uid = self.meta.uid
+        try:
+            return await self.link.control(worker, method, store=uid, **kwargs)
+        except (OSError, StaleGenerationError):
+            self._check(await self._locate(), worker)
+            raise
+
+
+async def gather(*work: Awaitable[T]) -> list[T]:
+    """Await all; at the first error cancel the rest and wait until they stopped."""
+    if len(work) == 1:
+        return [await work[0]]
+    tasks = [asyncio.ensure_future(w) for w in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+def _raise_first(answers: Sequence[Answer]) -> None:
+    for answer in answers:
+        if answer.error is not None:
+            raise answer.error
+
+
+def _again(call: Call, answers: Sequence[Answer]) -> Call:
+    """Return the call that waits on: without its arrays where they were accepted."""
+    if all(a.applied for a in answers):
+        return call.waiting()
+    return call
+
+
+def _fill(outs: Outs, answers: Sequence[Answer]) -> None:
+    for answer in answers:
+        wanted = outs.get(answer.shard, ())
+        if answer.arrays and wanted and answer.arrays[0] is not wanted[0]:
+            for out, array in zip(wanted, answer.arrays, strict=True):
+                np.copyto(out, array)

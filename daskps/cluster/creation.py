@@ -1,0 +1,259 @@
+"""Making a store: reserve, allocate on the owners, fill, then show it. Or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps import config
+from daskps.cluster import upstream
+from daskps.cluster.anchors import anchor_key, make_anchor
+from daskps.cluster.client import gather
+from daskps.cluster.link import Link, current_link
+from daskps.cluster.messages import Array, pack_array
+from daskps.cluster.meta import Meta
+from daskps.errors import LayoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from distributed import Client
+
+    from daskps.optim import Rule
+
+logger = logging.getLogger(__name__)
+#: Anchor futures of the session stores of each client, by uid. They live as long as
+#: the client or until the store is closed; a handle never owns a future.
+_ANCHORS: dict[tuple[str, str], list[Any]] = {}
+#: Dask's books charge at most this much for one anchor.
+ANCHOR_NBYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """All a store is made of, checked, before the cluster hears of it."""
+
+    name: str | None
+    shapes: Mapping[str, tuple[tuple[int, ...], str]]
+    arrays: Mapping[int, Array]
+    #: Dask arrays by parameter index, of the parameter's shape and dtype.
+    collections: Mapping[int, Any]
+    initializers: Mapping[int, Any]
+    rules: Mapping[int, Rule]
+    shards: int | None
+    servers: str | Sequence[str]
+    seed: int
+    overwrite: bool
+
+
+async def create(link: Link, plan: Blueprint, seconds: float | None) -> Meta:
+    """Make a store; where anything fails, nothing of it stays.
+
+    Raises
+    ------
+    StoreExistsError, NotEnoughWorkersError, LayoutError, ProtocolError
+        For what its name says.
+    TimeoutError
+        When it takes longer than `seconds`.
+    """
+    uid = uuid.uuid4().hex
+    try:
+        async with asyncio.timeout(seconds):
+            return await _create(link, plan, uid, seconds)
+    except BaseException as error:
+        release(link, uid)
+        # Shielded: a cancelled create must not leave its half behind.
+        await asyncio.shield(_undo(link, uid))
+        if isinstance(error, TimeoutError):
+            raise TimeoutError(
+                f"creating the store took longer than {seconds:g} s; it was undone. "
+                f"Pass a larger timeout="
+            ) from None
+        raise
+
+
+async def _undo(link: Link, uid: str) -> None:
+    try:
+        await asyncio.wait_for(link.directory("close", uid=uid), 5)
+    except Exception:  # noqa: BLE001 - the first error is the one to report
+        logger.info("could not tell the scheduler to undo store %s", uid)
+
+
+def _client_id(link: Link) -> str:
+    return str(link.owner[1])
+
+
+async def _create(link: Link, plan: Blueprint, uid: str, seconds: float | None) -> Meta:
+    await link.ensure()
+    settings = config.load()
+    client = link.client
+    wait = settings.register_timeout_seconds
+    slots = [
+        (i, [rule.slot_init.get(s, 0.0) for s in rule.slots])
+        for i, rule in plan.rules.items()
+    ]
+    wire = await link.directory(
+        "create",
+        request={
+            "uid": uid,
+            "name": plan.name or f"session-{uid[:8]}",
+            "client": client.id,
+            "session": plan.name is None,
+            "params": [(n, list(s), d) for n, (s, d) in plan.shapes.items()],
+            "shards": plan.shards,
+            "servers": plan.servers,
+            "rules": _pickled(plan.rules),
+            "optimizers": [(i, repr(rule)) for i, rule in plan.rules.items()],
+            "slots": slots,
+            "overwrite": plan.overwrite,
+            "memory_share": settings.memory_share,
+            "wait_seconds": wait if seconds is None else min(wait, 0.9 * seconds),
+        },
+    )
+    meta = Meta(wire)
+    await _allocate(link, meta, plan)
+    await load(link, meta, dict.fromkeys(plan.arrays, 0), plan.arrays)
+    await _load_collections(client, meta, plan.collections)
+    futures = _anchor(client, meta)
+    await gather(*(upstream.result(future) for future in futures))
+    await link.directory(
+        "commit", uid=uid, anchors=[f.key for f in futures], overwrite=plan.overwrite
+    )
+    if plan.name is None:
+        _ANCHORS[client.id, uid] = futures
+    return meta
+
+
+def _pickled(rules: Mapping[int, Rule]) -> bytes:
+    try:
+        return upstream.dumps(dict(rules))
+    except Exception as error:
+        raise LayoutError(
+            f"the optimizer cannot be pickled ({error}); define its class at module "
+            f"level or without open files and locks"
+        ) from error
+
+
+async def _allocate(link: Link, meta: Meta, plan: Blueprint) -> None:
+    try:
+        fills = upstream.dumps((dict(plan.initializers), plan.seed))
+    except Exception as error:
+        raise LayoutError(
+            f"an initializer cannot be pickled ({error}); define it at module level "
+            f"or without open files and locks"
+        ) from error
+    await gather(
+        *(
+            link.control(
+                worker,
+                "create",
+                store=meta.uid,
+                name=meta.name,
+                layout=meta.layout.to_wire(),
+                shards=shards,
+                rules=meta.rules,
+                fills=fills,
+            )
+            for worker, shards in meta.hosts.items()
+        )
+    )
+
+
+async def load(
+    link: Link, meta: Meta, starts: Mapping[int, int], flats: Mapping[int, Array]
+) -> None:
+    """Write initial values, each from element `starts[index]` of its parameter on."""
+    rows: dict[str, list[Any]] = {}
+    for index, flat in flats.items():
+        first = starts[index]
+        for piece in meta.layout.pieces_of[index]:
+            a, b = max(first, piece.start), min(first + len(flat), piece.stop)
+            if a < b:
+                position = meta.positions[piece.shard, index]
+                data = pack_array(flat[a - first : b - first])
+                row = [piece.shard, position, a - piece.start, data]
+                rows.setdefault(meta.owners[piece.shard], []).append(row)
+    await gather(
+        *(
+            link.control(worker, "load", store=meta.uid, items=items)
+            for worker, items in rows.items()
+        )
+    )
+
+
+async def _load_collections(
+    client: Client, meta: Meta, collections: Mapping[int, Any]
+) -> None:
+    """Have the workers that hold the chunks of dask arrays write them."""
+    futures = []
+    for index, array in collections.items():
+        # Whole trailing dimensions, so that a chunk is one run of elements.
+        rows = array.rechunk(dict.fromkeys(range(1, array.ndim), -1))
+        blocks = upstream.persist(client, rows).to_delayed().reshape(-1)
+        start = 0
+        heights = rows.chunks[0] if rows.ndim else (1,)
+        for block, height in zip(blocks, heights, strict=True):
+            futures.append(
+                client.submit(
+                    _write_chunk,
+                    upstream.compute(client, block),
+                    meta_wire(meta),
+                    index,
+                    start,
+                    pure=False,
+                )
+            )
+            start += height * int(np.prod(rows.shape[1:], dtype=np.int64))
+    await gather(*(upstream.result(future) for future in futures))
+
+
+def meta_wire(meta: Meta) -> dict[str, Any]:
+    """Return what rebuilds a `Meta` on a worker."""
+    return {
+        "uid": meta.uid,
+        "name": meta.name,
+        "session": meta.session,
+        "layout": meta.layout.to_wire(),
+        "owners": list(meta.owners),
+        "rules": b"",
+        "optimizers": [],
+    }
+
+
+def _write_chunk(chunk: Any, wire: Mapping[str, Any], index: int, start: int) -> None:
+    """Write one chunk of a dask array from the worker that holds it."""
+    meta = Meta(wire)
+    p = meta.layout.parameters[index]
+    flat = np.ascontiguousarray(chunk, dtype=p.dtype).reshape(-1)
+    link = current_link()
+    link.run(lambda: load(link, meta, {index: start}, {index: flat}))
+
+
+def _anchor(client: Client, meta: Meta) -> list[Any]:
+    """Submit one anchor per shard, on its owner; none has a side effect."""
+    nbytes = max(1, min(ANCHOR_NBYTES, meta.layout.nbytes // meta.layout.n_shards))
+    return [
+        client.submit(
+            make_anchor,
+            meta.name,
+            shard,
+            nbytes,
+            key=anchor_key(meta.uid, shard),
+            workers=[owner],
+            allow_other_workers=True,
+            pure=False,
+        )
+        for shard, owner in enumerate(meta.owners)
+    ]
+
+
+def release(link: Link, uid: str) -> None:
+    """Let go of the anchors of a session store, if this client holds them."""
+    _ANCHORS.pop((_client_id(link), uid), None)
+    for key in [k for k in _ANCHORS if k[1] == uid]:
+        _ANCHORS.pop(key, None)

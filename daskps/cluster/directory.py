@@ -1,0 +1,237 @@
+"""The part of daskps inside the scheduler: which host holds which shard.
+
+It knows stores, shards, producers and runs, and never sees an array. All its state
+changes run on the scheduler's event loop without yielding in between, so no locks.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import TYPE_CHECKING, Any
+
+from daskps.cluster.anchors import store_of_anchor
+from daskps.cluster.entry import Entry, Hosts
+from daskps.cluster.identities import Identities
+from daskps.cluster.messages import PROTOCOL, identity, refusal
+from daskps.cluster.reserve import Request, check_hosts, find_servers, reserve
+from daskps.cluster.runs import Runs
+from daskps.errors import (
+    DaskPSError,
+    ProtocolError,
+    StoreClosedError,
+    StoreExistsError,
+    StoreNotFoundError,
+)
+from daskps.layout import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from distributed import Scheduler
+
+logger = logging.getLogger(__name__)
+#: How many freed stores are remembered, for better messages.
+REMEMBERED = 10_000
+
+
+class Directory:
+    """Stores, producers and runs of one cluster."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.hosts = Hosts(scheduler)
+        self.identities = Identities(scheduler)
+        self.stores: dict[str, Entry] = {}
+        self.names: dict[str, str] = {}
+        self.runs = Runs(self.hosts, self.entry, self.identities.new)
+        self._freed: dict[str, str] = {}
+        scheduler.handlers["daskps_directory"] = self.handle
+
+    async def handle(self, method: str, **kwargs: Any) -> dict[str, Any]:
+        """Serve one message: the method `on_...` of the part that has it."""
+        try:
+            for part in (self, self.runs, self.identities):
+                function = getattr(part, f"on_{method}", None)
+                if function is not None:
+                    value = function(**kwargs)
+                    if inspect.isawaitable(value):
+                        value = await value
+                    return {"status": "OK", "value": value}
+            raise ProtocolError(f"the directory knows no message {method!r}")
+        except (DaskPSError, ValueError, TypeError) as error:
+            return refusal(error)
+
+    # -- stores --------------------------------------------------------------
+
+    def on_hello(self, protocol: int, version: str) -> dict[str, Any]:
+        """Compare protocols with a client."""
+        if protocol != PROTOCOL:
+            mine = identity()
+            raise ProtocolError(
+                f"the client speaks protocol {protocol} (daskps {version}), the "
+                f"scheduler {PROTOCOL} (daskps {mine['version']}); install the same "
+                f"daskps everywhere"
+            )
+        return identity()
+
+    async def on_create(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Choose hosts for a new store and reserve it."""
+        wanted = Request(**request)
+        self._check_free(wanted.name, wanted.overwrite)
+        workers = await find_servers(
+            self.scheduler, wanted.servers, wanted.wait_seconds
+        )
+        entry = reserve(self.scheduler, wanted, workers, self._held())
+        self.stores[entry.uid] = entry
+        try:
+            await check_hosts(self.hosts, entry)
+        except BaseException:
+            self.free(entry.uid, "could not be created")
+            raise
+        return entry.to_wire()
+
+    def _check_free(self, name: str, overwrite: bool) -> None:
+        if name in self.names and not overwrite:
+            raise StoreExistsError(
+                f"a store named {name!r} exists on this cluster; open it with "
+                f"daskps.open({name!r}), or pass overwrite=True to replace it"
+            )
+
+    def _held(self) -> dict[str, int]:
+        held: dict[str, int] = {}
+        for entry in self.stores.values():
+            for worker, nbytes in entry.nbytes.items():
+                held[worker] = held.get(worker, 0) + nbytes
+        return held
+
+    def on_commit(self, uid: str, anchors: Sequence[str], overwrite: bool) -> None:
+        """Make a store visible; it holds its initial values."""
+        entry = self.entry(uid)
+        if not entry.session:
+            self._check_free(entry.name, overwrite)
+            if entry.name in self.names:
+                self.free(self.names[entry.name], "was replaced by overwrite=True")
+            self.names[entry.name] = uid
+            # As published data is: the keys are wanted by a client of no person.
+            self.scheduler.client_desires_keys(anchors, f"daskps-{uid}")
+        entry.ready = True
+
+    def on_find(
+        self, name: str | None = None, uid: str | None = None
+    ) -> dict[str, Any]:
+        """Return what a handle needs to know of a store."""
+        if uid is None:
+            if name not in self.names:
+                raise StoreNotFoundError(
+                    f"no store named {name!r} on this cluster; there are "
+                    f"{sorted(self.names)[:8]}. Create it with daskps.create(..., "
+                    f"name={name!r})"
+                )
+            uid = self.names[name]
+        return self.entry(uid).to_wire()
+
+    def entry(self, uid: str) -> Entry:
+        """Return a store, or say what became of it."""
+        if uid in self.stores:
+            return self.stores[uid]
+        if uid in self._freed:
+            raise StoreClosedError(f"this store {self._freed[uid]}; create it again")
+        raise StoreNotFoundError(
+            f"this cluster knows no store {uid}; its scheduler or workers were "
+            f"restarted since it was made, create it again"
+        )
+
+    def on_list(self) -> list[dict[str, Any]]:
+        """Return one row per store that is ready."""
+        return [
+            {
+                "name": e.name,
+                "uid": e.uid,
+                "session": e.session,
+                "parameters": len(e.layout["parameters"]),
+                "shards": len(e.owners),
+                "workers": len(set(e.owners)),
+                "nbytes": Layout.from_wire(e.layout).nbytes,
+            }
+            for e in self.stores.values()
+            if e.ready
+        ]
+
+    def on_delete(self, uid: str) -> None:
+        """Free a store on all its hosts."""
+        self.entry(uid)
+        self.free(uid, "was deleted")
+
+    def on_close(self, uid: str) -> None:
+        """Free a session store; closing it twice is fine."""
+        self.free(uid, "was closed")
+
+    def on_locate(self, uid: str) -> dict[str, Any]:
+        """Return owners, and which shards are lost and why."""
+        entry = self.entry(uid)
+        lost = [(shard, *why) for shard, why in entry.lost.items()]
+        return {"owners": list(entry.owners), "lost": lost, "name": entry.name}
+
+    def free(self, uid: str, why: str) -> None:
+        """Forget a store at once and free its memory in the background."""
+        entry = self.stores.pop(uid, None)
+        if entry is None:
+            return
+        self._freed[uid] = why
+        if len(self._freed) > REMEMBERED:
+            del self._freed[next(iter(self._freed))]
+        if self.names.get(entry.name) == uid:
+            del self.names[entry.name]
+        self.runs.store_gone(entry, StoreClosedError(f"store {entry.name!r} {why}"))
+        if not entry.session and (cs := self.scheduler.clients.get(f"daskps-{uid}")):
+            self.scheduler.client_releases_keys(
+                keys=[ts.key for ts in cs.wants_what],
+                client=cs.client_key,
+                stimulus_id=f"daskps-free-{uid}",
+            )
+        self.hosts.spawn(self.hosts.everywhere(entry, "drop"))
+
+    # -- what the cluster tells us -------------------------------------------
+
+    def worker_left(self, worker: str, reason: str) -> None:
+        """Mark what a worker held as lost."""
+        for entry in self.stores.values():
+            shards = [i for i, w in enumerate(entry.owners) if w == worker]
+            entry.nbytes.pop(worker, None)
+            for shard in shards:
+                entry.lost[shard] = (worker, reason)
+            if shards:
+                self.runs.shard_lost(entry, shards[0], worker, reason)
+                logger.warning(
+                    "daskps: store %r lost %d shards with worker %s",
+                    entry.name,
+                    len(shards),
+                    worker,
+                )
+        self.runs.worker_left(worker)
+        self.identities.forget("worker", worker)
+
+    def client_left(self, client: str) -> None:
+        """End the runs of a client and free its session stores."""
+        self.runs.client_left(client)
+        self.identities.forget("client", client)
+        for entry in list(self.stores.values()):
+            if entry.client == client and (entry.session or not entry.ready):
+                self.free(entry.uid, "went with the client that made it")
+
+    def task_forgotten(self, key: Any) -> None:
+        """Forget a task's producer; free a store whose anchor nobody wants."""
+        self.identities.forget_task(key)
+        uid = store_of_anchor(key)
+        if uid is not None and uid in self.stores and self.stores[uid].ready:
+            self.free(uid, "lost its last reference")
+
+    def restarted(self) -> None:
+        """Forget every store: `client.restart` killed all workers."""
+        for uid in list(self.stores):
+            self.free(uid, "was lost in client.restart()")
+
+    def busy_workers(self) -> set[str]:
+        """Return the workers that hold shards."""
+        return {w for e in self.stores.values() for w in e.nbytes}

@@ -1,0 +1,88 @@
+"""One store as the directory knows it, and the way to its hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from daskps.cluster.messages import unpack_reply
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from distributed import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Entry:
+    """One store as the directory knows it."""
+
+    uid: str
+    name: str
+    #: Client that made it, whose end is a session store's end.
+    client: str
+    session: bool
+    layout: dict[str, Any]
+    owners: tuple[str, ...]
+    #: Bytes on each worker.
+    nbytes: dict[str, int]
+    rules: bytes
+    #: For each parameter index with an optimizer its repr.
+    optimizers: dict[int, str]
+    ready: bool = False
+    #: Shards without a live copy: worker and reason.
+    lost: dict[int, tuple[str, str]] = field(default_factory=dict)
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return what a handle needs."""
+        return {
+            "uid": self.uid,
+            "name": self.name,
+            "session": self.session,
+            "layout": self.layout,
+            "owners": list(self.owners),
+            "rules": self.rules,
+            "optimizers": list(self.optimizers.items()),
+        }
+
+
+class Hosts:
+    """The scheduler's way to the hosts, and the work it does beside its own."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._background: set[asyncio.Task[Any]] = set()
+
+    async def control(self, worker: str, method: str, **kwargs: Any) -> Any:
+        """Send a control message to the host on a worker."""
+        rpc: Any = self._scheduler.rpc(worker)
+        reply = await rpc.daskps_control(method=method, **kwargs)
+        return unpack_reply(reply, f"worker {worker}")["value"]
+
+    async def everywhere(self, entry: Entry, method: str, **kwargs: Any) -> list[Any]:
+        """Send a control message to every live host of a store."""
+        lost = {worker for worker, _ in entry.lost.values()}
+        hosts = [w for w in dict.fromkeys(entry.owners) if w not in lost]
+        return await asyncio.gather(
+            *(self.control(w, method, store=entry.uid, **kwargs) for w in hosts)
+        )
+
+    def spawn(self, work: Awaitable[Any]) -> None:
+        """Run something in the background and log how it fails."""
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            logger.info("daskps background work ended with %r", error)
+
+    def close(self) -> None:
+        """Stop the background work."""
+        for task in self._background:
+            task.cancel()

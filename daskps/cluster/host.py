@@ -1,0 +1,295 @@
+"""The part of daskps inside a worker: its shards, and the calls that reach them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from distributed.core import Status
+from distributed.diagnostics.plugin import WorkerPlugin
+
+from daskps import config
+from daskps.cluster import control
+from daskps.cluster.messages import (
+    Answer,
+    Call,
+    Part,
+    pack_answers,
+    refusal,
+    unpack_call,
+)
+from daskps.cluster.slot import Pending, Slot, step_of
+from daskps.errors import (
+    DaskPSError,
+    ShardLostError,
+    StaleGenerationError,
+    StoreClosedError,
+)
+from daskps.shards.base import Array, Ready, Ticket
+from daskps.shards.dense import Shard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from distributed import Worker
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+#: Hosts of this process by worker address: the way "in the process" starts here.
+HOSTS: dict[str, ShardHost] = {}
+_UNFINISHED = (Status.closing, Status.closed, Status.failed)
+
+
+class ShardHost:
+    """Shards of one worker.
+
+    Threads: `call_now` is for threads that may wait (tasks, trainers), `call` for the
+    event loop; both end in :meth:`Slot.serve`, which never blocks.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        settings = config.load()
+        self.worker = worker
+        self.slots: dict[tuple[str, int], Slot] = {}
+        self.inline_nbytes = settings.inline_nbytes
+        self.n_calls = 0
+        self._loop_thread = threading.get_ident()
+        self._executor = ThreadPoolExecutor(
+            settings.threads, thread_name_prefix="daskps-host"
+        )
+        worker.handlers["daskps_call"] = self.handle_call
+        worker.handlers["daskps_control"] = self.handle_control
+        worker.metrics["daskps"] = _metric
+
+    # -- calls from the event loop -------------------------------------------
+
+    async def handle_call(
+        self, protocol: int, head: Sequence[Any], parts: Any
+    ) -> dict[str, Any]:
+        """Serve one message of another process."""
+        try:
+            store = head[0]
+            layout = self._layout(store, parts)
+            call = unpack_call(protocol, head, parts, layout)
+            owned = not self.worker.address.startswith("inproc")
+            return pack_answers(await self.call(call, owned=owned))
+        except (DaskPSError, ValueError, TypeError) as error:
+            return refusal(error)
+
+    def _layout(self, store: str, parts: Sequence[Sequence[Any]]) -> Any:
+        for part in parts:
+            return self._slot(store, part[0]).layout
+        raise ValueError("a call to no shard at all")
+
+    async def call(self, call: Call, owned: bool = False) -> list[Answer]:
+        """Serve a call from the event loop; waits without blocking it."""
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[None] = loop.create_future()
+        self.n_calls += 1
+        if not call.run:
+            await control.make_room(self, call)
+        pending, tickets = self._start(call, owned, self._waker(loop, woken))
+        small = call.nbytes <= self.inline_nbytes
+        for slot, _, _ in tickets:
+            if small and slot.nbytes <= 16 * self.inline_nbytes:
+                slot.serve()
+            else:
+                await loop.run_in_executor(self._executor, slot.serve)
+        if not pending.done:
+            # A timer, not `wait_for`: that would cost a task per message.
+            timer = loop.call_later(call.wait_seconds, _wake, woken)
+            try:
+                await woken
+            finally:
+                timer.cancel()
+                if not pending.done:
+                    self._abandon(tickets)
+        if call.nbytes_read <= self.inline_nbytes:
+            return self._answers(tickets)
+        return await loop.run_in_executor(self._executor, self._answers, tickets)
+
+    def _waker(
+        self, loop: asyncio.AbstractEventLoop, woken: asyncio.Future[None]
+    ) -> Callable[[], None]:
+        def callback() -> None:
+            if threading.get_ident() == self._loop_thread:
+                _wake(woken)
+            else:
+                loop.call_soon_threadsafe(_wake, woken)
+
+        return callback
+
+    # -- calls from threads of this process ----------------------------------
+
+    def call_now(
+        self, call: Call, outs: Mapping[int, Sequence[Array]], seconds: float
+    ) -> list[Answer]:
+        """Serve a call in the caller's thread, reading straight into `outs`."""
+        woken = threading.Event()
+        pending, tickets = self._start(call, False, woken.set)
+        try:
+            for slot, _, _ in tickets:
+                slot.serve()
+            if not pending.done:
+                woken.wait(seconds)
+        finally:
+            if not pending.done:
+                self._abandon(tickets)
+        return self._answers(tickets, outs)
+
+    # -- both ----------------------------------------------------------------
+
+    def _start(
+        self, call: Call, owned: bool, callback: Callable[[], None]
+    ) -> tuple[Pending, list[tuple[Slot, Part, Ticket]]]:
+        slots = [self._slot(call.store, part.shard) for part in call.parts]
+        pending = Pending(len(slots), callback)
+        started = []
+        for slot, part in zip(slots, call.parts, strict=True):
+            ticket = Ticket(step_of(call, part, owned), owner=pending)
+            started.append((slot, part, ticket))
+        for slot, _, ticket in started:
+            slot.put(ticket)
+        return pending, started
+
+    def _slot(self, store: str, shard: int) -> Slot:
+        try:
+            return self.slots[store, shard]
+        except KeyError:
+            raise StaleGenerationError(
+                f"worker {self.worker.address} holds no shard {shard} of store "
+                f"{store}; ask the directory where it lives"
+            ) from None
+
+    def _abandon(self, tickets: Sequence[tuple[Slot, Part, Ticket]]) -> None:
+        """Stop waiting: what is not applied yet never will be under this ticket."""
+        for slot, _, ticket in tickets:
+            slot.run(partial(Shard.cancel, tickets=[ticket]))
+            slot.serve()
+
+    def _answers(
+        self,
+        tickets: Sequence[tuple[Slot, Part, Ticket]],
+        outs: Mapping[int, Sequence[Array]] | None = None,
+    ) -> list[Answer]:
+        return [
+            _answer(slot, part, ticket, outs[part.shard] if outs else None)
+            for slot, part, ticket in tickets
+        ]
+
+    # -- control -------------------------------------------------------------
+
+    async def handle_control(self, method: str, **kwargs: Any) -> dict[str, Any]:
+        """Serve a control message: create, drop, runs, versions, statistics."""
+        try:
+            function = control.METHODS[method]
+            return {"status": "OK", "value": await function(self, **kwargs)}
+        except Exception as error:
+            if not isinstance(error, (DaskPSError, ValueError, TypeError)):
+                logger.exception("control message %s failed", method)
+            return refusal(error)
+
+    async def in_thread(self, function: Callable[[], Any]) -> Any:
+        """Run `function` on the host's own executor."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, function)
+
+    def of(self, store: str) -> list[Slot]:
+        """Return the slots of a store held here, or refuse."""
+        found = [slot for (uid, _), slot in self.slots.items() if uid == store]
+        if not found:
+            raise StaleGenerationError(
+                f"worker {self.worker.address} holds no shard of store {store}"
+            )
+        return found
+
+    async def under(self, slot: Slot, function: Callable[[Shard], T]) -> T:
+        """Run a function of a shard under its mutex without blocking the loop."""
+        future = slot.run(function)
+        if slot.nbytes <= 16 * self.inline_nbytes:
+            slot.serve()
+        else:
+            await self.in_thread(slot.serve)
+        return await asyncio.wrap_future(future)
+
+    def drop(self, slot: Slot) -> None:
+        """End the calls that wait for a shard that was deleted."""
+        error = StoreClosedError(
+            f"store {slot.name!r} was closed or deleted while a call waited for it"
+        )
+        slot.run(lambda shard: shard.abandon(error))
+        slot.serve()
+
+    def close(self, reason: str) -> None:
+        """End every waiting call with ShardLostError and free the shards."""
+        for (_, index), slot in list(self.slots.items()):
+            error = ShardLostError(slot.name, index, self.worker.address, reason)
+            slot.run(partial(Shard.abandon, error=error))
+            slot.serve()
+        self.slots.clear()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _wake(woken: asyncio.Future[None]) -> None:
+    if not woken.done():
+        woken.set_result(None)
+
+
+def _answer(
+    slot: Slot, part: Part, ticket: Ticket, outs: Sequence[Array] | None
+) -> Answer:
+    outcome = ticket.outcome
+    if isinstance(outcome, Exception):
+        return Answer(part.shard, error=outcome)
+    if not isinstance(outcome, Ready):
+        return Answer(part.shard, parked=True, applied=ticket.applied)
+    if part.ranges:
+        if outs is None:
+            outs = [np.empty(stop - start, dtype) for dtype, start, stop in part.ranges]
+        outcome = slot.read(ticket, part, outs)
+    version = outcome.version if part.ranges else ticket.version or outcome.version
+    return Answer(
+        part.shard,
+        version=version,
+        duplicate=outcome.duplicate,
+        lag=outcome.lag,
+        arrays=tuple(outs or ()),
+    )
+
+
+def _metric(worker: Worker) -> dict[str, int]:
+    host = HOSTS.get(worker.address)
+    slots = list(host.slots.values()) if host else []
+    return {"shards": len(slots), "nbytes": sum(s.nbytes for s in slots)}
+
+
+class HostPlugin(WorkerPlugin):
+    """Gives a worker its host. Registering it again changes nothing."""
+
+    name = "daskps-host"
+    idempotent = True
+
+    def setup(self, worker: Worker) -> None:
+        """Create the host unless this worker has one."""
+        host = HOSTS.get(worker.address)
+        if host is None or host.worker is not worker:
+            HOSTS[worker.address] = ShardHost(worker)
+
+    def teardown(self, worker: Worker) -> None:
+        """Close the host when the worker closes.
+
+        Dask also tears a plugin down when one of the same name is added again, as
+        happens after a preload; the shards must survive that.
+        """
+        host = HOSTS.get(worker.address)
+        if host is None or worker.status not in _UNFINISHED:
+            return
+        host.close("is closing")
+        del HOSTS[worker.address]

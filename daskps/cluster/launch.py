@@ -1,0 +1,254 @@
+"""Starting the trainers of a run, hearing from them, and ending it whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from distributed import Client, Future
+
+from daskps import config
+from daskps.cluster import upstream
+from daskps.cluster.messages import unpack_error
+from daskps.cluster.tasks import run_trainer
+from daskps.consistency import SSP, Policy
+from daskps.errors import NotEnoughWorkersError, ProtocolError, RunCancelledError
+
+if TYPE_CHECKING:
+    from daskps.cluster.link import Link
+
+#: How often a trainer whose data went with its worker is given new data.
+MOST_RESTARTS = 5
+#: A trainer's function: called with its session and its part of the data.
+Body = Callable[[Any, Any], Any]
+Listener = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One run, before it begins."""
+
+    uid: str
+    policy: Policy
+    reduce: Any
+    reset: bool
+    restartable: bool
+    gated: bool
+    body: Body
+    #: What each trainer trains on, or a future of it.
+    parts: Sequence[Any]
+    name: str
+
+
+async def workers_for(link: Link, size: int | None) -> list[str]:
+    """Return a worker for each of `size` trainers, one per worker by default."""
+    info = await link.node.scheduler.identity()
+    found = list(info["workers"])
+    if not found:
+        raise NotEnoughWorkersError("the cluster has no worker to train on; add some")
+    return [found[i % len(found)] for i in range(size or len(found))]
+
+
+async def launch(
+    link: Link, spec: Launch, listen: Listener | None, began: Callable[[int], None]
+) -> tuple[list[Any], dict[str, int]]:
+    """Run the trainers to their end.
+
+    Parameters
+    ----------
+    link : Link
+        The client's way to the cluster.
+    spec : Launch
+        What to run.
+    listen : callable, optional
+        Awaited with every event of the directory and with new clocks.
+    began : callable
+        Called with the run's id.
+
+    Returns
+    -------
+    list, dict
+        What each trainer's body returned, in rank order, and counters.
+
+    Raises
+    ------
+    Exception
+        The first error of a trainer's own code; else why the run was fenced.
+    """
+    client = link.client
+    staleness = spec.policy.staleness if isinstance(spec.policy, SSP) else 0
+    body = _pickled(spec)
+    run = await link.directory(
+        "open_run",
+        uid=spec.uid,
+        begin={
+            "policy": (spec.policy.name, staleness),
+            "n_ranks": len(spec.parts),
+            "reduce": upstream.dumps(spec.reduce),
+            "reset": spec.reset,
+        },
+        client=client.id,
+        size=len(spec.parts),
+        restartable=spec.restartable,
+        gated=spec.gated,
+    )
+    began(run)
+    trainers = _Trainers(link, spec, run, body)
+    try:
+        watch = asyncio.ensure_future(_watch(link, run, listen))
+        work = asyncio.ensure_future(trainers.results())
+        try:
+            await _first_error(link, run, work, watch)
+            return work.result(), {"lost_trainers": trainers.lost}
+        finally:
+            for task in (work, watch):
+                task.cancel()
+            await asyncio.gather(work, watch, return_exceptions=True)
+    except BaseException as error:
+        reason = f"cancelled by its caller ({type(error).__name__})"
+        await asyncio.shield(_fence(link, run, reason))
+        trainers.cancel()
+        raise
+    finally:
+        await asyncio.shield(_close(link, run))
+
+
+def _pickled(spec: Launch) -> bytes:
+    try:
+        return upstream.dumps(spec.body)
+    except Exception as error:
+        raise TypeError(
+            f"the function to train with cannot be pickled ({error}); define it at "
+            f"module level or without open files, locks and clients"
+        ) from error
+
+
+async def _first_error(
+    link: Link, run: int, work: asyncio.Future[Any], watch: asyncio.Future[Any]
+) -> None:
+    """Wait for the results; a fence without an error of its own says why."""
+    await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+    if not work.done():
+        # The directory fenced the run. Give the trainer that is the reason time to
+        # report its own exception, which says more.
+        await asyncio.wait({work}, timeout=2.0)
+    if work.done() and not isinstance(work.exception(), RunCancelledError):
+        error = work.exception()
+        if error is None and watch.done() and watch.exception():
+            error = watch.exception()
+        if error is not None:
+            raise error
+        return
+    if watch.done() and (error := watch.exception()):
+        raise error
+    work.result()
+
+
+async def _watch(link: Link, run: int, listen: Listener | None) -> None:
+    """Follow the directory's events until the run is fenced, which raises."""
+    seen, clock = 0, 0
+    while True:
+        news = await link.directory(
+            "watch", run=run, seen=seen, clock=clock, wait_seconds=10.0
+        )
+        for event in news["events"]:
+            seen += 1
+            if listen is not None:
+                await listen(event)
+        if news["clock"] > clock:
+            clock = news["clock"]
+            if listen is not None:
+                await listen({"clock": clock})
+        if news["error"] is not None:
+            raise unpack_error(news["error"])
+        # News of clocks come with every report; ten a second are enough.
+        await asyncio.sleep(0.1 if listen is not None and not news["events"] else 0)
+
+
+async def _fence(link: Link, run: int, reason: str) -> None:
+    with contextlib.suppress(OSError, ProtocolError):
+        fence = link.directory("fence_run", run=run, reason=reason)
+        await asyncio.wait_for(fence, 5)
+
+
+async def _close(link: Link, run: int) -> None:
+    with contextlib.suppress(OSError, ProtocolError):
+        await asyncio.wait_for(link.directory("close_run", run=run), 5)
+
+
+class _Trainers:
+    """The futures of a run's trainers."""
+
+    def __init__(self, link: Link, spec: Launch, run: int, body: bytes) -> None:
+        self.link, self.spec, self.run, self.body = link, spec, run, body
+        self.client: Client = link.client
+        self.lost = 0
+        self.futures: dict[int, Future[Any]] = {}
+        #: Held so that Dask keeps the data as long as a trainer may need it.
+        self._data: dict[int, Future[Any]] = {}
+
+    async def results(self) -> list[Any]:
+        """Start all trainers and await what they return."""
+        workers = await workers_for(self.link, len(self.spec.parts))
+        for rank, worker in enumerate(workers):
+            await self._start(rank, worker, 0)
+        tasks = [asyncio.ensure_future(self._one(rank)) for rank in self.futures]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            errors = [e for t in done if (e := t.exception())]
+            own = [e for e in errors if not isinstance(e, RunCancelledError)]
+            for error in own or errors:
+                raise error
+            return [task.result() for task in tasks]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _start(self, rank: int, worker: str, attempt: int) -> None:
+        part = self.spec.parts[rank]
+        if not isinstance(part, Future):
+            part = await upstream.scatter(self.client, part, worker)
+        self._data[rank] = part
+        self.futures[rank] = self.client.submit(
+            run_trainer,
+            self.body,
+            {
+                "uid": self.spec.uid,
+                "run": self.run,
+                "rank": rank,
+                "size": len(self.spec.parts),
+            },
+            config.load().register_timeout_seconds,
+            part,
+            key=f"daskps-trainer-{self.spec.name}-{self.run}-{rank}-{attempt}",
+            workers=[worker],
+            allow_other_workers=True,
+            pure=False,
+        )
+
+    async def _one(self, rank: int) -> Any:
+        """Await one trainer, with new data where the old went with its worker."""
+        for attempt in range(1, MOST_RESTARTS + 1):
+            future = self.futures[rank]
+            try:
+                return await upstream.result(future)
+            except CancelledError:
+                # The data it was given went with a worker, so Dask gave it up.
+                if not self.spec.restartable:
+                    raise RunCancelledError(
+                        f"trainer {rank} was lost with its worker"
+                    ) from None
+                self.lost += 1
+                workers = await workers_for(self.link, len(self.spec.parts))
+                await self._start(rank, workers[rank], attempt)
+        raise RunCancelledError(f"trainer {rank} lost {MOST_RESTARTS} workers in a row")
+
+    def cancel(self) -> None:
+        """Tell Dask that nobody wants the trainers any more."""
+        for future in self.futures.values():
+            upstream.release(future)

@@ -1,0 +1,209 @@
+"""How this process reaches the cluster: through a client, or through a worker.
+
+A handle binds late. Inside a worker it uses the worker's own connections, never a
+client made for the purpose: `get_client` there doubles the connections and blocks a
+thread the scheduler may need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from concurrent.futures import Future as ThreadFuture
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from distributed import Client, Worker, get_client, get_worker
+from distributed.utils import SyncMethodMixin
+
+from daskps.cluster import upstream
+from daskps.cluster.host import HOSTS
+from daskps.cluster.messages import identity, unpack_reply
+from daskps.cluster.plugin import DirectoryPlugin
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Link(SyncMethodMixin):
+    """One process's way to the scheduler and to the hosts.
+
+    Parameters
+    ----------
+    node : Client or Worker
+        Whose event loop and connections are used.
+    """
+
+    def __init__(self, node: Client | Worker) -> None:
+        self.node: Any = node
+        self.pid = os.getpid()
+        self.loop: Any = node.loop
+        self.pool = node.rpc
+        self._ensured = False
+        if isinstance(node, Worker):
+            self.is_worker, self._asynchronous = True, False
+            #: What the directory closes this link's producers with.
+            self.owner = ("worker", node.address)
+        else:
+            self.is_worker, self._asynchronous = False, bool(node.asynchronous)
+            self.owner = ("client", node.id)
+
+    @property
+    def live(self) -> bool:
+        """Whether the client or worker can still be used."""
+        if self.pid != os.getpid():
+            return False
+        status = self.node.status
+        name = status if isinstance(status, str) else status.name
+        return name not in ("closed", "closing", "failed")
+
+    @property
+    def client(self) -> Client:
+        """The client, or a worker's own where a graph must be submitted."""
+        client: Client = (
+            upstream.worker_client(self.node) if self.is_worker else self.node
+        )
+        return client
+
+    async def directory(self, method: str, **kwargs: Any) -> Any:
+        """Send a message to the directory."""
+        reply = await self.node.scheduler.daskps_directory(method=method, **kwargs)
+        return unpack_reply(reply, "the scheduler")["value"]
+
+    async def control(self, worker: str, method: str, **kwargs: Any) -> Any:
+        """Send a control message to the host on a worker."""
+        if worker in HOSTS:
+            host = HOSTS[worker]
+            if host.worker.loop is self.loop:
+                reply = await host.handle_control(method, **kwargs)
+                return unpack_reply(reply, f"worker {worker}")["value"]
+        reply = await self.rpc(worker, "daskps_control", method=method, **kwargs)
+        return unpack_reply(reply, f"worker {worker}")["value"]
+
+    async def rpc(self, worker: str, op: str, **kwargs: Any) -> Any:
+        """Call a handler of a worker directly."""
+        return await getattr(self.pool(worker), op)(**kwargs)
+
+    async def ensure(self) -> None:
+        """Give the scheduler its directory and the workers their hosts, once."""
+        if self._ensured:
+            return
+        try:
+            await upstream.register(self.client, DirectoryPlugin())
+        except ValueError:
+            # The scheduler takes no pickles (distributed.scheduler.pickle: false);
+            # it was started with --preload daskps.preload, or `hello` says so.
+            logger.info("the scheduler refuses plugins", exc_info=True)
+        await self.directory("hello", **identity())
+        self._ensured = True
+
+    async def within(self, work: Awaitable[T], seconds: float | None, what: str) -> T:
+        """Await `work` for at most `seconds`, then raise a TimeoutError that names it."""
+        try:
+            return await asyncio.wait_for(work, seconds)
+        except TimeoutError:
+            raise TimeoutError(
+                f"timed out waiting for {what} after {seconds:g} s; pass a larger "
+                f"timeout=, or None to wait for ever"
+            ) from None
+
+    def run(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Run a coroutine function from a thread, or hand its awaitable over.
+
+        Raises
+        ------
+        RuntimeError
+            On a worker's event loop, which must not block.
+        """
+        if self.is_worker and self.asynchronous:
+            raise RuntimeError(
+                "a store's blocking methods were called on a worker's event loop, "
+                "which would stop the worker; use pull_async and push_async there "
+                "and await them, or make the task a plain function"
+            )
+        result: T = self.sync(function)  # type: ignore[no-untyped-call]
+        return result
+
+    def start(self, function: Callable[[], Awaitable[T]]) -> Pending[T]:
+        """Start a coroutine function on the loop and return its future at once."""
+        future: Pending[T] = Pending()
+
+        def begin() -> None:
+            task = asyncio.ensure_future(function())
+            task.add_done_callback(future.take)
+            future.task = task
+
+        self.loop.add_callback(begin)
+        return future
+
+
+class Pending(ThreadFuture[T]):
+    """A `concurrent.futures.Future` that can also be awaited."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Kept so that it is not collected half way.
+        self.task: asyncio.Future[T] | None = None
+
+    def take(self, task: asyncio.Future[T]) -> None:
+        """Take over the outcome of the task behind it."""
+        if task.cancelled():
+            self.cancel()
+            self.set_running_or_notify_cancel()
+        elif error := task.exception():
+            self.set_exception(error)
+        else:
+            self.set_result(task.result())
+
+    def stop(self, link: Link) -> None:
+        """Cancel the task behind it."""
+        if self.task is not None:
+            link.loop.add_callback(self.task.cancel)
+
+    def __await__(self) -> Any:
+        return asyncio.wrap_future(self).__await__()
+
+
+_LINKS: dict[int, Link] = {}
+_LOCK = threading.Lock()
+
+
+def link_of(node: Client | Worker) -> Link:
+    """Return the link of a client or worker, one for each."""
+    with _LOCK:
+        link = _LINKS.get(id(node))
+        if link is None or link.node is not node or not link.live:
+            for key in [k for k, old in _LINKS.items() if not old.live]:
+                del _LINKS[key]
+            link = _LINKS[id(node)] = Link(node)
+        return link
+
+
+def current_link(client: Client | None = None) -> Link:
+    """Return the nearest way to the cluster from here.
+
+    The given client, else the worker whose task this is, else Dask's current client,
+    else the one worker of this process.
+
+    Raises
+    ------
+    ValueError
+        Dask's own, when there is none of these.
+    """
+    if client is not None:
+        return link_of(client)
+    try:
+        return link_of(get_worker())
+    except ValueError:
+        pass
+    try:
+        return link_of(get_client())
+    except ValueError:
+        hosts = list(HOSTS.values())
+        if len(hosts) == 1:
+            return link_of(hosts[0].worker)
+        raise

@@ -1,0 +1,277 @@
+"""What travels between a caller and a host: frozen values, plain msgpack, arrays.
+
+Every message carries the protocol version and the identity of what it is about:
+store, shard, generation, run, rank, clock, producer, sequence, kind. A reply that is
+not an explicit acknowledgement is an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps import errors
+from daskps.cluster.upstream import frame, unframe
+from daskps.layout import Layout, compute_dtype
+from daskps.shards.base import GRADIENT, MODEL, NOTHING, Item
+from daskps.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Raised whenever a message changes its meaning; two ends must agree.
+PROTOCOL = 1
+#: Arrays up to this size travel inside the message, larger ones as frames of their
+#: own without a copy. (Wrapping an array costs about as much as copying 16 kB.)
+INLINE_NBYTES = 16_384
+
+Array = np.ndarray[Any, np.dtype[Any]]
+#: dtype, start and stop within a shard's vector of that dtype.
+Range = tuple[str, int, int]
+
+
+def identity() -> dict[str, Any]:
+    """Return what two ends compare before they talk."""
+    return {"protocol": PROTOCOL, "version": VERSION}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one message says to one shard."""
+
+    shard: int
+    generation: int = 1
+    items: tuple[Item, ...] = ()
+    ranges: tuple[Range, ...] = ()
+    at_least: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One message to one host: a step for each of its shards named in `parts`."""
+
+    store: str
+    parts: tuple[Part, ...]
+    kind: str = NOTHING
+    run: int = 0
+    rank: int = -1
+    clock: int = 0
+    tick: bool = False
+    producer: int = 0
+    sequence: int = 0
+    weight: float = 1.0
+    lr: float | None = None
+    wait: str = "no"
+    #: Longest the host may keep the caller waiting before it says "parked".
+    wait_seconds: float = 30.0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays that come and go."""
+        come = sum(i.data.nbytes for p in self.parts for i in p.items)
+        return come + self.nbytes_read
+
+    @property
+    def nbytes_read(self) -> int:
+        """Bytes of the arrays asked for."""
+        return sum(
+            (stop - start) * np.dtype(dtype).itemsize
+            for p in self.parts
+            for dtype, start, stop in p.ranges
+        )
+
+    def waiting(self) -> Call:
+        """Return the same call without its arrays: they were accepted, it waits on."""
+        parts = tuple(replace(p, items=()) for p in self.parts)
+        clock = self.clock + self.tick
+        return replace(self, parts=parts, kind=NOTHING, clock=clock, tick=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one shard says back."""
+
+    shard: int
+    error: Exception | None = None
+    #: The wait is not over; `applied` says whether the arrays were accepted.
+    parked: bool = False
+    applied: bool = True
+    version: int = 0
+    duplicate: bool = False
+    lag: int = 0
+    arrays: tuple[Array, ...] = ()
+
+
+_HEAD = (
+    "store",
+    "kind",
+    "run",
+    "rank",
+    "clock",
+    "tick",
+    "producer",
+    "sequence",
+    "weight",
+    "lr",
+    "wait",
+    "wait_seconds",
+)
+
+
+def pack_call(call: Call) -> dict[str, Any]:
+    """Return `call` as the keyword arguments of the host's handler."""
+    parts = [
+        [
+            p.shard,
+            p.generation,
+            p.at_least,
+            [[i.position, i.start, pack_array(i.data)] for i in p.items],
+            [list(r) for r in p.ranges],
+        ]
+        for p in call.parts
+    ]
+    head = [getattr(call, name) for name in _HEAD]
+    return {"protocol": PROTOCOL, "head": head, "parts": parts}
+
+
+def unpack_call(protocol: int, head: Sequence[Any], parts: Any, layout: Layout) -> Call:
+    """Rebuild a call on the host, the arrays with the dtypes the layout says.
+
+    Raises
+    ------
+    ProtocolError, PushRejectedError
+        For another protocol, or an array that does not fit its piece.
+    """
+    if protocol != PROTOCOL:
+        raise errors.ProtocolError(
+            f"a message of protocol {protocol} reached a host of protocol {PROTOCOL}; "
+            f"install the same daskps on client, scheduler and workers"
+        )
+    call = Call(parts=(), **dict(zip(_HEAD, head, strict=True)))
+    unpacked = tuple(
+        Part(
+            shard,
+            generation,
+            tuple(_item(layout, shard, call.kind, item) for item in items),
+            tuple((d, a, b) for d, a, b in ranges),
+            at_least,
+        )
+        for shard, generation, at_least, items, ranges in parts
+    )
+    return replace(call, parts=unpacked)
+
+
+def _item(layout: Layout, shard: int, kind: str, packed: tuple[int, int, Any]) -> Item:
+    position, start, data = packed
+    piece = layout.pieces[shard][position]
+    dtype = piece.parameter.dtype
+    if kind in (GRADIENT, MODEL):
+        dtype = compute_dtype(dtype)
+    array = unpack_array(data, dtype)
+    if array.ndim != 1 or start < 0 or start + len(array) > piece.size:
+        raise errors.PushRejectedError(
+            f"{len(array)} elements at {start} do not fit the {piece.size} elements of "
+            f"parameter {piece.parameter.name!r} in shard {shard}"
+        )
+    return Item(position, start, array)
+
+
+def pack_array(array: Array) -> Any:
+    """Return a 1-D array as bytes, or wrapped to travel as a frame of its own."""
+    return array.tobytes() if array.nbytes <= INLINE_NBYTES else frame(array)
+
+
+def unpack_array(data: Any, dtype: str) -> Array:
+    """Rebuild an array from :func:`pack_array`."""
+    if isinstance(data, bytes):
+        return np.frombuffer(data, dtype=dtype)
+    data = unframe(data)
+    if not isinstance(data, np.ndarray) or data.dtype != dtype:
+        raise errors.PushRejectedError(
+            f"expected an array of {dtype}, found {getattr(data, 'dtype', type(data))}"
+        )
+    return data
+
+
+def pack_answers(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Return the answers of a host as its reply."""
+    rows = [
+        [
+            a.shard,
+            pack_error(a.error) if a.error else None,
+            a.parked,
+            a.applied,
+            a.version,
+            a.duplicate,
+            a.lag,
+            [pack_array(x) for x in a.arrays],
+        ]
+        for a in answers
+    ]
+    return {"status": "OK", "answers": rows}
+
+
+def unpack_answers(reply: Any, where: str, call: Call) -> list[Answer]:
+    """Rebuild the answers to `call`; anything but an acknowledgement raises."""
+    rows = unpack_reply(reply, where)["answers"]
+    dtypes = {p.shard: [r[0] for r in p.ranges] for p in call.parts}
+    return [
+        Answer(
+            shard,
+            unpack_error(error) if error else None,
+            parked,
+            applied,
+            version,
+            duplicate,
+            lag,
+            tuple(map(unpack_array, arrays, dtypes[shard])) if arrays else (),
+        )
+        for shard, error, parked, applied, version, duplicate, lag, arrays in rows
+    ]
+
+
+def unpack_reply(reply: Any, where: str) -> dict[str, Any]:
+    """Return a reply that acknowledges, raise what it says otherwise.
+
+    Raises
+    ------
+    ProtocolError
+        When the other side knows no such message: Dask answers None then.
+    """
+    if not isinstance(reply, dict) or reply.get("status") not in ("OK", "refused"):
+        raise errors.ProtocolError(
+            f"{where} does not answer as a daskps host (it said {reply!r:.60}); is "
+            f"daskps installed there, in the same version? Start workers with "
+            f"--preload daskps.preload, or call daskps.create from a client first"
+        )
+    if reply["status"] == "refused":
+        raise unpack_error(reply["error"])
+    return reply
+
+
+def refusal(error: Exception) -> dict[str, Any]:
+    """Return the reply that carries an error."""
+    return {"status": "refused", "error": pack_error(error)}
+
+
+def pack_error(error: Exception) -> list[Any]:
+    """Return an error as its class name and arguments."""
+    name = type(error).__name__
+    if name in errors.__all__ or name in _BUILTINS:
+        return [name, [a if isinstance(a, (int, str)) else str(a) for a in error.args]]
+    return ["DaskPSError", [f"{name}: {error}"]]
+
+
+def unpack_error(packed: Sequence[Any]) -> Exception:
+    """Rebuild an error from :func:`pack_error`."""
+    name, args = packed
+    cls = _BUILTINS.get(name) or getattr(errors, name)
+    error: Exception = cls(*args)
+    return error
+
+
+_BUILTINS: dict[str, type[Exception]] = {
+    c.__name__: c for c in (ValueError, TypeError, TimeoutError, MemoryError)
+}

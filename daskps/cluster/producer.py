@@ -1,0 +1,86 @@
+"""Identity and sequence numbers of pushes outside runs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from daskps.cluster.client import Deadline
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from daskps.cluster.link import Link
+
+
+class Producer:
+    """Identity and sequence numbers of the pushes of one handle or task.
+
+    Sequence numbers leave in order, and none leaves while one 32 or more older is
+    unanswered: the shards can tell repeats only within a window.
+    """
+
+    SPREAD = 32
+
+    def __init__(self, task: tuple[Any, float] | None = None) -> None:
+        #: Key and start of the task that pushes, if one does.
+        self._task = task
+        self.id = 0
+        self._next = 0
+        self._open: set[int] = set()
+        self._turn = threading.Condition()
+
+    async def identify(self, link: Link) -> None:
+        """Have the directory issue an identity, at the first push."""
+        if not self.id:
+            kind, owner = ("task", self._task[0]) if self._task else link.owner
+            self.id = await link.directory("producer", kind=kind, owner=owner)
+
+    @contextmanager
+    def turn(self, timeout: float | None) -> Iterator[int]:
+        """Hold a sequence number while its push is under way."""
+        number = self.begin(timeout)
+        try:
+            yield number
+        finally:
+            self.end(number)
+
+    @asynccontextmanager
+    async def turn_async(self, seconds: float | None) -> AsyncIterator[int]:
+        """Hold a sequence number, without blocking the event loop."""
+        deadline = Deadline(seconds, "earlier pushes of this handle")
+        # Polled: the turn may be given back by a thread.
+        while self.crowded:  # noqa: ASYNC110
+            await asyncio.sleep(min(0.001, deadline.left()))
+        with self.turn(0) as number:
+            yield number
+
+    def begin(self, timeout: float | None) -> int:
+        """Take the next sequence number, waiting for pushes too far behind."""
+        with self._turn:
+            free = self._turn.wait_for(
+                lambda: not self._open or self._next - min(self._open) < self.SPREAD,
+                timeout,
+            )
+            if not free:
+                raise TimeoutError(
+                    f"{len(self._open)} earlier pushes of this handle are unanswered"
+                )
+            number = self._next
+            self._next += 1
+            self._open.add(number)
+            return number
+
+    def end(self, number: int) -> None:
+        """Give a sequence number back: its push was answered or given up."""
+        with self._turn:
+            self._open.discard(number)
+            self._turn.notify_all()
+
+    @property
+    def crowded(self) -> bool:
+        """Whether :meth:`begin` would wait."""
+        with self._turn:
+            return bool(self._open) and self._next - min(self._open) >= self.SPREAD

@@ -1,0 +1,130 @@
+"""Choosing the hosts of a new store."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from daskps.cluster.entry import Entry, Hosts
+from daskps.cluster.messages import PROTOCOL
+from daskps.errors import NotEnoughWorkersError, ProtocolError
+from daskps.layout import Layout
+from daskps.placement import check_memory, place
+from daskps.shards.segment import Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from distributed import Scheduler
+
+#: Seconds between two looks for workers that may still be starting.
+LOOK_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client asks the directory to make room for."""
+
+    uid: str
+    name: str
+    client: str
+    session: bool
+    #: Name, shape and dtype of each parameter.
+    params: Sequence[Any]
+    shards: int | None
+    servers: str | Sequence[str]
+    rules: bytes
+    #: Parameter index and repr of its rule.
+    optimizers: Sequence[tuple[int, str]]
+    #: Parameter index and initial values of its slots.
+    slots: Sequence[tuple[int, Sequence[float]]]
+    overwrite: bool
+    memory_share: float
+    wait_seconds: float
+
+
+def reserve(
+    scheduler: Scheduler, wanted: Request, workers: list[str], held: dict[str, int]
+) -> Entry:
+    """Lay a store out over workers, or refuse it for want of memory."""
+    n_shards = wanted.shards or len(workers)
+    layout = Layout.from_wire({"parameters": wanted.params, "shards": n_shards})
+    owners = place(layout.n_shards, workers)
+    nbytes: dict[str, int] = {}
+    for shard, worker in enumerate(owners):
+        need = Segment.needed_nbytes(layout, shard, dict(wanted.slots))
+        nbytes[worker] = nbytes.get(worker, 0) + need
+    limits = {w: scheduler.workers[w].memory_limit for w in nbytes}
+    check_memory(nbytes, held, limits, wanted.memory_share)
+    return Entry(
+        uid=wanted.uid,
+        name=wanted.name,
+        client=wanted.client,
+        session=wanted.session,
+        layout=layout.to_wire(),
+        owners=owners,
+        nbytes=nbytes,
+        rules=wanted.rules,
+        optimizers=dict(wanted.optimizers),
+    )
+
+
+async def find_servers(
+    scheduler: Scheduler, servers: str | Sequence[str], wait_seconds: float
+) -> list[str]:
+    """Return the workers that may own shards, waiting for those that start.
+
+    Raises
+    ------
+    NotEnoughWorkersError
+        When there is none, or not all that were named, after `wait_seconds`.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_seconds
+    while True:
+        found = _eligible(scheduler, servers)
+        missing = set() if isinstance(servers, str) else set(servers) - set(found)
+        if found and not missing:
+            return found
+        if loop.time() >= deadline:
+            absent = f", {sorted(missing)} are not among them" if missing else ""
+            raise NotEnoughWorkersError(
+                f"servers={servers!r} found {len(found)} running workers{absent}; the "
+                f"cluster has {len(scheduler.workers)}. Start workers, or name others "
+                f"in servers="
+            )
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+def _eligible(scheduler: Scheduler, servers: str | Sequence[str]) -> list[str]:
+    running = {ws.address: ws for ws in scheduler.running}
+    ordered = [address for address in scheduler.workers if address in running]
+    if not isinstance(servers, str):
+        return [address for address in dict.fromkeys(servers) if address in running]
+    resource = "PS" if servers == "auto" else servers.removeprefix("resource:")
+    having = [a for a in ordered if running[a].resources.get(resource)]
+    if servers == "all" or (servers == "auto" and not having):
+        return ordered
+    return having
+
+
+async def check_hosts(hosts: Hosts, entry: Entry) -> None:
+    """Refuse workers without a host, or with one of another protocol.
+
+    Raises
+    ------
+    ProtocolError
+        Naming the worker and both versions.
+    """
+
+    async def hello(worker: str) -> None:
+        theirs = await hosts.control(worker, "hello")
+        if theirs["protocol"] != PROTOCOL:
+            raise ProtocolError(
+                f"worker {worker} speaks protocol {theirs['protocol']} (daskps "
+                f"{theirs['version']}), the scheduler {PROTOCOL}; install the same "
+                f"daskps everywhere"
+            )
+
+    await asyncio.gather(*map(hello, entry.nbytes))

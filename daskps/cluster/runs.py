@@ -1,0 +1,316 @@
+"""Runs as the directory sees them: who has registered, who is lost, when to stop.
+
+Nothing here happens per step: a trainer talks to the directory when it registers, at
+the end of an epoch and when it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from daskps.cluster.messages import pack_error
+from daskps.errors import (
+    ConsistencyError,
+    DaskPSError,
+    NotEnoughWorkersError,
+    RunCancelledError,
+    ShardLostError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from daskps.cluster.entry import Entry, Hosts
+
+logger = logging.getLogger(__name__)
+#: How long shards that are a round behind may take to catch up when a run is fenced.
+SETTLE_SECONDS = 0.5
+
+
+@dataclass
+class Run:
+    """One run in progress."""
+
+    id: int
+    entry: Entry
+    client: str
+    size: int
+    #: Whether a trainer that lost its worker may register again.
+    restartable: bool
+    #: Whether trainers wait for the client's verdict after each epoch.
+    gated: bool
+    #: Worker of each rank that has registered and lives.
+    ranks: dict[int, str] = field(default_factory=dict)
+    attempts: dict[int, int] = field(default_factory=dict)
+    finished: set[int] = field(default_factory=set)
+    #: Per epoch and rank what the trainer reported.
+    reports: dict[int, dict[int, dict[str, Any]]] = field(default_factory=dict)
+    announced: int = 0
+    allowed: int = 0
+    stopped: bool = False
+    clock: int = 0
+    lost: int = 0
+    fenced: Exception | None = None
+    #: Ended epochs and everything else the client wants to hear of.
+    events: list[dict[str, Any]] = field(default_factory=list)
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+
+class Runs:
+    """The runs of all stores."""
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        entry: Callable[[str], Entry],
+        new_id: Callable[[], int],
+    ) -> None:
+        self._hosts = hosts
+        self._entry = entry
+        self._new_id = new_id
+        self._runs: dict[int, Run] = {}
+        self._ended: dict[int, Exception] = {}
+
+    # -- life ----------------------------------------------------------------
+
+    async def on_open_run(
+        self,
+        uid: str,
+        begin: dict[str, Any],
+        **who: Any,
+    ) -> int:
+        """Start a run on every shard of a store.
+
+        `begin` is for the hosts: policy, n_ranks, reduce, reset. `who` says client,
+        size, restartable and gated.
+        """
+        entry = self._entry(uid)
+        for run in self._runs.values():
+            if run.entry is entry and not run.fenced:
+                raise ConsistencyError(
+                    f"run {run.id} is training store {entry.name!r} already; wait for "
+                    f"it to end or cancel it, a store takes one run at a time"
+                )
+        for shard, (worker, reason) in entry.lost.items():
+            raise ShardLostError(entry.name, shard, worker, reason)
+        run = Run(self._new_id(), entry, **who)
+        self._runs[run.id] = run
+        try:
+            await self._hosts.everywhere(entry, "begin_run", run=run.id, **begin)
+        except BaseException:
+            await self._end(run, "it could not begin")
+            raise
+        return run.id
+
+    async def on_close_run(self, run: int) -> None:
+        """End a run that is over."""
+        if run in self._runs:
+            await self._end(self._runs[run], "it has ended")
+
+    async def on_fence_run(self, run: int, reason: str) -> None:
+        """Cancel a run: its trainers' calls fail from here on."""
+        if run in self._runs:
+            await self._fence(self._runs[run], RunCancelledError(reason))
+
+    async def _fence(self, run: Run, error: Exception) -> None:
+        if run.fenced:
+            return
+        run.fenced = error
+        await self._notify(run)
+        await self._settle(run)
+        await self._end(run, str(error))
+
+    async def _settle(self, run: Run) -> None:
+        """Let shards that are a round behind the others finish it.
+
+        A trainer sends its step to all hosts at once, so what one of them has
+        applied is on its way to the rest. Without this wait the store could keep
+        one round on some shards only.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + SETTLE_SECONDS
+        while loop.time() < deadline:
+            try:
+                rows = await self._hosts.everywhere(run.entry, "rounds", run=run.id)
+            except (OSError, DaskPSError):
+                return
+            if len({n for row in rows for n in row if n >= 0}) <= 1:
+                return
+            await asyncio.sleep(0.005)
+
+    async def _end(self, run: Run, reason: str) -> None:
+        run.fenced = run.fenced or RunCancelledError(reason)
+        self._runs.pop(run.id, None)
+        self._ended[run.id] = run.fenced
+        if len(self._ended) > 10_000:
+            del self._ended[next(iter(self._ended))]
+        await self._notify(run)
+        try:
+            await self._hosts.everywhere(
+                run.entry, "end_run", run=run.id, reason=reason
+            )
+        except (OSError, DaskPSError) as error:
+            logger.info("run %d ended with %r", run.id, error)
+
+    async def _notify(self, run: Run) -> None:
+        async with run.changed:
+            run.changed.notify_all()
+
+    def _get(self, run: int) -> Run:
+        if run not in self._runs:
+            error = self._ended.get(run)
+            raise RunCancelledError(f"run {run} is over: {error or 'it is unknown'}")
+        return self._runs[run]
+
+    async def _wait(self, run: Run, done: Any, seconds: float) -> bool:
+        """Wait until `done()` or the run is fenced; return whether it was done."""
+        timeout = None if math.isinf(seconds) else seconds
+        async with run.changed:
+            try:
+                await asyncio.wait_for(
+                    run.changed.wait_for(lambda: done() or run.fenced), timeout
+                )
+            except TimeoutError:
+                return bool(done())
+        return bool(done())
+
+    # -- trainers ------------------------------------------------------------
+
+    async def on_register(
+        self, run: int, rank: int, worker: str, wait_seconds: float
+    ) -> bool:
+        """Register a trainer, wait for the others, return whether it starts again."""
+        entry = self._get(run)
+        again = entry.attempts.get(rank, 0) > 0
+        if again and not entry.restartable:
+            error = RunCancelledError(
+                f"trainer {rank} lost its worker and may not start again; use "
+                f"on_trainer_lost='restart' in train, or resumable=True in run with "
+                f"a loop that begins at trainer.clock"
+            )
+            await self._fence(entry, error)
+            raise error
+        entry.attempts[rank] = entry.attempts.get(rank, 0) + 1
+        entry.ranks[rank] = worker
+        await self._notify(entry)
+        met = await self._wait(
+            entry, lambda: len(entry.attempts) == entry.size, wait_seconds
+        )
+        if entry.fenced:
+            raise RunCancelledError(f"run {run} is over: {entry.fenced}")
+        if not met:
+            short = NotEnoughWorkersError(
+                f"{len(entry.attempts)} of {entry.size} trainers registered within "
+                f"{wait_seconds:g} s; add workers, ask for fewer trainers=, or free "
+                f"threads that other tasks hold"
+            )
+            await self._fence(entry, short)
+            raise short
+        return again
+
+    async def on_finished(self, run: int, rank: int) -> None:
+        """Hear that a trainer has ended."""
+        entry = self._get(run)
+        entry.finished.add(rank)
+        await self._announce(entry)
+
+    async def on_report(
+        self, run: int, rank: int, epoch: int, report: dict[str, Any]
+    ) -> bool:
+        """Take one trainer's epoch, return whether it should stop.
+
+        In a gated run it waits until the client has decided.
+        """
+        entry = self._get(run)
+        entry.reports.setdefault(epoch, {})[rank] = report
+        await self._announce(entry)
+        if entry.gated:
+            await self._wait(entry, lambda: entry.allowed > epoch, math.inf)
+            if entry.fenced:
+                raise RunCancelledError(f"run {run} is over: {entry.fenced}")
+        return entry.stopped
+
+    async def _announce(self, run: Run) -> None:
+        """Tell the client of every epoch that all live trainers have ended."""
+        while rows := run.reports.get(run.announced):
+            if len(rows.keys() | run.finished) < run.size:
+                break
+            run.events.append({"epoch": run.announced, "reports": list(rows.values())})
+            run.announced += 1
+        await self._notify(run)
+
+    async def on_progress(self, run: int, clock: int) -> None:
+        """Hear which clock a trainer is at."""
+        entry = self._get(run)
+        entry.clock = max(entry.clock, clock)
+        await self._notify(entry)
+
+    # -- the client ----------------------------------------------------------
+
+    async def on_watch(
+        self, run: int, seen: int, clock: int, wait_seconds: float
+    ) -> dict[str, Any]:
+        """Wait for news of a run: events after the first `seen`, another clock."""
+        entry = self._runs.get(run)
+        if entry is None:
+            error = self._ended.get(run) or RunCancelledError("it is unknown")
+            return {"events": [], "clock": clock, "error": pack_error(error)}
+        await self._wait(
+            entry,
+            lambda: len(entry.events) > seen or entry.clock > clock,
+            wait_seconds,
+        )
+        return {
+            "events": entry.events[seen:],
+            "clock": entry.clock,
+            "error": pack_error(entry.fenced) if entry.fenced else None,
+        }
+
+    async def on_verdict(self, run: int, epoch: int, stop: bool) -> None:
+        """Let the trainers of a gated run go on after an epoch, or stop."""
+        entry = self._get(run)
+        entry.allowed = epoch + 1
+        entry.stopped = entry.stopped or stop
+        await self._notify(entry)
+
+    # -- what the cluster tells us -------------------------------------------
+
+    def worker_left(self, worker: str) -> None:
+        """Fence runs that may not restart the trainers of a worker that left."""
+        for run in list(self._runs.values()):
+            ranks = [r for r, w in run.ranks.items() if w == worker]
+            ranks = [r for r in ranks if r not in run.finished]
+            for rank in ranks:
+                del run.ranks[rank]
+                run.lost += 1
+                run.events.append({"lost": rank, "worker": worker})
+            if ranks and not run.restartable:
+                error = RunCancelledError(
+                    f"trainer {ranks[0]} was lost with worker {worker}; use "
+                    f"on_trainer_lost='restart' in train, or resumable=True in run"
+                )
+                self._hosts.spawn(self._fence(run, error))
+            elif ranks:
+                self._hosts.spawn(self._notify(run))
+
+    def client_left(self, client: str) -> None:
+        """Fence the runs of a client that left."""
+        for run in list(self._runs.values()):
+            if run.client == client:
+                error = RunCancelledError(f"client {client} left during its run")
+                self._hosts.spawn(self._fence(run, error))
+
+    def shard_lost(self, entry: Entry, shard: int, worker: str, reason: str) -> None:
+        """Fence the runs of a store that lost a shard."""
+        error = ShardLostError(entry.name, shard, worker, reason)
+        self.store_gone(entry, error)
+
+    def store_gone(self, entry: Entry, error: Exception) -> None:
+        """Fence the runs of a store that is gone."""
+        for run in list(self._runs.values()):
+            if run.entry is entry:
+                self._hosts.spawn(self._fence(run, error))

@@ -1,0 +1,127 @@
+"""One trainer's calls: what carries its run, rank, clock and sequence numbers."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from daskps.cluster import plans
+from daskps.cluster.client import ShardClient
+from daskps.cluster.messages import Answer, Array, Call
+from daskps.cluster.plans import GRADIENT, Plan, Target
+from daskps.shards.base import NOTHING, READ
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from daskps.cluster.link import Link
+    from daskps.cluster.meta import Meta
+
+
+class Session:
+    """The place of one trainer in a run.
+
+    Threads: one call at a time; a second thread waits for the first.
+
+    Parameters
+    ----------
+    link : Link
+        The worker's way to the cluster.
+    meta : Meta
+        The store.
+    run, rank, size : int
+        The run, this trainer's number in it, and how many there are.
+    """
+
+    def __init__(
+        self, link: Link, meta: Meta, *, run: int, rank: int, size: int
+    ) -> None:
+        self.link, self.meta = link, meta
+        self.run, self.rank, self.size = run, rank, size
+        self.shards = ShardClient(link, meta)
+        self.clock = 0
+        self.sequence = 0
+        #: Largest number of clocks a live trainer was behind one of our pulls.
+        self.lag = 0
+        self._lock = threading.RLock()
+
+    def resume(self) -> None:
+        """Take clock and sequence from the shard that is furthest behind."""
+        rows = self.link.run(
+            lambda: self.shards.control("resume", run=self.run, rank=self.rank)
+        )
+        places = [tuple(place) for row in rows for place in row]
+        self.clock, self.sequence = min(places)
+
+    def read(self, target: Target, timeout: float | None) -> None:
+        """Read what the policy lets this trainer see at its clock."""
+        plan = plans.read(self.meta, target, None, self._call())
+        self._exchange(plan, timeout, "a pull")
+
+    def deliver(
+        self,
+        arrays: Mapping[int, Array],
+        timeout: float | None,
+        *,
+        kind: str = GRADIENT,
+        weight: float = 1.0,
+        tick: bool = True,
+        target: Target | None = None,
+    ) -> Any:
+        """Send arrays to their shards, with the tick to all, and read `target`."""
+        with self._lock:
+            call = self._call(
+                kind=kind if arrays else NOTHING,
+                weight=weight,
+                tick=tick,
+                sequence=self.sequence,
+            )
+            self.sequence += 1
+            plan = plans.push(self.meta, arrays, call, everywhere=tick, target=target)
+            answers = self._exchange(plan, timeout, "a push")
+            self.clock += tick
+            return plans.version_of(answers)
+
+    def barrier(self, timeout: float | None) -> None:
+        """Wait until every live trainer has ticked as often as this one."""
+        self._exchange(plans.barrier(self.meta, self._call()), timeout, "a barrier")
+
+    def finish(self) -> None:
+        """Tell every shard and the directory to wait for this trainer no longer."""
+        with self._lock:
+            self.link.run(self._finish)
+
+    async def _finish(self) -> None:
+        await self.shards.control("finish", run=self.run, rank=self.rank)
+        await self.link.directory("finished", run=self.run, rank=self.rank)
+
+    def report(self, epoch: int, report: dict[str, Any]) -> bool:
+        """Report an epoch, return whether to stop."""
+        work = self.link.directory(
+            "report", run=self.run, rank=self.rank, epoch=epoch, report=report
+        )
+        return bool(self.link.run(lambda: work))
+
+    def progress(self) -> None:
+        """Tell the directory the clock, without waiting for it."""
+        clock = self.clock
+        self.link.start(
+            lambda: self.link.directory("progress", run=self.run, clock=clock)
+        )
+
+    def _call(self, **head: Any) -> Call:
+        return Call(
+            self.meta.uid, (), run=self.run, rank=self.rank, clock=self.clock, **head
+        )
+
+    def _exchange(
+        self, plan: Plan, timeout: float | None, what: str
+    ) -> dict[int, Answer]:
+        with self._lock:
+            what = f"{what} of trainer {self.rank} at clock {self.clock}"
+            answers: dict[int, Answer] = self.shards.call(
+                plan.calls, plan.outs, timeout, what
+            )
+            if plan.calls and next(iter(plan.calls.values())).wait == READ:
+                self.lag = max(self.lag, *(a.lag for a in answers.values()))
+            return answers

@@ -1,0 +1,73 @@
+"""The Dask tasks of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distributed import get_worker
+
+from daskps.cluster.link import Link, link_of
+from daskps.cluster.meta import Meta
+from daskps.cluster.session import Session
+from daskps.cluster.upstream import loads, secede
+from daskps.errors import RunCancelledError
+
+
+def run_trainer(
+    body: bytes, place: dict[str, Any], wait_seconds: float, part: Any
+) -> Any:
+    """Be one trainer: the task behind `train` and `run`.
+
+    It leaves the worker's thread pool first: trainers wait for each other, and a
+    cluster with fewer free threads than trainers would stand still.
+
+    Parameters
+    ----------
+    body : bytes
+        Pickled function of a session and a part of the data.
+    place : dict
+        uid of the store, run, rank and size.
+    wait_seconds : float
+        How long to wait for the other trainers to register.
+    part : object
+        This trainer's data.
+
+    Returns
+    -------
+    object
+        What the body returns.
+    """
+    secede()
+    link = link_of(get_worker())
+    session: Session | None = None
+    try:
+        session = _join(link, place, wait_seconds)
+        result = loads(body)(session, part)
+        session.finish()
+    except RunCancelledError:
+        raise
+    except BaseException as error:
+        rank, clock = place["rank"], session.clock if session else 0
+        error.add_note(f"raised in trainer {rank} of {place['size']} at clock {clock}")
+        reason = f"trainer {rank} raised {type(error).__name__}: {error}"[:500]
+        fence = link.directory("fence_run", run=place["run"], reason=reason)
+        link.run(lambda: fence)
+        raise
+    return result
+
+
+def _join(link: Link, place: dict[str, Any], wait_seconds: float) -> Session:
+    run, rank, size = place["run"], place["rank"], place["size"]
+    register = link.directory(
+        "register",
+        run=run,
+        rank=rank,
+        worker=link.node.address,
+        wait_seconds=wait_seconds,
+    )
+    again = link.run(lambda: register)
+    find = link.directory("find", uid=place["uid"])
+    session = Session(link, Meta(link.run(lambda: find)), run=run, rank=rank, size=size)
+    if again:
+        session.resume()
+    return session

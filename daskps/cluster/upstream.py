@@ -1,0 +1,108 @@
+"""What we use of distributed that is untyped or not public, each behind one name.
+
+A change in a release of distributed is mended here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distributed import Client, Future
+from distributed import threadpoolexecutor as _threadpool
+from distributed import worker as _worker
+from distributed.protocol import pickle as _pickle
+from distributed.protocol.serialize import Serialize, to_serialize
+
+__all__ = [
+    "compute",
+    "current_task",
+    "dumps",
+    "frame",
+    "loads",
+    "persist",
+    "register",
+    "release",
+    "result",
+    "scatter",
+    "secede",
+    "unframe",
+    "worker_client",
+]
+
+
+def dumps(value: Any) -> bytes:
+    """Pickle as Dask does, functions of the user's by value."""
+    pickled: bytes = _pickle.dumps(value)  # type: ignore[no-untyped-call]
+    return pickled
+
+
+def loads(pickled: bytes) -> Any:
+    """Undo :func:`dumps`."""
+    return _pickle.loads(pickled)  # type: ignore[no-untyped-call]
+
+
+def frame(array: Any) -> Any:
+    """Wrap an array so that it travels as a frame of its own, without a copy."""
+    return to_serialize(array)  # type: ignore[no-untyped-call]
+
+
+def unframe(value: Any) -> Any:
+    """Return what :func:`frame` wrapped, where it never left this process."""
+    return value.data if isinstance(value, Serialize) else value
+
+
+async def result(future: Future[Any]) -> Any:
+    """Await a future on its client's loop, also that of a synchronous client."""
+    return await future._result()  # type: ignore[no-untyped-call]
+
+
+async def scatter(client: Client, value: Any, worker: str) -> Future[Any]:
+    """Send one value to a worker and return its future.
+
+    In a list, because Dask scatters a list or dict element by element; unhashed,
+    because hashing reads all of it.
+    """
+    [future] = await client._scatter(  # type: ignore[no-untyped-call]
+        [value], workers=[worker], hash=False
+    )
+    found: Future[Any] = future
+    return found
+
+
+def compute(client: Client, collection: Any) -> Future[Any]:
+    """Return the future of a dask collection's value."""
+    future: Future[Any] = client.compute(collection)  # type: ignore[no-untyped-call]
+    return future
+
+
+def persist(client: Client, collection: Any) -> Any:
+    """Start computing the chunks of a dask collection where they are."""
+    return client.persist(collection)  # type: ignore[no-untyped-call]
+
+
+def release(future: Future[Any]) -> None:
+    """Tell Dask that a future is no longer wanted."""
+    future.release()  # type: ignore[no-untyped-call]
+
+
+def secede() -> None:
+    """Take this task's thread out of the worker's pool."""
+    _worker.secede()  # type: ignore[no-untyped-call]
+
+
+async def register(client: Client, plugin: Any) -> None:
+    """Register a scheduler plugin, once."""
+    await client._register_plugin(plugin, plugin.name, True)
+
+
+def worker_client(worker: Any) -> Client:
+    """Return the client of a worker, which submits what its tasks submit."""
+    client: Client = worker._get_client()
+    return client
+
+
+def current_task() -> tuple[Any, float] | None:
+    """Return key and start of the task this thread runs, None outside tasks."""
+    state: Any = _threadpool.thread_state
+    key = getattr(state, "key", None)
+    return None if key is None else (key, float(state.start_time))
