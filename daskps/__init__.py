@@ -1,0 +1,77 @@
+"""A distributed store of named arrays on the Dask cluster you already have."""
+
+from daskps import init, optim
+from daskps.array import ParameterArray
+from daskps.consistency import ASP, BSP, SSP
+from daskps.errors import (
+    ClockError,
+    ConsistencyError,
+    DaskPSError,
+    IllegalStateError,
+    LayoutError,
+    NoOptimizerError,
+    NotEnoughWorkersError,
+    ProducerExpiredError,
+    ProtocolError,
+    PushRejectedError,
+    RunCancelledError,
+    ShardBusyError,
+    ShardLostError,
+    StaleGenerationError,
+    StoreClosedError,
+    StoreExistsError,
+    StoreNotFoundError,
+    UnknownParameterError,
+)
+from daskps.specs import ArraySpec
+from daskps.store import ParameterStore
+from daskps.stores import StoreInfo, create, list_stores, open  # noqa: A004
+from daskps.training.callbacks import Log, ProgressBar
+from daskps.training.data import partition, split_batch
+from daskps.training.fit import TrainResult, run, train
+from daskps.training.trainer import Trainer
+from daskps.version import VERSION as __version__  # noqa: N811
+from daskps.version import Version
+
+__all__ = [
+    "ASP",
+    "BSP",
+    "SSP",
+    "ArraySpec",
+    "ClockError",
+    "ConsistencyError",
+    "DaskPSError",
+    "IllegalStateError",
+    "LayoutError",
+    "Log",
+    "NoOptimizerError",
+    "NotEnoughWorkersError",
+    "ParameterArray",
+    "ParameterStore",
+    "ProducerExpiredError",
+    "ProgressBar",
+    "ProtocolError",
+    "PushRejectedError",
+    "RunCancelledError",
+    "ShardBusyError",
+    "ShardLostError",
+    "StaleGenerationError",
+    "StoreClosedError",
+    "StoreExistsError",
+    "StoreInfo",
+    "StoreNotFoundError",
+    "TrainResult",
+    "Trainer",
+    "UnknownParameterError",
+    "Version",
+    "__version__",
+    "create",
+    "init",
+    "list_stores",
+    "open",
+    "optim",
+    "partition",
+    "run",
+    "split_batch",
+    "train",
+]

@@ -1,0 +1,286 @@
+"""One parameter of a store, seen as an array."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from daskps import config
+from daskps.cluster import plans
+from daskps.repr import array_html
+from daskps.targets import target_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from daskps.cluster.meta import Meta
+    from daskps.cluster.plans import Plan
+    from daskps.layout import Parameter
+
+Array = np.ndarray[Any, np.dtype[Any]]
+DEFAULT = config.DEFAULT
+logger = logging.getLogger(__name__)
+
+
+class _Store(Protocol):
+    """What a parameter needs of its store."""
+
+    name: str
+
+    @property
+    def bind(self) -> Callable[[], Any]: ...
+    @property
+    def call_of(self) -> Callable[..., Any]: ...
+    @property
+    def do(self) -> Callable[..., Any]: ...
+    @property
+    def push(self) -> Callable[..., Any]: ...
+    @property
+    def add(self) -> Callable[..., Any]: ...
+    @property
+    def assign(self) -> Callable[..., Any]: ...
+
+
+class ParameterArray:
+    """A dense parameter: NumPy's attributes, and verbs that act on it alone.
+
+    Got from a store by name, ``store["w"]``. Indexing reads only from the shards it
+    touches; :func:`numpy.asarray` pulls all of it. With an asynchronous client
+    methods and indexing return awaitables, and `numpy.asarray` raises.
+    """
+
+    def __init__(self, store: _Store, parameter: Parameter) -> None:
+        self._store = store
+        self._parameter = parameter
+
+    @property
+    def name(self) -> str:
+        """Name of the parameter."""
+        return self._parameter.name
+
+    @property
+    def store_name(self) -> str:
+        """Name of the store."""
+        return self._store.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Lengths of the axes."""
+        return self._parameter.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the elements."""
+        return np.dtype(self._parameter.dtype)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self._parameter.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values."""
+        return self._parameter.nbytes
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a parameter without axes")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return (
+            f"<daskps.ParameterArray {self.name!r}: {self.shape} {self.dtype} of "
+            f"store {self._store.name!r}>"
+        )
+
+    def _repr_html_(self) -> str:
+        return array_html(self)
+
+    def pull(self, out: Array | None = None, *, timeout: Any = DEFAULT) -> Any:
+        """Read the parameter.
+
+        Parameters
+        ----------
+        out : ndarray, optional
+            Array of this shape and dtype to fill.
+        timeout : float, str or None
+            Seconds or a duration such as "30s"; None waits for ever.
+
+        Returns
+        -------
+        ndarray
+            The values; `out` itself, if given.
+        """
+        return self._read(out, lambda found: found, timeout)
+
+    def _read(self, out: Array | None, finish: Any, timeout: Any) -> Any:
+        given = None if out is None else {self.name: out}
+        target: list[plans.Target] = []
+
+        def make(meta: Meta) -> Plan:
+            target.append(target_of(meta, [self.name], given))
+            return plans.read(meta, target[0], None, self._store.call_of())
+
+        return self._store.do(
+            make,
+            timeout,
+            f"a pull of {self.name!r}",
+            finish=lambda _: finish(target[0].finish()[self.name]),
+        )
+
+    def push(
+        self,
+        grad: Any,
+        *,
+        weight: float = 1.0,
+        lr: float | None = None,
+        timeout: Any = DEFAULT,
+    ) -> Any:
+        """Apply a gradient of this parameter, as :meth:`ParameterStore.push`.
+
+        Parameters
+        ----------
+        grad : ndarray
+            Gradient, of this shape.
+        weight, lr, timeout
+            As in :meth:`ParameterStore.push`.
+
+        Returns
+        -------
+        Version
+            What the shards reached.
+        """
+        grads = {self.name: grad}
+        return self._store.push(grads, weight=weight, lr=lr, timeout=timeout)
+
+    def add(self, delta: Any, *, timeout: Any = DEFAULT) -> Any:
+        """Add to the parameter, as :meth:`ParameterStore.add`.
+
+        Parameters
+        ----------
+        delta : ndarray
+            Array of this shape.
+        timeout : float, str or None
+            Seconds or a duration such as "30s"; None waits for ever.
+
+        Returns
+        -------
+        Version
+            What the shards reached.
+        """
+        return self._store.add({self.name: delta}, timeout=timeout)
+
+    def assign(self, value: Any, *, timeout: Any = DEFAULT) -> Any:
+        """Replace the parameter, as :meth:`ParameterStore.assign`.
+
+        Parameters
+        ----------
+        value : ndarray
+            Array of this shape.
+        timeout : float, str or None
+            Seconds or a duration such as "30s"; None waits for ever.
+
+        Returns
+        -------
+        Version
+            What the shards reached.
+        """
+        return self._store.assign({self.name: value}, timeout=timeout)
+
+    def __getitem__(self, index: Any) -> Any:
+        rows, rest = split_index(index, self.shape)
+        start, stop, step = rows
+        width = int(np.prod(self.shape[1:], dtype=np.int64))
+        low, high = _extent(start, stop, step)
+        flat = np.empty((high - low) * width, self.dtype)
+        spans = {self._parameter.index: (low * width, high * width, flat)}
+
+        def finish(_: Any) -> Any:
+            values = flat.reshape((high - low, *self.shape[1:]))
+            turned = values[::step] if step > 0 else values[::-1][::-step]
+            return turned[rest] if rest is not None else turned[0]
+
+        def make(meta: Meta) -> Plan:
+            target = plans.spanning(meta, spans, lambda: None)
+            return plans.read(meta, target, None, self._store.call_of())
+
+        if not self.shape:
+            return self._read(None, lambda value: value[index], DEFAULT)
+        return self._store.do(make, DEFAULT, f"a slice of {self.name!r}", finish=finish)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        if copy is False:
+            raise ValueError(
+                f"np.asarray(..., copy=False) of parameter {self.name!r}: its values "
+                f"are on other workers, a pull must copy them"
+            )
+        if self._store.bind().asynchronous:
+            raise TypeError(
+                f"np.asarray of parameter {self.name!r} cannot wait with an "
+                f"asynchronous client; use await store[{self.name!r}].pull()"
+            )
+        limit = config.load().warn_pull_nbytes
+        if self.nbytes > limit:
+            logger.warning("np.asarray pulls %s of %d bytes", self, self.nbytes)
+        value: Array = self.pull()
+        return value if dtype is None else value.astype(dtype, copy=False)
+
+
+def split_index(index: Any, shape: tuple[int, ...]) -> tuple[tuple[int, int, int], Any]:
+    """Split an index into rows of the first axis and what applies to those rows.
+
+    Parameters
+    ----------
+    index : int, slice, Ellipsis or tuple
+        Basic index; anything else raises.
+    shape : tuple of int
+        Shape it applies to.
+
+    Returns
+    -------
+    (start, stop, step), rest
+        `rest` indexes the rows that were read; the first axis is gone if the first
+        index was an int.
+
+    Raises
+    ------
+    IndexError
+        As NumPy does, for indices out of range or too many.
+    TypeError
+        For an index that is not basic.
+    """
+    if not shape:
+        np.empty(())[index]
+        return (0, 0, 1), None
+    parts = index if isinstance(index, tuple) else (index,)
+    for part in parts:
+        if not isinstance(part, (int, np.integer, slice, type(Ellipsis), type(None))):
+            raise TypeError(
+                f"a parameter is indexed by int and slice, found {part!r}; pull() it "
+                f"and index the result for anything else"
+            )
+    # NumPy's own errors, without the values; a broadcast view takes no memory.
+    np.broadcast_to(np.empty(()), shape)[index]
+    if not parts or parts[0] is Ellipsis or parts[0] is None:
+        return (0, shape[0], 1), parts
+    first, rest = parts[0], parts[1:]
+    if isinstance(first, slice):
+        return first.indices(shape[0]), (slice(None), *rest)
+    row = int(first) % shape[0]
+    return (row, row + 1, 1), (0, *rest)
+
+
+def _extent(start: int, stop: int, step: int) -> tuple[int, int]:
+    """Return the smallest run of rows that a range of rows lies in."""
+    rows = range(start, stop, step)
+    if not rows:
+        return 0, 0
+    return min(rows[0], rows[-1]), max(rows[0], rows[-1]) + 1

@@ -1,0 +1,307 @@
+"""A light, picklable handle: how it binds to a cluster, how it calls, how it ends."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+from daskps import config
+from daskps.cluster import creation
+from daskps.cluster.client import ShardClient
+from daskps.cluster.link import Link, current_link
+from daskps.cluster.messages import Call
+from daskps.cluster.meta import Meta
+from daskps.cluster.producer import Producer
+from daskps.cluster.upstream import current_task
+from daskps.errors import StoreClosedError
+from daskps.repr import store_html, store_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from daskps.cluster.plans import Plan
+
+DEFAULT = config.DEFAULT
+#: Tasks that may push through one handle object at once, each with an identity.
+MOST_TASKS = 1024
+
+
+class Handle:
+    """The part of a store's handle that knows nothing of parameters.
+
+    Parameters
+    ----------
+    uid, name : str
+        The store.
+    """
+
+    def __init__(self, uid: str, name: str) -> None:
+        self.uid = uid
+        self.name = name
+        self._closed = False
+        self._link: Link | None = None
+        self._shards: ShardClient | None = None
+        self._producers: dict[Any, Producer] = {}
+        #: Set by `bound`: the producer of the task that made it.
+        self._producer: Producer | None = None
+
+    @classmethod
+    def of(cls, meta: Meta, link: Link) -> Self:
+        """Return a handle that is bound already."""
+        store = cls(meta.uid, meta.name)
+        store._link = link
+        store._shards = ShardClient(link, meta)
+        return store
+
+    # -- identity ------------------------------------------------------------
+
+    def __reduce__(self) -> Any:
+        # The nonce: Dask names a task by its arguments, also those captured in a
+        # closure, and would run two equal calls once.
+        return _rebuild, (type(self), self.uid, self.name, uuid.uuid4().hex)
+
+    def __dask_tokenize__(self) -> Any:
+        return type(self).__name__, self.uid, uuid.uuid4().hex
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Handle) and other.uid == self.uid
+
+    def __hash__(self) -> int:
+        return hash(self.uid)
+
+    def __repr__(self) -> str:
+        return store_line(self.name, self._meta_if_known())
+
+    def _repr_html_(self) -> str:
+        return store_html(self.name, self._meta_if_known(), self._last_versions)
+
+    _last_versions: tuple[int, ...] = ()
+
+    def _meta_if_known(self) -> Meta | None:
+        return self._shards.meta if self._shards else None
+
+    # -- binding -------------------------------------------------------------
+
+    def bind(self) -> Link:
+        """Return the way to the cluster from where this is called."""
+        if self._closed:
+            raise StoreClosedError(
+                f"this handle of store {self.name!r} was closed; open the store "
+                f"again with daskps.open, or create it"
+            )
+        if self._link is None or not self._link.live:
+            self._link = current_link()
+            self._shards = None
+        return self._link
+
+    async def attach(self, link: Link) -> ShardClient:
+        """Return what routes calls, asking the directory the first time."""
+        if self._shards is None or self._shards.link is not link:
+            wire = await link.directory("find", uid=self.uid)
+            self._shards = ShardClient(link, Meta(wire))
+        return self._shards
+
+    def attached(self) -> ShardClient:
+        """Return what routes calls, asking the directory the first time."""
+        link = self.bind()
+        if self._shards is not None and self._shards.link is link:
+            return self._shards
+        if link.asynchronous and not link.is_worker:
+            raise RuntimeError(
+                f"store {self.name!r} has not met this cluster yet; await one of its "
+                f"methods first"
+            )
+        what = f"store {self.name!r}"
+        return link.run(lambda: link.within(self.attach(link), config.deadline(), what))
+
+    def bound(self) -> Self:
+        """Return a handle for threads that a task starts.
+
+        Dask knows which task a thread runs only in the task's own thread. The bound
+        handle takes that along: it uses this worker, and its pushes count as pushes
+        of this task.
+
+        Returns
+        -------
+        ParameterStore
+            A handle that stays in this process.
+        """
+        shards = self.attached()
+        store = type(self).of(shards.meta, shards.link)
+        store.pushes_as(self.producer_here(shards.link))
+        return store
+
+    def pushes_as(self, producer: Producer) -> None:
+        """Push under this identity from now on, whatever thread pushes."""
+        self._producer = producer
+
+    def producer_here(self, link: Link) -> Producer:
+        """Return the identity of pushes from this thread: its task, or the handle."""
+        if self._producer is not None:
+            return self._producer
+        task = current_task() if link.is_worker else None
+        key = (id(link), task)
+        if key not in self._producers:
+            while len(self._producers) >= MOST_TASKS:
+                # A handle in a module of the user's sees one task after the other.
+                self._producers.pop(next(iter(self._producers)), None)
+            self._producers.setdefault(key, Producer(task))
+        return self._producers[key]
+
+    def call_of(self, **head: Any) -> Call:
+        """Return what every message of one call has in common."""
+        return Call(self.uid, (), **head)
+
+    # -- the one way through which every verb goes ----------------------------
+
+    def do(
+        self,
+        make: Callable[[Meta], Plan],
+        timeout: Any,
+        what: str,
+        *,
+        finish: Callable[[Any], Any] = lambda found: found,
+        producer: bool = False,
+    ) -> Any:
+        """Make a plan and carry it out, in a thread or as an awaitable."""
+        seconds = config.deadline(timeout)
+        link = self.bind()
+        source = self.producer_here(link) if producer else None
+        what = f"{what} of store {self.name!r}"
+        if link.asynchronous:
+            return link.run(
+                lambda: self.do_async(
+                    link, make, seconds, what=what, finish=finish, source=source
+                )
+            )
+        shards = self.attached()
+        if source is None:
+            plan = make(shards.meta)
+            return finish(
+                plan.finish(shards.call(plan.calls, plan.outs, seconds, what))
+            )
+        if not source.id:
+            link.run(lambda: link.within(source.identify(link), seconds, what))
+        plan = make(shards.meta)
+        with source.turn(seconds) as sequence:
+            calls = _signed(plan, source.id, sequence)
+            return finish(plan.finish(shards.call(calls, plan.outs, seconds, what)))
+
+    async def do_async(
+        self,
+        link: Link,
+        make: Callable[[Meta], Plan],
+        seconds: float | None,
+        *,
+        what: str,
+        finish: Callable[[Any], Any],
+        source: Producer | None,
+    ) -> Any:
+        """Make a plan and carry it out, on the event loop."""
+        shards = await link.within(self.attach(link), seconds, what)
+        plan = make(shards.meta)
+        if source is None:
+            found = await shards.call_async(plan.calls, plan.outs, seconds, what)
+            return finish(plan.finish(found))
+        if not source.id:
+            await link.within(source.identify(link), seconds, what)
+        async with source.turn_async(seconds) as sequence:
+            calls = _signed(plan, source.id, sequence)
+            found = await shards.call_async(calls, plan.outs, seconds, what)
+            return finish(plan.finish(found))
+
+    def ask(
+        self, method: str, finish: Callable[[Any], Any], timeout: Any = DEFAULT
+    ) -> Any:
+        """Send a control message to all hosts and make something of the replies."""
+        seconds = config.deadline(timeout)
+        link = self.bind()
+
+        async def question() -> Any:
+            shards = await self.attach(link)
+            what = f"the {method} of store {self.name!r}"
+            return finish(await link.within(shards.control(method), seconds, what))
+
+        return link.run(question)
+
+    # -- its end -------------------------------------------------------------
+
+    def close(self, *, timeout: Any = DEFAULT) -> Any:
+        """Free a session store, or detach from a named one.
+
+        Parameters
+        ----------
+        timeout : float, str or None
+            Seconds or a duration such as "30s"; None waits for ever.
+
+        Returns
+        -------
+        None
+            With an asynchronous client an awaitable. Closing twice is fine.
+        """
+        named = self._shards is not None and not self._shards.meta.session
+        if self._closed or named:
+            self._closed = True
+            return self._link.run(_nothing) if self._link else None
+        return self._end("close", timeout)
+
+    def delete(self, *, timeout: Any = DEFAULT) -> Any:
+        """Free the store on all workers, whoever else uses it.
+
+        Parameters
+        ----------
+        timeout : float, str or None
+            Seconds or a duration such as "30s"; None waits for ever.
+
+        Returns
+        -------
+        None
+            With an asynchronous client an awaitable.
+
+        Raises
+        ------
+        StoreNotFoundError, StoreClosedError
+            If it is gone already.
+        """
+        return self._end("delete", timeout)
+
+    def _end(self, method: str, timeout: Any) -> Any:
+        seconds = config.deadline(timeout)
+        link = self.bind()
+        self._closed = True
+
+        async def end() -> None:
+            if link.live:
+                work = link.directory(method, uid=self.uid)
+                await link.within(work, seconds, f"the {method} of {self.name!r}")
+            creation.release(link, self.uid)
+
+        return link.run(end)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+async def _nothing() -> None:
+    return None
+
+
+def _rebuild(cls: type[Handle], uid: str, name: str, nonce: str) -> Handle:
+    return cls(uid, name)
+
+
+def _signed(plan: Plan, producer: int, sequence: int) -> dict[str, Call]:
+    return {
+        w: replace(c, producer=producer, sequence=sequence)
+        for w, c in plan.calls.items()
+    }

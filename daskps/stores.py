@@ -1,0 +1,176 @@
+"""Making, finding and listing stores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from daskps import config
+from daskps.cluster import creation
+from daskps.cluster.link import current_link
+from daskps.cluster.meta import Meta
+from daskps.specs import blueprint
+from daskps.store import ParameterStore
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+DEFAULT = config.DEFAULT
+
+
+@dataclass(frozen=True)
+class StoreInfo:
+    """One row of :func:`list_stores`; `nbytes` counts one copy of the values."""
+
+    name: str
+    uid: str
+    session: bool
+    parameters: int
+    shards: int
+    workers: int
+    nbytes: int
+
+
+def create(  # noqa: PLR0913 - the public contract
+    params: Mapping[str, Any],
+    *,
+    name: str | None = None,
+    client: Any = None,
+    optimizer: Any = None,
+    shards: int | None = None,
+    servers: str | Sequence[str] = "auto",
+    seed: int = 0,
+    overwrite: bool = False,
+    timeout: Any = DEFAULT,
+) -> Any:
+    """Create a store on the workers of a Dask cluster.
+
+    Parameters
+    ----------
+    params : mapping
+        Name to ndarray, scalar, dask array or :class:`ArraySpec`; nested mappings
+        are flattened with "/".
+    name : str, optional
+        Up to 200 bytes. A named store stays until :meth:`ParameterStore.delete` and
+        any client can :func:`open` it; without a name it goes with the client.
+    client : distributed.Client, optional
+        The client; the current one by default.
+    optimizer : daskps.optim.Rule or mapping of str to Rule, optional
+        The update rule of pushes, or one per pattern of parameter names.
+    shards : int, optional
+        Number of shards; one per server by default.
+    servers : {"auto", "all"}, "resource:NAME" or list of str
+        Workers that own shards: all of them, or those with the resource ``PS`` when
+        any has it ("auto"); or worker addresses.
+    seed : int
+        Seed of initializers.
+    overwrite : bool
+        Replace a store of that name.
+    timeout : float, str or None
+        Seconds or a duration such as "30s"; None waits for ever.
+
+    Returns
+    -------
+    ParameterStore
+        A handle; with an asynchronous client an awaitable of one.
+
+    Raises
+    ------
+    StoreExistsError
+        If the name is taken.
+    LayoutError
+        For values no store can hold, patterns that do not fit, too little memory.
+    NotEnoughWorkersError
+        If no worker, or not all that were named, can be found.
+    ValueError
+        Dask's own, without a client.
+
+    Examples
+    --------
+    >>> from distributed import Client
+    >>> with Client(processes=False, dashboard_address=None) as client:
+    ...     with create({"w": np.zeros(3)}) as store:
+    ...         _ = store.add({"w": np.arange(3.0)})
+    ...         store["w"].pull()
+    array([0., 1., 2.])
+    """
+    seconds = config.deadline(timeout)
+    plan = blueprint(
+        params,
+        name=name,
+        optimizer=optimizer,
+        shards=shards,
+        servers=servers,
+        seed=seed,
+        overwrite=overwrite,
+    )
+    link = current_link(client)
+
+    async def make() -> ParameterStore:
+        meta = await creation.create(link, plan, seconds)
+        return ParameterStore.of(meta, link)
+
+    return link.run(make)
+
+
+def open(  # noqa: A001 - as in zarr.open
+    name: str, *, client: Any = None, timeout: Any = DEFAULT
+) -> Any:
+    """Attach to a named store.
+
+    Parameters
+    ----------
+    name : str
+        Its name.
+    client : distributed.Client, optional
+        The client; the current one by default.
+    timeout : float, str or None
+        Seconds or a duration such as "30s"; None waits for ever.
+
+    Returns
+    -------
+    ParameterStore
+        A handle; with an asynchronous client an awaitable of one.
+
+    Raises
+    ------
+    StoreNotFoundError
+        If there is none of that name.
+    """
+    seconds = config.deadline(timeout)
+    link = current_link(client)
+
+    async def find() -> ParameterStore:
+        await link.ensure()
+        wire = await link.within(
+            link.directory("find", name=name), seconds, f"store {name!r}"
+        )
+        return ParameterStore.of(Meta(wire), link)
+
+    return link.run(find)
+
+
+def list_stores(*, client: Any = None, timeout: Any = DEFAULT) -> Any:
+    """List the stores of a cluster.
+
+    Parameters
+    ----------
+    client : distributed.Client, optional
+        The client; the current one by default.
+    timeout : float, str or None
+        Seconds or a duration such as "30s"; None waits for ever.
+
+    Returns
+    -------
+    list of StoreInfo
+        One row per store; with an asynchronous client an awaitable of it.
+    """
+    seconds = config.deadline(timeout)
+    link = current_link(client)
+
+    async def rows() -> list[StoreInfo]:
+        await link.ensure()
+        found = await link.within(link.directory("list"), seconds, "the directory")
+        return [StoreInfo(**row) for row in found]
+
+    return link.run(rows)

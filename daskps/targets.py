@@ -1,0 +1,86 @@
+"""Where a pull goes, and other arguments made ready."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.cluster import plans
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from daskps.cluster.meta import Meta
+    from daskps.cluster.plans import Target
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def number(value: Any, what: str, least: float | None = None) -> float:
+    """Return a finite float, or refuse what is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+        raise TypeError(f"{what} is a number, found {value!r}")
+    found = float(value)
+    if not np.isfinite(found) or (least is not None and found < least):
+        raise ValueError(
+            f"{what} must be finite and not below {least}, found {value!r}"
+        )
+    return found
+
+
+def target_of(
+    meta: Meta,
+    names: str | Iterable[str] | None,
+    out: Mapping[str, Array] | None,
+) -> Target:
+    """Return where a pull goes: new arrays, or those of `out`."""
+    if names is None and out is None:
+        return plans.whole(meta)
+    chosen = _chosen(meta, names if names is not None else out)
+    arrays: dict[str, Array] = {}
+    flats: dict[int, Array] = {}
+    detours: list[tuple[Array, Array]] = []
+    for name in chosen:
+        p = meta.layout[name]
+        if out is None or name not in out:
+            flats[p.index] = plans.empty_like(p)
+            arrays[name] = flats[p.index].reshape(p.shape)
+            continue
+        array = arrays[name] = _checked_out(out[name], p)
+        if array.flags.c_contiguous:
+            flats[p.index] = array.reshape(-1)
+        else:
+            flats[p.index] = plans.empty_like(p)
+            detours.append((array, flats[p.index].reshape(p.shape)))
+
+    def finish() -> dict[str, Array]:
+        for array, values in detours:
+            array[...] = values
+        return arrays
+
+    return plans.into(meta, flats, finish)
+
+
+def _chosen(meta: Meta, names: Any) -> list[str]:
+    if isinstance(names, str):
+        names = [names]
+    chosen = list(dict.fromkeys(names))
+    for name in chosen:
+        if not isinstance(name, str):
+            raise TypeError(f"parameter names are str, found {name!r}")
+        meta.layout[name]
+    return chosen
+
+
+def _checked_out(array: Any, p: Any) -> Array:
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"out[{p.name!r}] is an ndarray, found {type(array).__name__}")
+    if array.shape != p.shape or array.dtype != np.dtype(p.dtype):
+        raise ValueError(
+            f"out[{p.name!r}] has shape {array.shape} and dtype {array.dtype}, the "
+            f"parameter {p.shape} and {p.dtype}; they must be equal"
+        )
+    if not array.flags.writeable:
+        raise ValueError(f"out[{p.name!r}] is read-only")
+    return array

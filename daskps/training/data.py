@@ -1,0 +1,249 @@
+"""Which rows a trainer sees, and in which order: pure arithmetic over row numbers."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["SCHEMES", "batches", "partition", "rows", "split_batch"]
+
+#: Row numbers: a slice where they are regular, else an array.
+Rows: TypeAlias = slice | npt.NDArray[np.intp]
+SCHEMES = ("contiguous", "round_robin", "random", "reshuffle")
+
+
+def split_batch(n: int, weights: Sequence[float]) -> list[slice]:
+    """Cut `n` rows into contiguous parts in proportion to weights.
+
+    Part i gets ``n * weights[i] / sum(weights)`` rows rounded down; rows that are left
+    go one each to the largest remainders, the lowest rank first among equals. The
+    arithmetic is exact.
+
+    Parameters
+    ----------
+    n : int
+        Number of rows, at least 0.
+    weights : sequence of float
+        One finite number per part, at least 0, not all 0.
+
+    Returns
+    -------
+    list of slice
+        One slice per part, in order; together they cover all rows once. With fewer
+        rows than parts some are empty.
+
+    Raises
+    ------
+    ValueError
+        If `n` or a weight is negative, no weight is above 0, or one is not finite.
+    TypeError
+        If `n` is no integer or a weight no number.
+
+    Examples
+    --------
+    >>> split_batch(10, [1, 1, 2])
+    [slice(0, 3, None), slice(3, 5, None), slice(5, 10, None)]
+    """
+    n = _whole(n, "n", 0)
+    exact = [_weight(weight) for weight in weights]
+    total = sum(exact)
+    if total == 0:
+        raise ValueError(f"{weights=}: at least one must be above 0")
+    shares = [n * weight / total for weight in exact]
+    counts = [share.numerator // share.denominator for share in shares]
+    order = sorted(range(len(shares)), key=lambda i: (counts[i] - shares[i], i))
+    for i in order[: n - sum(counts)]:
+        counts[i] += 1
+    borders = itertools.accumulate(counts, initial=0)
+    return [slice(a, b) for a, b in itertools.pairwise(borders)]
+
+
+def rows(
+    n: int,
+    k: int,
+    scheme: str = "contiguous",
+    *,
+    weights: Sequence[float] | None = None,
+    seed: int | None = None,
+) -> list[Rows]:
+    """Return which of `n` rows each of `k` parts gets; see `partition`."""
+    n, k = _whole(n, "n", 0), _whole(k, "k", 1)
+    if scheme not in SCHEMES:
+        raise ValueError(f"{scheme=} is unknown; choose one of {', '.join(SCHEMES)}")
+    if weights is not None and scheme in ("round_robin", "reshuffle"):
+        raise ValueError(
+            f"{weights=} have no meaning for {scheme=}; leave them out, or choose "
+            f"contiguous or random"
+        )
+    if weights is not None and len(weights) != k:
+        raise ValueError(f"{len(weights)} weights for {k} parts; give one per part")
+    if scheme == "round_robin":
+        return [slice(rank, n, k) for rank in range(k)]
+    entropy = np.random.SeedSequence(seed).entropy
+    if scheme == "reshuffle":
+        return [_permutation(n, entropy, rank) for rank in range(k)]
+    parts = split_batch(n, [1] * k if weights is None else weights)
+    if scheme == "contiguous":
+        return list(parts)
+    order = _permutation(n, entropy)
+    return [order[part] for part in parts]
+
+
+def partition(
+    X: Any,
+    y: Any,
+    k: int,
+    *,
+    scheme: str = "contiguous",
+    weights: Sequence[float] | None = None,
+    seed: int | None = None,
+) -> list[tuple[Any, Any]]:
+    """Cut features and labels into `k` parts along their first axis.
+
+    No row is lost, and features stay beside their labels. Parts may be empty.
+
+    Parameters
+    ----------
+    X : array_like, shape (n, ...)
+        Features: an array, a data frame, a sparse matrix, a list of rows.
+    y : array_like, shape (n, ...), or None
+        Labels.
+    k : int
+        Number of parts, at least 1.
+    scheme : {"contiguous", "round_robin", "random", "reshuffle"}
+        Runs of rows; row i to part i mod k; runs of one permutation of the rows; or
+        all rows to every part, each in its own order.
+    weights : sequence of float, optional
+        Relative sizes of the parts, see `split_batch`; by default they differ by one
+        row at most. Only with "contiguous" and "random".
+    seed : int, optional
+        Seed of "random" and "reshuffle" (there of all parts' orders), at least 0. By
+        default another one at each call. The other schemes are not random.
+
+    Returns
+    -------
+    list of tuple
+        ``(X_i, y_i)`` for each part; `y_i` is None where `y` is. Where NumPy can give
+        a view, it is one.
+
+    Raises
+    ------
+    ValueError
+        If `X` and `y` differ in length, `k` is below 1, the scheme is unknown, or
+        weights do not fit.
+    TypeError
+        If `X` or `y` has no rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> parts = partition(np.arange(5), np.arange(5) * 10, 2)
+    >>> [(X.tolist(), y.tolist()) for X, y in parts]
+    [([0, 1, 2], [0, 10, 20]), ([3, 4], [30, 40])]
+    """
+    n = n_rows(X)
+    if y is not None and n_rows(y) != n:
+        raise ValueError(f"X has {n} rows and y {n_rows(y)}; they must be as many")
+    return [
+        (_take(X, part), None if y is None else _take(y, part))
+        for part in rows(n, k, scheme, weights=weights, seed=seed)
+    ]
+
+
+def batches(
+    n: int, batch_size: int, *, seed: int, epoch: int, rank: int, shuffle: bool = True
+) -> Iterator[Rows]:
+    """Return the row numbers of each batch of one epoch.
+
+    Parameters
+    ----------
+    n : int
+        Rows of this rank.
+    batch_size : int
+        Rows per batch, at least 1. The last batch may be shorter.
+    seed : int
+        Seed of the run, at least 0.
+    epoch : int
+        Number of the epoch, from 0.
+    rank : int
+        Rank of the trainer.
+    shuffle : bool
+        Whether the order is a permutation that depends on `seed`, `epoch` and `rank`
+        alone; else rows come in order, as slices.
+
+    Returns
+    -------
+    iterator of ndarray or slice
+        ``ceil(n / batch_size)`` batches; every row is in one of them.
+
+    Raises
+    ------
+    ValueError
+        If a number is too small.
+
+    Examples
+    --------
+    >>> list(batches(5, 2, seed=0, epoch=0, rank=0, shuffle=False))
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    n, size = _whole(n, "n", 0), _whole(batch_size, "batch_size", 1)
+    parts = (slice(a, min(a + size, n)) for a in range(0, n, size))
+    if not shuffle:
+        return parts
+    order = _permutation(n, seed, epoch, rank)
+    return (order[part] for part in parts)
+
+
+def n_rows(X: Any) -> int:
+    """Return the length of the first axis."""
+    shape = getattr(X, "shape", None)
+    try:
+        n = len(X) if shape is None else shape[0]
+    except (TypeError, IndexError):
+        raise TypeError(f"{type(X).__name__} has no rows; give an array") from None
+    if not isinstance(n, Integral):  # NaN: a dask array of unknown chunks
+        raise ValueError("the number of rows is unknown; call X.compute_chunk_sizes()")
+    return int(n)
+
+
+def _take(X: Any, part: Rows) -> Any:
+    """Return some rows of anything that has rows."""
+    if hasattr(X, "iloc"):  # a data frame's [] means columns
+        return X.iloc[part]
+    return X[part] if hasattr(X, "shape") else np.asarray(X)[part]
+
+
+def _permutation(n: int, seed: Any, *key: int) -> npt.NDArray[np.intp]:
+    """Return a permutation that depends on its arguments alone."""
+    sequence = np.random.SeedSequence(seed, spawn_key=key)
+    return np.random.default_rng(sequence).permutation(n)
+
+
+def _whole(value: object, name: str, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name}={value!r} must be an integer")
+    whole = int(value)
+    if whole < least:
+        raise ValueError(f"{name}={value!r} must be at least {least}")
+    return whole
+
+
+def _weight(value: object) -> Fraction:
+    if not isinstance(value, Real):
+        raise TypeError(f"weight {value!r} is no number")
+    try:
+        # int and float first: NumPy's own would overflow inside the fraction.
+        exact = Fraction(int(value) if isinstance(value, Integral) else float(value))
+    except (OverflowError, ValueError):
+        raise ValueError(f"weight {value!r} is not finite") from None
+    if exact < 0:
+        raise ValueError(f"weight {value!r} is negative")
+    return exact

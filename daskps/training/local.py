@@ -1,0 +1,58 @@
+"""A trainer's own copy of the parameters, updated between two synchronisations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.optim import Bound, Rule, bind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from daskps.layout import Layout
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class LocalModel:
+    """Local updates with the store's rules, on slots of its own.
+
+    Parameters
+    ----------
+    layout : Layout
+        The store's layout.
+    rules : mapping of int to Rule
+        The rule of each parameter index that has one.
+    cache : str
+        Directory of compiled kernels.
+    """
+
+    def __init__(self, layout: Layout, rules: Mapping[int, Rule], cache: str) -> None:
+        self._layout = layout
+        self._bounds: dict[int, Bound] = {}
+        self._slots: dict[int, tuple[Array, ...]] = {}
+        for index, rule in rules.items():
+            p = layout.parameters[index]
+            bound = self._bounds[index] = bind(rule, p.dtype, cache_dir=cache)
+            dtype = bound.kernel.compute_dtype
+            self._slots[index] = tuple(np.empty(p.size, dtype) for _ in rule.slots)
+        self._steps: dict[int, int] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the optimizer state, as at each synchronisation."""
+        self._steps = dict.fromkeys(self._bounds, 0)
+        for index, bound in self._bounds.items():
+            for name, slot in zip(bound.rule.slots, self._slots[index], strict=True):
+                slot[:] = bound.rule.slot_init.get(name, 0.0)
+
+    def update(self, params: Mapping[str, Array], grads: Mapping[int, Array]) -> None:
+        """Apply one batch's gradients to `params`, in place."""
+        for index, grad in grads.items():
+            bound = self._bounds[index]
+            self._steps[index] += 1
+            scalars = bound.scalars(self._steps[index], None)
+            weights = params[self._layout.parameters[index].name].reshape(-1)
+            bound.inplace(weights, grad, self._slots[index], scalars)

@@ -1,0 +1,375 @@
+"""Workers, clients and calls that end in the middle. Real processes, real kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from distributed import get_worker
+
+import daskps
+from daskps import optim
+from tests.support import local_cluster, store, until
+
+SGD = optim.SGD(0.1)
+
+
+def pid_of(client, address):
+    return client.run(os.getpid, workers=[address])[address]
+
+
+def other(client, address):
+    return next(w for w in client.scheduler_info()["workers"] if w != address)
+
+
+@pytest.fixture
+def fresh():
+    """A cluster of its own, for tests that kill."""
+    with local_cluster(threads=1) as client:
+        yield client
+
+
+def test_killed_owner_gives_shard_lost_error(fresh):
+    """Every later call names shard, worker and reason, and the client stays usable."""
+    s = store(fresh)
+    victim = s.placement[0]
+    os.kill(pid_of(fresh, victim), signal.SIGKILL)
+    until(lambda: victim not in fresh.scheduler_info()["workers"])
+    for call in (s.pull, lambda: s.push({"w": np.ones(10, "f4")})):
+        with pytest.raises(daskps.ShardLostError, match="shard 0") as caught:
+            call()
+        assert caught.value.worker == victim
+        assert "died" in caught.value.reason
+    assert fresh.submit(sum, [1, 2]).result() == 3
+    # The other shard still answers; nothing was made anew behind our back.
+    again = store(fresh)
+    assert again.version == 0
+
+
+def test_call_in_flight_ends_when_its_owner_dies(fresh):
+    """A pull that waits on a shard ends when the worker is killed, not later."""
+    s = store(fresh, servers=[next(iter(fresh.scheduler_info()["workers"]))])
+    victim = s.placement[0]
+    waiting = s.pull_async(min_version=10**6, timeout=60)
+    until(lambda: s.stats()["shards"][0]["parked"] == 1)
+    began = time.monotonic()
+    os.kill(pid_of(fresh, victim), signal.SIGKILL)
+    with pytest.raises(daskps.ShardLostError):
+        waiting.result(timeout=30)
+    assert time.monotonic() - began < 20
+
+
+def test_retired_owner_gives_shard_lost_error(fresh):
+    s = store(fresh)
+    waiting = s.pull_async(min_version=10**6)
+    until(lambda: s.stats()["shards"][0]["parked"] == 1)
+    fresh.retire_workers([s.placement[0]])
+    with pytest.raises(daskps.ShardLostError):
+        waiting.result(timeout=30)
+    with pytest.raises(daskps.ShardLostError, match="retired"):
+        s.pull()
+
+
+def test_train_ends_with_shard_lost_error(fresh):
+    s = store(fresh)
+    victim = s.placement[1]
+    pid = pid_of(fresh, victim)
+    kill = threading.Timer(0.0, lambda: None)
+
+    class Kill:
+        def on_epoch(self, run):
+            if len(run.history) == 1:
+                os.kill(pid, signal.SIGKILL)
+
+    with pytest.raises(daskps.ShardLostError):
+        daskps.train(
+            s, ones, np.zeros((64, 1)), epochs=10**6, batch_size=8, callbacks=[Kill()]
+        )
+    assert kill is not None
+    assert fresh.submit(sum, [1, 2]).result() == 3
+
+
+def ones(params, X, y):
+    return {name: np.ones_like(value) for name, value in params.items()}
+
+
+def slow_ones(params, X, y):
+    # A busy trainer, not a wait for anything: the kill must find it at work.
+    end = time.perf_counter() + 0.002
+    while time.perf_counter() < end:
+        pass
+    return ones(params, X, y)
+
+
+@pytest.mark.parametrize("sync", ["bsp", "ssp", "asp"])
+def test_trainer_that_dies_goes_on_at_its_clock(sync):
+    """SGD on constant gradients counts steps: none is lost, none is doubled."""
+    with local_cluster(n_workers=3, threads=1) as client:
+        a, b, c = client.scheduler_info()["workers"]
+        s = daskps.create({"w": np.zeros(4)}, optimizer=optim.SGD(1.0), servers=[a])
+        pid = pid_of(client, c)
+        killed = []
+
+        class Kill:
+            def on_round(self, run):
+                if run.clock > 20 and not killed:
+                    killed.append(run.clock)
+                    os.kill(pid, signal.SIGKILL)
+
+        n, batch, epochs = 300, 1, 3
+        result = daskps.train(
+            s,
+            slow_ones,
+            np.zeros((n, 1)),
+            batch_size=batch,
+            epochs=epochs,
+            trainers=3,
+            sync=sync,
+            callbacks=[Kill()],
+        )
+        assert killed
+        rounds = epochs * n // 3
+        steps = rounds if sync == "bsp" else 3 * rounds
+        np.testing.assert_array_equal(result.weights["w"], -float(steps))
+        assert result.version == steps
+        assert result.stats["lost_trainers"] >= 1
+
+
+def test_trainer_lost_with_raise(fresh):
+    a = next(iter(fresh.scheduler_info()["workers"]))
+    b = other(fresh, a)
+    s = daskps.create({"w": np.zeros(4)}, optimizer=SGD, servers=[a])
+    pid = pid_of(fresh, b)
+
+    class Kill:
+        def on_round(self, run):
+            if run.clock > 5:
+                os.kill(pid, signal.SIGKILL)
+
+    with pytest.raises(daskps.RunCancelledError, match="on_trainer_lost"):
+        daskps.train(
+            s,
+            slow_ones,
+            np.zeros((10**5, 1)),
+            batch_size=1,
+            on_trainer_lost="raise",
+            callbacks=[Kill()],
+        )
+    assert s.version >= 5
+
+
+def endless(trainer, part):
+    while True:
+        trainer.pushpull({"w": np.ones(4)})
+
+
+def test_run_is_not_resumable_by_default(fresh):
+    a = next(iter(fresh.scheduler_info()["workers"]))
+    s = daskps.create({"w": np.zeros(4)}, optimizer=SGD, servers=[a])
+    pid = pid_of(fresh, other(fresh, a))
+
+    def kill():
+        until(lambda: s.version > 5, 30)
+        os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(daskps.RunCancelledError, match="resumable"):
+        daskps.run(s, endless, [0, 1])
+    killer.join()
+
+
+def count_to(trainer, part):
+    for _ in range(trainer.clock, part):
+        trainer.pushpull({"w": np.ones(4)})
+    return trainer.clock
+
+
+def test_resumable_run_begins_at_its_clock():
+    with local_cluster(n_workers=3, threads=1) as client:
+        a, b, c = client.scheduler_info()["workers"]
+        s = daskps.create({"w": np.zeros(4)}, optimizer=optim.SGD(1.0), servers=[a])
+        pid = pid_of(client, b)
+
+        def kill():
+            until(lambda: s.version > 100, 30)
+            os.kill(pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        clocks = daskps.run(s, count_to, [1500, 1500, 1500], resumable=True)
+        killer.join()
+        assert clocks == [1500, 1500, 1500]
+        np.testing.assert_array_equal(s["w"].pull(), -1500.0)
+
+
+CLIENT = """
+import sys, numpy as np, daskps
+from distributed import Client
+client = Client(sys.argv[1])
+store = daskps.create({"w": np.zeros(1000)})
+daskps.create({"w": np.zeros(1000)}, name="kept", overwrite=True)
+print(store.uid, flush=True)
+sys.stdin.read()
+"""
+
+
+def held(client):
+    def shards(dask_worker):
+        from daskps.cluster.host import HOSTS
+
+        return sorted({uid for uid, _ in HOSTS[dask_worker.address].slots})
+
+    return [uid for uids in client.run(shards).values() for uid in uids]
+
+
+def test_store_of_a_client_that_vanished_is_freed(client):
+    """A killed client's session store goes; its named store stays."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", CLIENT, client.scheduler.address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        uid = process.stdout.readline().strip()
+        assert uid in held(client)
+        process.kill()
+        until(lambda: uid not in held(client), 60)
+        assert "kept" in [info.name for info in daskps.list_stores()]
+        np.testing.assert_array_equal(daskps.open("kept")["w"].pull(), 0.0)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_closed_store_is_freed_on_all_workers(client):
+    s = store(client)
+    assert held(client).count(s.uid) == 2
+    s.close()
+    until(lambda: s.uid not in held(client), 10)
+
+
+RUN = """
+import sys, numpy as np, daskps
+from distributed import Client
+def loop(trainer, part):
+    while True:
+        trainer.pushpull({"w": np.ones(4)})
+client = Client(sys.argv[1])
+store = daskps.open("victim")
+print("on", flush=True)
+daskps.run(store, loop, [0, 1])
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_run_of_a_client_that_left_is_fenced(client, how):
+    """Its trainers stop, and the store takes the next run."""
+    s = daskps.create({"w": np.zeros(4)}, optimizer=SGD, name="victim", overwrite=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN, client.scheduler.address],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        until(lambda: s.version > 10, 30)
+        process.send_signal(how)
+        process.communicate(timeout=30)
+        until(lambda: not client.processing() or not any(client.processing().values()))
+        assert daskps.run(s, count_to, [5, 5]) == [5, 5]
+    finally:
+        process.kill()
+        process.communicate()
+        s.delete()
+
+
+def test_tiny_timeout_applies_a_push_once_or_not_at_all(client):
+    """After each timeout the next call works, and the counts add up."""
+    s = daskps.create({"w": np.zeros(4)}, optimizer=optim.SGD(1.0))
+    late = 0
+    for _ in range(30):
+        try:
+            s.push({"w": np.ones(4)}, timeout=0.001)
+        except TimeoutError as error:
+            late += 1
+            assert "a push" in str(error)
+    value = -s.pull()["w"]
+    # Every element of a shard has seen the same pushes.
+    for part in (value[:2], value[2:]):
+        assert len(set(part)) == 1
+        assert 30 - late <= part[0] <= 30
+    before = s.pull()["w"]
+    s.push({"w": np.ones(4)})
+    np.testing.assert_array_equal(s.pull()["w"], before - 1)
+
+
+def test_cancelled_push_async_is_once_or_not_at_all(client):
+    s = daskps.create({"w": np.zeros(4)}, optimizer=optim.SGD(1.0))
+    futures = [s.push_async({"w": np.ones(4)}) for _ in range(20)]
+    for future in futures[::2]:
+        if future.task is not None:
+            client.loop.add_callback(future.task.cancel)
+    for future in futures:
+        try:
+            future.result(timeout=30)
+        except BaseException as error:
+            assert "Cancelled" in type(error).__name__
+    value = -s.pull()["w"]
+    for part in (value[:2], value[2:]):
+        assert 10 <= part[0] <= 20
+        assert len(set(part)) == 1
+
+
+def test_repeated_message_is_applied_once(client):
+    """The same producer and sequence again: acknowledged, not applied."""
+    from daskps.cluster import plans
+    from daskps.cluster.messages import Call
+    from daskps.shards.base import ADD
+
+    s = daskps.create({"w": np.zeros(4)})
+    shards = s._attached()
+    head = Call(s.uid, (), kind=ADD, producer=10**9, sequence=3)
+    plan = plans.push(shards.meta, {0: np.ones(4)}, head)
+    for expected in (False, True, True):
+        answers = shards.call(plan.calls, {}, 10, "a repeated add")
+        assert [a.duplicate for a in answers.values()] == [expected] * 2
+    np.testing.assert_array_equal(s["w"].pull(), 1.0)
+    assert s.stats()["shards"][0]["duplicates"] == 2
+
+
+def push_twice(handle, path):
+    """Die after the first of two pushes, the first time this task runs."""
+    handle.push({"w": np.ones(4)})
+    if not os.path.exists(path):
+        with open(path, "w") as file:
+            file.write(str(get_worker().address))
+        os.kill(os.getpid(), signal.SIGKILL)
+    handle.push({"w": np.ones(4)})
+
+
+def test_pushes_of_a_task_that_runs_again_count_once(tmp_path):
+    with local_cluster(n_workers=2, threads=1) as client:
+        a = next(iter(client.scheduler_info()["workers"]))
+        b = other(client, a)
+        s = daskps.create({"w": np.zeros(4)}, optimizer=optim.SGD(1.0), servers=[a])
+        future = client.submit(
+            push_twice, s, str(tmp_path / "ran"), workers=[b], allow_other_workers=True
+        )
+        future.result(timeout=60)
+        np.testing.assert_array_equal(s["w"].pull(), -2.0)
+
+
+def test_restart_of_the_cluster(fresh):
+    s = store(fresh)
+    fresh.restart()
+    with pytest.raises((daskps.StoreClosedError, daskps.StoreNotFoundError)):
+        s.pull()
+    assert store(fresh).version == 0

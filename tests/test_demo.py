@@ -1,0 +1,304 @@
+"""The demo: its mathematics, and the command as a user starts and stops it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from distributed import Client
+
+from daskps import demo
+from tests.support import popen, until
+
+ROOT = Path(__file__).parent.parent
+COMMAND = [sys.executable, "-m", "daskps.cli", "demo"]
+LINE = re.compile(r"^ +\d+ +(\d\.\d{4}) +(0\.\d{4}|1\.0000) +(\d+) +(\d+\.\d{3})$")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> dict[str, str]:
+    """An environment in which every file the demo leaves behind is seen."""
+    for name in ("home", "tmp", "cwd"):
+        (tmp_path / name).mkdir()
+    return {
+        **os.environ,
+        "HOME": str(tmp_path / "home"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "TMPDIR": str(tmp_path / "tmp"),
+        "PYTHONPATH": str(ROOT),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+def left_behind(tmp_path: Path) -> list[Path]:
+    """Every file and folder but the kernel cache."""
+    found = [p for name in ("home", "tmp", "cwd") for p in (tmp_path / name).rglob("*")]
+    kernels = tmp_path / "cache" / "daskps" / "kernels"
+    return found + [
+        p
+        for p in (tmp_path / "cache").rglob("*")
+        if p.is_file() and not p.is_relative_to(kernels)
+    ]
+
+
+# -- mathematics -------------------------------------------------------------------
+
+
+def test_held_out_rows_depend_on_the_seed_alone_and_are_not_trained_on() -> None:
+    a, b, other = demo.load(3), demo.load(3), demo.load(4)
+    assert np.array_equal(a.X_held_out, b.X_held_out)
+    assert not np.array_equal(a.X_held_out, other.X_held_out)
+    assert len(a.X_held_out) == demo.N_HELD_OUT
+    rows = np.concatenate([a.X, a.X_held_out]).sum(axis=0)
+    assert len(a.X) + len(a.X_held_out) == 1797
+    assert np.allclose(rows, np.concatenate([other.X, other.X_held_out]).sum(axis=0))
+
+
+def test_gradient_is_the_derivative_of_the_loss(rng: np.random.Generator) -> None:
+    params = {"weight": rng.normal(size=(64, 10)), "bias": rng.normal(size=10)}
+    X, y = rng.random((7, 64)), rng.integers(0, 10, 7)
+    _, grads = demo.gradient(params, X, y)
+    for name, index in [("weight", (3, 4)), ("weight", (63, 9)), ("bias", (2,))]:
+        losses = []
+        for step in (1e-6, -1e-6):
+            moved = {n: p.copy() for n, p in params.items()}
+            moved[name][index] += step
+            losses.append(demo.gradient(moved, X, y)[0])
+        slope = (losses[0] - losses[1]) / 2e-6
+        assert grads[name][index] == pytest.approx(slope, abs=1e-8)
+
+
+def test_gradient_leaves_its_arguments_alone(rng: np.random.Generator) -> None:
+    params, X, y = demo.initial(), rng.random((5, 64)), rng.integers(0, 10, 5)
+    before = X.copy(), y.copy()
+    demo.gradient(params, X, y)
+    assert np.array_equal(X, before[0])
+    assert np.array_equal(y, before[1])
+    assert not params["weight"].any()
+
+
+def test_plain_sgd_is_what_the_rule_says() -> None:
+    """The hand-written descent and the rule's own function agree."""
+    options, digits = demo.Options(epochs=1), demo.load(0)
+    found = demo.train_plain(options, digits, 2)
+    params = demo.initial()
+    rule = demo.RULES["sgd"]
+    for turn in demo.steps(options, len(digits.X), 2, epoch=0):
+        halves = np.array_split(np.arange(len(digits.X)), 2)
+        taken = np.concatenate([halves[rank][rows] for rank, rows in turn])
+        # The mean over rows of a round is the mean over the rows of all its batches.
+        _, grads = demo.gradient(params, digits.X[taken], digits.y[taken])
+        for name in params:
+            params[name] = rule.update(params[name], grads[name], *rule.scalars(1))
+    assert demo.difference(found, params) < 1e-12
+
+
+# -- through a store ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A cluster inside this process, where epochs are quick."""
+    with Client(
+        processes=False,
+        n_workers=2,
+        threads_per_worker=2,
+        dashboard_address="127.0.0.1:0",
+    ) as client:
+        yield client
+
+
+@pytest.mark.parametrize("trainers", [1, 3])
+@pytest.mark.parametrize("optimizer", list(demo.RULES))
+def test_bsp_equals_plain_numpy(cluster: Any, optimizer: str, trainers: int) -> None:
+    options = demo.Options(optimizer=optimizer, epochs=2, batch_size=50, seed=1)
+    digits = demo.load(options.seed)
+    found = demo.train(options, digits, cluster, trainers)
+    plain = demo.train_plain(options, digits, trainers)
+    assert demo.difference(found, plain) < 1e-12
+    # And is not equal for want of training.
+    assert demo.accuracy(found, digits) > 0.7
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        demo.Options(sync="asp"),
+        demo.Options(sync="ssp"),
+        demo.Options(sync="ssp", staleness=0),
+    ],
+)
+def test_asynchronous_training_learns(cluster: Any, options: demo.Options) -> None:
+    options, digits = replace(options, epochs=5), demo.load(0)
+    found = demo.train(options, digits, cluster, 2)
+    assert demo.accuracy(found, digits) > 0.9
+    assert demo.accuracy(demo.train_plain(options, digits, 2), digits) > 0.9
+
+
+@pytest.mark.parametrize("optimizer", list(demo.RULES))
+def test_every_optimizer_reaches_the_accuracy_of_the_default(optimizer: str) -> None:
+    options, digits = demo.Options(optimizer=optimizer), demo.load(0)
+    assert demo.accuracy(demo.train_plain(options, digits, 2), digits) >= 0.94
+
+
+# -- the command -------------------------------------------------------------------
+
+
+@contextmanager
+def started(
+    place: dict[str, str], tmp_path: Path, *options: str
+) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [*COMMAND, *options],
+        env=place,
+        cwd=tmp_path / "cwd",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def check_output(out: str, epochs: int) -> float:
+    """Check what a finished demo printed, return the accuracy through the store."""
+    shards = re.findall(r"^  shard (\d+) on (\S+), (\d+) weights$", out, re.MULTILINE)
+    assert [int(shard) for shard, _, _ in shards] == list(range(len(shards)))
+    assert sum(int(weights) for _, _, weights in shards) == 650
+    lines = [found for line in out.splitlines() if (found := LINE.match(line))]
+    assert len(lines) == epochs
+    assert float(lines[-1][1]) < float(lines[0][1])
+    assert all(int(line[3]) > 0 for line in lines)
+    [(ours, plain)] = re.findall(
+        r"accuracy (\S+) through the store\n +(\S+) with plain NumPy", out
+    )
+    assert ours == plain == lines[-1][2]
+    return float(ours)
+
+
+def test_defaults_from_a_cold_start(place: dict[str, str], tmp_path: Path) -> None:
+    began = time.monotonic()
+    with started(place, tmp_path) as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert time.monotonic() - began < 30
+    assert not err
+    assert check_output(out, epochs=20) >= 0.94
+    assert out.count("shard ") == 2
+    assert not left_behind(tmp_path)
+    assert [*(tmp_path / "cache" / "daskps" / "kernels").glob("*.py")]
+
+
+def listening(processes: list[psutil.Process]) -> set[str]:
+    return {
+        connection.laddr.ip
+        for process in processes
+        for connection in process.net_connections()
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+
+@pytest.mark.parametrize("whole_group", [False, True], ids=["kill", "terminal"])
+def test_interrupt_leaves_nothing(
+    place: dict[str, str], tmp_path: Path, whole_group: bool
+) -> None:
+    """A terminal sends Ctrl-C to the workers too."""
+    with started(place, tmp_path, "--epochs", "100000") as process:
+        assert process.stdout is not None
+        while not LINE.match(line := process.stdout.readline().rstrip("\n")):
+            assert process.poll() is None, line
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) >= 2
+        addresses = listening([psutil.Process(process.pid), *children])
+        (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert addresses == {"127.0.0.1"}
+    assert process.returncode == 130
+    assert err == "daskps demo: interrupted\n"
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+    assert not left_behind(tmp_path)
+
+
+@pytest.mark.parametrize("whole_group", [False, True], ids=["kill", "terminal"])
+def test_interrupt_while_workers_start(
+    place: dict[str, str], tmp_path: Path, whole_group: bool
+) -> None:
+    with started(place, tmp_path) as process:
+        parent = psutil.Process(process.pid)
+        until(lambda: len(parent.children()) >= 2, 30)
+        (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
+        children = parent.children(recursive=True)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err == "daskps demo: interrupted\n"
+    assert not LINE.search(out)
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+    assert not left_behind(tmp_path)
+
+
+def test_running_cluster(place: dict[str, str], tmp_path: Path) -> None:
+    """A scheduler without preload, and workers that only have daskps installed."""
+    file = tmp_path / "scheduler.json"
+    here = ["--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0"]
+    scheduler = ["dask", "scheduler", *here, "--port", "0"]
+    worker = ["dask", "worker", *here, "--nthreads", "1", "--scheduler-file", str(file)]
+    flags = {"env": place, "cwd": tmp_path / "cwd"}
+    with (
+        popen([*scheduler, "--scheduler-file", str(file)], **flags),
+        popen(worker, **flags),
+        popen(worker, **flags),
+        Client(scheduler_file=str(file)) as client,
+    ):
+        client.wait_for_workers(2, timeout=30)
+        address = client.scheduler.address
+        with started(
+            place, tmp_path, "--scheduler", address, "--epochs", "3", "--trainers", "3"
+        ) as process:
+            out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        assert not err
+        assert check_output(out, epochs=3) > 0.8
+        for worker_address in client.scheduler_info()["workers"]:
+            assert worker_address in out
+
+        def count(dask_scheduler: Any) -> int:
+            return len(dask_scheduler.extensions["daskps-directory"].stores)
+
+        # Nothing of the demo stays on a cluster that is not its own.
+        until(lambda: not client.run_on_scheduler(count))
+        assert len(client.scheduler_info()["workers"]) == 2
+
+
+def test_cluster_without_workers_is_refused(
+    place: dict[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "scheduler.json"
+    here = ["--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0", "--port", "0"]
+    with (
+        popen(["dask", "scheduler", *here, "--scheduler-file", str(file)], env=place),
+        Client(scheduler_file=str(file)) as client,
+        started(place, tmp_path, "--scheduler", client.scheduler.address) as process,
+    ):
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert err.count("\n") == 1
+    assert "has no workers" in err

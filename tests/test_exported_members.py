@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import pkgutil
+import types
+
+import pytest
+
+import daskps
+
+#: Modules whose names are part of the public contract; those that exist are checked.
+PUBLIC = [
+    "daskps",
+    "daskps.errors",
+    "daskps.init",
+    "daskps.optim",
+    "daskps.optim.schedules",
+    "daskps.training.callbacks",
+]
+
+
+def existing(names: list[str]) -> list[types.ModuleType]:
+    return [
+        importlib.import_module(name)
+        for name in names
+        if importlib.util.find_spec(name)
+    ]
+
+
+def test_all_is_the_public_namespace() -> None:
+    """What `import daskps` shows, less its modules, is what it promises."""
+    submodules = {module.name for module in pkgutil.iter_modules(daskps.__path__)}
+    shown = {
+        name
+        for name, value in vars(daskps).items()
+        if not name.startswith("_")
+        and not (inspect.ismodule(value) and name in submodules)
+        and name != "annotations"
+    }
+    promised = {
+        name
+        for name in vars(daskps)["__all__"]
+        if not inspect.ismodule(getattr(daskps, name)) and not name.startswith("__")
+    }
+    assert promised == shown
+
+
+def test_all_is_sorted_and_without_repeats() -> None:
+    names = vars(daskps)["__all__"]
+    assert list(names) == sorted(set(names))
+
+
+@pytest.mark.parametrize("module", existing(PUBLIC), ids=lambda m: m.__name__)
+def test_every_promised_name_exists(module: types.ModuleType) -> None:
+    assert [name for name in vars(module)["__all__"] if not hasattr(module, name)] == []
+
+
+def test_public_modules_are_reached_from_the_package() -> None:
+    for name in ("init", "optim"):
+        assert name in vars(daskps)["__all__"]
+        assert inspect.ismodule(getattr(daskps, name))

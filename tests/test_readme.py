@@ -1,0 +1,77 @@
+"""What the README and the pages beside it say is run, and their links lead somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [text for of, text in BLOCK.findall(page.read_text()) if of == language]
+
+
+def with_python(pages: list[Path]) -> list[str]:
+    return [str(p.relative_to(ROOT)) for p in pages if blocks(p, "python")]
+
+
+@pytest.mark.parametrize("page", with_python(PAGES))
+def test_python_blocks_run_in_order(page: str, tmp_path: Path) -> None:
+    """In one process, from standard input: as in a notebook, there is no file."""
+    code = "\n".join(blocks(ROOT / page, "python"))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-W", "ignore:Port", "-"],
+        input=code,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    if page == "README.md":
+        numbers = [float(n) for n in re.findall(r"-?\d+\.\d*(?:e-?\d+)?", done.stdout)]
+        assert numbers[:3] == pytest.approx([1, -2, 3], abs=1e-3)
+
+
+def test_pages_with_python_are_found() -> None:
+    assert {"README.md", "docs/custom-rules.md"} <= set(with_python(PAGES))
+
+
+def test_first_example_is_short() -> None:
+    """Ten lines from the client to a trained model, at most."""
+    lines = blocks(ROOT / "README.md", "python")[0].splitlines()
+    client = next(i for i, line in enumerate(lines) if "Client()" in line)
+    trained = next(i for i, line in enumerate(lines) if "daskps.train(" in line)
+    assert trained - client < 10
+    assert len([line for line in lines if line]) <= 12
+
+
+def test_the_two_commands() -> None:
+    first, second = blocks(ROOT / "README.md", "bash")
+    assert second == "bash tests/run\n"
+    assert (ROOT / "tests" / "run").is_file()
+    extras = re.findall(r'pip install "\.\[([\w,]+)\]"', first)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert extras == ["demo"]
+    assert set(extras) <= set(project["optional-dependencies"])
+    assert "daskps demo" in first
+    assert "daskps" in project["scripts"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_to_files(page: Path) -> None:
+    for target in LINK.findall(page.read_text()):
+        if not target.startswith(("http://", "https://")):
+            assert (page.parent / target).exists(), target
