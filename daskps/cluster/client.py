@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,7 +20,7 @@ import numpy as np
 from daskps import config
 from daskps.cluster.host import HOSTS, ShardHost
 from daskps.cluster.messages import Answer, Array, Call, pack_call, unpack_answers
-from daskps.errors import ShardLostError, StaleGenerationError
+from daskps.errors import DaskPSError, ShardLostError, StaleGenerationError
 
 if TYPE_CHECKING:
     from daskps.cluster.link import Link
@@ -29,6 +30,8 @@ T = TypeVar("T")
 #: How long one message may wait at a host before it asks again. Bounds what a host
 #: keeps for a caller that is gone.
 WAIT_SECONDS = 20.0
+#: How long a host may be silent before the directory is asked whether it is gone.
+SUSPECT_SECONDS = 1.0
 #: Pauses between two tries to reach a host that does not answer.
 BACKOFF_SECONDS = (0.01, 0.05, 0.2, 0.5)
 
@@ -202,11 +205,51 @@ class ShardClient:
             return await HOSTS[worker].call(call)
         self.counters.messages += 1
         self.counters.nbytes += call.nbytes
-        reply = await asyncio.wait_for(
-            self.link.rpc(worker, "daskps_call", **pack_call(call)),
-            None if left == float("inf") else left,
-        )
+        async with self._watching(worker):
+            reply = await asyncio.wait_for(
+                self.link.rpc(worker, "daskps_call", **pack_call(call)),
+                None if left == float("inf") else left,
+            )
         return unpack_answers(reply, f"worker {worker}", call)
+
+    @asynccontextmanager
+    async def _watching(self, worker: str) -> AsyncIterator[None]:
+        """Ask the directory about a host that does not answer for a while.
+
+        Dask tries to connect to a dead address for 30 s. A timer costs next to
+        nothing where the answer comes in time.
+        """
+        task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        found: list[Exception] = []
+        checks: list[asyncio.Task[None]] = []
+
+        async def check() -> None:
+            try:
+                self._check(await self._locate(), worker)
+            except DaskPSError as error:
+                found.append(error)
+                if task is not None:
+                    task.cancel()
+
+        def suspect() -> None:
+            nonlocal timer
+            checks.append(loop.create_task(check()))
+            timer = loop.call_later(SUSPECT_SECONDS, suspect)
+
+        timer = loop.call_later(SUSPECT_SECONDS, suspect)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not found:
+                raise
+            if task is not None:
+                task.uncancel()
+            raise found[0] from None
+        finally:
+            timer.cancel()
+            for asked in checks:
+                asked.cancel()
 
     async def _relocate(
         self, worker: str, error: Exception, attempt: int, deadline: Deadline
@@ -240,7 +283,8 @@ class ShardClient:
         """Send a control message to one host; a lost shard raises ShardLostError."""
         uid = self.meta.uid
         try:
-            return await self.link.control(worker, method, store=uid, **kwargs)
+            async with self._watching(worker):
+                return await self.link.control(worker, method, store=uid, **kwargs)
         except (OSError, StaleGenerationError):
             self._check(await self._locate(), worker)
             raise

@@ -21,6 +21,8 @@ from daskps.errors import NotEnoughWorkersError, ProtocolError, RunCancelledErro
 if TYPE_CHECKING:
     from daskps.cluster.link import Link
 
+#: How long to wait for a better reason once a run has failed.
+LAST_WORDS_SECONDS = 2.0
 #: How often a trainer whose data went with its worker is given new data.
 MOST_RESTARTS = 5
 #: A trainer's function: called with its session and its part of the data.
@@ -132,20 +134,20 @@ async def _first_error(
 ) -> None:
     """Wait for the results; a fence without an error of its own says why."""
     await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+    # Where the directory fenced the run, the trainer that is the reason may still be
+    # about to report its own exception, which says more; where a trainer was fenced,
+    # the directory knows why.
     if not work.done():
-        # The directory fenced the run. Give the trainer that is the reason time to
-        # report its own exception, which says more.
-        await asyncio.wait({work}, timeout=2.0)
-    if work.done() and not isinstance(work.exception(), RunCancelledError):
-        error = work.exception()
-        if error is None and watch.done() and watch.exception():
-            error = watch.exception()
-        if error is not None:
-            raise error
-        return
+        await asyncio.wait({work}, timeout=LAST_WORDS_SECONDS)
+    elif isinstance(work.exception(), RunCancelledError):
+        await asyncio.wait({watch}, timeout=LAST_WORDS_SECONDS)
+    own = work.exception() if work.done() else None
+    if own is not None and not isinstance(own, RunCancelledError):
+        raise own
     if watch.done() and (error := watch.exception()):
         raise error
-    work.result()
+    if own is not None:
+        raise own
 
 
 async def _watch(link: Link, run: int, listen: Listener | None) -> None:
@@ -167,6 +169,24 @@ async def _watch(link: Link, run: int, listen: Listener | None) -> None:
             raise unpack_error(news["error"])
         # News of clocks come with every report; ten a second are enough.
         await asyncio.sleep(0.1 if listen is not None and not news["events"] else 0)
+
+
+async def _errors(trainers: Sequence[asyncio.Future[Any]]) -> list[BaseException]:
+    """Wait for all trainers or an error of one's own; return the errors.
+
+    The trainer that is the reason for a fence reports after those it has fenced.
+    """
+    errors: list[BaseException] = []
+    waiting, timeout = set(trainers), None
+    while waiting:
+        done, waiting = await asyncio.wait(
+            waiting, timeout=timeout, return_when=asyncio.FIRST_EXCEPTION
+        )
+        errors += [error for t in done if (error := t.exception())]
+        if not done or not all(isinstance(e, RunCancelledError) for e in errors):
+            break
+        timeout = LAST_WORDS_SECONDS
+    return errors
 
 
 async def _fence(link: Link, run: int, reason: str) -> None:
@@ -198,8 +218,7 @@ class _Trainers:
             await self._start(rank, worker, 0)
         tasks = [asyncio.ensure_future(self._one(rank)) for rank in self.futures]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            errors = [e for t in done if (e := t.exception())]
+            errors = await _errors(tasks)
             own = [e for e in errors if not isinstance(e, RunCancelledError)]
             for error in own or errors:
                 raise error

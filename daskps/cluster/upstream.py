@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from distributed import Client, Future
-from distributed import threadpoolexecutor as _threadpool
 from distributed import worker as _worker
 from distributed.protocol import pickle as _pickle
 from distributed.protocol.serialize import Serialize, to_serialize
+from distributed.utils import thread_state
 
 __all__ = [
     "compute",
@@ -103,6 +103,6 @@ def worker_client(worker: Any) -> Client:
 
 def current_task() -> tuple[Any, float] | None:
     """Return key and start of the task this thread runs, None outside tasks."""
-    state: Any = _threadpool.thread_state
+    state: Any = thread_state
     key = getattr(state, "key", None)
     return None if key is None else (key, float(state.start_time))
