@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from daskps.errors import LayoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["constant", "fan_avg", "fan_in", "normal", "uniform", "zeros"]
 
@@ -26,8 +27,8 @@ __all__ = ["constant", "fan_avg", "fan_in", "normal", "uniform", "zeros"]
 BLOCK = 65_536
 
 Shape: TypeAlias = tuple[int, ...]
-Array: TypeAlias = npt.NDArray[Any]
-Custom: TypeAlias = Callable[[Shape, "np.dtype[Any]", np.random.Generator], Any]
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+Custom: TypeAlias = "Callable[[Shape, np.dtype[Any], np.random.Generator], Any]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +157,8 @@ class fan_avg:
 
 
 Drawn: TypeAlias = uniform | normal | fan_in | fan_avg
-Checked: TypeAlias = constant | Drawn | Custom
-Initializer: TypeAlias = float | Checked
+Checked: TypeAlias = "constant | Drawn | Custom"
+Initializer: TypeAlias = "float | Checked"
 
 
 class _Parameter(NamedTuple):
@@ -173,7 +174,7 @@ def fans(shape: Shape) -> tuple[int, int]:
     return math.prod(shape[1:]), shape[0] * math.prod(shape[2:])
 
 
-def check(initializer: object, *, name: str, dtype: npt.DTypeLike) -> Checked:
+def check(initializer: object, *, name: str, dtype: Any) -> Checked:
     """Refuse what can be no initializer of a parameter, before anything is drawn.
 
     Parameters

@@ -225,19 +225,17 @@ class ShardClient:
         checks: list[asyncio.Task[None]] = []
 
         async def check() -> None:
-            try:
-                self._check(await self._locate(), worker)
-            except DaskPSError as error:
-                found.append(error)
-                if task is not None:
+            while task is not None and not found:
+                try:
+                    self._check(await self._locate(), worker)
+                    await asyncio.sleep(SUSPECT_SECONDS)
+                except DaskPSError as error:
+                    found.append(error)
                     task.cancel()
 
-        def suspect() -> None:
-            nonlocal timer
-            checks.append(loop.create_task(check()))
-            timer = loop.call_later(SUSPECT_SECONDS, suspect)
-
-        timer = loop.call_later(SUSPECT_SECONDS, suspect)
+        timer = loop.call_later(
+            SUSPECT_SECONDS, lambda: checks.append(loop.create_task(check()))
+        )
         try:
             yield
         except asyncio.CancelledError:
@@ -255,7 +253,11 @@ class ShardClient:
         self, worker: str, error: Exception, attempt: int, deadline: Deadline
     ) -> None:
         """Find out whether a message that failed is worth another try."""
-        self._check(await self._locate(), worker)
+        left = deadline.left()
+        located = await asyncio.wait_for(
+            self._locate(), None if left == float("inf") else left
+        )
+        self._check(located, worker)
         self.counters.retries += 1
         if isinstance(error, StaleGenerationError) and attempt >= 3:
             raise error

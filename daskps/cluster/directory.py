@@ -6,6 +6,7 @@ changes run on the scheduler's event loop without yielding in between, so no loc
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from typing import TYPE_CHECKING, Any
@@ -184,13 +185,19 @@ class Directory:
         if self.names.get(entry.name) == uid:
             del self.names[entry.name]
         self.runs.store_gone(entry, StoreClosedError(f"store {entry.name!r} {why}"))
-        if not entry.session and (cs := self.scheduler.clients.get(f"daskps-{uid}")):
-            self.scheduler.client_releases_keys(
-                keys=[ts.key for ts in cs.wants_what],
-                client=cs.client_key,
-                stimulus_id=f"daskps-free-{uid}",
-            )
+        self._release_anchors(f"daskps-{uid}")
         self.hosts.spawn(self.hosts.everywhere(entry, "drop"))
+
+    def _release_anchors(self, holder: str) -> None:
+        """Let go of the anchors of a named store, and of the client that held them."""
+        if (held := self.scheduler.clients.get(holder)) is None:
+            return
+        self.scheduler.client_releases_keys(
+            keys=[ts.key for ts in held.wants_what],
+            client=holder,
+            stimulus_id=f"{holder}-freed",
+        )
+        del self.scheduler.clients[holder]
 
     # -- what the cluster tells us -------------------------------------------
 
@@ -225,7 +232,9 @@ class Directory:
         self.identities.forget_task(key)
         uid = store_of_anchor(key)
         if uid is not None and uid in self.stores and self.stores[uid].ready:
-            self.free(uid, "lost its last reference")
+            # Later: this is called in the middle of the scheduler's transitions.
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self.free, uid, "lost its last reference")
 
     def restarted(self) -> None:
         """Forget every store: `client.restart` killed all workers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -141,7 +141,9 @@ class ShardHost:
                 woken.wait(seconds)
         finally:
             if not pending.done:
-                self._abandon(tickets)
+                # Another thread may be reading the caller's arrays right now.
+                for given_up in self._abandon(tickets):
+                    given_up.result()
         return self._answers(tickets, outs)
 
     # -- both ----------------------------------------------------------------
@@ -168,11 +170,15 @@ class ShardHost:
                 f"{store}; ask the directory where it lives"
             ) from None
 
-    def _abandon(self, tickets: Sequence[tuple[Slot, Part, Ticket]]) -> None:
+    def _abandon(
+        self, tickets: Sequence[tuple[Slot, Part, Ticket]]
+    ) -> list[Future[None]]:
         """Stop waiting: what is not applied yet never will be under this ticket."""
+        given_up = []
         for slot, _, ticket in tickets:
-            slot.run(partial(Shard.cancel, tickets=[ticket]))
+            given_up.append(slot.run(partial(Shard.cancel, tickets=[ticket])))
             slot.serve()
+        return given_up
 
     def _answers(
         self,

@@ -11,7 +11,7 @@ from distributed import Client, Future
 from distributed import worker as _worker
 from distributed.protocol import pickle as _pickle
 from distributed.protocol.serialize import Serialize, to_serialize
-from distributed.utils import thread_state
+from distributed.utils import thread_state  # type: ignore[attr-defined]
 
 __all__ = [
     "compute",

@@ -8,7 +8,6 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMES", "batches", "partition", "rows", "split_batch"]
 
 #: Row numbers: a slice where they are regular, else an array.
-Rows: TypeAlias = slice | npt.NDArray[np.intp]
+Rows: TypeAlias = slice | np.ndarray[Any, np.dtype[np.intp]]
 SCHEMES = ("contiguous", "round_robin", "random", "reshuffle")
 
 
@@ -221,7 +220,7 @@ def _take(X: Any, part: Rows) -> Any:
     return X[part] if hasattr(X, "shape") else np.asarray(X)[part]
 
 
-def _permutation(n: int, seed: Any, *key: int) -> npt.NDArray[np.intp]:
+def _permutation(n: int, seed: Any, *key: int) -> np.ndarray[Any, np.dtype[np.intp]]:
     """Return a permutation that depends on its arguments alone."""
     sequence = np.random.SeedSequence(seed, spawn_key=key)
     return np.random.default_rng(sequence).permutation(n)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import CancelledError
 
 import numpy as np
 import pytest
@@ -80,7 +82,6 @@ def test_train_ends_with_shard_lost_error(fresh):
     s = store(fresh)
     victim = s.placement[1]
     pid = pid_of(fresh, victim)
-    kill = threading.Timer(0.0, lambda: None)
 
     class Kill:
         def on_epoch(self, run):
@@ -91,7 +92,6 @@ def test_train_ends_with_shard_lost_error(fresh):
         daskps.train(
             s, ones, np.zeros((64, 1)), epochs=10**6, batch_size=8, callbacks=[Kill()]
         )
-    assert kill is not None
     assert fresh.submit(sum, [1, 2]).result() == 3
 
 
@@ -111,10 +111,10 @@ def slow_ones(params, X, y):
 def test_trainer_that_dies_goes_on_at_its_clock(sync):
     """SGD on constant gradients counts steps: none is lost, none is doubled."""
     with local_cluster(n_workers=3, threads=1) as client:
-        a, b, c = client.scheduler_info()["workers"]
+        a, _, c = client.scheduler_info()["workers"]
         s = daskps.create({"w": np.zeros(4)}, optimizer=optim.SGD(1.0), servers=[a])
         pid = pid_of(client, c)
-        killed = []
+        killed: list[int] = []
 
         class Kill:
             def on_round(self, run):
@@ -193,7 +193,7 @@ def count_to(trainer, part):
 
 def test_resumable_run_begins_at_its_clock():
     with local_cluster(n_workers=3, threads=1) as client:
-        a, b, c = client.scheduler_info()["workers"]
+        a, b, _ = client.scheduler_info()["workers"]
         s = daskps.create({"w": np.zeros(4)}, optimizer=optim.SGD(1.0), servers=[a])
         pid = pid_of(client, b)
 
@@ -238,6 +238,7 @@ def test_store_of_a_client_that_vanished_is_freed(client):
         text=True,
     )
     try:
+        assert process.stdout is not None
         uid = process.stdout.readline().strip()
         assert uid in held(client)
         process.kill()
@@ -294,18 +295,18 @@ def test_run_of_a_client_that_left_is_fenced(client, how):
 def test_tiny_timeout_applies_a_push_once_or_not_at_all(client):
     """After each timeout the next call works, and the counts add up."""
     s = daskps.create({"w": np.zeros(4)}, optimizer=optim.SGD(1.0))
-    late = 0
+    late: list[str] = []
     for _ in range(30):
         try:
             s.push({"w": np.ones(4)}, timeout=0.001)
         except TimeoutError as error:
-            late += 1
-            assert "a push" in str(error)
+            late.append(str(error))
+    assert all("a push" in text for text in late)
     value = -s.pull()["w"]
     # Every element of a shard has seen the same pushes.
     for part in (value[:2], value[2:]):
         assert len(set(part)) == 1
-        assert 30 - late <= part[0] <= 30
+        assert 30 - len(late) <= part[0] <= 30
     before = s.pull()["w"]
     s.push({"w": np.ones(4)})
     np.testing.assert_array_equal(s.pull()["w"], before - 1)
@@ -318,10 +319,8 @@ def test_cancelled_push_async_is_once_or_not_at_all(client):
         if future.task is not None:
             client.loop.add_callback(future.task.cancel)
     for future in futures:
-        try:
+        with contextlib.suppress(CancelledError):
             future.result(timeout=30)
-        except BaseException as error:
-            assert "Cancelled" in type(error).__name__
     value = -s.pull()["w"]
     for part in (value[:2], value[2:]):
         assert 10 <= part[0] <= 20

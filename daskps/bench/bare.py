@@ -1,0 +1,102 @@
+"""The bare peer: Dask RPC handlers that do the same work and nothing else."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import dask
+import numpy as np
+from distributed import Client, LocalCluster, get_worker
+from distributed.protocol.serialize import to_serialize
+from distributed.utils import sync
+
+from daskps import kernels, optim
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@contextmanager
+def cluster(rpc_only: bool = True) -> Iterator[Client]:
+    """Two worker processes on loopback, the way inside the process closed."""
+    with (
+        dask.config.set({"daskps.ways.process": not rpc_only}),
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            memory_limit=0,
+        ) as local,
+        Client(local) as client,
+    ):
+        yield client
+
+
+class Handlers:
+    """What a hand-written server of one array would do."""
+
+    def __init__(self, n: int) -> None:
+        self.sides = [np.zeros(n, "f4"), np.zeros(n, "f4")]
+        self.flip = 0
+        self.sgd = optim.bind(optim.SGD(0.1), "float32")
+        self.sgd.kernel.warm()
+
+    async def echo(self, data: bytes) -> dict[str, Any]:
+        """Answer with as many bytes."""
+        return {"status": "OK", "data": data}
+
+    async def push(self, data: Array, work: bool) -> dict[str, Any]:
+        """Take a gradient; with `work` check it and apply it to the other buffer."""
+        if work:
+            now, then = self.sides[self.flip & 1], self.sides[1 - self.flip & 1]
+            if not kernels.finite(data):
+                raise ValueError("not finite")
+            self.sgd.publish(now, then, data, (), self.sgd.scalars(1))
+            self.flip += 1
+        return {"status": "OK"}
+
+    async def pull(self, work: bool) -> dict[str, Any]:
+        """Send the weights; with `work` a copy, since an update may come meanwhile."""
+        now = self.sides[self.flip & 1]
+        return {"status": "OK", "data": to_serialize(now.copy() if work else now)}
+
+
+def install(n: int, dask_worker: Any) -> None:
+    """Give a worker the bare handlers."""
+    handlers = Handlers(n)
+    for name in ("echo", "push", "pull"):
+        dask_worker.handlers[f"bare_{name}"] = getattr(handlers, name)
+
+
+def call(peer: str, method: str, **kwargs: Any) -> Any:
+    """Make one bare round trip from a task's thread."""
+    worker: Any = get_worker()
+
+    async def send() -> Any:
+        return await getattr(worker.rpc(peer), f"bare_{method}")(**kwargs)
+
+    return sync(worker.loop, send)
+
+
+def milliseconds(action: Callable[[], object], n: int = 1) -> float:
+    """Return the time of one of `n` calls."""
+    began = time.perf_counter()
+    for _ in range(n):
+        action()
+    return (time.perf_counter() - began) / n * 1e3
+
+
+def summary(name: str, ours: list[float], bare: list[float], unit: str = "ms") -> str:
+    """Return a line: medians, and the median of the ratios with their range."""
+    ratios = [a / b for a, b in zip(ours, bare, strict=True)]
+    return (
+        f"{name:<34}{statistics.median(ours):>9.3f}{statistics.median(bare):>9.3f} "
+        f"{unit}  {statistics.median(ratios):>5.2f}  "
+        f"({min(ratios):.2f}-{max(ratios):.2f})"
+    )
