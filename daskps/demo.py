@@ -89,12 +89,19 @@ def demo(options: Options) -> None:
     Raises
     ------
     DemoError
-        If scikit-learn is missing or the cluster cannot be used.
+        If scikit-learn is missing, or the cluster cannot be reached, has no workers
+        or lacks daskps.
     """
     digits = load(options.seed)
     with cluster(options.scheduler) as client:
-        trainers = options.trainers or len(client.scheduler_info()["workers"])
-        params = train(options, digits, client, trainers)
+        trainers = options.trainers or len(client.nthreads())
+        try:
+            params = train(options, digits, client, trainers)
+        except ModuleNotFoundError as error:
+            raise DemoError(
+                f"the cluster lacks something ({error}); install the same daskps "
+                f"and NumPy on its scheduler and workers"
+            ) from error
     began = time.perf_counter()
     plain = train_plain(options, digits, trainers)
     seconds = time.perf_counter() - began
@@ -275,14 +282,16 @@ def cluster(scheduler: str | None) -> Iterator[Any]:
     with ExitStack() as stack:
         address = scheduler or _two_processes(stack)
         try:
-            client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+            client: Any = Client(  # type: ignore[no-untyped-call]
+                address, timeout=CONNECT_SECONDS, set_as_default=False
+            )
         except (OSError, ValueError) as error:
             reason = (str(error) or repr(error)).splitlines()[0]
             raise DemoError(
                 f"cannot reach a scheduler at {address}: {reason}"
             ) from error
         stack.enter_context(client)
-        if not client.scheduler_info()["workers"]:
+        if not client.nthreads():
             raise DemoError(f"the cluster at {address} has no workers; start some")
         yield client
 
@@ -295,7 +304,7 @@ def _two_processes(stack: ExitStack) -> LocalCluster:
     # process comes first: starting it lifts the mask in the thread that does it.
     resource_tracker.ensure_running()
     with _interrupts_wait():
-        cluster = LocalCluster(
+        cluster = LocalCluster(  # type: ignore[no-untyped-call]
             n_workers=2,
             threads_per_worker=1,
             host="127.0.0.1",
@@ -404,7 +413,7 @@ def steps(
 
 def _mean(grads: Sequence[Params], rows: Sequence[int]) -> Params:
     return {
-        name: sum(n * g[name] for n, g in zip(rows, grads, strict=True)) / sum(rows)
+        name: np.average([g[name] for g in grads], axis=0, weights=rows)
         for name in grads[0]
     }
 

@@ -59,6 +59,7 @@ def test_wrong_option_is_one_line_and_status_2(
     assert said in err
 
 
+@pytest.mark.leaky  # Dask's client that reached nobody keeps its event loop's thread
 def test_unreachable_scheduler_is_one_line_and_status_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

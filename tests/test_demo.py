@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
+import psutil  # type: ignore[import-untyped]
 import pytest
 from distributed import Client
 
@@ -193,12 +193,19 @@ def check_output(out: str, epochs: int) -> float:
     return float(ours)
 
 
+def cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def test_defaults_from_a_cold_start(place: dict[str, str], tmp_path: Path) -> None:
-    began = time.monotonic()
+    before = cpu_seconds()
     with started(place, tmp_path) as process:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
-    assert time.monotonic() - began < 30
+    # Of all its processes together. On an idle machine the clock shows less; on one
+    # that others use it shows anything.
+    assert cpu_seconds() - before < 30
     assert not err
     assert check_output(out, epochs=20) >= 0.94
     assert out.count("shard ") == 2
@@ -215,6 +222,14 @@ def listening(processes: list[psutil.Process]) -> set[str]:
     }
 
 
+def takes_interrupts(process: psutil.Process) -> bool:
+    """Whether SIGINT is neither blocked nor ignored."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    masks = re.findall(r"^Sig(?:Blk|Ign):\s+(\w+)$", status, re.MULTILINE)
+    assert len(masks) == 2
+    return not any(int(mask, 16) & 1 << signal.SIGINT - 1 for mask in masks)
+
+
 @pytest.mark.parametrize("whole_group", [False, True], ids=["kill", "terminal"])
 def test_interrupt_leaves_nothing(
     place: dict[str, str], tmp_path: Path, whole_group: bool
@@ -226,11 +241,12 @@ def test_interrupt_leaves_nothing(
             assert process.poll() is None, line
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) >= 2
+        assert not any(map(takes_interrupts, children))
         addresses = listening([psutil.Process(process.pid), *children])
         (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=60)
     assert addresses == {"127.0.0.1"}
-    assert process.returncode == 130
+    assert process.returncode == 130, err
     assert err == "daskps demo: interrupted\n"
     _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
@@ -243,11 +259,11 @@ def test_interrupt_while_workers_start(
 ) -> None:
     with started(place, tmp_path) as process:
         parent = psutil.Process(process.pid)
-        until(lambda: len(parent.children()) >= 2, 30)
+        until(lambda: process.poll() is not None or len(parent.children()) >= 2, 60)
         (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
         children = parent.children(recursive=True)
-        out, err = process.communicate(timeout=30)
-    assert process.returncode == 130
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
     assert err == "daskps demo: interrupted\n"
     assert not LINE.search(out)
     _, alive = psutil.wait_procs(children, timeout=10)
@@ -261,7 +277,7 @@ def test_running_cluster(place: dict[str, str], tmp_path: Path) -> None:
     here = ["--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0"]
     scheduler = ["dask", "scheduler", *here, "--port", "0"]
     worker = ["dask", "worker", *here, "--nthreads", "1", "--scheduler-file", str(file)]
-    flags = {"env": place, "cwd": tmp_path / "cwd"}
+    flags: dict[str, Any] = {"env": place, "cwd": tmp_path / "cwd"}
     with (
         popen([*scheduler, "--scheduler-file", str(file)], **flags),
         popen(worker, **flags),
@@ -288,17 +304,28 @@ def test_running_cluster(place: dict[str, str], tmp_path: Path) -> None:
         assert len(client.scheduler_info()["workers"]) == 2
 
 
-def test_cluster_without_workers_is_refused(
-    place: dict[str, str], tmp_path: Path
+@pytest.mark.parametrize("n_workers", [0, 1], ids=["no workers", "no daskps"])
+def test_cluster_that_cannot_be_used(
+    place: dict[str, str], tmp_path: Path, n_workers: int
 ) -> None:
+    """Its servers find a `daskps` that cannot be imported, as if there were none."""
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "daskps.py").write_text("raise ModuleNotFoundError('gone')")
     file = tmp_path / "scheduler.json"
-    here = ["--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0", "--port", "0"]
-    with (
-        popen(["dask", "scheduler", *here, "--scheduler-file", str(file)], env=place),
-        Client(scheduler_file=str(file)) as client,
-        started(place, tmp_path, "--scheduler", client.scheduler.address) as process,
-    ):
+    here = ["--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0"]
+    here += ["--scheduler-file", str(file)]
+    env = {**place, "PYTHONPATH": str(tmp_path / "path")}
+    with ExitStack() as stack:
+        stack.enter_context(popen(["dask", "scheduler", *here, "--port", "0"], env=env))
+        for _ in range(n_workers):
+            stack.enter_context(popen(["dask", "worker", *here], env=env))
+        client = stack.enter_context(Client(scheduler_file=str(file)))
+        if n_workers:
+            client.wait_for_workers(n_workers, timeout=30)
+        process = stack.enter_context(
+            started(place, tmp_path, "--scheduler", client.scheduler.address)
+        )
         _, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert err.count("\n") == 1
-    assert "has no workers" in err
+    assert ("install the same daskps" if n_workers else "has no workers") in err

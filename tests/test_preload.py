@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 from distributed import Client
@@ -56,10 +58,10 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
 def add_host_again(client: Client) -> dict[str, Any]:
     """Add the worker plugin to workers that have it, as every registration may."""
 
-    def add(dask_worker: Any) -> Any:
+    async def add(dask_worker: Any) -> Any:
         from daskps.cluster.host import HostPlugin
 
-        return dask_worker.plugin_add(HostPlugin(), name=HostPlugin.name)
+        return await dask_worker.plugin_add(HostPlugin(), name=HostPlugin.name)
 
     found: dict[str, Any] = client.run(add)
     return found
@@ -77,9 +79,7 @@ def addresses(client: Client) -> dict[str, str]:
 @contextmanager
 def pickled_by_value() -> Iterator[None]:
     """For functions of this module, which the servers cannot import."""
-    import cloudpickle
-
-    module = __import__("sys").modules[__name__]
+    module = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(module)
     try:
         yield
@@ -102,7 +102,7 @@ def test_preloaded_servers_keep_shards_when_registered_again(servers: Servers) -
     client = servers.client()
     client.wait_for_workers(2, timeout=30)
     with pickled_by_value():
-        # Both parts are there before any client uses daskps.
+        # Before any client uses daskps.
         assert set(client.run(has_host).values()) == {True}
         assert client.run_on_scheduler(
             lambda dask_scheduler: (
@@ -131,6 +131,9 @@ def test_preloaded_worker_of_a_plain_scheduler(servers: Servers) -> None:
     servers.worker("one", *PRELOAD)
     client = servers.client()
     client.wait_for_workers(1, timeout=30)
+    with pickled_by_value():
+        # Nobody but the preload can have made it.
+        assert list(client.run(has_host).values()) == [True]
     with daskps.create({"w": np.zeros(10)}, optimizer=SGD(0.5), client=client) as store:
         store.push({"w": np.ones(10)})
         assert np.array_equal(store.pull()["w"], np.full(10, -0.5))

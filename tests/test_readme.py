@@ -27,11 +27,10 @@ def with_python(pages: list[Path]) -> list[str]:
 
 @pytest.mark.parametrize("page", with_python(PAGES))
 def test_python_blocks_run_in_order(page: str, tmp_path: Path) -> None:
-    """In one process, from standard input: as in a notebook, there is no file."""
+    """In one process without a file of its own: as in a notebook."""
     code = "\n".join(blocks(ROOT / page, "python"))
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore:Port", "-"],
-        input=code,
+        [sys.executable, "-W", "error", "-W", "ignore:Port", "-c", code],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -21,6 +21,7 @@ from daskps.cluster import upstream
 from daskps.cluster.host import HOSTS
 from daskps.cluster.messages import identity, unpack_reply
 from daskps.cluster.plugin import DirectoryPlugin
+from daskps.errors import ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -98,6 +99,11 @@ class Link(SyncMethodMixin):
             # The scheduler takes no pickles (distributed.scheduler.pickle: false);
             # it was started with --preload daskps.preload, or `hello` says so.
             logger.info("the scheduler refuses plugins", exc_info=True)
+        except ImportError as error:
+            raise ProtocolError(
+                f"the scheduler at {self.node.scheduler.addr} cannot import daskps "
+                f"({error}); install the same daskps on scheduler, workers and client"
+            ) from error
         await self.directory("hello", **identity())
         self._ensured = True
 
