@@ -20,6 +20,7 @@ import numpy as np
 from distributed import Client, LocalCluster
 
 import daskps
+from daskps.errors import ProtocolError
 from daskps.optim import SGD, Adagrad, Adam, AdamW, RMSprop, Rule
 from daskps.training.data import batches
 
@@ -97,11 +98,8 @@ def demo(options: Options) -> None:
         trainers = options.trainers or len(client.nthreads())
         try:
             params = train(options, digits, client, trainers)
-        except ModuleNotFoundError as error:
-            raise DemoError(
-                f"the cluster lacks something ({error}); install the same daskps "
-                f"and NumPy on its scheduler and workers"
-            ) from error
+        except ProtocolError as error:
+            raise DemoError(str(error)) from error
     began = time.perf_counter()
     plain = train_plain(options, digits, trainers)
     seconds = time.perf_counter() - began
