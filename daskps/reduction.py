@@ -1,9 +1,13 @@
 """Adding contributions in one fixed order, so that a run has one set of bits.
 
 Sums follow a binary tree over the ranks 0..P-1 that depends on P alone: a node over
-the ranks [lo, hi) adds the node of its lower half to that of its upper half. Ranks
-that deliver nothing are skipped in place. Compacting the ranks instead would change
-the order of the additions, and with it the bits, whenever a rank sits out.
+the ranks [lo, hi) adds the node of its left part, of the largest power of two ranks
+that is less than all, to that of the rest. Ranks that deliver nothing are skipped in
+place. Compacting the ranks instead would change the order of the additions, and with
+it the bits, whenever a rank sits out.
+
+With powers of two the leaves pair up, (0, 1), (2, 3) and so on, and of a pair a round
+never holds more than one sum: halves of odd length would hold two thirds of P.
 """
 
 from __future__ import annotations
@@ -36,8 +40,8 @@ def check_reduce(reduce: str | Reducer) -> None:
 
 
 def split(lo: int, hi: int) -> int:
-    """Return the border of the two halves of the tree node over [lo, hi)."""
-    return lo + (hi - lo + 1) // 2
+    """Return the border of the two parts of the tree node over [lo, hi)."""
+    return lo + (1 << (hi - lo - 1).bit_length() - 1)
 
 
 def parent(lo: int, hi: int, size: int) -> tuple[int, int, int] | None:

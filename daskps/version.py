@@ -33,7 +33,18 @@ class Version(int):
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[int, int]]) -> Version:
-        """Return the version of some (shard, version) pairs; 0 for none."""
+        """Return the version of some (shard, version) pairs; 0 for none.
+
+        Parameters
+        ----------
+        pairs : iterable of (int, int)
+            Shard and version.
+
+        Returns
+        -------
+        Version
+            The largest version, with its pairs.
+        """
         found = tuple(pairs)
         version = cls(max((v for _, v in found), default=0))
         version.pairs = found

@@ -125,7 +125,10 @@ def test_what_was_given_is_not_changed():
 
 SHAPE = (3, 4)
 REFUSED = {
-    "masked": (np.ma.masked_array(np.ones(SHAPE), np.eye(3, 4)), r"\.filled\(0\)"),
+    "masked": (
+        np.ma.masked_array(np.ones(SHAPE), np.eye(3, 4, dtype=bool)),
+        r"\.filled\(0\)",
+    ),
     "object": (np.full(SHAPE, None), "dtype object.*convert it to one of float16"),
     "text": (np.full(SHAPE, "a"), "dtype <U1.*convert it"),
     "bytes": (np.full(SHAPE, b"a"), r"dtype \|S1.*convert it"),
@@ -225,7 +228,9 @@ def test_one_bad_array_refuses_them_all():
 
 
 def test_nan_passes_where_it_is_allowed():
-    found = push({"w": np.full(SHAPE, np.nan), "d": np.full(SHAPE, np.inf)}, finite=False)
+    found = push(
+        {"w": np.full(SHAPE, np.nan), "d": np.full(SHAPE, np.inf)}, finite=False
+    )
     assert np.isnan(found["w"]).all()
     assert np.isinf(assign({"w": np.full(SHAPE, 1e300)}, finite=False)["w"]).all()
 

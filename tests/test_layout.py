@@ -22,9 +22,7 @@ parameters = st.dictionaries(
 def test_split_then_assemble_is_identity(params, k):
     """Pieces are disjoint, cover every element, and say where in the shard it is."""
     layout = Layout.build(params, k)
-    values = {
-        p.name: np.arange(p.size) + 1000 * p.index for p in layout.parameters
-    }
+    values = {p.name: np.arange(p.size) + 1000 * p.index for p in layout.parameters}
     shards = []
     for i in range(k):
         vectors = {}
@@ -53,7 +51,11 @@ def test_shards_are_cut_like_array_split(params, k):
     layout = Layout.build(params, k)
     for dtype, n in layout.lengths.items():
         vector = np.concatenate(
-            [np.arange(p.size) + p.offset for p in layout.parameters if p.dtype == dtype]
+            [
+                np.arange(p.size) + p.offset
+                for p in layout.parameters
+                if p.dtype == dtype
+            ]
         )
         np.testing.assert_array_equal(vector, np.arange(n))
         for i, part in enumerate(np.array_split(vector, k)):
@@ -107,7 +109,7 @@ def test_every_dtype_has_a_place():
 
 
 def test_an_unknown_dtype_or_no_shards_are_refused():
-    with pytest.raises(LayoutError, match="complex64.*use one of float16"):
+    with pytest.raises(LayoutError, match=r"complex64.*use one of float16"):
         Layout.build({"w": ((1,), "complex64")}, 1)
     with pytest.raises(ValueError, match="at least 1"):
         Layout.build({"w": ((1,), "float32")}, 0)

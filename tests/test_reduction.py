@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from daskps.reduction import Tree, check_reduce, leaf, mean, reduce_all, split
 
-sizes = st.integers(1, 17)
+sizes = st.integers(1, 33)
 
 
 def node(value, weight=1.0, key=0):
@@ -20,17 +20,19 @@ def plain(values, lo, hi):
         return None if values[lo] is None else values[lo].copy()
     border = split(lo, hi)
     left, right = plain(values, lo, border), plain(values, border, hi)
-    return left + right if left is not None and right is not None else (
-        right if left is None else left
+    return (
+        left + right
+        if left is not None and right is not None
+        else (right if left is None else left)
     )
 
 
 def rough(n, seed, width=5):
     """Numbers whose float32 sum depends on the order of its additions."""
     rng = np.random.default_rng(seed)
-    return (rng.normal(size=(n, width)) * 10.0 ** rng.integers(-4, 5, (n, width))).astype(
-        "f4"
-    )
+    return (
+        rng.normal(size=(n, width)) * 10.0 ** rng.integers(-4, 5, (n, width))
+    ).astype("f4")
 
 
 @given(st.data(), sizes, st.integers(0, 2**32 - 1))
@@ -52,6 +54,30 @@ def test_the_sum_has_the_same_bits_in_whatever_order_ranks_come(data, size, seed
     else:
         assert arrays[0].tobytes() == wanted.tobytes()
         assert weights[0] == size - len(absent)
+
+
+@pytest.mark.parametrize("size", range(1, 200))
+def test_a_round_holds_at_most_half_its_contributions(size):
+    """Every other rank first is the worst order there is."""
+    tree = Tree(size)
+    most = 0
+    for rank in [*range(0, size, 2), *range(1, size, 2)]:
+        tree.put(rank, node([1.0]))
+        most = max(most, tree.n_nodes)
+    assert most == -(-size // 2)
+    assert tree.root()[0][0] == [size]
+
+
+def most_held(lo, hi):
+    """Most nodes of which no two are the halves of one, in any order of arrival."""
+    if hi - lo <= 2:
+        return 1
+    border = split(lo, hi)
+    return most_held(lo, border) + most_held(border, hi)
+
+
+def test_no_order_of_arrival_holds_more():
+    assert all(most_held(0, size) <= -(-size // 2) for size in range(1, 1025))
 
 
 def test_absent_ranks_are_skipped_in_place():

@@ -47,7 +47,7 @@ class Kernel(ABC):
         ----------
         w : ndarray, shape (n,), `dtype`
             Weights; contiguous, aligned and writable, like the slots.
-        g : ndarray, shape (n,), `dtype`
+        g : ndarray, shape (n,), `compute_dtype` or `dtype`
             Gradient; contiguous. It may be read-only and start at any address.
         slots : tuple of ndarray, shape (n,), `compute_dtype`
             State, one array per slot.
@@ -73,7 +73,7 @@ class Kernel(ABC):
             Weights; not written.
         w_out : ndarray, shape (n,), `dtype`
             Where the new weights go; contiguous, aligned and writable.
-        g : ndarray, shape (n,), `dtype`
+        g : ndarray, shape (n,), `compute_dtype` or `dtype`
             Gradient; contiguous. It may be read-only and start at any address.
         slots : tuple of ndarray, shape (n,), `compute_dtype`
             State, one array per slot.
@@ -143,7 +143,8 @@ class Kernel(ABC):
 
     def _check(self, w: Array, g: Array, slots: Arrays) -> None:
         n = len(w)
-        check_input(g, self.dtype, n)
+        wide = g.dtype == self.compute_dtype
+        check_input(g, self.compute_dtype if wide else self.dtype, n)
         _output(w, self.dtype, n, "weights")
         if len(slots) != self.n_slots:
             raise ValueError(f"the rule has {self.n_slots} slots, got {len(slots)}")

@@ -153,8 +153,9 @@ def _expire(record: Record, producer: int) -> None:
 
 
 def _refuse_expired(record: Record, producer: int) -> None:
-    ring = record.expired[: record.fixed[N_EXPIRED]]
-    if producer <= record.fixed[FORGOTTEN] or (ring == producer).any():
+    n = int(record.fixed[N_EXPIRED])
+    forgotten = n > MAX_PRODUCERS and producer <= record.fixed[FORGOTTEN]
+    if forgotten or (record.expired[:n] == producer).any():
         raise ProducerExpiredError(
             f"producer {producer} was closed and lost its place among the "
             f"{MAX_PRODUCERS} of this shard, so a repeat of its pushes cannot be told "

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from daskps.consistency import BSP
 from daskps.layout import Layout
-from daskps.shards.base import Item, Ready, Step, Ticket
+from daskps.shards.base import GRADIENT, READ, Item, Ready, Step, Ticket
 from daskps.shards.dense import Shard
 from daskps.shards.segment import Segment
 
@@ -68,7 +69,7 @@ def make(
 ) -> Shard:
     """A shard whose parameters of the given indices have a rule with one slot."""
     ruled = list(ruled)
-    segment = Segment(layout, index, {i: (initial,) for i in ruled})
+    segment = Segment(layout, index, dict.fromkeys(ruled, (initial,)))
     return Shard(segment, dict.fromkeys(ruled, rule or Adding()))
 
 
@@ -113,3 +114,37 @@ def done(ticket: Ticket) -> Ready:
     """What a ticket ended with, which must not be an error."""
     assert isinstance(ticket.outcome, Ready), ticket.outcome
     return ticket.outcome
+
+
+RUN = 7
+
+
+def hot(i, value=1.0):
+    """A gradient of "a" with one element."""
+    data = np.zeros(5)
+    data[i] = value
+    return items({A: data})
+
+
+def step(rank, clock, value=1.0, **kwargs):
+    """A trainer's one push of a clock: element `rank` of "a"."""
+    options = {"tick": True, "sequence": clock, **kwargs}
+    return Step(GRADIENT, hot(rank, value), run=RUN, rank=rank, clock=clock, **options)
+
+
+def read(rank, clock, wait=READ):
+    return Step(run=RUN, rank=rank, clock=clock, wait=wait)
+
+
+def bsp(n_ranks, reduce="sum", **kwargs) -> Shard:
+    shard = make(**kwargs)
+    shard.begin_run(RUN, BSP(), n_ranks, reduce)
+    return shard
+
+
+def seen(shard: Shard, ticket: Ticket):
+    """Element by element what a ticket of a reader may copy of "a"."""
+    out = np.empty(5)
+    ready = done(ticket)
+    assert shard.read(ready, [("float64", 0, 5, out)]) is ready
+    return out.tolist()

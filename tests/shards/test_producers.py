@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daskps.errors import ProducerExpiredError, ShardBusyError
+from daskps.shards import producers
+from daskps.shards.base import ADD, Item, Step
+from daskps.shards.producers import WINDOW, admit, known
+from daskps.shards.segment import MAX_PRODUCERS, Record
+from tests.shards.making import A, contents, done, failed, make, send, weights
+
+
+def record() -> Record:
+    return Record(np.zeros(Record.n_words(0), np.int64), 0)
+
+
+def add(producer, sequence=0):
+    data = np.zeros(5)
+    data[0] = 1
+    return Step(ADD, [Item(A, 0, data)], producer=producer, sequence=sequence)
+
+
+@given(st.lists(st.integers(0, 200), max_size=60))
+def test_each_number_is_new_once_and_nothing_new_below_the_window(sequences):
+    found = record()
+    seen: set[int] = set()
+    for sequence in sequences:
+        if seen and sequence <= max(seen) - WINDOW:
+            with pytest.raises(ProducerExpiredError, match="cannot be told"):
+                admit(found, 5, sequence)
+        else:
+            assert producers.repeats(found, 5, sequence) == (sequence in seen)
+            assert admit(found, 5, sequence) == (sequence not in seen)
+            seen.add(sequence)
+
+
+def test_all_of_a_window_may_come_in_reverse():
+    found = record()
+    assert all(admit(found, 1, s) for s in reversed(range(WINDOW)))
+    assert not any(admit(found, 1, s) for s in range(WINDOW))
+    assert admit(found, 1, WINDOW)
+    with pytest.raises(ProducerExpiredError):
+        admit(found, 1, 0)
+    assert not admit(found, 1, 1)
+
+
+def test_producers_do_not_share_a_window():
+    found = record()
+    assert admit(found, 1, 500)
+    assert admit(found, 2, 0)
+    assert not admit(found, 2, 0)
+    assert known(found) == [1, 2]
+
+
+def test_asking_changes_nothing():
+    found = record()
+    admit(found, 1, 3)
+    before = found.fixed.tolist(), found.producers.tolist()
+    producers.repeats(found, 1, 3)
+    producers.repeats(found, 1, 4)
+    producers.repeats(found, 2, 0)
+    assert (found.fixed.tolist(), found.producers.tolist()) == before
+
+
+def full_shard():
+    shard = make()
+    send(shard, *(add(p) for p in range(1, MAX_PRODUCERS + 1)))
+    return shard
+
+
+def test_one_producer_too_many_is_refused_while_all_are_open():
+    shard = full_shard()
+    before = contents(shard)
+    assert shard.needs_room(2000)
+    assert not shard.needs_room(5)
+    assert len(shard.open_producers()) == MAX_PRODUCERS
+    (ticket,) = send(shard, add(2000))
+    assert isinstance(ticket.outcome, ShardBusyError)
+    assert "the first is 1" in str(ticket.outcome)
+    assert contents(shard) == before
+    assert not done(send(shard, add(5, 1))[0]).duplicate
+
+
+def test_the_producer_that_was_closed_first_makes_room_and_cannot_come_back():
+    shard = full_shard()
+    shard.close_producers([7])
+    shard.close_producers([3, 7, 12345])
+    shard.validate()
+    assert not shard.needs_room(2000)
+    send(shard, add(2000))
+    # A repeat of 7's push cannot be told from a new one any more.
+    assert failed(send(shard, add(7), add(7, 1)), ProducerExpiredError)
+    assert done(send(shard, add(3))[0]).duplicate
+    send(shard, add(2001))
+    assert failed(send(shard, add(3)), ProducerExpiredError)
+    assert weights(shard)[A][0] == MAX_PRODUCERS + 2
+
+
+def test_a_closed_producer_that_pushes_is_open_again():
+    """A task that runs again has the number it had."""
+    shard = full_shard()
+    shard.close_producers([7])
+    send(shard, add(7, 1))
+    assert 7 in shard.open_producers()
+    assert failed(send(shard, add(2000)), ShardBusyError)
+
+
+def test_closing_is_no_publication():
+    shard = full_shard()
+    flip = shard.segment.flip
+    shard.close_producers(range(100))
+    assert shard.segment.flip == flip
+    shard.validate()
+
+
+def test_thousands_of_tasks_push_once_each_and_none_twice():
+    shard = make()
+    for first in range(1, 5000, 500):
+        ids = range(first, first + 500)
+        tickets = send(shard, *(add(p) for p in ids), *(add(p) for p in ids))
+        assert [done(t).duplicate for t in tickets] == [False] * 500 + [True] * 500
+        shard.close_producers(ids)
+    assert weights(shard)[A][0] == 5000
+    assert failed(send(shard, *(add(p) for p in range(1, 3900))), ProducerExpiredError)
+    assert weights(shard)[A][0] == 5000
+    assert not done(send(shard, add(6000))[0]).duplicate

@@ -1,0 +1,143 @@
+"""Publications: what they write, against plain NumPy, in both buffers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from daskps import optim
+from daskps.consistency import ASP
+from daskps.layout import Layout, compute_dtype
+from daskps.shards.base import ADD, ASSIGN, GRADIENT, Item, Step
+from daskps.shards.dense import Shard
+from daskps.shards.segment import Segment
+from daskps.shards.update import TILE, Publication
+from tests.shards.making import LAYOUT, A, B, Momentum, items, make, send, weights
+
+N = 2 * TILE + 100
+LARGE = Layout.build({"w": ((N,), "float64"), "v": ((3,), "float64")}, 1)
+BORDERS = [0, 1, TILE - 1, TILE, TILE + 1, 2 * TILE, N - 1, N]
+
+
+@st.composite
+def pushes(draw):
+    """Gradients, adds and assigns of the whole piece and of runs of it."""
+    kind = draw(st.sampled_from([GRADIENT, ADD, ASSIGN]))
+    start, stop = 0, N
+    if draw(st.booleans()):
+        start, stop = sorted(draw(st.tuples(*[st.sampled_from(BORDERS)] * 2)))
+    rng = np.random.default_rng(draw(st.integers(0, 100)))
+    return kind, start, rng.normal(size=stop - start)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(pushes(), min_size=1, max_size=5))
+def test_pushes_that_queued_up_are_bit_for_bit_those_one_by_one(given):
+    steps = [
+        Step(kind, [Item(0, start, data)], producer=1, sequence=i)
+        for i, (kind, start, data) in enumerate(given)
+    ]
+    queued, single = (make(LARGE, rule=Momentum(), ruled=[0]) for _ in range(2))
+    send(queued, *steps)
+    for step in steps:
+        send(single, step)
+    w, slot = np.zeros(N), np.zeros(N)
+    n = 0
+    for kind, start, data in given:
+        part = slice(start, start + len(data))
+        if kind == GRADIENT:
+            n += 1
+            slot[part] = 0.7 * slot[part] + data
+            w[part] = w[part] - 0.3 / n * slot[part]
+        else:
+            w[part] = data + (w[part] if kind == ADD else 0)
+    for shard in (queued, single):
+        segment = shard.segment
+        assert segment.weights[segment.flip & 1][0].tobytes() == w.tobytes()
+        assert segment.slots[0][0].tobytes() == slot.tobytes()
+        assert segment.current.version == len(given)
+    assert queued.segment.flip == 1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_compiled_rules_give_the_same_bits_queued_and_one_by_one(dtype, tmp_path, rng):
+    layout = Layout.build({"w": ((TILE + 7,), dtype)}, 1)
+    rule = optim.SGD(0.1, momentum=0.9)
+    bound = optim.bind(rule, dtype, cache_dir=str(tmp_path))
+    shards = [Shard(Segment(layout, 0, {0: (0.0,)}), {0: bound}) for _ in range(2)]
+    steps = []
+    for i in range(4):
+        data = rng.normal(size=TILE + 7).astype(compute_dtype(dtype))
+        steps.append(Step(GRADIENT, [Item(0, 0, data)], producer=1, sequence=i))
+    send(shards[0], *steps)
+    for step in steps:
+        send(shards[1], step)
+    one, other = (s.segment.weights[s.segment.flip & 1][0] for s in shards)
+    assert one.dtype == dtype
+    assert np.abs(one).max() > 0.1
+    assert one.tobytes() == other.tobytes()
+
+
+DTYPES = ["float16", "float32", "float64", "int8", "uint64", "bool"]
+MANY = Layout.build({d: ((3, 2), d) for d in DTYPES} | {"e": ((0,), "int8")}, 2)
+
+
+@given(
+    st.lists(
+        st.dictionaries(st.integers(0, 5), st.integers(0, 1), max_size=3), max_size=8
+    )
+)
+def test_pieces_that_a_publication_leaves_alone_are_not_stale(publications):
+    """Over many publications that each touch other parameters, in both buffers."""
+    shard = make(MANY, 1, ruled=[])
+    wanted = [np.zeros_like(w) for w in shard.segment.weights[0]]
+    last = [w.copy() for w in wanted]
+    for sequence, touched in enumerate(publications):
+        # Every other publication touches nothing: a producer's note, a run's end.
+        data = {
+            p: np.full(wanted[p].shape, v, wanted[p].dtype) for p, v in touched.items()
+        }
+        last = [w.copy() for w in wanted]
+        for p, v in data.items():
+            wanted[p] = wanted[p] + v
+        found = [Item(p, 0, d) for p, d in data.items()]
+        send(shard, Step(ADD, found, producer=1, sequence=sequence))
+        flip = shard.segment.flip
+        for side, model in ((flip, wanted), (flip - 1, last)):
+            for a, b in zip(shard.segment.weights[side & 1], model, strict=True):
+                np.testing.assert_array_equal(a, b)
+                assert a.dtype == b.dtype
+
+
+def test_a_publication_that_touches_nothing_brings_both_buffers_together():
+    shard = make()
+    send(shard, Step(ADD, items({A: np.ones(5)}), producer=1))
+    assert weights(shard, 0) != weights(shard, 1)
+    shard.begin_run(1, ASP(), 1)
+    shard.validate()
+    assert weights(shard, 0) == weights(shard, 1)
+
+
+def test_everything_becomes_visible_in_one_store():
+    shard = make()
+    segment = shard.segment
+    publication = Publication(segment)
+    assert segment.writing == segment.flip + 1
+    publication.record.fixed[0] = 9
+    before = weights(shard), segment.current.version
+    publication.commit()
+    assert before == ([[0.0] * 5, [0.0], [0] * 4], 0)
+    assert segment.current.version == 9
+    assert segment.writing == segment.flip == 1
+
+
+def test_a_publication_that_is_dropped_leaves_no_trace():
+    shard = make()
+    send(shard, Step(ADD, items({B: 1.0}), producer=1))
+    publication = Publication(shard.segment)
+    publication.drop()
+    shard.validate()
+    assert shard.segment.writing == shard.segment.flip
+    assert LAYOUT.parameters[3].size == 0
