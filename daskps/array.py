@@ -224,8 +224,9 @@ class ParameterArray:
             )
         if self._store.bind().asynchronous:
             raise TypeError(
-                f"np.asarray of parameter {self.name!r} cannot wait with an "
-                f"asynchronous client; use await store[{self.name!r}].pull()"
+                f"np.asarray of parameter {self.name!r} cannot wait on an event loop; "
+                f"use await store[{self.name!r}].pull(), and in a task that is a "
+                f"coroutine await store.pull_async({self.name!r})"
             )
         limit = config.load().warn_pull_nbytes
         if self.nbytes > limit:
@@ -262,7 +263,9 @@ def split_index(index: Any, shape: tuple[int, ...]) -> tuple[tuple[int, int, int
         return (0, 0, 1), None
     parts = index if isinstance(index, tuple) else (index,)
     for part in parts:
-        if not isinstance(part, (int, np.integer, slice, type(Ellipsis), type(None))):
+        # NumPy takes a bool for a mask, Python for an int.
+        basic = (int, np.integer, slice, type(Ellipsis), type(None))
+        if isinstance(part, bool) or not isinstance(part, basic):
             raise TypeError(
                 f"a parameter is indexed by int and slice, found {part!r}; pull() it "
                 f"and index the result for anything else"

@@ -280,6 +280,11 @@ class Handle:
         return link.run(end)
 
     def __enter__(self) -> Self:
+        if self._link is not None and self._link.asynchronous:
+            raise TypeError(
+                f"store {self.name!r} belongs to an asynchronous client; use async "
+                f"with, which can await its end"
+            )
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,9 +39,9 @@ class ArraySpec:
     (1000, 10)
     """
 
-    shape: tuple[int, ...]
+    shape: Any
     dtype: Any = "float32"
-    init: float | Callable[..., Any] = 0
+    init: Any = 0
 
     def __post_init__(self) -> None:
         given: Any = self.shape
@@ -115,7 +115,8 @@ def blueprint(
 
 
 def _collection(key: str, value: Any) -> tuple[tuple[tuple[int, ...], str], Any]:
-    if not hasattr(value, "to_delayed") or not hasattr(value, "chunks"):
+    # By type: a Delayed has every attribute one asks for.
+    if not isinstance(getattr(value, "chunks", None), tuple):
         raise LayoutError(
             f"parameter {key!r} is a {type(value).__name__}; of dask collections a "
             f"store takes arrays, use .to_dask_array(lengths=True)"
@@ -131,7 +132,24 @@ def _collection(key: str, value: Any) -> tuple[tuple[tuple[int, ...], str], Any]
             f"parameter {key!r} has dtype {value.dtype}, which a store cannot hold; "
             f"use one of {', '.join(DTYPES)}"
         )
-    return (tuple(int(n) for n in value.shape), dtype), value
+    checked = value.map_blocks(
+        _checked_chunk, key, dtype=value.dtype, meta=np.empty((0,) * value.ndim, dtype)
+    )
+    return (tuple(int(n) for n in value.shape), dtype), checked
+
+
+def _checked_chunk(chunk: Any, key: str, block_info: Any = None) -> Array:
+    """Return a chunk that is what its dask array says; runs on the workers."""
+    array = spec_of(chunk, key)
+    said = block_info[None]
+    shape, dtype = tuple(said["chunk-shape"]), np.dtype(said["dtype"])
+    if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise LayoutError(
+            f"a chunk of parameter {key[:60]!r} has shape {array.shape} and dtype "
+            f"{array.dtype}, but its dask array says {shape} and {dtype}; give the "
+            f"function that made it the right chunks= and dtype="
+        )
+    return array
 
 
 def _rules(
@@ -176,7 +194,7 @@ def _checked_shards(shards: Any) -> int | None:
 
 def _checked_servers(servers: Any) -> str | list[str]:
     if not isinstance(servers, str):
-        found = list(servers)
+        found = list(servers) if isinstance(servers, Iterable) else []
         if not found or not all(isinstance(s, str) for s in found):
             raise TypeError(
                 f"servers is 'auto', 'all', 'resource:NAME' or a list of worker "

@@ -12,7 +12,7 @@ from daskps.array import ParameterArray
 from daskps.cluster import plans
 from daskps.cluster.aggregate import aggregate
 from daskps.cluster.plans import ADD, ASSIGN, GRADIENT, Plan, Target
-from daskps.errors import UnknownParameterError
+from daskps.errors import PushRejectedError, UnknownParameterError
 from daskps.handle import Handle
 from daskps.reduction import check_reduce
 from daskps.targets import number, target_of
@@ -108,10 +108,10 @@ class ParameterStore(Handle):
         link = self.bind()
 
         async def work() -> dict[str, Array]:
-            shards = await self.attach(link)
+            what = f"a pull of store {self.name!r}"
+            shards = await link.within(self.attach(link), seconds, what)
             target = target_of(shards.meta, names, out)
             plan = plans.read(shards.meta, target, min_version, self.call_of())
-            what = f"a pull of store {self.name!r}"
             await shards.call_async(plan.calls, plan.outs, seconds, what)
             found: dict[str, Array] = target.finish()
             return found
@@ -200,7 +200,7 @@ class ParameterStore(Handle):
         seconds = config.deadline(timeout)
         link = self.bind()
         source = self.producer_here(link)
-        given = {n: np.array(v, copy=True) for n, v in intake.plain(grads).items()}
+        given = {n: _copied(n, v) for n, v in intake.plain(grads).items()}
         make = self._pushing(given, weight, lr)
         what = f"a push of store {self.name!r}"
         return link.start(
@@ -397,6 +397,11 @@ class ParameterStore(Handle):
             self._last_versions = tuple(known.get(i, 0) for i in range(n))
         return version
 
+    def _told(self, rows: Iterable[Iterable[tuple[int, int]]]) -> tuple[int, ...]:
+        pairs = sorted((shard, v) for row in rows for shard, v in row)
+        self._last_versions = tuple(v for _, v in pairs)
+        return self._last_versions
+
     # -- what it is ----------------------------------------------------------
 
     @property
@@ -430,12 +435,12 @@ class ParameterStore(Handle):
     @property
     def version(self) -> Any:
         """Smallest version of all shards; awaitable with an asynchronous client."""
-        return self.ask("versions", lambda rows: min(_by_shard(rows)))
+        return self.ask("versions", lambda rows: min(self._told(rows)))
 
     @property
     def versions(self) -> Any:
         """Version of each shard; awaitable with an asynchronous client."""
-        return self.ask("versions", lambda rows: tuple(_by_shard(rows)))
+        return self.ask("versions", self._told)
 
     def stats(self, *, timeout: Any = DEFAULT) -> Any:
         """Return counters.
@@ -474,5 +479,7 @@ class ParameterStore(Handle):
         return len(self.layout.parameters)
 
 
-def _by_shard(rows: Iterable[Iterable[tuple[int, int]]]) -> list[int]:
-    return [version for _, version in sorted((s, v) for row in rows for s, v in row)]
+def _copied(name: str, value: Any) -> Array:
+    # Checked before it is copied: a copy would have lost a mask.
+    what = f"the gradient of {name[:60]!r}"
+    return intake.as_array(value, what, PushRejectedError).copy()

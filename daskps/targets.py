@@ -38,6 +38,11 @@ def target_of(
     if names is None and out is None:
         return plans.whole(meta)
     chosen = _chosen(meta, names if names is not None else out)
+    if out is not None and (unasked := [n for n in out if n not in chosen]):
+        raise ValueError(
+            f"out has {unasked[:8]}, which names= does not ask for; name them, or "
+            f"leave names= out to pull what out names"
+        )
     arrays: dict[str, Array] = {}
     flats: dict[int, Array] = {}
     detours: list[tuple[Array, Array]] = []

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import dask
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
-from distributed.utils_test import gen_cluster, gen_test, popen
+from distributed import Client, LocalCluster, utils_test
+from distributed.client import _global_clients
+from distributed.comm import Comm
+from distributed.utils_test import gen_test, popen
 
 import daskps
 from daskps import optim
@@ -30,8 +34,40 @@ __all__ = [
     "way",
 ]
 
+# `gen_cluster` resets the configuration to what it was when it was imported; the
+# defaults of daskps came later.
+utils_test.original_config["daskps"] = copy.deepcopy(dask.config.get("daskps"))
+
 #: Configuration of workers that close the way inside the process.
 RPC_ONLY = {"daskps.ways.process": False}
+
+
+def gen_cluster(*args: Any, **kwargs: Any) -> Any:
+    """Dask's decorator: a cluster on the test's own event loop.
+
+    Dask's closes every client it can find afterwards, and counts what it finds open;
+    those of the fixtures below are hidden from it.
+    """
+    none = {"threads": False, "instances": False, "processes": False}
+    decorate = utils_test.gen_cluster(*args, clean_kwargs=none, **kwargs)
+
+    def decorator(test: Callable[..., Any]) -> Callable[..., Any]:
+        wrapped = decorate(test)
+
+        @functools.wraps(wrapped)
+        def alone(*args: Any, **kwargs: Any) -> Any:
+            clients, comms = dict(_global_clients), list(Comm._instances)
+            _global_clients.clear()
+            Comm._instances.clear()
+            try:
+                return wrapped(*args, **kwargs)
+            finally:
+                _global_clients.update(clients)
+                Comm._instances.update(comms)
+
+        return alone
+
+    return decorator
 
 
 @contextmanager
@@ -74,7 +110,10 @@ def client(cluster: Client) -> Iterator[Client]:
 @pytest.fixture(scope="session")
 def rpc_cluster() -> Iterator[Client]:
     """Two worker processes whose trainers reach every shard by RPC."""
-    with dask.config.set(RPC_ONLY), local_cluster() as client:
+    with ExitStack() as stack:
+        # Only while its workers start: other clusters of the session are as they are.
+        with dask.config.set(RPC_ONLY):
+            client = stack.enter_context(local_cluster())
         yield client
 
 

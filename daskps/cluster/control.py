@@ -19,6 +19,7 @@ from daskps.cluster.messages import (
 from daskps.cluster.slot import Slot
 from daskps.cluster.upstream import loads
 from daskps.consistency import ASP, BSP, SSP, Policy
+from daskps.errors import StoreClosedError
 from daskps.init import fill
 from daskps.layout import Layout, compute_dtype
 from daskps.optim import Rule, bind
@@ -57,7 +58,7 @@ async def create(
     made = Layout.from_wire(layout)
     cache = str(config.load().cache)
 
-    def build() -> int:
+    def build() -> list[tuple[tuple[str, int], Slot]]:
         bindings, slots = {}, {}
         for index, rule in loads(rules).items():
             dtype = made.parameters[index].dtype
@@ -65,9 +66,8 @@ async def create(
             bindings[index].kernel.warm()
             slots[index] = initial_slots(rule)
         initializers, seed = loads(fills)
+        slots_made = []
         for i in shards:
-            if (store, i) in host.slots:
-                continue
             segment = Segment(made, i, slots)
             for piece, weights in zip(segment.pieces, segment.weights[0], strict=True):
                 if piece.parameter.index in initializers:
@@ -79,10 +79,20 @@ async def create(
                         seed=seed,
                         start=piece.start,
                     )
-            host.slots[store, i] = Slot(name, made, i, Shard(segment, bindings))
-        return len(shards)
+            slots_made.append(
+                ((store, i), Slot(name, made, i, Shard(segment, bindings)))
+            )
+        return slots_made
 
-    return int(await host.in_thread(build))
+    built = await host.in_thread(build)
+    if store in host.dropped:
+        raise StoreClosedError(
+            f"store {name!r} was undone or freed while worker "
+            f"{host.worker.address} made its shards"
+        )
+    for key, slot in built:
+        host.slots.setdefault(key, slot)
+    return len(shards)
 
 
 async def load(host: ShardHost, store: str, items: Sequence[Any]) -> None:
@@ -100,6 +110,7 @@ async def load(host: ShardHost, store: str, items: Sequence[Any]) -> None:
 
 async def drop(host: ShardHost, store: str) -> int:
     """Free the shards of a store and end the calls that wait for them."""
+    host.dropped.append(store)
     keys = [key for key in host.slots if key[0] == store]
     for key in keys:
         host.drop(host.slots.pop(key))
@@ -157,6 +168,12 @@ async def resume(
         await host.under(slot, lambda shard: shard.resume(run, rank))
         for slot in host.of(store)
     ]
+
+
+async def hold(host: ShardHost, store: str, run: int, limit: int | None) -> None:
+    """Complete no round of a run from `limit` on, by default the open one."""
+    for slot in host.of(store):
+        await host.under(slot, lambda shard: shard.hold(run, limit))
 
 
 async def rounds(host: ShardHost, store: str, run: int) -> list[int]:
@@ -260,6 +277,7 @@ METHODS: dict[str, Callable[..., Awaitable[Any]]] = {
         end_run,
         finish,
         resume,
+        hold,
         rounds,
         aggregate,
         versions,

@@ -79,7 +79,7 @@ async def create(link: Link, plan: Blueprint, seconds: float | None) -> Meta:
 
 async def _undo(link: Link, uid: str) -> None:
     try:
-        await asyncio.wait_for(link.directory("close", uid=uid), 5)
+        await asyncio.wait_for(link.directory("close", uid=uid, undo=True), 5)
     except Exception:  # noqa: BLE001 - the first error is the one to report
         logger.info("could not tell the scheduler to undo store %s", uid)
 

@@ -164,9 +164,11 @@ class Directory:
         self.entry(uid)
         self.free(uid, "was deleted")
 
-    def on_close(self, uid: str) -> None:
-        """Free a session store; closing it twice is fine."""
-        self.free(uid, "was closed")
+    def on_close(self, uid: str, undo: bool = False) -> None:
+        """Free a session store, or with `undo` any; closing it twice is fine."""
+        entry = self.stores.get(uid)
+        if entry is not None and (entry.session or undo):
+            self.free(uid, "was closed")
 
     def on_locate(self, uid: str) -> dict[str, Any]:
         """Return owners, and which shards are lost and why."""

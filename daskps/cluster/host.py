@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -58,6 +59,8 @@ class ShardHost:
         settings = config.load()
         self.worker = worker
         self.slots: dict[tuple[str, int], Slot] = {}
+        #: Stores freed lately: a create that was cut short may still be at work.
+        self.dropped: deque[str] = deque(maxlen=1000)
         self.inline_nbytes = settings.inline_nbytes
         self.n_calls = 0
         self._loop_thread = threading.get_ident()
@@ -186,7 +189,7 @@ class ShardHost:
         outs: Mapping[int, Sequence[Array]] | None = None,
     ) -> list[Answer]:
         return [
-            _answer(slot, part, ticket, outs[part.shard] if outs else None)
+            _answer(slot, part, ticket, outs.get(part.shard) if outs else None)
             for slot, part, ticket in tickets
         ]
 

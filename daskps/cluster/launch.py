@@ -100,11 +100,13 @@ async def launch(
     )
     began(run)
     trainers = _Trainers(link, spec, run, body)
+    news = _News(link, run, listen)
     try:
-        watch = asyncio.ensure_future(_watch(link, run, listen))
+        watch = asyncio.ensure_future(news.follow())
         work = asyncio.ensure_future(trainers.results())
         try:
-            await _first_error(link, run, work, watch)
+            await _first_error(work, watch)
+            await news.rest(watch)
             return work.result(), {"lost_trainers": trainers.lost}
         finally:
             for task in (work, watch):
@@ -129,18 +131,17 @@ def _pickled(spec: Launch) -> bytes:
         ) from error
 
 
-async def _first_error(
-    link: Link, run: int, work: asyncio.Future[Any], watch: asyncio.Future[Any]
-) -> None:
+async def _first_error(work: asyncio.Future[Any], watch: asyncio.Future[Any]) -> None:
     """Wait for the results; a fence without an error of its own says why."""
     await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
     # Where the directory fenced the run, the trainer that is the reason may still be
     # about to report its own exception, which says more; where a trainer was fenced,
-    # the directory knows why.
-    if not work.done():
+    # the directory knows why. An error of the user's callbacks is its own reason.
+    if work.done():
+        if isinstance(work.exception(), RunCancelledError):
+            await asyncio.wait({watch}, timeout=LAST_WORDS_SECONDS)
+    elif isinstance(watch.exception(), RunCancelledError):
         await asyncio.wait({work}, timeout=LAST_WORDS_SECONDS)
-    elif isinstance(work.exception(), RunCancelledError):
-        await asyncio.wait({watch}, timeout=LAST_WORDS_SECONDS)
     own = work.exception() if work.done() else None
     if own is not None and not isinstance(own, RunCancelledError):
         raise own
@@ -150,25 +151,54 @@ async def _first_error(
         raise own
 
 
-async def _watch(link: Link, run: int, listen: Listener | None) -> None:
-    """Follow the directory's events until the run is fenced, which raises."""
-    seen, clock = 0, 0
-    while True:
-        news = await link.directory(
-            "watch", run=run, seen=seen, clock=clock, wait_seconds=10.0
+class _News:
+    """What the directory says of a run, told to who listens, all of it and once."""
+
+    def __init__(self, link: Link, run: int, listen: Listener | None) -> None:
+        self.link, self.run, self.listen = link, run, listen
+        self._seen, self._clock = 0, 0
+        self._telling = asyncio.Lock()
+
+    async def follow(self) -> None:
+        """Tell all news until the run is fenced, which raises."""
+        while True:
+            news = await self._ask(10.0)
+            async with self._telling:
+                await self._tell(news)
+            if news["error"] is not None:
+                raise unpack_error(news["error"])
+            # News of clocks come with every report; ten a second are enough.
+            quiet = self.listen is not None and not news["events"]
+            await asyncio.sleep(0.1 if quiet else 0)
+
+    async def rest(self, follower: asyncio.Future[None]) -> None:
+        """Tell what is left once all trainers have ended."""
+        async with self._telling:
+            if not follower.done():
+                follower.cancel()
+            elif error := follower.exception():
+                raise error
+            await self._tell(await self._ask(0.0))
+
+    async def _ask(self, wait_seconds: float) -> dict[str, Any]:
+        news: dict[str, Any] = await self.link.directory(
+            "watch",
+            run=self.run,
+            seen=self._seen,
+            clock=self._clock,
+            wait_seconds=wait_seconds,
         )
+        return news
+
+    async def _tell(self, news: dict[str, Any]) -> None:
         for event in news["events"]:
-            seen += 1
-            if listen is not None:
-                await listen(event)
-        if news["clock"] > clock:
-            clock = news["clock"]
-            if listen is not None:
-                await listen({"clock": clock})
-        if news["error"] is not None:
-            raise unpack_error(news["error"])
-        # News of clocks come with every report; ten a second are enough.
-        await asyncio.sleep(0.1 if listen is not None and not news["events"] else 0)
+            self._seen += 1
+            if self.listen is not None:
+                await self.listen(event)
+        if news["clock"] > self._clock:
+            self._clock = news["clock"]
+            if self.listen is not None:
+                await self.listen({"clock": self._clock})
 
 
 async def _errors(trainers: Sequence[asyncio.Future[Any]]) -> list[BaseException]:

@@ -272,6 +272,24 @@ def unpack_error(packed: Sequence[Any]) -> Exception:
     return error
 
 
+#: Errors of Python's own that keep their type: what a reduce function may raise.
 _BUILTINS: dict[str, type[Exception]] = {
-    c.__name__: c for c in (ValueError, TypeError, TimeoutError, MemoryError)
+    c.__name__: c
+    for c in (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        FloatingPointError,
+        IndexError,
+        KeyError,
+        MemoryError,
+        NameError,
+        NotImplementedError,
+        OverflowError,
+        RuntimeError,
+        TimeoutError,
+        TypeError,
+        ValueError,
+        ZeroDivisionError,
+    )
 }

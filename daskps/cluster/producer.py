@@ -36,7 +36,11 @@ class Producer:
         """Have the directory issue an identity, at the first push."""
         if not self.id:
             kind, owner = ("task", self._task[0]) if self._task else link.owner
-            self.id = await link.directory("producer", kind=kind, owner=owner)
+            self._take(await link.directory("producer", kind=kind, owner=owner))
+
+    def _take(self, number: int) -> None:
+        # Pushes that start together all ask; the first answer counts for all.
+        self.id = self.id or number
 
     @contextmanager
     def turn(self, timeout: float | None) -> Iterator[int]:

@@ -125,22 +125,29 @@ class Runs:
         await self._end(run, str(error))
 
     async def _settle(self, run: Run) -> None:
-        """Let shards that are a round behind the others finish it.
+        """Let all shards end with the same round.
 
         A trainer sends its step to all hosts at once, so what one of them has
-        applied is on its way to the rest. Without this wait the store could keep
-        one round on some shards only.
+        applied is on its way to the rest. Shards are held first, so that none gets
+        ahead while others are asked or ended.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + SETTLE_SECONDS
-        while loop.time() < deadline:
-            try:
-                rows = await self._hosts.everywhere(run.entry, "rounds", run=run.id)
-            except (OSError, DaskPSError):
-                return
-            if len({n for row in rows for n in row if n >= 0}) <= 1:
-                return
-            await asyncio.sleep(0.005)
+        try:
+            await self._hosts.everywhere(run.entry, "hold", run=run.id, limit=None)
+            last = max(await self._rounds(run), default=-1)
+            await self._hosts.everywhere(run.entry, "hold", run=run.id, limit=last)
+            while loop.time() < deadline:
+                if set(await self._rounds(run)) <= {-1, last}:
+                    return
+                await asyncio.sleep(0.005)
+        except (OSError, DaskPSError) as error:
+            logger.info("run %d ends as it is: %r", run.id, error)
+
+    async def _rounds(self, run: Run) -> list[int]:
+        """Return the rounds each shard has completed, -1 where the run has ended."""
+        rows = await self._hosts.everywhere(run.entry, "rounds", run=run.id)
+        return [n for row in rows for n in row]
 
     async def _end(self, run: Run, reason: str) -> None:
         run.fenced = run.fenced or RunCancelledError(reason)

@@ -43,6 +43,8 @@ class Session:
         self.sequence = 0
         #: Largest number of clocks a live trainer was behind one of our pulls.
         self.lag = 0
+        #: Whether pushes were accepted since the last tick.
+        self._open = False
         self._lock = threading.RLock()
 
     def resume(self) -> None:
@@ -80,6 +82,7 @@ class Session:
             plan = plans.push(self.meta, arrays, call, everywhere=tick, target=target)
             answers = self._exchange(plan, timeout, "a push")
             self.clock += tick
+            self._open = not tick
             return plans.version_of(answers)
 
     def barrier(self, timeout: float | None) -> None:
@@ -89,6 +92,9 @@ class Session:
     def finish(self) -> None:
         """Tell every shard and the directory to wait for this trainer no longer."""
         with self._lock:
+            if self._open:
+                # What was accepted without a tick must not be lost.
+                self.deliver({}, None)
             self.link.run(self._finish)
 
     async def _finish(self) -> None:

@@ -61,6 +61,8 @@ class Shard:
         self._ended: tuple[int, Exception | None] = (0, None)
         self._reason = "it has ended"
         self._abandoned: Exception | None = None
+        #: The round from which on none is completed, while the run is being fenced.
+        self._limit: int | None = None
         #: Flip at which the parked tickets were asked last.
         self._asked = -1
 
@@ -152,6 +154,9 @@ class Shard:
         """Apply the open round if it is complete; a round that fails ends the run."""
         rounds = self._rounds
         if rounds is None or not rounds.complete:
+            return
+        now = int(self.segment.current.fixed[ROUNDS])
+        if self._limit is not None and now >= self._limit:
             return
         try:
             publication = Publication(self.segment)
@@ -250,7 +255,7 @@ class Shard:
             self.segment.reset_slots()
         publication.commit()
         self._rounds = Rounds(n_ranks, reduce) if isinstance(policy, BSP) else None
-        self._reason = "another run has begun"
+        self._reason, self._limit = "another run has begun", None
         return self._wake()
 
     def end_run(
@@ -267,7 +272,7 @@ class Shard:
         if self.segment.current.fixed[RUN] != run:
             return
         self._ended, self._reason = (run, error), reason
-        self._rounds = None
+        self._rounds, self._limit = None, None
         publication = Publication(self.segment)
         runs.end(publication.record)
         publication.commit()
@@ -289,6 +294,20 @@ class Shard:
                 publication = Publication(self.segment)
                 publication.record.ranks[rank, LIVE] = 0
                 publication.commit()
+            return self._wake()
+
+    def hold(self, run: int, limit: int | None = None) -> list[Ticket]:
+        """Complete no round from `limit` on, by default the open one.
+
+        A run is fenced on one shard after the other. Held first, none of them gets
+        ahead of the rest meanwhile, and those that are behind can catch up.
+        """
+        fixed = self.segment.current.fixed
+        if fixed[RUN] != run:
+            return []
+        self._limit = int(fixed[ROUNDS]) if limit is None else limit
+        with np.errstate(all="ignore"):
+            self._complete_round()
             return self._wake()
 
     def rounds_of(self, run: int) -> int:

@@ -92,10 +92,13 @@ class Rounds:
         ClockError
             When its rank has finished, or has skipped a round.
         """
-        if step.clock < now or step.sequence < self.next[step.rank]:
+        if step.sequence < self.next[step.rank]:
             return REPEAT
         if step.rank in self.finished:
             raise ClockError(runs.finished(step))
+        if step.clock < now:
+            # Sent again after a timeout, under a new number: the first one counts.
+            return REPEAT
         ticked = step.rank in self.done
         if step.clock == now:
             return REPEAT if ticked else NEW

@@ -12,6 +12,7 @@ from daskps.cluster import upstream
 from daskps.cluster.launch import Launch, launch, workers_for
 from daskps.cluster.pump import Pump, UserCall, call_directly
 from daskps.consistency import BSP, Policy, policy
+from daskps.errors import LayoutError
 from daskps.reduction import check_reduce
 from daskps.store import ParameterStore
 from daskps.training import callbacks as callbacks_module
@@ -164,6 +165,8 @@ def train(  # noqa: PLR0913 - the public contract
     ------
     ValueError, TypeError
         For arguments that cannot be, before anything is started.
+    LayoutError
+        For more trainers than a shard has room for.
     ConsistencyError
         If the store has a run already.
     NotEnoughWorkersError
@@ -191,7 +194,7 @@ def train(  # noqa: PLR0913 - the public contract
         policy=checks,
         reduce=reduce,
         epochs=_whole("epochs", epochs),
-        trainers=None if trainers is None else _whole("trainers", trainers),
+        trainers=None if trainers is None else _trainers(trainers),
         gated=validate is not None or stop is not None,
         validate=validate,
         stop=stop,
@@ -266,7 +269,7 @@ def run(
     given = list(parts)
     if not given:
         raise ValueError("parts is empty; give one part per trainer")
-    _whole("the number of trainers", len(given), most=MOST_TRAINERS)
+    _trainers(len(given))
     job = _Job(
         store=store,
         policy=checks,
@@ -363,8 +366,7 @@ class _Job:
     ) -> TrainResult:
         """Cut the data, train, read what came out."""
         link: Link = self.store.bind()
-        size = self.trainers or len(await workers_for(link, None))
-        _whole("trainers", size, most=MOST_TRAINERS)
+        size = self.trainers or _trainers(len(await workers_for(link, None)))
         parts = partition(X, y, size, **split)
         lengths = [n_rows(part) for part, _ in parts]
         body = FitLoop(rounds=_rounds(lengths, loop), **loop)
@@ -391,8 +393,10 @@ class _Job:
         if progress is None:
             return
         if "clock" in event:
-            progress.clock = event["clock"]
-            await self._notify(call, "on_round", progress)
+            # An epoch that ended meanwhile may have said more.
+            if event["clock"] > progress.clock:
+                progress.clock = event["clock"]
+                await self._notify(call, "on_round", progress)
         elif "lost" in event:
             self.stats["lost_trainers"] = self.stats.get("lost_trainers", 0) + 1
             await self._notify(call, "on_failover", progress)
@@ -484,10 +488,19 @@ def _sync_every(value: Any) -> int:
     return _whole("sync_every", value)
 
 
-def _whole(what: str, value: Any, least: int = 1, most: int | None = None) -> int:
+def _trainers(value: Any) -> int:
+    size = _whole("trainers", value)
+    if size > MOST_TRAINERS:
+        raise LayoutError(
+            f"a shard has room for {MOST_TRAINERS} trainers, found trainers={size}; "
+            f"give each more of the data"
+        )
+    return size
+
+
+def _whole(what: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{what} is an int, found {value!r}")
-    if value < least or (most is not None and value > most):
-        upto = "" if most is None else f" and at most {most}"
-        raise ValueError(f"{what} must be at least {least}{upto}, found {value}")
+    if value < least:
+        raise ValueError(f"{what} must be at least {least}, found {value}")
     return int(value)

@@ -156,20 +156,34 @@ class _Loop:
     def _gradient(self, batch: Any) -> tuple[dict[int, Array], int]:
         X = _take(self.X, batch)
         y = None if self.y is None else _take(self.y, batch)
-        result = self.plan.gradient(self.params, X, y)
-        loss, grads = result if isinstance(result, tuple) else (None, result)
+        loss, grads = self._split(self.plan.gradient(self.params, X, y))
         rows = n_rows(X)
-        if not isinstance(grads, Mapping):
-            raise PushRejectedError(
-                f"gradient {funcname(self.plan.gradient)} returned "
-                f"{type(grads).__name__}; return a mapping of parameter names to "
-                f"arrays, or (loss, mapping)"
-            )
         if loss is not None:
-            self.loss_sum += float(loss) * rows
+            self.loss_sum += loss * rows
             self.has_loss = True
         self.rows += rows
         return self._checked(grads, model=False), rows
+
+    def _split(self, result: Any) -> tuple[float | None, Mapping[str, Any]]:
+        """Return loss and gradients of what the user's function returned."""
+        loss, grads = None, result
+        if isinstance(result, tuple) and len(result) == 2:
+            loss, grads = result
+        if not isinstance(grads, Mapping):
+            raise self._wrong(type(grads).__name__)
+        if loss is None:
+            return None, grads
+        try:
+            return float(loss), grads
+        except (TypeError, ValueError):
+            raise self._wrong(f"the loss {loss!r:.60}") from None
+
+    def _wrong(self, found: str) -> PushRejectedError:
+        return PushRejectedError(
+            f"gradient {funcname(self.plan.gradient)} returned {found}; return a "
+            f"mapping of parameter names to arrays, or (loss, mapping) with a loss "
+            f"that is one number"
+        )
 
     def _checked(self, grads: Any, *, model: bool) -> dict[int, Array]:
         meta = self.session.meta

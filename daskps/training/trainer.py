@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps import config, intake
+from daskps.errors import ClockError
 from daskps.targets import number, target_of
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ class Trainer:
         tick: bool = True,
         target: Target | None = None,
     ) -> Any:
-        meta = self._session.meta
+        meta = self._live().meta
         arrays = intake.gradients(
             meta.layout, meta.optimizers, grads, finite=self._finite
         )
@@ -175,6 +176,15 @@ class Trainer:
             tick=tick,
             target=target,
         )
+
+    def _live(self) -> Session:
+        """Return the session, unless nobody waits for this trainer any more."""
+        if self._finished:
+            raise ClockError(
+                f"trainer {self.rank} has finished at clock {self.clock} and takes no "
+                f"more steps; call finish() after the last one"
+            )
+        return self._session
 
     def tick(self, *, timeout: Any = None) -> Version:
         """End a step that delivers nothing more.
@@ -189,7 +199,7 @@ class Trainer:
         Version
             What the shards are at.
         """
-        version: Version = self._session.deliver({}, config.deadline(timeout))
+        version: Version = self._live().deliver({}, config.deadline(timeout))
         return version
 
     def barrier(self, *, timeout: Any = None) -> None:
