@@ -49,6 +49,13 @@ class ParameterArray:
     Got from a store by name, ``store["w"]``. Indexing reads only from the shards it
     touches; :func:`numpy.asarray` pulls all of it. With an asynchronous client
     methods and indexing return awaitables, and `numpy.asarray` raises.
+
+    Parameters
+    ----------
+    store : ParameterStore
+        The store it belongs to.
+    parameter : Parameter
+        Its row in the store's layout.
     """
 
     def __init__(self, store: _Store, parameter: Parameter) -> None:

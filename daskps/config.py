@@ -21,6 +21,7 @@ from dask.utils import parse_bytes, parse_timedelta
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
 __all__ = ["DEFAULT", "Config", "Timeout", "deadline", "load"]
 
@@ -77,6 +78,25 @@ def load() -> Config:
     1024
     """
     return Config(**{field: _read(key) for field, (key, _, _) in _KEYS.items()})
+
+
+def process_way(is_open: bool) -> AbstractContextManager[object]:
+    """Open or close the way inside a process, here and in workers started meanwhile.
+
+    Parameters
+    ----------
+    is_open : bool
+        False makes every call a message, as between machines.
+
+    Returns
+    -------
+    context manager
+        Puts the configuration back at its end.
+    """
+    setting: AbstractContextManager[object] = dask.config.set(
+        {"daskps.ways.process": is_open}
+    )
+    return setting
 
 
 def deadline(timeout: Timeout = DEFAULT) -> float | None:

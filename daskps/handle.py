@@ -12,7 +12,7 @@ from daskps.cluster.client import ShardClient
 from daskps.cluster.link import Link, current_link
 from daskps.cluster.messages import Call
 from daskps.cluster.meta import Meta
-from daskps.cluster.producer import Producer
+from daskps.cluster.producer import Producer, producer_of
 from daskps.cluster.upstream import current_task
 from daskps.errors import StoreClosedError
 from daskps.repr import store_html, store_line
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from daskps.cluster.plans import Plan
 
 DEFAULT = config.DEFAULT
-#: Tasks that may push through one handle object at once, each with an identity.
-MOST_TASKS = 1024
 
 
 class Handle:
@@ -42,7 +40,6 @@ class Handle:
         self._closed = False
         self._link: Link | None = None
         self._shards: ShardClient | None = None
-        self._producers: dict[Any, Producer] = {}
         #: Set by `bound`: the producer of the task that made it.
         self._producer: Producer | None = None
 
@@ -141,13 +138,7 @@ class Handle:
         if self._producer is not None:
             return self._producer
         task = current_task() if link.is_worker else None
-        key = (id(link), task)
-        if key not in self._producers:
-            while len(self._producers) >= MOST_TASKS:
-                # A handle in a module of the user's sees one task after the other.
-                self._producers.pop(next(iter(self._producers)), None)
-            self._producers.setdefault(key, Producer(task))
-        return self._producers[key]
+        return producer_of(link, self.uid, task)
 
     def call_of(self, **head: Any) -> Call:
         """Return what every message of one call has in common."""
@@ -220,10 +211,10 @@ class Handle:
 
         async def question() -> Any:
             shards = await self.attach(link)
-            what = f"the {method} of store {self.name!r}"
-            return finish(await link.within(shards.control(method), seconds, what))
+            return finish(await shards.control(method))
 
-        return link.run(question)
+        what = f"the {method} of store {self.name!r}"
+        return link.run(lambda: link.within(question(), seconds, what))
 
     # -- its end -------------------------------------------------------------
 
@@ -268,6 +259,10 @@ class Handle:
 
     def _end(self, method: str, timeout: Any) -> Any:
         seconds = config.deadline(timeout)
+        if method == "close" and self._link is not None and not self._link.live:
+            # Its client is gone, and took the session store along.
+            self._closed = True
+            return None
         link = self.bind()
         self._closed = True
 

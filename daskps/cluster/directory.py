@@ -20,6 +20,7 @@ from daskps.cluster.runs import Runs
 from daskps.errors import (
     DaskPSError,
     ProtocolError,
+    RunCancelledError,
     StoreClosedError,
     StoreExistsError,
     StoreNotFoundError,
@@ -83,6 +84,8 @@ class Directory:
         workers = await find_servers(
             self.scheduler, wanted.servers, wanted.wait_seconds
         )
+        if wanted.uid in self._freed:
+            raise StoreClosedError(f"store {wanted.name!r} was undone by its creator")
         entry = reserve(self.scheduler, wanted, workers, self._held())
         self.stores[entry.uid] = entry
         try:
@@ -169,10 +172,21 @@ class Directory:
         entry = self.stores.get(uid)
         if entry is not None and (entry.session or undo):
             self.free(uid, "was closed")
+        elif entry is None and undo:
+            # Not reserved yet: `on_create` still looks for workers.
+            self._remember(uid, "was undone")
 
-    def on_locate(self, uid: str) -> dict[str, Any]:
-        """Return owners, and which shards are lost and why."""
+    def on_locate(self, uid: str, run: int = 0) -> dict[str, Any]:
+        """Return owners, and which shards are lost and why.
+
+        Raises
+        ------
+        RunCancelledError
+            If the run that asks is over.
+        """
         entry = self.entry(uid)
+        if run and (error := self.runs.why_over(run)):
+            raise RunCancelledError(f"run {run} is over: {error}")
         lost = [(shard, *why) for shard, why in entry.lost.items()]
         return {"owners": list(entry.owners), "lost": lost, "name": entry.name}
 
@@ -181,14 +195,17 @@ class Directory:
         entry = self.stores.pop(uid, None)
         if entry is None:
             return
-        self._freed[uid] = why
-        if len(self._freed) > REMEMBERED:
-            del self._freed[next(iter(self._freed))]
+        self._remember(uid, why)
         if self.names.get(entry.name) == uid:
             del self.names[entry.name]
         self.runs.store_gone(entry, StoreClosedError(f"store {entry.name!r} {why}"))
         self._release_anchors(f"daskps-{uid}")
         self.hosts.spawn(self.hosts.everywhere(entry, "drop"))
+
+    def _remember(self, uid: str, why: str) -> None:
+        self._freed[uid] = why
+        if len(self._freed) > REMEMBERED:
+            del self._freed[next(iter(self._freed))]
 
     def _release_anchors(self, holder: str) -> None:
         """Let go of the anchors of a named store, and of the client that held them."""

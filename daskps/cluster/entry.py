@@ -67,15 +67,22 @@ class Hosts:
         """Send a control message to every live host of a store."""
         lost = {worker for worker, _ in entry.lost.values()}
         hosts = [w for w in dict.fromkeys(entry.owners) if w not in lost]
-        return await asyncio.gather(
-            *(self.control(w, method, store=entry.uid, **kwargs) for w in hosts)
+        found = await asyncio.gather(
+            *(self.control(w, method, store=entry.uid, **kwargs) for w in hosts),
+            return_exceptions=True,
         )
+        # Only once all have answered: what is sent next must not overtake this.
+        for answer in found:
+            if isinstance(answer, BaseException):
+                raise answer
+        return found
 
-    def spawn(self, work: Awaitable[Any]) -> None:
+    def spawn(self, work: Awaitable[Any]) -> asyncio.Future[Any]:
         """Run something in the background and log how it fails."""
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._background.discard(task)

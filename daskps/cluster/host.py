@@ -27,6 +27,7 @@ from daskps.cluster.messages import (
 from daskps.cluster.slot import Pending, Slot, step_of
 from daskps.errors import (
     DaskPSError,
+    ProtocolError,
     ShardLostError,
     StaleGenerationError,
     StoreClosedError,
@@ -45,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 #: Hosts of this process by worker address: the way "in the process" starts here.
 HOSTS: dict[str, ShardHost] = {}
+#: Shards up to this many times `daskps.inline-nbytes` are served on the event loop.
+SMALL = 16
 _UNFINISHED = (Status.closing, Status.closed, Status.failed)
 
 
@@ -101,7 +104,7 @@ class ShardHost:
         pending, tickets = self._start(call, owned, self._waker(loop, woken))
         small = call.nbytes <= self.inline_nbytes
         for slot, _, _ in tickets:
-            if small and slot.nbytes <= 16 * self.inline_nbytes:
+            if small and self._is_small(slot):
                 slot.serve()
             else:
                 await loop.run_in_executor(self._executor, slot.serve)
@@ -114,9 +117,13 @@ class ShardHost:
                 timer.cancel()
                 if not pending.done:
                     self._abandon(tickets)
-        if call.nbytes_read <= self.inline_nbytes:
+        if small and all(self._is_small(slot) for slot, _, _ in tickets):
             return self._answers(tickets)
         return await loop.run_in_executor(self._executor, self._answers, tickets)
+
+    def _is_small(self, slot: Slot) -> bool:
+        """Return whether a shard is small enough for the event loop."""
+        return slot.nbytes <= SMALL * self.inline_nbytes
 
     def _waker(
         self, loop: asyncio.AbstractEventLoop, woken: asyncio.Future[None]
@@ -135,6 +142,10 @@ class ShardHost:
         self, call: Call, outs: Mapping[int, Sequence[Array]], seconds: float
     ) -> list[Answer]:
         """Serve a call in the caller's thread, reading straight into `outs`."""
+        if control.is_crowded(self, call):
+            loop: Any = self.worker.loop
+            room = control.make_room(self, call)
+            asyncio.run_coroutine_threadsafe(room, loop.asyncio_loop).result(seconds)
         woken = threading.Event()
         pending, tickets = self._start(call, False, woken.set)
         try:
@@ -198,7 +209,9 @@ class ShardHost:
     async def handle_control(self, method: str, **kwargs: Any) -> dict[str, Any]:
         """Serve a control message: create, drop, runs, versions, statistics."""
         try:
-            function = control.METHODS[method]
+            function = control.METHODS.get(method)
+            if function is None:
+                raise ProtocolError(f"a host knows no message {method!r}")
             return {"status": "OK", "value": await function(self, **kwargs)}
         except Exception as error:
             if not isinstance(error, (DaskPSError, ValueError, TypeError)):
@@ -222,7 +235,7 @@ class ShardHost:
     async def under(self, slot: Slot, function: Callable[[Shard], T]) -> T:
         """Run a function of a shard under its mutex without blocking the loop."""
         future = slot.run(function)
-        if slot.nbytes <= 16 * self.inline_nbytes:
+        if self._is_small(slot):
             slot.serve()
         else:
             await self.in_thread(slot.serve)

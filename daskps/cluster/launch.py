@@ -15,7 +15,7 @@ from daskps import config
 from daskps.cluster import upstream
 from daskps.cluster.messages import unpack_error
 from daskps.cluster.tasks import run_trainer
-from daskps.consistency import SSP, Policy
+from daskps.consistency import BSP, SSP, Policy
 from daskps.errors import NotEnoughWorkersError, ProtocolError, RunCancelledError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ async def workers_for(link: Link, size: int | None) -> list[str]:
 
 async def launch(
     link: Link, spec: Launch, listen: Listener | None, began: Callable[[int], None]
-) -> tuple[list[Any], dict[str, int]]:
+) -> list[Any]:
     """Run the trainers to their end.
 
     Parameters
@@ -73,8 +73,8 @@ async def launch(
 
     Returns
     -------
-    list, dict
-        What each trainer's body returned, in rank order, and counters.
+    list
+        What each trainer's body returned, in rank order.
 
     Raises
     ------
@@ -84,7 +84,7 @@ async def launch(
     client = link.client
     staleness = spec.policy.staleness if isinstance(spec.policy, SSP) else 0
     body = _pickled(spec)
-    run = await link.directory(
+    opening = link.directory(
         "open_run",
         uid=spec.uid,
         begin={
@@ -98,6 +98,7 @@ async def launch(
         restartable=spec.restartable,
         gated=spec.gated,
     )
+    run = await _opened(link, opening)
     began(run)
     trainers = _Trainers(link, spec, run, body)
     news = _News(link, run, listen)
@@ -107,7 +108,7 @@ async def launch(
         try:
             await _first_error(work, watch)
             await news.rest(watch)
-            return work.result(), {"lost_trainers": trainers.lost}
+            return work.result()
         finally:
             for task in (work, watch):
                 task.cancel()
@@ -119,6 +120,21 @@ async def launch(
         raise
     finally:
         await asyncio.shield(_close(link, run))
+
+
+async def _opened(link: Link, opening: Awaitable[int]) -> int:
+    """Await the run's id; a caller cancelled meanwhile leaves no run behind."""
+    task = asyncio.ensure_future(opening)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+
+        async def close_late() -> None:
+            with contextlib.suppress(Exception):
+                await _close(link, await task)
+
+        await asyncio.shield(asyncio.wait_for(close_late(), 5))
+        raise
 
 
 def _pickled(spec: Launch) -> bytes:
@@ -236,7 +252,6 @@ class _Trainers:
     def __init__(self, link: Link, spec: Launch, run: int, body: bytes) -> None:
         self.link, self.spec, self.run, self.body = link, spec, run, body
         self.client: Client = link.client
-        self.lost = 0
         self.futures: dict[int, Future[Any]] = {}
         #: Held so that Dask keeps the data as long as a trainer may need it.
         self._data: dict[int, Future[Any]] = {}
@@ -271,6 +286,7 @@ class _Trainers:
                 "run": self.run,
                 "rank": rank,
                 "size": len(self.spec.parts),
+                "bsp": isinstance(self.spec.policy, BSP),
             },
             config.load().register_timeout_seconds,
             part,
@@ -282,7 +298,7 @@ class _Trainers:
 
     async def _one(self, rank: int) -> Any:
         """Await one trainer, with new data where the old went with its worker."""
-        for attempt in range(1, MOST_RESTARTS + 1):
+        for attempt in range(1, MOST_RESTARTS + 2):
             future = self.futures[rank]
             try:
                 return await upstream.result(future)
@@ -292,10 +308,17 @@ class _Trainers:
                     raise RunCancelledError(
                         f"trainer {rank} was lost with its worker"
                     ) from None
-                self.lost += 1
-                workers = await workers_for(self.link, len(self.spec.parts))
-                await self._start(rank, workers[rank], attempt)
-        raise RunCancelledError(f"trainer {rank} lost {MOST_RESTARTS} workers in a row")
+                if attempt <= MOST_RESTARTS:
+                    await self._restart(rank, attempt)
+        raise RunCancelledError(f"trainer {rank} lost {attempt} workers in a row")
+
+    async def _restart(self, rank: int, attempt: int) -> None:
+        try:
+            workers = await workers_for(self.link, len(self.spec.parts))
+        except NotEnoughWorkersError as error:
+            # The directory may know more, for example of `client.restart`.
+            raise RunCancelledError(f"trainer {rank} was lost: {error}") from error
+        await self._start(rank, workers[rank], attempt)
 
     def cancel(self) -> None:
         """Tell Dask that nobody wants the trainers any more."""

@@ -52,6 +52,9 @@ class Link(SyncMethodMixin):
         else:
             self.is_worker, self._asynchronous = False, bool(node.asynchronous)
             self.owner = ("client", node.id)
+        #: Identities of pushes by store and task, and anchors by store.
+        self.producers: dict[Any, Any] = {}
+        self.anchors: dict[str, Any] = {}
 
     @property
     def live(self) -> bool:
@@ -108,10 +111,17 @@ class Link(SyncMethodMixin):
         self._ensured = True
 
     async def within(self, work: Awaitable[T], seconds: float | None, what: str) -> T:
-        """Await `work` for at most `seconds`, then raise a TimeoutError that names it."""
+        """Await `work` for at most `seconds`, then raise a TimeoutError that names it.
+
+        A TimeoutError of the work's own passes as it is.
+        """
+        scope = asyncio.timeout(seconds)
         try:
-            return await asyncio.wait_for(work, seconds)
+            async with scope:
+                return await work
         except TimeoutError:
+            if not scope.expired():
+                raise
             raise TimeoutError(
                 f"timed out waiting for {what} after {seconds:g} s; pass a larger "
                 f"timeout=, or None to wait for ever"
@@ -136,39 +146,58 @@ class Link(SyncMethodMixin):
 
     def start(self, function: Callable[[], Awaitable[T]]) -> Pending[T]:
         """Start a coroutine function on the loop and return its future at once."""
-        future: Pending[T] = Pending()
+        future: Pending[T] = Pending(self)
 
         def begin() -> None:
-            task = asyncio.ensure_future(function())
-            task.add_done_callback(future.take)
-            future.task = task
+            if not future.cancelled():
+                task = asyncio.ensure_future(function())
+                task.add_done_callback(future.take)
+                future.task = task
 
         self.loop.add_callback(begin)
         return future
 
 
 class Pending(ThreadFuture[T]):
-    """A `concurrent.futures.Future` that can also be awaited."""
+    """A `concurrent.futures.Future` that can also be awaited.
 
-    def __init__(self) -> None:
+    Cancelling it cancels the work behind it.
+    """
+
+    def __init__(self, link: Link) -> None:
         super().__init__()
+        self._link = link
         #: Kept so that it is not collected half way.
         self.task: asyncio.Future[T] | None = None
 
     def take(self, task: asyncio.Future[T]) -> None:
         """Take over the outcome of the task behind it."""
+        error = None if task.cancelled() else task.exception()
+        if self.cancelled():
+            return
         if task.cancelled():
-            self.cancel()
+            super().cancel()
             self.set_running_or_notify_cancel()
-        elif error := task.exception():
+        elif error:
             self.set_exception(error)
         else:
             self.set_result(task.result())
 
-    def stop(self, link: Link) -> None:
-        """Cancel the task behind it."""
-        if self.task is not None:
-            link.loop.add_callback(self.task.cancel)
+    def cancel(self) -> bool:
+        """Cancel the future and the work behind it."""
+        done = super().cancel()
+        if done:
+            self.stop()
+        return done
+
+    def stop(self) -> None:
+        """Cancel the work behind it, also where it is about to begin."""
+
+        def cancel() -> None:
+            if self.task is not None:
+                self.task.cancel()
+
+        self._link.loop.add_callback(cancel)
 
     def __await__(self) -> Any:
         return asyncio.wrap_future(self).__await__()
@@ -176,10 +205,30 @@ class Pending(ThreadFuture[T]):
 
 _LINKS: dict[int, Link] = {}
 _LOCK = threading.Lock()
+#: In a forked process the clients and workers of its parent, whose event loops do
+#: not run there.
+_PARENTS: list[Client | Worker] = []
+
+
+def _in_child() -> None:
+    """Forget in a forked process what is its parent's."""
+    _PARENTS.extend(link.node for link in _LINKS.values())
+    _PARENTS.extend(host.worker for host in HOSTS.values())
+    HOSTS.clear()
+    _LINKS.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def link_of(node: Client | Worker) -> Link:
     """Return the link of a client or worker, one for each."""
+    if any(node is old for old in _PARENTS):
+        raise RuntimeError(
+            "a store cannot be used in a forked process, whose connections are its "
+            "parent's; pull before the fork, or start the process by spawn and open "
+            "the store there with a client of its own"
+        )
     with _LOCK:
         link = _LINKS.get(id(node))
         if link is None or link.node is not node or not link.live:

@@ -15,7 +15,7 @@ import numpy as np
 from daskps import errors
 from daskps.cluster.upstream import frame, unframe
 from daskps.layout import Layout, compute_dtype
-from daskps.shards.base import GRADIENT, MODEL, NOTHING, Item
+from daskps.shards.base import ADD, ASSIGN, GRADIENT, MODEL, NOTHING, Item
 from daskps.version import VERSION
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ class Answer:
     arrays: tuple[Array, ...] = ()
 
 
+_KINDS = (NOTHING, GRADIENT, MODEL, ADD, ASSIGN)
 _HEAD = (
     "store",
     "kind",
@@ -150,12 +151,14 @@ def unpack_call(protocol: int, head: Sequence[Any], parts: Any, layout: Layout) 
             f"install the same daskps on client, scheduler and workers"
         )
     call = Call(parts=(), **dict(zip(_HEAD, head, strict=True)))
+    if call.kind not in _KINDS:
+        raise errors.ProtocolError(f"a message of unknown kind {call.kind!r}")
     unpacked = tuple(
         Part(
             shard,
             generation,
             tuple(_item(layout, shard, call.kind, item) for item in items),
-            tuple((d, a, b) for d, a, b in ranges),
+            tuple(_range(layout, shard, r) for r in ranges),
             at_least,
         )
         for shard, generation, at_least, items, ranges in parts
@@ -165,7 +168,12 @@ def unpack_call(protocol: int, head: Sequence[Any], parts: Any, layout: Layout) 
 
 def _item(layout: Layout, shard: int, kind: str, packed: tuple[int, int, Any]) -> Item:
     position, start, data = packed
-    piece = layout.pieces[shard][position]
+    pieces = layout.pieces[shard]
+    if not 0 <= position < len(pieces):
+        raise errors.PushRejectedError(
+            f"piece {position} of the {len(pieces)} pieces of shard {shard}"
+        )
+    piece = pieces[position]
     dtype = piece.parameter.dtype
     if kind in (GRADIENT, MODEL):
         dtype = compute_dtype(dtype)
@@ -176,6 +184,18 @@ def _item(layout: Layout, shard: int, kind: str, packed: tuple[int, int, Any]) -
             f"parameter {piece.parameter.name!r} in shard {shard}"
         )
     return Item(position, start, array)
+
+
+def _range(layout: Layout, shard: int, packed: Range) -> Range:
+    dtype, start, stop = packed
+    if dtype in layout.lengths:
+        low, high = layout.extent(shard, dtype)
+        if 0 <= start <= stop <= high - low:
+            return dtype, start, stop
+    raise errors.ProtocolError(
+        f"a read of elements {start} to {stop} of the {dtype} values of shard {shard}, "
+        f"which it does not hold"
+    )
 
 
 def pack_array(array: Array) -> Any:

@@ -15,6 +15,22 @@ if TYPE_CHECKING:
     from daskps.cluster.link import Link
 
 
+#: Tasks of one process that may push at once, each with an identity of its own.
+MOST_TASKS = 1024
+
+
+def producer_of(link: Link, uid: str, task: tuple[Any, float] | None) -> Producer:
+    """Return the identity of a task's pushes to a store, or of all others from here.
+
+    Handles share it: one for each would fill the shards' tables with producers of
+    which nobody can say that they have ended.
+    """
+    known: dict[Any, Producer] = link.producers
+    while len(known) >= MOST_TASKS and (uid, task) not in known:
+        known.pop(next(iter(known)), None)
+    return known.setdefault((uid, task), Producer(task))
+
+
 class Producer:
     """Identity and sequence numbers of the pushes of one handle or task.
 

@@ -34,12 +34,12 @@ class Pump:
     def drive(self, link: Link, main: Callable[[UserCall], Awaitable[T]]) -> T:
         """Run the coroutine on the link's loop, its calls here, until it ends."""
         pending = link.start(lambda: main(self.call))
-        pending.add_done_callback(lambda _: self._calls.put(None))
         try:
+            pending.add_done_callback(lambda _: self._calls.put(None))
             while (entry := self._calls.get()) is not None:
                 self._answer(link, *entry)
         except BaseException:
-            pending.stop(link)
+            pending.stop()
             self._drain(pending)
             raise
         return pending.result()

@@ -7,6 +7,7 @@ the end of an epoch and when it ends.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from dataclasses import dataclass, field
@@ -53,7 +54,6 @@ class Run:
     allowed: int = 0
     stopped: bool = False
     clock: int = 0
-    lost: int = 0
     fenced: Exception | None = None
     #: Ended epochs and everything else the client wants to hear of.
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -121,7 +121,9 @@ class Runs:
             return
         run.fenced = error
         await self._notify(run)
-        await self._settle(run)
+        with contextlib.suppress(TimeoutError):
+            # A silent host must not keep the fence from all others.
+            await asyncio.wait_for(self._settle(run), SETTLE_SECONDS)
         await self._end(run, str(error))
 
     async def _settle(self, run: Run) -> None:
@@ -131,15 +133,12 @@ class Runs:
         applied is on its way to the rest. Shards are held first, so that none gets
         ahead while others are asked or ended.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + SETTLE_SECONDS
         try:
             await self._hosts.everywhere(run.entry, "hold", run=run.id, limit=None)
             last = max(await self._rounds(run), default=-1)
             await self._hosts.everywhere(run.entry, "hold", run=run.id, limit=last)
-            while loop.time() < deadline:
-                if set(await self._rounds(run)) <= {-1, last}:
-                    return
+            # Polled: the hosts have no reason to tell the scheduler of each round.
+            while not set(await self._rounds(run)) <= {-1, last}:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         except (OSError, DaskPSError) as error:
             logger.info("run %d ends as it is: %r", run.id, error)
@@ -156,12 +155,10 @@ class Runs:
         if len(self._ended) > 10_000:
             del self._ended[next(iter(self._ended))]
         await self._notify(run)
-        try:
-            await self._hosts.everywhere(
-                run.entry, "end_run", run=run.id, reason=reason
-            )
-        except (OSError, DaskPSError) as error:
-            logger.info("run %d ended with %r", run.id, error)
+        ended = self._hosts.everywhere(run.entry, "end_run", run=run.id, reason=reason)
+        task = self._hosts.spawn(ended)
+        # The others have ended when a silent host has not; it is told when it wakes.
+        await asyncio.wait({task}, timeout=SETTLE_SECONDS)
 
     async def _notify(self, run: Run) -> None:
         async with run.changed:
@@ -184,6 +181,12 @@ class Runs:
             except TimeoutError:
                 return bool(done())
         return bool(done())
+
+    def why_over(self, run: int) -> Exception | None:
+        """Return why a run is over, None while it is not or where it is unknown."""
+        if run in self._runs:
+            return self._runs[run].fenced
+        return self._ended.get(run)
 
     # -- trainers ------------------------------------------------------------
 
@@ -233,7 +236,9 @@ class Runs:
         In a gated run it waits until the client has decided.
         """
         entry = self._get(run)
-        entry.reports.setdefault(epoch, {})[rank] = report
+        if epoch >= entry.announced:
+            # The first report counts: a trainer that starts again repeats its last.
+            entry.reports.setdefault(epoch, {}).setdefault(rank, report)
         await self._announce(entry)
         if entry.gated:
             await self._wait(entry, lambda: entry.allowed > epoch, math.inf)
@@ -247,6 +252,7 @@ class Runs:
             if len(rows.keys() | run.finished) < run.size:
                 break
             run.events.append({"epoch": run.announced, "reports": list(rows.values())})
+            del run.reports[run.announced]
             run.announced += 1
         await self._notify(run)
 
@@ -293,7 +299,6 @@ class Runs:
             ranks = [r for r in ranks if r not in run.finished]
             for rank in ranks:
                 del run.ranks[rank]
-                run.lost += 1
                 run.events.append({"lost": rank, "worker": worker})
             if ranks and not run.restartable:
                 error = RunCancelledError(

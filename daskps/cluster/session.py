@@ -47,13 +47,17 @@ class Session:
         self._open = False
         self._lock = threading.RLock()
 
-    def resume(self) -> None:
+    def resume(self, *, bsp: bool) -> None:
         """Take clock and sequence from the shard that is furthest behind."""
         rows = self.link.run(
             lambda: self.shards.control("resume", run=self.run, rank=self.rank)
         )
         places = [tuple(place) for row in rows for place in row]
         self.clock, self.sequence = min(places)
+        if bsp:
+            # Under BSP a repeat is told by its clock. A shard that is a step ahead
+            # must not take the next step's number for one of this step's.
+            self.sequence = max(sequence for _, sequence in places)
 
     def read(self, target: Target, timeout: float | None) -> None:
         """Read what the policy lets this trainer see at its clock."""

@@ -26,7 +26,7 @@ def run_trainer(
     body : bytes
         Pickled function of a session and a part of the data.
     place : dict
-        uid of the store, run, rank and size.
+        uid of the store, run, rank, size, and whether it is a BSP run.
     wait_seconds : float
         How long to wait for the other trainers to register.
     part : object
@@ -69,5 +69,5 @@ def _join(link: Link, place: dict[str, Any], wait_seconds: float) -> Session:
     find = link.directory("find", uid=place["uid"])
     session = Session(link, Meta(link.run(lambda: find)), run=run, rank=rank, size=size)
     if again:
-        session.resume()
+        session.resume(bsp=place["bsp"])
     return session

@@ -20,10 +20,8 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
-    "Bound",
     "RMSprop",
     "Rule",
-    "bind",
     "resolve",
     "schedules",
 ]

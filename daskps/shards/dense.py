@@ -270,6 +270,9 @@ class Shard:
 
     def _end(self, run: int, reason: str, error: Exception | None) -> None:
         if self.segment.current.fixed[RUN] != run:
+            if not self.segment.current.fixed[RUN] and run != self._ended[0]:
+                # Its beginning may still be on the way, and must not come after.
+                self._ended, self._reason = (run, error), reason
             return
         self._ended, self._reason = (run, error), reason
         self._rounds, self._limit = None, None

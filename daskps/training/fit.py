@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from daskps.errors import LayoutError
 from daskps.reduction import check_reduce
 from daskps.store import ParameterStore
 from daskps.training import callbacks as callbacks_module
-from daskps.training.data import n_rows, partition
+from daskps.training.data import n_rows, partition, rows
 from daskps.training.resident import FitLoop
 from daskps.training.trainer import Trainer
 
@@ -53,8 +54,18 @@ class Epoch:
 class TrainResult:
     """What a run led to.
 
-    `weights` are the store's at the end, `version` their version; `stats` counts
-    rounds, lost trainers and the shards' duplicates.
+    Parameters
+    ----------
+    weights : dict of str to ndarray
+        The store's parameters at the end.
+    history : list of Epoch
+        One entry per epoch: loss, metrics, seconds, staleness.
+    version : int
+        Smallest version of the shards at the end.
+    execution : str
+        How it was executed.
+    stats : dict
+        Counts of lost trainers, of pushes the shards saw twice, and the last clock.
     """
 
     weights: dict[str, Array]
@@ -215,7 +226,7 @@ def train(  # noqa: PLR0913 - the public contract
     }
     split: dict[str, Any] = {"scheme": scheme, "weights": weights, "seed": seed}
     # Here, so that bad data is refused before anything is started.
-    partition(X, y, job.trainers or 1 if weights is None else len(weights), **split)
+    _check_split(X, y, job.trainers or 1 if weights is None else len(weights), split)
     return job.start(
         lambda work: job.train(work, X, y, loop=loop, split=split), timeout
     )
@@ -308,7 +319,7 @@ class _Job:
     callbacks: tuple[object, ...] = ()
     reset: bool = False
     run: int = 0
-    stats: dict[str, Any] = field(default_factory=dict)
+    stats: dict[str, Any] = field(default_factory=lambda: {"lost_trainers": 0})
 
     def start(self, work: Callable[[UserCall], Any], timeout: Any) -> Any:
         """Drive the work from here, or return an awaitable of it."""
@@ -351,9 +362,7 @@ class _Job:
         def began(run: int) -> None:
             self.run = run
 
-        results, stats = await launch(link, spec, listen, began)
-        self.stats.update(stats)
-        return results
+        return await launch(link, spec, listen, began)
 
     async def train(
         self,
@@ -367,7 +376,8 @@ class _Job:
         """Cut the data, train, read what came out."""
         link: Link = self.store.bind()
         size = self.trainers or _trainers(len(await workers_for(link, None)))
-        parts = partition(X, y, size, **split)
+        # In a thread: with a scheme that shuffles this copies all rows.
+        parts = await asyncio.to_thread(partition, X, y, size, **split)
         lengths = [n_rows(part) for part, _ in parts]
         body = FitLoop(rounds=_rounds(lengths, loop), **loop)
         progress = Progress(self.store, self.epochs)
@@ -398,7 +408,7 @@ class _Job:
                 progress.clock = event["clock"]
                 await self._notify(call, "on_round", progress)
         elif "lost" in event:
-            self.stats["lost_trainers"] = self.stats.get("lost_trainers", 0) + 1
+            self.stats["lost_trainers"] += 1
             await self._notify(call, "on_failover", progress)
         else:
             await self._end_epoch(event, call, progress)
@@ -435,6 +445,14 @@ class _Job:
     async def _notify(self, call: UserCall, event: str, progress: Progress) -> None:
         if self.callbacks:
             await call(callbacks_module.notify, self.callbacks, event, progress)
+
+
+def _check_split(X: Any, y: Any, size: int, split: Mapping[str, Any]) -> None:
+    """Refuse what `partition` would, without cutting anything."""
+    n = n_rows(X)
+    if y is not None and n_rows(y) != n:
+        raise ValueError(f"X has {n} rows and y {n_rows(y)}; they must be as many")
+    rows(n, size, **split)
 
 
 def _computed(link: Link, part: tuple[Any, Any]) -> Any:

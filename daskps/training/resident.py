@@ -77,6 +77,10 @@ class _Loop:
                     break
             return
         first, skip = divmod(self.session.clock, max(per_epoch, 1))
+        if first and not skip and self._report(first - 1, time.monotonic()):
+            # Started again at an epoch's border: its report, or the verdict on it,
+            # may have gone with its worker.
+            return
         self.session.read(self.target, None)
         for epoch in range(first, self.plan.epochs):
             began = time.monotonic()

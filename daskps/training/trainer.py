@@ -27,6 +27,11 @@ class Trainer:
     message to every host of the store. Calls wait for ever by default: when the run
     is cancelled they raise :class:`daskps.RunCancelledError`.
 
+    Parameters
+    ----------
+    session : Session
+        Its place in the run.
+
     Attributes
     ----------
     rank : int

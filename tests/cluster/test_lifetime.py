@@ -1,0 +1,398 @@
+"""How stores begin and end, and what is left of them: nothing."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import threading
+import time
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, Worker
+
+import daskps
+from daskps import ArraySpec, optim
+from daskps.cluster.host import HOSTS, HostPlugin
+from daskps.cluster.messages import unpack_reply
+from daskps.cluster.plugin import DirectoryPlugin
+from tests.support import gen_cluster, store, until
+
+W = np.arange(8, dtype="f4")
+
+
+def held(client):
+    """Return the uid of every shard that any worker holds."""
+    return sorted(itertools.chain(*client.run(slots).values()))
+
+
+def slots(dask_worker):
+    return [uid for uid, _ in HOSTS[dask_worker.address].slots]
+
+
+def entries(client):
+    """Return the uids the directory knows, ready or not, and what it has reserved."""
+
+    def known(dask_scheduler):
+        stores = dask_scheduler.extensions["daskps-directory"].stores.values()
+        return sorted(e.uid for e in stores)
+
+    return client.run_on_scheduler(known)
+
+
+def anchors(client):
+    def keys(dask_scheduler):
+        return [k for k in dask_scheduler.tasks if str(k).startswith("daskps-anchor")]
+
+    return sorted(client.run_on_scheduler(keys))
+
+
+@pytest.fixture
+def clean(client):
+    """Fail when a test leaves a shard, an entry or an anchor."""
+    before = held(client), entries(client), anchors(client)
+    yield client
+    assert until(lambda: (held(client), entries(client), anchors(client)) == before)
+
+
+# -- the ends --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["close", "delete", "with", "error in with"])
+def test_session_store_is_freed(clean, end):
+    """On all workers, with its anchors."""
+    s = store(clean, shards=4)
+    assert held(clean).count(s.uid) == 4
+    if end == "with":
+        with s:
+            pass
+    elif end == "error in with":
+        with pytest.raises(ZeroDivisionError), s:
+            raise ZeroDivisionError
+    else:
+        getattr(s, end)()
+    until(lambda: s.uid not in held(clean), 10)
+    assert s.uid not in entries(clean)
+    until(lambda: not any(s.uid in key for key in anchors(clean)))
+
+
+def test_named_store_outlives_its_client(clean):
+    """Another client opens it, with its values and optimizer."""
+    address = clean.scheduler.address
+    with Client(address, set_as_default=False) as first:
+        s = daskps.create({"w": W}, name="n", optimizer=optim.SGD(1.0), client=first)
+        session = daskps.create({"w": W}, client=first)
+        s.push({"w": np.ones(8, "f4")})
+    until(lambda: session.uid not in held(clean), 10)
+    with Client(address, set_as_default=False) as second:
+        again = daskps.open("n", client=second)
+        assert again == s
+        again.push({"w": np.ones(8, "f4")})
+        np.testing.assert_array_equal(again["w"].pull(), W - 2)
+    np.testing.assert_array_equal(daskps.open("n")["w"].pull(), W - 2)
+    daskps.open("n").delete()
+
+
+@pytest.mark.parametrize("bound", [True, False])
+def test_closing_a_named_store_only_detaches(clean, bound):
+    """Also through a handle that has just arrived somewhere."""
+    s = daskps.create({"w": W}, name="n")
+    handle = s if bound else pickle.loads(pickle.dumps(s))
+    with handle:
+        pass
+    with pytest.raises(daskps.StoreClosedError):
+        handle.pull()
+    again = daskps.open("n")
+    np.testing.assert_array_equal(again["w"].pull(), W)
+    again.delete()
+
+
+def close_here(handle):
+    handle.close()
+
+
+def test_task_that_closes_its_handle_of_a_named_store(clean):
+    s = daskps.create({"w": W}, name="n")
+    clean.submit(close_here, s).result()
+    np.testing.assert_array_equal(s["w"].pull(), W)
+    s.delete()
+
+
+def test_deleted_by_another_client(clean):
+    """The first handle says so, and where to get another."""
+    s = daskps.create({"w": W}, name="n", optimizer=optim.SGD(1.0))
+    with Client(clean.scheduler.address, set_as_default=False) as other:
+        daskps.open("n", client=other).delete()
+    for call in (s.pull, lambda: s.push({"w": W}), s.stats, lambda: s["w"][:1]):
+        with pytest.raises(
+            (daskps.StoreClosedError, daskps.StoreNotFoundError), match="create it"
+        ):
+            call()
+    with pytest.raises(daskps.StoreNotFoundError):
+        daskps.open("n")
+
+
+def test_waiting_pull_ends_when_the_store_is_deleted(clean):
+    s = store(clean)
+    waiting = s.pull_async(min_version=99, timeout=None)
+    until(lambda: s.stats()["shards"][0]["parked"] == 1)
+    pickle.loads(pickle.dumps(s)).delete()
+    with pytest.raises(daskps.StoreClosedError):
+        waiting.result(timeout=10)
+
+
+def test_overwrite(clean):
+    """The old one is gone whole; its name leads to the new one."""
+    old = daskps.create({"w": W}, name="n", shards=3)
+    new = daskps.create({"v": W + 1}, name="n", overwrite=True)
+    assert daskps.open("n") == new != old
+    assert [i.uid for i in daskps.list_stores() if i.name == "n"] == [new.uid]
+    until(lambda: old.uid not in held(clean))
+    with pytest.raises(daskps.StoreClosedError, match="overwrite=True"):
+        old.pull()
+    new.delete()
+    fresh = daskps.create({"w": W}, name="n", overwrite=True)
+    fresh.delete()
+
+
+def test_list_stores(clean):
+    s = daskps.create({"w": W, "b": 0.0}, name="n", shards=3)
+    with daskps.create({"w": W}) as session:
+        rows = {info.uid: info for info in daskps.list_stores()}
+        info = rows[s.uid]
+        assert (info.name, info.session) == ("n", False)
+        assert (info.parameters, info.shards, info.workers) == (2, 3, 2)
+        assert info.nbytes == s.nbytes == 40
+        assert rows[session.uid].session
+    s.delete()
+    assert s.uid not in {info.uid for info in daskps.list_stores()}
+
+
+def test_many_creates_in_a_row(clean):
+    """Nothing piles up."""
+    for i in range(20):
+        with daskps.create({"w": W}) as s:
+            s.add({"w": W})
+            assert len(held(clean)) <= 2 * (i + 1)
+
+
+# -- creates that fail -------------------------------------------------------------
+
+
+def failing(shape, dtype, rng):
+    raise ZeroDivisionError("on purpose")
+
+
+def divide(block):
+    return block // 0 if block.dtype == object else 1 // 0
+
+
+def with_lock():
+    lock = threading.Lock()
+    return lambda shape, dtype, rng: (lock, np.zeros(shape))[1]
+
+
+FAILING = {
+    "initializer raises": lambda: ArraySpec(100, init=failing),
+    "initializer with a lock": lambda: ArraySpec(100, init=with_lock()),
+    "dask array raises": lambda: da.zeros(9, chunks=3).map_blocks(divide, dtype="f8"),
+    "NaN in a dask array": lambda: da.full(9, np.nan, chunks=3),
+}
+
+
+@pytest.mark.parametrize("name", [None, "n"])
+@pytest.mark.parametrize("how", FAILING)
+def test_failing_create_leaves_nothing(clean, how, name):
+    params = {"w": W, "bad": FAILING[how]()}
+    before = daskps.list_stores()
+    with pytest.raises((ZeroDivisionError, daskps.LayoutError)):
+        daskps.create(params, name=name, shards=4)
+    assert daskps.list_stores() == before
+    # The name is free, and the cluster as good as before.
+    with daskps.create({"w": W}, name=name) as s:
+        np.testing.assert_array_equal(s["w"].pull(), W)
+        s.delete()
+
+
+@pytest.mark.parametrize("timeout", [0, 0.001, 0.003, 0.01, 0.03])
+def test_create_that_times_out_leaves_nothing(clean, timeout):
+    """Wherever in its course it is cut off."""
+    for _ in range(3):
+        try:
+            s = daskps.create(
+                {"w": W, "x": da.zeros(9, chunks=3)}, shards=4, timeout=timeout
+            )
+        except TimeoutError:
+            continue
+        s.close()
+
+
+class Waits:
+    """An initializer that does not return before a file is there."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __call__(self, shape, dtype, rng):
+        with open(f"{self.path}-{os.getpid()}", "w"):
+            pass
+        end = time.monotonic() + 20
+        while not os.path.exists(self.path) and time.monotonic() < end:
+            pass
+        return np.zeros(shape)
+
+
+def test_create_that_times_out_in_an_initializer_leaves_nothing(clean, tmp_path):
+    """Shards that are still being filled when the store is undone go as well."""
+    path = tmp_path / "go on"
+    before = held(clean)
+    for timeout in (0.5, 2, 8):  # until it is the initializer that is cut off
+        if not list(tmp_path.iterdir()):
+            with pytest.raises(TimeoutError, match="undone"):
+                daskps.create(
+                    {"w": ArraySpec(10, init=Waits(str(path)))},
+                    shards=1,
+                    timeout=timeout,
+                )
+    assert list(tmp_path.iterdir())
+    path.touch()
+    clean.run(idle)
+    assert held(clean) == before
+
+
+async def idle(dask_worker):
+    """Return when the host's own threads have done what they were at."""
+    host = HOSTS[dask_worker.address]
+    for _ in range(20):
+        await host.in_thread(int)
+
+
+# -- hosts -------------------------------------------------------------------------
+
+
+def test_double_registration_keeps_the_shards(clean):
+    """From a client, as a preload does it, and from a second client."""
+    with store(clean) as s:
+        s.add({"w": np.ones(10, "f4")})
+        before = clean.run(host_id)
+        clean.register_plugin(DirectoryPlugin())
+        clean.register_plugin(HostPlugin())
+        clean.run(add_plugin_again)
+        with Client(clean.scheduler.address, set_as_default=False) as other:
+            assert s.uid in {i.uid for i in daskps.list_stores(client=other)}
+        assert clean.run(host_id) == before
+        np.testing.assert_array_equal(s["w"].pull(), 1.0)
+        assert s.versions == (1, 1)
+
+
+def host_id(dask_worker):
+    return id(HOSTS[dask_worker.address])
+
+
+async def add_plugin_again(dask_worker):
+    await dask_worker.plugin_add(HostPlugin(), name=HostPlugin.name)
+
+
+@gen_cluster(client=True)
+async def test_worker_that_joins_later_has_a_host(c, s, a, b):
+    """Before it runs a task, and new stores use it."""
+    made = await daskps.create({"w": W}, client=c)
+    async with Worker(s.address) as late:
+        found = await c.submit(add_and_pull, made, workers=[late.address])
+        np.testing.assert_array_equal(found, W + 1)
+        wide = await daskps.create({"w": W}, client=c)
+        assert set(wide.placement) == {a.address, b.address, late.address}
+        await wide.close()
+    await made.close()
+
+
+def add_and_pull(handle):
+    handle.add({"w": np.ones(8, "f4")})
+    return handle["w"].pull()
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3)
+async def test_downscaling_keeps_workers_with_shards(c, s, a, b, d):
+    """Until shards can move; afterwards any worker may go."""
+    made = await daskps.create({"w": W}, servers=[a.address, b.address], client=c)
+    assert s.workers_to_close(n=3) == [d.address]
+    assert s.workers_to_close(n=1) == [d.address]
+    await made.close()
+    assert set(s.workers_to_close(n=3)) == {a.address, b.address, d.address}
+
+
+@gen_cluster(client=True)
+async def test_worker_without_a_host_is_refused_by_name(c, s, a, b):
+    await daskps.list_stores(client=c)
+    del b.handlers["daskps_control"]
+    with pytest.raises(daskps.ProtocolError, match=f"{b.address}.*preload"):
+        await daskps.create({"w": W}, client=c)
+    assert await daskps.list_stores(client=c) == []
+    assert not s.extensions["daskps-directory"].stores
+    made = await daskps.create({"w": W}, servers=[a.address], client=c)
+    np.testing.assert_array_equal(await made["w"].pull(), W)
+    await made.close()
+
+
+@gen_cluster(client=True)
+async def test_worker_of_another_protocol_is_refused_by_name(c, s, a, b):
+    await daskps.list_stores(client=c)
+    host = HOSTS[b.address]
+
+    async def newer(method, **kwargs):
+        if method == "hello":
+            return {"status": "OK", "value": {"protocol": 99, "version": "9.9"}}
+        return await host.handle_control(method, **kwargs)
+
+    b.handlers["daskps_control"] = newer
+    with pytest.raises(daskps.ProtocolError, match=f"{b.address}.* 99 .*9.9"):
+        await daskps.create({"w": W}, client=c)
+    assert not s.extensions["daskps-directory"].stores
+
+
+@gen_cluster(client=True)
+async def test_scheduler_of_another_protocol_is_refused(c, s, a, b):
+    await daskps.list_stores(client=c)
+    reply = await c.scheduler.daskps_directory(
+        method="hello", protocol=99, version="9.9"
+    )
+    with pytest.raises(daskps.ProtocolError, match=r"99 \(daskps 9.9\).*the same"):
+        unpack_reply(reply, "the scheduler")
+
+
+def test_client_that_comes_after_another_closed(clean):
+    """A handle made by a client that was closed finds the current one."""
+    with Client(clean.scheduler.address, set_as_default=False) as first:
+        s = daskps.create({"w": W}, name="n", client=first)
+    with clean.as_current():
+        np.testing.assert_array_equal(s["w"].pull(), W)
+    s.delete()
+
+
+@pytest.mark.parametrize("resource", ["PS", "BIG"])
+@gen_cluster(
+    client=True,
+    nthreads=[
+        ("127.0.0.1", 1, {"resources": {"PS": 1}}),
+        ("127.0.0.1", 1, {"resources": {"BIG": 1}}),
+        ("127.0.0.1", 1),
+    ],
+)
+async def test_servers(c, s, a, b, d, resource):
+    """By resource, all, or by address; "auto" takes those with PS where any has it."""
+
+    async def owners(servers, **kwargs):
+        async with await daskps.create(
+            {"w": W}, servers=servers, client=c, **kwargs
+        ) as made:
+            return list(made.placement)
+
+    of = {"PS": a.address, "BIG": b.address}
+    assert await owners(f"resource:{resource}") == [of[resource]]
+    assert await owners("auto") == [a.address]
+    assert set(await owners("all")) == {a.address, b.address, d.address}
+    chosen = [d.address, b.address]
+    assert await owners(chosen) == chosen
+    assert await owners(chosen, shards=3) == [d.address, d.address, b.address]
