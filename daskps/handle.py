@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from daskps import config
 from daskps.cluster import creation
-from daskps.cluster.client import ShardClient
+from daskps.cluster.client import Deadline, ShardClient
 from daskps.cluster.link import Link, current_link
 from daskps.cluster.messages import Call
 from daskps.cluster.meta import Meta
@@ -99,7 +99,7 @@ class Handle:
             self._shards = ShardClient(link, Meta(wire))
         return self._shards
 
-    def attached(self) -> ShardClient:
+    def attached(self, deadline: Deadline | None = None) -> ShardClient:
         """Return what routes calls, asking the directory the first time."""
         link = self.bind()
         if self._shards is not None and self._shards.link is link:
@@ -110,7 +110,8 @@ class Handle:
                 f"methods first"
             )
         what = f"store {self.name!r}"
-        return link.run(lambda: link.within(self.attach(link), config.deadline(), what))
+        left = config.deadline() if deadline is None else deadline.remaining()
+        return link.run(lambda: link.within(self.attach(link), left, what))
 
     def bound(self) -> Self:
         """Return a handle for threads that a task starts.
@@ -160,46 +161,50 @@ class Handle:
         link = self.bind()
         source = self.producer_here(link) if producer else None
         what = f"{what} of store {self.name!r}"
+        deadline = Deadline(seconds, what)
         if link.asynchronous:
             return link.run(
                 lambda: self.do_async(
-                    link, make, seconds, what=what, finish=finish, source=source
+                    link, make, deadline, finish=finish, source=source
                 )
             )
-        shards = self.attached()
+        shards = self.attached(deadline)
         if source is None:
             plan = make(shards.meta)
-            return finish(
-                plan.finish(shards.call(plan.calls, plan.outs, seconds, what))
-            )
+            left = deadline.remaining()
+            found = shards.call(plan.calls, plan.outs, left, what)
+            return finish(plan.finish(found))
         if not source.id:
-            link.run(lambda: link.within(source.identify(link), seconds, what))
+            left = deadline.remaining()
+            link.run(lambda: link.within(source.identify(link), left, what))
         plan = make(shards.meta)
-        with source.turn(seconds) as sequence:
+        with source.turn(deadline) as sequence:
             calls = _signed(plan, source.id, sequence)
-            return finish(plan.finish(shards.call(calls, plan.outs, seconds, what)))
+            found = shards.call(calls, plan.outs, deadline.remaining(), what)
+            return finish(plan.finish(found))
 
     async def do_async(
         self,
         link: Link,
         make: Callable[[Meta], Plan],
-        seconds: float | None,
+        deadline: Deadline,
         *,
-        what: str,
         finish: Callable[[Any], Any],
         source: Producer | None,
     ) -> Any:
         """Make a plan and carry it out, on the event loop."""
-        shards = await link.within(self.attach(link), seconds, what)
+        what = deadline.what
+        shards = await link.within(self.attach(link), deadline.remaining(), what)
         plan = make(shards.meta)
         if source is None:
-            found = await shards.call_async(plan.calls, plan.outs, seconds, what)
+            left = deadline.remaining()
+            found = await shards.call_async(plan.calls, plan.outs, left, what)
             return finish(plan.finish(found))
         if not source.id:
-            await link.within(source.identify(link), seconds, what)
-        async with source.turn_async(seconds) as sequence:
-            calls = _signed(plan, source.id, sequence)
-            found = await shards.call_async(calls, plan.outs, seconds, what)
+            await link.within(source.identify(link), deadline.remaining(), what)
+        async with source.turn_async(deadline) as sequence:
+            calls, left = _signed(plan, source.id, sequence), deadline.remaining()
+            found = await shards.call_async(calls, plan.outs, left, what)
             return finish(plan.finish(found))
 
     def ask(

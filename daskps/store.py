@@ -11,6 +11,7 @@ from daskps import config, intake
 from daskps.array import ParameterArray
 from daskps.cluster import plans
 from daskps.cluster.aggregate import aggregate
+from daskps.cluster.client import Deadline
 from daskps.cluster.plans import ADD, ASSIGN, GRADIENT, Plan, Target
 from daskps.errors import PushRejectedError, UnknownParameterError
 from daskps.handle import Handle
@@ -210,7 +211,11 @@ class ParameterStore(Handle):
         what = f"a push of store {self.name!r}"
         return link.start(
             lambda: self.do_async(
-                link, make, seconds, what=what, finish=self._seen, source=source
+                link,
+                make,
+                Deadline(seconds, what),
+                finish=self._seen,
+                source=source,
             )
         )
 

@@ -71,6 +71,10 @@ class Deadline:
             raise self.error()
         return left
 
+    def remaining(self) -> float | None:
+        """Return the seconds left as a timeout for the next part of a call."""
+        return None if self._end is None else self.left()
+
     def error(self, worker: str = "") -> TimeoutError:
         """Return the error that says what was waited for."""
         where = f" at worker {worker}" if worker else ""

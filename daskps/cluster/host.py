@@ -103,20 +103,22 @@ class ShardHost:
             await control.make_room(self, call)
         pending, tickets = self._start(call, owned, self._waker(loop, woken))
         small = call.nbytes <= self.inline_nbytes
-        for slot, _, _ in tickets:
-            if small and self._is_small(slot):
-                slot.serve()
-            else:
-                await loop.run_in_executor(self._executor, slot.serve)
-        if not pending.done:
-            # A timer, not `wait_for`: that would cost a task per message.
-            timer = loop.call_later(call.wait_seconds, _wake, woken)
-            try:
+        try:
+            for slot, _, _ in tickets:
+                if small and self._is_small(slot):
+                    slot.serve()
+                else:
+                    await loop.run_in_executor(self._executor, slot.serve)
+            if not pending.done:
+                # A timer, not `wait_for`: that would cost a task per message.
+                timer = loop.call_later(call.wait_seconds, _wake, woken)
                 await woken
-            finally:
                 timer.cancel()
-                if not pending.done:
-                    self._abandon(tickets)
+        finally:
+            if not pending.done:
+                # Another thread may be reading the caller's arrays right now.
+                gone = map(asyncio.wrap_future, self._abandon(tickets))
+                await asyncio.shield(asyncio.gather(*gone))
         if small and all(self._is_small(slot) for slot, _, _ in tickets):
             return self._answers(tickets)
         return await loop.run_in_executor(self._executor, self._answers, tickets)
@@ -150,7 +152,7 @@ class ShardHost:
         pending, tickets = self._start(call, False, woken.set)
         try:
             for slot, _, _ in tickets:
-                slot.serve()
+                self._serve_here(slot)
             if not pending.done:
                 woken.wait(seconds)
         finally:
@@ -159,6 +161,13 @@ class ShardHost:
                 for given_up in self._abandon(tickets):
                     given_up.result()
         return self._answers(tickets, outs)
+
+    def _serve_here(self, slot: Slot) -> None:
+        if threading.current_thread() is threading.main_thread():
+            # Ctrl-C must not end an update in the middle, nor other callers' tickets.
+            self._executor.submit(slot.serve).result()
+        else:
+            slot.serve()
 
     # -- both ----------------------------------------------------------------
 

@@ -277,18 +277,21 @@ def refusal(error: Exception) -> dict[str, Any]:
 
 
 def pack_error(error: Exception) -> list[Any]:
-    """Return an error as its class name and arguments."""
-    name = type(error).__name__
+    """Return an error as its class name, arguments and notes."""
+    name, notes = type(error).__name__, list(getattr(error, "__notes__", ()))
     if name in errors.__all__ or name in _BUILTINS:
-        return [name, [a if isinstance(a, (int, str)) else str(a) for a in error.args]]
-    return ["DaskPSError", [f"{name}: {error}"]]
+        args = [a if isinstance(a, (int, str)) else str(a) for a in error.args]
+        return [name, args, notes]
+    return ["DaskPSError", [f"{name}: {error}"], notes]
 
 
 def unpack_error(packed: Sequence[Any]) -> Exception:
     """Rebuild an error from :func:`pack_error`."""
-    name, args = packed
+    name, args, notes = packed
     cls = _BUILTINS.get(name) or getattr(errors, name)
     error: Exception = cls(*args)
+    for note in notes:
+        error.add_note(note)
     return error
 
 

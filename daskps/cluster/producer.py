@@ -7,11 +7,10 @@ import threading
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from daskps.cluster.client import Deadline
-
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from daskps.cluster.client import Deadline
     from daskps.cluster.link import Link
 
 
@@ -59,35 +58,33 @@ class Producer:
         self.id = self.id or number
 
     @contextmanager
-    def turn(self, timeout: float | None) -> Iterator[int]:
+    def turn(self, deadline: Deadline) -> Iterator[int]:
         """Hold a sequence number while its push is under way."""
-        number = self.begin(timeout)
+        with self._turn:
+            while (number := self._begin()) is None:
+                left = deadline.left()
+                self._turn.wait(None if left == float("inf") else left)
         try:
             yield number
         finally:
             self.end(number)
 
     @asynccontextmanager
-    async def turn_async(self, seconds: float | None) -> AsyncIterator[int]:
+    async def turn_async(self, deadline: Deadline) -> AsyncIterator[int]:
         """Hold a sequence number, without blocking the event loop."""
-        deadline = Deadline(seconds, "earlier pushes of this handle")
         # Polled: the turn may be given back by a thread.
-        while self.crowded:  # noqa: ASYNC110
+        while (number := self._begin()) is None:  # noqa: ASYNC110
             await asyncio.sleep(min(0.001, deadline.left()))
-        with self.turn(0) as number:
+        try:
             yield number
+        finally:
+            self.end(number)
 
-    def begin(self, timeout: float | None) -> int:
-        """Take the next sequence number, waiting for pushes too far behind."""
+    def _begin(self) -> int | None:
+        """Take the next sequence number, unless a push is too far behind."""
         with self._turn:
-            free = self._turn.wait_for(
-                lambda: not self._open or self._next - min(self._open) < self.SPREAD,
-                timeout,
-            )
-            if not free:
-                raise TimeoutError(
-                    f"{len(self._open)} earlier pushes of this handle are unanswered"
-                )
+            if self._open and self._next - min(self._open) >= self.SPREAD:
+                return None
             number = self._next
             self._next += 1
             self._open.add(number)
@@ -98,9 +95,3 @@ class Producer:
         with self._turn:
             self._open.discard(number)
             self._turn.notify_all()
-
-    @property
-    def crowded(self) -> bool:
-        """Whether :meth:`begin` would wait."""
-        with self._turn:
-            return bool(self._open) and self._next - min(self._open) >= self.SPREAD

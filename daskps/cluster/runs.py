@@ -57,6 +57,7 @@ class Run:
     fenced: Exception | None = None
     #: Ended epochs and everything else the client wants to hear of.
     events: list[dict[str, Any]] = field(default_factory=list)
+    first_event: int = 0
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
 
@@ -272,13 +273,16 @@ class Runs:
         if entry is None:
             error = self._ended.get(run) or RunCancelledError("it is unknown")
             return {"events": [], "clock": clock, "error": pack_error(error)}
+        # What the client has seen need not be kept.
+        del entry.events[: seen - entry.first_event]
+        entry.first_event = seen
         await self._wait(
             entry,
-            lambda: len(entry.events) > seen or entry.clock > clock,
+            lambda: bool(entry.events) or entry.clock > clock,
             wait_seconds,
         )
         return {
-            "events": entry.events[seen:],
+            "events": list(entry.events),
             "clock": entry.clock,
             "error": pack_error(entry.fenced) if entry.fenced else None,
         }
