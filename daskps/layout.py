@@ -32,9 +32,9 @@ def compute_dtype(dtype: str) -> str:
     return "float32" if dtype == "float16" else dtype
 
 
-def align(nbytes: int) -> int:
-    """Round `nbytes` up to the next multiple of 64."""
-    return -(-nbytes // ALIGN_NBYTES) * ALIGN_NBYTES
+def align(nbytes: int, to: int = ALIGN_NBYTES) -> int:
+    """Round `nbytes` up to the next multiple of `to`, 64 by default."""
+    return -(-nbytes // to) * to
 
 
 def bounds(n: int, k: int, i: int) -> tuple[int, int]:

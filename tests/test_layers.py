@@ -25,6 +25,7 @@ LAYERS = {
     "testing": 5,
     "array": 4,
     "handle": 4,
+    "pulls": 4,
     "intake": 4,
     "repr": 4,
     "specs": 4,

@@ -1,0 +1,197 @@
+"""The half of a store's handle that reads: pulls, and what the store is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps import config
+from daskps.cluster import plans
+from daskps.handle import Handle
+from daskps.targets import target_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from daskps.cluster.link import Pending
+    from daskps.cluster.meta import Meta
+    from daskps.cluster.plans import Plan, Target
+    from daskps.layout import Layout
+    from daskps.version import Version
+
+Array = np.ndarray[Any, np.dtype[Any]]
+DEFAULT = config.DEFAULT
+
+
+class Readable(Handle):
+    """Reading parameters and properties of a store.
+
+    Parameters
+    ----------
+    uid, name : str
+        Which store.
+    """
+
+    # -- pulls ---------------------------------------------------------------
+
+    def pull(
+        self,
+        names: str | Iterable[str] | None = None,
+        *,
+        out: Mapping[str, Array] | None = None,
+        min_version: int | None = None,
+        timeout: Any = DEFAULT,
+    ) -> Any:
+        """Read parameters.
+
+        Parameters
+        ----------
+        names : str or iterable of str, optional
+            Which parameters; all by default.
+        out : mapping of str to ndarray, optional
+            Arrays of the parameters' shapes and dtypes to fill; they are returned.
+        min_version : int or Version, optional
+            Wait until this version is reached: exactly the shards and versions of a
+            :class:`Version`, or by every shard the pull touches.
+        timeout : float, str or None
+            Seconds or a duration such as "30s"; None waits for ever.
+
+        Returns
+        -------
+        dict of str to ndarray
+            What each shard held at one version; shards may differ in theirs.
+
+        Raises
+        ------
+        UnknownParameterError, ShardLostError, StoreClosedError, TimeoutError
+            For what its name says.
+        """
+        target: list[Target] = []
+
+        def make(meta: Meta) -> Plan:
+            target.append(target_of(meta, names, out))
+            return plans.read(meta, target[0], min_version, self.call_of())
+
+        return self.do(make, timeout, "a pull", finish=lambda _: target[0].finish())
+
+    def pull_async(
+        self,
+        names: str | Iterable[str] | None = None,
+        *,
+        out: Mapping[str, Array] | None = None,
+        min_version: int | None = None,
+        timeout: Any = DEFAULT,
+    ) -> Pending[dict[str, Array]]:
+        """Start a pull and return its future.
+
+        Parameters
+        ----------
+        names, out, min_version, timeout
+            As in :meth:`pull`. `out` belongs to the pull until it is done.
+
+        Returns
+        -------
+        Future
+            Like one of `concurrent.futures`, and awaitable.
+        """
+        seconds = config.deadline(timeout)
+        link = self.bind()
+
+        async def work() -> dict[str, Array]:
+            what = f"a pull of store {self.name!r}"
+            shards = await link.within(self.attach(link), seconds, what)
+            target = target_of(shards.meta, names, out)
+            plan = plans.read(shards.meta, target, min_version, self.call_of())
+            await shards.call_async(plan.calls, plan.outs, seconds, what)
+            found: dict[str, Array] = target.finish()
+            return found
+
+        return link.start(work)
+
+    def _seen(self, version: Version) -> Version:
+        # For `_repr_html_`, which must not ask anybody.
+        known = dict(enumerate(self._last_versions)) | dict(version.pairs)
+        if self._shards is not None:
+            n = self._shards.meta.layout.n_shards
+            self._last_versions = tuple(known.get(i, 0) for i in range(n))
+        return version
+
+    def _told(self, rows: Iterable[Iterable[tuple[int, int]]]) -> tuple[int, ...]:
+        pairs = sorted((shard, v) for row in rows for shard, v in row)
+        self._last_versions = tuple(v for _, v in pairs)
+        return self._last_versions
+
+    # -- what it is ----------------------------------------------------------
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the parameters, in order."""
+        return [p.name for p in self.layout.parameters]
+
+    @property
+    def layout(self) -> Layout:
+        """Names, shapes, dtypes and how they are cut into shards."""
+        return self.attached().meta.layout
+
+    @property
+    def placement(self) -> tuple[str, ...]:
+        """Address of the worker that owns each shard."""
+        return self.attached().meta.owners
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one copy of all values."""
+        return self.layout.nbytes
+
+    @property
+    def optimizer(self) -> dict[str, str]:
+        """For each parameter with an update rule, the rule's repr."""
+        meta = self.attached().meta
+        return {
+            meta.layout.parameters[i].name: rule for i, rule in meta.optimizers.items()
+        }
+
+    @property
+    def version(self) -> Any:
+        """Smallest version of all shards; awaitable with an asynchronous client."""
+        return self.ask("versions", lambda rows: min(self._told(rows)))
+
+    @property
+    def versions(self) -> Any:
+        """Version of each shard; awaitable with an asynchronous client."""
+        return self.ask("versions", self._told)
+
+    def stats(self, *, timeout: Any = DEFAULT) -> Any:
+        """Return counters.
+
+        Parameters
+        ----------
+        timeout : float, str or None
+            Seconds or a duration such as "30s"; None waits for ever.
+
+        Returns
+        -------
+        dict
+            "shards": one row per shard with its worker, generation, version, bytes,
+            pushes, duplicates and parked calls; "handle": messages, calls in the
+            process, bytes and retries of this handle.
+        """
+        shards = self._shards
+
+        def finish(rows: list[list[dict[str, Any]]]) -> dict[str, Any]:
+            found = sorted((r for rs in rows for r in rs), key=lambda r: r["shard"])
+            handle = asdict(shards.counters) if shards else {}
+            return {"shards": found, "handle": handle}
+
+        return self.ask("stats", finish, timeout)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.layout.by_name
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.layout.parameters)

@@ -1,0 +1,269 @@
+"""One call of `train` or `run` on the client: what it knows and how it is driven."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps import config
+from daskps.cluster import upstream
+from daskps.cluster.launch import Launch, launch, workers_for
+from daskps.cluster.pump import Pump, UserCall, call_directly
+from daskps.errors import LayoutError
+from daskps.store import ParameterStore
+from daskps.training import callbacks as callbacks_module
+from daskps.training.data import n_rows, partition
+from daskps.training.resident import FitLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from daskps.cluster.link import Link
+    from daskps.cluster.session import Session
+    from daskps.consistency import Policy
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: A shard's record has room for this many ranks.
+MOST_TRAINERS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One epoch of a run.
+
+    `loss` is the mean over the epoch's rows of what `gradient` returned, None where
+    it returned none; `seconds` that of the slowest trainer; `staleness` the largest
+    number of clocks a live trainer was behind one that pulled.
+    """
+
+    epoch: int
+    loss: float | None
+    metrics: dict[str, float]
+    seconds: float
+    staleness: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """What a run led to.
+
+    Parameters
+    ----------
+    weights : dict of str to ndarray
+        The store's parameters at the end.
+    history : list of Epoch
+        One entry per epoch: loss, metrics, seconds, staleness.
+    version : int
+        Smallest version of the shards at the end.
+    execution : str
+        How it was executed.
+    stats : dict
+        Counts of lost trainers, of pushes the shards saw twice, and the last clock.
+    """
+
+    weights: dict[str, Array]
+    history: list[Epoch]
+    version: int
+    execution: str
+    stats: dict[str, Any]
+
+
+@dataclass
+class Progress:
+    """What callbacks are called with."""
+
+    store: ParameterStore
+    epochs: int
+    clock: int = 0
+    history: list[Epoch] = field(default_factory=list)
+
+
+@dataclass
+class Job:
+    """One call of `train` or `run` on the client."""
+
+    store: ParameterStore
+    policy: Policy
+    reduce: Any
+    epochs: int
+    trainers: int | None
+    gated: bool
+    restartable: bool
+    validate: Callable[[dict[str, Array]], Mapping[str, float]] | None = None
+    stop: Callable[[list[Epoch]], bool] | None = None
+    callbacks: tuple[object, ...] = ()
+    reset: bool = False
+    run: int = 0
+    stats: dict[str, Any] = field(default_factory=lambda: {"lost_trainers": 0})
+
+    def start(self, work: Callable[[UserCall], Any], timeout: Any) -> Any:
+        """Drive the work from here, or return an awaitable of it."""
+        seconds = config.deadline(timeout)
+        if not isinstance(self.store, ParameterStore):
+            raise TypeError(
+                f"expected a ParameterStore, found {type(self.store).__name__}; make "
+                f"one with daskps.create"
+            )
+        link = self.store.bind()
+        what = f"a run on store {self.store.name!r}"
+        if link.asynchronous:
+            return link.within(work(call_directly), seconds, what)
+        return Pump().drive(link, lambda call: link.within(work(call), seconds, what))
+
+    async def launch(
+        self,
+        call: UserCall,
+        body: Callable[[Session, Any], Any],
+        parts: Sequence[Any],
+        progress: Progress | None = None,
+    ) -> list[Any]:
+        """Run the trainers and hear what they say."""
+        link: Link = self.store.bind()
+        spec = Launch(
+            uid=self.store.uid,
+            policy=self.policy,
+            reduce=self.reduce,
+            reset=self.reset,
+            restartable=self.restartable,
+            gated=self.gated,
+            body=body,
+            parts=parts,
+            name=self.store.name,
+        )
+
+        async def listen(event: dict[str, Any]) -> None:
+            await self._hear(event, call, progress)
+
+        def began(run: int) -> None:
+            self.run = run
+
+        return await launch(link, spec, listen, began)
+
+    async def train(
+        self,
+        call: UserCall,
+        X: Any,
+        y: Any,
+        *,
+        loop: dict[str, Any],
+        split: dict[str, Any],
+    ) -> TrainResult:
+        """Cut the data, train, read what came out."""
+        link: Link = self.store.bind()
+        size = self.trainers or check_trainers(len(await workers_for(link, None)))
+        # In a thread: with a scheme that shuffles this copies all rows.
+        parts = await asyncio.to_thread(partition, X, y, size, **split)
+        lengths = [n_rows(part) for part, _ in parts]
+        body = FitLoop(rounds=_rounds(lengths, loop), **loop)
+        progress = Progress(self.store, self.epochs)
+        await self._notify(call, "on_start", progress)
+        computed = [_computed(link, part) for part in parts]
+        await self.launch(call, body, computed, progress)
+        shards = await self.store.attach(link)
+        rows = await shards.control("stats")
+        found = await self._pull()
+        self.stats["duplicates"] = sum(r["duplicates"] for of in rows for r in of)
+        self.stats["clock"] = progress.clock
+        await self._notify(call, "on_stop", progress)
+        version = min(r["version"] for of in rows for r in of)
+        return TrainResult(found, progress.history, version, "resident", self.stats)
+
+    async def _pull(self) -> dict[str, Array]:
+        found: dict[str, Array] = await self.store.pull_async()
+        return found
+
+    async def _hear(
+        self, event: dict[str, Any], call: UserCall, progress: Progress | None
+    ) -> None:
+        if progress is None:
+            return
+        if "clock" in event:
+            # An epoch that ended meanwhile may have said more.
+            if event["clock"] > progress.clock:
+                progress.clock = event["clock"]
+                await self._notify(call, "on_round", progress)
+        elif "lost" in event:
+            self.stats["lost_trainers"] += 1
+            await self._notify(call, "on_failover", progress)
+        else:
+            await self._end_epoch(event, call, progress)
+
+    async def _end_epoch(
+        self, event: dict[str, Any], call: UserCall, progress: Progress
+    ) -> None:
+        metrics: dict[str, float] = {}
+        if self.validate is not None:
+            found = await call(self.validate, await self._pull())
+            metrics = {str(k): float(v) for k, v in dict(found).items()}
+        reports = event["reports"]
+        rows = sum(r["rows"] for r in reports)
+        losses = [r["loss"] for r in reports if r["loss"] is not None]
+        progress.history.append(
+            Epoch(
+                epoch=event["epoch"],
+                loss=sum(losses) / rows if losses and rows else None,
+                metrics=metrics,
+                seconds=max(r["seconds"] for r in reports),
+                staleness=max(r["lag"] for r in reports),
+            )
+        )
+        progress.clock = max(progress.clock, *(r["clock"] for r in reports))
+        await self._notify(call, "on_epoch", progress)
+        if self.gated:
+            stop = False
+            if self.stop is not None:
+                stop = bool(await call(self.stop, list(progress.history)))
+            await self.store.bind().directory(
+                "verdict", run=self.run, epoch=event["epoch"], stop=stop
+            )
+
+    async def _notify(self, call: UserCall, event: str, progress: Progress) -> None:
+        if self.callbacks:
+            await call(callbacks_module.notify, self.callbacks, event, progress)
+
+
+def _computed(link: Link, part: tuple[Any, Any]) -> Any:
+    """Return a part as it is, or a future of it where it is a dask collection."""
+    if not any(hasattr(array, "__dask_graph__") for array in part):
+        return part
+    lazy = [a.rechunk(-1) if hasattr(a, "rechunk") else a for a in part]
+    client = link.client
+    futures = [
+        upstream.compute(client, a) if hasattr(a, "__dask_graph__") else a for a in lazy
+    ]
+    return client.submit(_pair, *futures, pure=False)
+
+
+def _pair(X: Any, y: Any) -> tuple[Any, Any]:
+    return X, y
+
+
+def _rounds(lengths: Sequence[int], loop: Mapping[str, Any]) -> int:
+    """Return the rounds of one BSP epoch: those of the rank with the most."""
+    most = -(-max(lengths) // loop["batch_size"])
+    every: int = loop["sync_every"] or max(most, 1)
+    return int(-(-most // every))
+
+
+def check_trainers(value: Any) -> int:
+    """Return a number of trainers, or refuse what no shard has room for."""
+    size = whole("trainers", value)
+    if size > MOST_TRAINERS:
+        raise LayoutError(
+            f"a shard has room for {MOST_TRAINERS} trainers, found trainers={size}; "
+            f"give each more of the data"
+        )
+    return size
+
+
+def whole(what: str, value: Any, least: int = 1) -> int:
+    """Return a whole number, or refuse what is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{what} is an int, found {value!r}")
+    if value < least:
+        raise ValueError(f"{what} must be at least {least}, found {value}")
+    return int(value)
