@@ -134,6 +134,45 @@ def values(layout: Layout, given: Any, what: str, *, finite: bool) -> dict[int, 
     return found
 
 
+def scaled(
+    layout: Layout, arrays: Mapping[int, Array], weight: float, *, finite: bool
+) -> dict[int, Array]:
+    """Multiply checked gradients by a weight, refusing what overflows.
+
+    Parameters
+    ----------
+    layout : Layout
+        The store's layout.
+    arrays : mapping of int to ndarray, shape (n,)
+        Gradients by parameter index; they stay as they are.
+    weight : float
+        The factor.
+    finite : bool
+        Whether NaN and Inf are refused.
+
+    Returns
+    -------
+    dict of int to ndarray, shape (n,)
+        New arrays of the same dtypes.
+
+    Raises
+    ------
+    PushRejectedError
+        If a product is not finite. Nothing has been changed anywhere.
+    """
+    found = {}
+    for index, array in arrays.items():
+        with np.errstate(over="ignore", invalid="ignore"):
+            found[index] = np.multiply(array, weight, dtype=array.dtype)
+        if finite and not is_finite(found[index]):
+            name = layout.parameters[index].name
+            raise PushRejectedError(
+                f"the gradient of {name[:60]!r} times weight={weight:g} is not finite "
+                f"as {array.dtype}; use a smaller weight"
+            )
+    return found
+
+
 def plain(given: Any) -> dict[str, Any]:
     """Return a flat mapping of names to what was given for them."""
     if not isinstance(given, Mapping):

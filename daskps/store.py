@@ -88,16 +88,24 @@ class ParameterStore(Readable):
         return self.do(make, timeout, "a push", finish=self._seen, producer=True)
 
     def _pushing(
-        self, grads: Any, weight: float, lr: float | None, copy: bool = False
+        self,
+        grads: Any,
+        weight: float,
+        lr: float | None,
+        target: Callable[[Meta], Target | None] = lambda _: None,
     ) -> Callable[[Meta], Plan]:
-        head = {"kind": GRADIENT, "weight": number(weight, "weight")}
-        head["lr"] = None if lr is None else number(lr, "lr", least=0.0)
+        """Check the numbers now; check the gradients once the store is known."""
+        rate = None if lr is None else number(lr, "lr", least=0.0)
+        head = self.call_of(kind=GRADIENT, lr=rate)
+        factor = number(weight, "weight")
 
         def make(meta: Meta) -> Plan:
+            where = target(meta)
             arrays = self._gradients(meta, grads)
-            if copy:
-                arrays = {i: a.copy() for i, a in arrays.items()}
-            return plans.push(meta, arrays, self.call_of(**head))
+            if factor != 1.0:
+                finite = config.load().check_finite
+                arrays = intake.scaled(meta.layout, arrays, factor, finite=finite)
+            return plans.push(meta, arrays, head, target=where)
 
         return make
 
@@ -256,14 +264,12 @@ class ParameterStore(Readable):
             As for :meth:`push`.
         """
         target: list[Target] = []
-        head = {"kind": GRADIENT, "weight": number(weight, "weight")}
-        head["lr"] = None if lr is None else number(lr, "lr", least=0.0)
 
-        def make(meta: Meta) -> Plan:
+        def where(meta: Meta) -> Target:
             target.append(target_of(meta, None, out))
-            arrays = self._gradients(meta, grads)
-            return plans.push(meta, arrays, self.call_of(**head), target=target[0])
+            return target[0]
 
+        make = self._pushing(grads, weight, lr, where)
         return self.do(
             make,
             timeout,

@@ -657,3 +657,14 @@ def test_unknown_store(client):
 def test_store_of_no_cluster(client):
     with pytest.raises(daskps.StoreNotFoundError, match="create it again"):
         daskps.ParameterStore("0" * 32, "gone").pull()
+
+
+def test_a_weight_that_overflows_is_refused(client):
+    """The product is checked, not only the gradient."""
+    s = daskps.create({"w": np.zeros(10, "f4")}, optimizer=optim.SGD(0.1))
+    before = s.version
+    with pytest.raises(daskps.PushRejectedError, match="smaller weight"):
+        s.push({"w": np.full(10, 1e30, "f4")}, weight=1e30)
+    assert s.version == before
+    assert s.push({"w": np.ones(10, "f4")}, weight=2.0) == before + 1
+    np.testing.assert_allclose(s["w"].pull(), -0.2, rtol=1e-6)
