@@ -280,9 +280,7 @@ def cluster(scheduler: str | None) -> Iterator[Any]:
     with ExitStack() as stack:
         address = scheduler or _two_processes(stack)
         try:
-            client: Any = Client(  # type: ignore[no-untyped-call]
-                address, timeout=CONNECT_SECONDS, set_as_default=False
-            )
+            client: Any = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
         except (OSError, ValueError) as error:
             reason = (str(error) or repr(error)).splitlines()[0]
             raise DemoError(
@@ -302,7 +300,7 @@ def _two_processes(stack: ExitStack) -> LocalCluster:
     # process comes first: starting it lifts the mask in the thread that does it.
     resource_tracker.ensure_running()
     with _interrupts_wait():
-        cluster = LocalCluster(  # type: ignore[no-untyped-call]
+        cluster = LocalCluster(
             n_workers=2,
             threads_per_worker=1,
             host="127.0.0.1",

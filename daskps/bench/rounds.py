@@ -24,16 +24,19 @@ if TYPE_CHECKING:
 ELEMENTS = 256
 
 
-def _steps(trainer: daskps.Trainer, n: int) -> tuple[float, float]:
-    """Return milliseconds and messages of one step."""
+def _steps(trainer: daskps.Trainer, n: int) -> float:
+    """Return milliseconds of one step."""
     grads = {"w": np.ones(ELEMENTS, "f4")}
     out = trainer.pull()
     for _ in range(50):
         trainer.pushpull(grads, out=out)
-    counters = trainer._session.shards.counters  # noqa: SLF001
-    before = counters.messages
-    ms = bare.milliseconds(lambda: trainer.pushpull(grads, out=out), n)
-    return ms, (counters.messages - before) / n
+    return bare.milliseconds(lambda: trainer.pushpull(grads, out=out), n)
+
+
+def _calls(store: daskps.ParameterStore) -> int:
+    """Return how many messages the hosts of a store have got."""
+    rows = store.stats()["shards"]
+    return sum({row["worker"]: row["calls"] for row in rows}.values())
 
 
 def _bare(peer: str, n: int) -> float:
@@ -57,13 +60,13 @@ def _compare(client: Client, pairs: int, n: int) -> None:
     spec = {"w": np.zeros(ELEMENTS, "f4")}
     for name, servers in (("2 hosts", "all"), ("1 host", [a])):
         store = daskps.create(spec, optimizer=optim.SGD(0.1), servers=servers)
-        ours, theirs, messages = [], [], 0.0
+        ours, theirs, before = [], [], _calls(store)
         for _ in range(pairs):
-            results = daskps.run(store, _steps, [n, n])
-            ours.append(max(ms for ms, _ in results))
-            messages = results[0][1]
+            ours.append(max(daskps.run(store, _steps, [n, n])))
             theirs.append(_bare_both(client, n))
-        print(bare.summary(f"step, {name}, {messages:g} messages", ours, theirs))
+        # A pull and 50 steps to warm up come before the n steps of each trainer.
+        messages = (_calls(store) - before) / (2 * pairs * (n + 51))
+        print(bare.summary(f"step, {name}, {messages:.2f} messages", ours, theirs))
         store.close()
 
 

@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.anchors import store_of_anchor
-from daskps.cluster.entry import Entry, Hosts
+from daskps.cluster.entry import Entry, Hosts, remember
 from daskps.cluster.identities import Identities
 from daskps.cluster.messages import PROTOCOL, identity, refusal
 from daskps.cluster.reserve import Request, check_hosts, find_servers, reserve
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from distributed import Scheduler
 
 logger = logging.getLogger(__name__)
-#: How many freed stores are remembered, for better messages.
-REMEMBERED = 10_000
 
 
 class Directory:
@@ -174,7 +172,7 @@ class Directory:
             self.free(uid, "was closed")
         elif entry is None and undo:
             # Not reserved yet: `on_create` still looks for workers.
-            self._remember(uid, "was undone")
+            remember(self._freed, uid, "was undone")
 
     def on_locate(self, uid: str, run: int = 0) -> dict[str, Any]:
         """Return owners, and which shards are lost and why.
@@ -195,17 +193,12 @@ class Directory:
         entry = self.stores.pop(uid, None)
         if entry is None:
             return
-        self._remember(uid, why)
+        remember(self._freed, uid, why)
         if self.names.get(entry.name) == uid:
             del self.names[entry.name]
         self.runs.store_gone(entry, StoreClosedError(f"store {entry.name!r} {why}"))
         self._release_anchors(f"daskps-{uid}")
         self.hosts.spawn(self.hosts.everywhere(entry, "drop"))
-
-    def _remember(self, uid: str, why: str) -> None:
-        self._freed[uid] = why
-        if len(self._freed) > REMEMBERED:
-            del self._freed[next(iter(self._freed))]
 
     def _release_anchors(self, holder: str) -> None:
         """Let go of the anchors of a named store, and of the client that held them."""

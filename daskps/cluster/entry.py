@@ -50,6 +50,17 @@ class Entry:
         }
 
 
+#: How many stores and runs that are gone are remembered, for better messages.
+REMEMBERED = 10_000
+
+
+def remember(known: dict[Any, Any], key: Any, value: Any) -> None:
+    """Note what became of something, forgetting the oldest note."""
+    known[key] = value
+    if len(known) > REMEMBERED:
+        del known[next(iter(known))]
+
+
 class Hosts:
     """The scheduler's way to the hosts, and the work it does beside its own."""
 

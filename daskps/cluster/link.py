@@ -141,7 +141,7 @@ class Link(SyncMethodMixin):
                 "which would stop the worker; use pull_async and push_async there "
                 "and await them, or make the task a plain function"
             )
-        result: T = self.sync(function)  # type: ignore[no-untyped-call]
+        result: T = upstream.sync(self, function)
         return result
 
     def start(self, function: Callable[[], Awaitable[T]]) -> Pending[T]:

@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from daskps.cluster.entry import remember
 from daskps.cluster.messages import pack_error
 from daskps.errors import (
     ConsistencyError,
@@ -152,9 +153,7 @@ class Runs:
     async def _end(self, run: Run, reason: str) -> None:
         run.fenced = run.fenced or RunCancelledError(reason)
         self._runs.pop(run.id, None)
-        self._ended[run.id] = run.fenced
-        if len(self._ended) > 10_000:
-            del self._ended[next(iter(self._ended))]
+        remember(self._ended, run.id, run.fenced)
         await self._notify(run)
         ended = self._hosts.everywhere(run.entry, "end_run", run=run.id, reason=reason)
         task = self._hosts.spawn(ended)

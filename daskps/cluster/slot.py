@@ -101,8 +101,7 @@ class Slot:
     def _submit(self, tickets: list[Ticket]) -> list[Ticket]:
         try:
             return self.shard.submit(tickets)
-        except Exception as error:  # noqa: BLE001
-            # A bug must reach the callers, who would wait for ever otherwise.
+        except Exception as error:  # noqa: BLE001 - or the callers wait for ever
             for ticket in tickets:
                 ticket.outcome = error
             return tickets

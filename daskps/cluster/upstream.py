@@ -5,13 +5,20 @@ A change in a release of distributed is mended here.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed import Client, Future
 from distributed import worker as _worker
 from distributed.protocol import pickle as _pickle
 from distributed.protocol.serialize import Serialize, to_serialize
+
+# Its home differs between releases of Dask; this name is there in all of them.
 from distributed.utils import thread_state  # type: ignore[attr-defined]
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from distributed.utils import SyncMethodMixin
 
 __all__ = [
     "compute",
@@ -25,6 +32,7 @@ __all__ = [
     "result",
     "scatter",
     "secede",
+    "sync",
     "unframe",
     "worker_client",
 ]
@@ -32,18 +40,18 @@ __all__ = [
 
 def dumps(value: Any) -> bytes:
     """Pickle as Dask does, functions of the user's by value."""
-    pickled: bytes = _pickle.dumps(value)  # type: ignore[no-untyped-call]
+    pickled: bytes = _pickle.dumps(value)
     return pickled
 
 
 def loads(pickled: bytes) -> Any:
     """Undo :func:`dumps`."""
-    return _pickle.loads(pickled)  # type: ignore[no-untyped-call]
+    return _pickle.loads(pickled)
 
 
 def frame(array: Any) -> Any:
     """Wrap an array so that it travels as a frame of its own, without a copy."""
-    return to_serialize(array)  # type: ignore[no-untyped-call]
+    return to_serialize(array)
 
 
 def unframe(value: Any) -> Any:
@@ -51,9 +59,14 @@ def unframe(value: Any) -> Any:
     return value.data if isinstance(value, Serialize) else value
 
 
+def sync(node: SyncMethodMixin, function: Callable[[], Awaitable[Any]]) -> Any:
+    """Run a coroutine function on a node's loop, or return its awaitable there."""
+    return node.sync(function)
+
+
 async def result(future: Future[Any]) -> Any:
     """Await a future on its client's loop, also that of a synchronous client."""
-    return await future._result()  # type: ignore[no-untyped-call]
+    return await future._result()
 
 
 async def scatter(client: Client, value: Any, worker: str) -> Future[Any]:
@@ -62,32 +75,30 @@ async def scatter(client: Client, value: Any, worker: str) -> Future[Any]:
     In a list, because Dask scatters a list or dict element by element; unhashed,
     because hashing reads all of it.
     """
-    [future] = await client._scatter(  # type: ignore[no-untyped-call]
-        [value], workers=[worker], hash=False
-    )
+    [future] = await client._scatter([value], workers=[worker], hash=False)
     found: Future[Any] = future
     return found
 
 
 def compute(client: Client, collection: Any) -> Future[Any]:
     """Return the future of a dask collection's value."""
-    future: Future[Any] = client.compute(collection)  # type: ignore[no-untyped-call]
+    future: Future[Any] = client.compute(collection)
     return future
 
 
 def persist(client: Client, collection: Any) -> Any:
     """Start computing the chunks of a dask collection where they are."""
-    return client.persist(collection)  # type: ignore[no-untyped-call]
+    return client.persist(collection)
 
 
 def release(future: Future[Any]) -> None:
     """Tell Dask that a future is no longer wanted."""
-    future.release()  # type: ignore[no-untyped-call]
+    future.release()
 
 
 def secede() -> None:
     """Take this task's thread out of the worker's pool."""
-    _worker.secede()  # type: ignore[no-untyped-call]
+    _worker.secede()
 
 
 async def register(client: Client, plugin: Any) -> None:
