@@ -11,6 +11,7 @@ import pytest
 
 import daskps
 from daskps import cli, demo
+from daskps.demo import servers
 
 ROOT = Path(__file__).parent.parent
 
@@ -63,7 +64,7 @@ def test_wrong_option_is_one_line_and_status_2(
 def test_unreachable_scheduler_is_one_line_and_status_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(demo, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(servers, "CONNECT_SECONDS", 0.2)
     assert status(["demo", "--scheduler", "tcp://127.0.0.1:9"]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1

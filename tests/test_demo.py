@@ -20,6 +20,8 @@ import pytest
 from distributed import Client
 
 from daskps import demo
+from daskps.demo import digits as data
+from daskps.demo import plain
 from tests.support import popen, until
 
 ROOT = Path(__file__).parent.parent
@@ -57,10 +59,10 @@ def left_behind(tmp_path: Path) -> list[Path]:
 
 
 def test_held_out_rows_depend_on_the_seed_alone_and_are_not_trained_on() -> None:
-    a, b, other = demo.load(3), demo.load(3), demo.load(4)
+    a, b, other = data.load(3), data.load(3), data.load(4)
     assert np.array_equal(a.X_held_out, b.X_held_out)
     assert not np.array_equal(a.X_held_out, other.X_held_out)
-    assert len(a.X_held_out) == demo.N_HELD_OUT
+    assert len(a.X_held_out) == data.N_HELD_OUT
     rows = np.concatenate([a.X, a.X_held_out]).sum(axis=0)
     assert len(a.X) + len(a.X_held_out) == 1797
     assert np.allclose(rows, np.concatenate([other.X, other.X_held_out]).sum(axis=0))
@@ -69,21 +71,21 @@ def test_held_out_rows_depend_on_the_seed_alone_and_are_not_trained_on() -> None
 def test_gradient_is_the_derivative_of_the_loss(rng: np.random.Generator) -> None:
     params = {"weight": rng.normal(size=(64, 10)), "bias": rng.normal(size=10)}
     X, y = rng.random((7, 64)), rng.integers(0, 10, 7)
-    _, grads = demo.gradient(params, X, y)
+    _, grads = data.gradient(params, X, y)
     for name, index in [("weight", (3, 4)), ("weight", (63, 9)), ("bias", (2,))]:
         losses = []
         for step in (1e-6, -1e-6):
             moved = {n: p.copy() for n, p in params.items()}
             moved[name][index] += step
-            losses.append(demo.gradient(moved, X, y)[0])
+            losses.append(data.gradient(moved, X, y)[0])
         slope = (losses[0] - losses[1]) / 2e-6
         assert grads[name][index] == pytest.approx(slope, abs=1e-8)
 
 
 def test_gradient_leaves_its_arguments_alone(rng: np.random.Generator) -> None:
-    params, X, y = demo.initial(), rng.random((5, 64)), rng.integers(0, 10, 5)
+    params, X, y = data.initial(), rng.random((5, 64)), rng.integers(0, 10, 5)
     before = X.copy(), y.copy()
-    demo.gradient(params, X, y)
+    data.gradient(params, X, y)
     assert np.array_equal(X, before[0])
     assert np.array_equal(y, before[1])
     assert not params["weight"].any()
@@ -91,18 +93,18 @@ def test_gradient_leaves_its_arguments_alone(rng: np.random.Generator) -> None:
 
 def test_plain_sgd_is_what_the_rule_says() -> None:
     """The hand-written descent and the rule's own function agree."""
-    options, digits = demo.Options(epochs=1), demo.load(0)
-    found = demo.train_plain(options, digits, 2)
-    params = demo.initial()
+    options, digits = demo.Options(epochs=1), data.load(0)
+    found = plain.train_plain(options, digits, 2)
+    params = data.initial()
     rule = demo.RULES["sgd"]
-    for turn in demo.steps(options, len(digits.X), 2, epoch=0):
+    for turn in plain.steps(options, len(digits.X), 2, epoch=0):
         halves = np.array_split(np.arange(len(digits.X)), 2)
         taken = np.concatenate([halves[rank][rows] for rank, rows in turn])
         # The mean over rows of a round is the mean over the rows of all its batches.
-        _, grads = demo.gradient(params, digits.X[taken], digits.y[taken])
+        _, grads = data.gradient(params, digits.X[taken], digits.y[taken])
         for name in params:
             params[name] = rule.update(params[name], grads[name], *rule.scalars(1))
-    assert demo.difference(found, params) < 1e-12
+    assert data.difference(found, params) < 1e-12
 
 
 # -- through a store ---------------------------------------------------------------
@@ -124,12 +126,12 @@ def cluster() -> Iterator[Any]:
 @pytest.mark.parametrize("optimizer", list(demo.RULES))
 def test_bsp_equals_plain_numpy(cluster: Any, optimizer: str, trainers: int) -> None:
     options = demo.Options(optimizer=optimizer, epochs=2, batch_size=50, seed=1)
-    digits = demo.load(options.seed)
+    digits = data.load(options.seed)
     found = demo.train(options, digits, cluster, trainers)
-    plain = demo.train_plain(options, digits, trainers)
-    assert demo.difference(found, plain) < 1e-12
+    reference = plain.train_plain(options, digits, trainers)
+    assert data.difference(found, reference) < 1e-12
     # And is not equal for want of training.
-    assert demo.accuracy(found, digits) > 0.7
+    assert data.accuracy(found, digits) > 0.7
 
 
 @pytest.mark.parametrize(
@@ -141,16 +143,16 @@ def test_bsp_equals_plain_numpy(cluster: Any, optimizer: str, trainers: int) -> 
     ],
 )
 def test_asynchronous_training_learns(cluster: Any, options: demo.Options) -> None:
-    options, digits = replace(options, epochs=5), demo.load(0)
+    options, digits = replace(options, epochs=5), data.load(0)
     found = demo.train(options, digits, cluster, 2)
-    assert demo.accuracy(found, digits) > 0.9
-    assert demo.accuracy(demo.train_plain(options, digits, 2), digits) > 0.9
+    assert data.accuracy(found, digits) > 0.9
+    assert data.accuracy(plain.train_plain(options, digits, 2), digits) > 0.9
 
 
 @pytest.mark.parametrize("optimizer", list(demo.RULES))
 def test_every_optimizer_reaches_the_accuracy_of_the_default(optimizer: str) -> None:
-    options, digits = demo.Options(optimizer=optimizer), demo.load(0)
-    assert demo.accuracy(demo.train_plain(options, digits, 2), digits) >= 0.94
+    options, digits = demo.Options(optimizer=optimizer), data.load(0)
+    assert data.accuracy(plain.train_plain(options, digits, 2), digits) >= 0.94
 
 
 # -- the command -------------------------------------------------------------------

@@ -1,0 +1,100 @@
+"""The cluster of the demo: a running one, or two processes that leave no trace."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import tempfile
+from contextlib import ExitStack, contextmanager
+from multiprocessing import resource_tracker
+from typing import TYPE_CHECKING, Any
+
+from distributed import Client, LocalCluster
+
+from daskps.demo.options import DemoError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CONNECT_SECONDS = 10.0
+
+
+@contextmanager
+def cluster(scheduler: str | None) -> Iterator[Any]:
+    """Give a client of a running cluster, or of two worker processes of our own.
+
+    Parameters
+    ----------
+    scheduler : str or None
+        Address of a running cluster's scheduler.
+
+    Yields
+    ------
+    distributed.Client
+        The client. What was started ends with the context, and leaves no file.
+
+    Raises
+    ------
+    DemoError
+        If there is no such cluster, or it has no workers.
+    """
+    with ExitStack() as stack:
+        address = scheduler or _two_processes(stack)
+        try:
+            client: Any = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+        except (OSError, ValueError) as error:
+            reason = (str(error) or repr(error)).splitlines()[0]
+            raise DemoError(
+                f"cannot reach a scheduler at {address}: {reason}"
+            ) from error
+        stack.enter_context(client)
+        if not client.nthreads():
+            raise DemoError(f"the cluster at {address} has no workers; start some")
+        yield client
+
+
+def _two_processes(stack: ExitStack) -> LocalCluster:
+    """Start two worker processes on the loopback interface, to end with `stack`."""
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="daskps-demo-"))
+    # A terminal sends Ctrl-C to all processes. Those started while interrupts wait
+    # never see it, so that this one ends them in good order. Python's own helper
+    # process comes first: starting it lifts the mask in the thread that does it.
+    resource_tracker.ensure_running()
+    with _interrupts_wait():
+        cluster = LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            dashboard_address=None,
+            # Dask listens for HTTP without a dashboard too.
+            scheduler_kwargs={
+                "dashboard_address": "127.0.0.1:0",
+                "local_directory": folder,
+            },
+            local_directory=folder,
+            silence_logs=logging.ERROR,
+        )
+        stack.callback(_close, cluster)
+    return cluster
+
+
+def _close(cluster: LocalCluster) -> None:
+    with _interrupts_wait():
+        cluster.close()
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Keep back Ctrl-C until the block has ended."""
+    caught: list[int] = []
+    # The mask is for what is started in the block. It does not suffice for this
+    # process: any thread of a library's, made before, may take the signal.
+    handler = signal.signal(signal.SIGINT, lambda number, _: caught.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+        if caught:
+            raise KeyboardInterrupt
