@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from daskps.store import ParameterStore
 from daskps.training import callbacks as callbacks_module
 from daskps.training.data import n_rows, partition
 from daskps.training.resident import FitLoop
+from daskps.training.steps import FitPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -158,11 +159,12 @@ class Job:
         # In a thread: with a scheme that shuffles this copies all rows.
         parts = await asyncio.to_thread(partition, X, y, size, **split)
         lengths = [n_rows(part) for part, _ in parts]
-        body = FitLoop(rounds=_rounds(lengths, loop), **loop)
+        plan = FitPlan(rounds=0, **loop)
+        plan = replace(plan, rounds=plan.n_groups(max(lengths)))
         progress = Progress(self.store, self.epochs)
         await self._notify(call, "on_start", progress)
         computed = [_computed(link, part) for part in parts]
-        await self.launch(call, body, computed, progress)
+        await self.launch(call, FitLoop(plan), computed, progress)
         shards = await self.store.attach(link)
         rows = await shards.control("stats")
         found = await self._pull()
@@ -240,13 +242,6 @@ def _computed(link: Link, part: tuple[Any, Any]) -> Any:
 
 def _pair(X: Any, y: Any) -> tuple[Any, Any]:
     return X, y
-
-
-def _rounds(lengths: Sequence[int], loop: Mapping[str, Any]) -> int:
-    """Return the rounds of one BSP epoch: those of the rank with the most."""
-    most = -(-max(lengths) // loop["batch_size"])
-    every: int = loop["sync_every"] or max(most, 1)
-    return int(-(-most // every))
 
 
 def check_trainers(value: Any) -> int:

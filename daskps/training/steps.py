@@ -1,0 +1,182 @@
+"""What a trainer of `train` computes between two synchronisations, in any execution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from dask.utils import funcname
+
+from daskps import config, intake
+from daskps.cluster.plans import GRADIENT, MODEL, Target, load_rules, whole
+from daskps.errors import PushRejectedError
+from daskps.training.data import batches, n_rows
+from daskps.training.local import LocalModel
+
+if TYPE_CHECKING:
+    from daskps.cluster.meta import Meta
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """Everything the trainers of one `train` need but their data; travels once."""
+
+    gradient: Callable[..., Any]
+    epochs: int
+    batch_size: int
+    #: Batches per synchronisation; 0 for the whole epoch.
+    sync_every: int
+    average_models: bool
+    shuffle: bool
+    seed: int
+    bsp: bool
+    #: Rounds of one epoch under BSP: that of the rank with the most.
+    rounds: int
+    #: Whether somebody wants to hear of every round.
+    progress: bool
+
+    def n_groups(self, n: int) -> int:
+        """Return the synchronisations per epoch of a rank with `n` rows."""
+        n_batches = -(-n // self.batch_size)
+        return -(-n_batches // (self.sync_every or max(n_batches, 1)))
+
+    def groups(self, n: int, epoch: int, rank: int) -> list[list[Any]]:
+        """Return the batches of each synchronisation of a rank's epoch."""
+        rows = list(
+            batches(
+                n,
+                self.batch_size,
+                seed=self.seed,
+                epoch=epoch,
+                rank=rank,
+                shuffle=self.shuffle,
+            )
+        )
+        size = self.sync_every or max(len(rows), 1)
+        return [rows[i : i + size] for i in range(0, len(rows), size)]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one synchronisation delivers, and what it says of its batches."""
+
+    #: Flat arrays by parameter index: gradients, or a trainer's own model.
+    arrays: Mapping[int, Array]
+    kind: str
+    rows: int
+    #: Sum over the rows of what `gradient` returned as the loss, None without one.
+    loss_sum: float | None
+
+
+class Stepper:
+    """Buffers of one trainer at a time, and the user's function called on them.
+
+    Parameters
+    ----------
+    plan : FitPlan
+        What to do.
+    meta : Meta
+        The store.
+    """
+
+    def __init__(self, plan: FitPlan, meta: Meta) -> None:
+        self.plan, self.meta = plan, meta
+        settings = config.load()
+        self._finite = settings.check_finite
+        # One buffer for the whole run: fresh memory costs more than the copy into it.
+        self.target: Target = whole(meta)
+        self.params: dict[str, Array] = self.target.finish()
+        self._local: LocalModel | None = None
+        if plan.sync_every != 1 or plan.average_models:
+            rules = load_rules(meta)
+            self._local = LocalModel(meta.layout, rules, str(settings.cache))
+
+    def step(self, X: Any, y: Any, group: Sequence[Any]) -> Outcome:
+        """Compute what the batches of a group amount to, from `params` as they are."""
+        if self._local is None:
+            arrays, rows, loss = self._gradient(X, y, group[0])
+            return Outcome(arrays, GRADIENT, rows, loss)
+        return self._local_steps(self._local, X, y, group)
+
+    def _local_steps(
+        self, local: LocalModel, X: Any, y: Any, group: Sequence[Any]
+    ) -> Outcome:
+        """Update the own copy batch by batch, then say what it amounts to."""
+        local.reset()
+        sums: dict[int, Array] = {}
+        total, loss_sum = 0, None
+        for number, batch in enumerate(group):
+            grads, rows, loss = self._gradient(X, y, batch)
+            total += rows
+            if loss is not None:
+                loss_sum = (loss_sum or 0.0) + loss
+            for index, grad in grads.items():
+                if index in sums:
+                    sums[index] += grad
+                else:
+                    sums[index] = grad.copy()
+            if self.plan.average_models or number < len(group) - 1:
+                local.update(self.params, grads)
+        if not self.plan.average_models:
+            return Outcome(sums, GRADIENT, total, loss_sum)
+        named = {self.meta.layout.parameters[i].name for i in sums}
+        models = self._checked({n: self.params[n] for n in named}, model=True)
+        models = {i: a.copy() for i, a in models.items()}
+        return Outcome(models, MODEL, total, loss_sum)
+
+    def _gradient(
+        self, X: Any, y: Any, batch: Any
+    ) -> tuple[dict[int, Array], int, float | None]:
+        X = _take(X, batch)
+        y = None if y is None else _take(y, batch)
+        loss, grads = self._split(self.plan.gradient(self.params, X, y))
+        rows = n_rows(X)
+        checked = self._checked(grads, model=False)
+        return checked, rows, None if loss is None else loss * rows
+
+    def _split(self, result: Any) -> tuple[float | None, Mapping[str, Any]]:
+        """Return loss and gradients of what the user's function returned."""
+        loss, grads = None, result
+        if isinstance(result, tuple) and len(result) == 2:
+            loss, grads = result
+        if not isinstance(grads, Mapping):
+            raise self._wrong(type(grads).__name__)
+        if loss is None:
+            return None, grads
+        try:
+            return float(loss), grads
+        except (TypeError, ValueError):
+            raise self._wrong(f"the loss {loss!r:.60}") from None
+
+    def _wrong(self, found: str) -> PushRejectedError:
+        return PushRejectedError(
+            f"gradient {funcname(self.plan.gradient)} returned {found}; return a "
+            f"mapping of parameter names to arrays, or (loss, mapping) with a loss "
+            f"that is one number"
+        )
+
+    def _checked(self, grads: Any, *, model: bool) -> dict[int, Array]:
+        arrays = intake.gradients(
+            self.meta.layout,
+            self.meta.optimizers,
+            grads,
+            finite=self._finite,
+            model=model,
+        )
+        return {
+            # What is read after the push lands in `params`: a gradient that is one
+            # of them, or a view, would change on its way.
+            i: a.copy() if self._is_ours(a) else a
+            for i, a in arrays.items()
+        }
+
+    def _is_ours(self, array: Array) -> bool:
+        return any(np.may_share_memory(array, p) for p in self.params.values())
+
+
+def _take(X: Any, batch: Any) -> Any:
+    return X.iloc[batch] if hasattr(X, "iloc") else X[batch]
