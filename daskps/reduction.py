@@ -12,7 +12,7 @@ never holds more than one sum: halves of odd length would hold two thirds of P.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -56,11 +56,15 @@ def parent(lo: int, hi: int, size: int) -> tuple[int, int, int] | None:
 
 
 def merge(left: Node, right: Node) -> Node:
-    """Add `right` to `left` in place, key by key."""
+    """Add `right` to `left` key by key, in place where an array may be written to.
+
+    Contributions that must outlive the sum are handed over as read-only views.
+    """
     arrays, weights = left
     for key, value in right[0].items():
         if key in arrays:
-            np.add(arrays[key], value, out=arrays[key])
+            into = arrays[key]
+            arrays[key] = np.add(into, value, out=_writeable(into))
             weights[key] += right[1][key]
         else:
             arrays[key], weights[key] = value, right[1][key]
@@ -72,15 +76,19 @@ def mean(node: Node) -> dict[int, Array]:
     arrays, weights = node
     for key, value in arrays.items():
         if weights[key] != 1.0:
-            np.divide(value, weights[key], out=value)
+            arrays[key] = np.divide(value, weights[key], out=_writeable(value))
     return arrays
+
+
+def _writeable(array: Array) -> Array | None:
+    return array if array.flags.writeable else None
 
 
 class Tree:
     """The sums of one round, merged into complete subtrees as ranks arrive.
 
     At most ``ceil(P / 2) + 1`` nodes are held at any moment, in whatever order the
-    ranks come. The arrays handed over must be the tree's own: it adds in place.
+    ranks come. The tree adds in place, except into arrays that are read-only.
 
     Parameters
     ----------
@@ -94,7 +102,10 @@ class Tree:
 
     def put(self, rank: int, node: Node | None) -> None:
         """Deliver the contribution of `rank`, or None where it sits out."""
-        lo, hi = rank, rank + 1
+        self.put_sum(rank, rank + 1, node)
+
+    def put_sum(self, lo: int, hi: int, node: Node | None) -> None:
+        """Deliver the sum over the ranks [lo, hi), which are a node of the tree."""
         while (above := parent(lo, hi, self.size)) is not None:
             first, border, last = above
             other = (border, last) if lo == first else (first, border)
@@ -119,6 +130,58 @@ class Tree:
     def root(self) -> Node:
         """Return the sum over all ranks."""
         return self._done[0, self.size] or ({}, {})
+
+
+def cover(present: Set[int], absent: Set[int], size: int) -> list[tuple[int, int]]:
+    """Return the largest nodes of the tree that hold `present` ranks and no others.
+
+    Parameters
+    ----------
+    present : set of int
+        Ranks whose contributions are in one place.
+    absent : set of int
+        Ranks that sit out; they are nowhere and in nobody's way.
+    size : int
+        Number of ranks P.
+
+    Returns
+    -------
+    list of (int, int)
+        Disjoint [lo, hi), in order; each has a rank of `present`, and together they
+        have all of them.
+
+    Examples
+    --------
+    >>> cover({0, 1, 2, 5}, {3}, 6)
+    [(0, 4), (5, 6)]
+    """
+    found: list[tuple[int, int]] = []
+
+    def visit(lo: int, hi: int) -> bool:
+        """Return whether [lo, hi) is complete; note the complete parts if not."""
+        if hi - lo == 1:
+            return lo in present or lo in absent
+        border = split(lo, hi)
+        parts = [part for part in ((lo, border), (border, hi)) if not visit(*part)]
+        if not parts:
+            return True
+        if len(parts) == 1:
+            whole = (lo, border) if parts[0] != (lo, border) else (border, hi)
+            found.append(whole)
+        return False
+
+    if visit(0, size):
+        found.append((0, size))
+    return sorted(n for n in found if not present.isdisjoint(range(*n)))
+
+
+def fold(nodes: Mapping[int, Node], lo: int, hi: int) -> Node | None:
+    """Return the sum over the ranks [lo, hi), a node of the tree, in its order."""
+    if hi - lo == 1:
+        return nodes.get(lo)
+    border = split(lo, hi)
+    left, right = fold(nodes, lo, border), fold(nodes, border, hi)
+    return merge(left, right) if left and right else left or right
 
 
 def reduce_all(

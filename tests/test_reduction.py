@@ -5,7 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daskps.reduction import Tree, check_reduce, leaf, mean, reduce_all, split
+from daskps.reduction import (
+    Tree,
+    check_reduce,
+    cover,
+    fold,
+    leaf,
+    mean,
+    reduce_all,
+    split,
+)
 
 sizes = st.integers(1, 33)
 
@@ -54,6 +63,48 @@ def test_the_sum_has_the_same_bits_in_whatever_order_ranks_come(data, size, seed
     else:
         assert arrays[0].tobytes() == wanted.tobytes()
         assert weights[0] == size - len(absent)
+
+
+def frozen(value):
+    arrays, weights = node(value)
+    arrays[0].flags.writeable = False
+    return arrays, weights
+
+
+@given(st.data(), sizes, st.integers(1, 5), st.integers(0, 2**32 - 1))
+def test_sums_made_where_the_ranks_are_give_the_same_bits(data, size, places, seed):
+    values = rough(size, seed)
+    absent = data.draw(st.sets(st.integers(0, size - 1)))
+    where = data.draw(
+        st.lists(st.integers(0, places - 1), min_size=size, max_size=size)
+    )
+    kept = {r: frozen(values[r]) for r in range(size) if r not in absent}
+    tree, covered = Tree(size), set()
+    for place in range(places):
+        present = {r for r in kept if where[r] == place}
+        for lo, hi in cover(present, absent, size):
+            nodes = {r: (dict(a), dict(w)) for r, (a, w) in kept.items()}
+            tree.put_sum(lo, hi, fold(nodes, lo, hi))
+            assert present.intersection(range(lo, hi))
+            assert present | absent >= set(range(lo, hi))
+            covered |= set(range(lo, hi))
+    assert covered >= set(kept)
+    for rank in absent - covered:
+        tree.put(rank, None)
+    wanted = plain([None if r in absent else v for r, v in enumerate(values)], 0, size)
+    if wanted is not None:
+        assert tree.root()[0][0].tobytes() == wanted.tobytes()
+        assert tree.root()[1][0] == len(kept)
+    assert all((kept[r][0][0] == values[r]).all() for r in kept)
+
+
+def test_a_cover_is_as_small_as_the_tree_allows():
+    assert cover(set(range(8)), set(), 8) == [(0, 8)]
+    assert cover({0, 2, 4, 6}, set(), 8) == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    assert cover({4, 5, 6, 7}, set(), 8) == [(4, 8)]
+    assert cover({4, 5, 6}, {7}, 8) == [(4, 8)]
+    assert cover({1, 2}, set(), 3) == [(1, 2), (2, 3)]
+    assert cover(set(), {0, 1}, 2) == []
 
 
 @pytest.mark.parametrize("size", range(1, 200))
