@@ -14,10 +14,12 @@
     ├── ConsistencyError(RuntimeError)      an expected race
     │   ├── StaleGenerationError            the shard moved since the message left
     │   ├── ClockError                      a step that is not the next one
+    │   ├── ContributionLostError           a gradient went with its worker
     │   ├── ProducerExpiredError            too old to be told from a repeat
     │   ├── ShardBusyError                  no room; names the holder
     │   └── RunCancelledError               the run was fenced
     ├── ShardLostError(RuntimeError)        no live copy of a shard
+    │   └── RoundLostError                  a round failed each time it was tried
     ├── ProtocolError                       versions differ, host missing
     └── IllegalStateError(RuntimeError)     a bug of daskps; nothing catches it
 
@@ -32,6 +34,7 @@ from __future__ import annotations
 __all__ = [
     "ClockError",
     "ConsistencyError",
+    "ContributionLostError",
     "DaskPSError",
     "IllegalStateError",
     "LayoutError",
@@ -40,6 +43,7 @@ __all__ = [
     "ProducerExpiredError",
     "ProtocolError",
     "PushRejectedError",
+    "RoundLostError",
     "RunCancelledError",
     "ShardBusyError",
     "ShardLostError",
@@ -103,6 +107,10 @@ class ClockError(ConsistencyError):
     """A trainer's step is not the one the shard expects next."""
 
 
+class ContributionLostError(ConsistencyError):
+    """A gradient that a round needs went with its worker."""
+
+
 class ProducerExpiredError(ConsistencyError):
     """A push too old, or from a producer too long gone, to be told from a repeat."""
 
@@ -140,6 +148,30 @@ class ShardLostError(DaskPSError, RuntimeError):
             f"shard {self.shard} of store {self.store!r} is lost: worker "
             f"{self.worker} {self.reason}. No other copy exists and there is no "
             f"checkpoint; create the store again from your own values."
+        )
+
+
+class RoundLostError(ShardLostError):
+    """A round of graph execution failed each time it was begun anew.
+
+    Parameters
+    ----------
+    store : str
+        Name of the store.
+    shard : int
+        Number of a shard that is furthest behind.
+    worker : str
+        Address of its worker.
+    reason : str
+        What failed the last time.
+    """
+
+    def __str__(self) -> str:
+        return (
+            f"a round of store {self.store!r} was begun anew too often; shard "
+            f"{self.shard} on worker {self.worker} still lacks it. The last time: "
+            f"{self.reason}. The store keeps the round before; mend the workers and "
+            f"train again"
         )
 
 

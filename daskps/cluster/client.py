@@ -226,7 +226,7 @@ class ShardClient:
             return await HOSTS[worker].call(call)
         self.counters.messages += 1
         self.counters.nbytes += call.nbytes
-        async with self._watching(worker, call.run):
+        async with self.watching(worker, call.run):
             reply = await asyncio.wait_for(
                 self.link.rpc(worker, "daskps_call", **pack_call(call)),
                 None if left == float("inf") else left,
@@ -234,7 +234,7 @@ class ShardClient:
         return unpack_answers(reply, f"worker {worker}", call)
 
     @asynccontextmanager
-    async def _watching(self, worker: str, run: int = 0) -> AsyncIterator[None]:
+    async def watching(self, worker: str, run: int = 0) -> AsyncIterator[None]:
         """Ask the directory about a host that does not answer for a while.
 
         Dask tries to connect to a dead address for 30 s. A timer costs next to
@@ -312,7 +312,7 @@ class ShardClient:
         deadline = Deadline(CONTROL_SECONDS, f"{method} of store {self.meta.name!r}")
         for attempt in itertools.count():
             try:
-                async with self._watching(worker):
+                async with self.watching(worker):
                     return await self.link.control(
                         worker, method, store=self.meta.uid, **kwargs
                     )

@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.anchors import store_of_anchor
-from daskps.cluster.entry import Entry, Hosts, remember
+from daskps.cluster.entry import Entry, Hosts, is_gradient, remember
 from daskps.cluster.identities import Identities
 from daskps.cluster.messages import PROTOCOL, identity, refusal
 from daskps.cluster.reserve import Request, check_hosts, find_servers, reserve
@@ -240,8 +240,10 @@ class Directory:
                 self.free(entry.uid, "went with the client that made it")
 
     def task_forgotten(self, key: Any) -> None:
-        """Forget a task's producer; free a store whose anchor nobody wants."""
+        """Forget a task's producer; free what nobody wants: contributions, a store."""
         self.identities.forget_task(key)
+        if is_gradient(key):
+            self.runs.forgotten(*key[1:4])
         uid = store_of_anchor(key)
         if uid is not None and uid in self.stores and self.stores[uid].ready:
             # Later: this is called in the middle of the scheduler's transitions.

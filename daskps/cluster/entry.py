@@ -61,6 +61,15 @@ def remember(known: dict[Any, Any], key: Any, value: Any) -> None:
         del known[next(iter(known))]
 
 
+#: First element of the key of a gradient task; run, attempt, round, rank follow.
+GRADIENT = "daskps-gradient"
+
+
+def is_gradient(key: Any) -> bool:
+    """Return whether a key is that of a gradient task."""
+    return type(key) is tuple and key[0] == GRADIENT
+
+
 class Hosts:
     """The scheduler's way to the hosts, and the work it does beside its own."""
 
@@ -87,6 +96,13 @@ class Hosts:
             if isinstance(answer, BaseException):
                 raise answer
         return found
+
+    async def broadcast(self, method: str, **kwargs: Any) -> None:
+        """Send a control message to the hosts of all workers; some may be gone."""
+        await asyncio.gather(
+            *(self.control(w, method, **kwargs) for w in self._scheduler.workers),
+            return_exceptions=True,
+        )
 
     def spawn(self, work: Awaitable[Any]) -> asyncio.Future[Any]:
         """Run something in the background and log how it fails."""

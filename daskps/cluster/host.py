@@ -16,6 +16,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 
 from daskps import config
 from daskps.cluster import control
+from daskps.cluster.contributions import Contributions
 from daskps.cluster.messages import (
     Answer,
     Call,
@@ -64,6 +65,7 @@ class ShardHost:
         self.slots: dict[tuple[str, int], Slot] = {}
         #: Stores freed lately: a create that was cut short may still be at work.
         self.dropped: deque[str] = deque(maxlen=1000)
+        self.contributions = Contributions(worker.address)
         self.inline_nbytes = settings.inline_nbytes
         self.n_calls = 0
         self._loop_thread = threading.get_ident()
@@ -297,8 +299,14 @@ def _answer(
 
 def _metric(worker: Worker) -> dict[str, int]:
     host = HOSTS.get(worker.address)
-    slots = list(host.slots.values()) if host else []
-    return {"shards": len(slots), "nbytes": sum(s.nbytes for s in slots)}
+    if host is None:
+        return {"shards": 0, "nbytes": 0, "contributions": 0}
+    slots, kept = list(host.slots.values()), host.contributions
+    return {
+        "shards": len(slots),
+        "nbytes": sum(s.nbytes for s in slots) + kept.nbytes,
+        "contributions": kept.n,
+    }
 
 
 class HostPlugin(WorkerPlugin):

@@ -14,20 +14,23 @@ from distributed import Client, Future
 from daskps import config
 from daskps.cluster import upstream
 from daskps.cluster.messages import unpack_error
+from daskps.cluster.rounds import GraphRun
 from daskps.cluster.tasks import run_trainer
 from daskps.consistency import BSP, SSP, Policy
 from daskps.errors import NotEnoughWorkersError, ProtocolError, RunCancelledError
 
 if TYPE_CHECKING:
     from daskps.cluster.link import Link
+    from daskps.cluster.windows import Schedule
 
 #: How long to wait for a better reason once a run has failed.
 LAST_WORDS_SECONDS = 2.0
 #: How often a trainer whose data went with its worker is given new data.
 MOST_RESTARTS = 5
-#: A trainer's function: called with its session and its part of the data.
-Body = Callable[[Any, Any], Any]
-Listener = Callable[[dict[str, Any]], Awaitable[None]]
+#: A resident trainer's function of its session and its part of the data; for graph
+#: execution a function of the store's `Meta` that makes a thread's stepper.
+Body = Callable[..., Any]
+Listener = Callable[[dict[str, Any]], Awaitable[Any]]
 
 
 @dataclass(frozen=True)
@@ -44,19 +47,36 @@ class Launch:
     #: What each trainer trains on, or a future of it.
     parts: Sequence[Any]
     name: str
+    #: The rounds of graph execution; None for resident trainers.
+    graph: Schedule | None = None
+
+    @property
+    def n_ranks(self) -> int:
+        """Ranks that shards of the store know: a round of the graph comes from one."""
+        return 1 if self.graph else len(self.parts)
+
+    @property
+    def reduce_there(self) -> Any:
+        """What shards do with contributions: those of a graph are reduced before."""
+        return "sum" if self.graph else self.reduce
+
+
+async def threads_of(link: Link) -> dict[str, int]:
+    """Return the number of threads of each worker."""
+    info = await link.node.scheduler.identity()
+    return {w: int(about["nthreads"]) for w, about in info["workers"].items()}
 
 
 async def workers_for(link: Link, size: int | None) -> list[str]:
     """Return a worker for each of `size` trainers, one per worker by default."""
-    info = await link.node.scheduler.identity()
-    found = list(info["workers"])
+    found = list(await threads_of(link))
     if not found:
         raise NotEnoughWorkersError("the cluster has no worker to train on; add some")
     return [found[i % len(found)] for i in range(size or len(found))]
 
 
 async def launch(
-    link: Link, spec: Launch, listen: Listener | None, began: Callable[[int], None]
+    link: Link, spec: Launch, listen: Listener, began: Callable[[int], None]
 ) -> list[Any]:
     """Run the trainers to their end.
 
@@ -66,8 +86,8 @@ async def launch(
         The client's way to the cluster.
     spec : Launch
         What to run.
-    listen : callable, optional
-        Awaited with every event of the directory and with new clocks.
+    listen : callable
+        Awaited with every event of the run and with new clocks.
     began : callable
         Called with the run's id.
 
@@ -89,19 +109,24 @@ async def launch(
         uid=spec.uid,
         begin={
             "policy": (spec.policy.name, staleness),
-            "n_ranks": len(spec.parts),
-            "reduce": upstream.dumps(spec.reduce),
+            "n_ranks": spec.n_ranks,
+            "reduce": upstream.dumps(spec.reduce_there),
             "reset": spec.reset,
         },
         client=client.id,
         size=len(spec.parts),
         restartable=spec.restartable,
         gated=spec.gated,
+        graph=spec.graph is not None,
     )
     run = await _opened(link, opening)
     began(run)
-    trainers = _Trainers(link, spec, run, body)
     news = _News(link, run, listen)
+    trainers: _Trainers | GraphRun = (
+        GraphRun(link, run, spec, spec.graph, body, listen)
+        if spec.graph
+        else _Trainers(link, spec, run, body)
+    )
     try:
         watch = asyncio.ensure_future(news.follow())
         work = asyncio.ensure_future(trainers.results())
@@ -170,7 +195,7 @@ async def _first_error(work: asyncio.Future[Any], watch: asyncio.Future[Any]) ->
 class _News:
     """What the directory says of a run, told to who listens, all of it and once."""
 
-    def __init__(self, link: Link, run: int, listen: Listener | None) -> None:
+    def __init__(self, link: Link, run: int, listen: Listener) -> None:
         self.link, self.run, self.listen = link, run, listen
         self._seen, self._clock = 0, 0
         self._telling = asyncio.Lock()
@@ -184,8 +209,7 @@ class _News:
             if news["error"] is not None:
                 raise unpack_error(news["error"])
             # News of clocks come with every report; ten a second are enough.
-            quiet = self.listen is not None and not news["events"]
-            await asyncio.sleep(0.1 if quiet else 0)
+            await asyncio.sleep(0 if news["events"] else 0.1)
 
     async def rest(self, follower: asyncio.Future[None]) -> None:
         """Tell what is left once all trainers have ended."""
@@ -209,12 +233,10 @@ class _News:
     async def _tell(self, news: dict[str, Any]) -> None:
         for event in news["events"]:
             self._seen += 1
-            if self.listen is not None:
-                await self.listen(event)
+            await self.listen(event)
         if news["clock"] > self._clock:
             self._clock = news["clock"]
-            if self.listen is not None:
-                await self.listen({"clock": self._clock})
+            await self.listen({"clock": self._clock})
 
 
 async def _errors(trainers: Sequence[asyncio.Future[Any]]) -> list[BaseException]:

@@ -24,6 +24,7 @@ __all__ = [
     "ASSIGN",
     "GRADIENT",
     "MODEL",
+    "Delivery",
     "Plan",
     "Target",
     "barrier",
@@ -50,6 +51,18 @@ class Plan:
     calls: Mapping[str, Call]
     outs: Mapping[int, Sequence[Array]]
     finish: Callable[[Mapping[int, Answer]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What a trainer delivers at one synchronisation, and what it says of its batches."""
+
+    #: Flat arrays by parameter index: gradients, or the trainer's own model.
+    arrays: Mapping[int, Array]
+    kind: str
+    rows: int
+    #: Sum over the rows of what the user's function returned as the loss.
+    loss_sum: float | None
 
 
 def whole(meta: Meta) -> Target:
@@ -98,7 +111,7 @@ def read(meta: Meta, target: Target, min_version: int | None, call: Call) -> Pla
         shard: Part(shard, ranges=ranges, at_least=at_least(shard, min_version))
         for shard, ranges in target.ranges.items()
     }
-    return Plan(_by_host(meta, parts, replace(call, wait=READ)), target.outs, _read)
+    return Plan(by_host(meta, parts, replace(call, wait=READ)), target.outs, _read)
 
 
 def _read(answers: Mapping[int, Answer]) -> Mapping[int, Answer]:
@@ -157,7 +170,7 @@ def push(
         for shard in sorted(shards)
     }
     wait = READ if target else call.wait
-    calls = _by_host(meta, parts, replace(call, wait=wait))
+    calls = by_host(meta, parts, replace(call, wait=wait))
     return Plan(calls, target.outs if target else {}, version_of)
 
 
@@ -183,7 +196,7 @@ def _items(
 def barrier(meta: Meta, call: Call) -> Plan:
     """Plan to wait, on every shard, until all live trainers are at this clock."""
     parts = {shard: Part(shard) for shard in range(meta.layout.n_shards)}
-    calls = _by_host(meta, parts, replace(call, wait=BARRIER))
+    calls = by_host(meta, parts, replace(call, wait=BARRIER))
     return Plan(calls, {}, version_of)
 
 
@@ -192,7 +205,8 @@ def version_of(answers: Mapping[int, Answer]) -> Version:
     return Version.of((shard, a.version) for shard, a in sorted(answers.items()))
 
 
-def _by_host(meta: Meta, parts: Mapping[int, Part], call: Call) -> dict[str, Call]:
+def by_host(meta: Meta, parts: Mapping[int, Part], call: Call) -> dict[str, Call]:
+    """Return one call for each host that owns one of the parts."""
     grouped: dict[str, list[Part]] = {}
     for shard, part in parts.items():
         grouped.setdefault(meta.owners[shard], []).append(part)

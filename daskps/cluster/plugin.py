@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from daskps.cluster.directory import Directory
+from daskps.cluster.entry import is_gradient
 from daskps.cluster.host import HostPlugin
 from daskps.cluster.upstream import dumps
 
@@ -52,9 +53,11 @@ class DirectoryPlugin(SchedulerPlugin):
     def transition(
         self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Hear of a task that is forgotten."""
+        """Hear of a task that is forgotten, and where gradients are computed."""
         if finish == "forgotten":
             self._directory.task_forgotten(key)
+        elif finish == "memory" and is_gradient(key) and "worker" in kwargs:
+            self._directory.runs.contributed(key[1], kwargs["worker"])
 
     def restart(self, scheduler: Scheduler) -> None:
         """Hear of `client.restart`."""

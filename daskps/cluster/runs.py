@@ -24,7 +24,7 @@ from daskps.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from daskps.cluster.entry import Entry, Hosts
 
@@ -56,6 +56,12 @@ class Run:
     stopped: bool = False
     clock: int = 0
     fenced: Exception | None = None
+    #: Whether tasks of the graph, not resident trainers, compute the rounds; then the
+    #: workers that may hold contributions to them.
+    graph: bool = False
+    holders: set[str] = field(default_factory=set)
+    #: Attempt and round of the newest gradient task the scheduler has forgotten.
+    forgotten: tuple[int, ...] = ()
     #: Ended epochs and everything else the client wants to hear of.
     events: list[dict[str, Any]] = field(default_factory=list)
     first_event: int = 0
@@ -88,7 +94,7 @@ class Runs:
         """Start a run on every shard of a store.
 
         `begin` is for the hosts: policy, n_ranks, reduce, reset. `who` says client,
-        size, restartable and gated.
+        size, restartable, gated and graph.
         """
         entry = self._entry(uid)
         for run in self._runs.values():
@@ -157,6 +163,9 @@ class Runs:
         await self._notify(run)
         ended = self._hosts.everywhere(run.entry, "end_run", run=run.id, reason=reason)
         task = self._hosts.spawn(ended)
+        if run.graph:
+            # On all workers: a task of the run may be at work on any of them.
+            self._hosts.spawn(self._hosts.broadcast("end_graph", run=run.id))
         # The others have ended when a silent host has not; it is told when it wakes.
         await asyncio.wait({task}, timeout=SETTLE_SECONDS)
 
@@ -221,6 +230,39 @@ class Runs:
             await self._fence(entry, short)
             raise short
         return again
+
+    async def on_trains_on(self, run: int, workers: Sequence[str]) -> None:
+        """Hear where the data of each rank of a graph run is."""
+        entry = self._get(run)
+        entry.ranks = dict(enumerate(workers))
+
+    def contributed(self, run: int, worker: str) -> None:
+        """Note that a gradient task has ended on a worker."""
+        if run in self._runs:
+            self._runs[run].holders.add(worker)
+
+    def forgotten(self, run: int, attempt: int, number: int) -> None:
+        """Free contributions whose task the scheduler has forgotten.
+
+        A window is forgotten as a whole: one message to each worker will do.
+        """
+        entry = self._runs.get(run)
+        if entry is None:
+            return
+        if not entry.forgotten:
+            # Later: this is called in the middle of the scheduler's transitions.
+            asyncio.get_running_loop().call_soon(self._free, entry)
+        entry.forgotten = max(entry.forgotten, (attempt, number))
+
+    def _free(self, run: Run) -> None:
+        attempt, last = run.forgotten
+        run.forgotten = ()
+        for worker in run.holders:
+            self._hosts.spawn(
+                self._hosts.control(
+                    worker, "free", run=run.id, attempt=attempt, last=last
+                )
+            )
 
     async def on_finished(self, run: int, rank: int) -> None:
         """Hear that a trainer has ended."""
@@ -300,9 +342,11 @@ class Runs:
         for run in list(self._runs.values()):
             ranks = [r for r, w in run.ranks.items() if w == worker]
             ranks = [r for r in ranks if r not in run.finished]
+            run.holders.discard(worker)
             for rank in ranks:
                 del run.ranks[rank]
-                run.events.append({"lost": rank, "worker": worker})
+            if ranks:
+                run.events.append({"lost": ranks, "worker": worker})
             if ranks and not run.restartable:
                 error = RunCancelledError(
                     f"trainer {ranks[0]} was lost with worker {worker}; use "

@@ -23,15 +23,20 @@ if TYPE_CHECKING:
 __all__ = [
     "compute",
     "current_task",
+    "done",
     "dumps",
     "frame",
+    "future_of",
+    "gather",
     "loads",
     "persist",
     "register",
     "release",
     "result",
     "scatter",
+    "scatter_all",
     "secede",
+    "submit_graph",
     "sync",
     "unframe",
     "worker_client",
@@ -69,14 +74,45 @@ async def result(future: Future[Any]) -> Any:
     return await future._result()
 
 
+async def done(future: Future[Any]) -> str:
+    """Wait until a future has an outcome; return its status, fetch nothing."""
+    state: Any = future._state
+    await state.wait()
+    return str(future.status)
+
+
+async def gather(client: Client, futures: Any) -> Any:
+    """Fetch the results of a list of futures together."""
+    return await client._gather(futures)
+
+
+def future_of(client: Client, key: Any) -> Future[Any]:
+    """Return a future of a key the scheduler knows."""
+    return Future(key, client)
+
+
+def submit_graph(client: Client, graph: Any, keys: Any) -> Any:
+    """Submit a graph and return futures in place of the keys."""
+    return client.get(graph, keys, sync=False)
+
+
 async def scatter(client: Client, value: Any, worker: str) -> Future[Any]:
-    """Send one value to a worker and return its future.
+    """Send one value to a worker and return its future."""
+    [future] = await scatter_all(client, [value], worker)
+    return future
+
+
+async def scatter_all(
+    client: Client, values: list[Any], worker: str
+) -> list[Future[Any]]:
+    """Send values to a worker and return their futures.
 
     In a list, because Dask scatters a list or dict element by element; unhashed,
     because hashing reads all of it.
     """
-    [future] = await client._scatter([value], workers=[worker], hash=False)
-    found: Future[Any] = future
+    found: list[Future[Any]] = await client._scatter(
+        values, workers=[worker], hash=False
+    )
     return found
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-EXECUTIONS = ("auto", "resident")
+EXECUTIONS = ("auto", "resident", "graph")
 AVERAGES = ("gradients", "models")
 
 __all__ = ["TrainResult", "run", "train"]
@@ -93,8 +93,12 @@ def train(  # noqa: PLR0913 - the public contract
         Whether each epoch visits a trainer's rows in a new order.
     seed : int
         Seed of `scheme` and `shuffle`.
-    execution : {"auto", "resident"}
-        One long-running loop per trainer.
+    execution : {"auto", "resident", "graph"}
+        "resident": one long-running loop per trainer, no task per round. "graph": a
+        round is one Dask task per trainer and one per host of the store; trainers
+        may outnumber the threads of the cluster by far, and a lost worker costs a
+        round at most. BSP only, and the same bits. "auto": resident unless BSP
+        trainers outnumber the threads four to one.
     validate : callable, optional
         ``validate(params) -> dict of str to float``, called here after each epoch;
         trainers wait for it.
@@ -133,6 +137,11 @@ def train(  # noqa: PLR0913 - the public contract
     _choice("execution", execution, EXECUTIONS)
     _choice("average", average, AVERAGES)
     _choice("on_trainer_lost", on_trainer_lost, ("restart", "raise"))
+    if execution == "graph" and not isinstance(chosen, BSP):
+        raise ValueError(
+            f"execution='graph' needs sync='bsp', found {chosen.name!r}: a round of "
+            f"the task graph is a synchronous one; use execution='resident'"
+        )
     every = _sync_every(sync_every)
     if average == "models" and not isinstance(chosen, BSP):
         raise ValueError(
@@ -148,14 +157,17 @@ def train(  # noqa: PLR0913 - the public contract
         policy=checks,
         reduce=reduce,
         epochs=whole("epochs", epochs),
-        trainers=None if trainers is None else check_trainers(trainers),
+        trainers=None if trainers is None else whole("trainers", trainers),
         gated=validate is not None or stop is not None,
         validate=validate,
         stop=stop,
         callbacks=callbacks_module.check(callbacks),
         reset=bool(reset_optimizer),
         restartable=on_trainer_lost == "restart",
+        execution=execution,
     )
+    if job.trainers and (execution == "resident" or not isinstance(chosen, BSP)):
+        check_trainers(job.trainers)
     loop = {
         "gradient": gradient,
         "epochs": job.epochs,

@@ -10,26 +10,30 @@ import numpy as np
 
 from daskps import config
 from daskps.cluster import upstream
-from daskps.cluster.launch import Launch, launch, workers_for
+from daskps.cluster.launch import Launch, launch, threads_of, workers_for
 from daskps.cluster.pump import Pump, UserCall, call_directly
+from daskps.cluster.windows import Schedule
 from daskps.errors import LayoutError
 from daskps.store import ParameterStore
 from daskps.training import callbacks as callbacks_module
 from daskps.training.data import n_rows, partition
+from daskps.training.graph import GraphBody
 from daskps.training.resident import FitLoop
 from daskps.training.steps import FitPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from daskps.cluster.launch import Body
     from daskps.cluster.link import Link
-    from daskps.cluster.session import Session
     from daskps.consistency import Policy
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 #: A shard's record has room for this many ranks.
 MOST_TRAINERS = 1024
+#: Trainers per thread of the cluster above which "auto" takes to the task graph.
+MOST_PER_THREAD = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,14 @@ class Job:
     callbacks: tuple[object, ...] = ()
     reset: bool = False
     run: int = 0
-    stats: dict[str, Any] = field(default_factory=lambda: {"lost_trainers": 0})
+    execution: str = "resident"
+    stats: dict[str, Any] = field(
+        default_factory=lambda: {
+            "lost_trainers": 0,
+            "retried_rounds": 0,
+            "moved_parts": 0,
+        }
+    )
 
     def start(self, work: Callable[[UserCall], Any], timeout: Any) -> Any:
         """Drive the work from here, or return an awaitable of it."""
@@ -118,9 +129,11 @@ class Job:
     async def launch(
         self,
         call: UserCall,
-        body: Callable[[Session, Any], Any],
+        body: Body,
         parts: Sequence[Any],
+        *,
         progress: Progress | None = None,
+        graph: Schedule | None = None,
     ) -> list[Any]:
         """Run the trainers and hear what they say."""
         link: Link = self.store.bind()
@@ -134,10 +147,11 @@ class Job:
             body=body,
             parts=parts,
             name=self.store.name,
+            graph=graph,
         )
 
-        async def listen(event: dict[str, Any]) -> None:
-            await self._hear(event, call, progress)
+        async def listen(event: dict[str, Any]) -> bool:
+            return await self._hear(event, call, progress)
 
         def began(run: int) -> None:
             self.run = run
@@ -155,16 +169,18 @@ class Job:
     ) -> TrainResult:
         """Cut the data, train, read what came out."""
         link: Link = self.store.bind()
-        size = self.trainers or check_trainers(len(await workers_for(link, None)))
+        size = self.trainers or len(await workers_for(link, None))
         # In a thread: with a scheme that shuffles this copies all rows.
         parts = await asyncio.to_thread(partition, X, y, size, **split)
         lengths = [n_rows(part) for part, _ in parts]
         plan = FitPlan(rounds=0, **loop)
         plan = replace(plan, rounds=plan.n_groups(max(lengths)))
+        graph = await self._graph(plan, lengths)
+        body = FitLoop(plan) if graph is None else GraphBody(plan)
         progress = Progress(self.store, self.epochs)
         await self._notify(call, "on_start", progress)
         computed = [_computed(link, part) for part in parts]
-        await self.launch(call, FitLoop(plan), computed, progress)
+        await self.launch(call, body, computed, progress=progress, graph=graph)
         shards = await self.store.attach(link)
         rows = await shards.control("stats")
         found = await self._pull()
@@ -172,7 +188,21 @@ class Job:
         self.stats["clock"] = progress.clock
         await self._notify(call, "on_stop", progress)
         version = min(r["version"] for of in rows for r in of)
-        return TrainResult(found, progress.history, version, "resident", self.stats)
+        execution = "graph" if graph else "resident"
+        return TrainResult(found, progress.history, version, execution, self.stats)
+
+    async def _graph(self, plan: FitPlan, lengths: Sequence[int]) -> Schedule | None:
+        """Return the rounds of graph execution, None for resident trainers."""
+        execution = self.execution
+        if execution == "auto":
+            threads = sum((await threads_of(self.store.bind())).values())
+            many = plan.bsp and len(lengths) > MOST_PER_THREAD * threads
+            execution = "graph" if many else "resident"
+        if execution == "resident":
+            check_trainers(len(lengths))
+            return None
+        groups = [plan.n_groups(n) for n in lengths]
+        return Schedule(plan.epochs, plan.rounds, groups, self.gated)
 
     async def _pull(self) -> dict[str, Array]:
         found: dict[str, Array] = await self.store.pull_async()
@@ -180,28 +210,34 @@ class Job:
 
     async def _hear(
         self, event: dict[str, Any], call: UserCall, progress: Progress | None
-    ) -> None:
+    ) -> bool:
+        """Take in one event of the run; return whether it should stop."""
         if progress is None:
-            return
+            return False
         if "clock" in event:
             # An epoch that ended meanwhile may have said more.
             if event["clock"] > progress.clock:
                 progress.clock = event["clock"]
                 await self._notify(call, "on_round", progress)
         elif "lost" in event:
-            self.stats["lost_trainers"] += 1
+            self.stats["lost_trainers"] += len(event["lost"])
             await self._notify(call, "on_failover", progress)
+        elif "retried" in event:
+            self.stats["retried_rounds"] += 1
+        elif "moved" in event:
+            self.stats["moved_parts"] = event["moved"]
         else:
-            await self._end_epoch(event, call, progress)
+            return await self._end_epoch(event, call, progress)
+        return False
 
     async def _end_epoch(
         self, event: dict[str, Any], call: UserCall, progress: Progress
-    ) -> None:
+    ) -> bool:
         metrics: dict[str, float] = {}
         if self.validate is not None:
             found = await call(self.validate, await self._pull())
             metrics = {str(k): float(v) for k, v in dict(found).items()}
-        reports = event["reports"]
+        reports = sorted(event["reports"], key=lambda r: int(r["rank"]))
         rows = sum(r["rows"] for r in reports)
         losses = [r["loss"] for r in reports if r["loss"] is not None]
         progress.history.append(
@@ -215,13 +251,14 @@ class Job:
         )
         progress.clock = max(progress.clock, *(r["clock"] for r in reports))
         await self._notify(call, "on_epoch", progress)
+        stop = False
+        if self.stop is not None:
+            stop = bool(await call(self.stop, list(progress.history)))
         if self.gated:
-            stop = False
-            if self.stop is not None:
-                stop = bool(await call(self.stop, list(progress.history)))
             await self.store.bind().directory(
                 "verdict", run=self.run, epoch=event["epoch"], stop=stop
             )
+        return stop
 
     async def _notify(self, call: UserCall, event: str, progress: Progress) -> None:
         if self.callbacks:

@@ -10,7 +10,14 @@ import numpy as np
 from dask.utils import funcname
 
 from daskps import config, intake
-from daskps.cluster.plans import GRADIENT, MODEL, Target, load_rules, whole
+from daskps.cluster.plans import (
+    GRADIENT,
+    MODEL,
+    Delivery,
+    Target,
+    load_rules,
+    whole,
+)
 from daskps.errors import PushRejectedError
 from daskps.training.data import batches, n_rows
 from daskps.training.local import LocalModel
@@ -60,18 +67,6 @@ class FitPlan:
         return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one synchronisation delivers, and what it says of its batches."""
-
-    #: Flat arrays by parameter index: gradients, or a trainer's own model.
-    arrays: Mapping[int, Array]
-    kind: str
-    rows: int
-    #: Sum over the rows of what `gradient` returned as the loss, None without one.
-    loss_sum: float | None
-
-
 class Stepper:
     """Buffers of one trainer at a time, and the user's function called on them.
 
@@ -95,16 +90,16 @@ class Stepper:
             rules = load_rules(meta)
             self._local = LocalModel(meta.layout, rules, str(settings.cache))
 
-    def step(self, X: Any, y: Any, group: Sequence[Any]) -> Outcome:
+    def step(self, X: Any, y: Any, group: Sequence[Any]) -> Delivery:
         """Compute what the batches of a group amount to, from `params` as they are."""
         if self._local is None:
             arrays, rows, loss = self._gradient(X, y, group[0])
-            return Outcome(arrays, GRADIENT, rows, loss)
+            return Delivery(arrays, GRADIENT, rows, loss)
         return self._local_steps(self._local, X, y, group)
 
     def _local_steps(
         self, local: LocalModel, X: Any, y: Any, group: Sequence[Any]
-    ) -> Outcome:
+    ) -> Delivery:
         """Update the own copy batch by batch, then say what it amounts to."""
         local.reset()
         sums: dict[int, Array] = {}
@@ -122,11 +117,11 @@ class Stepper:
             if self.plan.average_models or number < len(group) - 1:
                 local.update(self.params, grads)
         if not self.plan.average_models:
-            return Outcome(sums, GRADIENT, total, loss_sum)
+            return Delivery(sums, GRADIENT, total, loss_sum)
         named = {self.meta.layout.parameters[i].name for i in sums}
         models = self._checked({n: self.params[n] for n in named}, model=True)
         models = {i: a.copy() for i, a in models.items()}
-        return Outcome(models, MODEL, total, loss_sum)
+        return Delivery(models, MODEL, total, loss_sum)
 
     def _gradient(
         self, X: Any, y: Any, batch: Any

@@ -1,0 +1,217 @@
+"""Gradients of graph rounds, kept where they were computed until they are reduced.
+
+They are no Dask results: Dask's memory manager drops the origin copy of a result
+within seconds of copying it elsewhere, and would write large ones to disk. A task's
+result is a receipt that says where its contribution lies.
+
+A contribution is freed when a later round reaches this worker (no gradient of round
+t + 1 is computed before round t is complete on all shards), when the scheduler forgets
+the task that made it, and when its run ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.errors import ContributionLostError, RunCancelledError
+from daskps.reduction import Node, fold
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from daskps.layout import Layout
+
+Array = np.ndarray[Any, np.dtype[Any]]
+#: Runs that ended lately: their gradient tasks may still be at work.
+REMEMBERED = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which round of which run: attempt counts how often rounds were begun anew."""
+
+    run: int
+    attempt: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """One rank's part of a round: read-only flat arrays by parameter index.
+
+    For a mean they are multiplied by `weight` already.
+    """
+
+    layout: Layout
+    weight: float
+    arrays: Mapping[int, Array]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return sum(a.nbytes for a in self.arrays.values())
+
+    def node(self, shard: int) -> Node:
+        """Return views of what belongs to a shard, by position of the piece."""
+        arrays = {}
+        for position, piece in enumerate(self.layout.pieces[shard]):
+            flat = self.arrays.get(piece.parameter.index)
+            if flat is not None:
+                arrays[position] = flat[piece.start : piece.stop]
+        return arrays, dict.fromkeys(arrays, self.weight)
+
+
+@dataclass
+class _RunHere:
+    """What one worker holds of a run."""
+
+    place: Place
+    by_rank: dict[int, Contribution] = field(default_factory=dict)
+    #: For the bodies of the run's tasks: what they compute once per worker.
+    shared: dict[Any, Any] = field(default_factory=dict)
+
+
+class Contributions:
+    """The contributions on one worker; safe for threads."""
+
+    def __init__(self, worker: str) -> None:
+        self._worker = worker
+        self._lock = threading.Lock()
+        self._runs: dict[int, _RunHere] = {}
+        self._ended: deque[int] = deque(maxlen=REMEMBERED)
+
+    def leave(self, place: Place, rank: int, contribution: Contribution) -> None:
+        """Keep a contribution; drop those of earlier rounds.
+
+        Raises
+        ------
+        RunCancelledError
+            If the run is over.
+        ContributionLostError
+            If it went on without the task that brings this.
+        """
+        with self._lock:
+            self._here(place).by_rank[rank] = contribution
+
+    def _here(self, place: Place) -> _RunHere:
+        if place.run in self._ended:
+            raise RunCancelledError(f"run {place.run} is over")
+        here = self._runs.setdefault(place.run, _RunHere(place))
+        if _order(place) < _order(here.place):
+            raise ContributionLostError(
+                f"run {place.run} is at {here.place} on worker {self._worker}, {place} "
+                f"came too late"
+            )
+        if here.place != place:
+            here.place = place
+            here.by_rank.clear()
+        return here
+
+    def shared(self, run: int, key: Any, make: Callable[[], Any]) -> Any:
+        """Return what the tasks of a run share on this worker, made the first time."""
+        with self._lock:
+            if run in self._ended:
+                raise RunCancelledError(f"run {run} is over")
+            known = self._runs.setdefault(run, _RunHere(Place(run, 0, 0))).shared
+        # Outside the lock: two tasks may both make it, one of them is kept.
+        if key not in known:
+            known.setdefault(key, make())
+        return known[key]
+
+    def sums(
+        self,
+        place: Place,
+        shards: Sequence[int],
+        ranks: Sequence[int],
+        nodes: Sequence[tuple[int, int]],
+    ) -> list[list[Node]]:
+        """Return, for each shard, the sums over nodes of the rank tree.
+
+        Parameters
+        ----------
+        place : Place
+            The round.
+        shards : sequence of int
+            Whose elements.
+        ranks : sequence of int
+            Ranks whose contributions must be here.
+        nodes : sequence of (int, int)
+            Nodes [lo, hi) that hold no other delivering ranks.
+
+        Returns
+        -------
+        list of list of node
+            By shard, then by node.
+
+        Raises
+        ------
+        ContributionLostError
+            When one of the ranks has none here.
+        """
+        with self._lock:
+            here = self._runs.get(place.run)
+            kept = dict(here.by_rank) if here and here.place == place else {}
+        lost = [rank for rank in ranks if rank not in kept]
+        if lost:
+            raise ContributionLostError(
+                f"worker {self._worker} no longer holds what ranks {lost[:8]} computed "
+                f"for {place}; the round is begun anew"
+            )
+        return [
+            [
+                fold({r: kept[r].node(shard) for r in ranks if lo <= r < hi}, lo, hi)
+                or ({}, {})
+                for lo, hi in nodes
+            ]
+            for shard in shards
+        ]
+
+    def free(self, run: int, attempt: int, last: int) -> None:
+        """Drop the contributions of an attempt up to a round."""
+        with self._lock:
+            here = self._runs.get(run)
+            if here and _order(here.place) <= (attempt, last):
+                here.by_rank.clear()
+
+    def end(self, run: int) -> None:
+        """Drop everything of a run and refuse what still comes."""
+        with self._lock:
+            self._ended.append(run)
+            self._runs.pop(run, None)
+
+    @property
+    def n(self) -> int:
+        """Number of contributions held."""
+        with self._lock:
+            return sum(len(here.by_rank) for here in self._runs.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the contributions held."""
+        with self._lock:
+            kept = [c for here in self._runs.values() for c in here.by_rank.values()]
+        return sum(c.nbytes for c in kept)
+
+
+def _order(place: Place) -> tuple[int, int]:
+    return place.attempt, place.round
+
+
+def contribution(
+    layout: Layout, arrays: Mapping[int, Array], weight: float, reduce: Any
+) -> Contribution:
+    """Make a contribution of a rank's arrays, which stay the caller's."""
+    kept = {}
+    for index, array in arrays.items():
+        if reduce == "mean" and weight != 1.0:
+            own = np.multiply(array, weight)
+        else:
+            own = array.copy()
+        own.flags.writeable = False
+        kept[index] = own
+    return Contribution(layout, weight, kept)

@@ -1,0 +1,48 @@
+"""What a task of graph execution runs of `train`: one rank's step of one round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from daskps.training.data import n_rows
+from daskps.training.steps import FitPlan, Stepper
+
+if TYPE_CHECKING:
+    from daskps.cluster.meta import Meta
+    from daskps.cluster.plans import Delivery
+
+#: Returns what the tasks of a run share on a worker, made by the function if need be.
+Shared = Callable[[Any, Callable[[], Any]], Any]
+
+
+@dataclass(frozen=True)
+class GraphBody:
+    """Makes the stepper of a thread."""
+
+    plan: FitPlan
+
+    def __call__(self, meta: Meta) -> GraphStepper:
+        """Return the user's function with buffers for this store."""
+        return GraphStepper(self.plan, meta)
+
+
+class GraphStepper(Stepper):
+    """Steps of many ranks, one at a time."""
+
+    def __call__(
+        self, part: tuple[Any, Any], rank: int, number: int, shared: Shared
+    ) -> Delivery:
+        """Compute what a rank delivers to a round, from `params` as they are."""
+        X, y = part
+        n = n_rows(X)
+        epoch, within = divmod(number, self.plan.rounds)
+        # Shuffled once per epoch and worker, not once per round.
+        kept: dict[int, list[list[Any]]] = shared(("batches", rank), dict)
+        groups = kept.get(epoch)
+        if groups is None:
+            groups = self.plan.groups(n, epoch, rank)
+            kept.clear()
+            kept[epoch] = groups
+        return self.step(X, y, groups[within])
