@@ -150,8 +150,7 @@ def compute_gradient(work: Work, duty: Duty, part: Any, after: Any) -> Receipt:
     except Exception as error:
         if not isinstance(error, ConsistencyError):
             error.add_note(
-                f"raised in the gradient of rank {rank} of {work.size} at clock "
-                f"{place.round}"
+                f"raised in trainer {rank} of {work.size} at clock {place.round}"
             )
         raise
     kept = contribution(desk.meta.layout, found.arrays, float(found.rows), desk.reduce)

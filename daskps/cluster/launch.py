@@ -13,6 +13,7 @@ from distributed import Client, Future
 
 from daskps import config
 from daskps.cluster import upstream
+from daskps.cluster.graph import Work
 from daskps.cluster.messages import unpack_error
 from daskps.cluster.rounds import GraphRun
 from daskps.cluster.tasks import run_trainer
@@ -52,13 +53,8 @@ class Launch:
 
     @property
     def n_ranks(self) -> int:
-        """Ranks that shards of the store know: a round of the graph comes from one."""
+        """Ranks that the shards know: a round of the graph, reduced, comes from one."""
         return 1 if self.graph else len(self.parts)
-
-    @property
-    def reduce_there(self) -> Any:
-        """What shards do with contributions: those of a graph are reduced before."""
-        return "sum" if self.graph else self.reduce
 
 
 async def threads_of(link: Link) -> dict[str, int]:
@@ -103,14 +99,14 @@ async def launch(
     """
     client = link.client
     staleness = spec.policy.staleness if isinstance(spec.policy, SSP) else 0
-    body = _pickled(spec)
+    body, reduce = _pickled(spec)
     opening = link.directory(
         "open_run",
         uid=spec.uid,
         begin={
             "policy": (spec.policy.name, staleness),
             "n_ranks": spec.n_ranks,
-            "reduce": upstream.dumps(spec.reduce_there),
+            "reduce": upstream.dumps("sum") if spec.graph else reduce,
             "reset": spec.reset,
         },
         client=client.id,
@@ -123,7 +119,13 @@ async def launch(
     began(run)
     news = _News(link, run, listen)
     trainers: _Trainers | GraphRun = (
-        GraphRun(link, run, spec, spec.graph, body, listen)
+        GraphRun(
+            link,
+            Work(spec.uid, run, len(spec.parts), reduce, body),
+            spec.parts,
+            spec.graph,
+            listen,
+        )
         if spec.graph
         else _Trainers(link, spec, run, body)
     )
@@ -162,9 +164,10 @@ async def _opened(link: Link, opening: Awaitable[int]) -> int:
         raise
 
 
-def _pickled(spec: Launch) -> bytes:
+def _pickled(spec: Launch) -> tuple[bytes, bytes]:
+    """Return the functions of the user, pickled: before anything is started."""
     try:
-        return upstream.dumps(spec.body)
+        return upstream.dumps(spec.body), upstream.dumps(spec.reduce)
     except Exception as error:
         raise TypeError(
             f"the function to train with cannot be pickled ({error}); define it at "

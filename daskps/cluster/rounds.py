@@ -12,7 +12,6 @@ from daskps.cluster import upstream
 from daskps.cluster.anchors import anchor_key
 from daskps.cluster.client import ShardClient
 from daskps.cluster.contributions import Place
-from daskps.cluster.graph import Receipt, Work
 from daskps.cluster.meta import Meta
 from daskps.cluster.windows import Graph, Schedule
 from daskps.errors import (
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from distributed import Future
 
-    from daskps.cluster.launch import Launch
+    from daskps.cluster.graph import Receipt, Work
     from daskps.cluster.link import Link
 
 #: How often a round is begun anew before that is an error.
@@ -108,32 +107,27 @@ class GraphRun:
     ----------
     link : Link
         The client's way to the cluster.
-    run : int
-        Id of the run.
-    spec : Launch
-        What to run.
+    work : Work
+        What all its tasks have in common.
+    parts : sequence
+        The data of each rank.
     schedule : Schedule
         Which ranks deliver when.
-    body : bytes
-        Pickled function that makes the stepper of a thread.
     listen : callable
         Awaited with every event; says of an epoch whether to stop.
     """
 
-    def __init__(  # noqa: PLR0917 - as the resident trainers
+    def __init__(  # noqa: PLR0917 - what a run is made of
         self,
         link: Link,
-        run: int,
-        spec: Launch,
+        work: Work,
+        parts: Sequence[Any],
         schedule: Schedule,
-        body: bytes,
         listen: Listener,
     ) -> None:
         self.link, self.client, self.listen = link, link.client, listen
-        reduce = upstream.dumps(spec.reduce)
-        self.work = Work(spec.uid, run, len(spec.parts), reduce, body)
-        self.schedule = schedule
-        self.parts = Parts(link, spec.parts, run)
+        self.work, self.schedule = work, schedule
+        self.parts = Parts(link, parts, work.run)
         self._ledger = Ledger(self.schedule)
         self._attempt = 0
         self._told = 0.0

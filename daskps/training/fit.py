@@ -166,8 +166,8 @@ def train(  # noqa: PLR0913 - the public contract
         restartable=on_trainer_lost == "restart",
         execution=execution,
     )
-    if job.trainers and (execution == "resident" or not isinstance(chosen, BSP)):
-        check_trainers(job.trainers)
+    if job.trainers:
+        check_trainers(job.trainers, execution if isinstance(chosen, BSP) else "")
     loop = {
         "gradient": gradient,
         "epochs": job.epochs,

@@ -32,6 +32,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 #: A shard's record has room for this many ranks.
 MOST_TRAINERS = 1024
+#: Parts of graph execution: a window of their tasks is what a scheduler can hold.
+MOST_PARTS = 16_384
 #: Trainers per thread of the cluster above which "auto" takes to the task graph.
 MOST_PER_THREAD = 4
 
@@ -281,13 +283,15 @@ def _pair(X: Any, y: Any) -> tuple[Any, Any]:
     return X, y
 
 
-def check_trainers(value: Any) -> int:
-    """Return a number of trainers, or refuse what no shard has room for."""
+def check_trainers(value: Any, execution: str = "resident") -> int:
+    """Return a number of trainers, or refuse what an execution has no room for."""
     size = whole("trainers", value)
-    if size > MOST_TRAINERS:
+    most = MOST_PARTS if execution in ("auto", "graph") else MOST_TRAINERS
+    if size > most:
         raise LayoutError(
-            f"a shard has room for {MOST_TRAINERS} trainers, found trainers={size}; "
-            f"give each more of the data"
+            f"trainers={size} is too many: a shard has room for {MOST_TRAINERS} "
+            f"resident trainers, the task graph takes {MOST_PARTS}; give each more of "
+            f"the data"
         )
     return size
 

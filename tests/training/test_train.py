@@ -26,6 +26,23 @@ Y = X @ np.arange(5.0) - 2 + RNG.normal(size=23)
 SYNCS = ("bsp", "ssp", "asp")
 
 
+class Train:
+    def __init__(self, execution):
+        self.execution = execution
+
+    def __call__(self, store, *args, **options):
+        if self.execution == "graph" and options.get("sync", "bsp") != "bsp":
+            pytest.skip("the task graph has synchronous rounds only")
+        return daskps.train(store, *args, execution=self.execution, **options)
+
+
+@pytest.fixture(params=["resident", "graph"])
+def train(request):
+    """`daskps.train` in each execution that a policy can have."""
+
+    return Train(request.param)
+
+
 # -- gradients ---------------------------------------------------------------
 
 
@@ -142,21 +159,21 @@ def sgd_store(params=START, lr=0.05, **kwargs):
     ],
     ids=str,
 )
-def test_bsp_equals_numpy_in_one_process(way, options):
+def test_bsp_equals_numpy_in_one_process(train, way, options):
     """23 rows over 3 trainers in batches of 3: parts and last batches are unequal."""
     common = {"trainers": 3, "batch_size": 3, "epochs": 3, **options}
     with sgd_store(shards=3) as store:
-        result = daskps.train(store, regression, X, Y, seed=3, **common)
+        result = train(store, regression, X, Y, seed=3, **common)
     every = {"batch": 1, "epoch": 0}.get(common.pop("sync_every", "batch"), 2)
     expected = numpy_training(every=every, **common)[-1]
     assert_close(result.weights, expected)
-    assert result.execution == "resident"
+    assert result.execution == train.execution
 
 
 @pytest.mark.parametrize("trainers", [1, 2, 5])
-def test_bsp_with_adam_equals_numpy(way, trainers):
+def test_bsp_with_adam_equals_numpy(train, way, trainers):
     with daskps.create(START, optimizer=optim.Adam(0.05)) as store:
-        result = daskps.train(
+        result = train(
             store, regression, X, Y, trainers=trainers, batch_size=4, epochs=2, seed=3
         )
     expected = numpy_training(NumpyAdam, trainers=trainers, batch_size=4, epochs=2)
@@ -199,13 +216,13 @@ def test_bsp_has_the_same_bits_on_any_shards_and_workers(cluster, rpc_cluster):
 )
 @pytest.mark.parametrize("every", [1, "epoch"])
 def test_unequal_and_empty_parts_end(
-    way, sync, rows, trainers, batch_size, rounds, n_batches, every
+    train, way, sync, rows, trainers, batch_size, rounds, n_batches, every
 ):
     """A weight that counts steps shows that every batch came, and came once."""
     if every == "epoch":
         rounds, n_batches = min(rounds, 1), min(rows, trainers)
     with sgd_store({"w": np.zeros(3)}, lr=1.0) as store:
-        result = daskps.train(
+        result = train(
             store,
             ones,
             np.zeros((rows, 2)),
@@ -238,10 +255,10 @@ def rank_digits(stacked, weights):
     ],
     ids=["mean", "sum", "callable"],
 )
-def test_reduce(way, reduce, expected):
+def test_reduce(train, way, reduce, expected):
     data = np.array([1.0, 1, 3, 3, 4.5])
     with sgd_store({"w": np.zeros(5)}, lr=1.0) as store:
-        result = daskps.train(store, means, data, trainers=3, reduce=reduce)
+        result = train(store, means, data, trainers=3, reduce=reduce)
     np.testing.assert_allclose(result.weights["w"], -expected, rtol=1e-14)
 
 
@@ -261,22 +278,22 @@ def broken(stacked, weights):
     ("reduce", "error", "match"),
     [(too_short, ValueError, "shape"), (broken, ZeroDivisionError, "reduce broke")],
 )
-def test_reduce_that_fails_ends_the_run(way, reduce, error, match):
+def test_reduce_that_fails_ends_the_run(train, way, reduce, error, match):
     with sgd_store() as store:
         with pytest.raises(error, match=match):
-            daskps.train(store, regression, X, Y, trainers=2, reduce=reduce)
+            train(store, regression, X, Y, trainers=2, reduce=reduce)
         assert store.version == 0
-        assert daskps.train(store, regression, X, Y, trainers=2).version == 1
+        assert train(store, regression, X, Y, trainers=2).version == 1
 
 
 # -- what comes back ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("sync", SYNCS)
-def test_history(way, sync):
+def test_history(train, way, sync):
     data = np.arange(10.0)
     with sgd_store() as store:
-        result = daskps.train(
+        result = train(
             store,
             rows_as_loss,
             data,
@@ -301,14 +318,14 @@ def test_history(way, sync):
     assert result.stats["duplicates"] == 0
 
 
-def test_history_without_a_loss(client):
+def test_history_without_a_loss(train, client):
     with sgd_store() as store:
-        result = daskps.train(store, ones, X, epochs=2)
+        result = train(store, ones, X, epochs=2)
     assert [entry.loss for entry in result.history] == [None, None]
     assert [entry.metrics for entry in result.history] == [{}, {}]
 
 
-def test_validate_sees_the_weights_of_its_epoch(way):
+def test_validate_sees_the_weights_of_its_epoch(train, way):
     seen: list[dict[str, Any]] = []
     options: Any = {"trainers": 3, "batch_size": 3, "epochs": 3}
 
@@ -318,13 +335,13 @@ def test_validate_sees_the_weights_of_its_epoch(way):
         return {}
 
     with sgd_store() as store:
-        daskps.train(store, regression, X, Y, seed=3, validate=validate, **options)
+        train(store, regression, X, Y, seed=3, validate=validate, **options)
     for found, expected in zip(seen, numpy_training(**options), strict=True):
         assert_close(found, expected)
 
 
 @pytest.mark.parametrize("sync", SYNCS)
-def test_stop_ends_at_the_border_of_an_epoch(way, sync):
+def test_stop_ends_at_the_border_of_an_epoch(train, way, sync):
     """7 rows over 3 trainers in pairs: 2 rounds or 4 pushes an epoch, 3 epochs."""
     lengths = []
 
@@ -333,7 +350,7 @@ def test_stop_ends_at_the_border_of_an_epoch(way, sync):
         return len(history) == 3
 
     with sgd_store({"w": np.zeros(3)}, lr=1.0) as store:
-        result = daskps.train(
+        result = train(
             store,
             ones,
             np.zeros(7),
@@ -347,7 +364,7 @@ def test_stop_ends_at_the_border_of_an_epoch(way, sync):
         assert result.version == (6 if sync == "bsp" else 12)
         np.testing.assert_array_equal(result.weights["w"], -float(result.version))
         assert len(result.history) == 3
-        assert daskps.train(store, ones, np.zeros(7)).version > result.version
+        assert train(store, ones, np.zeros(7)).version > result.version
 
 
 class Recorder:
@@ -385,11 +402,11 @@ def busy(params, X, y):
 
 
 @pytest.mark.parametrize("sync", SYNCS)
-def test_callbacks_come_in_order(client, sync):
+def test_callbacks_come_in_order(train, client, sync):
     first, second = Recorder(), Recorder()
     began = time.monotonic()
     with sgd_store() as store:
-        daskps.train(
+        train(
             store,
             busy,
             np.zeros(80),
@@ -409,10 +426,10 @@ def test_callbacks_come_in_order(client, sync):
     assert first.clocks[-1] == 80
 
 
-def test_progress_bar_and_log_with_a_run(client, caplog):
+def test_progress_bar_and_log_with_a_run(train, client, caplog):
     file, logger = io.StringIO(), logging.getLogger("of a run")
     with sgd_store() as store, caplog.at_level(logging.INFO, logger.name):
-        daskps.train(
+        train(
             store,
             regression,
             X,
@@ -431,7 +448,7 @@ def test_progress_bar_and_log_with_a_run(client, caplog):
     assert end.endswith("ends at clock 6 after 2 epochs")
 
 
-def test_callback_that_raises_ends_the_run(client):
+def test_callback_that_raises_ends_the_run(train, client):
     class Bad:
         def on_epoch(self, run):
             raise ZeroDivisionError("in a callback")
@@ -444,8 +461,8 @@ def test_callback_that_raises_ends_the_run(client):
         ]
         for broken in hooks:
             with pytest.raises(ZeroDivisionError):
-                daskps.train(store, regression, X, Y, epochs=10**6, **broken)
-        assert daskps.train(store, regression, X, Y).history[0].loss > 0
+                train(store, regression, X, Y, epochs=10**6, **broken)
+        assert train(store, regression, X, Y).history[0].loss > 0
 
 
 # -- data --------------------------------------------------------------------
@@ -500,9 +517,9 @@ def test_dask_array_that_cannot_be_computed(client):
 
 
 @pytest.mark.parametrize("weights", [[1, 3], [0, 1]])
-def test_weights_set_the_parts(client, weights):
+def test_weights_set_the_parts(train, client, weights):
     with sgd_store({"w": np.zeros(1)}, lr=1.0) as store:
-        result = daskps.train(
+        result = train(
             store, ones, np.zeros(8), trainers=2, weights=weights, batch_size=1
         )
     assert result.version == max(8 * w // sum(weights) for w in weights)
@@ -518,16 +535,16 @@ def test_execution(client, execution):
 # -- optimizer state ---------------------------------------------------------
 
 
-def test_optimizer_state_survives_runs_and_is_reset(way):
+def test_optimizer_state_survives_runs_and_is_reset(train, way):
     """Two runs of one epoch are one run of two; a reset one begins anew."""
     options: Any = {"trainers": 2, "batch_size": 4, "shuffle": False}
     with daskps.create(START, optimizer=optim.Adam(0.05)) as store:
-        daskps.train(store, regression, X, Y, **options)
-        again = daskps.train(store, regression, X, Y, **options)
+        train(store, regression, X, Y, **options)
+        again = train(store, regression, X, Y, **options)
         first, second = numpy_training(NumpyAdam, epochs=2, **options)
         assert_close(again.weights, second)
         store.assign(first)
-        fresh = daskps.train(store, regression, X, Y, reset_optimizer=True, **options)
+        fresh = train(store, regression, X, Y, reset_optimizer=True, **options)
     [expected] = numpy_training(NumpyAdam, start=first, epochs=1, **options)
     assert_close(fresh.weights, expected)
     assert np.abs(expected["w"] - second["w"]).max() > 1e-4
@@ -565,15 +582,15 @@ def refusals(store):
     return found
 
 
-def test_outside_push_during_a_bsp_run_changes_nothing(way):
+def test_outside_push_during_a_bsp_run_changes_nothing(train, way):
     options: Any = {"trainers": 2, "batch_size": 4, "epochs": 4, "seed": 3}
     once = Once(refusals)
     with sgd_store() as store:
-        result = daskps.train(store, regression, X, Y, callbacks=[once], **options)
+        result = train(store, regression, X, Y, callbacks=[once], **options)
         assert once.seen == [[daskps.ConsistencyError] * 5]
         assert store.push({"w": np.ones(5)}) == result.version + 1
     with sgd_store() as other:
-        alone = daskps.train(other, regression, X, Y, **options)
+        alone = train(other, regression, X, Y, **options)
     assert bits(alone.weights) == bits(result.weights)
     assert alone.version == result.version
 
@@ -596,10 +613,10 @@ def test_outside_push_during_an_asynchronous_run_is_applied(way, sync):
     assert result.version == 9
 
 
-def test_two_runs_at_once(way):
+def test_two_runs_at_once(train, way):
     def second(store):
         for call in (
-            lambda: daskps.train(store, regression, X, Y),
+            lambda: train(store, regression, X, Y),
             lambda: daskps.run(store, print, [1]),
         ):
             with pytest.raises(daskps.ConsistencyError, match="one run at a time"):
@@ -608,17 +625,15 @@ def test_two_runs_at_once(way):
 
     once = Once(second)
     with sgd_store() as store:
-        result = daskps.train(
-            store, regression, X, Y, trainers=2, epochs=4, callbacks=[once]
-        )
+        result = train(store, regression, X, Y, trainers=2, epochs=4, callbacks=[once])
         assert result.version == 4
     assert once.seen == [True]
 
 
-def test_two_stores_train_at_once(way):
+def test_two_stores_train_at_once(train, way):
     with sgd_store() as one, sgd_store() as two:
-        once = Once(lambda store: daskps.train(two, regression, X, Y, seed=3))
-        result = daskps.train(one, regression, X, Y, epochs=4, seed=3, callbacks=[once])
+        once = Once(lambda store: train(two, regression, X, Y, seed=3))
+        result = train(one, regression, X, Y, epochs=4, seed=3, callbacks=[once])
     assert once.seen[0].version < result.version
 
 
@@ -638,11 +653,11 @@ def assert_usable(store):
 
 
 @pytest.mark.parametrize("sync", SYNCS)
-def test_timeout_ends_the_run(way, sync):
+def test_timeout_ends_the_run(train, way, sync):
     with sgd_store() as store:
         began = time.monotonic()
         with pytest.raises(TimeoutError, match="a run on store"):
-            daskps.train(store, regression, X, Y, sync=sync, timeout=0.5, **ENDLESS)
+            train(store, regression, X, Y, sync=sync, timeout=0.5, **ENDLESS)
         assert time.monotonic() - began < 5
         if sync == "bsp":
             assert_usable(store)
@@ -657,13 +672,11 @@ class Interrupt:
 
 
 @pytest.mark.parametrize("event", ["on_start", "on_round", "on_epoch"])
-def test_keyboard_interrupt_ends_the_run(way, event):
+def test_keyboard_interrupt_ends_the_run(train, way, event):
     with sgd_store() as store:
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
-            daskps.train(
-                store, regression, X, Y, callbacks=[Interrupt(event)], **ENDLESS
-            )
+            train(store, regression, X, Y, callbacks=[Interrupt(event)], **ENDLESS)
         assert time.monotonic() - began < 5
         assert_usable(store)
         until(lambda: not any(way.processing().values()))
@@ -679,7 +692,7 @@ def on_async_client(client, work):
     return asyncio.run(main())
 
 
-def test_cancelled_awaitable_ends_the_run(way):
+def test_cancelled_awaitable_ends_the_run(train, way):
     async def work(client):
         store = await daskps.create(START, optimizer=optim.SGD(0.05), client=client)
         started = asyncio.Event()
@@ -690,7 +703,7 @@ def test_cancelled_awaitable_ends_the_run(way):
                 loop.call_soon_threadsafe(started.set)
 
         task = asyncio.ensure_future(
-            daskps.train(store, regression, X, Y, callbacks=[Started()], **ENDLESS)
+            train(store, regression, X, Y, callbacks=[Started()], **ENDLESS)
         )
         await asyncio.wait_for(started.wait(), 20)
         began = loop.time()
@@ -700,7 +713,7 @@ def test_cancelled_awaitable_ends_the_run(way):
         assert loop.time() - began < 5
         versions = await store.versions
         assert len(set(versions)) == 1
-        result = await daskps.train(store, regression, X, Y, trainers=3)
+        result = await train(store, regression, X, Y, trainers=3)
         assert result.version == versions[0] + 1
         assert loop.time() - began < 10
         await store.close()
@@ -708,7 +721,7 @@ def test_cancelled_awaitable_ends_the_run(way):
     on_async_client(way, work)
 
 
-def test_asynchronous_client_trains_and_stops(way):
+def test_asynchronous_client_trains_and_stops(train, way):
     seen = []
 
     def validate(params):
@@ -720,7 +733,7 @@ def test_asynchronous_client_trains_and_stops(way):
         async with await daskps.create(
             START, optimizer=optim.SGD(0.05), client=client
         ) as store:
-            result = await daskps.train(
+            result = await train(
                 store,
                 regression,
                 X,
@@ -801,13 +814,13 @@ def raises_unpicklable(params, X, y):
     ],
 )
 def test_wrong_gradient_is_a_typed_error_with_its_rank(
-    client, gradient, error, match, sync
+    train, client, gradient, error, match, sync
 ):
     data = np.zeros((2, 5))
     with sgd_store() as store:
         with pytest.raises(error, match=match) as caught:
             # Rank 0 has no rows: only rank 1 can be at fault.
-            daskps.train(
+            train(
                 store, gradient, data, trainers=2, weights=[0, 1], sync=sync, epochs=9
             )
         assert any("trainer 1 of 2" in note for note in caught.value.__notes__)
@@ -815,14 +828,14 @@ def test_wrong_gradient_is_a_typed_error_with_its_rank(
         assert_usable(store)
 
 
-def test_error_that_cannot_be_pickled_still_says_what(client):
+def test_error_that_cannot_be_pickled_still_says_what(train, client):
     with sgd_store() as store:
         with pytest.raises(Exception, match="the text"):
-            daskps.train(store, raises_unpicklable, X, Y)
+            train(store, raises_unpicklable, X, Y)
         assert_usable(store)
 
 
-def test_gradient_that_cannot_be_pickled(client):
+def test_gradient_that_cannot_be_pickled(train, client):
     lock = threading.Lock()
 
     def gradient(params, X, y):
@@ -831,11 +844,11 @@ def test_gradient_that_cannot_be_pickled(client):
 
     with sgd_store() as store:
         with pytest.raises(TypeError, match="pickle"):
-            daskps.train(store, gradient, X, Y)
+            train(store, gradient, X, Y)
         with pytest.raises(TypeError, match="pickle"):
             daskps.run(store, lambda trainer, part: lock, [1])
         with pytest.raises(TypeError, match="pickle"):
-            daskps.train(store, regression, X, Y, reduce=lambda s, w: lock)
+            train(store, regression, X, Y, reduce=lambda s, w: lock)
         assert_usable(store)
 
 
@@ -843,10 +856,10 @@ def no_gradients(params, X, y):
     return {}
 
 
-def test_gradient_without_keys_changes_nothing(way):
+def test_gradient_without_keys_changes_nothing(train, way):
     """A round with weight raises the version all the same."""
     with sgd_store() as store:
-        result = daskps.train(store, no_gradients, X, trainers=2, batch_size=4)
+        result = train(store, no_gradients, X, trainers=2, batch_size=4)
     assert_close(result.weights, START)
     assert result.version == 3
 
@@ -858,10 +871,10 @@ def spoils_params(params, X, y):
     return grads
 
 
-def test_gradient_may_write_to_its_params(way):
+def test_gradient_may_write_to_its_params(train, way):
     """They are read anew for the next batch."""
     with sgd_store(lr=1.0) as store:
-        result = daskps.train(store, spoils_params, X, trainers=2, batch_size=4)
+        result = train(store, spoils_params, X, trainers=2, batch_size=4)
     assert_close(result.weights, {n: a - 3 for n, a in START.items()})
 
 
@@ -869,9 +882,9 @@ def params_as_gradient(params, X, y):
     return {n: params[n] for n in params}
 
 
-def test_gradient_may_be_its_params(way):
+def test_gradient_may_be_its_params(train, way):
     with sgd_store(lr=0.5) as store:
-        result = daskps.train(store, params_as_gradient, X, trainers=2, batch_size=4)
+        result = train(store, params_as_gradient, X, trainers=2, batch_size=4)
     assert_close(result.weights, {n: a / 8 for n, a in START.items()})
 
 
@@ -904,7 +917,11 @@ def test_gradient_may_be_its_params(way):
         ({"sync_every": 1.5}, TypeError, "sync_every"),
         ({"scheme": "foo"}, ValueError, "contiguous.*reshuffle"),
         ({"weights": [1, 1, 1], "trainers": 2}, ValueError, "weights"),
-        ({"execution": "graph"}, ValueError, "auto.*resident"),
+        ({"execution": "threads"}, ValueError, "auto.*resident.*graph"),
+        ({"execution": "graph", "sync": "asp"}, ValueError, "graph.*bsp.*'asp'"),
+        ({"execution": "graph", "sync": "ssp"}, ValueError, "graph.*bsp.*'ssp'"),
+        ({"execution": "resident", "trainers": 1025}, daskps.LayoutError, "1024"),
+        ({"sync": "asp", "trainers": 1025}, daskps.LayoutError, "1024"),
         ({"on_trainer_lost": "ignore"}, ValueError, "restart.*raise"),
         ({"callbacks": [print]}, TypeError, "on_epoch"),
         ({"timeout": -1}, ValueError, "timeout|seconds"),
@@ -941,8 +958,8 @@ def test_bad_data_and_function(client):
         assert store.version == 0
 
 
-def test_train_without_an_optimizer(client):
+def test_train_without_an_optimizer(train, client):
     with daskps.create(START) as store:
         with pytest.raises(daskps.NoOptimizerError, match="optimizer"):
-            daskps.train(store, regression, X, Y)
+            train(store, regression, X, Y)
         assert store.version == 0
