@@ -187,6 +187,9 @@ class GraphRun:
             await self._progress(number + 1)
         found = await upstream.gather(self.client, [row[0] for row in self._futures])
         await self._enter(start, found)
+        # Before the next window goes out: the scheduler is to hold one at a time.
+        self.cancel()
+        await asyncio.sleep(0)
 
     async def _progress(self, clock: int) -> None:
         now = time.monotonic()

@@ -1,0 +1,471 @@
+"""Graph execution: what its tasks leave behind, and what they survive."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Event, SchedulerPlugin, get_worker
+
+import daskps
+from daskps import optim
+from daskps.cluster.contributions import Contributions, Place, contribution
+from daskps.cluster.rounds import Ledger
+from daskps.cluster.windows import WINDOW, Schedule
+from daskps.errors import ContributionLostError, RunCancelledError
+from daskps.layout import Layout
+from tests.support import local_cluster, until
+
+RNG = np.random.default_rng(5)
+X = RNG.normal(size=(96, 6)).astype("f4")
+Y = (X @ np.arange(6, dtype="f4") + RNG.normal(size=96)).astype("f4")
+
+
+def regression(params, X, y):
+    residual = X @ params["w"] - y
+    return float((residual**2).mean()), {"w": X.T @ residual / len(X)}
+
+
+def ones(params, X, y):
+    return {name: np.ones_like(value) for name, value in params.items()}
+
+
+def a_store(**kwargs):
+    start = {"w": np.linspace(-1, 1, 6, dtype="f4")}
+    return daskps.create(start, optimizer=optim.Adam(0.05), **kwargs)
+
+
+def held(client):
+    """Return how many contributions each worker holds."""
+
+    def count(dask_worker):
+        return dask_worker.metrics["daskps"](dask_worker)["contributions"]
+
+    return list(client.run(count).values())
+
+
+# -- what it costs -----------------------------------------------------------
+
+
+class Count(SchedulerPlugin):
+    """Counts finished tasks by the first word of their key, and all tasks at once."""
+
+    name = "daskps-test-count"
+
+    def start(self, scheduler):
+        self.scheduler, self.done, self.most = scheduler, {}, 0
+
+    def transition(self, key, start, finish, *args, **kwargs):
+        if start == "processing" and finish == "memory" and type(key) is tuple:
+            self.done[key[0]] = self.done.get(key[0], 0) + 1
+        self.most = max(self.most, len(self.scheduler.tasks))
+
+
+@pytest.fixture
+def count(client):
+    client.register_plugin(Count())
+
+    def counted():
+        return client.run_on_scheduler(
+            lambda dask_scheduler: (
+                dict(dask_scheduler.plugins[Count.name].done),
+                dask_scheduler.plugins[Count.name].most,
+            )
+        )
+
+    yield counted
+    client.unregister_scheduler_plugin(Count.name)
+
+
+@pytest.mark.parametrize("shards", [2, 5])
+def test_a_round_is_one_task_per_part_and_one_per_host(client, count, shards):
+    before = client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
+    rounds = 5 * WINDOW
+    with a_store(shards=shards, name="tall tale") as store:
+        result = daskps.train(
+            store, ones, np.zeros((8, 1)), epochs=rounds, trainers=8, execution="graph"
+        )
+        store.delete()
+    assert result.version == rounds
+    done, most = count()
+    assert done == {
+        "daskps-gradient": 8 * rounds,
+        "daskps-reduce-tall tale-0": rounds,
+        "daskps-reduce-tall tale-1": rounds,
+    }
+    # Anchors, the parts and the work beside the window.
+    assert most <= before + WINDOW * (8 + 2) + shards + 8 + 1
+    until(lambda: held(client) == [0, 0])
+
+
+def test_more_parts_than_threads_go_to_the_graph_by_themselves(client):
+    """17 parts on 4 threads, one more than four to one."""
+    found = []
+    for trainers, execution in ((16, "resident"), (17, "graph")):
+        with a_store() as store:
+            result = daskps.train(store, regression, X, Y, trainers=trainers)
+        assert result.execution == execution
+        found.append(result.version)
+    assert found == [1, 1]
+
+
+def test_hundreds_of_parts_on_four_threads(client):
+    with daskps.create({"w": np.zeros(3)}, optimizer=optim.SGD(1.0)) as store:
+        result = daskps.train(
+            store, ones, np.zeros((1500, 1)), trainers=1500, epochs=2, batch_size=1
+        )
+    assert result.execution == "graph"
+    np.testing.assert_array_equal(result.weights["w"], -2.0)
+
+
+def test_executions_have_the_same_bits_and_losses(client):
+    found = set()
+    for execution in ("resident", "graph"):
+        for shards in (1, 3):
+            with a_store(shards=shards) as store:
+                result = daskps.train(
+                    store,
+                    regression,
+                    X,
+                    Y,
+                    trainers=7,
+                    batch_size=5,
+                    epochs=3,
+                    execution=execution,
+                )
+            losses = tuple(entry.loss for entry in result.history)
+            found.add((result.weights["w"].tobytes(), losses, result.version))
+    assert len(found) == 1
+
+
+# -- contributions -----------------------------------------------------------
+
+
+class Hold:
+    """Gradients that wait for an event on one rank."""
+
+    def __init__(self, name, row):
+        self.name, self.row = name, row
+
+    def __call__(self, params, X, y):
+        if X[0, 0] == self.row:
+            Event(self.name).wait()
+        return ones(params, X, y)
+
+
+def test_contributions_survive_the_memory_manager(client):
+    """11 of 12 are there while the last rank is late, however often it runs."""
+    late = Event("daskps-test-late", client=client)
+    rows = np.arange(12.0)[:, None]
+    with daskps.create({"w": np.zeros(4)}, optimizer=optim.SGD(1.0)) as store:
+        results: list[Any] = []
+        thread = threading.Thread(
+            target=lambda: results.append(
+                daskps.train(
+                    store, Hold(late.name, 11.0), rows, trainers=12, execution="graph"
+                )
+            )
+        )
+        thread.start()
+        until(lambda: sum(held(client)) == 11)
+
+        def manage(dask_scheduler):
+            for _ in range(10):
+                dask_scheduler.extensions["amm"].run_once()
+
+        client.run_on_scheduler(manage)
+        assert sum(held(client)) == 11
+        late.set()
+        thread.join()
+        assert results[0].stats["retried_rounds"] == 0
+        np.testing.assert_array_equal(results[0].weights["w"], -1.0)
+        until(lambda: held(client) == [0, 0])
+    late.clear()
+
+
+LAYOUT = Layout.build({"w": ((6,), "float32")}, 2)
+
+
+def left(value, weight=1.0):
+    arrays = {0: np.full(6, value, "f4")}
+    return contribution(LAYOUT, arrays, weight, "mean")
+
+
+def sums(store, place, ranks=(0,), nodes=((0, 1),)):
+    return store.sums(place, [0, 1], ranks, nodes)
+
+
+def test_a_later_round_frees_what_came_before():
+    store = Contributions("a")
+    store.leave(Place(1, 0, 3), 0, left(1))
+    store.leave(Place(1, 0, 3), 1, left(2, 3.0))
+    assert (store.n, store.nbytes) == (2, 48)
+    [[(arrays, weights)], _] = sums(store, Place(1, 0, 3), (0, 1), ((0, 2),))
+    assert arrays[0].tolist() == [7.0] * 3
+    assert weights == {0: 4.0}
+    # Asked again, it says the same: nothing was added into what it keeps.
+    [_, [(arrays, _)]] = sums(store, Place(1, 0, 3), (0, 1), ((0, 2),))
+    assert arrays[0].tolist() == [7.0] * 3
+    store.leave(Place(1, 0, 4), 0, left(1))
+    assert store.n == 1
+    with pytest.raises(ContributionLostError, match="round=3"):
+        sums(store, Place(1, 0, 3))
+
+
+def test_a_contribution_that_is_not_there_is_never_left_out_of_a_sum():
+    store = Contributions("a")
+    store.leave(Place(1, 0, 0), 0, left(1))
+    with pytest.raises(ContributionLostError, match=r"\[1\]"):
+        sums(store, Place(1, 0, 0), (0, 1), ((0, 2),))
+
+
+def test_a_task_of_an_attempt_that_was_given_up_changes_nothing():
+    store = Contributions("a")
+    store.leave(Place(1, 1, 3), 0, left(1))
+    with pytest.raises(ContributionLostError, match="too late"):
+        store.leave(Place(1, 0, 3), 0, left(5))
+    with pytest.raises(ContributionLostError, match="too late"):
+        store.leave(Place(1, 1, 2), 0, left(5))
+    [[(arrays, _)], _] = sums(store, Place(1, 1, 3))
+    assert arrays[0][0] == 1
+
+
+def test_contributions_are_freed_with_their_tasks_and_their_run():
+    store = Contributions("a")
+    store.leave(Place(1, 1, 3), 0, left(1))
+    store.leave(Place(2, 0, 0), 0, left(1))
+    # Tasks of an older attempt are forgotten: not these.
+    store.free(1, 0, 99)
+    assert store.n == 2
+    store.free(1, 1, 3)
+    assert store.n == 1
+    store.end(2)
+    assert store.n == 0
+    with pytest.raises(RunCancelledError):
+        store.leave(Place(2, 0, 1), 0, left(1))
+    with pytest.raises(RunCancelledError):
+        store.shared(2, "x", dict)
+
+
+# -- the schedule ------------------------------------------------------------
+
+
+def test_windows_end_at_the_border_of_an_epoch_where_somebody_decides():
+    free = Schedule(3, 10, [10], gated=False)
+    gated = Schedule(3, 10, [10], gated=True)
+    assert [free.window(at) for at in (0, 16)] == [range(16), range(16, 30)]
+    assert [gated.window(at) for at in (0, 10, 27)] == [
+        range(10),
+        range(10, 20),
+        range(27, 30),
+    ]
+
+
+def test_ranks_without_a_batch_left_have_no_task():
+    schedule = Schedule(2, 3, [3, 1, 0], gated=False)
+    assert [schedule.ranks(t) for t in range(6)] == [[0, 1], [0], [0]] * 2
+    assert Ledger(schedule).round == 0
+
+
+# -- faults ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def third():
+    """Three workers with nannies; the first one is to own the shards."""
+    with local_cluster(n_workers=3, threads=2) as client:
+        yield client
+
+
+def server_of(client):
+    return min(client.scheduler_info()["workers"])
+
+
+OPTIONS: Any = {"trainers": 6, "batch_size": 2, "epochs": 50 // 8 + 1, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(third):
+    third.wait_for_workers(3)
+    with a_store(client=third) as store:
+        result = daskps.train(store, regression, X, Y, execution="graph", **OPTIONS)
+    assert result.version == 56
+    assert result.stats["retried_rounds"] == 0
+    return result.weights["w"].tobytes()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_kill_of_a_worker_with_contributions_and_no_shard(third, undisturbed, seed):
+    """At a random moment: the result has the bits of the undisturbed run."""
+    third.wait_for_workers(3)
+    rng = random.Random(seed)
+    server = server_of(third)
+    victim = rng.choice([w for w in third.scheduler_info()["workers"] if w != server])
+    pid = third.run(os.getpid, workers=[victim])[victim]
+    with a_store(client=third, servers=[server]) as store:
+        timer = threading.Timer(rng.uniform(0.0, 1.5), os.kill, (pid, signal.SIGKILL))
+        timer.start()
+        result = daskps.train(
+            store, regression, X, Y, execution="graph", timeout=60, **OPTIONS
+        )
+        timer.join()
+    assert result.weights["w"].tobytes() == undisturbed
+    assert result.version == 56
+    until(lambda: set(held(third)) == {0})
+
+
+class Strike:
+    """Does something in the middle of a run, once."""
+
+    def __init__(self, action, after=1):
+        self.action, self.after, self.done = action, after, False
+
+    def on_epoch(self, run):
+        if len(run.history) == self.after and not self.done:
+            self.done = True
+            self.action()
+
+
+def test_worker_that_retires_in_a_window(undisturbed):
+    with local_cluster(n_workers=3, threads=1) as client:
+        server, leaver, _ = sorted(client.scheduler_info()["workers"])
+        strike = Strike(lambda: client.retire_workers([leaver]))
+        with a_store(client=client, servers=[server]) as store:
+            result = daskps.train(
+                store,
+                regression,
+                X,
+                Y,
+                execution="graph",
+                callbacks=[strike],
+                timeout=60,
+                **OPTIONS,
+            )
+        assert strike.done
+        assert leaver not in client.scheduler_info()["workers"]
+    assert result.weights["w"].tobytes() == undisturbed
+
+
+def test_killed_owner_ends_the_run_with_shard_lost_error():
+    with local_cluster(n_workers=2, threads=1) as client, a_store() as store:
+        pid = client.run(os.getpid)[store.placement[1]]
+        strike = Strike(lambda: os.kill(pid, signal.SIGKILL))
+        with pytest.raises(daskps.ShardLostError):
+            daskps.train(
+                store,
+                regression,
+                X,
+                Y,
+                epochs=10**6,
+                execution="graph",
+                callbacks=[strike],
+            )
+        assert client.submit(sum, [1, 2]).result() == 3
+
+
+def test_trainer_lost_with_raise():
+    with local_cluster(n_workers=2, threads=1) as client:
+        server, other = sorted(client.scheduler_info()["workers"])
+        pid = client.run(os.getpid)[other]
+        strike = Strike(lambda: os.kill(pid, signal.SIGKILL))
+        with a_store(servers=[server]) as store:
+            with pytest.raises(daskps.RunCancelledError, match="on_trainer_lost"):
+                daskps.train(
+                    store,
+                    regression,
+                    X,
+                    Y,
+                    epochs=10**6,
+                    execution="graph",
+                    callbacks=[strike],
+                    on_trainer_lost="raise",
+                )
+            until(lambda: store.push({"w": np.zeros(6, "f4")}) > 0)
+
+
+def test_restart_of_the_cluster_in_a_run():
+    with local_cluster(n_workers=2, threads=1) as client:
+        store = a_store()
+        strike = Strike(client.restart)
+        with pytest.raises(daskps.DaskPSError, match="restart"):
+            daskps.train(
+                store,
+                regression,
+                X,
+                Y,
+                epochs=10**6,
+                execution="graph",
+                callbacks=[strike],
+            )
+        with a_store() as again:
+            assert daskps.train(again, regression, X, Y, execution="graph").version
+
+
+def wait_for_ever(params, X, y):
+    threading.Event().wait(20)
+    return ones(params, X, y)
+
+
+def test_gradient_that_takes_for_ever_ends_with_the_timeout():
+    with local_cluster(n_workers=1, threads=4) as client, a_store() as store:
+        began = time.monotonic()
+        with pytest.raises(TimeoutError, match="a run on store"):
+            daskps.train(
+                store, wait_for_ever, X, trainers=2, execution="graph", timeout=0.5
+            )
+        assert time.monotonic() - began < 5
+        # Two threads are still at it; what they bring is refused.
+        assert daskps.train(store, regression, X, Y, execution="graph").version == 2
+        until(lambda: held(client) == [0])
+
+
+def wrong_on_one_part(params, X, y):
+    return {"w": np.ones(6 if X[0, 0] != 3 else 5, "f4")}
+
+
+def test_wrong_shape_in_one_part_only_changes_nothing(client):
+    rows = np.repeat(np.arange(8.0), 2)[:, None]
+    with a_store() as store:
+        with pytest.raises(daskps.PushRejectedError, match="shape") as caught:
+            daskps.train(store, wrong_on_one_part, rows, trainers=8, execution="graph")
+        assert any("trainer 3 of 8" in note for note in caught.value.__notes__)
+        assert store.versions == (0, 0)
+        until(lambda: held(client) == [0, 0])
+
+
+class KillOnce:
+    """A gradient that kills its worker, until a file says it has."""
+
+    def __init__(self, path, always=False):
+        self.path, self.always = path, always
+
+    def __call__(self, params, X, y):
+        if X[0, 0] == 2 and (self.always or not os.path.exists(self.path)):
+            with open(self.path, "w") as file:
+                file.write(get_worker().address)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return ones(params, X, y)
+
+
+def test_gradient_that_kills_its_worker(tmp_path):
+    """Once: the round is made good. Always: Dask's own error, and no hang."""
+    rows = np.arange(4.0)[:, None]
+    with local_cluster(n_workers=2, threads=1) as client:
+        server, other = sorted(client.scheduler_info()["workers"])
+        client.run_on_scheduler(
+            lambda dask_scheduler: setattr(dask_scheduler, "allowed_failures", 1)
+        )
+        with daskps.create(
+            {"w": np.zeros(3)}, optimizer=optim.SGD(1.0), servers=[server]
+        ) as store:
+            options: Any = {"execution": "graph", "trainers": 4, "epochs": 3}
+            once = KillOnce(str(tmp_path / "once"))
+            result = daskps.train(store, once, rows, timeout=60, **options)
+            np.testing.assert_array_equal(result.weights["w"], -3.0)
+            assert (tmp_path / "once").read_text() == other
