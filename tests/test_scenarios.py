@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import pytest
 
@@ -373,6 +374,42 @@ def test_d4_reshuffle_gives_all_rows_to_everyone():
     assert (first != second).any()
     for part, again in zip([first, second], d_rows("reshuffle", seed=5), strict=True):
         np.testing.assert_array_equal(part, again)
+
+
+def place_of_row(params, X, y):
+    """Mark each row of the part with one more than its place in it."""
+    grads = np.zeros(2000)
+    grads[X.astype(int)] = 1 + np.arange(len(X))
+    return {"w": grads}
+
+
+def digits_of_ranks(stacked, weights):
+    """Keep what each of two ranks says of a row: one number, in base 10,000."""
+    return stacked[0] + 10_000 * stacked[1]
+
+
+@pytest.mark.parametrize("scheme", ["contiguous", "round_robin", "random", "reshuffle"])
+@pytest.mark.parametrize("data", ["NumPy", "dask array"])
+def test_d6_distributed_partitions_are_the_local_ones(way, data, scheme):
+    """The rows each of two trainers sees, and their order, are those of `partition`."""
+    expected = np.zeros(2000)
+    for rank, part in enumerate(d_rows(scheme, seed=5)):
+        expected[part] += 10_000.0**rank * (1 + np.arange(len(part)))
+    X = np.arange(2000.0)
+    with daskps.create({"w": np.zeros(2000)}, optimizer=optim.SGD(1.0)) as store:
+        result = daskps.train(
+            store,
+            place_of_row,
+            X if data == "NumPy" else da.from_array(X, chunks=250),
+            trainers=2,
+            scheme=scheme,
+            seed=5,
+            reduce=digits_of_ranks,
+            batch_size=2000,
+            shuffle=False,
+        )
+    assert result.version == 1
+    np.testing.assert_array_equal(-result.weights["w"], expected)
 
 
 @pytest.mark.parametrize(

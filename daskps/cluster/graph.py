@@ -161,7 +161,7 @@ def compute_gradient(work: Work, duty: Duty, part: Any, after: Any) -> Receipt:
         found.kind if found.arrays else None,
         found.rows,
         found.loss_sum,
-        duty.home != desk.worker,
+        duty.home not in ("", desk.worker),
     )
 
 

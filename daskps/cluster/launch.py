@@ -13,6 +13,7 @@ from distributed import Client, Future
 
 from daskps import config
 from daskps.cluster import upstream
+from daskps.cluster.blocks import Part
 from daskps.cluster.graph import Work
 from daskps.cluster.messages import unpack_error
 from daskps.cluster.rounds import GraphRun
@@ -45,7 +46,7 @@ class Launch:
     restartable: bool
     gated: bool
     body: Body
-    #: What each trainer trains on, or a future of it.
+    #: What each trainer trains on: a `Part`, a future of it, or itself.
     parts: Sequence[Any]
     name: str
     #: The rounds of graph execution; None for resident trainers.
@@ -279,7 +280,7 @@ class _Trainers:
         self.client: Client = link.client
         self.futures: dict[int, Future[Any]] = {}
         #: Held so that Dask keeps the data as long as a trainer may need it.
-        self._data: dict[int, Future[Any]] = {}
+        self._data: dict[int, Any] = {}
 
     async def results(self) -> list[Any]:
         """Start all trainers and await what they return."""
@@ -300,8 +301,12 @@ class _Trainers:
 
     async def _start(self, rank: int, worker: str, attempt: int) -> None:
         part = self.spec.parts[rank]
-        if not isinstance(part, Future):
-            part = await upstream.scatter(self.client, part, worker)
+        if isinstance(part, Part):
+            # Where its data went with a worker, it is anywhere by now.
+            worker = part.worker if part.worker and not attempt else worker
+            part = await part.deliver(self.client, worker)
+        elif not isinstance(part, Future):
+            [part] = await upstream.scatter(self.client, [part], worker)
         self._data[rank] = part
         self.futures[rank] = self.client.submit(
             run_trainer,
@@ -338,6 +343,12 @@ class _Trainers:
         raise RunCancelledError(f"trainer {rank} lost {attempt} workers in a row")
 
     async def _restart(self, rank: int, attempt: int) -> None:
+        part = self.spec.parts[rank]
+        if isinstance(part, Part) and part.is_lost:
+            raise RunCancelledError(
+                f"trainer {rank} lost its data with a worker, and Dask cannot compute "
+                f"what was scattered again; give delayed parts or futures of tasks"
+            )
         try:
             workers = await workers_for(self.link, len(self.spec.parts))
         except NotEnoughWorkersError as error:
@@ -349,3 +360,4 @@ class _Trainers:
         """Tell Dask that nobody wants the trainers any more."""
         for future in self.futures.values():
             upstream.release(future)
+        self._data.clear()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from distributed import Future
 
+    from daskps.cluster.blocks import Part
     from daskps.cluster.graph import Receipt, Work
     from daskps.cluster.link import Link
 
@@ -109,7 +110,7 @@ class GraphRun:
         The client's way to the cluster.
     work : Work
         What all its tasks have in common.
-    parts : sequence
+    parts : list of Part
         The data of each rank.
     schedule : Schedule
         Which ranks deliver when.
@@ -121,13 +122,13 @@ class GraphRun:
         self,
         link: Link,
         work: Work,
-        parts: Sequence[Any],
+        parts: Sequence[Part],
         schedule: Schedule,
         listen: Listener,
     ) -> None:
         self.link, self.client, self.listen = link, link.client, listen
         self.work, self.schedule = work, schedule
-        self.parts = Parts(link, parts, work.run)
+        self.homes = Homes(link, parts, work.run)
         self._ledger = Ledger(self.schedule)
         self._attempt = 0
         self._told = 0.0
@@ -144,7 +145,7 @@ class GraphRun:
             upstream.future_of(self.client, anchor_key(self.meta.uid, shard))
             for shard in range(self.meta.layout.n_shards)
         ]
-        await self.parts.settle()
+        await self.homes.settle()
         if not self.schedule.per_epoch:
             # No rows at all: each epoch is over at once.
             for epoch in range(self.schedule.epochs):
@@ -172,8 +173,8 @@ class GraphRun:
             self.meta.name,
             self.meta.hosts,
             self._anchors,
-            self.parts.payloads,
-            self.parts.homes,
+            self.homes.payloads,
+            self.homes.workers,
         )
         window = self.schedule.window(start)
         for number in window:
@@ -182,13 +183,12 @@ class GraphRun:
         self._futures = graph.submit(self.client)
         for number, futures in zip(window, self._futures, strict=True):
             for future in futures:
-                if await upstream.done(future) != "finished":
-                    await upstream.result(future)
+                await upstream.computed(future)
             await self._progress(number + 1)
-        found = await upstream.gather(self.client, [row[0] for row in self._futures])
+        found = await upstream.results(self.client, [row[0] for row in self._futures])
         await self._enter(start, found)
         # Before the next window goes out: the scheduler is to hold one at a time.
-        self.cancel()
+        self._release()
         await asyncio.sleep(0)
 
     async def _progress(self, clock: int) -> None:
@@ -215,10 +215,10 @@ class GraphRun:
         # The shards keep one round before the last, which may be run again.
         if self._ledger.round < now - 1:
             raise self._lost(error) from error
-        self.cancel()
+        self._release()
         self._attempt += 1
         await self.listen({"retried": self._ledger.round, "why": str(error)})
-        await self.parts.settle()
+        await self.homes.settle()
         return self._ledger.round
 
     async def _catch_up(self, now: int) -> None:
@@ -241,53 +241,89 @@ class GraphRun:
         )
 
     def cancel(self) -> None:
-        """Tell Dask that nobody wants the window any more."""
+        """Tell Dask that nobody wants the run any more."""
+        self._release()
+        self.homes.clear()
+
+    def _release(self) -> None:
         for row in self._futures:
             for future in row:
                 upstream.release(future)
         self._futures = []
 
 
-class Parts:
-    """The data of the ranks: where each part lives, brought back where it was lost.
+class Homes:
+    """Where the data of each rank is; brought back where it was lost.
 
     Parameters
     ----------
     link : Link
         The client's way to the cluster.
-    values : sequence
-        Data of each rank: a value of the client, or futures.
+    parts : list of Part
+        Data of each rank. Whoever made it may empty it once the run is over.
     run : int
         The run.
     """
 
-    def __init__(self, link: Link, values: Sequence[Any], run: int) -> None:
-        self._link, self._values, self._run = link, values, run
-        self.payloads: list[Any] = [None] * len(values)
-        self.homes: list[str] = [""] * len(values)
+    def __init__(self, link: Link, parts: Sequence[Part], run: int) -> None:
+        self._link, self._parts, self._run = link, parts, run
+        #: What tasks are given of each rank's data.
+        self.payloads: list[Any] = [None] * len(parts)
+        #: Worker that holds it, "" where that is anywhere.
+        self.workers: list[str] = [part.worker or "" for part in parts]
+        self._sent: dict[int, list[Future[Any]]] = {}
 
     async def settle(self) -> None:
-        """Send what is not on the cluster to a worker, contiguous ranks together."""
+        """Send what is on the client to a worker, contiguous ranks together."""
         info = await self._link.node.scheduler.identity()
         workers = list(info["workers"])
         if not workers:
             raise NotEnoughWorkersError("the cluster has no worker to train on")
-        size = len(self._values)
         missing: dict[str, list[int]] = {}
-        for rank in range(size):
-            if self._is_lost(rank) or self.homes[rank] not in workers:
-                home = workers[rank * len(workers) // size]
-                missing.setdefault(home, []).append(rank)
+        for rank, part in enumerate(self._parts):
+            self._check(rank, part)
+            if any(not upstream.is_future(block) for block in part.blocks):
+                if not self._is_there(rank, workers):
+                    home = workers[rank * len(workers) // len(self._parts)]
+                    missing.setdefault(home, []).append(rank)
+            else:
+                self.payloads[rank] = part.payload(())
+                if self.workers[rank] not in workers:
+                    # Dask computes it again, wherever it likes.
+                    self.workers[rank] = ""
         for home, ranks in missing.items():
-            values = [self._values[rank] for rank in ranks]
-            futures = await upstream.scatter_all(self._link.client, values, home)
-            for rank, future in zip(ranks, futures, strict=True):
-                self.payloads[rank], self.homes[rank] = future, home
-        await self._link.directory("trains_on", run=self._run, workers=self.homes)
+            await self._send(home, ranks)
+        await self._link.directory("trains_on", run=self._run, workers=self.workers)
 
-    def _is_lost(self, rank: int) -> bool:
-        payload = self.payloads[rank]
-        return payload is None or payload.status in ("cancelled", "lost", "error")
+    def _check(self, rank: int, part: Part) -> None:
+        if part.is_lost:
+            raise RunCancelledError(
+                f"rank {rank} lost its data with a worker, and Dask cannot compute "
+                f"what was scattered again; give delayed parts or futures of tasks"
+            )
+
+    def _is_there(self, rank: int, workers: Sequence[str]) -> bool:
+        sent = self._sent.get(rank)
+        return (
+            sent is not None
+            and self.workers[rank] in workers
+            and all(future.status == "finished" for future in sent)
+        )
+
+    async def _send(self, home: str, ranks: Sequence[int]) -> None:
+        """Send the arrays of some ranks in one message."""
+        here = {rank: self._parts[rank].values for rank in ranks}
+        flat = [value for rank in ranks for value in here[rank]]
+        sent = iter(await upstream.scatter(self._link.client, flat, home))
+        for rank in ranks:
+            self._sent[rank] = [next(sent) for _ in here[rank]]
+            self.payloads[rank] = self._parts[rank].payload(self._sent[rank])
+            self.workers[rank] = home
+
+    def clear(self) -> None:
+        """Let go of the data."""
+        self._sent.clear()
+        self.payloads = []
 
 
 def _same(value: Any) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dask.core import flatten
 from distributed import Client, Future
 from distributed import worker as _worker
 from distributed.protocol import pickle as _pickle
@@ -21,20 +22,22 @@ if TYPE_CHECKING:
     from distributed.utils import SyncMethodMixin
 
 __all__ = [
+    "chunk_futures",
     "compute",
+    "computed",
     "current_task",
-    "done",
     "dumps",
     "frame",
     "future_of",
-    "gather",
+    "is_future",
     "loads",
+    "own",
     "persist",
     "register",
     "release",
     "result",
+    "results",
     "scatter",
-    "scatter_all",
     "secede",
     "submit_graph",
     "sync",
@@ -74,16 +77,10 @@ async def result(future: Future[Any]) -> Any:
     return await future._result()
 
 
-async def done(future: Future[Any]) -> str:
-    """Wait until a future has an outcome; return its status, fetch nothing."""
-    state: Any = future._state
-    await state.wait()
-    return str(future.status)
-
-
-async def gather(client: Client, futures: Any) -> Any:
-    """Fetch the results of a list of futures together."""
-    return await client._gather(futures)
+async def results(client: Client, futures: list[Future[Any]]) -> list[Any]:
+    """Await several futures on their client's loop, in one message."""
+    found: list[Any] = await client._gather(futures)
+    return found
 
 
 def future_of(client: Client, key: Any) -> Future[Any]:
@@ -96,15 +93,20 @@ def submit_graph(client: Client, graph: Any, keys: Any) -> Any:
     return client.get(graph, keys, sync=False)
 
 
-async def scatter(client: Client, value: Any, worker: str) -> Future[Any]:
-    """Send one value to a worker and return its future."""
-    [future] = await scatter_all(client, [value], worker)
-    return future
+async def computed(future: Future[Any]) -> None:
+    """Wait for a future on its client's loop and leave its result where it is.
+
+    Raises
+    ------
+    Exception
+        What the task raised, or that it was cancelled.
+    """
+    await future._state.wait()  # type: ignore[union-attr]
+    if future.status != "finished":
+        await future._result()
 
 
-async def scatter_all(
-    client: Client, values: list[Any], worker: str
-) -> list[Future[Any]]:
+async def scatter(client: Client, values: list[Any], worker: str) -> list[Future[Any]]:
     """Send values to a worker and return their futures.
 
     In a list, because Dask scatters a list or dict element by element; unhashed,
@@ -123,8 +125,38 @@ def compute(client: Client, collection: Any) -> Future[Any]:
 
 
 def persist(client: Client, collection: Any) -> Any:
-    """Start computing the chunks of a dask collection where they are."""
+    """Start computing the chunks of a dask collection where they are.
+
+    Of a list of them too, in one graph. Chunks that are futures stay what they are;
+    the futures in the result are new objects, so that dropping them drops nothing of
+    the caller's.
+    """
     return client.persist(collection)
+
+
+def chunk_futures(persisted: Any) -> list[list[Future[Any]]]:
+    """Return the futures of a persisted collection, one list per chunk of axis 0."""
+    graph = persisted.__dask_graph__()
+    return [
+        [graph[key] for key in flatten([keys])] for keys in persisted.__dask_keys__()
+    ]
+
+
+def is_future(value: Any) -> bool:
+    """Whether it is a future of Dask's."""
+    return isinstance(value, Future)
+
+
+def own(client: Client, future: Future[Any]) -> Future[Any]:
+    """Return a future of the same result that this client can wait for."""
+    if future.client is client or future.status in ("cancelled", "error"):
+        return future
+    found: Future[Any] = Future(future.key, client)
+    # As an unpickled future does: else the scheduler never tells this client of it.
+    client._send_to_scheduler(
+        {"op": "client-desires-keys", "keys": [future.key], "client": client.id}
+    )
+    return found
 
 
 def release(future: Future[Any]) -> None:

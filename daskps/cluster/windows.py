@@ -83,7 +83,7 @@ class Graph:
     parts : sequence
         Data of each rank: a future, or something made of futures.
     homes : sequence of str
-        Worker of each rank's data.
+        Worker of each rank's data, "" for any.
     """
 
     def __init__(  # noqa: PLR0917 - what tasks are made of
@@ -125,9 +125,10 @@ class Graph:
         self.tokens.append(tokens)
 
     def _layer(self, name: str, tasks: Any, worker: str, **annotations: Any) -> None:
-        # Loose: a task that may run on one worker only waits for ever once that left.
-        where = {"workers": [worker], "allow_other_workers": True}
-        self.layers[name] = MaterializedLayer(tasks, annotations=where | annotations)
+        if worker:
+            # Loose: a task for one worker only waits for ever once that has left.
+            annotations |= {"workers": [worker], "allow_other_workers": True}
+        self.layers[name] = MaterializedLayer(tasks, annotations=annotations)
 
     def submit(self, client: Client) -> list[list[Future[Any]]]:
         """Submit the window; return the futures of its reductions, round by round.

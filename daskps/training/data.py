@@ -152,7 +152,7 @@ def partition(
     if y is not None and n_rows(y) != n:
         raise ValueError(f"X has {n} rows and y {n_rows(y)}; they must be as many")
     return [
-        (_take(X, part), None if y is None else _take(y, part))
+        (take(X, part), None if y is None else take(y, part))
         for part in rows(n, k, scheme, weights=weights, seed=seed)
     ]
 
@@ -213,7 +213,7 @@ def n_rows(X: Any) -> int:
     return int(n)
 
 
-def _take(X: Any, part: Rows) -> Any:
+def take(X: Any, part: Rows) -> Any:
     """Return some rows of anything that has rows."""
     if hasattr(X, "iloc"):  # a data frame's [] means columns
         return X.iloc[part]

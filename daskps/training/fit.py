@@ -10,8 +10,8 @@ import numpy as np
 from daskps.consistency import BSP, Policy, policy
 from daskps.reduction import check_reduce
 from daskps.training import callbacks as callbacks_module
-from daskps.training.data import n_rows, rows
 from daskps.training.job import Epoch, Job, TrainResult, check_trainers, whole
+from daskps.training.parts import check
 from daskps.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -55,6 +55,11 @@ def train(  # noqa: PLR0913 - the public contract
 ) -> Any:
     """Train the parameters of a store on data, with one trainer per worker.
 
+    Data on the cluster is trained on where it lies. With ``scheme="contiguous"`` and
+    no weights, parts of a dask array are runs of whole chunks, and each trainer
+    starts on the worker that holds most of its part. Blocks that lie elsewhere travel
+    and are counted in ``stats["moved_parts"]``.
+
     Parameters
     ----------
     store : ParameterStore
@@ -63,16 +68,23 @@ def train(  # noqa: PLR0913 - the public contract
         ``gradient(params, X_batch, y_batch)`` returns the mean gradients over the
         batch as a mapping of names to arrays, or ``(loss, gradients)``. `params` is
         a flat dict whose arrays are valid until it returns.
-    X : ndarray or dask array, shape (n, ...)
-        Training rows.
-    y : ndarray or dask array, shape (n, ...), optional
-        Labels.
+    X : array_like or dask array, shape (n, ...), or list of Future or Delayed
+        Training rows. Dask computes lazy ones once, keeps them during the run, and
+        computes again what goes with a worker. Each element of a list of futures or
+        delayed objects is one trainer's part, an array of shape (n_i, ...).
+    y : like X, optional
+        Labels. Those of a dask array in other chunks than `X` are rechunked along
+        the first axis to those of `X`: they travel. For a list of parts, a list of
+        as many, of shape (n_i, ...). An array in memory beside a dask array is sent
+        in pieces to the trainers.
     epochs : int
         Passes over the data.
     batch_size : int
         Rows per batch and trainer; the short last batch is kept.
     trainers : int, optional
-        Number of trainers; one per worker by default.
+        Number of trainers. By default one per worker, for a dask array at most one
+        per chunk, for a list of parts one for each. With more trainers than chunks,
+        chunks are cut on their workers.
     sync : {"bsp", "ssp", "asp"} or BSP, SSP, ASP
         How trainers are kept together; "ssp" has a staleness of 3 clocks.
     reduce : {"mean", "sum"} or callable
@@ -86,7 +98,8 @@ def train(  # noqa: PLR0913 - the public contract
         With "models" a round assigns the row-weighted mean of the trainers' copies
         instead; BSP only.
     scheme : {"contiguous", "round_robin", "random", "reshuffle"}
-        How rows are dealt out, see :func:`partition`.
+        How rows are dealt out, see :func:`partition`; only "contiguous" follows the
+        chunks of a dask array, for the others and with `weights` its rows travel.
     weights : sequence of float, optional
         Relative sizes of the parts.
     shuffle : bool
@@ -181,7 +194,7 @@ def train(  # noqa: PLR0913 - the public contract
     }
     split: dict[str, Any] = {"scheme": scheme, "weights": weights, "seed": seed}
     # Here, so that bad data is refused before anything is started.
-    _check_split(X, y, job.trainers or 1 if weights is None else len(weights), split)
+    check(X, y, job.trainers, split)
     return job.start(
         lambda work: job.train(work, X, y, loop=loop, split=split), timeout
     )
@@ -256,14 +269,6 @@ class _Loop:
 
     def __call__(self, session: Session, part: Any) -> Any:
         return self.loop(Trainer(session), part)
-
-
-def _check_split(X: Any, y: Any, size: int, split: Mapping[str, Any]) -> None:
-    """Refuse what `partition` would, without cutting anything."""
-    n = n_rows(X)
-    if y is not None and n_rows(y) != n:
-        raise ValueError(f"X has {n} rows and y {n_rows(y)}; they must be as many")
-    rows(n, size, **split)
 
 
 def _checked_run(chosen: Policy, reduce: Any) -> Policy:

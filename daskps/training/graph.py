@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from daskps.training.blocks import rows_of
 from daskps.training.data import n_rows
 from daskps.training.steps import FitPlan, Stepper
 
@@ -35,7 +36,7 @@ class GraphStepper(Stepper):
         self, part: tuple[Any, Any], rank: int, number: int, shared: Shared
     ) -> Delivery:
         """Compute what a rank delivers to a round, from `params` as they are."""
-        X, y = part
+        X, y = rows_of(part)
         n = n_rows(X)
         epoch, within = divmod(number, self.plan.rounds)
         # Shuffled once per epoch and worker, not once per round.

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from daskps import config
-from daskps.cluster import upstream
-from daskps.cluster.launch import Launch, launch, threads_of, workers_for
+from daskps.cluster.launch import Launch, launch, threads_of
 from daskps.cluster.pump import Pump, UserCall, call_directly
 from daskps.cluster.windows import Schedule
 from daskps.errors import LayoutError
 from daskps.store import ParameterStore
 from daskps.training import callbacks as callbacks_module
-from daskps.training.data import n_rows, partition
 from daskps.training.graph import GraphBody
+from daskps.training.parts import parts_of
 from daskps.training.resident import FitLoop
 from daskps.training.steps import FitPlan
 
@@ -69,7 +67,9 @@ class TrainResult:
     execution : str
         How it was executed.
     stats : dict
-        Counts of lost trainers, of pushes the shards saw twice, and the last clock.
+        `lost_trainers`, `duplicates` (pushes the shards saw twice), the last `clock`,
+        and `moved_parts`: blocks of dask arrays, futures and delayed parts that lay on
+        another worker than the trainer they were for when it was started.
     """
 
     weights: dict[str, Array]
@@ -171,18 +171,20 @@ class Job:
     ) -> TrainResult:
         """Cut the data, train, read what came out."""
         link: Link = self.store.bind()
-        size = self.trainers or len(await workers_for(link, None))
-        # In a thread: with a scheme that shuffles this copies all rows.
-        parts = await asyncio.to_thread(partition, X, y, size, **split)
-        lengths = [n_rows(part) for part, _ in parts]
-        plan = FitPlan(rounds=0, **loop)
-        plan = replace(plan, rounds=plan.n_groups(max(lengths)))
-        graph = await self._graph(plan, lengths)
-        body = FitLoop(plan) if graph is None else GraphBody(plan)
-        progress = Progress(self.store, self.epochs)
-        await self._notify(call, "on_start", progress)
-        computed = [_computed(link, part) for part in parts]
-        await self.launch(call, body, computed, progress=progress, graph=graph)
+        parts = await parts_of(link, X, y, trainers=self.trainers, split=split)
+        try:
+            lengths = [part.rows for part in parts]
+            plan = FitPlan(rounds=0, **loop)
+            plan = replace(plan, rounds=plan.n_groups(max(lengths)))
+            graph = await self._graph(plan, lengths)
+            body = FitLoop(plan) if graph is None else GraphBody(plan)
+            progress = Progress(self.store, self.epochs)
+            self.stats["moved_parts"] = sum(part.moved for part in parts)
+            await self._notify(call, "on_start", progress)
+            await self.launch(call, body, parts, progress=progress, graph=graph)
+        finally:
+            # The traceback of an error must not keep our data on the cluster.
+            parts.clear()
         shards = await self.store.attach(link)
         rows = await shards.control("stats")
         found = await self._pull()
@@ -227,7 +229,7 @@ class Job:
         elif "retried" in event:
             self.stats["retried_rounds"] += 1
         elif "moved" in event:
-            self.stats["moved_parts"] = event["moved"]
+            self.stats["moved_parts"] += event["moved"]
         else:
             return await self._end_epoch(event, call, progress)
         return False
@@ -265,22 +267,6 @@ class Job:
     async def _notify(self, call: UserCall, event: str, progress: Progress) -> None:
         if self.callbacks:
             await call(callbacks_module.notify, self.callbacks, event, progress)
-
-
-def _computed(link: Link, part: tuple[Any, Any]) -> Any:
-    """Return a part as it is, or a future of it where it is a dask collection."""
-    if not any(hasattr(array, "__dask_graph__") for array in part):
-        return part
-    lazy = [a.rechunk(-1) if hasattr(a, "rechunk") else a for a in part]
-    client = link.client
-    futures = [
-        upstream.compute(client, a) if hasattr(a, "__dask_graph__") else a for a in lazy
-    ]
-    return client.submit(_pair, *futures, pure=False)
-
-
-def _pair(X: Any, y: Any) -> tuple[Any, Any]:
-    return X, y
 
 
 def check_trainers(value: Any, execution: str = "resident") -> int:

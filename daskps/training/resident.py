@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from daskps.training.blocks import rows_of
 from daskps.training.data import n_rows
 from daskps.training.steps import FitPlan, Stepper
 
@@ -26,7 +27,7 @@ class FitLoop:
 
     def __call__(self, session: Session, part: tuple[Any, Any]) -> None:
         """Train to the end of the last epoch, or until told to stop."""
-        _Loop(self.plan, session, *part).run()
+        _Loop(self.plan, session, *rows_of(part)).run()
 
 
 class _Loop:

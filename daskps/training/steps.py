@@ -19,7 +19,7 @@ from daskps.cluster.plans import (
     whole,
 )
 from daskps.errors import PushRejectedError
-from daskps.training.data import batches, n_rows
+from daskps.training.data import batches, n_rows, take
 from daskps.training.local import LocalModel
 
 if TYPE_CHECKING:
@@ -126,8 +126,8 @@ class Stepper:
     def _gradient(
         self, X: Any, y: Any, batch: Any
     ) -> tuple[dict[int, Array], int, float | None]:
-        X = _take(X, batch)
-        y = None if y is None else _take(y, batch)
+        X = take(X, batch)
+        y = None if y is None else take(y, batch)
         loss, grads = self._split(self.plan.gradient(self.params, X, y))
         rows = n_rows(X)
         checked = self._checked(grads, model=False)
@@ -171,7 +171,3 @@ class Stepper:
 
     def _is_ours(self, array: Array) -> bool:
         return any(np.may_share_memory(array, p) for p in self.params.values())
-
-
-def _take(X: Any, batch: Any) -> Any:
-    return X.iloc[batch] if hasattr(X, "iloc") else X[batch]

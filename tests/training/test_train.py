@@ -471,8 +471,10 @@ def test_callback_that_raises_ends_the_run(train, client):
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_dask_arrays_give_the_bits_of_numpy(client, scheme):
     found = []
-    lazy = da.from_array(X, chunks=(5, 2)), da.from_array(Y, chunks=7)
-    for data in ((X, Y), lazy, (lazy[0], Y)):
+    # Of the 23 rows three trainers get 8, 8 and 7.
+    lazy = da.from_array(X, chunks=(8, 2)), da.from_array(Y, chunks=7)
+    other = da.from_array(Y, chunks=8)
+    for data in ((X, Y), lazy, (lazy[0], Y), (X, other)):
         with sgd_store() as store:
             result = daskps.train(
                 store,
@@ -485,7 +487,7 @@ def test_dask_arrays_give_the_bits_of_numpy(client, scheme):
                 seed=3,
             )
             found.append(bits(result.weights))
-    assert found == found[:1] * 3
+    assert found == found[:1] * 4
 
 
 def type_of_batch(params, X, y):
@@ -500,8 +502,9 @@ def test_dask_arrays_arrive_as_arrays(client):
         result = daskps.train(
             store, type_of_batch, X_lazy, X_lazy.sum(axis=1), trainers=4, batch_size=3
         )
-    # Each trainer has ten rows: batches of 3, 3, 3 and 1.
-    assert result.history[0].loss == pytest.approx((3 * 9 + 1) / 10)
+    # Chunks of 9, 9, 9, 9 and 4 rows: three trainers get one, in three batches of
+    # 3 rows, and the last one 13 rows, in batches of 3, 3, 3, 3 and 1.
+    assert result.history[0].loss == pytest.approx((3 * 3 * 9 + 4 * 9 + 1) / 40)
 
 
 def fails(n=1):
