@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -38,6 +38,19 @@ class Place:
     run: int
     attempt: int
     round: int
+
+
+class Receipt(NamedTuple):
+    """What a gradient task returns: where its contribution lies, and its loss."""
+
+    rank: int
+    worker: str
+    #: What was delivered, None for no array at all.
+    kind: str | None
+    rows: int
+    loss_sum: float | None
+    #: Whether the part was not where it ran.
+    moved: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +85,8 @@ class _RunHere:
 
     place: Place
     by_rank: dict[int, Contribution] = field(default_factory=dict)
+    #: On the first host of the store: what the client has yet to hear of each round.
+    receipts: dict[int, list[Any]] = field(default_factory=dict)
     #: For the bodies of the run's tasks: what they compute once per worker.
     shared: dict[Any, Any] = field(default_factory=dict)
 
@@ -117,11 +132,28 @@ class Contributions:
         with self._lock:
             if run in self._ended:
                 raise RunCancelledError(f"run {run} is over")
-            known = self._runs.setdefault(run, _RunHere(Place(run, 0, 0))).shared
+            known = self._known(run).shared
         # Outside the lock: two tasks may both make it, one of them is kept.
         if key not in known:
             known.setdefault(key, make())
         return known[key]
+
+    def _known(self, run: int) -> _RunHere:
+        return self._runs.setdefault(run, _RunHere(Place(run, 0, 0)))
+
+    def note(self, run: int, number: int, receipts: Sequence[Any]) -> None:
+        """Keep the receipts of a round that is about to be applied here."""
+        with self._lock:
+            if run not in self._ended:
+                self._known(run).receipts[number] = list(receipts)
+
+    def receipts(self, run: int, since: int) -> list[tuple[int, list[Any]]]:
+        """Return the receipts of the rounds from `since` on; forget older ones."""
+        with self._lock:
+            known = self._known(run).receipts
+            for number in [n for n in known if n < since]:
+                del known[number]
+            return sorted(known.items())
 
     def sums(
         self,

@@ -245,6 +245,21 @@ async def sums(
     return found
 
 
+async def note(
+    host: ShardHost, *, store: str, run: int, number: int, receipts: Sequence[Any]
+) -> None:
+    """Keep the receipts of a round: shards live here, and so does their history."""
+    host.contributions.note(run, number, receipts)
+
+
+async def receipts(
+    host: ShardHost, store: str, run: int, since: int
+) -> list[tuple[int, list[Any]]]:
+    """Return the receipts of a run's rounds from `since` on."""
+    host.of(store)
+    return host.contributions.receipts(run, since)
+
+
 async def free(host: ShardHost, run: int, attempt: int, last: int) -> None:
     """Drop the contributions to an attempt's rounds up to `last`."""
     host.contributions.free(run, attempt, last)
@@ -329,6 +344,8 @@ METHODS: dict[str, Callable[..., Awaitable[Any]]] = {
         rounds,
         aggregate,
         sums,
+        note,
+        receipts,
         free,
         end_graph,
         versions,

@@ -4,72 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import CancelledError
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from distributed import Client, Future
-
-from daskps import config
 from daskps.cluster import upstream
-from daskps.cluster.blocks import Part
-from daskps.cluster.graph import Work
+from daskps.cluster.desk import Work
 from daskps.cluster.messages import unpack_error
 from daskps.cluster.rounds import GraphRun
-from daskps.cluster.tasks import run_trainer
-from daskps.consistency import BSP, SSP, Policy
-from daskps.errors import NotEnoughWorkersError, ProtocolError, RunCancelledError
+from daskps.cluster.trainers import LAST_WORDS_SECONDS, Trainers
+from daskps.consistency import SSP
+from daskps.errors import ProtocolError, RunCancelledError
 
 if TYPE_CHECKING:
     from daskps.cluster.link import Link
-    from daskps.cluster.windows import Schedule
+    from daskps.cluster.spec import Launch
 
-#: How long to wait for a better reason once a run has failed.
-LAST_WORDS_SECONDS = 2.0
-#: How often a trainer whose data went with its worker is given new data.
-MOST_RESTARTS = 5
-#: A resident trainer's function of its session and its part of the data; for graph
-#: execution a function of the store's `Meta` that makes a thread's stepper.
-Body = Callable[..., Any]
 Listener = Callable[[dict[str, Any]], Awaitable[Any]]
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One run, before it begins."""
-
-    uid: str
-    policy: Policy
-    reduce: Any
-    reset: bool
-    restartable: bool
-    gated: bool
-    body: Body
-    #: What each trainer trains on: a `Part`, a future of it, or itself.
-    parts: Sequence[Any]
-    name: str
-    #: The rounds of graph execution; None for resident trainers.
-    graph: Schedule | None = None
-
-    @property
-    def n_ranks(self) -> int:
-        """Ranks that the shards know: a round of the graph, reduced, comes from one."""
-        return 1 if self.graph else len(self.parts)
-
-
-async def threads_of(link: Link) -> dict[str, int]:
-    """Return the number of threads of each worker."""
-    info = await link.node.scheduler.identity()
-    return {w: int(about["nthreads"]) for w, about in info["workers"].items()}
-
-
-async def workers_for(link: Link, size: int | None) -> list[str]:
-    """Return a worker for each of `size` trainers, one per worker by default."""
-    found = list(await threads_of(link))
-    if not found:
-        raise NotEnoughWorkersError("the cluster has no worker to train on; add some")
-    return [found[i % len(found)] for i in range(size or len(found))]
 
 
 async def launch(
@@ -119,7 +69,7 @@ async def launch(
     run = await _opened(link, opening)
     began(run)
     news = _News(link, run, listen)
-    trainers: _Trainers | GraphRun = (
+    trainers: Trainers | GraphRun = (
         GraphRun(
             link,
             Work(spec.uid, run, len(spec.parts), reduce, body),
@@ -128,7 +78,7 @@ async def launch(
             listen,
         )
         if spec.graph
-        else _Trainers(link, spec, run, body)
+        else Trainers(link, spec, run, body)
     )
     try:
         watch = asyncio.ensure_future(news.follow())
@@ -243,24 +193,6 @@ class _News:
             await self.listen({"clock": self._clock})
 
 
-async def _errors(trainers: Sequence[asyncio.Future[Any]]) -> list[BaseException]:
-    """Wait for all trainers or an error of one's own; return the errors.
-
-    The trainer that is the reason for a fence reports after those it has fenced.
-    """
-    errors: list[BaseException] = []
-    waiting, timeout = set(trainers), None
-    while waiting:
-        done, waiting = await asyncio.wait(
-            waiting, timeout=timeout, return_when=asyncio.FIRST_EXCEPTION
-        )
-        errors += [error for t in done if (error := t.exception())]
-        if not done or not all(isinstance(e, RunCancelledError) for e in errors):
-            break
-        timeout = LAST_WORDS_SECONDS
-    return errors
-
-
 async def _fence(link: Link, run: int, reason: str) -> None:
     with contextlib.suppress(OSError, ProtocolError):
         fence = link.directory("fence_run", run=run, reason=reason)
@@ -270,94 +202,3 @@ async def _fence(link: Link, run: int, reason: str) -> None:
 async def _close(link: Link, run: int) -> None:
     with contextlib.suppress(OSError, ProtocolError):
         await asyncio.wait_for(link.directory("close_run", run=run), 5)
-
-
-class _Trainers:
-    """The futures of a run's trainers."""
-
-    def __init__(self, link: Link, spec: Launch, run: int, body: bytes) -> None:
-        self.link, self.spec, self.run, self.body = link, spec, run, body
-        self.client: Client = link.client
-        self.futures: dict[int, Future[Any]] = {}
-        #: Held so that Dask keeps the data as long as a trainer may need it.
-        self._data: dict[int, Any] = {}
-
-    async def results(self) -> list[Any]:
-        """Start all trainers and await what they return."""
-        workers = await workers_for(self.link, len(self.spec.parts))
-        for rank, worker in enumerate(workers):
-            await self._start(rank, worker, 0)
-        tasks = [asyncio.ensure_future(self._one(rank)) for rank in self.futures]
-        try:
-            errors = await _errors(tasks)
-            own = [e for e in errors if not isinstance(e, RunCancelledError)]
-            for error in own or errors:
-                raise error
-            return [task.result() for task in tasks]
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _start(self, rank: int, worker: str, attempt: int) -> None:
-        part = self.spec.parts[rank]
-        if isinstance(part, Part):
-            # Where its data went with a worker, it is anywhere by now.
-            worker = part.worker if part.worker and not attempt else worker
-            part = await part.deliver(self.client, worker)
-        elif not isinstance(part, Future):
-            [part] = await upstream.scatter(self.client, [part], worker)
-        self._data[rank] = part
-        self.futures[rank] = self.client.submit(
-            run_trainer,
-            self.body,
-            {
-                "uid": self.spec.uid,
-                "run": self.run,
-                "rank": rank,
-                "size": len(self.spec.parts),
-                "bsp": isinstance(self.spec.policy, BSP),
-            },
-            config.load().register_timeout_seconds,
-            part,
-            key=f"daskps-trainer-{self.spec.name}-{self.run}-{rank}-{attempt}",
-            workers=[worker],
-            allow_other_workers=True,
-            pure=False,
-        )
-
-    async def _one(self, rank: int) -> Any:
-        """Await one trainer, with new data where the old went with its worker."""
-        for attempt in range(1, MOST_RESTARTS + 2):
-            future = self.futures[rank]
-            try:
-                return await upstream.result(future)
-            except CancelledError:
-                # The data it was given went with a worker, so Dask gave it up.
-                if not self.spec.restartable:
-                    raise RunCancelledError(
-                        f"trainer {rank} was lost with its worker"
-                    ) from None
-                if attempt <= MOST_RESTARTS:
-                    await self._restart(rank, attempt)
-        raise RunCancelledError(f"trainer {rank} lost {attempt} workers in a row")
-
-    async def _restart(self, rank: int, attempt: int) -> None:
-        part = self.spec.parts[rank]
-        if isinstance(part, Part) and part.is_lost:
-            raise RunCancelledError(
-                f"trainer {rank} lost its data with a worker, and Dask cannot compute "
-                f"what was scattered again; give delayed parts or futures of tasks"
-            )
-        try:
-            workers = await workers_for(self.link, len(self.spec.parts))
-        except NotEnoughWorkersError as error:
-            # The directory may know more, for example of `client.restart`.
-            raise RunCancelledError(f"trainer {rank} was lost: {error}") from error
-        await self._start(rank, workers[rank], attempt)
-
-    def cancel(self) -> None:
-        """Tell Dask that nobody wants the trainers any more."""
-        for future in self.futures.values():
-            upstream.release(future)
-        self._data.clear()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
     from daskps.cluster.contributions import Place
-    from daskps.cluster.graph import Work
+    from daskps.cluster.desk import Work
 
 #: Rounds submitted together.
 WINDOW = 16
@@ -133,7 +133,7 @@ class Graph:
     def submit(self, client: Client) -> list[list[Future[Any]]]:
         """Submit the window; return the futures of its reductions, round by round.
 
-        Only the first host's are kept for each round, and of the last round all.
+        One for each round, for its progress, and of the last round all.
         """
         graph = HighLevelGraph(self.layers, {name: set() for name in self.layers})
         wanted = [tokens[:1] for tokens in self.tokens[:-1]] + [self.tokens[-1]]

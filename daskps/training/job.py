@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps import config
-from daskps.cluster.launch import Launch, launch, threads_of
+from daskps.cluster.launch import launch
 from daskps.cluster.pump import Pump, UserCall, call_directly
+from daskps.cluster.spec import Launch, threads_of
 from daskps.cluster.windows import Schedule
 from daskps.errors import LayoutError
 from daskps.store import ParameterStore
@@ -22,8 +23,8 @@ from daskps.training.steps import FitPlan
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from daskps.cluster.launch import Body
     from daskps.cluster.link import Link
+    from daskps.cluster.spec import Body
     from daskps.consistency import Policy
 
 Array = np.ndarray[Any, np.dtype[Any]]

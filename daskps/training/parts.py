@@ -10,7 +10,7 @@ from dask.delayed import Delayed
 
 from daskps.cluster import upstream
 from daskps.cluster.blocks import Part, beside, computed, is_elsewhere, placed, places
-from daskps.cluster.launch import workers_for
+from daskps.cluster.spec import workers_for
 from daskps.training.chunks import full_chunks, runs_of_chunks
 from daskps.training.data import n_rows, rows, take
 from daskps.training.listed import check_listed, from_list, listed

@@ -17,7 +17,7 @@ from distributed import Event, SchedulerPlugin, get_worker
 import daskps
 from daskps import optim
 from daskps.cluster.contributions import Contributions, Place, contribution
-from daskps.cluster.rounds import Ledger
+from daskps.cluster.ledger import Ledger
 from daskps.cluster.windows import WINDOW, Schedule
 from daskps.errors import ContributionLostError, RunCancelledError
 from daskps.layout import Layout

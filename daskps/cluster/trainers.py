@@ -1,0 +1,152 @@
+"""The tasks of resident trainers, seen from the client: started, awaited, replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any
+
+from distributed import Client, Future
+
+from daskps import config
+from daskps.cluster import upstream
+from daskps.cluster.blocks import Part
+from daskps.cluster.spec import Launch, workers_for
+from daskps.cluster.tasks import run_trainer
+from daskps.consistency import BSP
+from daskps.errors import NotEnoughWorkersError, RunCancelledError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from daskps.cluster.link import Link
+
+#: How long to wait for a better reason once a run has failed.
+LAST_WORDS_SECONDS = 2.0
+#: How often a trainer whose data went with its worker is given new data.
+MOST_RESTARTS = 5
+
+
+class Trainers:
+    """The futures of a run's trainers."""
+
+    def __init__(self, link: Link, spec: Launch, run: int, body: bytes) -> None:
+        self.link, self.spec, self.run, self.body = link, spec, run, body
+        self.client: Client = link.client
+        self.futures: dict[int, Future[Any]] = {}
+        #: Held so that Dask keeps the data as long as a trainer may need it.
+        self._data: dict[int, Any] = {}
+
+    async def results(self) -> list[Any]:
+        """Start all trainers and await what they return."""
+        workers = await workers_for(self.link, len(self.spec.parts))
+        for rank in range(len(workers)):
+            workers = await self._start_on(workers, rank, 0)
+        tasks = [asyncio.ensure_future(self._one(rank)) for rank in self.futures]
+        try:
+            errors = await _errors(tasks)
+            own = [e for e in errors if not isinstance(e, RunCancelledError)]
+            for error in own or errors:
+                raise error
+            return [task.result() for task in tasks]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _start_on(self, workers: list[str], rank: int, attempt: int) -> list[str]:
+        """Start a trainer on its worker, or where that has died, on those there are."""
+        for tries in itertools.count(1):
+            try:
+                await self._start(rank, workers[rank], attempt)
+            except OSError:
+                # It died under the data; the scheduler may have yet to hear of that.
+                if tries > MOST_RESTARTS:
+                    raise
+                await asyncio.sleep(0.1 * tries)
+                workers = await workers_for(self.link, len(self.spec.parts))
+            else:
+                break
+        return workers
+
+    async def _start(self, rank: int, worker: str, attempt: int) -> None:
+        part = self.spec.parts[rank]
+        if isinstance(part, Part):
+            # Where its data went with a worker, it is anywhere by now.
+            worker = part.worker if part.worker and not attempt else worker
+            part = await part.deliver(self.client, worker)
+        elif not isinstance(part, Future):
+            [part] = await upstream.scatter(self.client, [part], worker)
+        self._data[rank] = part
+        self.futures[rank] = self.client.submit(
+            run_trainer,
+            self.body,
+            {
+                "uid": self.spec.uid,
+                "run": self.run,
+                "rank": rank,
+                "size": len(self.spec.parts),
+                "bsp": isinstance(self.spec.policy, BSP),
+            },
+            config.load().register_timeout_seconds,
+            part,
+            key=f"daskps-trainer-{self.spec.name}-{self.run}-{rank}-{attempt}",
+            workers=[worker],
+            allow_other_workers=True,
+            pure=False,
+        )
+
+    async def _one(self, rank: int) -> Any:
+        """Await one trainer, with new data where the old went with its worker."""
+        for attempt in range(1, MOST_RESTARTS + 2):
+            future = self.futures[rank]
+            try:
+                return await upstream.result(future)
+            except CancelledError:
+                # The data it was given went with a worker, so Dask gave it up.
+                if not self.spec.restartable:
+                    raise RunCancelledError(
+                        f"trainer {rank} was lost with its worker"
+                    ) from None
+                if attempt <= MOST_RESTARTS:
+                    await self._restart(rank, attempt)
+        raise RunCancelledError(f"trainer {rank} lost {attempt} workers in a row")
+
+    async def _restart(self, rank: int, attempt: int) -> None:
+        part = self.spec.parts[rank]
+        if isinstance(part, Part) and part.is_lost:
+            raise RunCancelledError(
+                f"trainer {rank} lost its data with a worker, and Dask cannot compute "
+                f"what was scattered again; give delayed parts or futures of tasks"
+            )
+        try:
+            workers = await workers_for(self.link, len(self.spec.parts))
+        except NotEnoughWorkersError as error:
+            # The directory may know more, for example of `client.restart`.
+            raise RunCancelledError(f"trainer {rank} was lost: {error}") from error
+        await self._start_on(workers, rank, attempt)
+
+    def cancel(self) -> None:
+        """Tell Dask that nobody wants the trainers any more."""
+        for future in self.futures.values():
+            upstream.release(future)
+        self._data.clear()
+
+
+async def _errors(trainers: Sequence[asyncio.Future[Any]]) -> list[BaseException]:
+    """Wait for all trainers or an error of one's own; return the errors.
+
+    The trainer that is the reason for a fence reports after those it has fenced.
+    """
+    errors: list[BaseException] = []
+    waiting, timeout = set(trainers), None
+    while waiting:
+        done, waiting = await asyncio.wait(
+            waiting, timeout=timeout, return_when=asyncio.FIRST_EXCEPTION
+        )
+        errors += [error for t in done if (error := t.exception())]
+        if not done or not all(isinstance(e, RunCancelledError) for e in errors):
+            break
+        timeout = LAST_WORDS_SECONDS
+    return errors
