@@ -56,6 +56,17 @@ class ParameterArray:
         The store it belongs to.
     parameter : Parameter
         Its row in the store's layout.
+
+    Examples
+    --------
+    >>> store = daskps.create({"w": np.zeros((4, 2))}, optimizer=daskps.optim.SGD(0.1))
+    >>> w = store["w"]
+    >>> w.shape, w.dtype, w.nbytes
+    ((4, 2), dtype('float64'), 64)
+    >>> w[1:3].shape
+    (2, 2)
+    >>> np.asarray(w).sum()
+    np.float64(0.0)
     """
 
     def __init__(self, store: _Store, parameter: Parameter) -> None:
@@ -125,6 +136,12 @@ class ParameterArray:
         -------
         ndarray
             The values; `out` itself, if given.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.arange(3.0)})
+        >>> store["w"].pull()
+        array([0., 1., 2.])
         """
         return self._read(out, lambda found: found, timeout)
 
@@ -164,6 +181,13 @@ class ParameterArray:
         -------
         Version
             What the shards reached.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.zeros(3)}, optimizer=daskps.optim.SGD(0.1))
+        >>> _ = store["w"].push(np.ones(3), lr=0.5)
+        >>> store["w"].pull()
+        array([-0.5, -0.5, -0.5])
         """
         grads = {self.name: grad}
         return self._store.push(grads, weight=weight, lr=lr, timeout=timeout)
@@ -182,6 +206,13 @@ class ParameterArray:
         -------
         Version
             What the shards reached.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.arange(3.0)})
+        >>> _ = store["w"].add(np.ones(3))
+        >>> store["w"].pull()
+        array([1., 2., 3.])
         """
         return self._store.add({self.name: delta}, timeout=timeout)
 
@@ -199,6 +230,13 @@ class ParameterArray:
         -------
         Version
             What the shards reached.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.zeros(3)})
+        >>> _ = store["w"].assign(np.full(3, 7.0))
+        >>> store["w"].pull()
+        array([7., 7., 7.])
         """
         return self._store.assign({self.name: value}, timeout=timeout)
 

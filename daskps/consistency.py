@@ -16,6 +16,14 @@ class BSP:
 
     A pull reads exactly the last complete round (Valiant, "A bridging model for
     parallel computation", CACM 33(8), 1990).
+
+    Examples
+    --------
+    >>> store = daskps.create({"w": np.zeros(1)}, optimizer=daskps.optim.SGD(1.0))
+    >>> gradient = lambda params, X, y: {"w": X.mean(axis=0)}
+    >>> X = np.array([[1.0], [3.0]])
+    >>> daskps.train(store, gradient, X, trainers=2, sync=daskps.BSP()).weights
+    {'w': array([-2.])}
     """
 
     name = "bsp"
@@ -32,6 +40,14 @@ class SSP:
     ----------
     staleness : int
         How many clocks the slowest live trainer may be behind the one that pulls.
+
+    Examples
+    --------
+    >>> store = daskps.create({"w": np.zeros(1)}, optimizer=daskps.optim.SGD(1.0))
+    >>> gradient = lambda params, X, y: {"w": X.mean(axis=0)}
+    >>> X = np.array([[1.0], [3.0]])
+    >>> daskps.train(store, gradient, X, trainers=2, sync=daskps.SSP(1)).weights
+    {'w': array([-4.])}
     """
 
     staleness: int = 3
@@ -51,7 +67,16 @@ class SSP:
 
 @dataclass(frozen=True, slots=True)
 class ASP:
-    """Asynchronous parallel: every push is applied on arrival, nobody waits."""
+    """Asynchronous parallel: every push is applied on arrival, nobody waits.
+
+    Examples
+    --------
+    >>> store = daskps.create({"w": np.zeros(1)}, optimizer=daskps.optim.SGD(1.0))
+    >>> gradient = lambda params, X, y: {"w": X.mean(axis=0)}
+    >>> X = np.array([[1.0], [3.0]])
+    >>> daskps.train(store, gradient, X, trainers=2, sync=daskps.ASP()).weights
+    {'w': array([-4.])}
+    """
 
     name = "asp"
 

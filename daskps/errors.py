@@ -56,7 +56,16 @@ __all__ = [
 
 
 class DaskPSError(Exception):
-    """Root of all errors raised by daskps."""
+    """Root of all errors raised by daskps.
+
+    Examples
+    --------
+    >>> try:
+    ...     daskps.open("nothing")
+    ... except daskps.DaskPSError as error:
+    ...     print(error)
+    no store named 'nothing' on this cluster; ...
+    """
 
     def __str__(self) -> str:
         # KeyError, a second base of some subclasses, would show the repr.
@@ -64,47 +73,165 @@ class DaskPSError(Exception):
 
 
 class StoreExistsError(DaskPSError, ValueError):
-    """A store of that name exists on this cluster."""
+    """A store of that name exists on this cluster.
+
+    Examples
+    --------
+    >>> store = daskps.create({"w": np.zeros(2)}, name="taken")
+    >>> try:
+    ...     daskps.create({"w": np.zeros(2)}, name="taken")
+    ... except daskps.StoreExistsError as error:
+    ...     print(error)
+    a store named 'taken' exists on this cluster; open it with
+    daskps.open('taken'), or pass overwrite=True to replace it
+    >>> store.delete()
+    """
 
 
 class StoreNotFoundError(DaskPSError, KeyError):
-    """No store of that name, or it was deleted or freed."""
+    """No store of that name, or it was deleted or freed.
+
+    Examples
+    --------
+    >>> try:
+    ...     daskps.open("nothing")
+    ... except daskps.StoreNotFoundError as error:
+    ...     print(error)
+    no store named 'nothing' on this cluster; ...
+    """
 
 
 class StoreClosedError(DaskPSError):
-    """The handle, or the session store behind it, was closed."""
+    """The handle, or the session store behind it, was closed.
+
+    Examples
+    --------
+    >>> store = daskps.create({"w": np.zeros(2)}, name="shut")
+    >>> store.delete()
+    >>> try:
+    ...     store.pull()
+    ... except daskps.StoreClosedError as error:
+    ...     print(error)
+    this handle of store 'shut' was closed; open the store again with
+    daskps.open, or create it
+    """
 
 
 class NoOptimizerError(DaskPSError):
-    """A gradient was pushed to a store that has no optimizer."""
+    """A gradient was pushed to a store that has no optimizer.
+
+    Examples
+    --------
+    >>> store = daskps.create({"w": np.zeros(2)})
+    >>> try:
+    ...     store.push({"w": np.ones(2)})
+    ... except daskps.NoOptimizerError as error:
+    ...     print(error)
+    a gradient was pushed for 'w', but the store was created without an
+    optimizer for it; pass create(..., optimizer=...), or use add for a plain +=
+    """
 
 
 class LayoutError(DaskPSError, ValueError):
-    """Parameters, patterns or sizes that no layout can hold."""
+    """Parameters, patterns or sizes that no layout can hold.
+
+    Examples
+    --------
+    >>> try:
+    ...     daskps.create({"w": np.array(["a", "b"])})
+    ... except daskps.LayoutError as error:
+    ...     print(error)
+    parameter 'w' has dtype <U1, which a store cannot hold; convert it to one
+    of float16, float32, float64, ...
+    """
 
 
 class UnknownParameterError(DaskPSError, KeyError):
-    """The store holds no parameter of that name."""
+    """The store holds no parameter of that name.
+
+    Examples
+    --------
+    >>> store = daskps.create({"w": np.zeros(2)})
+    >>> try:
+    ...     store.pull("v")
+    ... except daskps.UnknownParameterError as error:
+    ...     print(error)
+    no parameter 'v' in this store; it holds ['w']
+    """
 
 
 class PushRejectedError(DaskPSError, ValueError):
-    """An array that cannot be applied; nothing was changed."""
+    """An array that cannot be applied; nothing was changed.
+
+    Examples
+    --------
+    >>> store = daskps.create({"w": np.zeros(2)}, optimizer=daskps.optim.SGD(0.1))
+    >>> try:
+    ...     store.push({"w": np.ones(3)})
+    ... except daskps.PushRejectedError as error:
+    ...     print(error)
+    the gradient of 'w' has shape (3,), the parameter (2,); shapes must be equal,
+    nothing is broadcast
+    """
 
 
 class NotEnoughWorkersError(DaskPSError):
-    """Fewer workers or trainers than were asked for."""
+    """Fewer workers or trainers than were asked for.
+
+    Examples
+    --------
+    >>> import dask
+    >>> try:
+    ...     with dask.config.set({"daskps.register-timeout": "10ms"}):
+    ...         daskps.create({"w": np.zeros(2)}, servers="resource:PS")
+    ... except daskps.NotEnoughWorkersError as error:
+    ...     print(error)
+    servers='resource:PS' found 0 running workers; the cluster has 2. ...
+    """
 
 
 class ConsistencyError(DaskPSError, RuntimeError):
-    """An expected race, retried inside where that is possible."""
+    """An expected race, retried inside where that is possible.
+
+    Examples
+    --------
+    >>> def loop(trainer, store):
+    ...     store.push({"w": np.ones(2)})  # not of this run
+    >>> store = daskps.create({"w": np.zeros(2)}, optimizer=daskps.optim.SGD(0.1))
+    >>> try:
+    ...     daskps.run(store, loop, [store], sync="bsp")
+    ... except daskps.ConsistencyError as error:
+    ...     print(error)
+    run ... has this store to itself (sync='bsp'), a gradient from outside
+    was refused; push through its trainers, wait until it ends, ...
+    """
 
 
 class StaleGenerationError(ConsistencyError):
-    """The message was meant for another incarnation of the shard."""
+    """The message was meant for another incarnation of the shard.
+
+    Examples
+    --------
+    >>> issubclass(daskps.StaleGenerationError, daskps.ConsistencyError)
+    True
+    """
 
 
 class ClockError(ConsistencyError):
-    """A trainer's step is not the one the shard expects next."""
+    """A trainer's step is not the one the shard expects next.
+
+    Examples
+    --------
+    >>> def loop(trainer, part):
+    ...     trainer.finish()
+    ...     trainer.push({"w": np.ones(2)})
+    >>> store = daskps.create({"w": np.zeros(2)}, optimizer=daskps.optim.SGD(0.1))
+    >>> try:
+    ...     daskps.run(store, loop, [None])
+    ... except daskps.ClockError as error:
+    ...     print(error)
+    trainer 0 has finished at clock 0 and takes no more steps; ...
+    """
 
 
 class ContributionLostError(ConsistencyError):
@@ -112,15 +239,33 @@ class ContributionLostError(ConsistencyError):
 
 
 class ProducerExpiredError(ConsistencyError):
-    """A push too old, or from a producer too long gone, to be told from a repeat."""
+    """A push too old, or from a producer too long gone, to be told from a repeat.
+
+    Examples
+    --------
+    >>> issubclass(daskps.ProducerExpiredError, daskps.ConsistencyError)
+    True
+    """
 
 
 class ShardBusyError(ConsistencyError):
-    """The shard has no room for one more producer."""
+    """The shard has no room for one more producer.
+
+    Examples
+    --------
+    >>> issubclass(daskps.ShardBusyError, daskps.ConsistencyError)
+    True
+    """
 
 
 class RunCancelledError(ConsistencyError):
-    """The run this trainer belongs to was fenced."""
+    """The run this trainer belongs to was fenced.
+
+    Examples
+    --------
+    >>> issubclass(daskps.RunCancelledError, daskps.ConsistencyError)
+    True
+    """
 
 
 class ShardLostError(DaskPSError, RuntimeError):
@@ -136,6 +281,12 @@ class ShardLostError(DaskPSError, RuntimeError):
         Address of the worker that held it.
     reason : str
         What happened to that worker.
+
+    Examples
+    --------
+    >>> error = daskps.ShardLostError("model", 0, "tcp://10.0.0.7:4040", "has left")
+    >>> error.shard, error.worker
+    (0, 'tcp://10.0.0.7:4040')
     """
 
     def __init__(self, store: str, shard: int, worker: str, reason: str) -> None:
@@ -176,8 +327,20 @@ class RoundLostError(ShardLostError):
 
 
 class ProtocolError(DaskPSError):
-    """Two ends that do not speak the same protocol, or one that does not answer."""
+    """Two ends that do not speak the same protocol, or one that does not answer.
+
+    Examples
+    --------
+    >>> issubclass(daskps.ProtocolError, daskps.DaskPSError)
+    True
+    """
 
 
 class IllegalStateError(DaskPSError, RuntimeError):
-    """A broken invariant of daskps itself. Please report it."""
+    """A broken invariant of daskps itself. Please report it.
+
+    Examples
+    --------
+    >>> issubclass(daskps.IllegalStateError, daskps.DaskPSError)
+    True
+    """

@@ -124,6 +124,18 @@ class Handle:
         -------
         ParameterStore
             A handle that stays in this process.
+
+        Examples
+        --------
+        >>> from concurrent.futures import ThreadPoolExecutor
+        >>> def task(store):
+        ...     mine = store.bound()
+        ...     with ThreadPoolExecutor(2) as pool:
+        ...         deltas = [{"w": np.ones(2)}] * 4
+        ...         return [int(version) for version in pool.map(mine.add, deltas)]
+        >>> store = daskps.create({"w": np.zeros(2)})
+        >>> sorted(client.submit(task, store).result())
+        [1, 2, 3, 4]
         """
         shards = self.attached()
         store = type(self).of(shards.meta, shards.link)
@@ -235,6 +247,16 @@ class Handle:
         -------
         None
             With an asynchronous client an awaitable. Closing twice is fine.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.zeros(2)})
+        >>> store.close()
+        >>> try:
+        ...     store.pull()
+        ... except daskps.StoreClosedError:
+        ...     print("closed")
+        closed
         """
         named = self._shards is not None and not self._shards.meta.session
         if self._closed or named:
@@ -259,6 +281,13 @@ class Handle:
         ------
         StoreNotFoundError, StoreClosedError
             If it is gone already.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.zeros(2)}, name="old")
+        >>> store.delete()
+        >>> "old" in [info.name for info in daskps.list_stores()]
+        False
         """
         return self._end("delete", timeout)
 

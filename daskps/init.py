@@ -4,6 +4,13 @@ Values are drawn in blocks of 65,536 elements of the flat (C order) parameter. T
 generator of a block is keyed by seed, parameter name and block number alone, so that
 a parameter gets the same numbers on any number of shards. The numbers are those of
 NumPy's generator: another NumPy release may draw others.
+
+Examples
+--------
+>>> layer = daskps.ArraySpec((64, 10), "float32", daskps.init.fan_in())
+>>> store = daskps.create({"weight": layer, "bias": np.zeros(10, "float32")}, seed=1)
+>>> store["weight"].shape
+(64, 10)
 """
 
 from __future__ import annotations
@@ -75,6 +82,11 @@ class uniform:
         Smallest value, finite.
     high : float
         Upper border, finite, not below `low`.
+
+    Examples
+    --------
+    >>> daskps.create({"w": daskps.ArraySpec((2, 2), init=uniform(0, 1))})["w"].dtype
+    dtype('float32')
     """
 
     low: float = -1.0
@@ -95,6 +107,12 @@ class normal:
         Mean, finite.
     std : float
         Standard deviation, at least 0.
+
+    Examples
+    --------
+    >>> store = daskps.create({"w": daskps.ArraySpec(10_000, init=normal(std=0.1))})
+    >>> store["w"].pull().std().round(2)
+    np.float32(0.1)
     """
 
     mean: float = 0.0
@@ -121,6 +139,12 @@ class fan_in:
     References
     ----------
     .. [1] K. He, X. Zhang, S. Ren, J. Sun, "Delving deep into rectifiers", ICCV 2015.
+
+    Examples
+    --------
+    >>> store = daskps.create({"w": daskps.ArraySpec((50, 200), init=fan_in(2.0))})
+    >>> store["w"].pull().std().round(2)  # sqrt(2 / 200)
+    np.float32(0.1)
     """
 
     scale: float = 1.0
@@ -147,6 +171,12 @@ class fan_avg:
     ----------
     .. [1] X. Glorot, Y. Bengio, "Understanding the difficulty of training deep
        feedforward neural networks", AISTATS 2010.
+
+    Examples
+    --------
+    >>> store = daskps.create({"w": daskps.ArraySpec((50, 100), init=fan_avg())})
+    >>> bool(abs(store["w"].pull()).max() <= (6 / 150) ** 0.5)
+    True
     """
 
     scale: float = 1.0

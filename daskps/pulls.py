@@ -67,6 +67,15 @@ class Readable(Handle):
         ------
         UnknownParameterError, ShardLostError, StoreClosedError, TimeoutError
             For what its name says.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.arange(3.0), "b": 1.0})
+        >>> store.pull("w")
+        {'w': array([0., 1., 2.])}
+        >>> buffer = np.empty(3)
+        >>> store.pull("w", out={"w": buffer})["w"] is buffer
+        True
         """
         target: list[Target] = []
 
@@ -95,6 +104,13 @@ class Readable(Handle):
         -------
         Future
             Like one of `concurrent.futures`, and awaitable.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.arange(3.0)})
+        >>> future = store.pull_async()
+        >>> future.result()["w"]
+        array([0., 1., 2.])
         """
         seconds = config.deadline(timeout)
         link = self.bind()
@@ -177,6 +193,13 @@ class Readable(Handle):
             "shards": one row per shard with its worker, generation, version, bytes,
             pushes, duplicates and parked calls; "handle": messages, calls in the
             process, bytes and retries of this handle.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.zeros(3)}, optimizer=daskps.optim.SGD(0.1))
+        >>> _ = store.push({"w": np.ones(3)})
+        >>> [row["pushes"] for row in store.stats()["shards"]]
+        [1, 1]
         """
         shards = self._shards
 

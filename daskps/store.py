@@ -44,6 +44,20 @@ class ParameterStore(Readable):
     -----
     Threads: a handle may be used from several threads at once. Memory: a push keeps
     no reference to the arrays after it returns; what a pull returns is the caller's.
+
+    Examples
+    --------
+    >>> store = daskps.create(
+    ...     {"w": np.zeros(3), "b": 0.0}, name="shop", optimizer=daskps.optim.SGD(0.1)
+    ... )
+    >>> store.names, store.nbytes, len(store.placement)
+    (['w', 'b'], 32, 2)
+    >>> store.optimizer
+    {'w': 'SGD(lr=0.1)', 'b': 'SGD(lr=0.1)'}
+    >>> _ = store.push({"w": np.ones(3)})
+    >>> store["w"].pull(), store.version, store.versions
+    (array([-0.1, -0.1, -0.1]), 1, (1, 1))
+    >>> store.delete()
     """
 
     # -- pushes --------------------------------------------------------------
@@ -83,6 +97,15 @@ class ParameterStore(Readable):
             During a BSP run, which has the store to itself.
         ShardLostError, StoreClosedError, TimeoutError
             For what its name says; each shard applied it once or not at all.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.zeros(3)}, optimizer=daskps.optim.SGD(0.1))
+        >>> version = store.push({"w": np.ones(3)})
+        >>> version
+        1
+        >>> store.pull(min_version=version)["w"]
+        array([-0.1, -0.1, -0.1])
         """
         make = self._pushing(grads, weight, lr)
         return self.do(make, timeout, "a push", finish=self._seen, producer=True)
@@ -132,6 +155,13 @@ class ParameterStore(Readable):
         -------
         Future
             Like one of `concurrent.futures`, and awaitable.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.zeros(3)}, optimizer=daskps.optim.SGD(0.1))
+        >>> future = store.push_async({"w": np.ones(3)})
+        >>> future.result()
+        1
         """
         seconds = config.deadline(timeout)
         link = self.bind()
@@ -168,6 +198,13 @@ class ParameterStore(Readable):
         ------
         PushRejectedError, UnknownParameterError, ConsistencyError
             As for :meth:`push`.
+
+        Examples
+        --------
+        >>> store = daskps.create({"seen": np.zeros(2, "int64")})
+        >>> _ = store.add({"seen": np.array([3, 4])})
+        >>> store.pull()["seen"]
+        array([3, 4])
         """
         make = self._placing(ADD, deltas, "delta")
         return self.do(make, timeout, "an add", finish=self._seen, producer=True)
@@ -202,6 +239,13 @@ class ParameterStore(Readable):
         ------
         PushRejectedError, UnknownParameterError, ConsistencyError
             As for :meth:`push`.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.zeros(2), "b": 1.0})
+        >>> _ = store.assign({"w": np.array([5.0, 6.0])})
+        >>> store.pull()
+        {'w': array([5., 6.]), 'b': array(1.)}
         """
         make = self._placing(
             ASSIGN, values, "value", extra=allow_extra, missing=allow_missing
@@ -262,6 +306,12 @@ class ParameterStore(Readable):
         ------
         PushRejectedError, UnknownParameterError, NoOptimizerError, ConsistencyError
             As for :meth:`push`.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.zeros(3)}, optimizer=daskps.optim.SGD(0.1))
+        >>> store.pushpull({"w": np.ones(3)})["w"]
+        array([-0.1, -0.1, -0.1])
         """
         target: list[Target] = []
 
@@ -306,6 +356,14 @@ class ParameterStore(Readable):
         ------
         PushRejectedError, UnknownParameterError, ValueError
             For arrays that do not fit, or an unknown `reduce`.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.zeros(2)})
+        >>> store.aggregate([{"w": np.array([1.0, 2.0])}, {"w": np.array([3.0, 6.0])}])
+        {'w': array([2., 4.])}
+        >>> store.pull()["w"]
+        array([0., 0.])
         """
         check_reduce(reduce)
         given = list(contributions)

@@ -32,6 +32,14 @@ class StoreInfo:
         How many there are.
     nbytes : int
         Bytes of one copy of the values.
+
+    Examples
+    --------
+    >>> store = daskps.create({"w": np.zeros(2)}, name="listed")
+    >>> [info] = [info for info in daskps.list_stores() if info.name == "listed"]
+    >>> info.session, info.parameters, info.shards, info.workers, info.nbytes
+    (False, 1, 2, 2, 16)
+    >>> store.delete()
     """
 
     name: str
@@ -149,6 +157,15 @@ def open(  # noqa: A001 - as in zarr.open
     ------
     StoreNotFoundError
         If there is none of that name.
+
+    Examples
+    --------
+    >>> daskps.create({"w": np.arange(3.0)}, name="kept")
+    <daskps.ParameterStore 'kept': 1 parameter, 24 B, 2 shards on 2 workers>
+    >>> store = daskps.open("kept")
+    >>> store["w"].pull()
+    array([0., 1., 2.])
+    >>> store.delete()
     """
     seconds = config.deadline(timeout)
     link = current_link(client)
@@ -175,6 +192,13 @@ def list_stores(*, client: Any = None, timeout: Any = DEFAULT) -> Any:
     -------
     list of StoreInfo
         One row per store; with an asynchronous client an awaitable of it.
+
+    Examples
+    --------
+    >>> store = daskps.create({"w": np.zeros(2)}, name="model")
+    >>> "model" in [info.name for info in daskps.list_stores()]
+    True
+    >>> store.delete()
     """
     seconds = config.deadline(timeout)
     link = current_link(client)

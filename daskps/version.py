@@ -44,6 +44,11 @@ class Version(int):
         -------
         Version
             The largest version, with its pairs.
+
+        Examples
+        --------
+        >>> Version.of([(0, 3), (1, 4)])
+        4
         """
         found = tuple(pairs)
         version = cls(max((v for _, v in found), default=0))

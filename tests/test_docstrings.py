@@ -2,23 +2,41 @@
 
 `numpydoc lint` reads files and so cannot tell the public names from the others, nor
 what a dataclass takes; it runs over the whole package with the remaining checks.
+Here too: every public name shows an example, which pytest runs as a doctest.
 """
 
 from __future__ import annotations
 
+import doctest
 import inspect
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
+from numpydoc.docscrape import NumpyDocString
 from numpydoc.validate import validate
 
+import daskps
 from daskps.training.callbacks import EVENTS
 from tests.test_exported_members import PUBLIC, existing
 
 CONFIG = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
 CHECKS = set(CONFIG["tool"]["numpydoc_validation"]["checks"])
+#: Methods of handles that connect the layers and are no verbs of a user.
+WIRING = {
+    "ask",
+    "attach",
+    "attached",
+    "bind",
+    "call_of",
+    "do",
+    "do_async",
+    "of",
+    "producer_here",
+    "pushes_as",
+}
 
 
 def public_names() -> Iterator[str]:
@@ -62,3 +80,48 @@ def test_a_bad_docstring_is_found() -> None:
 def bad(x: int) -> int:
     """Return it."""
     return x
+
+
+def shown_names() -> Iterator[str]:
+    """Give the full name of everything public that needs an example."""
+    for module in existing(PUBLIC):
+        for name in vars(module).get("__all__", ()):
+            value = getattr(module, name)
+            if inspect.ismodule(value):
+                yield value.__name__
+            if not getattr(value, "__module__", "").startswith("daskps"):
+                continue
+            if inspect.isfunction(value) and name not in {"check", "notify"}:
+                yield f"{module.__name__}.{name}"
+            if inspect.isclass(value):
+                yield f"{module.__name__}.{name}"
+                if module is daskps:
+                    yield from verbs(name, value)
+
+
+def verbs(name: str, cls: type) -> Iterator[str]:
+    """Give the public methods of a class, inherited ones too, less callbacks'."""
+    for method, value in inspect.getmembers(cls, inspect.isroutine):
+        ours = getattr(value, "__module__", None) or ""
+        if method.startswith("_") or method in EVENTS or method in WIRING:
+            continue
+        if ours.startswith("daskps"):
+            yield f"daskps.{name}.{method}"
+
+
+@pytest.mark.parametrize("name", sorted(set(shown_names())))
+def test_docstring_has_an_example(name: str) -> None:
+    assert examples(inspect.getdoc(resolve_name(name)))
+
+
+def examples(doc: str | None) -> list[doctest.Example]:
+    section = "\n".join(NumpyDocString(doc or "")["Examples"])
+    return doctest.DocTestParser().get_examples(section)
+
+
+def test_a_missing_example_is_found() -> None:
+    names = set(shown_names())
+    assert {"daskps.train", "daskps.ParameterStore.pull", "daskps.init"} <= names
+    assert {"daskps.Trainer.tick", "daskps.optim.schedules.step"} <= names
+    assert not examples("Return it.\n\nExamples\n--------\nNone yet.")
+    assert not examples("Return it.\n\n>>> 1  # outside of the section\n1")

@@ -129,6 +129,8 @@ class Module:
 
 def modules(root: Path) -> Iterator[Module]:
     for path in sorted(root.rglob("*.py")):
+        if path.name == "conftest.py":
+            continue  # pytest's: the installed package is without it
         parts = list(path.relative_to(root).with_suffix("").parts)
         is_package = parts[-1] == "__init__"
         if is_package:

@@ -2,6 +2,13 @@
 
 Layer 1: imports the standard library, NumPy, `daskps.errors` and, when a rule is
 bound to a dtype, `daskps.kernels`. Importing it does not import Numba.
+
+Examples
+--------
+>>> rules = {"emb*": daskps.optim.Adagrad(0.1), "*": daskps.optim.SGD(0.1)}
+>>> store = daskps.create({"emb": np.zeros(2), "b": 0.0}, optimizer=rules)
+>>> store.optimizer
+{'emb': 'Adagrad(lr=0.1)', 'b': 'SGD(lr=0.1)'}
 """
 
 from daskps.optim import schedules as schedules

@@ -114,6 +114,11 @@ class Rule(ABC):
         ------
         ValueError
             If the schedule gives anything else; TypeError if it gives no number.
+
+        Examples
+        --------
+        >>> daskps.optim.SGD(daskps.optim.schedules.step(1.0, every=10)).rate(10)
+        0.1
         """
         if not callable(self.lr):
             return self.lr
@@ -138,6 +143,11 @@ class Rule(ABC):
         ------
         ValueError
             If the learning rate is negative or not finite.
+
+        Examples
+        --------
+        >>> daskps.optim.SGD(0.1, momentum=0.9).scalars(1)  # lr, momentum, weight decay
+        (0.1, 0.9, 0.0)
         """
         effective = self.rate(step - 1) if lr is None else in_range("lr", lr)
         return tuple(float(value) for value in self.prepare(step, effective))

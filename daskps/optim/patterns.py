@@ -36,6 +36,12 @@ def resolve(
         If a name has no match, or a pattern matches no name.
     TypeError
         If `optimizer` or one of its values is no rule.
+
+    Examples
+    --------
+    >>> rules = {"emb*": daskps.optim.Adagrad(0.1), "*": daskps.optim.SGD(0.1)}
+    >>> resolve(rules, ["embedding", "bias"])
+    {'embedding': Adagrad(lr=0.1), 'bias': SGD(lr=0.1)}
     """
     names = list(names)
     if isinstance(optimizer, Mapping):

@@ -3,6 +3,12 @@
 A schedule is any callable from the number of updates already applied to a
 parameter (0 before the first) to a learning rate. These are small frozen values:
 two with equal arguments are equal, and they pickle.
+
+Examples
+--------
+>>> rate = daskps.optim.schedules.warmup(daskps.optim.schedules.cosine(0.1, 90), 10)
+>>> daskps.optim.SGD(rate).rate(10)
+0.1
 """
 # ruff: noqa: N801  (they are called like functions: `schedules.cosine(0.1, 1000)`)
 
@@ -36,6 +42,11 @@ class constant:
     ----------
     lr : float
         The learning rate, in [0, inf).
+
+    Examples
+    --------
+    >>> constant(0.1)(1000)
+    0.1
     """
 
     lr: float
@@ -60,6 +71,12 @@ class step:
         Updates between two changes.
     factor : float
         In (0, inf).
+
+    Examples
+    --------
+    >>> rate = step(1.0, every=10, factor=0.5)
+    >>> rate(9), rate(10), rate(20)
+    (1.0, 0.5, 0.25)
     """
 
     lr: float
@@ -89,6 +106,12 @@ class exponential:
         The learning rate of the first update.
     factor : float
         In (0, 1].
+
+    Examples
+    --------
+    >>> rate = exponential(1.0, factor=0.5)
+    >>> rate(0), rate(1), rate(2)
+    (1.0, 0.5, 0.25)
     """
 
     lr: float
@@ -120,6 +143,12 @@ class polynomial:
         In (0, inf); 1 is a straight line.
     final : float
         The last learning rate.
+
+    Examples
+    --------
+    >>> rate = polynomial(1.0, steps=4)
+    >>> rate(0), rate(1), rate(4), rate(100)
+    (1.0, 0.75, 0.0, 0.0)
     """
 
     lr: float
@@ -159,6 +188,12 @@ class cosine:
     ----------
     Loshchilov, Hutter: SGDR: Stochastic Gradient Descent with Warm Restarts, 2017,
     equation 5, without restarts.
+
+    Examples
+    --------
+    >>> rate = cosine(1.0, steps=2)
+    >>> rate(0), round(rate(1), 3), rate(2)
+    (1.0, 0.5, 0.0)
     """
 
     lr: float
@@ -192,6 +227,12 @@ class warmup:
         Updates of the rise.
     start : float
         The learning rate of the first update.
+
+    Examples
+    --------
+    >>> rate = warmup(1.0, steps=4)
+    >>> rate(0), rate(1), rate(4)
+    (0.0, 0.25, 1.0)
     """
 
     after: float | Callable[[int], float]

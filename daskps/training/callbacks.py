@@ -159,6 +159,15 @@ class Log:
         Where to; by default the logger "daskps".
     level : int
         Level of the messages. Fail-overs are warnings.
+
+    Examples
+    --------
+    >>> import sys
+    >>> from types import SimpleNamespace
+    >>> logger = logging.Logger("example")
+    >>> logger.addHandler(logging.StreamHandler(sys.stdout))
+    >>> Log(logger).on_start(SimpleNamespace(store="model"))
+    run on 'model' starts
     """
 
     def __init__(

@@ -144,6 +144,17 @@ def train(  # noqa: PLR0913 - the public contract
         If not all trainers could start.
     Exception
         What `gradient` raised, with the trainer's rank in a note.
+
+    Examples
+    --------
+    >>> def gradient(params, X, y):
+    ...     error = X @ params["w"] - y
+    ...     return np.mean(error**2) / 2, {"w": X.T @ error / len(y)}
+    >>> X = np.random.default_rng(0).normal(size=(200, 2))
+    >>> store = daskps.create({"w": np.zeros(2)}, optimizer=daskps.optim.SGD(0.5))
+    >>> result = daskps.train(store, gradient, X, X @ [1.0, -2.0], epochs=10)
+    >>> result.weights["w"].round(3)
+    array([ 1., -2.])
     """
     chosen = policy(sync)
     checks = _checked_run(chosen, reduce)
@@ -240,6 +251,19 @@ def run(
         If a trainer was lost and the run is not resumable.
     Exception
         What `loop` raised, with the trainer's rank in a note; else as :func:`train`.
+
+    Examples
+    --------
+    >>> def loop(trainer, part):
+    ...     for _ in range(3):
+    ...         w = trainer.pull()["w"]
+    ...         trainer.push({"w": w - part})
+    ...     return trainer.rank, trainer.clock
+    >>> store = daskps.create({"w": np.zeros(1)}, optimizer=daskps.optim.SGD(1.0))
+    >>> daskps.run(store, loop, [np.array([1.0]), np.array([3.0])])
+    [(0, 3), (1, 3)]
+    >>> store["w"].pull()
+    array([2.])
     """
     chosen = policy(sync)
     checks = _checked_run(chosen, reduce)

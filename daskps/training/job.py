@@ -68,9 +68,24 @@ class TrainResult:
     execution : str
         How it was executed.
     stats : dict
-        `lost_trainers`, `duplicates` (pushes the shards saw twice), the last `clock`,
-        and `moved_parts`: blocks of dask arrays, futures and delayed parts that lay on
-        another worker than the trainer they were for when it was started.
+        `lost_trainers`, `retried_rounds` (rounds of the task graph that were begun
+        anew), `duplicates` (pushes the shards saw twice), the last `clock`, and
+        `moved_parts`: blocks of dask arrays, futures and delayed parts that lay on
+        another worker than the trainer they were for when it was started, and parts
+        that went to a gradient task elsewhere.
+
+    Examples
+    --------
+    >>> def gradient(params, X, y):
+    ...     error = X @ params["w"] - y
+    ...     return np.mean(error**2) / 2, {"w": X.T @ error / len(y)}
+    >>> X = np.eye(4)
+    >>> store = daskps.create({"w": np.zeros(4)}, optimizer=daskps.optim.SGD(1.0))
+    >>> result = daskps.train(store, gradient, X, np.ones(4), epochs=2)
+    >>> result.version, [round(epoch.loss, 3) for epoch in result.history]
+    (2, [0.5, 0.281])
+    >>> result.stats["lost_trainers"]
+    0
     """
 
     weights: dict[str, Array]

@@ -38,6 +38,17 @@ class Trainer:
         Number of this trainer, from 0.
     size : int
         Number of trainers.
+
+    Examples
+    --------
+    >>> def loop(trainer, part):
+    ...     for _ in range(2):
+    ...         w = trainer.pull()["w"]
+    ...         trainer.push({"w": w - part})
+    ...     return repr(trainer)
+    >>> store = daskps.create({"w": np.zeros(1)}, optimizer=daskps.optim.SGD(1.0))
+    >>> daskps.run(store, loop, [np.array([1.0]), np.array([3.0])])
+    ['<daskps.Trainer 0 of 2 at clock 2>', '<daskps.Trainer 1 of 2 at clock 2>']
     """
 
     def __init__(self, session: Session) -> None:
@@ -80,6 +91,12 @@ class Trainer:
         ------
         RunCancelledError, ShardLostError, TimeoutError
             For what its name says.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.arange(2.0)})
+        >>> daskps.run(store, lambda trainer, part: trainer.pull("w")["w"], [None])
+        [array([0., 1.])]
         """
         target = target_of(self._session.meta, names, out)
         self._session.read(target, config.deadline(timeout))
@@ -123,6 +140,16 @@ class Trainer:
         TimeoutError
             Each shard took it once or not at all and the clock stays: push again.
             Under BSP a shard that took it keeps it and takes no other for this clock.
+
+        Examples
+        --------
+        >>> def loop(trainer, part):
+        ...     return int(trainer.push({"w": part})), trainer.clock
+        >>> store = daskps.create({"w": np.zeros(2)}, optimizer=daskps.optim.SGD(1.0))
+        >>> daskps.run(store, loop, [np.array([1.0, 2.0])])
+        [(1, 1)]
+        >>> store["w"].pull()
+        array([-1., -2.])
         """
         version: Version = self._deliver(grads, weight, timeout, tick=tick)
         return version
@@ -155,6 +182,14 @@ class Trainer:
         ------
         PushRejectedError, RunCancelledError, ShardLostError, TimeoutError
             As in :meth:`push`.
+
+        Examples
+        --------
+        >>> def loop(trainer, part):
+        ...     return trainer.pushpull({"w": part})["w"]
+        >>> store = daskps.create({"w": np.zeros(1)}, optimizer=daskps.optim.SGD(1.0))
+        >>> daskps.run(store, loop, [np.array([1.0]), np.array([3.0])])
+        [array([-2.]), array([-2.])]
         """
         target = target_of(self._session.meta, None, out)
         self._deliver(grads, weight, timeout, target=target)
@@ -203,6 +238,22 @@ class Trainer:
         -------
         Version
             What the shards are at.
+
+        Examples
+        --------
+        Two gradients, one step:
+
+        >>> def loop(trainer, part):
+        ...     trainer.push({"w": part}, tick=False)
+        ...     trainer.push({"b": np.array(1.0)}, tick=False)
+        ...     trainer.tick()
+        ...     return trainer.clock
+        >>> params = {"w": np.zeros(2), "b": 0.0}
+        >>> store = daskps.create(params, optimizer=daskps.optim.SGD(1.0))
+        >>> daskps.run(store, loop, [np.ones(2)])
+        [1]
+        >>> store.pull()
+        {'w': array([-1., -1.]), 'b': array(-1.)}
         """
         version: Version = self._live().deliver({}, config.deadline(timeout))
         return version
@@ -214,6 +265,16 @@ class Trainer:
         ----------
         timeout : float, str or None
             Seconds or a duration such as "30s"; None waits until the run ends.
+
+        Examples
+        --------
+        >>> def loop(trainer, part):
+        ...     trainer.push({"w": part})
+        ...     trainer.barrier()
+        ...     return trainer.pull()["w"]
+        >>> store = daskps.create({"w": np.zeros(1)}, optimizer=daskps.optim.SGD(1.0))
+        >>> daskps.run(store, loop, [np.array([1.0]), np.array([3.0])], sync="asp")
+        [array([-4.]), array([-4.])]
         """
         self._session.barrier(config.deadline(timeout))
 
@@ -222,6 +283,17 @@ class Trainer:
 
         Called when the loop returns; earlier calls are for loops that go on with
         something else. Calling it twice is fine.
+
+        Examples
+        --------
+        >>> def loop(trainer, part):
+        ...     for _ in range(part):
+        ...         trainer.push({"w": np.ones(1)})
+        ...     trainer.finish()
+        ...     return trainer.clock
+        >>> store = daskps.create({"w": np.zeros(1)}, optimizer=daskps.optim.SGD(1.0))
+        >>> daskps.run(store, loop, [1, 3])
+        [1, 3]
         """
         if not self._finished:
             self._session.finish()
