@@ -1,0 +1,100 @@
+"""The notebooks run from top to bottom, quietly, and are kept without outputs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+# In a process of its own: Jupyter's libraries leave sockets and warnings behind.
+EXECUTE = """
+import sys
+import matplotlib.font_manager  # makes its cache, which notebooks would be told of
+import nbformat
+from nbclient import NotebookClient
+source, target = sys.argv[1:]
+notebook = nbformat.read(source, as_version=4)
+NotebookClient(notebook, timeout=60, kernel_name="python3").execute(cwd=".")
+nbformat.write(notebook, target)
+"""
+
+
+def code_cells(notebook: Any) -> list[Any]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def execute(source: Path, folder: Path) -> Any:
+    """Run a copy of a notebook; return it with its outputs."""
+    target = folder / source.name
+    own = {"JUPYTER_RUNTIME_DIR": "runtime", "IPYTHONDIR": "ipython"}
+    done = subprocess.run(
+        [sys.executable, "-c", EXECUTE, str(source), str(target)],
+        cwd=folder,
+        env={
+            **os.environ,
+            **{name: str(folder / path) for name, path in own.items()},
+            # Without it Jupyter warns of the directories it will use.
+            "JUPYTER_PLATFORM_DIRS": "1",
+            "PYTHONPATH": str(ROOT),
+        },
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    return nbformat.read(target, as_version=4)
+
+
+def printed(notebook: Any, stream: str) -> str:
+    outputs = [o for cell in code_cells(notebook) for o in cell.outputs]
+    return "".join(o.text for o in outputs if o.get("name") == stream)
+
+
+def n_figures(notebook: Any) -> int:
+    outputs = [o for cell in code_cells(notebook) for o in cell.outputs]
+    return sum("image/png" in o.get("data", {}) for o in outputs)
+
+
+def test_quickstart(tmp_path: Path) -> None:
+    done = execute(ROOT / "notebooks" / "01-quickstart.ipynb", tmp_path)
+    said = printed(done, "stdout")
+    found = re.search(r"has not seen: ([\d.]+)", said)
+    assert found is not None
+    assert float(found[1]) > 0.85
+    step = re.search(r"loss ([\d.]+) became ([\d.]+)", said)
+    assert step is not None
+    assert float(step[2]) < float(step[1])
+    assert n_figures(done) == 3
+    assert printed(done, "stderr") == ""
+
+
+def test_sync_modes(tmp_path: Path) -> None:
+    done = execute(ROOT / "notebooks" / "02-sync-modes.ipynb", tmp_path)
+    behind = [int(n) for n in re.findall(r"at most (\d+)", printed(done, "stdout"))]
+    assert len(behind) == 4
+    assert behind[0] == 0
+    assert behind[1] <= 3
+    assert behind[2] <= 30
+    assert n_figures(done) == 1
+    assert printed(done, "stderr") == ""
+
+
+def test_every_notebook_is_run() -> None:
+    assert [n.name for n in NOTEBOOKS] == ["01-quickstart.ipynb", "02-sync-modes.ipynb"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.name)
+def test_notebook_is_kept_without_outputs(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    kept = {c.id for c in code_cells(notebook) if c.outputs or c.execution_count}
+    assert not kept, "clear the outputs of these cells before you commit"
+    assert set(notebook.metadata) <= {"kernelspec", "language_info"}
