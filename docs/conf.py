@@ -1,12 +1,9 @@
 """Sphinx's configuration: ``sphinx-build -n -W docs docs/_build/html``.
 
-The build needs no network. With DASKPS_DOCS_LINKS=1 names of Python, NumPy and Dask
-become links to their documentation, whose inventories are then downloaded.
+It needs the extra ``docs`` and no network: names of other projects are no links.
 """
 
 from __future__ import annotations
-
-import os
 
 import daskps
 
@@ -37,14 +34,5 @@ autodoc_member_order = "bysource"
 autosummary_generate = False
 numpydoc_show_class_members = False
 
-if os.environ.get("DASKPS_DOCS_LINKS"):
-    extensions.append("sphinx.ext.intersphinx")
-    intersphinx_mapping = {
-        "dask": ("https://docs.dask.org/en/stable", None),
-        "distributed": ("https://distributed.dask.org/en/stable", None),
-        "numpy": ("https://numpy.org/doc/stable", None),
-        "python": ("https://docs.python.org/3", None),
-    }
-else:
-    # What docstrings refer to elsewhere.
-    nitpick_ignore = [("py:func", "numpy.asarray")]
+# What docstrings refer to elsewhere.
+nitpick_ignore = [("py:func", "numpy.asarray")]
