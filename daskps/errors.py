@@ -235,7 +235,15 @@ class ClockError(ConsistencyError):
 
 
 class ContributionLostError(ConsistencyError):
-    """A gradient that a round needs went with its worker."""
+    """A gradient that a round needs went with its worker.
+
+    Graph execution begins the round anew; a user does not see it.
+
+    Examples
+    --------
+    >>> issubclass(daskps.ContributionLostError, daskps.ConsistencyError)
+    True
+    """
 
 
 class ProducerExpiredError(ConsistencyError):
@@ -315,6 +323,11 @@ class RoundLostError(ShardLostError):
         Address of its worker.
     reason : str
         What failed the last time.
+
+    Examples
+    --------
+    >>> issubclass(daskps.RoundLostError, daskps.ShardLostError)
+    True
     """
 
     def __str__(self) -> str:
