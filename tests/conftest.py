@@ -14,9 +14,9 @@ import pytest
 from hypothesis import settings
 
 from tests import support
-from tests.support import client, cluster, rpc_cluster, way
+from tests.support import client, cluster, rpc_cluster, train, way
 
-__all__ = ["client", "cluster", "rpc_cluster", "way"]
+__all__ = ["client", "cluster", "rpc_cluster", "train", "way"]
 
 #: One number decides all randomness of a test run; give it again to repeat the run.
 SEED = int(os.environ.get("DASKPS_TEST_SEED") or secrets.randbits(32))

@@ -31,6 +31,7 @@ __all__ = [
     "popen",
     "rpc_cluster",
     "store",
+    "train",
     "until",
     "way",
 ]
@@ -128,6 +129,25 @@ def way(request: pytest.FixtureRequest) -> Iterator[Client]:
     found: Client = request.getfixturevalue(name)
     with found.as_current():
         yield found
+
+
+class Train:
+    """`daskps.train` in one execution; skips what that execution refuses."""
+
+    def __init__(self, execution: str) -> None:
+        self.execution = execution
+
+    def __call__(self, store: Any, *args: Any, **options: Any) -> Any:
+        if self.execution == "graph" and options.get("sync", "bsp") != "bsp":
+            pytest.skip("the task graph has synchronous rounds only")
+        return daskps.train(store, *args, execution=self.execution, **options)
+
+
+@pytest.fixture(params=["resident", "graph"])
+def train(request: pytest.FixtureRequest) -> Train:
+    """`daskps.train` in each execution that a policy can have."""
+
+    return Train(request.param)
 
 
 def until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:

@@ -109,7 +109,7 @@ def numpy_adagrad():
 
 
 @pytest.mark.parametrize("rule", ["sgd", "momentum", "adagrad"])
-def test_b12_equals_the_reference_in_one_process(way, rule):
+def test_b12_equals_the_reference_in_one_process(train, way, rule):
     """Their inputs 0,1,0,1 -> 0 and 1,0,1,0 -> 1; 1e-6 is asked, 1e-12 holds."""
     X = np.tile([[0.0, 1, 0, 1], [1, 0, 1, 0]], (16, 1))
     y = np.tile([0.0, 1.0], 16)
@@ -122,7 +122,7 @@ def test_b12_equals_the_reference_in_one_process(way, rule):
     start = {"w": np.linspace(-0.5, 0.5, 4), "b": np.array(0.1)}
     with daskps.create(start, optimizer=ours, shards=3) as store:
         # Four trainers of 2 rows are one batch of 8, in their order of ranks.
-        result = daskps.train(
+        result = train(
             store, logistic, X, y, trainers=4, batch_size=2, epochs=3, shuffle=False
         )
     expected = dict(start)
@@ -298,10 +298,10 @@ def exact_m7(trainer, shape):
 
 
 @pytest.mark.parametrize("n", [2, 3])
-def test_m11_sum_of_all_workers(client, n):
+def test_m11_sum_of_all_workers(train, client, n):
     """Worker r has gradient r + 1, weight 1, lr 1: 1 - (n + 1) n / 2."""
     with daskps.create({"w": np.ones(3)}, optimizer=optim.SGD(1.0)) as store:
-        result = daskps.train(
+        result = train(
             store, row_is_gradient, np.arange(1.0, n + 1), trainers=n, reduce="sum"
         )
     np.testing.assert_array_equal(result.weights["w"], 1 - (n + 1) * n / 2)
@@ -390,14 +390,14 @@ def digits_of_ranks(stacked, weights):
 
 @pytest.mark.parametrize("scheme", ["contiguous", "round_robin", "random", "reshuffle"])
 @pytest.mark.parametrize("data", ["NumPy", "dask array"])
-def test_d6_distributed_partitions_are_the_local_ones(way, data, scheme):
+def test_d6_distributed_partitions_are_the_local_ones(train, way, data, scheme):
     """The rows each of two trainers sees, and their order, are those of `partition`."""
     expected = np.zeros(2000)
     for rank, part in enumerate(d_rows(scheme, seed=5)):
         expected[part] += 10_000.0**rank * (1 + np.arange(len(part)))
     X = np.arange(2000.0)
     with daskps.create({"w": np.zeros(2000)}, optimizer=optim.SGD(1.0)) as store:
-        result = daskps.train(
+        result = train(
             store,
             place_of_row,
             X if data == "NumPy" else da.from_array(X, chunks=250),
@@ -420,10 +420,10 @@ def test_d6_distributed_partitions_are_the_local_ones(way, data, scheme):
         pytest.param({"average": "models"}, -0.2, id="D8"),
     ],
 )
-def test_d7_d8_gradients_one_two_three(way, options, expected):
+def test_d7_d8_gradients_one_two_three(train, way, options, expected):
     """From 0 with lr 0.1."""
     with daskps.create({"w": np.zeros(4)}, optimizer=optim.SGD(0.1)) as store:
-        result = daskps.train(
+        result = train(
             store, row_is_gradient, np.array([1.0, 2.0, 3.0]), trainers=3, **options
         )
     np.testing.assert_allclose(result.weights["w"], expected, rtol=1e-15)
@@ -438,10 +438,10 @@ def test_d7_d8_gradients_one_two_three(way, options, expected):
         pytest.param({"reduce": "mean"}, 0.729, id="D11-mean"),
     ],
 )
-def test_d11_two_identical_workers(way, options, expected):
+def test_d11_two_identical_workers(train, way, options, expected):
     """w 1, gradient w, lr 0.1, three batches between two synchronisations."""
     with daskps.create({"w": np.ones(3)}, optimizer=optim.SGD(0.1)) as store:
-        result = daskps.train(
+        result = train(
             store,
             weight_is_gradient,
             np.zeros(6),
@@ -471,7 +471,7 @@ def test_d14_arguments(client):
             "scheme": "contiguous.*round_robin.*random.*reshuffle",
             "reduce": "mean.*sum",
             "average": "gradients.*models",
-            "execution": "auto.*resident",
+            "execution": "auto.*resident.*graph",
             "sync_every": "batch.*epoch",
             "on_trainer_lost": "restart.*raise",
         }.items():
@@ -482,10 +482,10 @@ def test_d14_arguments(client):
         assert store.version == 0
 
 
-def test_d16_ten_trainers_on_two_workers(way):
+def test_d16_ten_trainers_on_two_workers(train, way):
     """More trainers than there are threads."""
     with daskps.create({"w": np.zeros(4)}, optimizer=optim.SGD(1.0)) as store:
-        result = daskps.train(
+        result = train(
             store, row_is_gradient, np.arange(30.0), trainers=10, batch_size=1, epochs=2
         )
     np.testing.assert_allclose(result.weights["w"], -2 * 3 * 14.5, rtol=1e-12)
@@ -510,7 +510,7 @@ def d18_cases():
 
 @pytest.mark.parametrize("options", list(d18_cases()))
 def test_d18_full_runs(client, options):
-    """The loss falls below a hundredth; BSP gives the same bits twice."""
+    """The loss falls below a hundredth; BSP gives the same bits in both executions."""
     rng = np.random.default_rng(18)
     X = rng.normal(size=(36, 3))
     y = X @ np.array([1.0, -2.0, 0.5]) + 3.0
@@ -521,7 +521,7 @@ def test_d18_full_runs(client, options):
     # Outside rounds the trainers' sums of an epoch's gradients may all start from
     # one stale model: their steps add up, so each must be small.
     lr, epochs = (0.1, 8) if bsp else (0.02, 40)
-    for _ in range(2 if bsp else 1):
+    for execution in ("resident", "graph") if bsp else ("resident",):
         with daskps.create(start, optimizer=optim.SGD(lr)) as store:
             result = daskps.train(
                 store,
@@ -532,6 +532,7 @@ def test_d18_full_runs(client, options):
                 batch_size=6,
                 epochs=epochs,
                 seed=4,
+                execution=execution,
                 **options,
             )
         after, _ = regression(result.weights, X, y)
@@ -549,14 +550,14 @@ def raise_at_minus_one(params, X, y):
 
 
 @pytest.mark.parametrize("sync", ["bsp", "ssp", "asp"])
-def test_d19_error_in_the_middle_reaches_the_caller(way, sync):
+def test_d19_error_in_the_middle_reaches_the_caller(train, way, sync):
     """With its rank; nothing hangs, the store keeps its last complete version."""
     X = np.zeros(120)
     X[60] = -1  # the 21st batch of rank 1
     with daskps.create({"w": np.zeros(8)}, optimizer=optim.SGD(1.0)) as store:
         began = time.monotonic()
         with pytest.raises(ZeroDivisionError, match="in the middle") as caught:
-            daskps.train(
+            train(
                 store,
                 raise_at_minus_one,
                 X,
@@ -574,7 +575,7 @@ def test_d19_error_in_the_middle_reaches_the_caller(way, sync):
         weights = store["w"].pull()
         np.testing.assert_array_equal(weights[:4], -float(versions[0]))
         np.testing.assert_array_equal(weights[4:], -float(versions[1]))
-        result = daskps.train(store, raise_at_minus_one, np.zeros(4), trainers=2)
+        result = train(store, raise_at_minus_one, np.zeros(4), trainers=2)
         assert result.version > min(versions)
         assert way.submit(sum, [1, 2]).result(timeout=10) == 3
 
@@ -676,14 +677,14 @@ def test_v10_sum_of_ones(client, n):
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_v12_fewer_elements_than_shards(way, size):
+def test_v12_fewer_elements_than_shards(train, way, size):
     with daskps.create(
         {"w": np.zeros(size)}, optimizer=optim.SGD(1.0), shards=4
     ) as store:
         store.push({"w": np.ones(size)})
         store.add({"w": np.full(size, 3.0)})
         np.testing.assert_array_equal(store.pull()["w"], np.full(size, 2.0))
-        result = daskps.train(
+        result = train(
             store, row_is_gradient, np.array([1.0, 3.0]), trainers=2, batch_size=1
         )
         np.testing.assert_array_equal(result.weights["w"], np.zeros(size))

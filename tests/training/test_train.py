@@ -26,23 +26,6 @@ Y = X @ np.arange(5.0) - 2 + RNG.normal(size=23)
 SYNCS = ("bsp", "ssp", "asp")
 
 
-class Train:
-    def __init__(self, execution):
-        self.execution = execution
-
-    def __call__(self, store, *args, **options):
-        if self.execution == "graph" and options.get("sync", "bsp") != "bsp":
-            pytest.skip("the task graph has synchronous rounds only")
-        return daskps.train(store, *args, execution=self.execution, **options)
-
-
-@pytest.fixture(params=["resident", "graph"])
-def train(request):
-    """`daskps.train` in each execution that a policy can have."""
-
-    return Train(request.param)
-
-
 # -- gradients ---------------------------------------------------------------
 
 
