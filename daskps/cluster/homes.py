@@ -79,7 +79,7 @@ class Homes:
     def _check(self, rank: int, part: Part) -> None:
         if part.is_lost:
             raise RunCancelledError(
-                f"rank {rank} lost its data with a worker, and Dask cannot compute "
+                f"trainer {rank} lost its data with a worker, and Dask cannot compute "
                 f"what was scattered again; give delayed parts or futures of tasks"
             )
 
@@ -104,4 +104,4 @@ class Homes:
     def clear(self) -> None:
         """Let go of the data."""
         self._sent.clear()
-        self.payloads = []
+        self.payloads.clear()

@@ -75,14 +75,17 @@ class GraphRun:
         self._told = 0.0
         self._stopped = False
         self._futures: list[list[Future[Any]]] = []
+        self._anchors: list[Future[Any]] = []
+        #: The future of `work`.
+        self._shared: list[Future[Work]] = []
 
     async def results(self) -> list[Any]:
         """Run all rounds; return nothing per rank."""
         self.meta = Meta(await self.link.directory("find", uid=self.work.uid))
         self._shards = ShardClient(self.link, self.meta)
         key = f"daskps-work-{self.work.run}"
-        self._shared = self.client.submit(_same, self.work, key=key, pure=False)
-        self._anchors = [
+        self._shared += [self.client.submit(_same, self.work, key=key, pure=False)]
+        self._anchors += [
             upstream.future_of(self.client, anchor_key(self.meta.uid, shard))
             for shard in range(self.meta.layout.n_shards)
         ]
@@ -108,19 +111,8 @@ class GraphRun:
 
     async def _window(self, start: int) -> None:
         """Submit a window and enter its rounds as they come."""
-        graph = Graph(
-            self._shared,
-            self.meta.name,
-            self.meta.hosts,
-            self._anchors,
-            self.homes.payloads,
-            self.homes.workers,
-        )
         window = self.schedule.window(start)
-        for number in window:
-            place = Place(self.work.run, self._attempt, number)
-            graph.add(place, self.schedule.ranks(number))
-        self._futures = graph.submit(self.client)
+        self._futures = self._graph(window).submit(self.client)
         for number, futures in zip(window, self._futures, strict=True):
             for future in futures:
                 await upstream.computed(future)
@@ -129,6 +121,20 @@ class GraphRun:
         # Before the next window goes out: the scheduler is to hold one at a time.
         self._release()
         await asyncio.sleep(0)
+
+    def _graph(self, window: range) -> Graph:
+        graph = Graph(
+            self._shared[0],
+            self.meta.name,
+            self.meta.hosts,
+            self._anchors,
+            self.homes.payloads,
+            self.homes.workers,
+        )
+        for number in window:
+            place = Place(self.work.run, self._attempt, number)
+            graph.add(place, self.schedule.ranks(number))
+        return graph
 
     async def _progress(self, clock: int) -> None:
         now = time.monotonic()
@@ -178,6 +184,9 @@ class GraphRun:
     def cancel(self) -> None:
         """Tell Dask that nobody wants the run any more."""
         self._release()
+        # In place: frames of an error's traceback may hold the lists.
+        self._anchors.clear()
+        self._shared.clear()
         self.homes.clear()
 
     def _release(self) -> None:
