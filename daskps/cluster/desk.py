@@ -6,17 +6,24 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from distributed import get_worker
 
+from daskps.cluster import plans
 from daskps.cluster.client import ShardClient
 from daskps.cluster.host import HOSTS
 from daskps.cluster.link import link_of
 from daskps.cluster.messages import Call
 from daskps.cluster.meta import Meta
+from daskps.cluster.plans import whole
 from daskps.cluster.upstream import loads
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from daskps.cluster.contributions import Place
     from daskps.cluster.host import ShardHost
+    from daskps.cluster.plans import Target
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,9 @@ class Desk:
         self.shards = ShardClient(self.link, meta)
         self.reduce = loads(work.reduce)
         self._stepper: Any = None
+        self._weights: Weights = self.host.contributions.shared(
+            work.run, "weights", lambda: Weights(meta)
+        )
 
     def _find(self) -> Meta:
         find = self.link.directory("find", uid=self.work.uid)
@@ -57,9 +67,45 @@ class Desk:
             self._stepper = loads(self.work.body)(self.meta)
         return self._stepper
 
+    def read(self, place: Place) -> None:
+        """Read the round before a place into the stepper's buffers."""
+        what = f"the pull for round {place.round} of run {self.work.run}"
+
+        def read(target: Target) -> None:
+            plan = plans.read(self.meta, target, None, self.call(clock=place.round))
+            self.shards.call(plan.calls, plan.outs, None, what)
+
+        self._weights.copy_to(self.stepper.target, place, read)
+
     def call(self, **head: Any) -> Call:
         """Return what a message of the run's one rank has in common."""
         return Call(self.work.uid, (), run=self.work.run, rank=0, **head)
+
+
+class Weights:
+    """The parameters of one round, read once per worker for all its threads."""
+
+    def __init__(self, meta: Meta) -> None:
+        self._lock = threading.Lock()
+        self._target = whole(meta)
+        self._place: Place | None = None
+
+    def copy_to(
+        self, target: Target, place: Place, read: Callable[[Target], None]
+    ) -> None:
+        """Fill `target` with a round, which `read` reads the first time.
+
+        Under the lock also the copy: a task that was given up long ago must not
+        read while another one fills the buffer with its round.
+        """
+        with self._lock:
+            if self._place != place:
+                self._place = None
+                read(self._target)
+                self._place = place
+            for shard, outs in target.outs.items():
+                for out, value in zip(outs, self._target.outs[shard], strict=True):
+                    np.copyto(out, value)
 
 
 def desk_of(work: Work) -> Desk:

@@ -23,7 +23,7 @@ from daskps.shards.base import NOTHING, Item
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from daskps.cluster.plans import Delivery, Target
+    from daskps.cluster.plans import Delivery
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,7 @@ def compute_gradient(work: Work, duty: Duty, part: Any, after: Any) -> Receipt:
     desk = desk_of(work)
     place, rank = duty.place, duty.rank
     try:
-        target: Target = desk.stepper.target
-        plan = plans.read(desk.meta, target, None, desk.call(clock=place.round))
-        what = f"the pull of rank {rank} for round {place.round}"
-        desk.shards.call(plan.calls, plan.outs, None, what)
+        desk.read(place)
         shared = desk.host.contributions
         found: Delivery = desk.stepper(
             part,
