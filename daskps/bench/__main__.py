@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("kernels", "rounds", "pullpush", "startup")
+NAMES = ("graph", "kernels", "pullpush", "rounds", "startup")
 
 
 def main() -> int:

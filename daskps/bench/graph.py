@@ -1,0 +1,231 @@
+"""Rounds in the task graph, beside the same round written plainly with Dask.
+
+Two worker processes of four threads. The plain round is what a user would write with
+`client.submit`: weights in eight futures, for each part a gradient and a task per
+shard that cuts its slice out of it, for each shard an update. Both sides have their
+rounds queued; each figure is the median of alternating pairs in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from distributed import Client, Event, LocalCluster, SchedulerPlugin
+
+import daskps
+from daskps import optim
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+PARTS, SHARDS, ELEMENTS = 8, 8, 250_000
+
+
+def _half(params: Any, X: Any, y: Any) -> Any:
+    return {"w": params["w"] * np.float32(0.5)}
+
+
+def _train(store: daskps.ParameterStore, rounds: int, parts: int, how: str) -> None:
+    data = np.zeros((parts, 1))
+    daskps.train(
+        store, _half, data, epochs=rounds, trainers=parts, batch_size=1, execution=how
+    )
+
+
+# -- the same round with plain Dask -------------------------------------------
+
+
+def _joined(*slices: Any) -> Any:
+    return np.concatenate(slices)
+
+
+def _gradient(weights: Any) -> Any:
+    return weights * np.float32(0.5)
+
+
+def _slice(gradient: Any, shard: int) -> Any:
+    return np.array_split(gradient, SHARDS)[shard]
+
+
+def _updated(weights: Any, *gradients: Any) -> Any:
+    return weights - np.float32(0.1) * sum(gradients) / np.float32(len(gradients))
+
+
+def _plain(client: Client, rounds: int) -> None:
+    weights = [
+        client.submit(np.zeros, ELEMENTS // SHARDS, "f4", pure=False)
+        for _ in range(SHARDS)
+    ]
+    for _ in range(rounds):
+        whole = [client.submit(_joined, *weights, pure=False) for _ in range(PARTS)]
+        grads = [client.submit(_gradient, w, pure=False) for w in whole]
+        weights = [
+            client.submit(
+                _updated,
+                weights[shard],
+                *(client.submit(_slice, g, shard, pure=False) for g in grads),
+                pure=False,
+            )
+            for shard in range(SHARDS)
+        ]
+    client.gather(weights)
+
+
+# -- measurements --------------------------------------------------------------
+
+
+def _milliseconds(work: Callable[[], None], rounds: int) -> float:
+    began = time.perf_counter()
+    work()
+    return (time.perf_counter() - began) * 1e3 / rounds
+
+
+def _pairs(
+    name: str, pairs: int, ours: Callable[[], float], theirs: Callable[[], float]
+) -> None:
+    """Print medians and the ratio, with its range."""
+    ours(), theirs()
+    found = [(ours(), theirs()) for _ in range(pairs)]
+    ratios = sorted(b / a for a, b in found)
+    a, b = (statistics.median(column) for column in zip(*found, strict=True))
+    print(
+        f"{name:<44}{a:8.2f} ms {b:8.2f} ms   "
+        f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+    )
+
+
+def _beside_plain(client: Client, pairs: int, rounds: int) -> None:
+    start = {"w": np.ones(ELEMENTS, "f4")}
+    with daskps.create(start, optimizer=optim.SGD(0.1)) as store:
+        _pairs(
+            f"round of {PARTS} parts, 1 MB: graph, plain Dask",
+            pairs,
+            lambda: _milliseconds(
+                lambda: _train(store, rounds, PARTS, "graph"), rounds
+            ),
+            lambda: _milliseconds(lambda: _plain(client, rounds), rounds),
+        )
+
+
+def _beside_resident(pairs: int, rounds: int) -> None:
+    with daskps.create({"w": np.ones(256, "f4")}, optimizer=optim.SGD(0.1)) as store:
+        many = 20 * rounds
+        _pairs(
+            "round of 2 trainers, 1 kB: resident, graph",
+            pairs,
+            lambda: _milliseconds(lambda: _train(store, many, 2, "resident"), many),
+            lambda: _milliseconds(lambda: _train(store, rounds, 2, "graph"), rounds),
+        )
+
+
+class _Most(SchedulerPlugin):
+    """The largest number of tasks on the scheduler, and those done by name."""
+
+    name = "daskps-bench-most"
+
+    async def start(self, scheduler: Any) -> None:
+        self.scheduler, self.most = scheduler, 0
+        self.done: dict[str, int] = {}
+
+    def transition(self, key: Any, start: Any, finish: Any, *_: Any, **__: Any) -> None:
+        self.most = max(self.most, len(self.scheduler.tasks))
+        if start == "processing" and finish == "memory" and type(key) is tuple:
+            name = key[0].rsplit("-", 1)[0] if "reduce" in key[0] else key[0]
+            self.done[name] = self.done.get(name, 0) + 1
+
+
+def _tasks(client: Client, rounds: int) -> None:
+    client.register_plugin(_Most())
+    start = {"w": np.ones(ELEMENTS, "f4")}
+    with daskps.create(start, optimizer=optim.SGD(0.1), name="bench") as store:
+        _train(store, rounds, PARTS, "graph")
+        store.delete()
+
+    def state(dask_scheduler: Any) -> Any:
+        plugin = dask_scheduler.plugins[_Most.name]
+        return plugin.most, plugin.done
+
+    most, done = client.run_on_scheduler(state)
+    client.unregister_scheduler_plugin(_Most.name)
+    each = ", ".join(f"{n / rounds:g} {name}" for name, n in done.items())
+    print(f"{rounds} rounds: tasks per round {each}; at most {most} on the scheduler")
+
+
+class _Late:
+    def __call__(self, params: Any, X: Any, y: Any) -> Any:
+        if X[0, 0]:
+            Event("daskps-bench-late").wait()
+        return _half(params, X, y)
+
+
+def _idle(client: Client, seconds: float) -> None:
+    """Keep 11 contributions while the twelfth is late; count them."""
+
+    def held() -> int:
+        def count(dask_worker: Any) -> int:
+            n: int = dask_worker.metrics["daskps"](dask_worker)["contributions"]
+            return n
+
+        return sum(client.run(count).values())
+
+    late = Event("daskps-bench-late", client=client)
+    rows = np.zeros((12, 1))
+    rows[-1] = 1
+    with daskps.create({"w": np.ones(256, "f4")}, optimizer=optim.SGD(0.1)) as store:
+        thread = threading.Thread(
+            target=lambda: daskps.train(
+                store, _Late(), rows, trainers=12, execution="graph"
+            )
+        )
+        thread.start()
+        while held() < 11:
+            time.sleep(0.05)
+        time.sleep(seconds)
+        kept = held()
+        late.set()
+        thread.join()
+        time.sleep(0.5)
+        print(f"after {seconds:g} s idle: {kept} of 11 contributions; then {held()}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Command line without the program's name.
+
+    Returns
+    -------
+    int
+        Exit status: 0, whatever was measured.
+    """
+    parser = argparse.ArgumentParser(prog="python -m daskps.bench graph")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=48, help="rounds of one side")
+    parser.add_argument(
+        "--long", type=int, default=1000, help="rounds that are counted"
+    )
+    parser.add_argument("--idle", type=float, default=10.0, help="seconds")
+    options = parser.parse_args(argv)
+    with (
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=4,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        print(f"{'':<44}{'first':>8}    {'second':>8}      second / first")
+        _beside_plain(client, options.pairs, options.rounds)
+        _beside_resident(options.pairs, options.rounds)
+        _tasks(client, options.long)
+        _idle(client, options.idle)
+    return 0
