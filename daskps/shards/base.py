@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Array = np.ndarray[Any, np.dtype[Any]]
+#: Shards, as runs [start, stop).
+Runs = tuple[tuple[int, int], ...]
 
 #: What the arrays of a step are. GRADIENT goes through the optimizer, MODEL is a
 #: trainer's own weights for model averaging.
@@ -56,6 +58,10 @@ class Step:
     at_least: int = 0
     #: Whether the arrays may be kept and changed (they came from another process).
     owned: bool = False
+    #: All steps of this producer below this number were answered or given up.
+    floor: int = 0
+    #: The shards this step goes to, None for all.
+    touched: Runs | None = None
 
     @property
     def nbytes(self) -> int:

@@ -5,7 +5,8 @@ Every race is a plain sequence of calls here. The owner of the segment's lock ca
 must wait stays parked inside, as data, until a later call completes it.
 
 What a step's arrays become is in `planning`, when its wait is over in `waiting`, what
-a run has in the record in `runs`, the contributions to a round in `rounds`.
+a run has in the record in `runs`, the contributions to a round in `rounds`, what a
+cut holds back in `cuts`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from daskps.consistency import BSP, Policy
 from daskps.errors import StaleGenerationError
 from daskps.shards import producers, runs
 from daskps.shards.base import GRADIENT, MODEL, Array, Ready, Ticket
+from daskps.shards.cuts import Cut, broken
+from daskps.shards.doubts import Doubts
 from daskps.shards.invariants import check
 from daskps.shards.planning import Planner, count
 from daskps.shards.pushes import Pushes
@@ -55,7 +58,10 @@ class Shard:
         self.generation = generation
         self.parked: list[Ticket] = []
         self._planner = Planner(segment, bindings)
-        self._pushes = Pushes(segment, self._planner)
+        self.doubts = Doubts(segment)
+        self._pushes = Pushes(segment, self._planner, self.doubts)
+        #: The cut in progress: no step is applied and no round completed but by it.
+        self.cut: Cut | None = None
         self._rounds: Rounds | None = None
         #: The run that ended last, and what its steps get.
         self._ended: tuple[int, Exception | None] = (0, None)
@@ -79,6 +85,8 @@ class Shard:
             for ticket in tickets:
                 if self._refused(ticket):
                     done.append(ticket)
+                elif self.cut is not None and self.cut.holds(ticket, self.segment):
+                    continue
                 elif self._rounds is None or not ticket.step.run:
                     batch.append(ticket)
                 else:
@@ -88,20 +96,38 @@ class Shard:
                     # Before what comes next: a parked step may be an older one.
                     done += self._wake()
             done += self._apply(batch)
-            return done + self._wake()
+            done += self._wake()
+        return done if self.cut is None else done + self.cut.advance(self.segment)
+
+    def release_cut(self, why: str) -> list[Ticket]:
+        """Give a cut up and go on with what waited for it."""
+        cut, self.cut = self.cut, None
+        if cut is None:
+            return []
+        with np.errstate(all="ignore"):
+            self._complete_round()
+        return cut.stop(broken(why)) + self.submit(cut.held)
 
     def cancel(self, tickets: Iterable[Ticket]) -> None:
         """Forget parked tickets whose callers have gone."""
         gone = set(map(id, tickets))
         self.parked = [t for t in self.parked if id(t) not in gone]
+        if self.cut is not None:
+            self.cut.cancel(gone)
 
     def abandon(self, error: Exception) -> list[Ticket]:
         """Give every parked ticket an error, and later ones too; return the parked."""
         self._abandoned = error
-        parked, self.parked = self.parked, []
+        parked, self.parked = self.waiting, []
+        cut, self.cut = self.cut, None
         for ticket in parked:
             ticket.outcome = error
-        return parked
+        return parked if cut is None else parked + cut.stop(error)
+
+    @property
+    def waiting(self) -> list[Ticket]:
+        """Tickets that wait: those that are parked, and those a cut holds."""
+        return self.parked + self.cut.held if self.cut is not None else self.parked
 
     def _refused(self, ticket: Ticket) -> bool:
         step, record = ticket.step, self.segment.current
@@ -153,7 +179,7 @@ class Shard:
     def _complete_round(self) -> None:
         """Apply the open round if it is complete; a round that fails ends the run."""
         rounds = self._rounds
-        if rounds is None or not rounds.complete:
+        if rounds is None or not rounds.complete or self.cut is not None:
             return
         now = int(self.segment.current.fixed[ROUNDS])
         if self._limit is not None and now >= self._limit:
@@ -256,7 +282,8 @@ class Shard:
         publication.commit()
         self._rounds = Rounds(n_ranks, reduce) if isinstance(policy, BSP) else None
         self._reason, self._limit = "another run has begun", None
-        return self._wake()
+        self.doubts.forget_ranks()
+        return self.release_cut("a run has begun") + self._wake()
 
     def end_run(
         self, run: int, reason: str, error: Exception | None = None
@@ -265,8 +292,10 @@ class Shard:
 
         With `error` they get that, otherwise RunCancelledError with the reason.
         """
+        ended = self.segment.current.fixed[RUN] == run
         self._end(run, reason, error)
-        return self._wake()
+        released = self.release_cut("a run has ended") if ended else []
+        return released + self._wake()
 
     def _end(self, run: int, reason: str, error: Exception | None) -> None:
         if self.segment.current.fixed[RUN] != run:
@@ -297,7 +326,11 @@ class Shard:
                 publication = Publication(self.segment)
                 publication.record.ranks[rank, LIVE] = 0
                 publication.commit()
-            return self._wake()
+            done = self._wake()
+        if self.cut is None:
+            return done
+        self.cut.excuse([-1 - rank])
+        return done + self.cut.advance(self.segment)
 
     def hold(self, run: int, limit: int | None = None) -> list[Ticket]:
         """Complete no round from `limit` on, by default the open one.
@@ -309,9 +342,11 @@ class Shard:
         if fixed[RUN] != run:
             return []
         self._limit = int(fixed[ROUNDS]) if limit is None else limit
+        # A fence settles in less time than a cut may take.
+        released = self.release_cut("a run is being fenced")
         with np.errstate(all="ignore"):
             self._complete_round()
-            return self._wake()
+            return released + self._wake()
 
     def rounds_of(self, run: int) -> int:
         """Return the rounds completed in a run, or -1 once it has ended."""
@@ -361,4 +396,4 @@ class Shard:
 
     def validate(self) -> None:
         """Raise IllegalStateError where an invariant does not hold."""
-        check(self.segment, self._rounds, self.parked)
+        check(self.segment, self._rounds, self.parked, self.cut)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.errors import IllegalStateError
+from daskps.shards.doubts import owner_of
 from daskps.shards.segment import (
     CLOCK,
     MAX_PRODUCERS,
@@ -27,16 +28,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from daskps.shards.base import Ticket
+    from daskps.shards.cuts import Cut
     from daskps.shards.rounds import Rounds
 
 
-def check(segment: Segment, rounds: Rounds | None, parked: Sequence[Ticket]) -> None:
+def check(
+    segment: Segment,
+    rounds: Rounds | None,
+    parked: Sequence[Ticket],
+    cut: Cut | None = None,
+) -> None:
     """Raise IllegalStateError with everything that does not hold."""
     wrong = [
         *_words(segment),
         *_buffers(segment),
-        *_run(segment, rounds),
+        *_run(segment, rounds, cut),
         *_tickets(segment, rounds, parked),
+        *_cut(segment, rounds, cut),
     ]
     if wrong:
         raise IllegalStateError("; ".join(wrong))
@@ -67,7 +75,7 @@ def _buffers(segment: Segment) -> Iterator[str]:
             yield f"piece {position} is stale in the buffer that is not current"
 
 
-def _run(segment: Segment, rounds: Rounds | None) -> Iterator[str]:
+def _run(segment: Segment, rounds: Rounds | None, cut: Cut | None) -> Iterator[str]:
     fixed, n_ranks = segment.current.fixed, int(segment.current.fixed[N_RANKS])
     if (rounds is not None) != (fixed[POLICY] == CODES["bsp"]):
         yield "rounds without a BSP run, or the reverse"
@@ -80,7 +88,7 @@ def _run(segment: Segment, rounds: Rounds | None) -> Iterator[str]:
             yield "a live rank is not at the round of its shard"
         if (rounds.next < segment.current.ranks[:n_ranks, NEXT]).any():
             yield "a rank's next push is older than the last round"
-        if rounds.complete:
+        if rounds.complete and cut is None:
             yield "a complete round was not applied"
         if rounds.n_nodes > rounds.bound:
             yield f"a round holds {rounds.n_nodes} sums, {rounds.bound} are enough"
@@ -98,3 +106,19 @@ def _tickets(
             yield "an early step is parked where there are no rounds"
         elif ticket.applied and outcome(segment, ticket) is not None:
             yield "a ticket is parked whose wait is over"
+
+
+def _cut(segment: Segment, rounds: Rounds | None, cut: Cut | None) -> Iterator[str]:
+    if cut is None:
+        return
+    for ticket in cut.held:
+        if ticket.outcome is not None or ticket.applied:
+            yield "a cut holds a step that is applied or done"
+        elif ticket.step.run not in (0, segment.current.fixed[RUN]):
+            yield "a cut holds a step of another run"
+        elif (owner_of(ticket.step), ticket.step.sequence) in cut.missing:
+            yield "a cut holds a step it waits for"
+    if cut.held and rounds is not None:
+        yield "a cut holds steps of a BSP run"
+    if cut.ticket is not None and (cut.ticket.outcome is None) != bool(cut.missing):
+        yield "whoever waits for a cut waits for nothing, or was told too early"

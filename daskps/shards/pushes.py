@@ -17,6 +17,8 @@ from daskps.shards.update import Publication
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from daskps.shards.doubts import Doubts
+
 
 class Pushes:
     """Applies pushes on arrival.
@@ -27,11 +29,14 @@ class Pushes:
         The memory.
     planner : Planner
         Makes operations of arrays.
+    doubts : Doubts
+        Takes what steps say for cuts.
     """
 
-    def __init__(self, segment: Segment, planner: Planner) -> None:
+    def __init__(self, segment: Segment, planner: Planner, doubts: Doubts) -> None:
         self._segment = segment
         self._planner = planner
+        self._doubts = doubts
         self.n_applied = 0
         self.n_duplicates = 0
 
@@ -58,6 +63,7 @@ class Pushes:
             else:
                 planned = self._planner.step(step, record)
                 _note(step, record)
+                self._doubts.note(step)
                 publication.add(planned)
                 count(planned, record)
                 record.fixed[VERSION] += bool(planned)

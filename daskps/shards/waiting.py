@@ -69,15 +69,22 @@ def _exact(segment: Segment, ticket: Ticket, clock: int) -> Ready | Exception:
     Under BSP every publication but the first is one round, so the buffer that is not
     in force holds the round before: a trainer that starts again needs it.
     """
-    flips = [segment.flip]
-    if segment.writing == segment.flip:
-        flips.append(segment.flip - 1)
-    for flip in flips:
-        record = segment.record(flip)
-        same = record.fixed[RUN] == ticket.step.run
-        if same and record.fixed[ROUNDS] == clock:
-            return Ready(flip, record.version, ticket.duplicate)
+    flip = flip_of_round(segment, ticket.step.run, clock)
+    if flip is not None:
+        return Ready(flip, segment.record(flip).version, ticket.duplicate)
     return ClockError(
         f"round {clock} is gone from this shard, which is at round "
         f"{int(segment.current.fixed[ROUNDS])} and keeps one before it"
     )
+
+
+def flip_of_round(segment: Segment, run: int, rounds: int) -> int | None:
+    """Return the flip that holds a run after so many rounds, if one still does."""
+    flips = [segment.flip]
+    if segment.writing == segment.flip:
+        flips.append(segment.flip - 1)
+    for flip in flips:
+        fixed = segment.record(flip).fixed
+        if fixed[RUN] == run and fixed[ROUNDS] == rounds:
+            return flip
+    return None

@@ -31,6 +31,7 @@ from daskps.errors import (
     StaleGenerationError,
 )
 from daskps.layout import Layout
+from daskps.shards import cutting
 from daskps.shards.base import (
     ADD,
     ASSIGN,
@@ -43,7 +44,8 @@ from daskps.shards.base import (
     Step,
     Ticket,
 )
-from daskps.shards.segment import CLOCK, LIVE, ROUNDS, VERSION
+from daskps.shards.cuts import Order, Report, agree
+from daskps.shards.segment import CLOCK, LIVE, NEXT, ROUNDS, VERSION
 from tests.shards.making import make
 
 N_SHARDS = 2
@@ -93,6 +95,19 @@ class Run:
     ticks: dict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
 
 
+@dataclass
+class Cut:
+    """A cut in progress: who has reported, what follows, who has reached it."""
+
+    name: str
+    reports: dict[int, Report] = field(default_factory=dict)
+    orders: dict[int, Order] | None = None
+    tickets: dict[int, Ticket] = field(default_factory=dict)
+    excused: set[int] = field(default_factory=set)
+    #: What each shard that has reached the cut contained then.
+    reached: dict[int, Any] = field(default_factory=dict)
+
+
 class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -110,11 +125,13 @@ class Machine(RuleBasedStateMachine):
         self.outstanding: dict[int, tuple[int, Ticket]] = {}
         self.run: Run | None = None
         self.runs = 0
+        self.cut: Cut | None = None
+        self.cuts = 0
 
     # -- delivering ----------------------------------------------------------
 
-    def deliver(self, shard: int, *steps: Step) -> list[Ticket]:
-        tickets = [Ticket(step) for step in steps]
+    def deliver(self, shard: int, *steps: Step, owner: Any = None) -> list[Ticket]:
+        tickets = [Ticket(step, owner=owner) for step in steps]
         for ticket in tickets:
             self.outstanding[id(ticket)] = shard, ticket
         self.collect(shard, self.shards[shard].submit(tickets))
@@ -127,11 +144,15 @@ class Machine(RuleBasedStateMachine):
             assert where == shard
             assert ticket.outcome is not None
             step = ticket.step
+            if ticket.owner == "push":
+                self.answered(shard, ticket)
+            if ticket.owner == "cut":
+                self.reach(shard, ticket)
             if isinstance(ticket.outcome, Ready) and step.wait == READ:
                 self.check_read(shard, step, ticket.outcome)
         for where, ticket in self.outstanding.values():
-            if where == shard:
-                assert any(t is ticket for t in self.shards[shard].parked)
+            if where == shard and ticket.owner != "cut":
+                assert any(t is ticket for t in self.shards[shard].waiting)
 
     def check_read(self, shard: int, step: Step, ready: Ready) -> None:
         found = [w.copy() for w in self.shards[shard].segment.weights[ready.flip & 1]]
@@ -235,12 +256,14 @@ class Machine(RuleBasedStateMachine):
         first = max(0, self.next[key] + jump)
         sequences = range(first, first + k)
         steps = [self.outside(shard, producer, s, kind) for s in sequences]
-        tickets = self.deliver(shard, *steps)
+        self.deliver(shard, *steps, owner="push")
+
+    def answered(self, shard: int, ticket: Ticket) -> None:
+        """Take the answer to a push, which a cut may have held for a while."""
         if self.in_rounds(shard):
-            assert all(isinstance(t.outcome, ConsistencyError) for t in tickets)
-            return
-        for ticket in tickets:
-            self.expect(shard, producer, ticket)
+            assert isinstance(ticket.outcome, ConsistencyError)
+        else:
+            self.expect(shard, ticket.step.producer, ticket)
 
     def outside(self, shard: int, producer: int, sequence: int, kind: str) -> Step:
         found = []
@@ -281,6 +304,8 @@ class Machine(RuleBasedStateMachine):
     @rule(shard=shards_, producer=st.integers(1, 3))
     def refused(self, shard: int, producer: int) -> None:
         """A stale generation, a rule that raises, an array that does not fit."""
+        if self.shards[shard].cut is not None:
+            return
         sequence = self.next[shard, producer]
         good = self.outside(shard, producer, sequence, GRADIENT)
         kwargs: dict[str, Any] = {"producer": producer, "sequence": sequence}
@@ -304,7 +329,8 @@ class Machine(RuleBasedStateMachine):
     @rule(shard=shards_)
     def cancel(self, shard: int) -> None:
         """Callers go away."""
-        gone = [t for where, t in self.outstanding.values() if where == shard][::2]
+        waiting = [t for where, t in self.outstanding.values() if where == shard]
+        gone = [t for t in waiting if t.owner != "cut"][::2]
         self.shards[shard].cancel(gone)
         for ticket in gone:
             del self.outstanding[id(ticket)]
@@ -312,6 +338,96 @@ class Machine(RuleBasedStateMachine):
     @rule(shard=shards_, producer=st.integers(1, 3))
     def close_producer(self, shard: int, producer: int) -> None:
         self.shards[shard].close_producers([producer, 99])
+
+    # -- cuts ----------------------------------------------------------------
+
+    @rule(shard=shards_)
+    def begin_cut(self, shard: int) -> None:
+        """A shard begins the cut in progress, or a new one."""
+        if self.cut is None:
+            self.cuts += 1
+            self.cut = Cut(f"cut {self.cuts}")
+        if shard not in self.cut.reports and self.shards[shard].cut is None:
+            report = cutting.begin(self.shards[shard], self.cut.name, shard)
+            self.cut.reports[shard] = report
+
+    @precondition(lambda self: self.cut is not None and len(self.cut.reports) > 1)
+    @rule(shard=shards_)
+    def take_cut(self, shard: int) -> None:
+        """A shard hears what it lacks."""
+        cut = self.cut
+        assert cut is not None
+        if cut.orders is None:
+            try:
+                cut.orders = agree([cut.reports[i] for i in range(N_SHARDS)])
+            except ConsistencyError:
+                self.end_cut(range(N_SHARDS))
+                return
+        if shard not in cut.tickets:
+            ticket = cut.tickets[shard] = Ticket(Step(), owner="cut")
+            self.outstanding[id(ticket)] = shard, ticket
+            order = cut.orders[shard]
+            done = cutting.take(self.shards[shard], cut.name, order, ticket)
+            self.collect(shard, done)
+
+    @precondition(lambda self: self.cut is not None and self.cut.orders is not None)
+    @rule(shard=shards_, give_up=st.booleans(), k=st.integers(1, 9))
+    def bring(self, shard: int, give_up: bool, k: int) -> None:
+        """Steps that a shard lacks come at last, or their producers give them up."""
+        cut = self.cut
+        assert cut is not None
+        assert cut.orders is not None
+        for owner, sequence in cut.orders[shard].missing[:k]:
+            if owner < 0:
+                self.train_one(-1 - owner, shard, "no")
+            elif give_up:
+                cut.excused.add(owner)
+                excuse = cutting.excuse(self.shards[shard], cut.name, [owner])
+                self.collect(shard, excuse)
+            else:
+                step = self.outside(shard, owner, sequence, ADD)
+                self.deliver(shard, step, owner="push")
+
+    @precondition(lambda self: self.cut is not None)
+    @rule(shards=st.sampled_from([[0], [1], [0, 1], [1, 0]]))
+    def end_cut(self, shards: Any) -> None:
+        """Shards are released, in time or too early."""
+        cut = self.cut
+        assert cut is not None
+        for shard in shards:
+            self.collect(shard, cutting.end(self.shards[shard], cut.name))
+        if all(s.cut is None for s in self.shards):
+            self.cut = None
+
+    def reach(self, shard: int, ticket: Ticket) -> None:
+        """Compare the shards that have reached the cut, step by step."""
+        cut = self.cut
+        assert cut is not None
+        assert cut.orders is not None
+        if isinstance(ticket.outcome, Exception):
+            assert isinstance(ticket.outcome, ConsistencyError)
+            return
+        assert isinstance(ticket.outcome, Ready)
+        order, flip = cut.orders[shard], ticket.outcome.flip
+        record = self.shards[shard].segment.record(flip)
+        if order.run:
+            found = [w.copy() for w in self.shards[shard].segment.weights[flip & 1]]
+            self.same(found, self.after(shard, order.rounds)[0])
+            return
+        of = {p: set(self.seen[shard, p]) for p in (1, 2, 3)}
+        ranks = record.ranks[: record.fixed[5], NEXT].tolist()
+        cut.reached[shard] = of, ranks
+        if len(cut.reached) < N_SHARDS:
+            return
+        (a, ranks_a), (b, ranks_b) = cut.reached.values()
+        for producer in {1, 2, 3} - cut.excused:
+            # Older ones are no longer told from repeats: nobody waits for them.
+            first = max([0, *a[producer], *b[producer]]) - 63
+            assert {s for s in a[producer] ^ b[producer] if s >= first} == set()
+        if self.run is not None:
+            told = self.run.told
+            both = enumerate(zip(ranks_a, ranks_b, strict=True))
+            assert all(x == y for rank, (x, y) in both if not told[rank])
 
     # -- runs ----------------------------------------------------------------
 
@@ -341,13 +457,12 @@ class Machine(RuleBasedStateMachine):
             list(self.versions),
         )
         for i, shard in enumerate(self.shards):
-            for _ in range(2):
-                self.collect(
-                    i,
-                    shard.begin_run(self.run.id, policy, len(lengths), reduce, reset),
-                )
+            begin = self.run.id, policy, len(lengths), reduce, reset
+            done = shard.begin_run(*begin)
             if reset:
                 self.steps[i] = [0] * len(self.steps[i])
+            self.collect(i, done)
+            assert shard.begin_run(*begin) == []
 
     def in_rounds(self, shard: int) -> bool:
         run = self.run
@@ -518,6 +633,8 @@ class Shards(Machine):
             return
         most = max(run.ticks[shard, r] for r in range(len(run.trainers)))
         rounds = self.slowest(shard, most)
+        if self.shards[shard].cut is not None and self.cut is not None:
+            rounds = min(rounds, self.cut.reports[shard].rounds)
         assert record.fixed[ROUNDS] == rounds
         self.weights[shard], self.steps[shard] = self.after(shard, rounds)
         self.versions[shard] = run.base_version[shard] + sum(

@@ -1,0 +1,63 @@
+"""What a cut asks of a shard; each call is made under the shard's mutex."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from daskps.shards.cuts import Cut, Order, Report, broken, report
+from daskps.shards.segment import RUN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from daskps.shards.base import Ticket
+    from daskps.shards.dense import Shard
+
+
+def begin(shard: Shard, name: str, index: int) -> Report:
+    """Hold every new step from now on, or in a BSP run every round; report.
+
+    The shard must have no other cut in progress.
+    """
+    shard.cut = Cut(name)
+    return report(index, shard.segment, shard.doubts)
+
+
+def take(shard: Shard, name: str, order: Order, ticket: Ticket) -> list[Ticket]:
+    """Let through what the cut lacks; `ticket` is done when the shard has reached it.
+
+    Its outcome says which flip to copy, or why the cut must start again.
+    """
+    cut = shard.cut
+    if cut is None or cut.name != name:
+        ticket.outcome = broken("it was released here")
+        return [ticket]
+    cut.follow(order, ticket, shard.doubts)
+    held, cut.held = cut.held, []
+    return shard.submit(held)
+
+
+def end(shard: Shard, name: str) -> list[Ticket]:
+    """Release what waits for a cut; twice is fine."""
+    if shard.cut is None or shard.cut.name != name:
+        return []
+    return shard.release_cut("it was released here")
+
+
+def settle(shard: Shard, run: int, owner: int, floor: int) -> list[Ticket]:
+    """Hear that an owner's steps below `floor` were answered or given up."""
+    if owner < 0 and shard.segment.current.fixed[RUN] != run:
+        return []
+    shard.doubts.raise_floor(owner, floor)
+    if shard.cut is None:
+        return []
+    shard.cut.settle(owner, floor)
+    return shard.cut.advance(shard.segment)
+
+
+def excuse(shard: Shard, name: str, owners: Iterable[int]) -> list[Ticket]:
+    """Wait no longer for the steps of some owners."""
+    if shard.cut is None or shard.cut.name != name:
+        return []
+    shard.cut.excuse(owners)
+    return shard.cut.advance(shard.segment)
