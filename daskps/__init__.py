@@ -19,12 +19,14 @@ from daskps.errors import (
     RunCancelledError,
     ShardBusyError,
     ShardLostError,
+    SnapshotLostError,
     StaleGenerationError,
     StoreClosedError,
     StoreExistsError,
     StoreNotFoundError,
     UnknownParameterError,
 )
+from daskps.snapshot import Snapshot
 from daskps.specs import ArraySpec
 from daskps.store import ParameterStore
 from daskps.stores import StoreInfo, create, list_stores, open  # noqa: A004
@@ -59,6 +61,8 @@ __all__ = [
     "RunCancelledError",
     "ShardBusyError",
     "ShardLostError",
+    "Snapshot",
+    "SnapshotLostError",
     "StaleGenerationError",
     "StoreClosedError",
     "StoreExistsError",

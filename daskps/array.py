@@ -10,6 +10,7 @@ import numpy as np
 from daskps import config
 from daskps.cluster import plans
 from daskps.repr import array_html
+from daskps.snapshot import dask_array, taken_by
 from daskps.targets import target_of
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ class _Store(Protocol):
 
     name: str
 
+    @property
+    def attach(self) -> Callable[[Any], Any]: ...
     @property
     def bind(self) -> Callable[[], Any]: ...
     @property
@@ -260,6 +263,34 @@ class ParameterArray:
         if not self.shape:
             return self._read(None, lambda value: value[index], DEFAULT)
         return self._store.do(make, DEFAULT, f"a slice of {self.name!r}", finish=finish)
+
+    def to_dask_array(self, *, timeout: Any = DEFAULT) -> Any:
+        """Copy the parameter at one moment into a dask array on the owners.
+
+        Parameters
+        ----------
+        timeout : float, str or None
+            Seconds or a duration such as "30s"; None waits for ever.
+
+        Returns
+        -------
+        dask.array.Array
+            Of one version, cut along axis 0 near the borders of the shards; work on
+            its chunks is done where they are.
+
+        Raises
+        ------
+        ShardLostError, StoreClosedError, TimeoutError
+            For what its name says.
+        """
+        parameter = self._parameter
+        return taken_by(
+            self._store,
+            parameter.index,
+            lambda taken: dask_array(taken, parameter, alone=True),
+            what=f"a copy of {self.name!r} of store {self._store.name!r}",
+            timeout=timeout,
+        )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         if copy is False:

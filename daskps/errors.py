@@ -19,7 +19,8 @@
     │   ├── ShardBusyError                  no room; names the holder
     │   └── RunCancelledError               the run was fenced
     ├── ShardLostError(RuntimeError)        no live copy of a shard
-    │   └── RoundLostError                  a round failed each time it was tried
+    │   ├── RoundLostError                  a round failed each time it was tried
+    │   └── SnapshotLostError               nor of a snapshot's part
     ├── ProtocolError                       versions differ, host missing
     └── IllegalStateError(RuntimeError)     a bug of daskps; nothing catches it
 
@@ -47,6 +48,7 @@ __all__ = [
     "RunCancelledError",
     "ShardBusyError",
     "ShardLostError",
+    "SnapshotLostError",
     "StaleGenerationError",
     "StoreClosedError",
     "StoreExistsError",
@@ -336,6 +338,31 @@ class RoundLostError(ShardLostError):
             f"{self.shard} on worker {self.worker} still lacks it. The last time: "
             f"{self.reason}. The store keeps the round before; mend the workers and "
             f"train again"
+        )
+
+
+class SnapshotLostError(ShardLostError):
+    """The worker that held a part of a snapshot is gone, and the part with it.
+
+    The store itself may be well.
+
+    Parameters
+    ----------
+    store : str
+        Name of the store.
+    shard : int
+        Index of the shard.
+    worker : str
+        Address of the worker that had the copy.
+    reason : str
+        What happened to it.
+    """
+
+    def __str__(self) -> str:
+        return (
+            f"shard {self.shard} of a snapshot of store {self.store!r} is lost: worker "
+            f"{self.worker} {self.reason}. A snapshot cannot be computed again; take "
+            f"another one with store.snapshot()."
         )
 
 

@@ -12,7 +12,7 @@ from daskps.cluster.client import Deadline, ShardClient
 from daskps.cluster.link import Link, current_link
 from daskps.cluster.messages import Call
 from daskps.cluster.meta import Meta
-from daskps.cluster.producer import Producer, producer_of
+from daskps.cluster.producer import Producer, Turn, producer_of
 from daskps.cluster.upstream import current_task
 from daskps.errors import StoreClosedError
 from daskps.repr import store_html, store_line
@@ -190,8 +190,8 @@ class Handle:
             left = deadline.remaining()
             link.run(lambda: link.within(source.identify(link), left, what))
         plan = make(shards.meta)
-        with source.turn(deadline) as sequence:
-            calls = _signed(plan, source.id, sequence)
+        with source.turn(deadline, shards.settle) as turn:
+            calls = _signed(plan, source.id, turn)
             found = shards.call(calls, plan.outs, deadline.remaining(), what)
             return finish(plan.finish(found))
 
@@ -214,8 +214,8 @@ class Handle:
             return finish(plan.finish(found))
         if not source.id:
             await link.within(source.identify(link), deadline.remaining(), what)
-        async with source.turn_async(deadline) as sequence:
-            calls, left = _signed(plan, source.id, sequence), deadline.remaining()
+        async with source.turn_async(deadline, shards.settle) as turn:
+            calls, left = _signed(plan, source.id, turn), deadline.remaining()
             found = await shards.call_async(calls, plan.outs, left, what)
             return finish(plan.finish(found))
 
@@ -334,8 +334,8 @@ def _rebuild(cls: type[Handle], uid: str, name: str, nonce: str) -> Handle:
     return cls(uid, name)
 
 
-def _signed(plan: Plan, producer: int, sequence: int) -> dict[str, Call]:
+def _signed(plan: Plan, producer: int, turn: Turn) -> dict[str, Call]:
     return {
-        w: replace(c, producer=producer, sequence=sequence)
+        w: replace(c, producer=producer, sequence=turn.number, floor=turn.floor)
         for w, c in plan.calls.items()
     }

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from daskps.cluster.meta import Meta
+    from daskps.layout import Layout
 
 _TEMPLATES = str(Path(__file__).parent / "widgets")
 if _TEMPLATES not in TEMPLATE_PATHS:
@@ -30,6 +31,15 @@ def store_line(name: str, meta: Meta | None) -> str:
         f"<daskps.ParameterStore {name!r}: {n} parameter{'s' * (n != 1)}, "
         f"{format_bytes(layout.nbytes)}, {k} shard{'s' * (k != 1)} on "
         f"{w} worker{'s' * (w != 1)}>"
+    )
+
+
+def snapshot_line(name: str, version: int, layout: Layout) -> str:
+    """Return the one-line form of a snapshot."""
+    n = len(layout.parameters)
+    return (
+        f"<daskps.Snapshot of store {name!r} at version {version}: {n} "
+        f"parameter{'s' * (n != 1)}, {format_bytes(layout.nbytes)}>"
     )
 
 

@@ -15,6 +15,7 @@ from daskps.cluster.plans import ADD, ASSIGN, GRADIENT, Plan, Target
 from daskps.errors import PushRejectedError, UnknownParameterError
 from daskps.pulls import Readable
 from daskps.reduction import check_reduce
+from daskps.snapshot import Snapshot, taken_by
 from daskps.targets import number, target_of
 
 if TYPE_CHECKING:
@@ -384,6 +385,37 @@ class ParameterStore(Readable):
 
         what = f"an aggregate of store {self.name!r}"
         return link.run(lambda: link.within(work(), seconds, what))
+
+    def snapshot(self, *, timeout: Any = DEFAULT) -> Any:
+        """Copy all parameters at one moment, while others go on pushing.
+
+        For every producer all shards contain the same of its steps; in a BSP run it
+        is the last round that all shards have completed. The copies are made by the
+        owners and stay there, in Dask's memory; pushes wait while that is done.
+
+        Parameters
+        ----------
+        timeout : float, str or None
+            Seconds or a duration such as "30s"; None waits for ever.
+
+        Returns
+        -------
+        Snapshot
+            Mapping of name to dask array.
+
+        Raises
+        ------
+        ShardLostError, StoreClosedError, TimeoutError
+            For what its name says.
+
+        Notes
+        -----
+        A push that was given up (by a timeout or a cancel) may be contained in part,
+        as it may in the store. A task that takes a snapshot leaves its worker's
+        thread to other tasks meanwhile.
+        """
+        what = f"a snapshot of store {self.name!r}"
+        return taken_by(self, None, Snapshot, what=what, timeout=timeout)
 
     def __getitem__(self, name: str) -> ParameterArray:
         return ParameterArray(self, self.layout[name])

@@ -28,6 +28,7 @@ LAYERS = {
     "pulls": 4,
     "intake": 4,
     "repr": 4,
+    "snapshot": 4,
     "specs": 4,
     "store": 4,
     "stores": 4,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("graph", "kernels", "pullpush", "rounds", "startup")
+NAMES = ("graph", "kernels", "pullpush", "rounds", "snapshot", "startup")
 
 
 def main() -> int:

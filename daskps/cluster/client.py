@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -233,7 +233,7 @@ class ShardClient:
             )
         return unpack_answers(reply, f"worker {worker}", call)
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def watching(self, worker: str, run: int = 0) -> AsyncIterator[None]:
         """Ask the directory about a host that does not answer for a while.
 
@@ -300,6 +300,28 @@ class ShardClient:
                 raise ShardLostError(self.meta.name, shard, owner, reason)
 
     # -- control -------------------------------------------------------------
+
+    def settle(self, owner: int, floor: int, run: int = 0) -> None:
+        """Tell the hosts, without waiting, which steps are no longer under way.
+
+        Parameters
+        ----------
+        owner : int
+            A producer, or -1 - rank of a trainer.
+        floor : int
+            All its steps below this number were answered or given up.
+        run : int
+            The trainer's run.
+        """
+
+        async def tell(worker: str) -> None:
+            settled = {"run": run, "owner": owner, "floor": floor}
+            told = self.link.control(worker, "settle", store=self.meta.uid, **settled)
+            # The owner's next step says the same.
+            with contextlib.suppress(OSError, DaskPSError):
+                await asyncio.wait_for(told, CONTROL_SECONDS)
+
+        self.link.start(lambda: asyncio.gather(*map(tell, self.hosts)))
 
     async def control(self, method: str, **kwargs: Any) -> list[Any]:
         """Send a control message to every host of the store."""

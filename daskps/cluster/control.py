@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps import config
+from daskps.cluster import cutting
 from daskps.cluster.contributions import Place
 from daskps.cluster.messages import (
     Call,
@@ -115,6 +116,7 @@ async def drop(host: ShardHost, store: str) -> int:
     keys = [key for key in host.slots if key[0] == store]
     for key in keys:
         host.drop(host.slots.pop(key))
+    host.snapshots.drop(store)
     return len(keys)
 
 
@@ -289,7 +291,7 @@ async def stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
             "nbytes": slot.nbytes,
             "pushes": slot.shard.n_pushes,
             "duplicates": slot.shard.n_duplicates,
-            "parked": len(slot.shard.parked),
+            "parked": len(slot.shard.waiting),
             "calls": host.n_calls,
         }
         for slot in host.of(store)
@@ -350,5 +352,6 @@ METHODS: dict[str, Callable[..., Awaitable[Any]]] = {
         end_graph,
         versions,
         stats,
+        *cutting.METHODS,
     )
 }

@@ -12,6 +12,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.anchors import store_of_anchor
+from daskps.cluster.cuts import Cuts
 from daskps.cluster.entry import Entry, Hosts, is_gradient, remember
 from daskps.cluster.identities import Identities
 from daskps.cluster.messages import PROTOCOL, identity, refusal
@@ -45,13 +46,14 @@ class Directory:
         self.stores: dict[str, Entry] = {}
         self.names: dict[str, str] = {}
         self.runs = Runs(self.hosts, self.entry, self.identities.new)
+        self.cuts = Cuts(self.hosts, self.entry, self.identities.on_ended)
         self._freed: dict[str, str] = {}
         scheduler.handlers["daskps_directory"] = self.handle
 
     async def handle(self, method: str, **kwargs: Any) -> dict[str, Any]:
         """Serve one message: the method `on_...` of the part that has it."""
         try:
-            for part in (self, self.runs, self.identities):
+            for part in (self, self.runs, self.identities, self.cuts):
                 function = getattr(part, f"on_{method}", None)
                 if function is not None:
                     value = function(**kwargs)
@@ -197,6 +199,7 @@ class Directory:
         if self.names.get(entry.name) == uid:
             del self.names[entry.name]
         self.runs.store_gone(entry, StoreClosedError(f"store {entry.name!r} {why}"))
+        self.cuts.store_gone(entry)
         self._release_anchors(f"daskps-{uid}")
         self.hosts.spawn(self.hosts.everywhere(entry, "drop"))
 
@@ -229,11 +232,13 @@ class Directory:
                     worker,
                 )
         self.runs.worker_left(worker)
+        self.cuts.left("worker", worker)
         self.identities.forget("worker", worker)
 
     def client_left(self, client: str) -> None:
         """End the runs of a client and free its session stores."""
         self.runs.client_left(client)
+        self.cuts.left("client", client)
         self.identities.forget("client", client)
         for entry in list(self.stores.values()):
             if entry.client == client and (entry.session or not entry.ready):

@@ -36,6 +36,8 @@ class Entry:
     ready: bool = False
     #: Shards without a live copy: worker and reason.
     lost: dict[int, tuple[str, str]] = field(default_factory=dict)
+    #: Held by the cut in progress: a store takes one at a time.
+    cutting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def to_wire(self) -> dict[str, Any]:
         """Return what a handle needs."""

@@ -17,6 +17,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from daskps import config
 from daskps.cluster import control
 from daskps.cluster.contributions import Contributions
+from daskps.cluster.copies import Copies
 from daskps.cluster.messages import (
     Answer,
     Call,
@@ -66,6 +67,8 @@ class ShardHost:
         #: Stores freed lately: a create that was cut short may still be at work.
         self.dropped: deque[str] = deque(maxlen=1000)
         self.contributions = Contributions(worker.address)
+        #: What snapshots have copied and Dask has not taken over yet.
+        self.snapshots = Copies()
         self.inline_nbytes = settings.inline_nbytes
         self.n_calls = 0
         self._loop_thread = threading.get_ident()
@@ -267,6 +270,7 @@ class ShardHost:
             slot.run(partial(Shard.abandon, error=error))
             slot.serve()
         self.slots.clear()
+        self.snapshots.clear()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
@@ -300,12 +304,13 @@ def _answer(
 def _metric(worker: Worker) -> dict[str, int]:
     host = HOSTS.get(worker.address)
     if host is None:
-        return {"shards": 0, "nbytes": 0, "contributions": 0}
+        return {"shards": 0, "nbytes": 0, "contributions": 0, "snapshots": 0}
     slots, kept = list(host.slots.values()), host.contributions
     return {
         "shards": len(slots),
         "nbytes": sum(s.nbytes for s in slots) + kept.nbytes,
         "contributions": kept.n,
+        "snapshots": host.snapshots.nbytes,
     }
 
 

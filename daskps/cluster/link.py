@@ -75,7 +75,10 @@ class Link(SyncMethodMixin):
 
     async def directory(self, method: str, **kwargs: Any) -> Any:
         """Send a message to the directory."""
-        reply = await self.node.scheduler.daskps_directory(method=method, **kwargs)
+        scheduler = self.node.scheduler
+        if scheduler is None:
+            raise OSError(f"{self.node} has lost its scheduler or was closed")
+        reply = await scheduler.daskps_directory(method=method, **kwargs)
         return unpack_reply(reply, "the scheduler")["value"]
 
     async def control(self, worker: str, method: str, **kwargs: Any) -> Any:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 #: Raised whenever a message changes its meaning; two ends must agree.
-PROTOCOL = 1
+PROTOCOL = 2
 #: Arrays up to this size travel inside the message, larger ones as frames of their
 #: own without a copy. (Wrapping an array costs about as much as copying 16 kB.)
 INLINE_NBYTES = 16_384
@@ -66,6 +66,10 @@ class Call:
     wait: str = "no"
     #: Longest the host may keep the caller waiting before it says "parked".
     wait_seconds: float = 30.0
+    #: All steps of this producer below this number were answered or given up.
+    floor: int = 0
+    #: The shards this step goes to, as runs, None for all.
+    touched: tuple[tuple[int, int], ...] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -118,6 +122,8 @@ _HEAD = (
     "lr",
     "wait",
     "wait_seconds",
+    "floor",
+    "touched",
 )
 
 
@@ -163,7 +169,8 @@ def unpack_call(protocol: int, head: Sequence[Any], parts: Any, layout: Layout) 
         )
         for shard, generation, at_least, items, ranges in parts
     )
-    return replace(call, parts=unpacked)
+    touched = None if call.touched is None else tuple((a, b) for a, b in call.touched)
+    return replace(call, parts=unpacked, touched=touched)
 
 
 def _item(layout: Layout, shard: int, kind: str, packed: tuple[int, int, Any]) -> Item:

@@ -162,6 +162,7 @@ def push(
     shards = set(items) | set(target.ranges if target else ())
     if everywhere:
         shards = set(range(meta.layout.n_shards))
+    touched = None if len(shards) == meta.layout.n_shards else _runs(sorted(shards))
     ranges = target.ranges if target else {}
     parts = {
         shard: Part(
@@ -170,8 +171,19 @@ def push(
         for shard in sorted(shards)
     }
     wait = READ if target else call.wait
-    calls = by_host(meta, parts, replace(call, wait=wait))
+    calls = by_host(meta, parts, replace(call, wait=wait, touched=touched))
     return Plan(calls, target.outs if target else {}, version_of)
+
+
+def _runs(shards: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Return sorted numbers as runs [start, stop)."""
+    found: list[tuple[int, int]] = []
+    for shard in shards:
+        if found and found[-1][1] == shard:
+            found[-1] = found[-1][0], shard + 1
+        else:
+            found.append((shard, shard + 1))
+    return tuple(found)
 
 
 def _items(

@@ -9,6 +9,7 @@ from daskps.cluster import plans
 from daskps.cluster.client import ShardClient
 from daskps.cluster.messages import Answer, Array, Call
 from daskps.cluster.plans import GRADIENT, Plan, Target
+from daskps.errors import RunCancelledError
 from daskps.shards.base import NOTHING, READ
 
 if TYPE_CHECKING:
@@ -81,10 +82,18 @@ class Session:
                 weight=weight,
                 tick=tick,
                 sequence=self.sequence,
+                # One at a time: all before it were answered or given up.
+                floor=self.sequence,
             )
             self.sequence += 1
             plan = plans.push(self.meta, arrays, call, everywhere=tick, target=target)
-            answers = self._exchange(plan, timeout, "a push")
+            try:
+                answers = self._exchange(plan, timeout, "a push")
+            except RunCancelledError:
+                raise
+            except BaseException:
+                self.shards.settle(-1 - self.rank, self.sequence, self.run)
+                raise
             self.clock += tick
             self._open = not tick
             return plans.version_of(answers)

@@ -160,4 +160,6 @@ def step_of(call: Call, part: Part, owned: bool) -> Step:
         wait=wait,
         at_least=part.at_least,
         owned=owned,
+        floor=call.floor,
+        touched=call.touched,
     )

@@ -5,19 +5,23 @@ A change in a release of distributed is mended here.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dask.core import flatten
 from distributed import Client, Future
+from distributed import client as _client
 from distributed import worker as _worker
 from distributed.protocol import pickle as _pickle
 from distributed.protocol.serialize import Serialize, to_serialize
 
 # Its home differs between releases of Dask; this name is there in all of them.
+from distributed.threadpoolexecutor import rejoin as _rejoin
+from distributed.threadpoolexecutor import thread_state as _pool_state
 from distributed.utils import thread_state  # type: ignore[attr-defined]
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from distributed.utils import SyncMethodMixin
 
@@ -39,6 +43,8 @@ __all__ = [
     "results",
     "scatter",
     "secede",
+    "settled",
+    "stepped_aside",
     "submit_graph",
     "sync",
     "unframe",
@@ -77,9 +83,9 @@ async def result(future: Future[Any]) -> Any:
     return await future._result()
 
 
-async def results(client: Client, futures: list[Future[Any]]) -> list[Any]:
+async def results(client: Client, futures: Sequence[Future[Any]]) -> list[Any]:
     """Await several futures on their client's loop, in one message."""
-    found: list[Any] = await client._gather(futures)
+    found: list[Any] = await client._gather(list(futures))
     return found
 
 
@@ -167,6 +173,38 @@ def release(future: Future[Any]) -> None:
 def secede() -> None:
     """Take this task's thread out of the worker's pool."""
     _worker.secede()
+
+
+@contextmanager
+def stepped_aside() -> Iterator[None]:
+    """Leave a worker's thread pool for a while, if this is one of its threads.
+
+    What a task waits for may need the very thread it runs in.
+    """
+    in_pool = getattr(_pool_state, "proceed", False)
+    if in_pool:
+        _worker.secede()
+    try:
+        yield
+    finally:
+        if in_pool:
+            _rejoin()
+
+
+async def settled(futures: Sequence[Future[Any]]) -> None:
+    """Wait until futures are done, and raise the first error among them.
+
+    Raises
+    ------
+    Exception
+        A task's own error.
+    CancelledError
+        For a future the scheduler has forgotten.
+    """
+    await _client._wait(list(futures))
+    for future in futures:
+        if future.status != "finished":
+            await future._result()
 
 
 async def register(client: Client, plugin: Any) -> None:

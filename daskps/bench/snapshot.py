@@ -1,0 +1,244 @@
+"""Snapshots under load: whether they are consistent, and how long pushes wait.
+
+Clients in processes of their own push while snapshots are taken one after the other.
+Each push sets one bit of each shard it goes to, so that a snapshot tells exactly which
+pushes every shard contains: for every producer they must be the same. The stall is
+what the longest push takes beside a client that takes snapshots, and without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from distributed import Client
+
+import daskps
+from daskps import optim
+from daskps.bench import bare
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+#: Bits of a float64 that sums of powers of two fill exactly.
+BITS = 52
+#: Every so many pushes one goes to some of the shards only.
+PARTIAL = 5
+#: Elements of a parameter of 100 MB.
+BIG = 25_000_000
+#: Between two snapshots while single pushes are timed.
+PAUSE_SECONDS = 0.1
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """Which bit of which parameter a push sets."""
+
+    shards: int
+    producers: int
+    pushes: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the parameter of one shard: a row per producer."""
+        return self.producers, -(-self.pushes // BITS)
+
+    def params(self) -> dict[str, Any]:
+        """Return one parameter per shard; of one size, so that each fills one."""
+        return {f"o{i}": np.zeros(self.shape) for i in range(self.shards)}
+
+    def touched(self, push: int) -> list[int]:
+        """Return the shards a push goes to."""
+        every = list(range(self.shards))
+        if push % PARTIAL == 0 and self.shards > 1:
+            every.remove(push // PARTIAL % self.shards)
+        return every
+
+    def grads(self, producer: int, push: int) -> dict[str, Array]:
+        """Return the gradients of a push."""
+        grad = np.zeros(self.shape)
+        grad[producer, push // BITS] = 2.0 ** (push % BITS)
+        return {f"o{i}": grad for i in self.touched(push)}
+
+    def contained(self, values: dict[str, Array]) -> list[list[set[int]]]:
+        """Return for each producer and shard the pushes it contains."""
+        return [
+            [self._bits(-values[f"o{i}"][p]) for i in range(self.shards)]
+            for p in range(self.producers)
+        ]
+
+    def _bits(self, words: Array) -> set[int]:
+        return {
+            at * BITS + bit
+            for at, word in enumerate(words.tolist())
+            for bit in range(BITS)
+            if int(word) >> bit & 1
+        }
+
+    def faults(self, values: dict[str, Array]) -> list[str]:
+        """Return what is inconsistent."""
+        found = []
+        for producer, shards in enumerate(self.contained(values)):
+            for push in set().union(*shards):
+                having = [i for i, of in enumerate(shards) if push in of]
+                if having != self.touched(push):
+                    found.append(f"push {push} of {producer} is on {having} only")
+        return found
+
+    def total(self, values: dict[str, Array]) -> int:
+        """Return how many pushes a snapshot contains."""
+        return sum(len(set().union(*shards)) for shards in self.contained(values))
+
+
+def _pusher(address: str, name: str, oracle: Oracle, producer: int) -> list[float]:
+    """Push one after the other; return how many seconds each took."""
+    seconds = []
+    with Client(address):
+        store = daskps.open(name)
+        for push in range(oracle.pushes):
+            grads = oracle.grads(producer, push)
+            began = time.perf_counter()
+            store.push(grads)
+            seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def check(
+    client: Client, oracle: Oracle, store: daskps.ParameterStore
+) -> tuple[int, list[str], list[list[float]]]:
+    """Take snapshots while every producer pushes; compare the shards in each.
+
+    Parameters
+    ----------
+    client : Client
+        Of the cluster.
+    oracle : Oracle
+        Who pushes what.
+    store : ParameterStore
+        A named store that holds the oracle's parameters.
+
+    Returns
+    -------
+    n, faults, seconds
+        How many snapshots there were in the middle of the pushes, what was wrong with
+        any of them, and how long the pushes of each producer took.
+    """
+    n, faults, wanted = 0, list[str](), oracle.producers * oracle.pushes
+    names = [f"o{i}" for i in range(oracle.shards)]
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(oracle.producers, mp_context=spawn) as pool:
+        work = [
+            pool.submit(_pusher, _address(client), store.name, oracle, p)
+            for p in range(oracle.producers)
+        ]
+        while not all(w.done() for w in work):
+            snapshot = store.snapshot()
+            arrays = client.compute([snapshot[name] for name in names])
+            values = dict(zip(names, client.gather(arrays), strict=True))
+            faults += oracle.faults(values)
+            n += 0 < oracle.total(values) < wanted
+        seconds = [w.result() for w in work]
+    return n, faults, seconds
+
+
+#: What is pushed while single pushes are timed.
+SMALL = Oracle(2, 1, BITS)
+
+
+def _address(client: Client) -> str:
+    found: str = client.scheduler_info()["address"]
+    return found
+
+
+def _latency(client: Client, store: daskps.ParameterStore, pairs: int) -> None:
+    """Print how long small pushes to all shards take, beside snapshots and alone."""
+    alone, beside = [], []
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+        pool.submit(_timed, _address(client), store.name, 0.5).result()
+        for _ in range(pairs):
+            alone.append(pool.submit(_timed, _address(client), store.name, 1.0))
+            alone[-1].result()
+            beside.append(pool.submit(_timed, _address(client), store.name, 1.0))
+            while not beside[-1].done():
+                store.snapshot()
+                time.sleep(PAUSE_SECONDS)
+    for what, windows in (("alone", alone), ("beside snapshots", beside)):
+        took = [work.result() for work in windows]
+        median = statistics.median(s for of in took for s in of)
+        worst = sorted(max(of) for of in took)
+        print(
+            f"{what:<18}median {median * 1e3:5.2f} ms; longest of a second: median "
+            f"{statistics.median(worst) * 1e3:.1f} ms "
+            f"({worst[0] * 1e3:.1f}-{worst[-1] * 1e3:.1f})"
+        )
+
+
+def _timed(address: str, name: str, seconds: float) -> list[float]:
+    """Push for a while; return how many seconds each push took."""
+    grads = {name: np.zeros_like(v) for name, v in SMALL.params().items()}
+    took = []
+    with Client(address):
+        store = daskps.open(name)
+        store.push(grads)
+        end = time.perf_counter() + seconds
+        while (began := time.perf_counter()) < end:
+            store.push(grads)
+            took.append(time.perf_counter() - began)
+    return took
+
+
+def _report(seconds: Iterable[Iterable[float]]) -> str:
+    every = [s for of in seconds for s in of]
+    return f"median {statistics.median(every) * 1e3:.2f} ms, {max(every) * 1e3:.1f} at most"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Command line without the program's name.
+
+    Returns
+    -------
+    int
+        Exit status: 1 if a snapshot was inconsistent.
+    """
+    parser = argparse.ArgumentParser(prog="python -m daskps.bench snapshot")
+    parser.add_argument("--pushes", type=int, default=5000, help="of each producer")
+    parser.add_argument("--producers", type=int, default=4)
+    parser.add_argument("--pairs", type=int, default=15, help="of a second each")
+    options = parser.parse_args(argv)
+    oracle = Oracle(2, options.producers, options.pushes)
+    with bare.cluster() as client:
+        store = daskps.create(
+            oracle.params(), name="oracle", optimizer=optim.SGD(1.0), shards=2
+        )
+        began = time.perf_counter()
+        n, faults, seconds = check(client, oracle, store)
+        took = time.perf_counter() - began
+        print(
+            f"{options.producers * options.pushes:,} pushes of {options.producers} "
+            f"clients in {took:.1f} s ({_report(seconds)}), {n} snapshots in between, "
+            f"{len(faults)} faults {faults[:3]}"
+        )
+        store.delete()
+        small = SMALL.params()
+        big = {"w": daskps.ArraySpec((2 * BIG,), "float32")}
+        store = daskps.create(
+            {**small, **big}, name="big", optimizer=optim.SGD(1.0), shards=2
+        )
+        print("two shards of 100 MB, one client that pushes a few bytes to both:")
+        _latency(client, store, options.pairs)
+        store.delete()
+    return 1 if faults else 0

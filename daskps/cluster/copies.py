@@ -1,0 +1,171 @@
+"""Copies of shards at one version, from the host that made them into Dask's memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.errors import ConsistencyError
+from daskps.layout import align
+from daskps.shards.segment import private
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Mapping, Sequence
+
+    from daskps.cluster.messages import Array, Range
+    from daskps.layout import Layout
+
+_PREFIX = "daskps-snapshot-"
+
+
+class ShardCopy:
+    """Values of one shard at one version; nothing changes it.
+
+    Parameters
+    ----------
+    parts : mapping of str to (int, ndarray)
+        For each dtype where the values start in the shard's vector, and the values.
+    """
+
+    def __init__(self, parts: Mapping[str, tuple[int, Array]]) -> None:
+        self._parts = dict(parts)
+        for _, values in self._parts.values():
+            values.flags.writeable = False
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._parts,)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.nbytes} bytes>"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values."""
+        return sum(values.nbytes for _, values in self._parts.values())
+
+    def __sizeof__(self) -> int:
+        return object.__sizeof__(self) + self.nbytes
+
+    def get(self, dtype: str, start: int, stop: int) -> Array:
+        """Return elements [start, stop) of the shard's vector of a dtype, a view."""
+        first, values = self._parts[dtype]
+        return values[start - first : stop - first]
+
+
+@dataclass(slots=True)
+class Room:
+    """Memory for a copy, touched before a push must wait for it."""
+
+    ranges: Sequence[Range]
+    outs: list[Array]
+
+    @classmethod
+    def of(cls, ranges: Sequence[Range]) -> Room:
+        """Return room for some elements of a shard's vectors."""
+        sizes = [(b - a) * np.dtype(dtype).itemsize for dtype, a, b in ranges]
+        buffer, at, outs = private(sum(map(align, sizes))), 0, []
+        for (dtype, _, _), size in zip(ranges, sizes, strict=True):
+            outs.append(buffer[at : at + size].view(dtype))
+            at += align(size)
+        return cls(ranges, outs)
+
+    def parts(self) -> list[tuple[str, int, int, Array]]:
+        """Return what to read, and where to."""
+        return [(*r, out) for r, out in zip(self.ranges, self.outs, strict=True)]
+
+    def filled(self) -> ShardCopy:
+        """Return the copy that was read."""
+        return ShardCopy({d: (a, out) for d, a, _, out in self.parts()})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the memory."""
+        return sum(out.nbytes for out in self.outs)
+
+
+@dataclass(slots=True)
+class Claim:
+    """What one cut has of one store on this host."""
+
+    #: Memory by shard, and copies by key.
+    rooms: dict[int, Room] = field(default_factory=dict)
+    copies: dict[str, ShardCopy] = field(default_factory=dict)
+    #: Releases the shards if the directory never does.
+    lease: asyncio.TimerHandle | None = None
+    expired: asyncio.Future[None] | None = None
+
+    def end_lease(self) -> None:
+        """Stop the clock: the shards are released."""
+        if self.lease is not None:
+            self.lease.cancel()
+            self.lease = None
+
+
+class Copies:
+    """What cuts hold on one host until Dask has taken it."""
+
+    def __init__(self) -> None:
+        #: By store and cut.
+        self._claims: dict[tuple[str, str], Claim] = {}
+        #: Cuts that are over: a message of theirs may be late.
+        self._over: deque[str] = deque(maxlen=1000)
+
+    def claim(self, store: str, cut: str) -> Claim:
+        """Return what a cut holds, making a place for it.
+
+        Raises
+        ------
+        ConsistencyError
+            When it is over.
+        """
+        if cut in self._over:
+            raise ConsistencyError(f"cut {cut} of store {store} is over")
+        return self._claims.setdefault((store, cut), Claim())
+
+    def find(self, key: str) -> ShardCopy | None:
+        """Return a copy: of one key, all that were made are equal."""
+        for claim in list(self._claims.values()):
+            if key in claim.copies:
+                return claim.copies[key]
+        return None
+
+    def drop(self, store: str, cut: str | None = None) -> None:
+        """Free what a cut holds, or all cuts of a store; twice is fine."""
+        if cut is not None and cut not in self._over:
+            self._over.append(cut)
+        for key in [k for k in self._claims if k[0] == store and cut in (None, k[1])]:
+            self._claims.pop(key).end_lease()
+
+    def clear(self) -> None:
+        """Free everything."""
+        for store, cut in list(self._claims):
+            self.drop(store, cut)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        found = list(self._claims.values())
+        rooms = sum(room.nbytes for c in found for room in list(c.rooms.values()))
+        return rooms + sum(x.nbytes for c in found for x in list(c.copies.values()))
+
+
+def ranges_of(layout: Layout, shard: int, index: int | None) -> tuple[Range, ...]:
+    """Return what a snapshot reads of a shard: all of it, or one parameter's piece."""
+    if index is None:
+        extents = [(d, *layout.extent(shard, d)) for d in layout.lengths]
+        return tuple((d, 0, b - a) for d, a, b in extents if b > a)
+    return tuple(
+        (p.parameter.dtype, p.local, p.local + p.size)
+        for p in layout.pieces[shard]
+        if p.parameter.index == index
+    )
+
+
+def copy_key(store: str, index: int | None, shard: int, version: int) -> str:
+    """Return the Dask key of a copy: what it contains follows from these."""
+    what = "" if index is None else f"{index}."
+    return f"{_PREFIX}{store}-{what}{shard}.{version}"

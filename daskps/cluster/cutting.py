@@ -1,0 +1,207 @@
+"""What a cut asks of a host, and what steps that were given up mean for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.cluster.copies import Room, copy_key, ranges_of
+from daskps.cluster.slot import Pending, Slot
+from daskps.shards import cutting
+from daskps.shards.base import Ready, Step, Ticket
+from daskps.shards.cuts import Order, Report, broken
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from daskps.cluster.host import ShardHost
+
+logger = logging.getLogger(__name__)
+
+
+def pack_report(report: Report) -> list[Any]:
+    """Return a report as plain msgpack."""
+    rows = np.ascontiguousarray(report.rows).tobytes()
+    return [report.shard, report.run, report.rounds, rows, list(report.touched)]
+
+
+def unpack_report(packed: Sequence[Any]) -> Report:
+    """Undo :func:`pack_report`."""
+    shard, run, rounds, rows, touched = packed
+    return Report(
+        shard,
+        run,
+        rounds,
+        np.frombuffer(rows, np.int64).reshape(-1, 4),
+        [(o, s, tuple((a, b) for a, b in runs)) for o, s, runs in touched],
+    )
+
+
+def _concerned(host: ShardHost, store: str, index: int | None) -> list[Slot]:
+    """Return the shards of a store that a cut copies anything of."""
+    return [
+        slot
+        for slot in host.of(store)
+        if index is None or ranges_of(slot.layout, slot.index, index)
+    ]
+
+
+def _attempt(cut: str, attempt: int) -> str:
+    """Return the name the shards know an attempt by: a message may be late."""
+    return f"{cut}/{attempt}"
+
+
+async def prepare_cut(host: ShardHost, store: str, cut: str, index: int | None) -> None:
+    """Take the memory for the copies, before any push has to wait for it."""
+    slots = _concerned(host, store, index)
+    claim = host.snapshots.claim(store, cut)
+
+    def allocate() -> None:
+        for slot in slots:
+            if slot.index not in claim.rooms:
+                ranges = ranges_of(slot.layout, slot.index, index)
+                claim.rooms[slot.index] = Room.of(ranges)
+
+    await host.in_thread(allocate)
+
+
+async def begin_cut(
+    host: ShardHost,
+    *,
+    store: str,
+    cut: str,
+    attempt: int,
+    index: int | None,
+    lease_seconds: float,
+) -> list[list[Any]]:
+    """Hold new steps on the shards concerned; report what they have applied."""
+    slots = _concerned(host, store, index)
+    claim = host.snapshots.claim(store, cut)
+    claim.end_lease()
+    loop = asyncio.get_running_loop()
+
+    def expire() -> None:
+        logger.warning("daskps: a cut of store %s was left to itself", store)
+        released = drop_cut(host, store, cut, keep=True)
+        claim.expired = asyncio.ensure_future(released)
+
+    claim.lease = loop.call_later(lease_seconds, expire)
+    reports = []
+    for slot in slots:
+        before = slot.shard.cut
+        if before is not None:
+            # Its directory went without a word.
+            await host.under(slot, partial(cutting.end, name=before.name))
+        begin = partial(cutting.begin, name=_attempt(cut, attempt), index=slot.index)
+        reports.append(pack_report(await host.under(slot, begin)))
+    return reports
+
+
+async def copy_cut(
+    host: ShardHost,
+    *,
+    store: str,
+    cut: str,
+    attempt: int,
+    index: int | None,
+    order: Mapping[str, Any],
+) -> list[tuple[int, int]]:
+    """Wait until each shard has reached the cut, copy it and release it.
+
+    Returns shard and version of each.
+    """
+    slots = _concerned(host, store, index)
+    claim = host.snapshots.claim(store, cut)
+    lacks: dict[int, list[tuple[int, int]]] = {slot.index: [] for slot in slots}
+    for shard, owner, sequence in order["missing"]:
+        if shard in lacks:
+            lacks[shard].append((owner, sequence))
+
+    async def copy(slot: Slot) -> tuple[int, int]:
+        lacking = tuple(lacks[slot.index])
+        what = Order(lacking, order["run"], order["rounds"])
+        ready = await _reached(host, slot, _attempt(cut, attempt), what)
+        room = claim.rooms[slot.index]
+        # Without the mutex: pulls go on, and no push can write into what is read.
+        read = partial(slot.shard.read, ready, room.parts())
+        whole = await host.in_thread(read)
+        end = partial(cutting.end, name=_attempt(cut, attempt))
+        await host.under(slot, end)
+        if whole is None:
+            raise broken("updates ran into the copy")
+        del claim.rooms[slot.index]
+        key = copy_key(store, index, slot.index, ready.version)
+        claim.copies[key] = room.filled()
+        return slot.index, ready.version
+
+    found = await asyncio.gather(*map(copy, slots), return_exceptions=True)
+    versions = []
+    for answer in found:
+        if isinstance(answer, BaseException):
+            raise answer
+        versions.append(answer)
+    claim.end_lease()
+    return versions
+
+
+async def _reached(host: ShardHost, slot: Slot, name: str, order: Order) -> Ready:
+    """Wait until a shard has reached the cut."""
+    loop = asyncio.get_running_loop()
+    reached: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not reached.done():
+            reached.set_result(None)
+
+    pending = Pending(1, lambda: _call(loop, wake))
+    ticket = Ticket(Step(), owner=pending)
+    take = partial(cutting.take, name=name, order=order, ticket=ticket)
+    await host.under(slot, take)
+    # Ends at the latest with the cut itself: by its release, its lease, the store.
+    await reached
+    if isinstance(ticket.outcome, Ready):
+        return ticket.outcome
+    raise ticket.outcome or broken("it ended without a word")
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    loop.call_soon_threadsafe(function)
+
+
+async def drop_cut(host: ShardHost, store: str, cut: str, keep: bool = False) -> None:
+    """Release the shards and free the copies; with `keep` not the memory for them."""
+    if keep:
+        claim = host.snapshots.claim(store, cut)
+        claim.copies.clear()
+        claim.end_lease()
+    else:
+        host.snapshots.drop(store, cut)
+    for slot in [s for (uid, _), s in host.slots.items() if uid == store]:
+        held = slot.shard.cut
+        if held is not None and held.name.split("/")[0] == cut:
+            await host.under(slot, partial(cutting.end, name=held.name))
+
+
+async def excuse(
+    host: ShardHost, *, store: str, cut: str, attempt: int, producers: Sequence[int]
+) -> None:
+    """Wait no longer for the steps of producers that have ended."""
+    name = _attempt(cut, attempt)
+    for slot in host.of(store):
+        await host.under(slot, partial(cutting.excuse, name=name, owners=producers))
+
+
+async def settle(
+    host: ShardHost, *, store: str, run: int, owner: int, floor: int
+) -> None:
+    """Hear which steps of an owner are no longer under way."""
+    for slot in host.of(store):
+        told = partial(cutting.settle, run=run, owner=owner, floor=floor)
+        await host.under(slot, told)
+
+
+METHODS = (prepare_cut, begin_cut, copy_cut, drop_cut, excuse, settle)

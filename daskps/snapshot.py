@@ -1,0 +1,235 @@
+"""A store at one moment: copies on the owners, seen as dask arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from dask.tokenize import tokenize
+
+from daskps import config
+from daskps.cluster import snapshots, upstream
+from daskps.cluster.client import Deadline
+from daskps.repr import snapshot_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from daskps.cluster.copies import ShardCopy
+    from daskps.cluster.snapshots import Taken
+    from daskps.layout import Layout, Parameter, Piece
+    from daskps.version import Version
+
+Array = np.ndarray[Any, np.dtype[Any]]
+#: dtype, start and stop within a shard's vector of that dtype.
+Span = tuple[str, int, int]
+
+
+class _Handle(Protocol):
+    """What taking a snapshot needs of a store."""
+
+    @property
+    def bind(self) -> Callable[[], Any]: ...
+    @property
+    def attach(self) -> Callable[[Any], Any]: ...
+
+
+def taken_by(
+    store: _Handle,
+    index: int | None,
+    make: Callable[[Taken], Any],
+    *,
+    what: str,
+    timeout: Any,
+) -> Any:
+    """Take a snapshot through a handle and make something of it."""
+    deadline = Deadline(config.deadline(timeout), what)
+    link = store.bind()
+
+    async def work() -> Any:
+        attached = store.attach(link)
+        shards = await link.within(attached, deadline.remaining(), what)
+        return make(await snapshots.take(shards, index, deadline))
+
+    if link.asynchronous:
+        return link.run(work)
+    with upstream.stepped_aside():
+        return link.run(work)
+
+
+class Snapshot(Mapping[str, Any]):
+    """The parameters of a store at one moment, as dask arrays.
+
+    Made by :meth:`ParameterStore.snapshot`. Each array is cut along its first axis
+    near the borders of the shards; its chunks are on the workers that own them.
+    Nothing that happens to the store changes a snapshot, and it outlives the store.
+    The memory is freed when neither the snapshot nor an array made of it is left.
+
+    Parameters
+    ----------
+    taken : Taken
+        The copies.
+
+    Notes
+    -----
+    Two snapshots of one store at the same versions have the same token, and their
+    arrays the same names. A part that is lost with its worker cannot be computed
+    again: what needs it raises SnapshotLostError.
+    """
+
+    def __init__(self, taken: Taken) -> None:
+        self._taken = taken
+        self._arrays: dict[str, Any] = {}
+
+    @property
+    def version(self) -> Version:
+        """Largest version of the shards, with the version of each."""
+        return self._taken.version
+
+    @property
+    def layout(self) -> Layout:
+        """Names, shapes, dtypes and how they are cut into shards."""
+        return self._taken.layout
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._arrays:
+            parameter = self._taken.layout[name]
+            self._arrays[name] = dask_array(self._taken, parameter)
+        return self._arrays[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._taken.layout.by_name
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._taken.layout.by_name)
+
+    def __len__(self) -> int:
+        return len(self._taken.layout.parameters)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Snapshot):
+            return NotImplemented
+        return bool(self.__dask_tokenize__() == other.__dask_tokenize__())
+
+    def __hash__(self) -> int:
+        return hash(self.__dask_tokenize__())
+
+    def __dask_tokenize__(self) -> Any:
+        taken = self._taken
+        return type(self).__name__, taken.uid, taken.version.pairs
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._taken,)
+
+    def __repr__(self) -> str:
+        taken = self._taken
+        return snapshot_line(taken.name, int(taken.version), taken.layout)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some rows of a parameter, and where their elements are."""
+
+    rows: int
+    #: Shard and span of each part, in order.
+    parts: tuple[tuple[int, Span], ...]
+
+    @property
+    def home(self) -> int:
+        """Position of the largest part, on whose owner the chunk is put together."""
+        return int(np.argmax([b - a for _, (_, a, b) in self.parts]))
+
+
+def chunks_of(pieces: Sequence[Piece], shape: tuple[int, ...]) -> list[Chunk]:
+    """Cut a parameter that is not empty into whole rows near its shards' borders."""
+    rows = shape[0] if shape else 1
+    width = pieces[-1].stop // rows
+    found, first = [], 0
+    for piece in pieces:
+        last = rows if piece is pieces[-1] else round(piece.stop / width)
+        if last > first:
+            parts = _parts(pieces, first * width, last * width)
+            found.append(Chunk(last - first, parts))
+            first = last
+    return found
+
+
+def _parts(
+    pieces: Sequence[Piece], start: int, stop: int
+) -> tuple[tuple[int, Span], ...]:
+    parts = []
+    for piece in pieces:
+        a, b = max(start, piece.start), min(stop, piece.stop)
+        if a < b:
+            at = piece.local + a - piece.start
+            parts.append((piece.shard, (piece.parameter.dtype, at, at + b - a)))
+    return tuple(parts)
+
+
+def dask_array(taken: Taken, parameter: Parameter, *, alone: bool = False) -> Any:
+    """Return one parameter of a snapshot as a dask array.
+
+    Parameters
+    ----------
+    taken : Taken
+        The copies.
+    parameter : Parameter
+        One of the store's.
+    alone : bool
+        Whether only this parameter was copied.
+
+    Returns
+    -------
+    dask.array.Array
+        A small layer of tasks over the futures of the copies.
+    """
+    import dask.array as da
+    from dask._task_spec import Task, TaskRef
+    from dask.highlevelgraph import HighLevelGraph
+
+    pieces, shape = taken.layout.pieces_of[parameter.index], parameter.shape
+    if not pieces:
+        return da.zeros(shape, dtype=parameter.dtype, chunks=shape)
+    chunks = chunks_of(pieces, shape)
+    versions = dict(taken.version.pairs)
+    told = [(piece.shard, versions[piece.shard]) for piece in pieces]
+    token = tokenize(taken.uid, parameter.index, told, alone)
+    name = f"daskps-snapshot-array-{token}"
+    base: dict[Any, Any] = {}
+    layer: dict[Any, Any] = {}
+    for i, chunk in enumerate(chunks):
+        parts = []
+        for position, (shard, span) in enumerate(chunk.parts):
+            if position == chunk.home:
+                future: Any = taken.futures[shard]
+            else:
+                # A future of its own: as a task of the array it would be fused with
+                # the chunk, and the whole copy of the neighbour would travel.
+                future = snapshots.submit_edge(taken, shard, span)
+            base[future.key] = future
+            parts.append(TaskRef(future.key))
+        key = (name, i, *(0,) * (len(shape) - 1)) if shape else (name,)
+        span = chunk.parts[chunk.home][1]
+        wanted = (chunk.rows, *shape[1:]) if shape else ()
+        layer[key] = Task(key, assemble, span, wanted, *parts)
+    graph = HighLevelGraph(
+        {f"copies-{name}": base, name: layer},
+        {f"copies-{name}": set(), name: {f"copies-{name}"}},
+    )
+    along = (tuple(chunk.rows for chunk in chunks),) if shape else ()
+    rest = tuple((n,) for n in shape[1:])
+    array: Any = da.Array
+    return array(graph, name, along + rest, dtype=np.dtype(parameter.dtype))
+
+
+def assemble(span: Span, shape: tuple[int, ...], *parts: ShardCopy | Array) -> Array:
+    """Put a chunk together: a span of a shard's copy, and edges of its neighbours.
+
+    Alone a span is a view of the copy, which nobody may write to.
+    """
+    arrays = [p if isinstance(p, np.ndarray) else p.get(*span) for p in parts]
+    whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    found: Array = whole.reshape(shape)
+    return found
