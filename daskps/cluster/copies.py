@@ -122,9 +122,13 @@ class Copies:
         ConsistencyError
             When it is over.
         """
-        if cut in self._over:
+        if self.is_over(cut):
             raise ConsistencyError(f"cut {cut} of store {store} is over")
         return self._claims.setdefault((store, cut), Claim())
+
+    def is_over(self, cut: str) -> bool:
+        """Return whether a cut was dropped; late messages of it are refused."""
+        return cut in self._over
 
     def find(self, key: str) -> ShardCopy | None:
         """Return a copy: of one key, all that were made are equal."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from daskps.cluster.host import ShardHost
+    from daskps.shards.dense import Shard
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +99,10 @@ async def begin_cut(
             await host.under(slot, partial(cutting.end, name=before.name))
         begin = partial(cutting.begin, name=_attempt(cut, attempt), index=slot.index)
         reports.append(pack_report(await host.under(slot, begin)))
+    if host.snapshots.is_over(cut):
+        # Given up meanwhile: what has begun since nobody else would release.
+        await drop_cut(host, store, cut)
+        raise broken("it was given up")
     return reports
 
 
@@ -181,9 +186,15 @@ async def drop_cut(host: ShardHost, store: str, cut: str, keep: bool = False) ->
     else:
         host.snapshots.drop(store, cut)
     for slot in [s for (uid, _), s in host.slots.items() if uid == store]:
-        held = slot.shard.cut
-        if held is not None and held.name.split("/")[0] == cut:
-            await host.under(slot, partial(cutting.end, name=held.name))
+        # Also where no cut is to be seen: its beginning may be in the inbox.
+        await host.under(slot, partial(_release, cut=cut))
+
+
+def _release(shard: Shard, cut: str) -> list[Ticket]:
+    held = shard.cut
+    if held is None or held.name.split("/")[0] != cut:
+        return []
+    return cutting.end(shard, held.name)
 
 
 async def excuse(

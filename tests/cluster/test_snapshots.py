@@ -21,9 +21,10 @@ from distributed import Client, wait
 import daskps
 from daskps import optim
 from daskps.bench.snapshot import Oracle, check
-from daskps.cluster import plans, snapshots
+from daskps.cluster import cutting, plans, snapshots
 from daskps.cluster.client import Deadline
 from daskps.cluster.copies import ShardCopy
+from daskps.cluster.host import HOSTS
 from daskps.cluster.messages import Call
 from daskps.cluster.producer import Producer
 from tests.support import gen_cluster, local_cluster, store, until
@@ -357,6 +358,34 @@ def test_hosts_release_a_cut_that_was_left_to_itself(client):
         begin = {"attempt": 1, "lease_seconds": 0.3}
         link.run(lambda w=worker, b=begin: link.control(w, "begin_cut", **about, **b))
     assert s.push({"w": np.ones(10, "f4")}, timeout=30) == 1
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 2)])
+async def test_cut_given_up_while_it_begins_holds_nothing(c, s, a):
+    """The beginning waits for the mutex of the first shard, the end overtakes it."""
+    made = await daskps.create({"w": np.ones(10)}, client=c, shards=2)
+    host = HOSTS[a.address]
+    first, second = (host.slots[made.uid, i] for i in (0, 1))
+    about = {"store": made.uid, "cut": "short"}
+    await cutting.prepare_cut(host, index=None, **about)
+    with first._mutex:
+        begun = asyncio.ensure_future(
+            cutting.begin_cut(host, attempt=1, index=None, lease_seconds=60, **about)
+        )
+        await asyncio.sleep(0)
+        dropped = asyncio.ensure_future(cutting.drop_cut(host, **about))
+        await asyncio.sleep(0)
+    first.serve()
+    await dropped
+    with pytest.raises(daskps.ConsistencyError, match="given up"):
+        await begun
+    assert first.shard.cut is None
+    assert second.shard.cut is None
+    assert host.snapshots.nbytes == 0
+    assert await made.add({"w": np.ones(10)}, timeout=5) == 1
+    with pytest.raises(daskps.ConsistencyError, match="is over"):
+        await cutting.prepare_cut(host, index=None, **about)
+    await made.close()
 
 
 # -- runs ------------------------------------------------------------------------
