@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-__all__ = ["DEFAULT", "Config", "Timeout", "deadline", "load"]
+__all__ = ["DEFAULT", "Config", "Timeout", "deadline", "load", "scheduler_address"]
 
 with Path(__file__).with_name("daskps.yaml").open(encoding="utf-8") as _file:
     dask.config.update_defaults(yaml.safe_load(_file))
@@ -97,6 +97,26 @@ def process_way(is_open: bool) -> AbstractContextManager[object]:
         {"daskps.ways.process": is_open}
     )
     return setting
+
+
+def scheduler_address() -> str | None:
+    """Return the scheduler that `distributed.Client()` would connect to.
+
+    Returns
+    -------
+    str or None
+        Dask's own value ``scheduler-address``, which the environment variable
+        ``DASK_SCHEDULER_ADDRESS`` sets; None where there is none.
+
+    Examples
+    --------
+    >>> import dask
+    >>> with dask.config.set({"scheduler-address": "tcp://host:8786"}):
+    ...     scheduler_address()
+    'tcp://host:8786'
+    """
+    address: str | None = dask.config.get("scheduler-address", None)
+    return address or None
 
 
 def deadline(timeout: Timeout = DEFAULT) -> float | None:

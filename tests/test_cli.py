@@ -2,51 +2,74 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+import importlib.metadata
+import json
+import socket
+import subprocess
 import sys
+import threading
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import click
+import dask
+import dask.cli
+import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import daskps
-from daskps import cli, demo
+from daskps import cli, demo, optim
+from daskps.cli import stores
 from daskps.demo import servers
+from tests.support import gen_cluster, until
 
 ROOT = Path(__file__).parent.parent
 
 
-def status(argv: list[str]) -> int:
-    try:
-        return cli.main(argv)
-    except SystemExit as end:
-        return int(str(end.code))
+status = cli.main
+
+
+@pytest.fixture(autouse=True)
+def no_scheduler() -> Iterator[None]:
+    """No cluster is configured on the machine of the test."""
+    with dask.config.set({"scheduler-address": None}):
+        yield
 
 
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        ([], "COMMAND"),
+        ([], "Missing command"),
         (["demon"], "demon"),
-        (["--frob"], "COMMAND"),
+        (["--frob"], "--frob"),
         (["demo", "--frob"], "--frob"),
         (["demo", "digits"], "digits"),
         (["demo", "--epo", "3"], "--epo"),
         (["demo", "--sync", "sometimes"], "bsp"),
         (["demo", "--optimizer", "lion"], "adamw"),
-        (["demo", "--staleness", "-1", "--sync", "ssp"], "at least 0"),
+        (["demo", "--staleness", "-1", "--sync", "ssp"], "x>=0"),
         (["demo", "--staleness", "2"], "--staleness is for --sync ssp, not bsp"),
         (["demo", "--staleness", "2", "--sync", "asp"], "not asp"),
-        (["demo", "--trainers", "0"], "1 to 1024"),
-        (["demo", "--trainers", "1025"], "1 to 1024"),
-        (["demo", "--epochs", "0"], "at least 1"),
+        (["demo", "--trainers", "0"], "1<=x<=1024"),
+        (["demo", "--trainers", "1025"], "1<=x<=1024"),
+        (["demo", "--epochs", "0"], "x>=1"),
         (["demo", "--epochs", "many"], "'many'"),
-        (["demo", "--epochs"], "expected one argument"),
-        (["demo", "--batch-size", "0"], "at least 1"),
+        (["demo", "--epochs"], "requires an argument"),
+        (["demo", "--batch-size", "0"], "x>=1"),
         (["demo", "--batch-size", "1.5"], "'1.5'"),
-        (["demo", "--seed", "-1"], "at least 0"),
+        (["demo", "--seed", "-1"], "x>=0"),
         (["demo", "--scheduler", "foo://bar"], "foo://bar"),
         (["demo", "--scheduler", ""], "--scheduler"),
+        (["list"], "which cluster? Give --scheduler ADDRESS"),
+        (["list", "--scheduler", " "], "give an address"),
+        (["list", "model"], "model"),
+        (["show"], "NAME"),
+        (["show", "model"], "DASK_SCHEDULER_ADDRESS"),
     ],
 )
 def test_wrong_option_is_one_line_and_status_2(
@@ -58,6 +81,29 @@ def test_wrong_option_is_one_line_and_status_2(
     assert err.count("\n") == 1
     assert err.startswith("daskps")
     assert said in err
+
+
+def test_the_line_begins_with_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv, begin in [
+        ([], "daskps: "),
+        (["demon"], "daskps: "),
+        (["demo", "--epochs", "0"], "daskps demo: "),
+        (["demo", "--staleness", "2"], "daskps demo: --staleness"),
+        (["list"], "daskps list: which"),
+    ]:
+        status(argv)
+        assert capsys.readouterr().err.startswith(begin)
+
+
+def test_interrupt_is_one_line_and_status_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(options: demo.Options) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "demo", interrupt)
+    assert status(["demo"]) == cli.INTERRUPTED == 130
+    assert capsys.readouterr().err == "daskps demo: interrupted\n"
 
 
 @pytest.mark.leaky  # Dask's client that reached nobody keeps its event loop's thread
@@ -114,7 +160,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"daskps {daskps.__version__}\n"
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["demo", "--help"]])
+@pytest.mark.parametrize("argv", [["--help"], ["demo", "--help"], ["demo", "-h"]])
 def test_help(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert status(argv) == 0
     out = capsys.readouterr().out
@@ -128,3 +174,196 @@ def test_console_script_is_main() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     module, function = scripts["daskps"].split(":")
     assert getattr(importlib.import_module(module), function) is cli.main
+
+
+# -- list and show -----------------------------------------------------------------
+
+
+def said(argv: list[str], capsys: pytest.CaptureFixture[str], client: Any) -> str:
+    assert status([*argv, "--scheduler", client.scheduler.address]) == 0
+    out, err = capsys.readouterr()
+    assert not err
+    return str(out)
+
+
+def test_list(client: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    daskps.create({"w": np.zeros((2, 3)), "b": 0.0}, name="model", shards=3)
+    other = daskps.create({"w": np.zeros(5, "f4")})
+    lines = said(["list"], capsys, client).splitlines()
+    assert lines[0] == "name              kind     parameters  shards  workers  bytes"
+    rows = {line.split()[0]: line.split()[1:] for line in lines[1:]}
+    assert rows["model"] == ["named", "2", "3", "2", "56", "B"]
+    assert rows[f"session-{other.uid[:8]}"] == ["session", "1", "2", "2", "20", "B"]
+    found = {
+        row["name"]: row for row in json.loads(said(["list", "--json"], capsys, client))
+    }
+    assert found["model"] == {
+        "name": "model",
+        "uid": daskps.open("model").uid,
+        "kind": "named",
+        "parameters": 2,
+        "shards": 3,
+        "workers": 2,
+        "nbytes": 56,
+    }
+
+
+def test_scheduler_as_a_client_finds_it(
+    client: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From Dask's configuration, into which the environment variable goes."""
+    with dask.config.set({"scheduler-address": client.scheduler.address}):
+        assert status(["list"]) == 0
+        assert status(["show", "nothing"]) == 1
+    assert "no store named 'nothing'" in capsys.readouterr().err
+    assert dask.config.collect_env({"DASK_SCHEDULER_ADDRESS": "tcp://a:1"}) == {
+        "scheduler_address": "tcp://a:1"
+    }
+
+
+def test_show(client: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    store = daskps.create(
+        {"w": np.zeros((2, 3)), "n": np.int64(0)},
+        name="model",
+    )
+    store.add({"w": np.ones((2, 3))})
+    store.add({"n": 4})
+    waiting = store.pull_async(min_version=9, timeout=None)
+    until(lambda: all(row["parked"] for row in store.stats()["shards"]))
+    text = said(["show", "model"], capsys, client)
+    found = json.loads(said(["show", store.uid, "--json"], capsys, client))
+    waiting.cancel()
+    assert text.startswith(f"named store 'model', uid {store.uid}\n")
+    assert found["parameters"] == [
+        {
+            "name": "w",
+            "shape": [2, 3],
+            "dtype": "float64",
+            "nbytes": 48,
+            "optimizer": None,
+        },
+        {"name": "n", "shape": [], "dtype": "int64", "nbytes": 8, "optimizer": None},
+    ]
+    keys = ("shard", "worker", *stores.COUNTERS)
+    assert [tuple(row) for row in found["shards"]] == [keys, keys]
+    assert [row["worker"] for row in found["shards"]] == list(store.placement)
+    assert [row["version"] for row in found["shards"]] == list(store.versions)
+    assert found["shards"][0]["pushes"] >= 1
+    assert [row["parked"] for row in found["shards"]] == [1, 1]
+    for row in found["shards"]:
+        assert row["worker"] in text
+
+
+def test_show_names_optimizers(client: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    daskps.create({"w": np.zeros(3)}, name="model", optimizer=optim.SGD(0.5))
+    assert "SGD(lr=0.5)" in said(["show", "model"], capsys, client)
+
+
+@pytest.mark.leaky
+@gen_cluster()
+async def test_cluster_without_daskps_stays_so(s, a, b):
+    """Neither plugins nor clients nor hosts appear, and that is what is said."""
+    before = set(s.plugins), set(s.extensions), set(s.handlers), set(s.clients)
+    at = ["--scheduler", s.address]
+    runner = CliRunner()
+    loop = asyncio.get_running_loop()
+
+    def invoke(*argv: str) -> click.testing.Result:
+        return runner.invoke(cli.ps, [*argv, *at])
+
+    listed = await loop.run_in_executor(None, invoke, "list")
+    assert (listed.exit_code, listed.output) == (0, f"{stores.NO_DASKPS}\n")
+    listed = await loop.run_in_executor(None, invoke, "list", "--json")
+    assert (listed.exit_code, json.loads(listed.output)) == (0, [])
+    shown = await loop.run_in_executor(None, invoke, "show", "model")
+    assert shown.exit_code == 1
+    assert shown.output == f"ps show: {stores.NO_DASKPS}\n"
+    assert before == (
+        set(s.plugins),
+        set(s.extensions),
+        set(s.handlers),
+        set(s.clients),
+    )
+    assert not any("daskps" in w.metrics for w in (a, b))
+
+
+@gen_cluster(client=True)
+async def test_no_stores_and_lost_shards(c, s, a, b):
+    loop = asyncio.get_running_loop()
+
+    def invoke(*argv: str) -> str:
+        found = CliRunner().invoke(cli.ps, [*argv, "--scheduler", s.address])
+        assert found.exit_code == 0, found.output
+        return found.output
+
+    store = await daskps.create({"w": np.zeros(4)}, client=c, name="model")
+    await b.close()
+    shown = await loop.run_in_executor(None, invoke, "show", "model")
+    [line] = [line for line in shown.splitlines() if b.address in line]
+    assert "lost: died or was closed" in line
+    [line] = [line for line in shown.splitlines() if a.address in line]
+    assert "lost" not in line
+    await store.delete()
+    assert await loop.run_in_executor(None, invoke, "list") == "no stores\n"
+
+
+def test_scheduler_that_is_none_is_one_line_and_status_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody there, something that is silent, something that is not Dask."""
+    monkeypatch.setattr(stores, "CONNECT_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        for address in ("tcp://127.0.0.1:9", f"tcp://127.0.0.1:{port}", "foo://bar"):
+            for command in (["list"], ["show", "model"]):
+                assert status([*command, "--scheduler", address]) == 1
+                out, err = capsys.readouterr()
+                assert not out
+                assert err.count("\n") == 1
+                assert err.startswith(f"daskps {command[0]}: cannot reach a scheduler")
+                assert address in err
+
+
+def test_server_that_is_not_dask(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                connection.recv(1 << 16)
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        at = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        assert status(["list", "--scheduler", at]) == 1
+        thread.join()
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_dask_ps_is_the_same_group(client: Any) -> None:
+    """Dask finds it by the entry point, adds it as `ps` and says its own name."""
+    [(name, value)] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "entry-points"
+    ]["dask_cli"].items()
+    entry = importlib.metadata.EntryPoint(name, value, "dask_cli")
+    root = click.Group("dask")
+    dask.cli._register_command_ep(root, entry)
+    assert root.commands == {"ps": cli.ps}
+    at = ["--scheduler", client.scheduler.address]
+    found = CliRunner().invoke(root, ["ps", "list", *at], prog_name="dask")
+    assert found.exit_code == 0
+    found = CliRunner().invoke(root, ["ps", "show", "x", *at], prog_name="dask")
+    assert (found.exit_code, found.output.count("\n")) == (1, 1)
+    assert found.output.startswith("dask ps show: StoreNotFoundError: no store")
+    found = CliRunner().invoke(root, ["ps", "demo", "--epochs", "0"], prog_name="dask")
+    assert found.exit_code == 2
+    assert found.output.startswith("dask ps demo: Invalid value for '--epochs'")
+
+
+def test_importing_daskps_leaves_the_command_line_alone() -> None:
+    code = "import daskps, sys; print('daskps.cli' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"

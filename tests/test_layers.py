@@ -52,7 +52,7 @@ LAYERS = {
     "errors": 0,
     "typing": 0,
 }
-MAY_START_CLUSTERS = {"bench", "cli", "demo"}
+MAY_START_CLUSTERS = {"bench", "demo"}
 CONCURRENCY = {
     "_thread",
     "asyncio",
@@ -196,6 +196,8 @@ def package_fault(module: Module, package: str) -> str | None:
         allowed |= {"cupy"}
     if module.part == "kernels":
         allowed |= {"llvmlite", "numba"}  # Numba's back end
+    if module.part == "cli":
+        allowed |= {"click"}
     if module.part in MAY_START_CLUSTERS:
         allowed |= {"distributed"}
     return None if package in allowed else f"{package} is not for daskps.{module.name}"

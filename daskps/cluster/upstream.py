@@ -5,15 +5,16 @@ A change in a release of distributed is mended here.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dask.core import flatten
-from distributed import Client, Future
+from distributed import Client, Future, rpc
 from distributed import client as _client
 from distributed import worker as _worker
 from distributed.protocol import pickle as _pickle
 from distributed.protocol.serialize import Serialize, to_serialize
+from distributed.security import Security
 
 # Its home differs between releases of Dask; this name is there in all of them.
 from distributed.threadpoolexecutor import rejoin as _rejoin
@@ -21,7 +22,13 @@ from distributed.threadpoolexecutor import thread_state as _pool_state
 from distributed.utils import thread_state  # type: ignore[attr-defined]
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import (
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Iterator,
+        Sequence,
+    )
 
     from distributed.utils import SyncMethodMixin
 
@@ -29,6 +36,7 @@ __all__ = [
     "chunk_futures",
     "compute",
     "computed",
+    "connection",
     "current_task",
     "dumps",
     "frame",
@@ -205,6 +213,20 @@ async def settled(futures: Sequence[Future[Any]]) -> None:
     for future in futures:
         if future.status != "finished":
             await future._result()
+
+
+@asynccontextmanager
+async def connection(address: str, seconds: float) -> AsyncIterator[Any]:
+    """Connect to a server of Dask's as a client does, but register nothing there.
+
+    `seconds` is for each try to connect. TLS is as Dask's configuration says.
+    """
+    security = Security().get_connection_args("client")
+    node: Any = rpc(address, timeout=seconds, connection_args=security)
+    try:
+        yield node
+    finally:
+        await node.close_rpc()
 
 
 async def register(client: Client, plugin: Any) -> None:

@@ -1,0 +1,7 @@
+"""``python -m daskps.cli``."""
+
+import sys
+
+from daskps.cli import main
+
+sys.exit(main())

@@ -1,0 +1,175 @@
+"""``daskps list`` and ``daskps show``: what stores a cluster has."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from dask.utils import format_bytes
+
+from daskps import config
+from daskps.cli.demo import address
+from daskps.cli.group import Failure
+from daskps.cluster.outside import Sight, find_store, find_stores
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+T = TypeVar("T")
+CONNECT_SECONDS = 10.0
+NO_DASKPS = "no daskps stores on this cluster"
+#: Counters of a shard that are shown, in this order.
+COUNTERS = ("generation", "version", "nbytes", "pushes", "duplicates", "parked")
+
+_scheduler = click.option(
+    "--scheduler",
+    metavar="ADDRESS",
+    callback=address,
+    help="The scheduler, such as tcp://host:8786.  [default: $DASK_SCHEDULER_ADDRESS, "
+    "or scheduler-address of Dask's configuration]",
+)
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.command("list", short_help="List the stores of a cluster.")
+@_scheduler
+@_as_json
+def list_(scheduler: str | None, as_json: bool) -> None:
+    """List the stores of a cluster.
+
+    Nothing is changed on the cluster, also where it has never seen daskps.
+    """
+    found = _reach(scheduler, lambda at: find_stores(at, CONNECT_SECONDS))
+    rows = [_store(row) for row in found or ()]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+    elif found is None:
+        click.echo(NO_DASKPS)
+    elif not rows:
+        click.echo("no stores")
+    else:
+        columns = ("name", "kind", "parameters", "shards", "workers", "nbytes")
+        click.echo(table(columns, rows))
+
+
+@click.command(short_help="Show the parameters and shards of a store.")
+@click.argument("name")
+@_scheduler
+@_as_json
+def show(name: str, scheduler: str | None, as_json: bool) -> None:
+    """Show the parameters and shards of the store NAME, which may be its uid.
+
+    Nothing is changed on the cluster, also where it has never seen daskps.
+    """
+    sight = _reach(scheduler, lambda at: find_store(at, name, CONNECT_SECONDS))
+    if sight is None:
+        raise Failure(NO_DASKPS)
+    found = described(sight)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    click.echo(f"{found['kind']} store {found['name']!r}, uid {found['uid']}\n")
+    columns = ("name", "shape", "dtype", "nbytes", "optimizer")
+    click.echo(table(columns, found["parameters"]))
+    click.echo()
+    click.echo(table(("shard", "worker", *COUNTERS), found["shards"]))
+
+
+def described(sight: Sight) -> dict[str, Any]:
+    """Return a store as ``daskps show --json`` prints it.
+
+    Parameters
+    ----------
+    sight : Sight
+        The store.
+
+    Returns
+    -------
+    dict
+        name, uid, kind, parameters and shards; plain values throughout.
+    """
+    meta = sight.meta
+    parameters = [
+        {
+            "name": p.name,
+            "shape": list(p.shape),
+            "dtype": p.dtype,
+            "nbytes": p.nbytes,
+            "optimizer": meta.optimizers.get(p.index),
+        }
+        for p in meta.layout.parameters
+    ]
+    keys = ("shard", "worker", *COUNTERS, "error")
+    shards = [{k: row[k] for k in keys if k in row} for row in sight.shards]
+    head = {"name": meta.name, "uid": meta.uid, "kind": _kind(meta.session)}
+    return {**head, "parameters": parameters, "shards": shards}
+
+
+def _reach(scheduler: str | None, look: Callable[[str], Coroutine[Any, Any, T]]) -> T:
+    """Look at the cluster the user means."""
+    at = scheduler or config.scheduler_address()
+    if not at:
+        raise click.UsageError(
+            "which cluster? Give --scheduler ADDRESS, or set DASK_SCHEDULER_ADDRESS"
+        )
+    try:
+        return asyncio.run(look(at))
+    except (OSError, ValueError, MemoryError) as error:
+        # MemoryError: what answers is no Dask, and its first bytes read as a length.
+        reason = str(error) or f"no answer within {CONNECT_SECONDS:g} s"
+        raise Failure(f"cannot reach a scheduler at {at}: {reason}") from error
+
+
+def _store(row: dict[str, Any]) -> dict[str, Any]:
+    keys = ("parameters", "shards", "workers", "nbytes")
+    head = {"name": row["name"], "uid": row["uid"], "kind": _kind(row["session"])}
+    return {**head, **{key: row[key] for key in keys}}
+
+
+def _kind(session: bool) -> str:
+    return "session" if session else "named"
+
+
+def table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
+    """Lay rows out in columns as wide as their longest entry.
+
+    Parameters
+    ----------
+    columns : sequence of str
+        Which keys, in order.
+    rows : sequence of dict
+        The entries; a row's "error" stands in place of the entries it lacks.
+
+    Returns
+    -------
+    str
+        Lines without one at the end.
+
+    Examples
+    --------
+    >>> print(table(("name", "nbytes"), [{"name": "w", "nbytes": 2048}]))
+    name  bytes
+    w     2.00 kiB
+    """
+    heads = [c.removeprefix("n") if c == "nbytes" else c for c in columns]
+    cells = [[_cell(column, row) for column in columns] for row in rows]
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    lines = []
+    for entries, row in zip([heads, *cells], [{}, *rows], strict=True):
+        padded = (e.ljust(w) for e, w in zip(entries, widths, strict=True))
+        line = "  ".join(padded).rstrip()
+        lines.append(f"{line}  {row['error']}" if "error" in row else line)
+    return "\n".join(lines)
+
+
+def _cell(column: str, row: dict[str, Any]) -> str:
+    value = row.get(column)
+    if value is None:
+        return "" if "error" in row else "-"
+    if column == "nbytes":
+        return str(format_bytes(value))
+    if column == "shape":
+        return str(tuple(value))
+    return str(value)
