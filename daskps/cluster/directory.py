@@ -115,11 +115,21 @@ class Directory:
         if not entry.session:
             self._check_free(entry.name, overwrite)
             if entry.name in self.names:
-                self.free(self.names[entry.name], "was replaced by overwrite=True")
+                replaced = "was replaced by overwrite=True"
+                self.free(self.names[entry.name], replaced, "store-deleted")
             self.names[entry.name] = uid
             # As published data is: the keys are wanted by a client of no person.
             self.scheduler.client_desires_keys(anchors, f"daskps-{uid}")
         entry.ready = True
+        self.hosts.tell(
+            "store-created",
+            entry,
+            session=entry.session,
+            parameters=len(entry.layout["parameters"]),
+            shards=len(entry.owners),
+            workers=len(set(entry.owners)),
+            nbytes=sum(entry.nbytes.values()),
+        )
 
     def on_find(
         self, name: str | None = None, uid: str | None = None
@@ -165,7 +175,7 @@ class Directory:
     def on_delete(self, uid: str) -> None:
         """Free a store on all its hosts."""
         self.entry(uid)
-        self.free(uid, "was deleted")
+        self.free(uid, "was deleted", "store-deleted")
 
     def on_close(self, uid: str, undo: bool = False) -> None:
         """Free a session store, or with `undo` any; closing it twice is fine."""
@@ -190,12 +200,14 @@ class Directory:
         lost = [(shard, *why) for shard, why in entry.lost.items()]
         return {"owners": list(entry.owners), "lost": lost, "name": entry.name}
 
-    def free(self, uid: str, why: str) -> None:
+    def free(self, uid: str, why: str, action: str = "store-freed") -> None:
         """Forget a store at once and free its memory in the background."""
         entry = self.stores.pop(uid, None)
         if entry is None:
             return
         remember(self._freed, uid, why)
+        if entry.ready:
+            self.hosts.tell(action, entry, reason=why)
         if self.names.get(entry.name) == uid:
             del self.names[entry.name]
         self.runs.store_gone(entry, StoreClosedError(f"store {entry.name!r} {why}"))
@@ -224,6 +236,9 @@ class Directory:
             for shard in shards:
                 entry.lost[shard] = (worker, reason)
             if shards:
+                self.hosts.tell(
+                    "shards-lost", entry, shards=shards, worker=worker, reason=reason
+                )
                 self.runs.shard_lost(entry, shards[0], worker, reason)
                 logger.warning(
                     "daskps: store %r lost %d shards with worker %s",

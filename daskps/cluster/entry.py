@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from distributed import Scheduler
 
 logger = logging.getLogger(__name__)
+#: Under which the scheduler keeps our events; see docs/observability.md.
+TOPIC = "daskps"
 
 
 @dataclass
@@ -105,6 +107,14 @@ class Hosts:
             *(self.control(w, method, **kwargs) for w in self._scheduler.workers),
             return_exceptions=True,
         )
+
+    def tell(self, action: str, entry: Entry, **more: Any) -> None:
+        """Put an event about a store into the scheduler's log of events.
+
+        Never once per step: the log is short and goes to everyone who subscribed.
+        """
+        event = {"action": action, "store": entry.name, "uid": entry.uid, **more}
+        self._scheduler.log_event(TOPIC, event)
 
     def spawn(self, work: Awaitable[Any]) -> asyncio.Future[Any]:
         """Run something in the background and log how it fails."""

@@ -112,11 +112,15 @@ class Runs:
         except BaseException:
             await self._end(run, "it could not begin")
             raise
+        sync, staleness = begin["policy"]
+        self._tell("run-begun", run, sync=sync, staleness=staleness, trainers=run.size)
         return run.id
 
     async def on_close_run(self, run: int) -> None:
         """End a run that is over."""
         if run in self._runs:
+            if not self._runs[run].fenced:
+                self._tell("run-ended", self._runs[run])
             await self._end(self._runs[run], "it has ended")
 
     async def on_fence_run(self, run: int, reason: str) -> None:
@@ -128,6 +132,7 @@ class Runs:
         if run.fenced:
             return
         run.fenced = error
+        self._tell("run-fenced", run, reason=str(error))
         await self._notify(run)
         with contextlib.suppress(TimeoutError):
             # A silent host must not keep the fence from all others.
@@ -168,6 +173,9 @@ class Runs:
             self._hosts.spawn(self._hosts.broadcast("end_graph", run=run.id))
         # The others have ended when a silent host has not; it is told when it wakes.
         await asyncio.wait({task}, timeout=SETTLE_SECONDS)
+
+    def _tell(self, action: str, run: Run, **more: Any) -> None:
+        self._hosts.tell(action, run.entry, run=run.id, **more)
 
     async def _notify(self, run: Run) -> None:
         async with run.changed:
@@ -345,6 +353,7 @@ class Runs:
             run.holders.discard(worker)
             for rank in ranks:
                 del run.ranks[rank]
+                self._tell("trainer-lost", run, rank=rank, worker=worker)
             if ranks:
                 run.events.append({"lost": ranks, "worker": worker})
             if ranks and not run.restartable:
