@@ -119,7 +119,7 @@ def scheduler_address() -> str | None:
     return address or None
 
 
-def deadline(timeout: Timeout = DEFAULT) -> float | None:
+def deadline(timeout: Timeout = DEFAULT, what: str = "timeout") -> float | None:
     """Return the seconds that a ``timeout=`` argument stands for.
 
     Parameters
@@ -127,6 +127,8 @@ def deadline(timeout: Timeout = DEFAULT) -> float | None:
     timeout : float, str, None or DEFAULT
         Seconds, a string with a unit, or None to wait for ever. DEFAULT stands for
         the configured ``daskps.timeout``.
+    what : str
+        Name of the argument, for messages.
 
     Returns
     -------
@@ -153,7 +155,9 @@ def deadline(timeout: Timeout = DEFAULT) -> float | None:
     try:
         return _seconds(timeout)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{timeout=} is no timeout: give {_SECONDS}") from None
+        raise type(error)(
+            f"{what}={timeout!r} is no timeout: give {_SECONDS}"
+        ) from None
 
 
 def _read(key: str) -> Any:

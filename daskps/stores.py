@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import config
 from daskps.cluster import creation
+from daskps.cluster.finding import find
 from daskps.cluster.link import current_link
-from daskps.cluster.meta import Meta
 from daskps.specs import blueprint
 from daskps.store import ParameterStore
 
@@ -135,7 +135,7 @@ def create(  # noqa: PLR0913 - the public contract
 
 
 def open(  # noqa: A001 - as in zarr.open
-    name: str, *, client: Any = None, timeout: Any = DEFAULT
+    name: str, *, client: Any = None, wait: Any = None, timeout: Any = DEFAULT
 ) -> Any:
     """Attach to a named store.
 
@@ -145,37 +145,47 @@ def open(  # noqa: A001 - as in zarr.open
         Its name.
     client : distributed.Client, optional
         The client; the current one by default.
+    wait : float or str, optional
+        Seconds, or a duration such as "30s", to wait for somebody to create the store;
+        ``math.inf`` waits for ever. By default it must be there. In a task the wait
+        keeps the task's thread.
     timeout : float, str or None
-        Seconds or a duration such as "30s"; None waits for ever.
+        Seconds or a duration such as "30s" for all of it, the wait included; None waits
+        for ever. The configured default does not cut a wait short: it counts from the
+        end of `wait`.
 
     Returns
     -------
     ParameterStore
-        A handle; with an asynchronous client an awaitable of one.
+        A handle; with an asynchronous client an awaitable of one. The store holds its
+        initial values.
 
     Raises
     ------
     StoreNotFoundError
-        If there is none of that name.
+        If there is none of that name, or none when the wait is over.
+    TimeoutError
+        If `timeout` ends first.
 
     Examples
     --------
     >>> daskps.create({"w": np.arange(3.0)}, name="kept")
     <daskps.ParameterStore 'kept': 1 parameter, 24 B, 2 shards on 2 workers>
-    >>> store = daskps.open("kept")
+    >>> store = daskps.open("kept", wait="30s")
     >>> store["w"].pull()
     array([0., 1., 2.])
     >>> store.delete()
     """
+    waiting = 0.0 if wait is None else config.deadline(wait, "wait")
     seconds = config.deadline(timeout)
+    if timeout is DEFAULT and seconds is not None:
+        seconds = None if waiting is None else waiting + seconds
     link = current_link(client)
 
-    async def find() -> ParameterStore:
-        await link.ensure()
-        wire = await link.directory("find", name=name)
-        return ParameterStore.of(Meta(wire), link)
+    async def attach() -> ParameterStore:
+        return ParameterStore.of(await find(link, name, waiting), link)
 
-    return link.run(lambda: link.within(find(), seconds, f"store {name!r}"))
+    return link.run(lambda: link.within(attach(), seconds, f"store {name!r}"))
 
 
 def list_stores(*, client: Any = None, timeout: Any = DEFAULT) -> Any:

@@ -17,6 +17,7 @@ Where our contract decides otherwise:
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import dask.array as da
@@ -25,6 +26,7 @@ import pytest
 
 import daskps
 from daskps import init, optim
+from tests.support import until
 
 
 class Accumulate(optim.Rule):
@@ -194,6 +196,32 @@ def test_s2_uniform_and_gaussian_over_5000(client):
     assert abs(gaussian.mean()) < 0.1
     assert abs(gaussian.std() - 1) < 0.1
     assert (other["u"] != uniform).any(), "the seed has no effect"
+
+
+@pytest.mark.parametrize("where", ["client", "task"])
+def test_s4_pull_before_the_store_has_its_value(way, where):
+    """Of a store nobody has made yet: it waits, then returns the value."""
+
+    def early():
+        return daskps.open("early", wait="60s")["w"].pull()
+
+    def awaited(dask_scheduler):
+        return "early" in dask_scheduler.extensions["daskps-directory"]._awaited
+
+    daskps.list_stores()  # there is a directory
+    with ThreadPoolExecutor(1) as pool:
+        started = pool.submit(early) if where == "client" else way.submit(early)
+        until(lambda: way.run_on_scheduler(awaited))
+        assert not started.done()
+        store = daskps.create({"w": np.arange(5.0)}, name="early", shards=3)
+        np.testing.assert_array_equal(started.result(30), np.arange(5.0))
+    assert not way.run_on_scheduler(awaited)
+    # And of a value that is still to come.
+    coming = store.pull_async(min_version=1)
+    until(lambda: all(row["parked"] for row in store.stats()["shards"]))
+    store.assign({"w": np.full(5, 7.0)})
+    np.testing.assert_array_equal(coming.result(30)["w"], 7.0)
+    store.delete()
 
 
 def test_s5_three_workers_one_step(way):

@@ -7,6 +7,7 @@ changes run on the scheduler's event loop without yielding in between, so no loc
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,8 @@ class Directory:
         self.runs = Runs(self.hosts, self.entry, self.identities.new)
         self.cuts = Cuts(self.hosts, self.entry, self.identities.on_ended)
         self._freed: dict[str, str] = {}
+        #: Who waits for a store of a name.
+        self._awaited: dict[str, set[asyncio.Future[None]]] = {}
         scheduler.handlers["daskps_directory"] = self.handle
 
     async def handle(self, method: str, **kwargs: Any) -> dict[str, Any]:
@@ -118,6 +121,9 @@ class Directory:
                 replaced = "was replaced by overwrite=True"
                 self.free(self.names[entry.name], replaced, "store-deleted")
             self.names[entry.name] = uid
+            for made in self._awaited.get(entry.name, ()):
+                if not made.done():
+                    made.set_result(None)
             # As published data is: the keys are wanted by a client of no person.
             self.scheduler.client_desires_keys(anchors, f"daskps-{uid}")
         entry.ready = True
@@ -130,6 +136,21 @@ class Directory:
             workers=len(set(entry.owners)),
             nbytes=sum(entry.nbytes.values()),
         )
+
+    async def on_await_store(self, name: str, wait_seconds: float) -> None:
+        """Wait until a store has this name, or `wait_seconds` are over."""
+        if name in self.names:
+            return
+        made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = self._awaited.setdefault(name, set())
+        waiting.add(made)
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(made, wait_seconds)
+        finally:
+            waiting.discard(made)
+            if not waiting:
+                self._awaited.pop(name, None)
 
     def on_find(
         self, name: str | None = None, uid: str | None = None
