@@ -190,9 +190,13 @@ class Readable(Handle):
         Returns
         -------
         dict
-            "shards": one row per shard with its worker, generation, version, bytes,
-            pushes, duplicates and parked calls; "handle": messages, calls in the
-            process, bytes and retries of this handle.
+            "shards": one row per shard, with its worker, generation, version, bytes
+            of its segment ("nbytes"), pushes, duplicates and parked calls, and the
+            calls its host has served for all its shards ("calls"). "handle": of this
+            handle in this process, the way that verbs take from here to each worker
+            ("ways": "process" is a call, "message" goes over the network), messages,
+            calls in the process ("local_calls"), bytes of the arrays in messages
+            ("nbytes"), and retries.
 
         Examples
         --------
@@ -201,11 +205,13 @@ class Readable(Handle):
         >>> [row["pushes"] for row in store.stats()["shards"]]
         [1, 1]
         """
-        shards = self._shards
+        on_loop = self.bind().asynchronous
 
         def finish(rows: list[list[dict[str, Any]]]) -> dict[str, Any]:
             found = sorted((r for rs in rows for r in rs), key=lambda r: r["shard"])
-            handle = asdict(shards.counters) if shards else {}
+            handle: dict[str, Any] = {}
+            if (shards := self._shards) is not None:
+                handle = {"ways": shards.ways(on_loop), **asdict(shards.counters)}
             return {"shards": found, "handle": handle}
 
         return self.ask("stats", finish, timeout)

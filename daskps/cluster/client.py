@@ -161,6 +161,19 @@ class ShardClient:
             raise
         return answers
 
+    def ways(self, on_loop: bool) -> dict[str, str]:
+        """Return how calls reach each host: "process" or "message".
+
+        On an event loop only hosts on the same loop are called directly.
+        """
+        return {
+            worker: "process"
+            if self._is_near(worker)
+            and (not on_loop or HOSTS[worker].worker.loop is self.link.loop)
+            else "message"
+            for worker in self.hosts
+        }
+
     def _is_near(self, worker: str) -> bool:
         return self._in_process and worker in HOSTS
 
