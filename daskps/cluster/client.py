@@ -297,7 +297,9 @@ class ShardClient:
         seconds = None if left == float("inf") else left
         self._check(await self.link.within(work, seconds, deadline.what), worker)
         self.counters.retries += 1
+        logger.debug("%s: try %d at %s: %r", deadline.what, attempt + 2, worker, error)
         if isinstance(error, StaleGenerationError) and attempt >= 3:
+            logger.warning("%s gives up on %s: %s", deadline.what, worker, error)
             raise error
         pause = BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS) - 1)]
         await asyncio.sleep(min(pause, deadline.left()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from daskps.cluster.host import ShardHost
 
 logger = logging.getLogger(__name__)
+#: A compilation that takes longer is worth a line in the log.
+SLOW_COMPILE_SECONDS = 1.0
 
 
 async def hello(host: ShardHost) -> dict[str, Any]:
@@ -62,11 +65,13 @@ async def create(
 
     def build() -> list[tuple[tuple[str, int], Slot]]:
         bindings, slots = {}, {}
+        began = time.perf_counter()
         for index, rule in loads(rules).items():
             dtype = made.parameters[index].dtype
             bindings[index] = bind(rule, dtype, cache_dir=cache)
             bindings[index].kernel.warm()
             slots[index] = initial_slots(rule)
+        _log_compile(host, name, time.perf_counter() - began)
         initializers, seed = loads(fills)
         slots_made = []
         for i in shards:
@@ -94,7 +99,23 @@ async def create(
         )
     for key, slot in built:
         host.slots.setdefault(key, slot)
+    nbytes = sum(slot.nbytes for _, slot in built)
+    where = host.worker.address
+    logger.info(
+        "%s made %d shards of store %r, %d bytes", where, len(built), name, nbytes
+    )
     return len(shards)
+
+
+def _log_compile(host: ShardHost, name: str, seconds: float) -> None:
+    if seconds > SLOW_COMPILE_SECONDS:
+        logger.info(
+            "%s compiled the optimizer of store %r in %.1f s; the cache directory "
+            "keeps the result for other processes and later stores",
+            host.worker.address,
+            name,
+            seconds,
+        )
 
 
 async def load(host: ShardHost, store: str, items: Sequence[Any]) -> None:
@@ -113,11 +134,20 @@ async def load(host: ShardHost, store: str, items: Sequence[Any]) -> None:
 async def drop(host: ShardHost, store: str) -> int:
     """Free the shards of a store and end the calls that wait for them."""
     host.dropped.append(store)
-    keys = [key for key in host.slots if key[0] == store]
-    for key in keys:
-        host.drop(host.slots.pop(key))
+    dropped = [host.slots.pop(key) for key in list(host.slots) if key[0] == store]
+    for slot in dropped:
+        host.drop(slot)
     host.snapshots.drop(store)
-    return len(keys)
+    if dropped:
+        nbytes = sum(slot.nbytes for slot in dropped)
+        logger.info(
+            "%s freed %d shards of store %r, %d bytes",
+            host.worker.address,
+            len(dropped),
+            dropped[0].name,
+            nbytes,
+        )
+    return len(dropped)
 
 
 def initial_slots(rule: Rule) -> tuple[float, ...]:
@@ -149,12 +179,23 @@ async def begin_run(
         await host.under(
             slot, lambda shard: shard.begin_run(run, rule, n_ranks, function, reset)
         )
+    logger.info(
+        "%s begins run %d of store %r: %r, %d trainers",
+        host.worker.address,
+        run,
+        slot.name,
+        rule,
+        n_ranks,
+    )
 
 
 async def end_run(host: ShardHost, store: str, run: int, reason: str) -> None:
     """End a run on every shard of a store held here."""
     for slot in host.of(store):
         await host.under(slot, lambda shard: shard.end_run(run, reason))
+    logger.info(
+        "%s ends run %d of store %r: %s", host.worker.address, run, slot.name, reason
+    )
 
 
 async def finish(host: ShardHost, store: str, run: int, rank: int) -> None:

@@ -265,6 +265,9 @@ class ShardHost:
 
     def close(self, reason: str) -> None:
         """End every waiting call with ShardLostError and free the shards."""
+        if self.slots:
+            where, n = self.worker.address, len(self.slots)
+            logger.info("%s %s, with %d shards", where, reason, n)
         for (_, index), slot in list(self.slots.items()):
             error = ShardLostError(slot.name, index, self.worker.address, reason)
             slot.run(partial(Shard.abandon, error=error))
@@ -314,6 +317,17 @@ def _metric(worker: Worker) -> dict[str, int]:
     }
 
 
+def _log_from_info_on(worker: Worker) -> None:
+    """Let `client.forward_logging("daskps")` have more than warnings.
+
+    What no logger of a worker lets through, Dask cannot forward. A level that somebody
+    has set stays; so does the level in a process of the user's own.
+    """
+    ours = logging.getLogger("daskps")
+    if ours.level == logging.NOTSET and not worker.address.startswith("inproc"):
+        ours.setLevel(logging.INFO)
+
+
 class HostPlugin(WorkerPlugin):
     """Gives a worker its host. Registering it again changes nothing."""
 
@@ -325,6 +339,7 @@ class HostPlugin(WorkerPlugin):
         host = HOSTS.get(worker.address)
         if host is None or host.worker is not worker:
             HOSTS[worker.address] = ShardHost(worker)
+            _log_from_info_on(worker)
 
     def teardown(self, worker: Worker) -> None:
         """Close the host when the worker closes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from distributed import get_worker
@@ -11,6 +12,8 @@ from daskps.cluster.meta import Meta
 from daskps.cluster.session import Session
 from daskps.cluster.upstream import loads, secede
 from daskps.errors import RunCancelledError
+
+logger = logging.getLogger(__name__)
 
 
 def run_trainer(
@@ -70,4 +73,11 @@ def _join(link: Link, place: dict[str, Any], wait_seconds: float) -> Session:
     session = Session(link, Meta(link.run(lambda: find)), run=run, rank=rank, size=size)
     if again:
         session.resume(bsp=place["bsp"])
+        logger.warning(
+            "%s goes on with trainer %d of run %d at clock %d, which lost its worker",
+            link.node.address,
+            rank,
+            run,
+            session.clock,
+        )
     return session

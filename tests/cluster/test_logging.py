@@ -1,0 +1,161 @@
+"""What `client.forward_logging("daskps")` brings from the workers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+import daskps
+from daskps import optim
+from tests.support import local_cluster, store, until
+
+
+def count(trainer, part):
+    for _ in range(trainer.clock, part):
+        trainer.pushpull({"w": np.ones(10, "f4")})
+    return trainer.clock
+
+
+class Keep(logging.Handler):
+    """Keeps what it is given; Dask's `silence_logs` has silenced those of pytest."""
+
+    def __init__(self):
+        super().__init__(logging.INFO)
+        self.records = []
+
+    def emit(self, record):
+        self.records.append(record)
+
+    def of_workers(self, text=""):
+        found = [r for r in self.records if hasattr(r, "worker")]
+        return [r for r in found if text in r.getMessage()]
+
+
+@contextmanager
+def forwarding(client):
+    """Give a function of the workers' records so far that contain a text."""
+    keep = Keep()
+    logging.getLogger("daskps").addHandler(keep)
+    client.forward_logging("daskps", level=logging.INFO)
+    yield keep.of_workers
+    client.unforward_logging("daskps")
+    logging.getLogger("daskps").removeHandler(keep)
+
+
+@pytest.fixture
+def forwarded(client):
+    with forwarding(client) as records:
+        yield records
+
+
+def test_a_store_and_a_run_tell_their_story(client, forwarded):
+    """One line per worker and event, none per step, with the worker in each."""
+    s = store(client, name="told")
+    daskps.run(s, count, [50, 50])
+    workers = set(s.placement)
+    s.delete()
+    until(lambda: len(forwarded("freed")) == 2)
+    for text in ("made 1 shards", "begins run", "ends run", "freed 1 shards"):
+        records = forwarded(text)
+        assert {r.worker for r in records} == workers, text
+        assert len(records) == 2
+        for record in records:
+            assert record.worker in record.getMessage()
+            assert "'told'" in record.getMessage()
+            assert record.levelno == logging.INFO
+            assert record.name.startswith("daskps.cluster")
+    # Not one for each step, at most one more for a slow compilation.
+    assert len(forwarded()) <= 8 + 2
+    assert "BSP" in forwarded("begins")[0].getMessage()
+    assert "it has ended" in forwarded("ends run")[0].getMessage()
+    made = [int(r.getMessage().split()[-2]) for r in forwarded("made")]
+    freed = [int(r.getMessage().split()[-2]) for r in forwarded("freed")]
+    assert sum(made) == sum(freed) > 48
+
+
+def levels(dask_worker):
+    ours = logging.getLogger("daskps")
+    return ours.level, len(ours.handlers), logging.getLogger().level
+
+
+def test_workers_have_a_level_but_no_handler_of_ours(client):
+    for level, handlers, _ in client.run(levels).values():
+        assert (level, handlers) == (logging.INFO, 0)
+
+
+def set_debug(dask_worker):
+    logging.getLogger("daskps").setLevel(logging.DEBUG)
+
+
+def test_level_that_was_set_stays_and_shows_details():
+    with local_cluster(threads=1) as client:
+        client.run(set_debug)
+        with store(client):
+            assert {row[0] for row in client.run(levels).values()} == {logging.DEBUG}
+
+
+def slow_compile(seconds):
+    from daskps.cluster import control
+
+    control.SLOW_COMPILE_SECONDS = seconds
+
+
+def test_slow_compilation_is_told(client, forwarded):
+    client.run(slow_compile, 0.0)
+    try:
+        with store(client):
+            until(lambda: len(forwarded("compiled the optimizer")) == 2)
+    finally:
+        client.run(slow_compile, 1.0)
+
+
+def test_fail_over_is_a_warning():
+    with local_cluster(n_workers=3, threads=1) as client:
+        a, _, c = client.scheduler_info()["workers"]
+        s = daskps.create(
+            {"w": np.zeros(10, "f4")}, optimizer=optim.SGD(1.0), servers=[a]
+        )
+        pid = client.run(os.getpid, workers=[c])[c]
+
+        def kill():
+            until(lambda: s.version > 20, 60)
+            os.kill(pid, signal.SIGKILL)
+
+        with forwarding(client) as records:
+            thread = threading.Thread(target=kill)
+            thread.start()
+            daskps.run(s, count, [2000, 2000, 2000], resumable=True)
+            thread.join()
+            [record] = until(lambda: records("goes on with trainer 2"))
+        assert record.levelno == logging.WARNING
+        assert record.worker != c
+
+
+def drop_behind_its_back(uid, dask_worker):
+    from daskps.cluster.host import HOSTS
+
+    slots = HOSTS[dask_worker.address].slots
+    for key in [key for key in slots if key[0] == uid]:
+        del slots[key]
+
+
+def pull(s):
+    with pytest.raises(daskps.StaleGenerationError):
+        s.pull()
+
+
+def test_exhausted_retries_are_a_warning(client, forwarded):
+    with store(client) as s:
+        near, far = s.placement
+        client.run(drop_behind_its_back, s.uid, workers=[far])
+        client.submit(pull, s, workers=[near]).result()
+        [record] = until(lambda: forwarded("gives up"))
+        assert record.levelno == logging.WARNING
+        assert far in record.getMessage()
+        assert record.worker == near
