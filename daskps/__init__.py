@@ -29,11 +29,15 @@ from daskps.errors import (
 from daskps.snapshot import Snapshot
 from daskps.specs import ArraySpec
 from daskps.store import ParameterStore
+
+# As in zarr.open: it is called as `daskps.open`.
 from daskps.stores import StoreInfo, create, list_stores, open  # noqa: A004
 from daskps.training.callbacks import Log, ProgressBar
 from daskps.training.data import partition, split_batch
 from daskps.training.fit import TrainResult, run, train
 from daskps.training.trainer import Trainer
+
+# The name by which every package gives its version.
 from daskps.version import VERSION as __version__  # noqa: N811
 from daskps.version import Version
 

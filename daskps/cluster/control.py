@@ -177,7 +177,8 @@ async def begin_run(
     rule, function = policy_of(policy), loads(reduce)
     for slot in host.of(store):
         await host.under(
-            slot, lambda shard: shard.begin_run(run, rule, n_ranks, function, reset)
+            slot,
+            lambda shard: shard.begin_run(run, rule, n_ranks, function, reset=reset),
         )
     logger.info(
         "%s begins run %d of store %r: %r, %d trainers",

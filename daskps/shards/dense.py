@@ -257,12 +257,13 @@ class Shard:
         """Policy of the run in progress."""
         return policy_of(self.segment.current)
 
-    def begin_run(  # noqa: PLR0917
+    def begin_run(
         self,
         run: int,
         policy: Policy,
         n_ranks: int,
         reduce: str | Reducer = "mean",
+        *,
         reset: bool = False,
     ) -> list[Ticket]:
         """Start a run on this shard; the same run again changes nothing.

@@ -83,7 +83,7 @@ class Planner:
         for item in step.items:
             if step.kind == GRADIENT:
                 data = _scaled(item.data, step.weight)
-                op = self._gradient(item.position, data, item.start, record, step.lr)
+                op = self._gradient(item.position, data, item.start, record, lr=step.lr)
             else:
                 op = Operation(item.data, item.start, replace=step.kind != ADD)
             planned.append((item.position, op))
@@ -96,14 +96,20 @@ class Planner:
         planned = []
         for position, data in sorted(reduced.items()):
             if kind == GRADIENT:
-                op = self._gradient(position, data, 0, record, None)
+                op = self._gradient(position, data, 0, record, lr=None)
             else:
                 op = Operation(data, replace=True)
             planned.append((position, op))
         return planned
 
-    def _gradient(  # noqa: PLR0917
-        self, position: int, data: Array, start: int, record: Record, lr: float | None
+    def _gradient(
+        self,
+        position: int,
+        data: Array,
+        start: int,
+        record: Record,
+        *,
+        lr: float | None,
     ) -> Operation:
         binding = self._bindings[position]
         if binding is None:

@@ -457,12 +457,12 @@ class Machine(RuleBasedStateMachine):
             list(self.versions),
         )
         for i, shard in enumerate(self.shards):
-            begin = self.run.id, policy, len(lengths), reduce, reset
-            done = shard.begin_run(*begin)
+            begin = self.run.id, policy, len(lengths), reduce
+            done = shard.begin_run(*begin, reset=reset)
             if reset:
                 self.steps[i] = [0] * len(self.steps[i])
             self.collect(i, done)
-            assert shard.begin_run(*begin) == []
+            assert shard.begin_run(*begin, reset=reset) == []
 
     def in_rounds(self, shard: int) -> bool:
         run = self.run
