@@ -261,8 +261,16 @@ class Handle:
         named = self._shards is not None and not self._shards.meta.session
         if self._closed or named:
             self._closed = True
-            return self._link.run(_nothing) if self._link else None
+            return self._nothing_to_do()
         return self._end("close", timeout)
+
+    def _nothing_to_do(self) -> Any:
+        """Return None, or with an asynchronous client an awaitable of it.
+
+        The client may be closed, and its event loop with it.
+        """
+        link = self._link
+        return _nothing() if link is not None and link.asynchronous else None
 
     def delete(self, *, timeout: Any = DEFAULT) -> Any:
         """Free the store on all workers, whoever else uses it.
@@ -296,7 +304,7 @@ class Handle:
         if method == "close" and self._link is not None and not self._link.live:
             # Its client is gone, and took the session store along.
             self._closed = True
-            return None
+            return self._nothing_to_do()
         link = self.bind()
         self._closed = True
 
