@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import logging
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +25,7 @@ from daskps import config
 from daskps.cluster.host import HOSTS, ShardHost
 from daskps.cluster.messages import Answer, Array, Call, pack_call, unpack_answers
 from daskps.errors import DaskPSError, ShardLostError, StaleGenerationError
+from daskps.shards.base import NO_WAIT
 
 if TYPE_CHECKING:
     from daskps.cluster.link import Link
@@ -110,6 +112,7 @@ class ShardClient:
         settings = config.load()
         self.link, self.meta = link, meta
         self.counters = Counters()
+        self._name, self._numbers = uuid.uuid4().hex, itertools.count()
         self._in_process = settings.process_way
         self.hosts = meta.hosts
 
@@ -215,7 +218,8 @@ class ShardClient:
         attempts = itertools.count()
         while True:
             left = deadline.left()
-            call = replace(call, wait_seconds=min(left, WAIT_SECONDS))
+            token = f"{self._name}-{next(self._numbers)}"
+            call = replace(call, wait_seconds=min(left, WAIT_SECONDS), token=token)
             try:
                 answers = await self._send(worker, call, left)
             except TimeoutError:
@@ -239,12 +243,28 @@ class ShardClient:
             return await HOSTS[worker].call(call)
         self.counters.messages += 1
         self.counters.nbytes += call.nbytes
-        async with self.watching(worker, call.run):
-            reply = await asyncio.wait_for(
-                self.link.rpc(worker, "daskps_call", **pack_call(call)),
-                None if left == float("inf") else left,
-            )
+        try:
+            async with self.watching(worker, call.run):
+                reply = await asyncio.wait_for(
+                    self.link.rpc(worker, "daskps_call", **pack_call(call)),
+                    None if left == float("inf") else left,
+                )
+        except asyncio.CancelledError:
+            self._give_up(worker, call)
+            raise
         return unpack_answers(reply, f"worker {worker}", call)
+
+    def _give_up(self, worker: str, call: Call) -> None:
+        """Tell a host that nobody waits for a call any more.
+
+        Where this gets lost the host lets the call go after its `wait_seconds`.
+        """
+        if call.wait != NO_WAIT or call.run:
+            self.link.start(
+                lambda: self.link.control(
+                    worker, "give_up", store=call.store, token=call.token
+                )
+            )
 
     @contextlib.asynccontextmanager
     async def watching(self, worker: str, run: int = 0) -> AsyncIterator[None]:

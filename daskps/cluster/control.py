@@ -229,6 +229,11 @@ async def rounds(host: ShardHost, store: str, run: int) -> list[int]:
     ]
 
 
+async def give_up(host: ShardHost, store: str, token: str) -> None:
+    """Let a call go that waits for nobody any more."""
+    host.give_up(token)
+
+
 async def aggregate(
     host: ShardHost,
     store: str,
@@ -386,6 +391,7 @@ METHODS: dict[str, Callable[..., Awaitable[Any]]] = {
         resume,
         hold,
         rounds,
+        give_up,
         aggregate,
         sums,
         note,

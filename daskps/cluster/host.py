@@ -69,6 +69,8 @@ class ShardHost:
         self.contributions = Contributions(worker.address)
         #: What snapshots have copied and Dask has not taken over yet.
         self.snapshots = Copies()
+        #: What wakes the calls of other processes that wait, by their tokens.
+        self.waiting: dict[str, asyncio.Future[None]] = {}
         self.inline_nbytes = settings.inline_nbytes
         self.n_calls = 0
         self._loop_thread = threading.get_ident()
@@ -117,9 +119,11 @@ class ShardHost:
             if not pending.done:
                 # A timer, not `wait_for`: that would cost a task per message.
                 timer = loop.call_later(call.wait_seconds, _wake, woken)
+                self.waiting[call.token] = woken
                 await woken
                 timer.cancel()
         finally:
+            self.waiting.pop(call.token, None)
             if not pending.done:
                 # Another thread may be reading the caller's arrays right now.
                 gone = map(asyncio.wrap_future, self._abandon(tickets))
@@ -275,6 +279,11 @@ class ShardHost:
         self.slots.clear()
         self.snapshots.clear()
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def give_up(self, token: str) -> None:
+        """End the wait of a call whose caller is gone."""
+        if woken := self.waiting.get(token):
+            _wake(woken)
 
 
 def _wake(woken: asyncio.Future[None]) -> None:

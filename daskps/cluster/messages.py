@@ -70,6 +70,8 @@ class Call:
     floor: int = 0
     #: The shards this step goes to, as runs, None for all.
     touched: tuple[tuple[int, int], ...] | None = None
+    #: Names a call that may wait, so that its caller can give it up.
+    token: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -124,6 +126,7 @@ _HEAD = (
     "wait_seconds",
     "floor",
     "touched",
+    "token",
 )
 
 
