@@ -5,6 +5,7 @@ A change in a release of distributed is mended here.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -87,13 +88,17 @@ def sync(node: SyncMethodMixin, function: Callable[[], Awaitable[Any]]) -> Any:
 
 
 async def result(future: Future[Any]) -> Any:
-    """Await a future on its client's loop, also that of a synchronous client."""
-    return await future._result()
+    """Await a future on its client's loop, also that of a synchronous client.
+
+    Shielded: a client fetches results together, and who is cancelled while waiting
+    for a batch would cancel it for all others.
+    """
+    return await asyncio.shield(future._result())
 
 
 async def results(client: Client, futures: Sequence[Future[Any]]) -> list[Any]:
     """Await several futures on their client's loop, in one message."""
-    found: list[Any] = await client._gather(list(futures))
+    found: list[Any] = await asyncio.shield(client._gather(list(futures)))
     return found
 
 
