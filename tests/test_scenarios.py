@@ -202,15 +202,17 @@ def test_s2_uniform_and_gaussian_over_5000(client):
 def test_s4_pull_before_the_store_has_its_value(way, where):
     """Of a store nobody has made yet: it waits, then returns the value."""
 
-    def early():
-        return daskps.open("early", wait="60s")["w"].pull()
+    def early(client=None):
+        return daskps.open("early", wait="60s", client=client)["w"].pull()
 
     def awaited(dask_scheduler):
         return "early" in dask_scheduler.extensions["daskps-directory"]._awaited
 
     daskps.list_stores()  # there is a directory
     with ThreadPoolExecutor(1) as pool:
-        started = pool.submit(early) if where == "client" else way.submit(early)
+        # A thread of its own does not know which client is the current one.
+        here = where == "client"
+        started = pool.submit(early, way) if here else way.submit(early)
         until(lambda: way.run_on_scheduler(awaited))
         assert not started.done()
         store = daskps.create({"w": np.arange(5.0)}, name="early", shards=3)
