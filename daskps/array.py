@@ -282,6 +282,13 @@ class ParameterArray:
         ------
         ShardLostError, StoreClosedError, TimeoutError
             For what its name says.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.arange(6.0).reshape(3, 2)}, shards=2)
+        >>> w = store["w"].to_dask_array()
+        >>> w.mean(axis=0).compute()
+        array([2., 3.])
         """
         parameter = self._parameter
         return taken_by(

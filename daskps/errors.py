@@ -356,6 +356,11 @@ class SnapshotLostError(ShardLostError):
         Address of the worker that had the copy.
     reason : str
         What happened to it.
+
+    Examples
+    --------
+    >>> issubclass(daskps.SnapshotLostError, daskps.ShardLostError)
+    True
     """
 
     def __str__(self) -> str:

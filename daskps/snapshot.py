@@ -77,6 +77,14 @@ class Snapshot(Mapping[str, Any]):
     Two snapshots of one store at the same versions have the same token, and their
     arrays the same names. A part that is lost with its worker cannot be computed
     again: what needs it raises SnapshotLostError.
+
+    Examples
+    --------
+    >>> store = daskps.create({"w": np.arange(4.0)}, optimizer=daskps.optim.SGD(0.1))
+    >>> snap = store.snapshot()
+    >>> _ = store.assign({"w": np.zeros(4)})
+    >>> list(snap), snap.version, float(snap["w"].sum().compute())
+    (['w'], 0, 6.0)
     """
 
     def __init__(self, taken: Taken) -> None:
@@ -85,12 +93,27 @@ class Snapshot(Mapping[str, Any]):
 
     @property
     def version(self) -> Version:
-        """Largest version of the shards, with the version of each."""
+        """Largest version of the shards, with the version of each.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.zeros(4)})
+        >>> _ = store.add({"w": np.ones(4)})
+        >>> store.snapshot().version
+        1
+        """
         return self._taken.version
 
     @property
     def layout(self) -> Layout:
-        """Names, shapes, dtypes and how they are cut into shards."""
+        """Names, shapes, dtypes and how they are cut into shards.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.zeros(4)}, shards=2)
+        >>> store.snapshot().layout.n_shards
+        2
+        """
         return self._taken.layout
 
     def __getitem__(self, name: str) -> Any:

@@ -413,6 +413,15 @@ class ParameterStore(Readable):
         A push that was given up (by a timeout or a cancel) may be contained in part,
         as it may in the store. A task that takes a snapshot leaves its worker's
         thread to other tasks meanwhile.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.arange(4.0)})
+        >>> snap = store.snapshot()
+        >>> snap["w"].chunks
+        ((2, 2),)
+        >>> (snap["w"] * 2).compute()
+        array([0., 2., 4., 6.])
         """
         what = f"a snapshot of store {self.name!r}"
         return taken_by(self, None, Snapshot, what=what, timeout=timeout)

@@ -113,8 +113,9 @@ def train(  # noqa: PLR0913 - the public contract
         round at most. BSP only, and the same bits. "auto": resident unless BSP
         trainers outnumber the threads four to one.
     validate : callable, optional
-        ``validate(params) -> dict of str to float``, called here after each epoch;
-        trainers wait for it.
+        ``validate(params) -> dict of str to float``, called here after each epoch
+        with a snapshot. Training goes on meanwhile, for one epoch at most; with
+        `stop` it waits.
     callbacks : iterable of object
         Objects with any of ``on_start, on_round, on_epoch, on_failover, on_stop``.
     stop : callable, optional

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from daskps import config
+from daskps.cluster import snapshots
+from daskps.cluster.client import Deadline
 from daskps.cluster.launch import launch
 from daskps.cluster.pump import Pump, UserCall, call_directly
 from daskps.cluster.spec import Launch, threads_of
@@ -21,7 +24,7 @@ from daskps.training.resident import FitLoop
 from daskps.training.steps import FitPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from daskps.cluster.link import Link
     from daskps.cluster.spec import Body
@@ -122,6 +125,7 @@ class Job:
     reset: bool = False
     run: int = 0
     execution: str = "resident"
+    _validation: asyncio.Task[None] | None = None
     stats: dict[str, Any] = field(
         default_factory=lambda: {
             "lost_trainers": 0,
@@ -198,7 +202,10 @@ class Job:
             self.stats["moved_parts"] = sum(part.moved for part in parts)
             await self._notify(call, "on_start", progress)
             await self.launch(call, body, parts, progress=progress, graph=graph)
+            await self._validated()
         finally:
+            if self._validation is not None:
+                self._validation.cancel()
             # The traceback of an error must not keep our data on the cluster.
             parts.clear()
         shards = await self.store.attach(link)
@@ -234,6 +241,8 @@ class Job:
         """Take in one event of the run; return whether it should stop."""
         if progress is None:
             return False
+        if self._validation is not None and self._validation.done():
+            await self._validated()
         if "clock" in event:
             # An epoch that ended meanwhile may have said more.
             if event["clock"] > progress.clock:
@@ -253,9 +262,47 @@ class Job:
     async def _end_epoch(
         self, event: dict[str, Any], call: UserCall, progress: Progress
     ) -> bool:
+        """Enter an epoch into the history; return whether the run should stop.
+
+        Where nobody may stop it, training goes on while a snapshot is validated.
+        """
+        await self._validated()
+        if self.validate is not None and self.stop is None:
+            params = await self._snapshot()
+            await self._decide(event["epoch"], stop=False)
+            validation = self._enter(event, call, progress, params)
+            self._validation = asyncio.ensure_future(validation)
+            return False
+        await self._enter(event, call, progress, self._pull)
+        stop = False
+        if self.stop is not None:
+            stop = bool(await call(self.stop, list(progress.history)))
+        await self._decide(event["epoch"], stop=stop)
+        return stop
+
+    async def _snapshot(self) -> Callable[[], Awaitable[dict[str, Array]]]:
+        """Copy the parameters where they are; return what brings them here."""
+        shards = await self.store.attach(self.store.bind())
+        what = f"the snapshot that is validated of store {self.store.name!r}"
+        taken = await snapshots.take(shards, None, Deadline(config.deadline(), what))
+        return lambda: snapshots.values(taken)
+
+    async def _decide(self, epoch: int, *, stop: bool) -> None:
+        if self.gated:
+            await self.store.bind().directory(
+                "verdict", run=self.run, epoch=epoch, stop=stop
+            )
+
+    async def _enter(
+        self,
+        event: dict[str, Any],
+        call: UserCall,
+        progress: Progress,
+        params: Callable[[], Awaitable[dict[str, Array]]],
+    ) -> None:
         metrics: dict[str, float] = {}
         if self.validate is not None:
-            found = await call(self.validate, await self._pull())
+            found = await call(self.validate, await params())
             metrics = {str(k): float(v) for k, v in dict(found).items()}
         reports = sorted(event["reports"], key=lambda r: int(r["rank"]))
         rows = sum(r["rows"] for r in reports)
@@ -271,14 +318,12 @@ class Job:
         )
         progress.clock = max(progress.clock, *(r["clock"] for r in reports))
         await self._notify(call, "on_epoch", progress)
-        stop = False
-        if self.stop is not None:
-            stop = bool(await call(self.stop, list(progress.history)))
-        if self.gated:
-            await self.store.bind().directory(
-                "verdict", run=self.run, epoch=event["epoch"], stop=stop
-            )
-        return stop
+
+    async def _validated(self) -> None:
+        """Wait for the validation that is under way, if one is, or raise its error."""
+        if self._validation is not None:
+            await self._validation
+            self._validation = None
 
     async def _notify(self, call: UserCall, event: str, progress: Progress) -> None:
         if self.callbacks:

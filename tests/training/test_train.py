@@ -7,12 +7,13 @@ import io
 import logging
 import threading
 import time
+import uuid
 from typing import Any
 
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client
+from distributed import Client, Event
 
 import daskps
 from daskps import optim
@@ -949,3 +950,37 @@ def test_train_without_an_optimizer(train, client):
         with pytest.raises(daskps.NoOptimizerError, match="optimizer"):
             train(store, regression, X, Y)
         assert store.version == 0
+
+
+# -- validation ---------------------------------------------------------------
+
+
+def test_training_goes_on_while_an_epoch_is_validated(train, client):
+    """The validation of epoch 0 waits for a gradient of epoch 1 to be computed."""
+    name = f"daskps-test-{uuid.uuid4().hex}"
+    seen: list[Any] = []
+
+    def validate(params):
+        if not seen:
+            Event(name, client=client).wait(timeout=30)
+            assert Event(name, client=client).is_set()
+        seen.append(params["w"].copy())
+        return {}
+
+    with sgd_store() as store:
+        train(store, Tell(name, client), X, Y, epochs=2, seed=3, validate=validate)
+    options: Any = {"trainers": 2, "batch_size": 64, "epochs": 2}
+    for found, expected in zip(seen, numpy_training(**options), strict=True):
+        assert_close({"w": found}, {"w": expected["w"]})
+
+
+class Tell:
+    """A gradient that sets an event once it sees other weights than the first."""
+
+    def __init__(self, name, client):
+        self.name = name
+
+    def __call__(self, params, X, y):
+        if not np.array_equal(params["w"], START["w"]):
+            Event(self.name).set()
+        return regression(params, X, y)
