@@ -65,7 +65,7 @@ class Homes:
             self._check(rank, part)
             if any(not upstream.is_future(block) for block in part.blocks):
                 if not self._is_there(rank, workers):
-                    home = workers[rank * len(workers) // len(self._parts)]
+                    home = self._home(rank, part, workers)
                     missing.setdefault(home, []).append(rank)
             else:
                 self.payloads[rank] = part.payload(())
@@ -82,6 +82,15 @@ class Homes:
                 f"trainer {rank} lost its data with a worker, and Dask cannot compute "
                 f"what was scattered again; give delayed parts or futures of tasks"
             )
+
+    def _home(self, rank: int, part: Part, workers: Sequence[str]) -> str:
+        """Return where to send the client's arrays: to the rest, if that is somewhere.
+
+        Else contiguous ranks go to one worker: their sums are formed there.
+        """
+        if any(part.futures) and self.workers[rank] in workers:
+            return self.workers[rank]
+        return workers[rank * len(workers) // len(self._parts)]
 
     def _is_there(self, rank: int, workers: Sequence[str]) -> bool:
         sent = self._sent.get(rank)

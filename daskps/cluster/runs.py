@@ -113,7 +113,14 @@ class Runs:
             await self._end(run, "it could not begin")
             raise
         sync, staleness = begin["policy"]
-        self._tell("run-begun", run, sync=sync, staleness=staleness, trainers=run.size)
+        self._tell(
+            "run-begun",
+            run,
+            sync=sync,
+            staleness=staleness,
+            trainers=run.size,
+            execution="graph" if run.graph else "resident",
+        )
         return run.id
 
     async def on_close_run(self, run: int) -> None:

@@ -21,7 +21,7 @@ FIELDS = {
     "store-deleted": {"reason"},
     "store-freed": {"reason"},
     "shards-lost": {"shards", "worker", "reason"},
-    "run-begun": {"run", "sync", "staleness", "trainers"},
+    "run-begun": {"run", "sync", "staleness", "trainers", "execution"},
     "run-ended": {"run"},
     "run-fenced": {"run", "reason"},
     "trainer-lost": {"run", "rank", "worker"},
@@ -98,6 +98,7 @@ def test_run(client, sync, staleness):
     assert begun["action"] == "run-begun"
     assert (begun["sync"], begun["staleness"]) == (sync, staleness)
     assert begun["trainers"] == 2
+    assert begun["execution"] == "resident"
     assert ended["action"] == "run-ended"
     assert ended["run"] == begun["run"]
 

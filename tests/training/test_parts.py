@@ -446,8 +446,7 @@ def test_parts_are_computed_again_when_their_worker_dies(train, kind):
             loads.append(len(client.get_events(topic)))
         assert found[0] == found[1]
         assert loads[0] == 3
-        # Tasks of the graph may have left a copy on another worker.
-        assert loads[1] > 3 or train.execution == "graph"
+        assert loads[1] > 3
 
 
 def test_scattered_part_that_is_lost_says_so(train):
