@@ -101,9 +101,16 @@ def cluster() -> Iterator[Client]:
 @pytest.fixture
 def client(cluster: Client) -> Iterator[Client]:
     """The client of the shared cluster; no store may be left in it."""
+    with cleaned(cluster):
+        yield cluster
+
+
+@contextmanager
+def cleaned(cluster: Client) -> Iterator[None]:
+    """Make a client the current one; free the stores that were made meanwhile."""
     with cluster.as_current():
         before = {info.uid for info in daskps.list_stores()}
-        yield cluster
+        yield
         for info in daskps.list_stores():
             if info.uid not in before:
                 if info.session:
@@ -127,7 +134,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[Client]:
     """A client of a cluster for each way to a shard."""
     name = "cluster" if request.param == "process" else "rpc_cluster"
     found: Client = request.getfixturevalue(name)
-    with found.as_current():
+    with cleaned(found):
         yield found
 
 

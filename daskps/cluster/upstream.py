@@ -93,12 +93,20 @@ async def result(future: Future[Any]) -> Any:
     Shielded: a client fetches results together, and who is cancelled while waiting
     for a batch would cancel it for all others.
     """
-    return await asyncio.shield(future._result())
+    return await _shielded(future._result())
+
+
+async def _shielded(work: Awaitable[Any]) -> Any:
+    """Await something that goes on where the caller is cancelled."""
+    task = asyncio.ensure_future(work)
+    # Or asyncio complains of an error that nobody is left to hear of.
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return await asyncio.shield(task)
 
 
 async def results(client: Client, futures: Sequence[Future[Any]]) -> list[Any]:
     """Await several futures on their client's loop, in one message."""
-    found: list[Any] = await asyncio.shield(client._gather(list(futures)))
+    found: list[Any] = await _shielded(client._gather(list(futures)))
     return found
 
 
@@ -131,8 +139,9 @@ async def scatter(client: Client, values: list[Any], worker: str) -> list[Future
     In a list, because Dask scatters a list or dict element by element; unhashed,
     because hashing reads all of it.
     """
-    found: list[Future[Any]] = await client._scatter(
-        values, workers=[worker], hash=False
+    # Shielded: of a scatter that is cut short the data stays, and nobody has futures.
+    found: list[Future[Any]] = await _shielded(
+        client._scatter(values, workers=[worker], hash=False)
     )
     return found
 
