@@ -7,12 +7,14 @@ import random
 import signal
 import threading
 import time
+from concurrent.futures import CancelledError
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from distributed import Event, SchedulerPlugin, get_worker
+from distributed import Client, Event, SchedulerPlugin, get_worker
 
 import daskps
 from daskps import optim
@@ -21,7 +23,7 @@ from daskps.cluster.ledger import Ledger
 from daskps.cluster.windows import WINDOW, Schedule
 from daskps.errors import ContributionLostError, RunCancelledError
 from daskps.layout import Layout
-from tests.support import local_cluster, until
+from tests.support import local_cluster, popen, until
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(96, 6)).astype("f4")
@@ -119,7 +121,7 @@ def test_more_parts_than_threads_go_to_the_graph_by_themselves(client):
 def test_hundreds_of_parts_on_four_threads(client):
     with daskps.create({"w": np.zeros(3)}, optimizer=optim.SGD(1.0)) as store:
         result = daskps.train(
-            store, ones, np.zeros((1500, 1)), trainers=1500, epochs=2, batch_size=1
+            store, ones, np.zeros((600, 1)), trainers=600, epochs=2, batch_size=1
         )
     assert result.execution == "graph"
     np.testing.assert_array_equal(result.weights["w"], -2.0)
@@ -427,6 +429,33 @@ def test_restart_of_the_cluster_in_a_run():
             )
         with a_store() as again:
             assert daskps.train(again, regression, X, Y, execution="graph").version
+
+
+def test_scheduler_that_dies_ends_the_run(tmp_path):
+    """With an error, and in time."""
+    file, here = str(tmp_path / "scheduler.json"), ["--host", "127.0.0.1"]
+    here += ["--dashboard-address", "127.0.0.1:0", "--scheduler-file", file]
+    env = {**os.environ, "PYTHONPATH": str(Path(daskps.__file__).parents[1])}
+    with (
+        popen(["dask", "scheduler", "--port", "0", *here], env=env) as scheduler,
+        popen(["dask", "worker", "--nthreads", "2", *here], env=env),
+        Client(scheduler_file=file, set_as_default=False) as client,
+        client.as_current(),
+    ):
+        client.wait_for_workers(1, timeout=30)
+        strike = Strike(scheduler.kill)
+        began = time.monotonic()
+        with pytest.raises((OSError, RuntimeError, CancelledError)):
+            daskps.train(
+                a_store(),
+                regression,
+                X,
+                Y,
+                epochs=10**6,
+                execution="graph",
+                callbacks=[strike],
+            )
+        assert time.monotonic() - began < 60
 
 
 def wait_for_ever(params, X, y):

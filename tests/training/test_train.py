@@ -916,7 +916,7 @@ def test_gradient_may_be_its_params(train, way):
         ({"codec": None}, TypeError, "codec"),
         ({"frequency": 1}, TypeError, "frequency"),
     ],
-    ids=str,
+    ids=lambda value: str(value).split(" at 0x")[0],
 )
 def test_bad_arguments(client, options, error, match):
     with sgd_store() as store:
