@@ -31,10 +31,8 @@ def _half(params: Any, X: Any, y: Any) -> Any:
 
 
 def _train(store: daskps.ParameterStore, rounds: int, parts: int, how: str) -> None:
-    data = np.zeros((parts, 1))
-    daskps.train(
-        store, _half, data, epochs=rounds, trainers=parts, batch_size=1, execution=how
-    )
+    data = np.zeros((parts * rounds, 1))
+    daskps.train(store, _half, data, trainers=parts, batch_size=1, execution=how)
 
 
 # -- the same round with plain Dask -------------------------------------------

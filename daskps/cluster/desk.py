@@ -19,7 +19,7 @@ from daskps.cluster.plans import whole
 from daskps.cluster.upstream import loads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from daskps.cluster.contributions import Place
     from daskps.cluster.host import ShardHost
@@ -76,6 +76,17 @@ class Desk:
             self.shards.call(plan.calls, plan.outs, None, what)
 
         self._weights.copy_to(self.stepper.target, place, read)
+
+    def note(self, place: Place, receipts: Sequence[Any]) -> None:
+        """Keep the receipts of a round where shard 0 is."""
+        owner = self.meta.owners[0]
+        if owner == self.worker:
+            self.host.contributions.note(place.run, place.round, receipts)
+            return
+        told = self.shards.control_at(
+            owner, "note", run=place.run, number=place.round, receipts=receipts
+        )
+        self.link.run(lambda: told)
 
     def call(self, **head: Any) -> Call:
         """Return what a message of the run's one rank has in common."""

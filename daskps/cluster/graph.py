@@ -144,13 +144,6 @@ def reduce_round(
     calls = plans.by_host(desk.meta, parts, call)
     if 0 in duty.shards:
         # Before the round is applied: of a round that is complete, they are there.
-        note = desk.shards.control_at(
-            desk.meta.owners[0],
-            "note",
-            run=work.run,
-            number=place.round,
-            receipts=sorted(map(tuple, receipts)),
-        )
-        desk.link.run(lambda: note)
+        desk.note(place, sorted(map(tuple, receipts)))
     desk.shards.call(calls, {}, None, f"round {place.round} of run {work.run}")
     return place.round
