@@ -336,8 +336,8 @@ class RoundLostError(ShardLostError):
         return (
             f"a round of store {self.store!r} was begun anew too often; shard "
             f"{self.shard} on worker {self.worker} still lacks it. The last time: "
-            f"{self.reason}. The store keeps the round before; mend the workers and "
-            f"train again"
+            f"{self.reason}. store.versions says which shards have the round: where "
+            f"they differ assign values you kept, then mend the workers and train again"
         )
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from daskps import config
 from daskps.cluster import creation
-from daskps.cluster.client import Deadline, ShardClient
+from daskps.cluster.client import ShardClient
+from daskps.cluster.deadline import Deadline
 from daskps.cluster.link import Link, current_link
 from daskps.cluster.messages import Call
 from daskps.cluster.meta import Meta

@@ -11,7 +11,7 @@ from dask.tokenize import tokenize
 
 from daskps import config
 from daskps.cluster import snapshots, upstream
-from daskps.cluster.client import Deadline
+from daskps.cluster.deadline import Deadline
 from daskps.repr import snapshot_line
 
 if TYPE_CHECKING:

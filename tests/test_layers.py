@@ -26,6 +26,7 @@ LAYERS = {
     "array": 4,
     "handle": 4,
     "pulls": 4,
+    "pushes": 4,
     "intake": 4,
     "repr": 4,
     "snapshot": 4,

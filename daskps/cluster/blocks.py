@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from distributed import Client, Future
 
 from daskps.cluster import upstream
+from daskps.errors import RunCancelledError
 
 if TYPE_CHECKING:
     from daskps.cluster.link import Link
@@ -53,10 +54,19 @@ class Part:
         """The blocks that are on the cluster."""
         return (block for block in self.blocks if isinstance(block, Future))
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether a block is gone that Dask cannot compute again."""
-        return any(future.status == "cancelled" for future in self.futures)
+    def check(self, rank: int) -> None:
+        """Refuse to go on where a block is gone that Dask cannot compute again.
+
+        Raises
+        ------
+        RunCancelledError
+            Naming the trainer.
+        """
+        if any(future.status == "cancelled" for future in self.futures):
+            raise RunCancelledError(
+                f"trainer {rank} lost its data with a worker, and Dask cannot compute "
+                f"what was scattered again; give delayed parts or futures of tasks"
+            )
 
     async def deliver(self, client: Client, worker: str) -> tuple[Any, Any]:
         """Return the argument for tasks on a worker, with the client's arrays sent.

@@ -12,7 +12,6 @@ import concurrent.futures
 import contextlib
 import itertools
 import logging
-import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from daskps import config
+from daskps.cluster.deadline import Deadline
 from daskps.cluster.host import HOSTS, ShardHost
 from daskps.cluster.messages import Answer, Array, Call, pack_call, unpack_answers
 from daskps.errors import DaskPSError, ShardLostError, StaleGenerationError
@@ -46,45 +46,6 @@ CONTROL_SECONDS = 5.0
 BACKOFF_SECONDS = (0.01, 0.05, 0.2, 0.5)
 
 Outs = Mapping[int, Sequence[Array]]
-
-
-class Deadline:
-    """When a call must have ended, and what to say if it has not.
-
-    Parameters
-    ----------
-    timeout : float or None
-        Seconds from now; None for ever.
-    what : str
-        What is waited for.
-    """
-
-    def __init__(self, timeout: float | None, what: str) -> None:
-        self.what = what
-        self.timeout = timeout
-        self._end = None if timeout is None else time.monotonic() + timeout
-
-    def left(self) -> float:
-        """Return the seconds left, or raise TimeoutError."""
-        if self._end is None:
-            return float("inf")
-        left = self._end - time.monotonic()
-        if left <= 0:
-            raise self.error()
-        return left
-
-    def remaining(self) -> float | None:
-        """Return the seconds left as a timeout for the next part of a call."""
-        return None if self._end is None else self.left()
-
-    def error(self, worker: str = "") -> TimeoutError:
-        """Return the error that says what was waited for."""
-        where = f" at worker {worker}" if worker else ""
-        return TimeoutError(
-            f"timed out after {self.timeout:g} s waiting for {self.what}{where}; what "
-            f"was sent, each shard has applied once or not at all. Pass a larger "
-            f"timeout=, or None to wait for ever"
-        )
 
 
 @dataclass(slots=True)

@@ -47,14 +47,15 @@ class Desk:
         self.link = link_of(get_worker())
         self.worker: str = self.link.node.address
         self.host: ShardHost = HOSTS[self.worker]
-        meta = self.host.contributions.shared(work.run, "meta", self._find)
-        self.meta: Meta = meta
-        self.shards = ShardClient(self.link, meta)
+        self.meta: Meta = self.shared("meta", self._find)
+        self.shards = ShardClient(self.link, self.meta)
         self.reduce = loads(work.reduce)
         self._stepper: Any = None
-        self._weights: Weights = self.host.contributions.shared(
-            work.run, "weights", lambda: Weights(meta)
-        )
+        self._weights: Weights = self.shared("weights", lambda: Weights(self.meta))
+
+    def shared(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Return what the run's tasks share on this worker, made the first time."""
+        return self.host.contributions.shared(self.work.run, key, make)
 
     def _find(self) -> Meta:
         find = self.link.directory("find", uid=self.work.uid)

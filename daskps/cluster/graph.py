@@ -66,13 +66,7 @@ def compute_gradient(work: Work, duty: Duty, part: Any, after: Any) -> Receipt:
     place, rank = duty.place, duty.rank
     try:
         desk.read(place)
-        shared = desk.host.contributions
-        found: Delivery = desk.stepper(
-            part,
-            rank,
-            place.round,
-            lambda key, make: shared.shared(work.run, key, make),
-        )
+        found: Delivery = desk.stepper(part, rank, place.round, desk.shared)
     except Exception as error:
         if not isinstance(error, ConsistencyError):
             error.add_note(

@@ -7,7 +7,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster import upstream
-from daskps.errors import NotEnoughWorkersError, RunCancelledError
+from daskps.errors import NotEnoughWorkersError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +62,7 @@ class Homes:
             raise NotEnoughWorkersError("the cluster has no worker to train on")
         missing: dict[str, list[int]] = {}
         for rank, part in enumerate(self._parts):
-            self._check(rank, part)
+            part.check(rank)
             if any(not upstream.is_future(block) for block in part.blocks):
                 if not self._is_there(rank, workers):
                     home = self._home(rank, part, workers)
@@ -75,13 +75,6 @@ class Homes:
         for home, ranks in missing.items():
             await self._send(home, ranks)
         await self._link.directory("trains_on", run=self._run, workers=self.workers)
-
-    def _check(self, rank: int, part: Part) -> None:
-        if part.is_lost:
-            raise RunCancelledError(
-                f"trainer {rank} lost its data with a worker, and Dask cannot compute "
-                f"what was scattered again; give delayed parts or futures of tasks"
-            )
 
     def _home(self, rank: int, part: Part, workers: Sequence[str]) -> str:
         """Return where to send the client's arrays: to the rest, if that is somewhere.

@@ -73,9 +73,9 @@ async def launch(
         GraphRun(
             link,
             Work(spec.uid, run, len(spec.parts), reduce, body),
-            spec.parts,
-            spec.graph,
-            listen,
+            parts=spec.parts,
+            schedule=spec.graph,
+            listen=listen,
         )
         if spec.graph
         else Trainers(link, spec, run, body)

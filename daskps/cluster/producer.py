@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from daskps.cluster.client import Deadline
+    from daskps.cluster.deadline import Deadline
     from daskps.cluster.link import Link
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from daskps.cluster.desk import Work
     from daskps.cluster.link import Link
 
+logger = logging.getLogger(__name__)
 #: How often a round is begun anew before that is an error.
 MOST_TRIES = 5
 #: Seconds between two reports of progress.
@@ -59,10 +61,11 @@ class GraphRun:
         Awaited with every event; says of an epoch whether to stop.
     """
 
-    def __init__(  # noqa: PLR0917 - what a run is made of
+    def __init__(
         self,
         link: Link,
         work: Work,
+        *,
         parts: Sequence[Part],
         schedule: Schedule,
         listen: Listener,
@@ -104,7 +107,7 @@ class GraphRun:
                 await self._begin_anew(error)
                 tries = tries + 1 if self._ledger.round == at else 0
                 if tries > MOST_TRIES:
-                    raise self._lost(error) from error
+                    raise await self._lost(error) from error
             at = self._ledger.round
         await self.listen({"moved": self._ledger.moved})
         return []
@@ -126,10 +129,10 @@ class GraphRun:
         graph = Graph(
             self._shared[0],
             self.meta.name,
-            self.meta.hosts,
-            self._anchors,
-            self.homes.payloads,
-            self.homes.workers,
+            hosts=self.meta.hosts,
+            anchors=self._anchors,
+            parts=self.homes.payloads,
+            homes=self.homes.workers,
         )
         for number in window:
             place = Place(self.work.run, self._attempt, number)
@@ -172,13 +175,23 @@ class GraphRun:
         await self._enter(now)
         self._release()
         self._attempt += 1
-        await self.listen({"retried": now, "why": str(error)})
+        logger.warning(
+            "daskps: round %d of a run on store %r is begun anew: %s",
+            now,
+            self.meta.name,
+            error,
+        )
+        await self.listen({"retried": now})
         await self.homes.settle()
 
-    def _lost(self, error: BaseException) -> RoundLostError:
-        shard = 0
+    async def _lost(self, error: BaseException) -> RoundLostError:
+        """Name a shard that is furthest behind."""
+        rows = await self._shards.control("rounds", run=self.work.run)
+        held = zip(self.meta.hosts.values(), rows, strict=True)
+        behind = [(n, i) for of, row in held for i, n in zip(of, row, strict=True)]
+        _, shard = min(behind)
         return RoundLostError(
-            self.meta.name, shard, self.meta.owners[shard], f"{error}"
+            self.meta.name, shard, self.meta.owners[shard], str(error)
         )
 
     def cancel(self) -> None:

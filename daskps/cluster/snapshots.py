@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from distributed import Client, Future
 
-    from daskps.cluster.client import Deadline, ShardClient
+    from daskps.cluster.client import ShardClient
+    from daskps.cluster.deadline import Deadline
     from daskps.cluster.messages import Array, Range
     from daskps.layout import Layout
 

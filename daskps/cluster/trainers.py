@@ -115,11 +115,8 @@ class Trainers:
 
     async def _restart(self, rank: int, attempt: int) -> None:
         part = self.spec.parts[rank]
-        if isinstance(part, Part) and part.is_lost:
-            raise RunCancelledError(
-                f"trainer {rank} lost its data with a worker, and Dask cannot compute "
-                f"what was scattered again; give delayed parts or futures of tasks"
-            )
+        if isinstance(part, Part):
+            part.check(rank)
         try:
             workers = await workers_for(self.link, len(self.spec.parts))
         except NotEnoughWorkersError as error:

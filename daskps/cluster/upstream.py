@@ -16,10 +16,11 @@ from distributed import worker as _worker
 from distributed.protocol import pickle as _pickle
 from distributed.protocol.serialize import Serialize, to_serialize
 from distributed.security import Security
-
-# Its home differs between releases of Dask; this name is there in all of them.
 from distributed.threadpoolexecutor import rejoin as _rejoin
 from distributed.threadpoolexecutor import thread_state as _pool_state
+
+# Its home differs between releases of Dask; this name is there in all of them, though
+# not declared as exported.
 from distributed.utils import thread_state  # type: ignore[attr-defined]
 
 if TYPE_CHECKING:
@@ -128,7 +129,9 @@ async def computed(future: Future[Any]) -> None:
     Exception
         What the task raised, or that it was cancelled.
     """
-    await future._state.wait()  # type: ignore[union-attr]
+    # Not None: only a future that was unpickled without a client has no state.
+    state: Any = future._state
+    await state.wait()
     if future.status != "finished":
         await future._result()
 

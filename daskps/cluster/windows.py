@@ -86,10 +86,11 @@ class Graph:
         Worker of each rank's data, "" for any.
     """
 
-    def __init__(  # noqa: PLR0917 - what tasks are made of
+    def __init__(
         self,
         work: Future[Work],
         name: str,
+        *,
         hosts: Mapping[str, Sequence[int]],
         anchors: Sequence[Future[Any]],
         parts: Sequence[Any],

@@ -1,5 +1,6 @@
 """The loops of an update rule over arrays."""
-# ruff: noqa: PLR0917  (every loop takes the same five things)
+# ruff: noqa: PLR0917  (compiled loops take positional arguments only: weights in and
+# out, gradient, slots, scalars; the methods around them keep that order)
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from daskps import config
 from daskps.cluster import snapshots
-from daskps.cluster.client import Deadline
+from daskps.cluster.deadline import Deadline
 from daskps.cluster.launch import launch
 from daskps.cluster.pump import Pump, UserCall, call_directly
 from daskps.cluster.spec import Launch, threads_of

@@ -22,8 +22,8 @@ import daskps
 from daskps import optim
 from daskps.bench.snapshot import Oracle, check
 from daskps.cluster import cutting, plans, snapshots
-from daskps.cluster.client import Deadline
 from daskps.cluster.copies import ShardCopy
+from daskps.cluster.deadline import Deadline
 from daskps.cluster.host import HOSTS
 from daskps.cluster.messages import Call
 from daskps.cluster.producer import Producer

@@ -11,6 +11,7 @@ from concurrent.futures import CancelledError
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from distributed import Client, Event, SchedulerPlugin, get_worker
 
 import daskps
 from daskps import optim
+from daskps.cluster.client import ShardClient
 from daskps.cluster.contributions import Contributions, Place, contribution
 from daskps.cluster.ledger import Ledger
 from daskps.cluster.windows import WINDOW, Schedule
@@ -162,8 +164,30 @@ class Hold:
         return ones(params, X, y)
 
 
+async def copy_receipts(dask_scheduler):
+    """Have the other worker copy each receipt; return where they were."""
+    origins = receipts(dask_scheduler)
+    for key, [origin] in origins.items():
+        other = next(w for w in dask_scheduler.workers if w != origin)
+        dask_scheduler.request_acquire_replicas(other, [key], stimulus_id="test")
+    return origins
+
+
+async def drop_origins(dask_scheduler, origins):
+    for key, [origin] in origins.items():
+        dask_scheduler.request_remove_replicas(origin, [key], stimulus_id="test")
+
+
+def receipts(dask_scheduler):
+    return {
+        key: [ws.address for ws in ts.who_has]
+        for key, ts in dask_scheduler.tasks.items()
+        if key[0] == "daskps-gradient" and ts.state == "memory"
+    }
+
+
 def test_contributions_survive_the_memory_manager(client):
-    """11 of 12 are there while the last rank is late, however often it runs."""
+    """It may drop a receipt where it was made, once there is a copy elsewhere."""
     late = Event("daskps-test-late", client=client)
     rows = np.arange(12.0)[:, None]
     with daskps.create({"w": np.zeros(4)}, optimizer=optim.SGD(1.0)) as store:
@@ -178,11 +202,15 @@ def test_contributions_survive_the_memory_manager(client):
         thread.start()
         until(lambda: sum(held(client)) == 11)
 
-        def manage(dask_scheduler):
-            for _ in range(10):
-                dask_scheduler.extensions["amm"].run_once()
+        def places():
+            return list(client.run_on_scheduler(receipts).values())
 
-        client.run_on_scheduler(manage)
+        until(lambda: len(places()) == 11)
+        origins = client.run_on_scheduler(copy_receipts)
+        until(lambda: {len(of) for of in places()} == {2})
+        client.run_on_scheduler(drop_origins, origins=origins)
+        until(lambda: {len(of) for of in places()} == {1})
+        assert client.run_on_scheduler(receipts) != origins
         assert sum(held(client)) == 11
         late.set()
         thread.join()
@@ -190,6 +218,54 @@ def test_contributions_survive_the_memory_manager(client):
         np.testing.assert_array_equal(results[0].weights["w"], -1.0)
         until(lambda: held(client) == [0, 0])
     late.clear()
+
+
+def apply_twice(dask_worker):
+    """Send every step that ends a round twice, as a task that runs again does."""
+
+    def call(self, calls, *args):
+        if any(c.tick for c in calls.values()):
+            original(self, calls, *args)
+        return original(self, calls, *args)
+
+    original = ShardClient.call
+    mock.patch.object(ShardClient, "call", call).start()
+
+
+def test_a_round_that_is_reduced_twice_counts_once():
+    with local_cluster(n_workers=2, threads=2) as client:
+        found = []
+        for twice in (False, True):
+            if twice:
+                client.run(apply_twice)
+            with a_store(shards=2) as store:
+                result = daskps.train(
+                    store, regression, X, Y, execution="graph", **OPTIONS
+                )
+            assert result.stats["duplicates"] == twice * 2 * 56
+            found.append((result.version, result.weights["w"].tobytes()))
+        assert found[0] == found[1]
+
+
+def lose_for_shard_1(dask_worker):
+    def sums(self, place, shards, *args):
+        if 1 in shards:
+            raise ContributionLostError("lost for the test")
+        return original(self, place, shards, *args)
+
+    original = Contributions.sums
+    mock.patch.object(Contributions, "sums", sums).start()
+
+
+def test_a_round_that_is_lost_each_time_is_an_error():
+    with local_cluster(n_workers=2, threads=1) as client, a_store() as store:
+        client.run(lose_for_shard_1)
+        with pytest.raises(daskps.RoundLostError, match="lost for the test") as caught:
+            daskps.train(store, regression, X, Y, execution="graph")
+        assert caught.value.shard == 1
+        assert caught.value.worker == store.placement[1]
+        # As the error says: shard 0 had its part.
+        assert store.versions == (1, 0)
 
 
 LAYOUT = Layout.build({"w": ((6,), "float32")}, 2)

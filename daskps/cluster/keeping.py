@@ -1,0 +1,70 @@
+"""What reductions and the directory ask of a host that keeps contributions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from daskps.cluster.contributions import Place
+from daskps.cluster.messages import pack_array
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from daskps.cluster.host import ShardHost
+
+
+async def sums(
+    host: ShardHost,
+    *,
+    place: Sequence[int],
+    shards: Sequence[int],
+    ranks: Sequence[int],
+    nodes: Sequence[tuple[int, int]],
+) -> list[list[list[tuple[int, float, Any]]]]:
+    """Return what this worker's contributions to a round come to, for other shards.
+
+    By shard and node of the rank tree, rows of (position, weight, data).
+    """
+
+    def work() -> list[list[list[tuple[int, float, Any]]]]:
+        rows = host.contributions.sums(Place(*place), shards, ranks, nodes)
+        return [
+            [
+                [(p, weights[p], pack_array(a)) for p, a in arrays.items()]
+                for arrays, weights in row
+            ]
+            for row in rows
+        ]
+
+    if host.contributions.nbytes <= host.inline_nbytes:
+        return work()
+    found: list[list[list[tuple[int, float, Any]]]] = await host.in_thread(work)
+    return found
+
+
+async def note(
+    host: ShardHost, *, store: str, run: int, number: int, receipts: Sequence[Any]
+) -> None:
+    """Keep the receipts of a round: shards live here, and so does their history."""
+    host.contributions.note(run, number, receipts)
+
+
+async def receipts(
+    host: ShardHost, store: str, run: int, since: int
+) -> list[tuple[int, list[Any]]]:
+    """Return the receipts of a run's rounds from `since` on."""
+    host.of(store)
+    return host.contributions.receipts(run, since)
+
+
+async def free(host: ShardHost, run: int, attempt: int, last: int) -> None:
+    """Drop the contributions to an attempt's rounds up to `last`."""
+    host.contributions.free(run, attempt, last)
+
+
+async def end_graph(host: ShardHost, run: int) -> None:
+    """Drop all contributions to a run; what still comes is refused."""
+    host.contributions.end(run)
+
+
+METHODS = (sums, note, receipts, free, end_graph)
