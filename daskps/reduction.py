@@ -21,6 +21,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 #: One contribution: arrays and their weights, both by key.
 Node = tuple[dict[int, Array], dict[int, float]]
 Reducer = Callable[[Array, Array], Array]
+#: Makes an array like ``np.empty(n, dtype)``.
+Empty = Callable[[int, Any], Array]
 
 REDUCTIONS = ("mean", "sum")
 
@@ -55,33 +57,40 @@ def parent(lo: int, hi: int, size: int) -> tuple[int, int, int] | None:
     return above
 
 
-def merge(left: Node, right: Node) -> Node:
+def merge(left: Node, right: Node, empty: Empty = np.empty) -> Node:
     """Add `right` to `left` key by key, in place where an array may be written to.
 
-    Contributions that must outlive the sum are handed over as read-only views.
+    Contributions that must outlive the sum are handed over as read-only views; their
+    sum goes into an array that `empty` makes.
     """
     arrays, weights = left
     for key, value in right[0].items():
         if key in arrays:
             into = arrays[key]
-            arrays[key] = np.add(into, value, out=_writeable(into))
+            arrays[key] = np.add(into, value, out=_writeable(into, empty))
             weights[key] += right[1][key]
         else:
             arrays[key], weights[key] = value, right[1][key]
     return left
 
 
-def mean(node: Node) -> dict[int, Array]:
+def _joined(left: Node | None, right: Node | None, empty: Empty) -> Node | None:
+    """Merge two nodes, of which either may sit out."""
+    return merge(left, right, empty) if left and right else left or right
+
+
+def mean(node: Node, empty: Empty = np.empty) -> dict[int, Array]:
     """Divide each sum by its weight, once, at the root of the tree."""
     arrays, weights = node
     for key, value in arrays.items():
         if weights[key] != 1.0:
-            arrays[key] = np.divide(value, weights[key], out=_writeable(value))
+            out = _writeable(value, empty)
+            arrays[key] = np.divide(value, weights[key], out=out)
     return arrays
 
 
-def _writeable(array: Array) -> Array | None:
-    return array if array.flags.writeable else None
+def _writeable(array: Array, empty: Empty) -> Array:
+    return array if array.flags.writeable else empty(len(array), array.dtype)
 
 
 class Tree:
@@ -94,10 +103,12 @@ class Tree:
     ----------
     size : int
         Number of ranks P.
+    empty : callable, optional
+        Makes the arrays of sums that cannot be made in place.
     """
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, empty: Empty = np.empty) -> None:
+        self.size, self._empty = size, empty
         self._done: dict[tuple[int, int], Node | None] = {}
 
     def put(self, rank: int, node: Node | None) -> None:
@@ -113,7 +124,7 @@ class Tree:
                 break
             sibling = self._done.pop(other)
             left, right = (node, sibling) if lo == first else (sibling, node)
-            node = merge(left, right) if left and right else left or right
+            node = _joined(left, right, self._empty)
             lo, hi = first, last
         self._done[lo, hi] = node
 
@@ -175,13 +186,15 @@ def cover(present: Set[int], absent: Set[int], size: int) -> list[tuple[int, int
     return sorted(n for n in found if not present.isdisjoint(range(*n)))
 
 
-def fold(nodes: Mapping[int, Node], lo: int, hi: int) -> Node | None:
+def fold(
+    nodes: Mapping[int, Node], lo: int, hi: int, empty: Empty = np.empty
+) -> Node | None:
     """Return the sum over the ranks [lo, hi), a node of the tree, in its order."""
     if hi - lo == 1:
         return nodes.get(lo)
     border = split(lo, hi)
-    left, right = fold(nodes, lo, border), fold(nodes, border, hi)
-    return merge(left, right) if left and right else left or right
+    left, right = fold(nodes, lo, border, empty), fold(nodes, border, hi, empty)
+    return _joined(left, right, empty)
 
 
 def reduce_all(

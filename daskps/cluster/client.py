@@ -28,7 +28,7 @@ from daskps.errors import DaskPSError, ShardLostError, StaleGenerationError
 from daskps.shards.base import NO_WAIT
 
 if TYPE_CHECKING:
-    from daskps.cluster.link import Link
+    from daskps.cluster.link import Link, Pending
     from daskps.cluster.meta import Meta
 
 logger = logging.getLogger(__name__)
@@ -124,6 +124,18 @@ class ShardClient:
                 concurrent.futures.wait([started], STOP_SECONDS)
             raise
         return answers
+
+    def begin(
+        self, calls: Mapping[str, Call], outs: Outs, what: str
+    ) -> tuple[dict[str, Call], Pending[dict[int, Answer]]]:
+        """Send the calls that leave this process; return the others, and the answers.
+
+        Until these are there, or were stopped, `outs` may be written to.
+        """
+        near = {w: c for w, c in calls.items() if self._is_near(w)}
+        far = {w: c for w, c in calls.items() if w not in near}
+        work = partial(self.call_async, far, outs, None, what)
+        return near, self.link.start(work)
 
     def ways(self, on_loop: bool) -> dict[str, str]:
         """Return how calls reach each host: "process" or "message".

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from daskps.errors import ContributionLostError, RunCancelledError
-from daskps.reduction import Node, fold
+from daskps.reduction import Empty, Node, fold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -92,13 +92,29 @@ class _RunHere:
 
 
 class Contributions:
-    """The contributions on one worker; safe for threads."""
+    """The contributions on one worker; safe for threads.
 
-    def __init__(self, worker: str) -> None:
-        self._worker = worker
+    Parameters
+    ----------
+    worker : str
+        Its address.
+    empty : callable, optional
+        Makes the arrays of sums.
+    """
+
+    def __init__(self, worker: str, empty: Empty = np.empty) -> None:
+        self._worker, self._empty = worker, empty
         self._lock = threading.Lock()
         self._runs: dict[int, _RunHere] = {}
         self._ended: deque[int] = deque(maxlen=REMEMBERED)
+
+    def begin(self, place: Place) -> None:
+        """Drop the contributions of earlier rounds: they are complete.
+
+        Raises what :meth:`leave` does.
+        """
+        with self._lock:
+            self._here(place)
 
     def leave(self, place: Place, rank: int, contribution: Contribution) -> None:
         """Keep a contribution; drop those of earlier rounds.
@@ -196,7 +212,12 @@ class Contributions:
             )
         return [
             [
-                fold({r: kept[r].node(shard) for r in ranks if lo <= r < hi}, lo, hi)
+                fold(
+                    {r: kept[r].node(shard) for r in ranks if lo <= r < hi},
+                    lo,
+                    hi,
+                    self._empty,
+                )
                 or ({}, {})
                 for lo, hi in nodes
             ]
@@ -235,15 +256,21 @@ def _order(place: Place) -> tuple[int, int]:
 
 
 def contribution(
-    layout: Layout, arrays: Mapping[int, Array], weight: float, reduce: Any
+    layout: Layout,
+    arrays: Mapping[int, Array],
+    weight: float,
+    reduce: Any,
+    *,
+    empty: Empty = np.empty,
 ) -> Contribution:
     """Make a contribution of a rank's arrays, which stay the caller's."""
     kept = {}
     for index, array in arrays.items():
+        own = empty(len(array), array.dtype)
         if reduce == "mean" and weight != 1.0:
-            own = np.multiply(array, weight)
+            np.multiply(array, weight, out=own)
         else:
-            own = array.copy()
+            np.copyto(own, array)
         own.flags.writeable = False
         kept[index] = own
     return Contribution(layout, weight, kept)

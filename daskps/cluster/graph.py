@@ -9,7 +9,7 @@ shard takes each round once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster import plans
@@ -41,6 +41,8 @@ class Reduction:
 
     place: Place
     shards: tuple[int, ...]
+    #: Whether another round follows.
+    goes_on: bool
 
 
 def compute_gradient(work: Work, duty: Duty, part: Any, after: Any) -> Receipt:
@@ -65,6 +67,7 @@ def compute_gradient(work: Work, duty: Duty, part: Any, after: Any) -> Receipt:
     desk = desk_of(work)
     place, rank = duty.place, duty.rank
     try:
+        desk.host.contributions.begin(place)
         desk.read(place)
         found: Delivery = desk.stepper(part, rank, place.round, desk.shared)
     except Exception as error:
@@ -73,7 +76,13 @@ def compute_gradient(work: Work, duty: Duty, part: Any, after: Any) -> Receipt:
                 f"raised in trainer {rank} of {work.size} at clock {place.round}"
             )
         raise
-    kept = contribution(desk.meta.layout, found.arrays, float(found.rows), desk.reduce)
+    kept = contribution(
+        desk.meta.layout,
+        found.arrays,
+        float(found.rows),
+        desk.reduce,
+        empty=desk.host.scratch.empty,
+    )
     desk.host.contributions.leave(place, rank, kept)
     return Receipt(
         rank,
@@ -113,7 +122,12 @@ def reduce_round(
     """
     desk, place = desk_of(work), duty.place
     # The host that owns them, not the place of an anchor: the step is forwarded.
-    found = Sums(desk, duty, receipts).fetch()
+    sums = Sums(desk, duty, receipts)
+    found = sums.fetch()
+    if duty.goes_on and desk.worker in sums.ranks:
+        # What was computed here is computed here again: the parameters are on their
+        # way while the scheduler hears of this round.
+        desk.prefetch(replace(place, round=place.round + 1))
     kinds = {r.kind for r in receipts if r.kind}
     if len(kinds) > 1:
         raise ConsistencyError(
@@ -134,6 +148,7 @@ def reduce_round(
         tick=True,
         sequence=place.round,
         weight=float(weighs),
+        given=True,
     )
     calls = plans.by_host(desk.meta, parts, call)
     if 0 in duty.shards:

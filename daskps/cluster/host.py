@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
@@ -26,6 +25,7 @@ from daskps.cluster.messages import (
     refusal,
     unpack_call,
 )
+from daskps.cluster.scratch import Scratch, limit_of
 from daskps.cluster.slot import Pending, Slot, step_of
 from daskps.errors import (
     DaskPSError,
@@ -66,7 +66,8 @@ class ShardHost:
         self.slots: dict[tuple[str, int], Slot] = {}
         #: Stores freed lately: a create that was cut short may still be at work.
         self.dropped: deque[str] = deque(maxlen=1000)
-        self.contributions = Contributions(worker.address)
+        self.scratch = Scratch(limit_of(worker.memory_manager.memory_limit))
+        self.contributions = Contributions(worker.address, self.scratch.empty)
         #: What snapshots have copied and Dask has not taken over yet.
         self.snapshots = Copies()
         #: What wakes the calls of other processes that wait, by their tokens.
@@ -109,13 +110,19 @@ class ShardHost:
         if not call.run:
             await control.make_room(self, call)
         pending, tickets = self._start(call, owned, self._waker(loop, woken))
-        small = call.nbytes <= self.inline_nbytes
-        try:
+        small = call.nbytes <= self.inline_nbytes and all(
+            self._is_small(slot) for slot, _, _ in tickets
+        )
+
+        def serve() -> list[Answer] | None:
             for slot, _, _ in tickets:
-                if small and self._is_small(slot):
-                    slot.serve()
-                else:
-                    await loop.run_in_executor(self._executor, slot.serve)
+                slot.serve()
+            return self._answers(tickets) if pending.done else None
+
+        try:
+            served = serve() if small else await self.in_thread(serve)
+            if served is not None:
+                return served
             if not pending.done:
                 # A timer, not `wait_for`: that would cost a task per message.
                 timer = loop.call_later(call.wait_seconds, _wake, woken)
@@ -128,9 +135,9 @@ class ShardHost:
                 # Another thread may be reading the caller's arrays right now.
                 gone = map(asyncio.wrap_future, self._abandon(tickets))
                 await asyncio.shield(asyncio.gather(*gone))
-        if small and all(self._is_small(slot) for slot, _, _ in tickets):
+        if small:
             return self._answers(tickets)
-        return await loop.run_in_executor(self._executor, self._answers, tickets)
+        return await self.in_thread(lambda: self._answers(tickets))
 
     def _is_small(self, slot: Slot) -> bool:
         """Return whether a shard is small enough for the event loop."""
@@ -158,7 +165,7 @@ class ShardHost:
             room = control.make_room(self, call)
             asyncio.run_coroutine_threadsafe(room, loop.asyncio_loop).result(seconds)
         woken = threading.Event()
-        pending, tickets = self._start(call, False, woken.set)
+        pending, tickets = self._start(call, call.given, woken.set)
         try:
             for slot, _, _ in tickets:
                 self._serve_here(slot)
@@ -218,9 +225,33 @@ class ShardHost:
         outs: Mapping[int, Sequence[Array]] | None = None,
     ) -> list[Answer]:
         return [
-            _answer(slot, part, ticket, outs.get(part.shard) if outs else None)
+            self._answer(slot, part, ticket, outs.get(part.shard) if outs else None)
             for slot, part, ticket in tickets
         ]
+
+    def _answer(
+        self, slot: Slot, part: Part, ticket: Ticket, outs: Sequence[Array] | None
+    ) -> Answer:
+        outcome = ticket.outcome
+        if isinstance(outcome, Exception):
+            return Answer(part.shard, error=outcome)
+        if not isinstance(outcome, Ready):
+            return Answer(part.shard, parked=True, applied=ticket.applied)
+        if part.ranges:
+            if outs is None:
+                empty = self.scratch.empty
+                outs = [
+                    empty(stop - start, dtype) for dtype, start, stop in part.ranges
+                ]
+            outcome = slot.read(ticket, part, outs)
+        version = outcome.version if part.ranges else ticket.version or outcome.version
+        return Answer(
+            part.shard,
+            version=version,
+            duplicate=outcome.duplicate,
+            lag=outcome.lag,
+            arrays=tuple(outs or ()),
+        )
 
     # -- control -------------------------------------------------------------
 
@@ -236,7 +267,7 @@ class ShardHost:
                 logger.exception("control message %s failed", method)
             return refusal(error)
 
-    async def in_thread(self, function: Callable[[], Any]) -> Any:
+    async def in_thread(self, function: Callable[[], T]) -> T:
         """Run `function` on the host's own executor."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, function)
@@ -289,28 +320,6 @@ class ShardHost:
 def _wake(woken: asyncio.Future[None]) -> None:
     if not woken.done():
         woken.set_result(None)
-
-
-def _answer(
-    slot: Slot, part: Part, ticket: Ticket, outs: Sequence[Array] | None
-) -> Answer:
-    outcome = ticket.outcome
-    if isinstance(outcome, Exception):
-        return Answer(part.shard, error=outcome)
-    if not isinstance(outcome, Ready):
-        return Answer(part.shard, parked=True, applied=ticket.applied)
-    if part.ranges:
-        if outs is None:
-            outs = [np.empty(stop - start, dtype) for dtype, start, stop in part.ranges]
-        outcome = slot.read(ticket, part, outs)
-    version = outcome.version if part.ranges else ticket.version or outcome.version
-    return Answer(
-        part.shard,
-        version=version,
-        duplicate=outcome.duplicate,
-        lag=outcome.lag,
-        arrays=tuple(outs or ()),
-    )
 
 
 def _metric(worker: Worker) -> dict[str, int]:

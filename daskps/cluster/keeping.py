@@ -65,6 +65,7 @@ async def free(host: ShardHost, run: int, attempt: int, last: int) -> None:
 async def end_graph(host: ShardHost, run: int) -> None:
     """Drop all contributions to a run; what still comes is refused."""
     host.contributions.end(run)
+    host.scratch.clear()
 
 
 METHODS = (sums, note, receipts, free, end_graph)

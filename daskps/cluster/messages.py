@@ -72,6 +72,9 @@ class Call:
     touched: tuple[tuple[int, int], ...] | None = None
     #: Names a call that may wait, so that its caller can give it up.
     token: str = ""
+    #: Whether the caller has no more use for its arrays. Not sent: what arrives from
+    #: another process is the host's own anyway.
+    given: bool = False
 
     @property
     def nbytes(self) -> int:

@@ -96,10 +96,11 @@ class Sums:
         ]
         if callable(reduce):
             return reduce_all({lo: node for lo, _, node in pairs}, self.size, reduce)
-        tree = Tree(self.size)
+        empty = self.desk.host.scratch.empty
+        tree = Tree(self.size, empty)
         for lo, hi, node in pairs:
             tree.put_sum(lo, hi, node)
         covered = {r for lo, hi, _ in pairs for r in range(lo, hi)}
         for rank in self.absent - covered:
             tree.put(rank, None)
-        return mean(tree.root()) if reduce == "mean" else tree.root()[0]
+        return mean(tree.root(), empty) if reduce == "mean" else tree.root()[0]

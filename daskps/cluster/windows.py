@@ -102,8 +102,8 @@ class Graph:
         #: Keys of each round's reductions, in order of the hosts.
         self.tokens: list[list[Any]] = []
 
-    def add(self, place: Place, ranks: Sequence[int]) -> None:
-        """Chain a round to those before it."""
+    def add(self, place: Place, ranks: Sequence[int], *, goes_on: bool) -> None:
+        """Chain a round to those before it; another may follow, now or later."""
         after = self.tokens[-1] if self.tokens else []
         by_home: dict[str, dict[Any, Any]] = {}
         keys = []
@@ -118,7 +118,7 @@ class Graph:
         tokens = []
         for host, shards in self.hosts.items():
             key = (f"daskps-reduce-{self.name}-{shards[0]}", *_numbers(place))
-            duty = Reduction(place, tuple(shards))
+            duty = Reduction(place, tuple(shards), goes_on)
             anchors = [self.anchors[i] for i in shards]
             task = (reduce_round, self.work, duty, anchors, keys)
             self._layer(f"reduce-{place.round}-{host}", {key: task}, host, priority=1)

@@ -7,9 +7,11 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -21,7 +23,9 @@ import daskps
 from daskps import optim
 from daskps.cluster.client import ShardClient
 from daskps.cluster.contributions import Contributions, Place, contribution
+from daskps.cluster.desk import Reading, Weights
 from daskps.cluster.ledger import Ledger
+from daskps.cluster.plans import whole
 from daskps.cluster.windows import WINDOW, Schedule
 from daskps.errors import ContributionLostError, RunCancelledError
 from daskps.layout import Layout
@@ -315,6 +319,18 @@ def test_a_task_of_an_attempt_that_was_given_up_changes_nothing():
     assert arrays[0][0] == 1
 
 
+def test_a_round_that_begins_frees_what_came_before():
+    store = Contributions("a")
+    store.leave(Place(1, 0, 3), 0, left(1))
+    store.begin(Place(1, 0, 3))
+    assert store.n == 1
+    store.begin(Place(1, 0, 4))
+    assert store.n == 0
+    # Before the user's function is called, not when it has been.
+    with pytest.raises(ContributionLostError, match="too late"):
+        store.begin(Place(1, 0, 3))
+
+
 def test_contributions_are_freed_with_their_tasks_and_their_run():
     store = Contributions("a")
     store.leave(Place(1, 1, 3), 0, left(1))
@@ -596,3 +612,64 @@ def test_gradient_that_kills_its_worker(tmp_path):
             result = daskps.train(store, once, rows, timeout=60, **options)
             np.testing.assert_array_equal(result.weights["w"], -3.0)
             assert (tmp_path / "once").read_text() == other
+
+
+class FakeReading(Reading):
+    """A read that writes its round; `log` says what happened."""
+
+    def __init__(self, place, log: list[tuple[str, int]]):
+        self.place, self.log = place, log
+
+    def begin(self, target):
+        self.log.append(("begin", self.place.round))
+
+    def finish(self, target):
+        self.log.append(("finish", self.place.round))
+        target.outs[0][0][:] = self.place.round
+
+    def stop(self):
+        self.log.append(("stop", self.place.round))
+
+
+def parameters(log, *prefetched: Place) -> tuple[Weights, Callable[[Place], float]]:
+    """The worker's parameters, and a function that returns those of a round."""
+    meta: Any = SimpleNamespace(layout=LAYOUT)
+    weights, target = Weights(meta), whole(meta)
+    for place in prefetched:
+        weights.prefetch(FakeReading(place, log))
+
+    def of(place: Place) -> float:
+        weights.copy_to(target, FakeReading(place, log))
+        return float(target.outs[0][0][0])
+
+    return weights, of
+
+
+def test_a_round_is_read_once_for_all_threads():
+    log: list[tuple[str, int]] = []
+    _, of = parameters(log)
+    assert [of(Place(1, 0, 3)), of(Place(1, 0, 3)), of(Place(1, 0, 4))] == [3, 3, 4]
+    assert log == [("finish", 3), ("finish", 4)]
+
+
+def test_what_was_read_ahead_is_not_read_again():
+    log: list[tuple[str, int]] = []
+    _, of = parameters(log, Place(1, 0, 4), Place(1, 0, 4))
+    assert of(Place(1, 0, 4)) == 4
+    assert log == [("begin", 4), ("finish", 4)]
+
+
+def test_a_round_begun_anew_ends_what_was_read_ahead_first():
+    log: list[tuple[str, int]] = []
+    _, of = parameters(log, Place(1, 0, 4))
+    assert of(Place(1, 1, 3)) == 3
+    assert log == [("begin", 4), ("stop", 4), ("finish", 3)]
+
+
+def test_a_task_that_runs_again_never_gets_the_next_rounds_parameters():
+    log: list[tuple[str, int]] = []
+    weights, of = parameters(log)
+    assert of(Place(1, 0, 3)) == 3
+    weights.prefetch(FakeReading(Place(1, 0, 4), log))
+    assert of(Place(1, 0, 3)) == 3
+    assert log == [("finish", 3), ("begin", 4), ("stop", 4), ("finish", 3)]
