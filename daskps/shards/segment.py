@@ -2,7 +2,8 @@
 
 ::
 
-    header      64 B    magic, format, number of pieces, flip word, writing word
+    header      128 B   magic, format, number of pieces, flip word, writing word,
+                        generation, gate, nonce
     record 0            version, rounds, run, counters; steps and last change per
     record 1            piece; one row per rank; one row per producer; the producers
                         that lost their row last
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 MAGIC = 0x5350_4B53_4144  # "DASKPS"
-FORMAT = 1
-HEADER_WORDS = 8
+FORMAT = 2
+HEADER_WORDS = 16
+#: Words of the header.
+MAGIC_AT, FORMAT_AT, N_PIECES_AT, FLIP, WRITING, GENERATION, GATE, NONCE = range(8)
 #: Weights begin at a page: copies into fresh memory, which does too, took 9 ms for
 #: 64 MiB then, and 12 to 17 ms from other places within a page.
 PAGE_NBYTES = 4096
@@ -146,7 +149,7 @@ class Segment:
         self.nbytes = self.needed_nbytes(layout, shard, slots)
         self.buffer = private(self.nbytes) if buffer is None else buffer
         words: Words = self.buffer[:head].view(np.int64)
-        self._words = words
+        self.words = words
         self.records = tuple(
             Record(self._view(head + i * align(n_record), n_record, np.int64), n)
             for i, n in enumerate((len(self.pieces),) * 2)
@@ -162,9 +165,9 @@ class Segment:
             tuple(map(float, slots.get(p.parameter.index, ()))) for p in self.pieces
         ]
         # Memory that holds a shard already is taken over as it is.
-        if words[0] != MAGIC:
+        if words[MAGIC_AT] != MAGIC:
             self.reset_slots()
-            words[:3] = MAGIC, FORMAT, len(self.pieces)
+            words[[MAGIC_AT, FORMAT_AT, N_PIECES_AT]] = MAGIC, FORMAT, len(self.pieces)
 
     def _view(self, at: int, nbytes: int, dtype: Any) -> Array:
         return self.buffer[at : at + nbytes].view(dtype)
@@ -219,20 +222,20 @@ class Segment:
     @property
     def flip(self) -> int:
         """Number of publications; its parity selects weights and record."""
-        return int(self._words[3])
+        return int(self.words[FLIP])
 
     @flip.setter
     def flip(self, value: int) -> None:
-        self._words[3] = value
+        self.words[FLIP] = value
 
     @property
     def writing(self) -> int:
         """The flip being written, or the last one that was."""
-        return int(self._words[4])
+        return int(self.words[WRITING])
 
     @writing.setter
     def writing(self, value: int) -> None:
-        self._words[4] = value
+        self.words[WRITING] = value
 
     def record(self, flip: int) -> Record:
         """Return the record of a flip: the current one, or the one before it."""
