@@ -144,8 +144,6 @@ class Machine(RuleBasedStateMachine):
             assert where == shard
             assert ticket.outcome is not None
             step = ticket.step
-            if ticket.owner == "push":
-                self.answered(shard, ticket)
             if ticket.owner == "cut":
                 self.reach(shard, ticket)
             if isinstance(ticket.outcome, Ready) and step.wait == READ:
@@ -591,9 +589,16 @@ class Shards(Machine):
     def collect(self, shard: int, done: list[Ticket]) -> None:
         waiting = [t for where, t in self.outstanding.values() if where == shard]
         accepted = [t for t in waiting if t.applied and t not in done]
-        # A repeat may be done before the push itself, which waits for something.
-        for ticket in sorted([*done, *accepted], key=lambda t: t.duplicate):
-            self.acknowledge(shard, ticket)
+        # In the order in which they were applied: a cut lets pushes from outside and
+        # trainers' steps go together. A repeat may be done before the push itself,
+        # which waits for something.
+        for ticket in sorted(
+            [*done, *accepted], key=lambda t: (t.duplicate, t.version)
+        ):
+            if ticket.owner == "push":
+                self.answered(shard, ticket)
+            else:
+                self.acknowledge(shard, ticket)
         super().collect(shard, done)
 
     def acknowledge(self, shard: int, ticket: Ticket) -> None:
