@@ -23,6 +23,8 @@ __all__ = ["build"]
 #: Elements that float16 weights are widened at a time: the two float32 scratch arrays
 #: of it stay in a second-level cache.
 _SCRATCH = 16_384
+#: Where slots must start, in bytes, to be written past the caches: a full cache line.
+ALIGNED = 64
 
 
 @final
@@ -45,15 +47,32 @@ class _Native(Kernel):
         self._module.function("inplace")(w, g, *slots, self._cast(scalars))
 
     def publish(
-        self, w_in: Array, w_out: Array, g: Array, slots: Arrays, scalars: Scalars
+        self,
+        w_in: Array,
+        w_out: Array,
+        g: Array,
+        slots: Arrays,
+        scalars: Scalars,
+        slots_out: Arrays | None = None,
     ) -> None:
-        self._check(w_out, g, slots)
+        written = slots if slots_out is None else slots_out
+        self._check(w_out, g, written)
         check_input(w_in, self.dtype, len(w_out))
-        self._module.function("publish")(w_in, w_out, g, *slots, self._cast(scalars))
+        if written is not slots:
+            self._check_slots(slots, len(w_out))
+        c = self._cast(scalars)
+        if slots_out and all(s.ctypes.data % ALIGNED == 0 for s in slots_out):
+            move = self._module.function("move")
+            move(w_in, w_out, g, *slots, *slots_out, c)
+            return
+        if slots_out:
+            for slot, out in zip(slots, slots_out, strict=True):
+                np.copyto(out, slot)
+        self._module.function("publish")(w_in, w_out, g, *written, c)
 
-    def warm(self) -> None:
+    def warm(self, *, durable: bool = False) -> None:
         self._module.function("inplace")
-        self._module.function("publish")
+        self._module.function("move" if durable and self.n_slots else "publish")
 
 
 @final
@@ -78,11 +97,20 @@ class _Widened(Kernel):
         self.publish(w, w, g, slots, scalars)
 
     def publish(
-        self, w_in: Array, w_out: Array, g: Array, slots: Arrays, scalars: Scalars
+        self,
+        w_in: Array,
+        w_out: Array,
+        g: Array,
+        slots: Arrays,
+        scalars: Scalars,
+        slots_out: Arrays | None = None,
     ) -> None:
-        self._check(w_out, g, slots)
+        written = slots if slots_out is None else slots_out
+        self._check(w_out, g, written)
         n = len(w_out)
         check_input(w_in, self.dtype, n)
+        if written is not slots:
+            self._check_slots(slots, n)
         wide = np.empty((2, min(n, _SCRATCH)), self.compute_dtype)
         with np.errstate(over="ignore"):  # too large for float16 is infinity there
             for start in range(0, n, _SCRATCH):
@@ -90,11 +118,15 @@ class _Widened(Kernel):
                 w, g_wide = wide[:, : part.stop - start]
                 w[:] = w_in[part]
                 g_wide[:] = g[part]
-                self._inner.inplace(w, g_wide, tuple(s[part] for s in slots), scalars)
+                if slots_out:
+                    for slot, out in zip(slots, slots_out, strict=True):
+                        out[part] = slot[part]
+                self._inner.inplace(w, g_wide, tuple(s[part] for s in written), scalars)
                 w_out[part] = w
 
-    def warm(self) -> None:
-        self._inner.warm()
+    def warm(self, *, durable: bool = False) -> None:
+        # Whatever is written where: the blocks are updated in place.
+        self.module.function("inplace")
 
 
 _kernels: dict[tuple[str, str | None], Kernel] = {}

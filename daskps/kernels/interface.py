@@ -63,9 +63,15 @@ class Kernel(ABC):
 
     @abstractmethod
     def publish(
-        self, w_in: Array, w_out: Array, g: Array, slots: Arrays, scalars: Scalars
+        self,
+        w_in: Array,
+        w_out: Array,
+        g: Array,
+        slots: Arrays,
+        scalars: Scalars,
+        slots_out: Arrays | None = None,
     ) -> None:
-        """Write updated weights to another array; update slots in place.
+        """Write updated weights, and maybe slots, to other arrays.
 
         Parameters
         ----------
@@ -76,9 +82,13 @@ class Kernel(ABC):
         g : ndarray, shape (n,), `compute_dtype` or `dtype`
             Gradient; contiguous. It may be read-only and start at any address.
         slots : tuple of ndarray, shape (n,), `compute_dtype`
-            State, one array per slot.
+            State, one array per slot; updated in place without `slots_out`, else not
+            written.
         scalars : tuple of float
             What the rule's `prepare` gave.
+        slots_out : tuple of ndarray, shape (n,), `compute_dtype`, optional
+            Where the new slots go; quickest where each starts at a multiple of 64
+            bytes. They are written past the caches.
 
         Raises
         ------
@@ -87,8 +97,13 @@ class Kernel(ABC):
         """
 
     @abstractmethod
-    def warm(self) -> None:
-        """Compile, or load, both loops now.
+    def warm(self, *, durable: bool = False) -> None:
+        """Compile, or load, the loops that will be used now.
+
+        Parameters
+        ----------
+        durable : bool, default False
+            Whether `publish` will be called with `slots_out`, instead of without.
 
         Raises
         ------
@@ -140,6 +155,13 @@ class Kernel(ABC):
         if len(scalars) != self.n_scalars:
             self.check_scalars(scalars)
         return np.array(scalars, self.compute_dtype)
+
+    def _check_slots(self, slots: Arrays, n: int) -> None:
+        """Refuse slots that are only read and do not fit."""
+        if len(slots) != self.n_slots:
+            raise ValueError(f"the rule has {self.n_slots} slots, got {len(slots)}")
+        for slot in slots:
+            check_input(slot, self.compute_dtype, n)
 
     def _check(self, w: Array, g: Array, slots: Arrays) -> None:
         n = len(w)

@@ -58,6 +58,50 @@ def test_publish_has_the_bits_of_inplace_and_leaves_its_input(rule, dtype):
         assert same_bits(a, b)
 
 
+def lines(slots, shift=0):
+    """Copies of slots that start at a cache line, or `shift` elements after one."""
+    found = []
+    for slot in slots:
+        raw = np.zeros(slot.nbytes + 192, np.uint8)
+        at = -raw.ctypes.data % 64 + shift * slot.itemsize
+        found.append(raw[at : at + slot.nbytes].view(slot.dtype))
+    return tuple(found)
+
+
+@pytest.mark.parametrize("n", [0, 1, 15, 63, 64, 65, 1027, 20_000])
+@pytest.mark.parametrize(
+    ("rule", "dtype"),
+    [*((rule, "f4") for rule in RULES), (RULES[-1], "f2"), (RULES[-1], "f8")],
+    ids=repr,
+)
+def test_slots_to_another_buffer_have_the_bits_of_inplace(rule, dtype, n):
+    bound, w, g, slots, scalars = state(rule, dtype, n)
+    w_before, before = w.copy(), [slot.copy() for slot in slots]
+    for shift in (0, 1):  # at a cache line, and not
+        out, slots_out = np.empty_like(w), lines(slots, shift)
+        bound.publish(w, out, g, slots, scalars, slots_out)
+        assert same_bits(w, w_before)
+        assert all(map(same_bits, slots, before))
+        expected, state_ = w.copy(), tuple(slot.copy() for slot in slots)
+        bound.inplace(expected, g, state_, scalars)
+        for a, b in zip((expected, *state_), (out, *slots_out), strict=True):
+            assert same_bits(a, b)
+
+
+@pytest.mark.parametrize("n", [64, 100])
+def test_slots_written_past_the_caches_stay_within_their_array(n):
+    bound, w, g, slots, scalars = state(optim.Adam(0.1), "f4", n)
+    raw = np.full(4096, 7, np.uint8)
+    start = -raw.ctypes.data % 64
+    starts = (start, start + 1024)
+    views = tuple(raw[at : at + 4 * n].view("f4") for at in starts)
+    bound.publish(w, np.empty_like(w), g, slots, scalars, views)
+    assert not any((view.view(np.uint8) == 7).all() for view in views)
+    for at in starts:
+        raw[at : at + 4 * n] = 7
+    assert (raw == 7).all()
+
+
 @settings(deadline=None, max_examples=20)
 @given(cuts=st.lists(st.integers(0, 203), max_size=6), seed=st.integers(0, 99))
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
@@ -76,11 +120,13 @@ def test_any_split_has_the_bits_of_the_whole(rule, dtype, cuts, seed):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
-@pytest.mark.parametrize("name", ["inplace", "publish"])
+@pytest.mark.parametrize("name", ["inplace", "publish", "move"])
 def test_float32_loop_is_vectorised_and_free_of_float64(rule, name):
+    if name == "move" and not rule.slots:
+        return
     code = optim.bind(rule, "f4").kernel.module.llvm(name)
     assert "double" not in code
-    assert re.search(r"<\d+ x float>", code)
+    assert re.search(r"f(add|sub|mul)[a-z ]* <\d+ x float>", code)
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
@@ -171,7 +217,19 @@ def test_arrays_that_do_not_fit_are_refused_and_nothing_changes(change):
         bound.inplace(w, g, slots, scalars)
     with pytest.raises(ValueError, match=r"expected|must be|the rule has"):
         bound.publish(w.copy(), w, g, slots, scalars)
+    with pytest.raises(ValueError, match=r"expected|must be|the rule has"):
+        bound.publish(w.copy(), w, g, (np.ones(8, "f4"),), scalars, slots)
     np.testing.assert_array_equal(w, before)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4"])
+@pytest.mark.parametrize("bad", [(), (np.ones(7, "f4"),), (np.ones(8),)])
+def test_publish_refuses_slots_to_read_that_do_not_fit(dtype, bad):
+    bound, w, g, slots, scalars = state(optim.SGD(0.1, momentum=0.9), dtype, 8)
+    before = slots[0].copy()
+    with pytest.raises(ValueError, match=r"expected|the rule has"):
+        bound.publish(w.copy(), w, g, bad, scalars, slots)
+    np.testing.assert_array_equal(slots[0], before)
 
 
 def test_publish_refuses_an_input_that_does_not_fit():
@@ -204,6 +262,18 @@ def test_threads_share_one_compilation():
         thread.join(60)
     assert kernel.cache_misses == 1
     assert all((w == 0.9375).all() for w in arrays)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_warm_compiles_the_loops_of_the_memory_in_use(durable):
+    by = 0.375 if durable else 0.4375  # equal functions share a kernel
+    kernel = kernels.build(lambda w, g, m: (w - by * g, m), 1, 0, "f4")
+    kernel.warm(durable=durable)
+    assert kernel.cache_misses == 2
+    w, slots = np.ones(64, "f4"), lines([np.ones(64, "f4")])
+    moved = lines(slots) if durable else None
+    kernel.publish(w, w.copy(), w, slots, (), moved)
+    assert kernel.cache_misses == 2
 
 
 def test_nothing_is_compiled_before_the_first_call():
