@@ -45,9 +45,13 @@ class Bound:
         g: _Array,
         slots: tuple[_Array, ...],
         scalars: tuple[float, ...],
+        slots_out: tuple[_Array, ...] | None = None,
     ) -> None:
-        """Write the updated `w_in` to `w_out`; update the slots in place."""
-        self.kernel.publish(w_in, w_out, g, slots, scalars)
+        """Write the updated `w_in` to `w_out` and the slots to `slots_out`.
+
+        Without `slots_out` the slots are updated in place.
+        """
+        self.kernel.publish(w_in, w_out, g, slots, scalars, slots_out)
 
     def inplace(
         self,

@@ -20,6 +20,7 @@ def begin(shard: Shard, name: str, index: int) -> Report:
     The shard must have no other cut in progress.
     """
     shard.cut = Cut(name)
+    shard.set_gate()
     return report(index, shard.segment, shard.doubts)
 
 

@@ -16,26 +16,29 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.consistency import BSP, Policy
-from daskps.errors import StaleGenerationError
-from daskps.shards import producers, runs
-from daskps.shards.base import GRADIENT, MODEL, Array, Ready, Ticket
+from daskps.shards import runs
+from daskps.shards.asking import Asked
 from daskps.shards.cuts import Cut, broken
 from daskps.shards.doubts import Doubts
+from daskps.shards.gates import OPEN, READING, set_gate
 from daskps.shards.invariants import check
-from daskps.shards.planning import Planner, count
+from daskps.shards.joining import Joining
+from daskps.shards.planning import Planner
 from daskps.shards.pushes import Pushes
 from daskps.shards.rounds import EARLY, REPEAT, Rounds
 from daskps.shards.segment import LIVE, ROUNDS, RUN, Segment
-from daskps.shards.update import Binding, Publication
-from daskps.shards.waiting import outcome, policy_of
+from daskps.shards.update import Publication
+from daskps.shards.waiting import outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from daskps.reduction import Reducer
+    from daskps.shards.base import Array, Ticket
+    from daskps.shards.planning import Bindings
 
 
-class Shard:
+class Shard(Asked):
     """State machine over a segment.
 
     Not safe for threads: whoever calls holds the segment's lock, except for
@@ -45,16 +48,16 @@ class Shard:
     ----------
     segment : Segment
         The memory.
-    bindings : mapping of int to Binding
+    bindings : Bindings
         The update rule of each parameter index that has one.
     generation : int
         Incarnation of this shard.
     """
 
     def __init__(
-        self, segment: Segment, bindings: Mapping[int, Binding], generation: int = 1
+        self, segment: Segment, bindings: Bindings, generation: int = 1
     ) -> None:
-        self.segment = segment
+        super().__init__(segment)
         self.generation = generation
         self.parked: list[Ticket] = []
         self._planner = Planner(segment, bindings)
@@ -62,14 +65,14 @@ class Shard:
         self._pushes = Pushes(segment, self._planner, self.doubts)
         #: The cut in progress: no step is applied and no round completed but by it.
         self.cut: Cut | None = None
-        self._rounds: Rounds | None = None
+        self._joining = Joining(segment, self._planner, self._pushes, self._fail)
         #: The run that ended last, and what its steps get.
         self._ended: tuple[int, Exception | None] = (0, None)
         self._reason = "it has ended"
         self._abandoned: Exception | None = None
         #: The round from which on none is completed, while the run is being fenced.
         self._limit: int | None = None
-        #: Flip at which the parked tickets were asked last.
+        #: What the parked tickets were asked at last.
         self._asked = -1
 
     # -- steps ---------------------------------------------------------------
@@ -87,15 +90,17 @@ class Shard:
                     done.append(ticket)
                 elif self.cut is not None and self.cut.holds(ticket, self.segment):
                     continue
-                elif self._rounds is None or not ticket.step.run:
+                elif not ticket.step.run or (rounds := self.rounds) is None:
                     batch.append(ticket)
                 else:
-                    done += self._apply(batch)
-                    batch = []
-                    done += self._join(ticket)
+                    if batch:
+                        done += self._apply(batch)
+                        batch = []
+                    done += self._join(ticket, rounds)
                     # Before what comes next: a parked step may be an older one.
                     done += self._wake()
-            done += self._apply(batch)
+            if batch:
+                done += self._apply(batch)
             done += self._wake()
         return done if self.cut is None else done + self.cut.advance(self.segment)
 
@@ -104,8 +109,9 @@ class Shard:
         cut, self.cut = self.cut, None
         if cut is None:
             return []
+        self.set_gate()
         with np.errstate(all="ignore"):
-            self._complete_round()
+            self._joining.complete(self._open)
         return cut.stop(broken(why)) + self.submit(cut.held)
 
     def cancel(self, tickets: Iterable[Ticket]) -> None:
@@ -124,6 +130,11 @@ class Shard:
             ticket.outcome = error
         return parked if cut is None else parked + cut.stop(error)
 
+    def set_gate(self) -> None:
+        """Let other processes only read while this one holds steps or rounds back."""
+        held = self.cut is not None or self._limit is not None
+        set_gate(self.segment, READING if held else OPEN)
+
     @property
     def waiting(self) -> list[Ticket]:
         """Tickets that wait: those that are parked, and those a cut holds."""
@@ -134,10 +145,7 @@ class Shard:
         if self._abandoned is not None:
             ticket.outcome = self._abandoned
         elif step.generation != self.generation:
-            ticket.outcome = StaleGenerationError(
-                f"a message for generation {step.generation} of a shard that is at "
-                f"{self.generation}; ask the directory where it lives and send again"
-            )
+            ticket.outcome = runs.stale(step, self.generation)
         elif step.run and step.run != record.fixed[RUN]:
             ticket.outcome = self._over(step.run)
         elif not ticket.applied:
@@ -151,53 +159,42 @@ class Shard:
 
     # -- rounds (BSP) --------------------------------------------------------
 
-    def _join(self, ticket: Ticket) -> list[Ticket]:
+    @property
+    def rounds(self) -> Rounds | None:
+        """The rounds of the run in progress, if it has any."""
+        return self._joining.rounds
+
+    @property
+    def _open(self) -> bool:
+        """Whether a round that is complete may be applied now."""
+        if self.cut is not None:
+            return False
+        return self._limit is None or self.segment.current.fixed[ROUNDS] < self._limit
+
+    def _fail(self, run: int, error: Exception) -> None:
+        """End a run one of whose rounds cannot be applied: every trainer gets why."""
+        self._end(run, str(error), error)
+
+    def _join(self, ticket: Ticket, rounds: Rounds | None) -> list[Ticket]:
         """Take a trainer's step into the open round, or park it for the next."""
-        rounds, step = self._rounds, ticket.step
+        step = ticket.step
         if rounds is not None and runs.changes(step):
-            now = int(self.segment.current.fixed[ROUNDS])
             try:
-                verdict = rounds.verdict(step, now)
-                if verdict == EARLY:
-                    self.parked.append(ticket)
-                    return []
-                ticket.duplicate = verdict == REPEAT
-                self._pushes.n_duplicates += ticket.duplicate
-                if not ticket.duplicate:
-                    self._planner.check(step, whole=True)
-                    rounds.join(step)
-                    self._complete_round()
+                verdict = self._joining.join(rounds, step, self._open)
             except Exception as error:  # noqa: BLE001  (it is the ticket's answer)
                 ticket.outcome = error
                 return [ticket]
-        if self._refused(ticket):
+            if verdict == EARLY:
+                self.parked.append(ticket)
+                return []
+            if verdict == REPEAT:
+                ticket.duplicate = True
+                self._pushes.n_duplicates += 1
+        if self.rounds is not rounds and self._refused(ticket):  # the round has failed
             return [ticket]
         ticket.applied = True
         ticket.version = ticket.version or self.segment.current.version
         return self._settle([ticket])
-
-    def _complete_round(self) -> None:
-        """Apply the open round if it is complete; a round that fails ends the run."""
-        rounds = self._rounds
-        if rounds is None or not rounds.complete or self.cut is not None:
-            return
-        now = int(self.segment.current.fixed[ROUNDS])
-        if self._limit is not None and now >= self._limit:
-            return
-        try:
-            publication = Publication(self.segment)
-            record = publication.record
-            kind = MODEL if rounds.is_model else GRADIENT
-            planned = self._planner.round(rounds.reduced(), kind, record)
-            publication.add(planned)
-            count(planned, record)
-            rounds.note(record)
-            publication.commit()
-        except Exception as error:  # noqa: BLE001  (every trainer gets it)
-            self._end(int(self.segment.current.fixed[RUN]), str(error), error)
-            return
-        self._pushes.n_applied += len(rounds.done) if rounds.weight > 0 else 0
-        rounds.close_round()
 
     # -- waiting -------------------------------------------------------------
 
@@ -216,8 +213,8 @@ class Shard:
     def _wake(self) -> list[Ticket]:
         """Advance parked tickets as long as that publishes something new."""
         done: list[Ticket] = []
-        while self.parked and self._asked != self.segment.flip:
-            self._asked = self.segment.flip
+        while self.is_stale:
+            self._asked = self._sight()
             waiting, self.parked = self.parked, []
             for ticket in waiting:
                 if self._refused(ticket):
@@ -225,37 +222,19 @@ class Shard:
                 elif ticket.applied:
                     done += self._settle([ticket])
                 else:
-                    done += self._join(ticket)
+                    done += self._join(ticket, self.rounds)
         return done
 
-    def read(
-        self, ready: Ready, parts: Sequence[tuple[str, int, int, Array]]
-    ) -> Ready | None:
-        """Copy elements out without the lock.
+    @property
+    def is_stale(self) -> bool:
+        """Whether something was published that parked tickets were not asked at."""
+        return bool(self.parked) and self._asked != self._sight()
 
-        Parameters
-        ----------
-        ready : Ready
-            Where to read.
-        parts : sequence of (dtype, start, stop, out)
-            What to copy, in elements of this shard's vector of that dtype.
-
-        Returns
-        -------
-        Ready or None
-            What was read, or None when an update ran into the copy.
-        """
-        vectors = self.segment.vectors[ready.flip & 1]
-        for dtype, start, stop, out in parts:
-            out[:] = vectors[dtype][start:stop]
-        return ready if self.segment.writing <= ready.flip + 1 else None
+    def _sight(self) -> int:
+        """Return what decides whether a parked ticket's wait is over."""
+        return self.segment.flip
 
     # -- runs ----------------------------------------------------------------
-
-    @property
-    def policy(self) -> Policy:
-        """Policy of the run in progress."""
-        return policy_of(self.segment.current)
 
     def begin_run(
         self,
@@ -265,26 +244,42 @@ class Shard:
         reduce: str | Reducer = "mean",
         *,
         reset: bool = False,
+        memory: Array | None = None,
     ) -> list[Ticket]:
         """Start a run on this shard; the same run again changes nothing.
 
-        A run that is still there is over; its parked tickets are returned.
+        A run that is still there is over; its parked tickets are returned. The
+        mailboxes of a run in rounds go into `memory`, of `Mailbox.needed_nbytes`,
+        by default into private memory.
         """
         if self.segment.current.fixed[RUN] == run:
             return []
         if run == self._ended[0]:
             raise self._over(run)
         runs.check_size(n_ranks)
+        if isinstance(policy, BSP):
+            self._joining.begin(run, n_ranks, reduce, memory)
         publication = Publication(self.segment)
         runs.begin(publication.record, run, policy, n_ranks)
         if reset:
-            publication.record.steps[:] = 0
-            self.segment.reset_slots()
+            publication.reset()
         publication.commit()
-        self._rounds = Rounds(n_ranks, reduce) if isinstance(policy, BSP) else None
         self._reason, self._limit = "another run has begun", None
+        self.set_gate()
         self.doubts.forget_ranks()
         return self.release_cut("a run has begun") + self._wake()
+
+    def attach_rounds(
+        self, run: int, n_ranks: int, reduce: str | Reducer, memory: Array
+    ) -> None:
+        """Take part in a run in rounds whose mailboxes another process has made.
+
+        Raises ProtocolError when they are not in `memory`, RunCancelledError when the
+        run is over.
+        """
+        self._joining.attach(run, n_ranks, reduce, memory)
+        if self.rounds is None:
+            raise self._over(run)
 
     def end_run(
         self, run: int, reason: str, error: Exception | None = None
@@ -305,10 +300,12 @@ class Shard:
                 self._ended, self._reason = (run, error), reason
             return
         self._ended, self._reason = (run, error), reason
-        self._rounds, self._limit = None, None
+        self._joining.end()
+        self._limit = None
         publication = Publication(self.segment)
         runs.end(publication.record)
         publication.commit()
+        self.set_gate()
 
     def _over(self, run: int) -> Exception:
         ended, error = self._ended
@@ -320,10 +317,7 @@ class Shard:
         if current.fixed[RUN] != run:
             return []
         with np.errstate(all="ignore"):
-            if self._rounds is not None:
-                self._rounds.finish(rank)
-                self._complete_round()
-            elif current.ranks[rank, LIVE]:
+            if not self._joining.finish(rank, self._open) and current.ranks[rank, LIVE]:
                 publication = Publication(self.segment)
                 publication.record.ranks[rank, LIVE] = 0
                 publication.commit()
@@ -343,16 +337,12 @@ class Shard:
         if fixed[RUN] != run:
             return []
         self._limit = int(fixed[ROUNDS]) if limit is None else limit
+        self.set_gate()
         # A fence settles in less time than a cut may take.
         released = self.release_cut("a run is being fenced")
         with np.errstate(all="ignore"):
-            self._complete_round()
+            self._joining.complete(self._open)
             return released + self._wake()
-
-    def rounds_of(self, run: int) -> int:
-        """Return the rounds completed in a run, or -1 once it has ended."""
-        fixed = self.segment.current.fixed
-        return int(fixed[ROUNDS]) if fixed[RUN] == run else -1
 
     def resume(self, run: int, rank: int) -> tuple[int, int]:
         """Return (clock, next sequence) of a rank that starts again.
@@ -363,38 +353,10 @@ class Shard:
         record = self.segment.current
         if record.fixed[RUN] != run:
             raise self._over(run)
-        clock, sequence = runs.place(record, rank)
-        if self._rounds is None:
-            return clock, sequence
-        return self._rounds.restart(rank, clock, sequence)
+        return self._joining.place(rank) or runs.place(record, rank)
 
-    # -- producers and checks ------------------------------------------------
-
-    @property
-    def n_pushes(self) -> int:
-        """Pushes applied."""
-        return self._pushes.n_applied
-
-    @property
-    def n_duplicates(self) -> int:
-        """Pushes that were repeats."""
-        return self._pushes.n_duplicates
-
-    def open_producers(self) -> list[int]:
-        """Return the producers this shard believes to be open."""
-        return producers.known(self.segment.current)
-
-    def needs_room(self, producer: int) -> bool:
-        """Return whether a push comes from a producer this shard has no room for."""
-        return producers.full(self.segment.current, producer)
-
-    def close_producers(self, ids: Iterable[int]) -> None:
-        """Note that producers will not push again.
-
-        Not a publication: that would cost a BSP run the round before the last one.
-        """
-        producers.close(self.segment.current, ids)
+    # -- checks --------------------------------------------------------------
 
     def validate(self) -> None:
         """Raise IllegalStateError where an invariant does not hold."""
-        check(self.segment, self._rounds, self.parked, self.cut)
+        check(self.segment, self.rounds, self.parked, self.cut)

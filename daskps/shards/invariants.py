@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from daskps.errors import IllegalStateError
 from daskps.shards.doubts import owner_of
+from daskps.shards.gates import OPEN, gate_of
 from daskps.shards.segment import (
     CLOCK,
     MAX_PRODUCERS,
     MAX_RANKS,
     N_PRODUCERS,
     N_RANKS,
+    N_SIDES_AT,
     NEXT,
     POLICY,
     PRODUCER,
@@ -41,6 +44,7 @@ def check(
     """Raise IllegalStateError with everything that does not hold."""
     wrong = [
         *_words(segment),
+        *_sides(segment),
         *_buffers(segment),
         *_run(segment, rounds, cut),
         *_tickets(segment, rounds, parked),
@@ -62,6 +66,16 @@ def _words(segment: Segment) -> Iterator[str]:
         yield f"{n} producers"
     elif len(set(record.producers[:n, PRODUCER].tolist())) != n:
         yield "a producer has two rows"
+
+
+def _sides(segment: Segment) -> Iterator[str]:
+    """Look at which buffer holds the slots of each piece."""
+    if segment.words[N_SIDES_AT] != segment.n_sides:
+        yield f"a header with {segment.words[N_SIDES_AT]} slot buffers"
+    sides = zip(segment.current.sides.tolist(), segment.slot_init, strict=True)
+    for position, (side, init) in enumerate(sides):
+        if side not in range(segment.n_sides if init else 1):
+            yield f"piece {position} has slots in buffer {side}, which it has not"
 
 
 def _buffers(segment: Segment) -> Iterator[str]:
@@ -88,10 +102,18 @@ def _run(segment: Segment, rounds: Rounds | None, cut: Cut | None) -> Iterator[s
             yield "a live rank is not at the round of its shard"
         if (rounds.next < segment.current.ranks[:n_ranks, NEXT]).any():
             yield "a rank's next push is older than the last round"
-        if rounds.complete and cut is None:
-            yield "a complete round was not applied"
-        if rounds.n_nodes > rounds.bound:
-            yield f"a round holds {rounds.n_nodes} sums, {rounds.bound} are enough"
+        yield from _round(rounds, cut is None and gate_of(segment) == OPEN)
+
+
+def _round(rounds: Rounds, is_open: bool) -> Iterator[str]:
+    tables = rounds.tables
+    nodes = tables.nodes
+    if tables.standing() and is_open:
+        yield "a complete round was not applied"
+    if len(nodes) > tables.bound:
+        yield f"a round holds {len(nodes)} sums, {tables.bound} are enough"
+    if any(first < last for (_, last), (first, _) in pairwise(nodes)):
+        yield f"contributions are in two sums of {nodes}"
 
 
 def _tickets(

@@ -6,19 +6,27 @@ an array that does not fit, a parameter without an optimizer, a rule that raises
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from daskps.errors import NoOptimizerError, PushRejectedError
 from daskps.layout import compute_dtype
 from daskps.shards.base import ADD, GRADIENT, MODEL, Array, Item, Step
-from daskps.shards.update import Binding, Operation
+from daskps.shards.update import Binding, Formed, Operation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from daskps.shards.segment import Record, Segment
+
+
+class Bindings(Protocol):
+    """Update rules by parameter index: a mapping, or what makes them when asked."""
+
+    def get(self, index: int, /) -> Binding | None:
+        """Return the rule of a parameter, None where it has none."""
+
 
 #: Operations, each with the position of its piece.
 Operations = list[tuple[int, Operation]]
@@ -31,13 +39,17 @@ class Planner:
     ----------
     segment : Segment
         The memory.
-    bindings : mapping of int to Binding
+    bindings : Bindings
         The update rule of each parameter index that has one.
     """
 
-    def __init__(self, segment: Segment, bindings: Mapping[int, Binding]) -> None:
+    def __init__(self, segment: Segment, bindings: Bindings) -> None:
         self._pieces = segment.pieces
-        self._bindings = [bindings.get(p.parameter.index) for p in segment.pieces]
+        names = [p.parameter.dtype for p in segment.pieces]
+        #: Of weights, which `add` and `assign` take, and of gradients and models.
+        self._dtypes = [np.dtype(name) for name in names]
+        self._computed = [np.dtype(compute_dtype(name)) for name in names]
+        self._bindings = bindings
 
     def check(self, step: Step, whole: bool = False) -> None:
         """Refuse arrays that do not fit, with `whole` also parts of a piece.
@@ -58,11 +70,9 @@ class Planner:
         if not 0 <= item.position < len(self._pieces):
             return False
         piece, data = self._pieces[item.position], item.data
-        dtype = piece.parameter.dtype
-        if kind in (GRADIENT, MODEL):
-            dtype = compute_dtype(dtype)
+        dtypes = self._computed if kind in (GRADIENT, MODEL) else self._dtypes
         return (
-            data.dtype == dtype
+            data.dtype == dtypes[item.position]
             and data.ndim == 1
             and data.flags.c_contiguous
             and 0 <= item.start <= piece.size - len(data)
@@ -90,7 +100,7 @@ class Planner:
         return planned
 
     def round(
-        self, reduced: Mapping[int, Array], kind: str | None, record: Record
+        self, reduced: Mapping[int, Array | Formed], kind: str, record: Record
     ) -> Operations:
         """Return the operations of a complete round."""
         planned = []
@@ -105,13 +115,13 @@ class Planner:
     def _gradient(
         self,
         position: int,
-        data: Array,
+        data: Array | Formed,
         start: int,
         record: Record,
         *,
         lr: float | None,
     ) -> Operation:
-        binding = self._bindings[position]
+        binding = self._bindings.get(self._pieces[position].parameter.index)
         if binding is None:
             name = self._pieces[position].parameter.name
             raise NoOptimizerError(

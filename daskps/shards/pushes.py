@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 from daskps.shards import producers, runs
 from daskps.shards.base import NOTHING, Step, Ticket
 from daskps.shards.planning import Planner, count
-from daskps.shards.segment import VERSION, Record, Segment
+from daskps.shards.segment import (
+    N_APPLIED,
+    N_DUPLICATES,
+    VERSION,
+    Record,
+    Segment,
+)
 from daskps.shards.update import Publication
 
 if TYPE_CHECKING:
@@ -37,8 +43,24 @@ class Pushes:
         self._segment = segment
         self._planner = planner
         self._doubts = doubts
-        self.n_applied = 0
-        self.n_duplicates = 0
+
+    @property
+    def n_applied(self) -> int:
+        """Pushes applied to the segment, by any process."""
+        return int(self._segment.words[N_APPLIED])
+
+    @n_applied.setter
+    def n_applied(self, value: int) -> None:
+        self._segment.words[N_APPLIED] = value
+
+    @property
+    def n_duplicates(self) -> int:
+        """Pushes that were repeats."""
+        return int(self._segment.words[N_DUPLICATES])
+
+    @n_duplicates.setter
+    def n_duplicates(self, value: int) -> None:
+        self._segment.words[N_DUPLICATES] = value
 
     def apply(self, tickets: Sequence[Ticket]) -> None:
         """Apply the pushes of some tickets, in order, in one publication."""

@@ -1,192 +1,212 @@
-"""The mailboxes of one BSP run in one shard: what came for the round being formed."""
+"""The rounds of one BSP run in one shard: what came for the round being formed.
+
+Nothing that counts is kept here but in the mailboxes, so several processes may take
+turns: each call looks at the table in force. Only pushes before the tick stay with the
+process that got them.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from daskps.errors import ClockError, ConsistencyError
-from daskps.reduction import Node, Reducer, Tree, leaf, mean, reduce_all
 from daskps.shards import runs
-from daskps.shards.base import MODEL, Step
-from daskps.shards.segment import (
-    CLOCK,
-    FIRST,
-    LIVE,
-    N_RANKS,
-    NEXT,
-    ROUNDS,
-    VERSION,
-    Record,
-)
+from daskps.shards.mailbox import FINISHED, KIND, N_IN, N_TICKED, ROUND, TICKED, Table
+from daskps.shards.tables import KINDS, Arrival, Tables
+
+if TYPE_CHECKING:
+    from daskps.shards.base import Step
 
 #: What a round says to a step.
 NEW: Final = "new"
 REPEAT: Final = "repeat"
 EARLY: Final = "early"
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+@dataclass(slots=True)
+class Open:
+    """What a rank has pushed in a round before its tick."""
+
+    round: int
+    next: int
+    kind: str | None = None
+    arrays: dict[int, Array] = field(default_factory=dict)
+
+
 class Rounds:
-    """Contributions of the open round, merged as they come.
+    """Steps of trainers, on their way into the table of the open round.
 
     Parameters
     ----------
-    size : int
-        Number of trainers P.
-    reduce : "mean", "sum" or callable
-        How contributions become one gradient.
+    tables : Tables
+        The table.
     """
 
-    def __init__(self, size: int, reduce: str | Reducer) -> None:
-        self.size, self.reduce = size, reduce
-        self.finished: set[int] = set()
-        self.next = np.zeros(size, dtype=np.int64)
-        self._reset()
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        self._open: dict[int, Open] = {}
 
-    def _reset(self) -> None:
-        self.done: set[int] = set()
-        self.weight = 0.0
-        self.kind: str | None = None
-        self._open: dict[int, dict[int, Array]] = {}
-        self._nodes: dict[int, Node] = {}
-        self._tree = Tree(self.size)
-        for rank in self.finished:
-            self._tree.put(rank, None)
-
-    def restart(self, rank: int, clock: int, sequence: int) -> tuple[int, int]:
-        """Drop what a lost trainer left of an unfinished step; return where it stands.
-
-        Parameters
-        ----------
-        rank : int
-            The trainer.
-        clock, sequence : int
-            Where the last complete round left it.
-
-        Returns
-        -------
-        tuple of (int, int)
-            Its clock and its next sequence number.
-        """
-        if rank in self.done:
-            return clock + 1, int(self.next[rank])
-        self._open.pop(rank, None)
-        self.next[rank] = sequence
-        return clock, sequence
-
-    def verdict(self, step: Step, now: int) -> str:
+    def verdict(self, step: Step) -> str:
         """Return whether a step is NEW, a REPEAT, or EARLY by one round.
 
         Parameters
         ----------
         step : Step
             What a trainer sends.
-        now : int
-            Number of the open round.
 
         Raises
         ------
         ClockError
             When its rank has finished, or has skipped a round.
         """
-        if step.sequence < self.next[step.rank]:
+        table, rank = self.tables.table(), step.rank
+        now = table.words[ROUND]
+        state = table.ranks[rank]
+        waiting = self._waiting(rank, now)
+        if step.sequence < (waiting.next if waiting else table.next[rank]):
             return REPEAT
-        if step.rank in self.finished:
+        if state & FINISHED:
             raise ClockError(runs.finished(step))
         if step.clock < now:
             # Sent again after a timeout, under a new number: the first one counts.
             return REPEAT
-        ticked = step.rank in self.done
         if step.clock == now:
-            return REPEAT if ticked else NEW
-        if step.clock == now + 1 and ticked:
+            return REPEAT if state & TICKED else NEW
+        if step.clock == now + 1 and state & TICKED:
             return EARLY
         raise ClockError(
-            f"rank {step.rank} sends clock {step.clock} while this shard is in round "
+            f"rank {rank} sends clock {step.clock} while this shard is in round "
             f"{now}; a trainer ticks once per round, on every shard"
         )
 
-    def join(self, step: Step) -> None:
-        """Take one step of a rank that has not ticked in this round."""
-        if step.items:
-            if self.kind not in (None, step.kind):
-                raise ConsistencyError(
-                    f"rank {step.rank} sends a {step.kind} in a round of "
-                    f"{self.kind}s; all trainers of a run must send the same kind"
-                )
-            self.kind = step.kind
-        self.next[step.rank] = step.sequence + 1
-        pending = self._open.setdefault(step.rank, {})
-        for item in step.items:
-            if item.position in pending:
-                # The first array may still be the caller's own, if it was alone.
-                pending[item.position] += item.data
-            else:
-                pending[item.position] = _own(item.data, step.owned)
-        if step.tick:
-            self._close(step.rank, step.weight)
+    def arrive(self, step: Step) -> Arrival | None:
+        """Take one step of a rank, which the verdict was NEW for.
 
-    def _close(self, rank: int, weight: float) -> None:
-        arrays = self._open.pop(rank, {})
-        self.done.add(rank)
-        self.weight += weight
-        node = leaf(list(arrays.items()), weight, self.reduce) if weight else None
-        if not callable(self.reduce):
-            self._tree.put(rank, node)
-        elif node is not None:
-            self._nodes[rank] = node
+        Returns what the round gets by it, None before the tick.
+        """
+        table, rank = self.tables.table(), step.rank
+        now = table.words[ROUND]
+        waiting = self._waiting(rank, now)
+        kind = self._kind(step, table) if step.items else None
+        arrays = waiting.arrays if waiting else {}
+        if waiting or not step.tick or _twice(step):
+            arrays = _joined(arrays, step)
+            kind = kind or (waiting.kind if waiting else None)
+        else:
+            arrays = {item.position: item.data for item in step.items}
+        if not step.tick:
+            self._open[rank] = Open(now, step.sequence + 1, kind, arrays)
+            return None
+        node, slices = self.tables.climb(rank)
+        return Arrival(
+            rank,
+            TICKED,
+            step.sequence + 1,
+            kind,
+            step.weight,
+            node,
+            slices,
+            arrays if step.weight else {},
+            last=table.words[N_IN] + 1 == self.tables.size,
+        )
 
-    def finish(self, rank: int) -> None:
+    def finish(self, rank: int) -> Arrival | None:
         """Wait for `rank` no longer, from the open round on."""
+        table = self.tables.table()
+        now, state = table.words[ROUND], table.ranks[rank]
+        waiting = self._waiting(rank, now)
         self._open.pop(rank, None)
-        if rank in self.finished:
-            return
-        self.finished.add(rank)
-        if rank not in self.done:
-            self._tree.put(rank, None)
+        if state & FINISHED:
+            return None
+        sequence = waiting.next if waiting else table.next[rank]
+        if state:
+            nowhere = (rank, rank + 1)
+            return Arrival(rank, FINISHED, sequence, None, 0.0, nowhere, [], {}, False)
+        node, slices = self.tables.climb(rank)
+        n_in, n_ticked = table.words[N_IN], table.words[N_TICKED]
+        last = n_in + 1 == self.tables.size and n_ticked > 0
+        return Arrival(rank, FINISHED, sequence, None, 0.0, node, slices, {}, last=last)
+
+    def restart(self, rank: int) -> tuple[int, int]:
+        """Drop what a lost trainer left of an unfinished step; return where it stands.
+
+        Returns
+        -------
+        tuple of (int, int)
+            Its clock and its next sequence number.
+        """
+        table = self.tables.table()
+        ticked = table.ranks[rank] & TICKED
+        if not ticked:
+            self._open.pop(rank, None)
+        return self.tables.clock(rank) + ticked, table.next[rank]
+
+    def store(self, arrival: Arrival) -> None:
+        """Keep what came; its rank's pushes before the tick are in it."""
+        self.tables.store(arrival)
+        self._open.pop(arrival.rank, None)
+
+    def close(self) -> None:
+        """Forget what was pushed before the tick: the round was published."""
+        self._open.clear()
+
+    def _waiting(self, rank: int, now: int) -> Open | None:
+        """Return what a rank has pushed before its tick in the open round."""
+        waiting = self._open.get(rank)
+        return waiting if waiting is not None and waiting.round == now else None
+
+    def _kind(self, step: Step, table: Table) -> str:
+        """Return the kind of a step with arrays, if it is that of the round."""
+        now = table.words[ROUND]
+        kinds = [KINDS[table.words[KIND]]]
+        kinds += [w.kind for w in self._open.values() if w.round == now]
+        for kind in kinds:
+            if kind not in (None, step.kind):
+                raise ConsistencyError(
+                    f"rank {step.rank} sends a {step.kind} in a round of {kind}s; all "
+                    f"trainers of a run must send the same kind"
+                )
+        return step.kind
 
     @property
-    def complete(self) -> bool:
-        """Whether all live trainers have ticked, and any has."""
-        return bool(self.done) and len(self.done | self.finished) == self.size
+    def next(self) -> Array:
+        """The next sequence number of every rank."""
+        table = self.tables.table()
+        found = np.array(table.next)
+        for rank, waiting in self._open.items():
+            if waiting.round == table.words[ROUND]:
+                found[rank] = waiting.next
+        return found
 
-    def reduced(self) -> dict[int, Array]:
-        """Return the reduced arrays of the complete round, by position."""
-        if callable(self.reduce):
-            return reduce_all(self._nodes, self.size, self.reduce)
-        root = self._tree.root()
-        return mean(root) if self.reduce == "mean" else root[0]
 
-    def close_round(self) -> None:
-        """Start the next round."""
-        self._reset()
+def _twice(step: Step) -> bool:
+    """Return whether a piece comes more than once in a step."""
+    items = step.items
+    return len(items) > 1 and len({item.position for item in items}) < len(items)
 
-    def note(self, record: Record) -> None:
-        """Note the complete round in a record."""
-        record.fixed[ROUNDS] += 1
-        record.fixed[VERSION] += self.weight > 0
-        rows = record.ranks[: record.fixed[N_RANKS]]
-        rows[sorted(self.done), CLOCK] += 1
-        rows[:, NEXT] = rows[:, FIRST] = self.next
-        rows[sorted(self.finished), LIVE] = 0
 
-    @property
-    def n_nodes(self) -> int:
-        """Number of contributions and partial sums held."""
-        return self._tree.n_nodes + len(self._nodes)
+def _joined(arrays: dict[int, Array], step: Step) -> dict[int, Array]:
+    """Return the arrays of a rank's earlier pushes with those of one more.
 
-    @property
-    def bound(self) -> int:
-        """Largest number of them a round may come to."""
-        return self.size if callable(self.reduce) else -(-self.size // 2) + 1
-
-    @property
-    def is_model(self) -> bool:
-        """Whether the round averages models instead of reducing gradients."""
-        return self.kind == MODEL
+    Before the tick they are kept: in place, and what came is copied. With the tick
+    they are used up at once, and nothing changes that a refusal would have to undo.
+    """
+    if step.tick:
+        arrays = dict(arrays)
+    for item in step.items:
+        known = arrays.get(item.position)
+        if step.tick:
+            data = item.data
+            arrays[item.position] = data if known is None else known + data
+        elif known is None:
+            arrays[item.position] = _own(item.data, step.owned)
+        else:
+            known += item.data
+    return arrays
 
 
 def _own(data: Array, owned: bool) -> Array:

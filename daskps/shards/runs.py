@@ -8,6 +8,7 @@ from daskps.errors import (
     ConsistencyError,
     IllegalStateError,
     RunCancelledError,
+    StaleGenerationError,
 )
 from daskps.shards.base import NOTHING, Step
 from daskps.shards.segment import (
@@ -24,6 +25,14 @@ from daskps.shards.segment import (
     Record,
 )
 from daskps.shards.waiting import CODES
+
+
+def stale(step: Step, generation: int) -> StaleGenerationError:
+    """Return what a message for another generation of a shard gets."""
+    return StaleGenerationError(
+        f"a message for generation {step.generation} of a shard that is at "
+        f"{generation}; ask the directory where it lives and send again"
+    )
 
 
 def begin(record: Record, run: int, policy: Policy, n_ranks: int) -> None:
@@ -56,8 +65,9 @@ def changes(step: Step) -> bool:
 
 def misplaced(step: Step, record: Record) -> Exception | None:
     """Return why a step of the run in progress, or of none, may not take part."""
-    run, n_ranks = int(record.fixed[RUN]), int(record.fixed[N_RANKS])
+    run = record.fixed[RUN]
     if step.run:
+        n_ranks = record.fixed[N_RANKS]
         if step.rank >= n_ranks or (step.rank < 0 and changes(step)):
             return ClockError(
                 f"rank {step.rank} is none of the {n_ranks} trainers of run {run}"
@@ -83,6 +93,11 @@ def repeats(record: Record, step: Step) -> bool:
     ClockError
         When it was not, and the rank has finished.
     """
+    if record.fixed[POLICY] == CODES["bsp"]:
+        raise IllegalStateError(
+            f"a step of run {step.run} reached a shard without its mailboxes; attach "
+            f"them first"
+        )
     row = record.ranks[step.rank]
     if step.sequence < row[NEXT]:
         return True

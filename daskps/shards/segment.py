@@ -3,14 +3,16 @@
 ::
 
     header      128 B   magic, format, number of pieces, flip word, writing word,
-                        generation, gate, nonce
-    record 0            version, rounds, run, counters; steps and last change per
-    record 1            piece; one row per rank; one row per producer; the producers
-                        that lost their row last
+                        generation, gate, nonce; number of slot buffers, 3 words
+                        that are free, counters, two words for a lock
+    record 0            version, rounds, run, counters; steps, last change and slot
+    record 1            buffer per piece; one row per rank; one row per producer; the
+                        producers that lost their row last
     weights 0           from a page on, slice of every dtype's flat vector, each
                         64-byte aligned
     weights 1           the same
-    slots               optimizer state, one block per (piece, slot), 64-byte aligned
+    slots 0             optimizer state, one block per (piece, slot), 64-byte aligned
+    slots 1             the same, in a durable segment only
 
 All words are little-endian int64. A *publication* writes the weights and the record
 that are not current and then adds one to the *flip word*, whose parity selects both:
@@ -18,6 +20,13 @@ everything an update changes becomes visible in that one store. The *writing wor
 set to the coming flip before its first byte, so a copy taken at flip *f* is whole iff
 ``writing <= f + 1`` afterwards. Where nobody writes and the two words differ, a
 publication stopped half-way: the weights that are not current are worthless.
+
+A segment is *durable* if a process that is killed in the middle of an update leaves
+the publication before it whole, for others to go on with. It has two buffers for the
+slots as well, and each record says for each piece which of them holds its slots: a
+publication writes the slots of the pieces that it updates to the other buffer, and
+the flip word selects them with the rest. Private memory goes with its only process:
+its slots have one buffer and are updated in place.
 """
 
 from __future__ import annotations
@@ -26,16 +35,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daskps.errors import ProtocolError
 from daskps.layout import Layout, Piece, align, compute_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 MAGIC = 0x5350_4B53_4144  # "DASKPS"
-FORMAT = 2
+FORMAT = 3
 HEADER_WORDS = 16
 #: Words of the header.
 MAGIC_AT, FORMAT_AT, N_PIECES_AT, FLIP, WRITING, GENERATION, GATE, NONCE = range(8)
+N_SIDES_AT = 8
+#: Counted after the flip, for statistics: a kill between the two loses a count.
+N_APPLIED, N_DUPLICATES = 12, 13
+#: For a lock: who holds it, and whether others want it.
+HOLDER, WANTED = 14, 15
 #: Weights begin at a page: copies into fresh memory, which does too, took 9 ms for
 #: 64 MiB then, and 12 to 17 ms from other places within a page.
 PAGE_NBYTES = 4096
@@ -55,6 +70,8 @@ HEAD = 10
     N_EXPIRED,
     FORGOTTEN,
 ) = range(HEAD)
+#: Words of a record per piece.
+PIECE_WORDS = 3
 #: Columns of a rank's row: ticks, next sequence number, whether it is waited for, and
 #: the sequence number its open clock began with.
 RANK_WORDS = 4
@@ -71,11 +88,11 @@ class Record:
     """One of the two control records of a shard, as views of its segment."""
 
     def __init__(self, words: Words, n_pieces: int) -> None:
-        #: Head, then steps applied per piece, then flip of the last change per piece.
-        self.fixed = words[: HEAD + 2 * n_pieces]
-        self.steps = words[HEAD : HEAD + n_pieces]
-        self.changed = words[HEAD + n_pieces : HEAD + 2 * n_pieces]
-        at = HEAD + 2 * n_pieces
+        at = HEAD + PIECE_WORDS * n_pieces
+        #: Head, then for each piece the steps applied, the flip of its last change
+        #: and the buffer of its slots.
+        self.fixed = words[:at]
+        self.steps, self.changed, self.sides = words[HEAD:at].reshape(PIECE_WORDS, -1)
         ranks, at = words[at : at + RANK_WORDS * MAX_RANKS], at + RANK_WORDS * MAX_RANKS
         self.ranks = ranks.reshape(MAX_RANKS, RANK_WORDS)
         rows = words[at : at + PRODUCER_WORDS * MAX_PRODUCERS]
@@ -87,7 +104,7 @@ class Record:
     def n_words(n_pieces: int) -> int:
         """Return the length of a record for `n_pieces` pieces."""
         ranks, rows = RANK_WORDS * MAX_RANKS, (PRODUCER_WORDS + 1) * MAX_PRODUCERS
-        return HEAD + 2 * n_pieces + ranks + rows
+        return HEAD + PIECE_WORDS * n_pieces + ranks + rows
 
     def copy_from(self, other: Record) -> None:
         """Take over everything `other` says."""
@@ -124,7 +141,16 @@ class Segment:
     slots : mapping of int to sequence of float
         For each parameter index the initial value of each optimizer slot.
     buffer : ndarray, shape (nbytes,), uint8, optional
-        Memory to use; private memory is taken by default.
+        Memory to use, zeroed or with a shard in it, which is taken over as it is;
+        private memory is taken by default.
+    durable : bool, default False
+        Whether the slots have two buffers, so that a process killed in an update
+        leaves a shard that others can go on with.
+
+    Raises
+    ------
+    ProtocolError
+        If `buffer` holds something else: another format, or another shard.
     """
 
     def __init__(
@@ -133,109 +159,151 @@ class Segment:
         shard: int,
         slots: Mapping[int, Sequence[float]],
         buffer: Array | None = None,
+        *,
+        durable: bool = False,
     ) -> None:
         self.pieces: tuple[Piece, ...] = layout.pieces[shard]
-        n_record = Record.n_words(len(self.pieces)) * 8
-        extents = [(d, layout.extent(shard, d)) for d in layout.lengths]
-        self._regions: dict[str, tuple[int, int]] = {}
-        at = 0
-        for dtype, (start, stop) in extents:
-            self._regions[dtype] = (at, stop - start)
-            at += align((stop - start) * np.dtype(dtype).itemsize)
-        self.weights_nbytes = align(at, PAGE_NBYTES)
-        head = align(HEADER_WORDS * 8)
-        self._weights_at = align(head + 2 * align(n_record), PAGE_NBYTES)
-        self._slots_at = self._weights_at + 2 * self.weights_nbytes
-        self.nbytes = self.needed_nbytes(layout, shard, slots)
+        #: How many buffers the slots have.
+        self.n_sides = 2 if durable else 1
+        self.nbytes = self.needed_nbytes(layout, shard, slots, durable=durable)
         self.buffer = private(self.nbytes) if buffer is None else buffer
-        words: Words = self.buffer[:head].view(np.int64)
-        self.words = words
+        self._check_length(HEADER_WORDS * 8)
+        self.words: Words = self.buffer[: HEADER_WORDS * 8].view(np.int64)
+        # Read on every call: as plain integers far quicker than NumPy's.
+        self._header = integers(self.words)
+        holds = self._holds()
+        n_record = Record.n_words(len(self.pieces)) * 8
+        head = align(HEADER_WORDS * 8)
         self.records = tuple(
             Record(self._view(head + i * align(n_record), n_record, np.int64), n)
             for i, n in enumerate((len(self.pieces),) * 2)
         )
-        self.vectors = tuple(self._vectors(i) for i in (0, 1))
+        weights_at = align(head + 2 * align(n_record), PAGE_NBYTES)
+        self.weights_nbytes = align(_weights_nbytes(layout, shard), PAGE_NBYTES)
+        self.vectors = tuple(
+            self._vectors(layout, shard, weights_at + i * self.weights_nbytes)
+            for i in (0, 1)
+        )
         self.weights = tuple(
             [v[p.parameter.dtype][p.local : p.local + p.size] for p in self.pieces]
             for v in self.vectors
         )
-        self.slots = self._slot_views(slots)
         #: For each piece the initial value of each optimizer slot.
         self.slot_init = [
             tuple(map(float, slots.get(p.parameter.index, ()))) for p in self.pieces
         ]
-        # Memory that holds a shard already is taken over as it is.
-        if words[MAGIC_AT] != MAGIC:
-            self.reset_slots()
-            words[[MAGIC_AT, FORMAT_AT, N_PIECES_AT]] = MAGIC, FORMAT, len(self.pieces)
+        self._slots_at = weights_at + 2 * self.weights_nbytes
+        self._slots = tuple(self._slot_views(side) for side in range(self.n_sides))
+        if not holds:
+            self._begin()
+
+    def _holds(self) -> bool:
+        """Return whether the memory holds a shard, which must be this one's."""
+        magic, n = int(self.words[MAGIC_AT]), len(self.pieces)
+        if magic not in (0, MAGIC):
+            raise ProtocolError(
+                f"this memory holds no shard of daskps: it begins with {magic:#x} "
+                f"instead of {MAGIC:#x}; remove it, or give another place"
+            )
+        found = tuple(map(int, self.words[[FORMAT_AT, N_PIECES_AT, N_SIDES_AT]]))
+        if magic and found[0] != FORMAT:
+            raise ProtocolError(
+                f"this memory holds a shard in format {found[0]}, this version of "
+                f"daskps reads format {FORMAT}; run the same version of daskps in "
+                f"all processes"
+            )
+        if magic and found[1:] != (n, self.n_sides):
+            raise ProtocolError(
+                f"this memory holds a shard of {found[1]} pieces and {found[2]} slot "
+                f"buffers, expected were {n} and {self.n_sides}; it is another shard, "
+                f"or one end made it durable and the other did not"
+            )
+        self._check_length(self.nbytes)
+        return bool(magic)
+
+    def _check_length(self, needed: int) -> None:
+        if len(self.buffer) < needed:
+            raise ProtocolError(
+                f"this memory has {len(self.buffer)} bytes, a shard of this layout "
+                f"takes {self.nbytes}; it was cut short, or is another shard"
+            )
+
+    def _begin(self) -> None:
+        """Make a shard of zeroed memory; the magic number says that it is one."""
+        for arrays, values in zip(self._slots[0], self.slot_init, strict=True):
+            for array, value in zip(arrays, values, strict=True):
+                array[:] = value
+        at = [FORMAT_AT, N_PIECES_AT, N_SIDES_AT]
+        self.words[at] = FORMAT, len(self.pieces), self.n_sides
+        self.words[MAGIC_AT] = MAGIC
 
     def _view(self, at: int, nbytes: int, dtype: Any) -> Array:
         return self.buffer[at : at + nbytes].view(dtype)
 
-    def _vectors(self, side: int) -> dict[str, Array]:
-        base = self._weights_at + side * self.weights_nbytes
-        return {
-            d: self._view(base + at, n * np.dtype(d).itemsize, d)
-            for d, (at, n) in self._regions.items()
-        }
+    def _vectors(self, layout: Layout, shard: int, at: int) -> dict[str, Array]:
+        vectors = {}
+        for dtype in layout.lengths:
+            start, stop = layout.extent(shard, dtype)
+            nbytes = (stop - start) * np.dtype(dtype).itemsize
+            vectors[dtype] = self._view(at, nbytes, dtype)
+            at += align(nbytes)
+        return vectors
 
     @staticmethod
     def needed_nbytes(
-        layout: Layout, shard: int, slots: Mapping[int, Sequence[float]]
+        layout: Layout,
+        shard: int,
+        slots: Mapping[int, Sequence[float]],
+        *,
+        durable: bool = False,
     ) -> int:
         """Return the size of a segment without making one."""
         pieces = layout.pieces[shard]
         records = 2 * align(Record.n_words(len(pieces)) * 8)
-        weights = 0
-        for dtype in layout.lengths:
-            start, stop = layout.extent(shard, dtype)
-            weights += align((stop - start) * np.dtype(dtype).itemsize)
+        weights = align(_weights_nbytes(layout, shard), PAGE_NBYTES)
         state = sum(
-            align(p.size * np.dtype(compute_dtype(p.parameter.dtype)).itemsize)
-            * len(slots.get(p.parameter.index, ()))
+            align(_slot_nbytes(p)) * len(slots.get(p.parameter.index, ()))
             for p in pieces
         )
         head = align(align(HEADER_WORDS * 8) + records, PAGE_NBYTES)
-        return head + 2 * align(weights, PAGE_NBYTES) + state
+        return head + 2 * weights + (2 if durable else 1) * state
 
-    def _slot_views(
-        self, slots: Mapping[int, Sequence[float]]
-    ) -> list[tuple[Array, ...]]:
-        at = self._slots_at
+    def _slot_views(self, side: int) -> list[tuple[Array, ...]]:
+        """Return the slots of every piece in one of their buffers."""
+        sizes = map(_slot_nbytes, self.pieces)
+        counts = map(len, self.slot_init)
+        each = sum(align(n) * k for n, k in zip(sizes, counts, strict=True))
+        at = self._slots_at + side * each
         views = []
-        for piece in self.pieces:
-            dtype = compute_dtype(piece.parameter.dtype)
-            nbytes = piece.size * np.dtype(dtype).itemsize
-            arrays = []
-            for _ in slots.get(piece.parameter.index, ()):
-                arrays.append(self._view(at, nbytes, dtype))
-                at += align(nbytes)
-            views.append(tuple(arrays))
+        for piece, init in zip(self.pieces, self.slot_init, strict=True):
+            dtype, nbytes = compute_dtype(piece.parameter.dtype), _slot_nbytes(piece)
+            starts = [at + i * align(nbytes) for i in range(len(init))]
+            views.append(tuple(self._view(start, nbytes, dtype) for start in starts))
+            at += len(init) * align(nbytes)
         return views
 
-    def reset_slots(self) -> None:
-        """Give every optimizer slot its initial value."""
-        for arrays, values in zip(self.slots, self.slot_init, strict=True):
-            for array, value in zip(arrays, values, strict=True):
-                array[:] = value
+    def slots_of(self, record: Record, position: int) -> tuple[Array, ...]:
+        """Return the optimizer slots of a piece as a record has them."""
+        side = int(record.sides[position])
+        return self._slots[side][position]
 
     @property
     def flip(self) -> int:
         """Number of publications; its parity selects weights and record."""
-        return int(self.words[FLIP])
+        return self._header[FLIP]
 
     @flip.setter
     def flip(self, value: int) -> None:
-        self.words[FLIP] = value
+        self._header[FLIP] = value
 
     @property
     def writing(self) -> int:
         """The flip being written, or the last one that was."""
-        return int(self.words[WRITING])
+        return self._header[WRITING]
 
     @writing.setter
     def writing(self, value: int) -> None:
-        self.words[WRITING] = value
+        self._header[WRITING] = value
 
     def record(self, flip: int) -> Record:
         """Return the record of a flip: the current one, or the one before it."""
@@ -244,7 +312,21 @@ class Segment:
     @property
     def current(self) -> Record:
         """The record in force."""
-        return self.records[self.flip & 1]
+        return self.records[self._header[FLIP] & 1]
+
+
+def _weights_nbytes(layout: Layout, shard: int) -> int:
+    extents = [(d, layout.extent(shard, d)) for d in layout.lengths]
+    return sum(align((b - a) * np.dtype(d).itemsize) for d, (a, b) in extents)
+
+
+def _slot_nbytes(piece: Piece) -> int:
+    return piece.size * np.dtype(compute_dtype(piece.parameter.dtype)).itemsize
+
+
+def integers(words: Words) -> memoryview[int]:
+    """Return words of memory as plain integers: far quicker than NumPy's, one by one."""
+    return words.data.cast("B").cast("q")
 
 
 def private(nbytes: int) -> Array:

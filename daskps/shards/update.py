@@ -8,7 +8,7 @@ are planned; once the first byte is written, nothing raises.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -36,8 +36,9 @@ class Binding(Protocol):
         g: Array,
         slots: tuple[Array, ...],
         scalars: tuple[float, ...],
+        slots_out: tuple[Array, ...] | None = None,
     ) -> None:
-        """Write the updated `w_in` to `w_out`."""
+        """Write the updated `w_in` to `w_out`, and the slots to `slots_out`."""
 
     def inplace(
         self,
@@ -49,35 +50,77 @@ class Binding(Protocol):
         """Update `w` in place."""
 
 
+class Formed(Protocol):
+    """An array that is formed part by part as it is sliced, and must not be kept."""
+
+    @property
+    def step(self) -> int:
+        """Number of elements to take at a time."""
+
+    def __len__(self) -> int:
+        """Return the number of elements."""
+
+    def __getitem__(self, part: slice) -> Array:
+        """Return a part, good until the next one is formed."""
+
+
+class Target(NamedTuple):
+    """The arrays of a piece: what is read and what is written, maybe the same."""
+
+    w_in: Array
+    w_out: Array
+    slots: tuple[Array, ...]
+    slots_out: tuple[Array, ...]
+
+    def part(self, lo: int, hi: int) -> Target:
+        """Return elements [lo, hi), the same array where these are the same."""
+        w_out = self.w_out[lo:hi]
+        w_in = w_out if self.w_in is self.w_out else self.w_in[lo:hi]
+        slots_out = tuple(slot[lo:hi] for slot in self.slots_out)
+        if self.slots is self.slots_out:
+            return Target(w_in, w_out, slots_out, slots_out)
+        return Target(w_in, w_out, tuple(s[lo:hi] for s in self.slots), slots_out)
+
+    @property
+    def moves(self) -> bool:
+        """Whether the slots are read from one buffer and written to the other."""
+        return self.slots is not self.slots_out
+
+    @property
+    def written(self) -> Target:
+        """What was written, to go on with in place."""
+        return Target(self.w_out, self.w_out, self.slots_out, self.slots_out)
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One array on its way into one piece."""
 
-    data: Array
+    data: Array | Formed
     start: int = 0
     #: None for a plain `+=` or, with `replace`, an assignment.
     binding: Binding | None = None
     scalars: tuple[float, ...] = ()
     replace: bool = False
 
-    def apply(
-        self, w_in: Array, w_out: Array, slots: tuple[Array, ...], lo: int, hi: int
-    ) -> None:
-        """Apply elements [lo, hi) of the piece; `w_in` may be `w_out`."""
+    def apply(self, target: Target, lo: int, hi: int) -> None:
+        """Apply elements [lo, hi) of the piece."""
         a, b = max(lo, self.start), min(hi, self.start + len(self.data))
         if a >= b:
             return
-        data = self.data[a - self.start : b - self.start]
+        data, to = self.data[a - self.start : b - self.start], target.part(a, b)
         if self.replace:
-            w_out[a:b] = data
+            to.w_out[:] = data
         elif self.binding is None:
-            np.add(w_in[a:b], data, out=w_out[a:b])
+            np.add(to.w_in, data, out=to.w_out)
+        elif to.moves:
+            self.binding.publish(
+                to.w_in, to.w_out, data, to.slots, self.scalars, to.slots_out
+            )
+        elif to.w_in is not to.w_out:
+            self.binding.publish(to.w_in, to.w_out, data, to.slots, self.scalars)
         else:
-            part = tuple(slot[a:b] for slot in slots)
-            if w_in is w_out:
-                self.binding.inplace(w_out[a:b], data, part, self.scalars)
-            else:
-                self.binding.publish(w_in[a:b], w_out[a:b], data, part, self.scalars)
+            self.binding.inplace(to.w_out, data, to.slots, self.scalars)
 
 
 class Publication:
@@ -116,10 +159,36 @@ class Publication:
             w_in = segment.weights[(flip - 1) & 1][position]
             operations = self._operations.get(position)
             if operations:
-                _run(operations, w_in, w_out, segment.slots[position])
+                bound = any(op.binding is not None for op in operations)
+                slots = self._slots(position) if bound else ((),) * 2
+                _run(operations, Target(w_in, w_out, *slots))
             elif not self._whole or self.old.changed[position] == flip - 1:
                 np.copyto(w_out, w_in)
         segment.flip = flip
+
+    def reset(self) -> None:
+        """Begin anew with the steps of every piece and the first values of its slots.
+
+        Written at once, so a publication that resets is not dropped.
+        """
+        self.record.steps[:] = 0
+        for position, values in enumerate(self.segment.slot_init):
+            _, slots = self._slots(position)
+            for slot, value in zip(slots, values, strict=True):
+                slot[:] = value
+
+    def _slots(self, position: int) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+        """Return where to read the slots of a piece and where to write them.
+
+        Of a durable segment that is the other buffer, which the record of this
+        publication notes; the record in force goes on with the one it has.
+        """
+        segment, old, new = self.segment, self.old.sides, self.record.sides
+        slots = segment.slots_of(self.record, position)
+        if segment.n_sides == 1 or not slots or new[position] != old[position]:
+            return slots, slots
+        new[position] = 1 - old[position]
+        return slots, segment.slots_of(self.record, position)
 
     def drop(self) -> None:
         """Give up before a weight was written: no reader need start again."""
@@ -127,24 +196,26 @@ class Publication:
             self.segment.writing = self.flip - 1
 
 
-def _run(
-    operations: Sequence[Operation],
-    w_in: Array,
-    w_out: Array,
-    slots: tuple[Array, ...],
-) -> None:
+def _run(operations: Sequence[Operation], target: Target) -> None:
     first, *others = operations
-    n = len(w_out)
+    n = len(target.w_out)
     covers = first.start == 0 and len(first.data) == n
     if covers and not others:
-        first.apply(w_in, w_out, slots, 0, n)
+        step = max(n, 1) if isinstance(first.data, np.ndarray) else first.data.step
+        for lo in range(0, n, step):
+            first.apply(target, lo, min(lo + step, n))
         return
+    # Slots that move are not read again from memory: they are copied tile by tile
+    # and updated in the cache.
+    covers = covers and not target.moves
+    written = target.written
     for lo in range(0, n, TILE):
         hi = min(lo + TILE, n)
-        if covers:
-            first.apply(w_in, w_out, slots, lo, hi)
-        else:
-            w_out[lo:hi] = w_in[lo:hi]
-            first.apply(w_out, w_out, slots, lo, hi)
+        if target.moves:
+            for slot, out in zip(target.slots, target.slots_out, strict=True):
+                out[lo:hi] = slot[lo:hi]
+        if not covers:
+            target.w_out[lo:hi] = target.w_in[lo:hi]
+        first.apply(target if covers else written, lo, hi)
         for operation in others:
-            operation.apply(w_out, w_out, slots, lo, hi)
+            operation.apply(written, lo, hi)

@@ -38,9 +38,9 @@ class Adding:
             raise ArithmeticError("this prepare raises")
         return (float(step),)
 
-    def publish(self, w_in, w_out, g, slots, scalars):
+    def publish(self, w_in, w_out, g, slots, scalars, slots_out=None):
         np.add(w_in, g, out=w_out)
-        slots[0][:] += scalars[0]
+        np.add(slots[0], scalars[0], out=(slots_out or slots)[0])
 
     def inplace(self, w, g, slots, scalars):
         self.publish(w, w, g, slots, scalars)
@@ -52,9 +52,10 @@ class Momentum:
     def scalars(self, step: int, lr: float | None) -> tuple[float, ...]:
         return (0.3 / step if lr is None else lr, 0.7)
 
-    def publish(self, w_in, w_out, g, slots, scalars):
-        slots[0][:] = scalars[1] * slots[0] + g
-        w_out[:] = w_in - scalars[0] * slots[0]
+    def publish(self, w_in, w_out, g, slots, scalars, slots_out=None):
+        out = (slots_out or slots)[0]
+        out[:] = scalars[1] * slots[0] + g
+        w_out[:] = w_in - scalars[0] * out
 
     def inplace(self, w, g, slots, scalars):
         self.publish(w, w, g, slots, scalars)
@@ -66,10 +67,12 @@ def make(
     rule: Any = None,
     ruled: Iterable[int] = RULED,
     initial: float = 0.0,
+    durable: bool = False,
 ) -> Shard:
     """A shard whose parameters of the given indices have a rule with one slot."""
     ruled = list(ruled)
-    segment = Segment(layout, index, dict.fromkeys(ruled, (initial,)))
+    slots = dict.fromkeys(ruled, (initial,))
+    segment = Segment(layout, index, slots, durable=durable)
     return Shard(segment, dict.fromkeys(ruled, rule or Adding()))
 
 
@@ -92,13 +95,19 @@ def weights(shard: Shard, flip: int | None = None) -> list[list[float]]:
     return [w.tolist() for w in shard.segment.weights[flip & 1]]
 
 
+def slots_of(segment: Segment) -> list[Any]:
+    """Slots by position, of the current flip."""
+    record = segment.current
+    return [segment.slots_of(record, p) for p in range(len(segment.pieces))]
+
+
 def contents(shard: Shard) -> tuple[Any, ...]:
     """Everything a refused or repeated call must leave as it is."""
     segment = shard.segment
     record = segment.current
     return (
         weights(shard),
-        [[s.tolist() for s in slots] for slots in segment.slots],
+        [[s.tolist() for s in slots] for slots in slots_of(segment)],
         record.fixed.tolist(),
         record.ranks[: record.fixed[5]].tolist(),
         record.producers[: record.fixed[6]].tolist(),

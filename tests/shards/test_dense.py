@@ -43,6 +43,7 @@ from tests.shards.making import (
     read,
     seen,
     send,
+    slots_of,
     step,
     weights,
 )
@@ -415,16 +416,17 @@ def test_a_copy_is_good_while_one_publication_is_under_way():
 # -- slots -------------------------------------------------------------------------
 
 
-def test_a_run_may_begin_with_fresh_slots():
-    shard = make(initial=0.5)
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_run_may_begin_with_fresh_slots(durable):
+    shard = make(initial=0.5, durable=durable)
     send(shard, Step(GRADIENT, items({A: np.ones(5), B: 1.0}), producer=1))
-    assert shard.segment.slots[A][0].tolist() == [1.5] * 5
+    assert slots_of(shard.segment)[A][0].tolist() == [1.5] * 5
     before = weights(shard)
     shard.begin_run(RUN, BSP(), 1)
-    assert shard.segment.slots[A][0].tolist() == [1.5] * 5
+    assert slots_of(shard.segment)[A][0].tolist() == [1.5] * 5
     shard.end_run(RUN, "over")
     shard.begin_run(RUN + 1, BSP(), 1, reset=True)
-    assert [s[0].tolist() for s in shard.segment.slots[:2]] == [[0.5] * 5, [0.5]]
+    assert [s[0].tolist() for s in slots_of(shard.segment)[:2]] == [[0.5] * 5, [0.5]]
     assert shard.segment.current.steps.tolist() == [0, 0, 0]
     assert weights(shard) == before
     shard.validate()

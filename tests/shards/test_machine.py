@@ -7,6 +7,7 @@ must hold follows from what it acknowledged alone: that is the model.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -44,9 +45,20 @@ from daskps.shards.base import (
     Step,
     Ticket,
 )
-from daskps.shards.cuts import Order, Report, agree
-from daskps.shards.segment import CLOCK, LIVE, NEXT, ROUNDS, VERSION
-from tests.shards.making import make
+from daskps.shards.cuts import OWNER, Order, Report, agree
+from daskps.shards.dense import Shard
+from daskps.shards.deputies import Deputy, NotHereError
+from daskps.shards.mailbox import Mailbox
+from daskps.shards.segment import (
+    CLOCK,
+    GENERATION,
+    LIVE,
+    NEXT,
+    ROUNDS,
+    VERSION,
+    Segment,
+)
+from tests.shards.making import Adding, make
 
 N_SHARDS = 2
 LAYOUT = Layout.build(
@@ -59,6 +71,9 @@ LAYOUT = Layout.build(
     N_SHARDS,
 )
 RULED = {0, 1}
+RULES = dict.fromkeys(RULED, Adding())
+SLOTS = dict.fromkeys(RULED, (0.0,))
+DURABLE = 1
 shards_ = st.integers(0, N_SHARDS - 1)
 ranks_ = st.integers(0, 2)
 
@@ -111,9 +126,8 @@ class Cut:
 class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.shards = [
-            make(LAYOUT, i, ruled=RULED, initial=0.0) for i in range(N_SHARDS)
-        ]
+        # The second shard is in memory that several processes may write.
+        self.shards = [self.new(i, durable=i == DURABLE) for i in range(N_SHARDS)]
         self.weights = [
             [np.zeros_like(w) for w in s.segment.weights[0]] for s in self.shards
         ]
@@ -127,6 +141,9 @@ class Machine(RuleBasedStateMachine):
         self.runs = 0
         self.cut: Cut | None = None
         self.cuts = 0
+
+    def new(self, i: int, durable: bool) -> Shard:
+        return make(LAYOUT, i, ruled=RULED, durable=durable)
 
     # -- delivering ----------------------------------------------------------
 
@@ -277,7 +294,9 @@ class Machine(RuleBasedStateMachine):
     def expect(self, shard: int, producer: int, ticket: Ticket) -> None:
         """Do to the model what an acknowledged push must have done to the shard."""
         sequence, seen = ticket.step.sequence, self.seen[shard, producer]
-        if seen and sequence <= max(seen) - 64:
+        repeat = isinstance(ticket.outcome, Ready) and ticket.outcome.duplicate
+        if seen and sequence <= max(seen) - 64 and not (repeat and sequence in seen):
+            # A repeat may have been one before the newest push came.
             assert isinstance(ticket.outcome, ProducerExpiredError)
             return
         assert isinstance(ticket.outcome, Ready)
@@ -337,6 +356,25 @@ class Machine(RuleBasedStateMachine):
     def close_producer(self, shard: int, producer: int) -> None:
         self.shards[shard].close_producers([producer, 99])
 
+    @rule(seed=st.integers(0, 10**6))
+    def killed(self, seed: int) -> None:
+        """A process is killed in an update; what it left unfinished is worthless."""
+        segment = self.shards[DURABLE].segment
+        if self.in_rounds(DURABLE):
+            return  # the round before the last one would go, which trainers may need
+        rng = np.random.default_rng(seed)
+        segment.writing = segment.flip + 1
+        left, record = segment.record(segment.flip + 1), segment.current
+        left.fixed[:] = rng.integers(-9, 2000, len(left.fixed))
+        left.ranks[:], left.producers[:], left.expired[:] = rng.integers(-9, 99, 3)
+        for weights in segment.weights[(segment.flip + 1) & 1]:
+            weights[:] = rng.integers(0, 99, len(weights))
+        left.sides[:] = 1 - record.sides
+        for position in range(len(segment.pieces)):
+            for slot in segment.slots_of(left, position):
+                slot[:] = np.nan
+        left.sides[:] = rng.integers(-9, 9)
+
     # -- cuts ----------------------------------------------------------------
 
     @rule(shard=shards_)
@@ -348,6 +386,12 @@ class Machine(RuleBasedStateMachine):
         if shard not in self.cut.reports and self.shards[shard].cut is None:
             report = cutting.begin(self.shards[shard], self.cut.name, shard)
             self.cut.reports[shard] = report
+            if report.rounds < 0:
+                # A producer that has ended brings nothing more, wherever a push of
+                # its own has not arrived.
+                reported = set(report.rows[:, OWNER].tolist())
+                pushed = {p for p in (1, 2, 3) if self.seen[shard, p]}
+                self.cut.excused |= pushed - reported
 
     @precondition(lambda self: self.cut is not None and len(self.cut.reports) > 1)
     @rule(shard=shards_)
@@ -577,6 +621,10 @@ class Machine(RuleBasedStateMachine):
             self.same(shard.segment.weights[flip & 1], self.weights[i])
             assert record.fixed[VERSION] == self.versions[i]
             assert record.steps.tolist() == self.steps[i]
+            # A slot adds up the numbers of the steps since it was zeroed.
+            for position, n in enumerate(self.steps[i]):
+                for slot in shard.segment.slots_of(record, position):
+                    assert (slot == n * (n + 1) / 2).all()
 
 
 class Shards(Machine):
@@ -589,12 +637,14 @@ class Shards(Machine):
     def collect(self, shard: int, done: list[Ticket]) -> None:
         waiting = [t for where, t in self.outstanding.values() if where == shard]
         accepted = [t for t in waiting if t.applied and t not in done]
+
         # In the order in which they were applied: a cut lets pushes from outside and
         # trainers' steps go together. A repeat may be done before the push itself,
-        # which waits for something.
-        for ticket in sorted(
-            [*done, *accepted], key=lambda t: (t.duplicate, t.version)
-        ):
+        # which waits for something; what expired did so by others.
+        def order(t: Ticket) -> tuple[bool, int]:
+            return t.duplicate or isinstance(t.outcome, Exception), t.version
+
+        for ticket in sorted([*done, *accepted], key=order):
             if ticket.owner == "push":
                 self.answered(shard, ticket)
             else:
@@ -651,8 +701,96 @@ class Shards(Machine):
         )
 
 
+class Both(Shard):
+    """An owner that leaves steps in rounds to a deputy whenever it likes."""
+
+    def __init__(self, segment: Segment, deputy: Deputy) -> None:
+        super().__init__(segment, RULES)
+        self.deputy = deputy
+        self.likes = np.random.default_rng(0)
+
+    def submit(self, tickets: Sequence[Ticket]) -> list[Ticket]:
+        done: list[Ticket] = []
+        for ticket in tickets:
+            if self.leaves(ticket.step):
+                done += self.handed_back(self.deputy.submit([ticket]))
+            else:
+                done += super().submit([ticket])
+        return done + super().submit([]) + self.wake()
+
+    def leaves(self, step: Step) -> bool:
+        """Not what follows pushes that the owner has and nobody else knows of."""
+        if self.rounds is None or not step.run or self.likes.random() < 0.5:
+            return False
+        parked = {t.step.rank for t in self.parked if not t.applied}
+        ticks = step.tick or step.kind == NOTHING
+        return ticks and step.rank not in {*parked, *self.rounds._open}
+
+    def handed_back(self, done: list[Ticket]) -> list[Ticket]:
+        """Take what the deputy did not."""
+        found = []
+        for ticket in done:
+            if isinstance(ticket.outcome, NotHereError):
+                ticket.outcome, ticket.applied = None, False
+                found += super().submit([ticket])
+            else:
+                found.append(ticket)
+        return found
+
+    def wake(self) -> list[Ticket]:
+        done = self.handed_back(self.deputy.submit([]))
+        return done + super().submit([]) if done else done
+
+    @property
+    def waiting(self) -> list[Ticket]:
+        return [*super().waiting, *self.deputy.parked]
+
+    def cancel(self, tickets: Iterable[Ticket]) -> None:
+        tickets = list(tickets)
+        super().cancel(tickets)
+        self.deputy.cancel(tickets)
+
+    def begin_run(
+        self, run, policy, n_ranks, reduce="mean", *, reset=False, memory=None
+    ):
+        begun = self.rounds_of(run) >= 0
+        nbytes = Mailbox.nbytes_of(self.segment.pieces, n_ranks, reduce)
+        memory = np.zeros(nbytes, np.uint8) if memory is None else memory
+        start = run, policy, n_ranks, reduce
+        done = super().begin_run(*start, reset=reset, memory=memory)
+        if isinstance(policy, BSP) and not begun:
+            self.deputy.attach_rounds(run, n_ranks, reduce, memory)
+        return done + self.wake()
+
+    def end_run(self, run, reason, error=None):
+        return super().end_run(run, reason, error) + self.wake()
+
+    def finish(self, run, rank):
+        return super().finish(run, rank) + self.wake()
+
+    def validate(self) -> None:
+        super().validate()
+        self.deputy.validate()
+
+
+class Pairs(Shards):
+    """The same of shards over whose memory two processes take turns."""
+
+    def new(self, i: int, durable: bool) -> Shard:
+        segment = Segment(LAYOUT, i, SLOTS, durable=durable)
+        segment.words[GENERATION] = 1
+        same = Segment(LAYOUT, i, SLOTS, segment.buffer, durable=durable)
+        return Both(segment, Deputy(same, RULES))
+
+    @initialize(seed=st.integers(0, 10**6))
+    def route(self, seed: int) -> None:
+        for i, shard in enumerate(self.shards):
+            shard.likes = np.random.default_rng([seed, i])  # type: ignore[attr-defined]
+
+
 TestShards = Shards.TestCase
-TestShards.settings = settings(
+TestPairs = Pairs.TestCase
+TestShards.settings = TestPairs.settings = settings(
     max_examples=50,
     stateful_step_count=40,
     deadline=None,

@@ -36,6 +36,7 @@ from tests.shards.making import (
     read,
     seen,
     send,
+    slots_of,
     step,
     weights,
 )
@@ -177,7 +178,7 @@ def test_a_key_that_nobody_delivers_takes_no_step():
     shard = bsp(1)
     send(shard, step(0, 0))
     assert shard.segment.current.steps.tolist() == [1, 0, 0]
-    assert shard.segment.slots[B][0].tolist() == [0]
+    assert slots_of(shard.segment)[B][0].tolist() == [0]
 
 
 def test_models_are_averaged_and_slots_left_alone():

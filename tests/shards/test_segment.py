@@ -7,12 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daskps.errors import IllegalStateError
+from daskps.errors import IllegalStateError, ProtocolError
 from daskps.layout import DTYPES, FLOATS, Layout
+from daskps.shards import segment as segment_
 from daskps.shards.base import ADD, GRADIENT, Step
 from daskps.shards.dense import Shard
 from daskps.shards.segment import Segment, private
-from tests.shards.making import LAYOUT, RULED, A, Adding, items, make, send, weights
+from tests.shards.making import (
+    LAYOUT,
+    RULED,
+    A,
+    Adding,
+    items,
+    make,
+    send,
+    slots_of,
+    weights,
+)
 
 
 @given(
@@ -21,17 +32,24 @@ from tests.shards.making import LAYOUT, RULED, A, Adding, items, make, send, wei
         max_size=6,
     ),
     st.integers(1, 5),
+    st.booleans(),
 )
-def test_views_are_aligned_disjoint_and_fill_the_segment(given, k):
+def test_views_are_aligned_disjoint_and_fill_the_segment(given, k, durable):
     shapes = {f"p{i}": ((n,), dtype) for i, (dtype, n, _) in enumerate(given)}
     layout = Layout.build(shapes, k)
     slots = {i: (0.5,) * n for i, (dtype, _, n) in enumerate(given) if dtype in FLOATS}
     for shard in range(k):
-        segment = Segment(layout, shard, slots)
+        segment = Segment(layout, shard, slots, durable=durable)
         assert segment.nbytes == len(segment.buffer)
-        assert segment.nbytes == Segment.needed_nbytes(layout, shard, slots)
+        needed = Segment.needed_nbytes(layout, shard, slots, durable=durable)
+        assert segment.nbytes == needed
         views = [v for side in segment.vectors for v in side.values()]
-        views += [s for of in segment.slots for s in of]
+        state = [s for of in slots_of(segment) for s in of]
+        segment.current.sides[:] = durable
+        if durable:
+            state += [s for of in slots_of(segment) for s in of]
+        segment.current.sides[:] = 0
+        views += state
         for record in segment.records:
             views += [record.fixed, record.expired]
             views += [record.ranks.reshape(-1), record.producers.reshape(-1)]
@@ -43,7 +61,7 @@ def test_views_are_aligned_disjoint_and_fill_the_segment(given, k):
                 spans.append((start, start + view.nbytes))
         for side in segment.vectors:
             assert all(v.ctypes.data % 64 == 0 for v in side.values())
-        assert all(s.ctypes.data % 64 == 0 for of in segment.slots for s in of)
+        assert all(s.ctypes.data % 64 == 0 for s in state)
         spans.sort()
         assert all(a[1] <= b[0] for a, b in pairwise(spans))
         assert not spans or spans[-1][1] <= segment.nbytes
@@ -52,31 +70,77 @@ def test_views_are_aligned_disjoint_and_fill_the_segment(given, k):
 
 def test_slots_begin_with_their_initial_values():
     segment = Segment(LAYOUT, 0, {0: (0.25, 2.0)})
-    assert [s.tolist() for s in segment.slots[A]] == [[0.25] * 5, [2.0] * 5]
+    assert [s.tolist() for s in slots_of(segment)[A]] == [[0.25] * 5, [2.0] * 5]
 
 
 def test_slots_of_half_precision_weights_are_single():
     layout = Layout.build({"h": ((3,), "float16")}, 1)
     segment = Segment(layout, 0, {0: (0.0,)})
     assert segment.weights[0][0].dtype == np.float16
-    assert segment.slots[0][0].dtype == np.float32
+    assert slots_of(segment)[0][0].dtype == np.float32
 
 
-def test_nothing_a_shard_knows_lives_elsewhere():
+@pytest.mark.parametrize("durable", [False, True])
+def test_nothing_a_shard_knows_lives_elsewhere(durable):
     """Another shard over a copy of the memory is the same shard."""
-    one = make()
+    one = make(durable=durable)
     send(one, Step(GRADIENT, items({A: np.ones(5)}), producer=1))
     slots = dict.fromkeys(RULED, (0.0,))
     buffer = private(one.segment.nbytes)
     buffer[:] = one.segment.buffer
-    other = Shard(Segment(LAYOUT, 0, slots, buffer), dict.fromkeys(RULED, Adding()))
+    taken = Segment(LAYOUT, 0, slots, buffer, durable=durable)
+    other = Shard(taken, dict.fromkeys(RULED, Adding()))
     assert weights(other) == weights(one)
+    assert slots_of(taken)[A][0].tolist() == [1] * 5
+    assert (other.n_pushes, other.n_duplicates) == (1, 0)
     for shard in (one, other):
         again = Step(GRADIENT, items({A: np.ones(5)}), producer=1)
         new = Step(GRADIENT, items({A: np.ones(5)}), producer=1, sequence=1)
         tickets = send(shard, again, new)
         assert [t.duplicate for t in tickets] == [True, False]
+        assert (shard.n_pushes, shard.n_duplicates) == (2, 1)
     assert other.segment.buffer.tobytes() == one.segment.buffer.tobytes()
+
+
+def held(**kwargs):
+    """Memory with a shard in it."""
+    return make(**kwargs).segment.buffer.copy()
+
+
+def words_of(buffer, **words):
+    found = buffer.view(np.int64)
+    for at, value in words.items():
+        found[getattr(segment_, at)] = value
+    return buffer
+
+
+@pytest.mark.parametrize(
+    ("buffer", "durable", "message"),
+    [
+        (words_of(held(), FORMAT_AT=7), False, "a shard in format 7.*format 3"),
+        (words_of(held(), N_PIECES_AT=9), False, "9 pieces"),
+        (words_of(held(), MAGIC_AT=0x7F), False, "no shard.*0x7f"),
+        (held(), True, "1 slot buffers, expected were 3 and 2"),
+        (held(durable=True), False, "2 slot buffers, expected were 3 and 1"),
+        (held()[:-64], False, "cut short"),
+        (held()[:64], False, "cut short"),
+    ],
+)
+def test_memory_that_holds_something_else_is_refused_and_left_alone(
+    buffer, durable, message
+):
+    before = buffer.tobytes()
+    with pytest.raises(ProtocolError, match=message):
+        Segment(LAYOUT, 0, dict.fromkeys(RULED, (0.0,)), buffer, durable=durable)
+    assert buffer.tobytes() == before
+
+
+def test_a_segment_whose_maker_was_killed_is_made_anew():
+    """Its magic number is written last."""
+    buffer = words_of(held(initial=3.0), MAGIC_AT=0, FORMAT_AT=0)
+    segment = Segment(LAYOUT, 0, dict.fromkeys(RULED, (0.5,)), buffer)
+    assert slots_of(segment)[A][0].tolist() == [0.5] * 5
+    Shard(segment, {}).validate()
 
 
 def test_empty_shards_take_every_call():
@@ -100,6 +164,8 @@ def words(segment, at, value):
         (lambda s: words(s, 2, 5), "half a run"),
         (lambda s: s.current.changed.fill(99), "a flip that never was"),
         (lambda s: s.weights[0][2].fill(7), "piece 2 is stale"),
+        (lambda s: s.current.sides.fill(1), "piece 0 has slots in buffer 1"),
+        (lambda s: s.words.put(segment_.N_SIDES_AT, 2), "2 slot buffers"),
     ],
 )
 def test_a_broken_segment_does_not_validate(break_it, message):

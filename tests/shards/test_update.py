@@ -13,8 +13,20 @@ from daskps.layout import Layout, compute_dtype
 from daskps.shards.base import ADD, ASSIGN, GRADIENT, Item, Step
 from daskps.shards.dense import Shard
 from daskps.shards.segment import Segment
-from daskps.shards.update import TILE, Publication
-from tests.shards.making import LAYOUT, A, B, Momentum, items, make, send, weights
+from daskps.shards.update import TILE, Operation, Publication
+from tests.shards.making import (
+    LAYOUT,
+    RUN,
+    A,
+    Adding,
+    B,
+    Momentum,
+    items,
+    make,
+    send,
+    slots_of,
+    weights,
+)
 
 N = 2 * TILE + 100
 LARGE = Layout.build({"w": ((N,), "float64"), "v": ((3,), "float64")}, 1)
@@ -39,10 +51,14 @@ def test_pushes_that_queued_up_are_bit_for_bit_those_one_by_one(given):
         Step(kind, [Item(0, start, data)], producer=1, sequence=i)
         for i, (kind, start, data) in enumerate(given)
     ]
-    queued, single = (make(LARGE, rule=Momentum(), ruled=[0]) for _ in range(2))
-    send(queued, *steps)
-    for step in steps:
-        send(single, step)
+    queued, single, *durable = (
+        make(LARGE, rule=Momentum(), ruled=[0], durable=i > 1) for i in range(4)
+    )
+    for shard in (queued, durable[0]):
+        send(shard, *steps)
+    for shard in (single, durable[1]):
+        for step in steps:
+            send(shard, step)
     w, slot = np.zeros(N), np.zeros(N)
     n = 0
     for kind, start, data in given:
@@ -53,10 +69,10 @@ def test_pushes_that_queued_up_are_bit_for_bit_those_one_by_one(given):
             w[part] = w[part] - 0.3 / n * slot[part]
         else:
             w[part] = data + (w[part] if kind == ADD else 0)
-    for shard in (queued, single):
+    for shard in (queued, single, *durable):
         segment = shard.segment
         assert segment.weights[segment.flip & 1][0].tobytes() == w.tobytes()
-        assert segment.slots[0][0].tobytes() == slot.tobytes()
+        assert slots_of(segment)[0][0].tobytes() == slot.tobytes()
         assert segment.current.version == len(given)
     assert queued.segment.flip == 1
 
@@ -66,18 +82,23 @@ def test_compiled_rules_give_the_same_bits_queued_and_one_by_one(dtype, tmp_path
     layout = Layout.build({"w": ((TILE + 7,), dtype)}, 1)
     rule = optim.SGD(0.1, momentum=0.9)
     bound = optim.bind(rule, dtype, cache_dir=str(tmp_path))
-    shards = [Shard(Segment(layout, 0, {0: (0.0,)}), {0: bound}) for _ in range(2)]
+    shards = [
+        Shard(Segment(layout, 0, {0: (0.0,)}, durable=i > 1), {0: bound})
+        for i in range(4)
+    ]
     steps = []
     for i in range(4):
         data = rng.normal(size=TILE + 7).astype(compute_dtype(dtype))
         steps.append(Step(GRADIENT, [Item(0, 0, data)], producer=1, sequence=i))
-    send(shards[0], *steps)
-    for step in steps:
-        send(shards[1], step)
-    one, other = (s.segment.weights[s.segment.flip & 1][0] for s in shards)
+    for i, shard in enumerate(shards):
+        for batch in [[step] for step in steps] if i % 2 else [steps]:
+            send(shard, *batch)
+    one, *others = (s.segment.weights[s.segment.flip & 1][0] for s in shards)
     assert one.dtype == dtype
     assert np.abs(one).max() > 0.1
-    assert one.tobytes() == other.tobytes()
+    assert all(one.tobytes() == other.tobytes() for other in others)
+    state = {slots_of(shard.segment)[0][0].tobytes() for shard in shards}
+    assert len(state) == 1
 
 
 DTYPES = ["float16", "float32", "float64", "int8", "uint64", "bool"]
@@ -141,3 +162,40 @@ def test_a_publication_that_is_dropped_leaves_no_trace():
     shard.validate()
     assert shard.segment.writing == shard.segment.flip
     assert LAYOUT.parameters[3].size == 0
+
+
+def test_durable_slots_in_force_are_not_written():
+    """The record of a publication says where its slots are, piece by piece."""
+    shard = make(durable=True, initial=1.0)
+    segment = shard.segment
+    publication = Publication(segment)
+    before = [[s.copy() for s in of] for of in slots_of(segment)]
+    publication.reset()
+    segment.slots_of(publication.record, A)[0][:] = 9
+    np.testing.assert_equal(slots_of(segment), before)
+    publication.drop()
+    send(shard, Step(GRADIENT, items({A: np.ones(5)}), producer=1))
+    assert segment.record(1).sides.tolist() == [1, 0, 0]
+    assert segment.record(0).sides.tolist() == [0, 0, 0]
+    assert segment.slots_of(segment.record(0), A)[0].tolist() == [1] * 5
+    assert slots_of(segment)[A][0].tolist() == [2] * 5
+    # What is no gradient leaves the slots where they are.
+    send(shard, Step(ADD, items({A: np.ones(5), B: 1.0}), producer=1, sequence=1))
+    assert segment.current.sides.tolist() == [1, 0, 0]
+    shard.begin_run(RUN, ASP(), 1, reset=True)
+    assert segment.current.sides.tolist() == [0, 1, 0]
+    assert [s[0].tolist() for s in slots_of(segment)[:2]] == [[1] * 5, [1]]
+    assert segment.slots_of(segment.record(2), A)[0].tolist() == [2] * 5
+
+
+def test_a_publication_that_resets_may_update_too():
+    shard = make(durable=True, initial=1.0)
+    send(shard, Step(GRADIENT, items({A: np.ones(5)}), producer=1))
+    publication = Publication(shard.segment)
+    publication.reset()
+    op = Operation(np.ones(5), 0, Adding(), (4.0,))
+    publication.add([(A, op)])
+    publication.commit()
+    assert slots_of(shard.segment)[A][0].tolist() == [5] * 5
+    assert weights(shard)[A] == [2] * 5
+    assert shard.segment.current.sides.tolist() == [0, 1, 0]

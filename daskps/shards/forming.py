@@ -1,0 +1,125 @@
+"""Sums of contributions that are formed tile by tile, where they are needed.
+
+A sum goes into a slice of the mailboxes or straight into the update of the weights:
+the arrays that came are read once and never changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import isnan
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from daskps.shards.mailbox import Slice
+
+Array = np.ndarray[Any, np.dtype[Any]]
+#: Bytes of a sum that are formed at a time and then used: they stay in a second-level
+#: cache. (A round of 16 MB: 3.6 ms of processor time, with 64 KiB 4.7, in one piece 8.)
+TILE_NBYTES = 512 * 1024
+
+
+@dataclass(slots=True)
+class Sum:
+    """The sum of one piece over a node of the rank tree, not yet formed.
+
+    Slicing it forms that part of it, in memory that the next slicing writes again.
+    """
+
+    #: The deepest array, and what it is multiplied by first.
+    start: Array
+    scale: float
+    #: Weight of all that is summed.
+    weight: float
+    #: The other arrays, going up the tree; whether each is the left part of its node.
+    others: list[tuple[Array, bool]] = field(default_factory=list)
+    #: What the sum is divided by at the end.
+    divisor: float = 1.0
+    _tile: Array | None = None
+
+    def __len__(self) -> int:
+        """Return the number of elements."""
+        return len(self.start)
+
+    @property
+    def step(self) -> int:
+        """Number of elements to form at a time."""
+        return TILE_NBYTES // self.start.dtype.itemsize
+
+    def __getitem__(self, part: slice) -> Array:
+        """Form elements [part.start, part.stop)."""
+        n = part.stop - part.start
+        if self._tile is None or len(self._tile) < n:
+            self._tile = np.empty(n, self.start.dtype)
+        return self._form(part, self._tile[:n])
+
+    @property
+    def ready(self) -> Array | None:
+        """The array that the sum is, where nothing needs forming."""
+        formed = self.scale != 1.0 or self.others or self.divisor != 1.0
+        return None if formed else self.start
+
+    def check(self) -> None:
+        """Raise what forming would, for numbers that cannot be weighed."""
+        if self.start.dtype.kind != "f":
+            self[0:0]
+
+    def write(self, out: Array) -> None:
+        """Form all of it in `out`."""
+        size = len(self.start)
+        # Several passes over a tile stay in the second-level cache; one needs none.
+        several = (self.scale != 1.0) + len(self.others) > 1
+        step = self.step if several else max(size, 1)
+        for lo in range(0, size, step):
+            part = slice(lo, lo + step)
+            into = out[part]
+            found = self._form(part, into)
+            if found is not into:
+                np.copyto(into, found)
+
+    def _form(self, part: slice, out: Array) -> Array:
+        """Form a part in `out`; where nothing needs forming, return a view of it."""
+        found = self.start[part]
+        if self.scale != 1.0:
+            found = np.multiply(found, self.scale, out=out)
+        for other, left in self.others:
+            pair = (other[part], found) if left else (found, other[part])
+            found = np.add(*pair, out=out)
+        if self.divisor != 1.0:
+            found = np.divide(found, self.divisor, out=out)
+        return found
+
+
+def gather(
+    own: Mapping[int, Array],
+    weight: float,
+    scale: float,
+    siblings: Sequence[tuple[Slice, bool]],
+) -> dict[int, Sum]:
+    """Return the sums, by position, of a contribution and what it meets on its way up.
+
+    Parameters
+    ----------
+    own : mapping of int to ndarray
+        The arrays of the contribution.
+    weight, scale : float
+        Its weight, and what its arrays are multiplied by.
+    siblings : sequence of (Slice, bool)
+        The sums it is added to, the lowest first; whether each is the left part.
+    """
+    found = {p: Sum(array, scale, weight) for p, array in own.items()}
+    for sibling, left in siblings:
+        for position, other in enumerate(sibling.weights.tolist()):
+            if isnan(other):
+                continue
+            known = found.get(position)
+            if known is None:
+                found[position] = Sum(sibling.arrays[position], 1.0, other)
+            else:
+                known.others.append((sibling.arrays[position], left))
+                known.weight += other
+    return found

@@ -1,0 +1,138 @@
+"""Trainers' steps in a BSP run: each joins the open round, and the last applies it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from daskps.shards.mailbox import Mailbox, untouched
+from daskps.shards.planning import Planner, count
+from daskps.shards.rounds import NEW, Rounds
+from daskps.shards.tables import Arrival, Tables
+from daskps.shards.update import Publication
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from daskps.reduction import Reducer
+    from daskps.shards.base import Array, Step
+    from daskps.shards.pushes import Pushes
+    from daskps.shards.segment import Segment
+
+
+class Joining:
+    """Takes steps into rounds and applies those that are complete.
+
+    Parameters
+    ----------
+    segment : Segment
+        The memory.
+    planner : Planner
+        Makes operations of arrays.
+    pushes : Pushes
+        Counts.
+    fail : callable
+        Gets a run and the error for which a round of it cannot be applied.
+    """
+
+    def __init__(
+        self,
+        segment: Segment,
+        planner: Planner,
+        pushes: Pushes,
+        fail: Callable[[int, Exception], None],
+    ) -> None:
+        self._segment, self._planner, self._pushes = segment, planner, pushes
+        self._fail = fail
+        self._attached: Rounds | None = None
+
+    @property
+    def rounds(self) -> Rounds | None:
+        """The rounds of the run in progress, if it has any."""
+        rounds = self._attached
+        return rounds if rounds is not None and rounds.tables.current else None
+
+    def begin(
+        self, run: int, n_ranks: int, reduce: str | Reducer, memory: Array | None
+    ) -> None:
+        """Make the mailboxes of a run that the record is going to have."""
+        pieces = self._segment.pieces
+        if memory is None:
+            memory = untouched(Mailbox.nbytes_of(pieces, n_ranks, reduce))
+        mailbox = Mailbox(pieces, n_ranks, reduce, memory)
+        mailbox.clear(run)
+        self._take(run, mailbox, reduce)
+
+    def attach(
+        self, run: int, n_ranks: int, reduce: str | Reducer, memory: Array
+    ) -> None:
+        """Use the mailboxes of a run that was begun by another process."""
+        mailbox = Mailbox(self._segment.pieces, n_ranks, reduce, memory)
+        mailbox.check(run)
+        self._take(run, mailbox, reduce)
+
+    def _take(self, run: int, mailbox: Mailbox, reduce: str | Reducer) -> None:
+        self._attached = Rounds(Tables(run, self._segment, mailbox, reduce))
+
+    def end(self) -> None:
+        """Leave the mailboxes of a run that is over."""
+        self._attached = None
+
+    def join(self, rounds: Rounds, step: Step, may_apply: bool) -> str:
+        """Take a step into the open round if it is new; return the verdict."""
+        verdict = rounds.verdict(step)
+        if verdict == NEW:
+            self._planner.check(step, whole=True)
+            self._arrived(rounds, rounds.arrive(step), may_apply)
+        return verdict
+
+    def finish(self, rank: int, may_apply: bool) -> bool:
+        """Wait for a rank no longer; return whether there are rounds at all."""
+        rounds = self.rounds
+        if rounds is not None:
+            self._arrived(rounds, rounds.finish(rank), may_apply)
+        return rounds is not None
+
+    def place(self, rank: int) -> tuple[int, int] | None:
+        """Return (clock, next sequence) of a rank that starts again, if in rounds."""
+        rounds = self.rounds
+        return None if rounds is None else rounds.restart(rank)
+
+    def complete(self, may_apply: bool) -> None:
+        """Apply the open round if it was complete before it could be applied."""
+        rounds = self.rounds
+        if rounds is not None and may_apply:
+            standing = rounds.tables.standing()
+            if standing is not None:
+                self._apply(rounds, standing)
+
+    def _arrived(
+        self, rounds: Rounds, arrival: Arrival | None, may_apply: bool
+    ) -> None:
+        """Apply the round that an arrival completes; else keep what came."""
+        if arrival is None:
+            return
+        if arrival.last and may_apply:
+            self._apply(rounds, arrival)
+        else:
+            rounds.store(arrival)
+
+    def _apply(self, rounds: Rounds, arrival: Arrival) -> None:
+        tables, publication = rounds.tables, Publication(self._segment)
+        try:
+            record = publication.record
+            reduced, kind = tables.reduced(arrival), tables.kind_of(arrival)
+            planned = self._planner.round(reduced, kind, record)
+            publication.add(planned)
+            count(planned, record)
+            n_pushes = tables.note(publication.flip, arrival)
+        except Exception as error:  # noqa: BLE001  (every trainer gets it)
+            publication.drop()
+            self._fail(tables.run, error)
+            return
+        try:
+            publication.commit()
+        except Exception as error:  # noqa: BLE001  (every trainer gets it)
+            self._fail(tables.run, error)
+            return
+        self._pushes.n_applied += n_pushes
+        rounds.close()

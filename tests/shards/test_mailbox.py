@@ -1,0 +1,450 @@
+"""Mailboxes that two state machines over the same memory fill in turns."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daskps.consistency import ASP, BSP
+from daskps.errors import NoOptimizerError, ProtocolError, RunCancelledError
+from daskps.layout import Layout
+from daskps.reduction import leaf, reduce_all
+from daskps.shards import cutting, forming
+from daskps.shards.base import GRADIENT, MODEL, Item, Ready, Step, Ticket
+from daskps.shards.dense import Shard
+from daskps.shards.deputies import Deputy, NotHereError
+from daskps.shards.mailbox import FORMAT_AT, MAGIC_AT, Mailbox, n_slices
+from daskps.shards.segment import GENERATION, ROUNDS, Segment
+from tests.shards.making import (
+    RUN,
+    A,
+    C,
+    Momentum,
+    contents,
+    done,
+    failed,
+    send,
+    weights,
+)
+
+#: Three pieces: two with a rule, of several parts to form each, and one without.
+LAYOUT = Layout.build(
+    {"a": ((9,), "float32"), "b": ((5,), "float16"), "c": ((3,), "float32")}, 1
+)
+RULES = {0: Momentum(), 1: Momentum()}
+SLOTS = dict.fromkeys(RULES, (0.0,))
+N_PIECES = 3
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forming, "TILE_NBYTES", 16)
+
+
+def memory_of(n_ranks: int, reduce: Any) -> np.ndarray[Any, Any]:
+    return np.zeros(Mailbox.needed_nbytes(LAYOUT, 0, n_ranks, reduce), np.uint8)
+
+
+def pair(n_ranks: int, reduce: Any = "mean", layout: Layout = LAYOUT) -> Any:
+    """The owner of a shard and its deputy, both in a run; and the mailboxes."""
+    segment = Segment(layout, 0, SLOTS, durable=True)
+    segment.words[GENERATION] = 1
+    owner, memory = Shard(segment, RULES), memory_of(n_ranks, reduce)
+    owner.begin_run(RUN, BSP(), n_ranks, reduce, memory=memory)
+    return owner, another(segment.buffer, memory, n_ranks, reduce), memory
+
+
+def another(buffer: Any, memory: Any, n_ranks: int, reduce: Any = "mean") -> Deputy:
+    deputy = Deputy(Segment(LAYOUT, 0, SLOTS, buffer, durable=True), RULES)
+    deputy.attach_rounds(RUN, n_ranks, reduce, memory)
+    return deputy
+
+
+def gradient(rank: int, arrays: Any, weight: float = 1.0, clock: int = 0) -> Step:
+    found = tuple(Item(p, 0, data) for p, data in arrays.items())
+    kind: Any = {
+        "run": RUN,
+        "rank": rank,
+        "clock": clock,
+        "sequence": clock,
+        "tick": True,
+    }
+    return Step(GRADIENT, found, weight=weight, **kind)
+
+
+def rough(rng: np.random.Generator, n: int) -> Any:
+    """Numbers whose sum depends on the order of its additions."""
+    return (rng.normal(size=n) * 10.0 ** rng.integers(-4, 5, n)).astype("f4")
+
+
+def stacked_median(stacked: Any, weights: Any) -> Any:
+    return np.median(stacked, axis=0) + weights.sum()
+
+
+# -- bits and room --------------------------------------------------------------
+
+
+@given(
+    st.data(),
+    st.integers(1, 20),
+    st.sampled_from(["mean", "sum", stacked_median]),
+    st.integers(0, 2**32 - 1),
+)
+def test_any_order_at_any_of_two_gives_the_bits_of_one_reduction(
+    data, size, reduce, seed
+):
+    rng = np.random.default_rng(seed)
+    shards = pair(size, reduce)[:2]
+    order = data.draw(st.permutations(range(size)))
+    finished = data.draw(st.sets(st.integers(0, size - 1), max_size=size - 1))
+    held = data.draw(st.booleans())
+    nodes, before = {}, weights(shards[0])
+    if held:
+        cutting.begin(shards[0], "cut", 0)
+    for rank in order:
+        # A cut lets deputies only read.
+        shard = shards[0] if held else shards[rng.integers(2)]
+        assert weights(shard) == before
+        assert len(shard.rounds.tables.nodes) <= shard.rounds.tables.bound
+        if rank in finished:
+            shards[0].finish(RUN, rank)
+            continue
+        present = [p for p in (0, 1) if rng.random() < 0.7]
+        arrays = {p: rough(rng, [9, 5][p]) for p in present}
+        weight = float(rng.choice([0.0, 1.0, 0.3, 32.0]))
+        kept = {p: a.copy() for p, a in arrays.items()}
+        send(shard, gradient(rank, arrays, weight))
+        assert all((arrays[p] == a).all() for p, a in kept.items())
+        if weight:
+            nodes[rank] = leaf(list(kept.items()), weight, reduce)
+    if held:
+        assert shards[0].rounds_of(RUN) == 0
+        cutting.end(shards[0], "cut")
+    alone = Shard(Segment(LAYOUT, 0, SLOTS), RULES)
+    reduced = reduce_all(nodes, size, reduce)
+    for sequence, (position, total) in enumerate(sorted(reduced.items())):
+        items = (Item(position, 0, total),)
+        send(alone, Step(GRADIENT, items, producer=1, sequence=sequence))
+    for shard in shards:
+        assert shard.rounds_of(RUN) == 1
+        assert shard.rounds.tables.nodes == []
+        for found, wanted in zip(weights(shard), weights(alone), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+        shard.validate()
+
+
+@pytest.mark.parametrize("size", [*range(1, 33), 63, 64, 65])
+def test_the_worst_order_finds_a_free_slice(size):
+    """Every other rank comes first; then each sum is made beside those it is of."""
+    owner, deputy, _ = pair(size, "sum")
+    one, most = np.ones(9, "f4"), 0
+    for rank in [*range(0, size, 2), *range(1, size, 2)]:
+        most = max(most, len(owner.rounds.tables.nodes))
+        deputy.submit([Ticket(gradient(rank, {A: one}))])
+    assert most == min(-(-size // 2), size - 1)
+    assert n_slices(size, "sum") == -(-size // 2) + 1
+    assert n_slices(size, stacked_median) == size
+    assert owner.rounds_of(RUN) == 1
+
+
+def test_models_are_averaged_by_two():
+    owner, deputy, _ = pair(2)
+    one, three = (np.full(9, v, "f4") for v in (1.0, 3.0))
+    send(owner, replace(gradient(0, {C: one[:3]}), kind=MODEL))
+    send(deputy, replace(gradient(1, {C: three[:3]}, 3.0), kind=MODEL))
+    assert weights(owner)[C] == [2.5] * 3
+
+
+def test_memory_is_what_was_said():
+    for size in (1, 2, 5, 64):
+        owner, _, memory = pair(size)
+        last = owner.rounds.tables._mailbox.slice(n_slices(size, "mean") - 1)
+        end = last.arrays[C].ctypes.data + last.arrays[C].nbytes
+        assert 0 <= memory.ctypes.data + len(memory) - end < 64
+        with pytest.raises(ProtocolError, match=f"need {len(memory):,} bytes"):
+            Mailbox(owner.segment.pieces, size, "mean", memory[:-1])
+
+
+# -- two processes ----------------------------------------------------------------
+
+
+def test_pushes_before_the_tick_stay_with_the_process_that_got_them():
+    owner, deputy, memory = pair(2)
+    before = memory.copy()
+    first = replace(gradient(0, {A: np.ones(9, "f4")}), tick=False)
+    send(owner, first)
+    words = owner.rounds.tables.table().words.tolist()
+    assert deputy.rounds.tables.table().words.tolist() == words
+    n_tables = 128 + 2 * 192
+    np.testing.assert_array_equal(memory[n_tables:], before[n_tables:])
+    send(owner, replace(gradient(0, {A: np.ones(9, "f4")}), sequence=1))
+    send(deputy, gradient(1, {A: np.zeros(9, "f4")}))
+    assert weights(owner)[A] == pytest.approx([-0.3] * 9)
+
+
+def test_repeat_is_one_at_either():
+    owner, deputy, _ = pair(2)
+    one = gradient(0, {A: np.ones(9, "f4")})
+    send(owner, one)
+    assert done(send(deputy, one)[0]).duplicate
+    send(deputy, gradient(1, {A: np.ones(9, "f4")}))
+    assert done(send(owner, one)[0]).duplicate
+    assert owner.n_pushes == deputy.n_pushes == 2
+
+
+def test_early_step_parked_at_one_joins_after_the_round_ends_at_the_other():
+    owner, deputy, _ = pair(2)
+    one = {A: np.ones(9, "f4")}
+    send(deputy, gradient(0, one))
+    (early,) = send(deputy, gradient(0, one, clock=1))
+    assert not early.applied
+    send(owner, gradient(1, one))
+    assert deputy.is_stale
+    assert deputy.submit([]) == [early]
+    send(owner, gradient(1, one, clock=1))
+    assert owner.rounds_of(RUN) == 2
+
+
+def test_round_held_at_the_owner_is_applied_by_it():
+    owner, deputy, _ = pair(2)
+    one = {A: np.ones(9, "f4")}
+    send(deputy, gradient(0, one))
+    owner.hold(RUN)
+    assert failed(send(deputy, gradient(1, one)), NotHereError)
+    send_held = Ticket(gradient(1, one))
+    owner.submit([send_held])
+    assert owner.rounds_of(RUN) == 0
+    owner.hold(RUN, 1)
+    assert owner.rounds_of(RUN) == 1
+
+
+def test_round_that_fails_is_left_to_the_owner():
+    owner, deputy, memory = pair(2)
+    bad = {C: np.ones(3, "f4")}
+    send(deputy, gradient(0, bad))
+    before, kept = contents(owner), memory.copy()
+    (ticket,) = send(deputy, gradient(1, bad))
+    assert isinstance(ticket.outcome, NotHereError)
+    assert contents(owner) == before
+    np.testing.assert_array_equal(memory, kept)
+    assert failed(send(owner, ticket.step), NoOptimizerError)
+    assert owner.rounds_of(RUN) == deputy.rounds_of(RUN) == -1
+    assert failed(send(deputy, ticket.step), NotHereError)
+
+
+def test_numbers_that_cannot_be_weighed_change_nothing():
+    """The mean of whole numbers is none: said before the first byte is written."""
+    layout = Layout.build({"n": ((4,), "int64")}, 1)
+    owner = Shard(Segment(layout, 0, {}), {})
+    owner.begin_run(RUN, BSP(), 2, "mean")
+    for rank in (0, 1):
+        items = (Item(0, 0, np.arange(4)),)
+        one = replace(gradient(rank, {}), kind=MODEL, items=items)
+        (ticket,) = send(owner, one)
+    assert isinstance(ticket.outcome, TypeError)
+    assert weights(owner) == [[0] * 4]
+    assert owner.segment.writing == owner.segment.flip
+
+
+def test_new_run_takes_the_memory_over():
+    owner, deputy, memory = pair(2)
+    one = {A: np.ones(9, "f4")}
+    send(deputy, gradient(0, one))
+    owner.begin_run(RUN + 1, BSP(), 2, memory=memory)
+    assert not deputy.rounds
+    late = [Ticket(gradient(1, one)), Ticket(replace(gradient(1, one), run=RUN + 1))]
+    deputy.submit(late)
+    assert failed(late, NotHereError)
+    deputy.attach_rounds(RUN + 1, 2, "mean", memory)
+    assert deputy.rounds.tables.nodes == []
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param({"run": RUN + 1}, id="run"),
+        pytest.param({"n_ranks": 3}, id="ranks"),
+        pytest.param({"reduce": stacked_median}, id="slices"),
+        pytest.param({"word": MAGIC_AT}, id="magic"),
+        pytest.param({"word": FORMAT_AT}, id="format"),
+        pytest.param({"cut": 1}, id="length"),
+        pytest.param({"cut": 10**9}, id="nothing"),
+    ],
+)
+def test_memory_that_holds_something_else_is_refused(other):
+    _, deputy, memory = pair(4)
+    taken = {"run": RUN, "n_ranks": 4, "reduce": "mean", **other}
+    word, cut = taken.pop("word", None), taken.pop("cut", 0)
+    if word is not None:
+        memory[:128].view(np.int64)[word] += 1
+    with pytest.raises(ProtocolError, match="mailboxes"):
+        deputy.attach_rounds(memory=memory[: max(0, len(memory) - cut)], **taken)
+    assert deputy.rounds is not None
+
+
+def test_run_that_is_over_is_not_attached_to():
+    owner, deputy, memory = pair(2)
+    owner.end_run(RUN, "test")
+    with pytest.raises(RunCancelledError):
+        deputy.attach_rounds(RUN, 2, "mean", memory)
+
+
+def test_round_without_its_mailboxes_takes_no_step():
+    segment = pair(2)[0].segment
+    same = Segment(LAYOUT, 0, SLOTS, segment.buffer, durable=True)
+    (ticket,) = [Ticket(gradient(0, {A: np.ones(9, "f4")}))]
+    Shard(same, RULES).submit([ticket])
+    assert "attach" in str(ticket.outcome)
+    assert segment.current.fixed[ROUNDS] == 0
+
+
+def test_run_without_rounds_after_one_with_them():
+    owner, deputy, _ = pair(2)
+    owner.begin_run(RUN + 1, ASP(), 1)
+    assert owner.rounds is deputy.rounds is None
+    one = replace(gradient(0, {A: np.ones(9, "f4")}), run=RUN + 1)
+    assert isinstance(send(deputy, one)[0].outcome, Ready)
+
+
+# -- crashes ----------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """The process is gone: nothing that catches errors may see it."""
+
+
+class Watch:
+    """Counts stores, and kills right after one of them."""
+
+    def __init__(self, last: int) -> None:
+        self.last, self.n = last, 0
+
+    def stored(self) -> None:
+        self.n += 1
+        if self.n > self.last:
+            raise Killed
+
+
+class Words:
+    """Words of memory whose stores are watched."""
+
+    def __init__(self, words: Any, watch: Watch) -> None:
+        self._words, self._watch = words, watch
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._words[at]
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        value = value._words if isinstance(value, Words) else value
+        if isinstance(at, slice) and len(value) > 1:
+            values, parts = value.tolist(), self._words[at]
+            half = len(values) // 2
+            parts[:half] = value[:half]
+            self._watch.stored()
+        self._words[at] = value
+        self._watch.stored()
+
+    def tolist(self) -> Any:
+        return self._words.tolist()
+
+
+class Dying(Momentum):
+    """A rule that may be killed between any two of its stores."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def publish(self, w_in, w_out, g, slots, scalars, slots_out=None):
+        w_out[: len(w_out) // 2] = 99
+        self._watch.stored()
+        super().publish(w_in, w_out, g, slots, scalars, slots_out)
+        self._watch.stored()
+
+
+def watched(buffer: Any, memory: Any, n_ranks: int, watch: Watch) -> Shard:
+    """A state machine all of whose stores are watched."""
+    segment = Segment(LAYOUT, 0, SLOTS, buffer, durable=True)
+    segment._header = Words(segment._header, watch)  # type: ignore[assignment]
+    shard = Shard(segment, dict.fromkeys(RULES, Dying(watch)))
+    shard.attach_rounds(RUN, n_ranks, "mean", memory)
+    assert shard.rounds
+    tables: Any = shard.rounds.tables
+    tables._heads = [Words(words, watch) for words in tables._heads]
+    tables._rows = [Words(words, watch) for words in tables._rows]
+    mailbox = tables._mailbox
+    mailbox.words = Words(mailbox.words, watch)
+    for table in mailbox.tables:
+        for name in ("words", "weight", "ranks", "next", "first", "last"):
+            setattr(table, name, Words(getattr(table, name), watch))
+    for index in range(mailbox.n_slices):
+        found = mailbox.slice(index)
+        found.weights = Words(found.weights, watch)
+    return shard
+
+
+def rounds_of_three() -> Iterator[Step]:
+    """The steps of two rounds of three ranks, in an order that merges sums."""
+    rng = np.random.default_rng(3)
+    for clock, rank in itertools.product((0, 1), (2, 0, 1)):
+        arrays = {A: rough(rng, 9), 1: rough(rng, 5)}
+        if (clock, rank) == (0, 0):
+            del arrays[1]
+        yield gradient(rank, arrays, 0.3 + rank, clock)
+
+
+STEPS = list(rounds_of_three())
+
+
+def state(shard: Shard) -> Any:
+    segment, record = shard.segment, shard.segment.current
+    slots = [s.tolist() for p in (0, 1) for s in segment.slots_of(record, p)]
+    return weights(shard), slots, record.ranks[:3].tolist(), shard.rounds_of(RUN)
+
+
+@pytest.fixture(scope="module")
+def states() -> list[Any]:
+    """What the shard holds after so many steps, without a crash."""
+    owner, _, _ = pair(3)
+    found = [state(owner)]
+    for one in STEPS:
+        send(owner, one)
+        found.append(state(owner))
+    return found
+
+
+@pytest.mark.parametrize("nth", range(len(STEPS)))
+def test_step_killed_after_any_store_counts_once(nth, states):
+    owner, _, memory = pair(3)
+    send(owner, *STEPS[:nth])
+    buffer, n_kills = owner.segment.buffer, 0
+    for last in itertools.count():
+        copies = buffer.copy(), memory.copy()
+        shard = watched(*copies, 3, Watch(last))
+        ticket = Ticket(STEPS[nth])
+        with suppress(Killed):
+            shard.submit([ticket])
+        survivor = another(*copies, 3)
+        survivor.validate()
+        assert state(survivor) in states[nth : nth + 2]
+        killed = ticket.outcome is None
+        assert killed or isinstance(ticket.outcome, Ready)
+        (again,) = send(survivor, STEPS[nth])
+        assert done(again).duplicate or killed
+        assert state(survivor) == states[nth + 1]
+        send(survivor, *STEPS[nth + 1 :])
+        assert state(survivor) == states[-1]
+        if not killed:
+            break
+        n_kills += 1
+    assert n_kills >= 10
