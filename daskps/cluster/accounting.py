@@ -1,0 +1,146 @@
+"""What Dask counts as a worker's memory, without the blocks of other processes.
+
+The system charges every process for the pages of shared memory it has touched: one
+block of ours would count once in each process that reads it, and Dask would pause and
+kill workers that hold nothing. Here a block counts once, for the process that made or
+adopted it. Two measurements are corrected: the worker's own, which decides whether it
+spills and pauses, and that of its nanny, which decides whether to end it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distributed.diagnostics.plugin import NannyPlugin
+
+from daskps.cluster.memory import mapped_nbytes, owned_nbytes
+from daskps.cluster.registry import pid_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from distributed import Nanny, Worker
+
+logger = logging.getLogger(__name__)
+
+_PROC = Path("/proc")
+_SHARED = re.compile(rb"^RssShmem:\s+(\d+) kB$", re.MULTILINE)
+#: Head of a mapping of ours in ``smaps``, with its owner, and what of it is resident.
+_OURS = re.compile(
+    rb"^[0-9a-f]+-[0-9a-f]+ [^\n]*/daskps-\d+-[0-9a-f]{16}/([0-9a-f]{16})-[0-9a-f]{16}"
+    rb"(?: \(deleted\))?\n(?:[A-Z][^\n]*\n)*?Rss:\s+(\d+) kB$",
+    re.MULTILINE,
+)
+
+
+def correct(worker: Worker) -> None:
+    """Have a worker measure its memory without blocks of other processes.
+
+    Parameters
+    ----------
+    worker : distributed.Worker
+        The worker; its figure is what it tells the scheduler, too.
+    """
+    monitor: Any = worker.monitor
+    monitor.get_process_memory = partial(_corrected, monitor.get_process_memory)
+
+
+def _corrected(measure: Callable[[], int]) -> int:
+    charged, mapped = measure(), mapped_nbytes()
+    if mapped:
+        # Never more than is ours: a user's code may share memory of its own.
+        charged -= min(_shared_nbytes(), mapped, charged)
+        charged += owned_nbytes()
+    return charged
+
+
+def _shared_nbytes() -> int:
+    """Return the bytes of shared memory that this process is charged for."""
+    try:
+        found = _SHARED.search((_PROC / "self/status").read_bytes())
+    except OSError:  # another system, or a sandbox
+        return 0
+    return int(found[1]) * 1024 if found else 0
+
+
+def foreign_nbytes(pid: int) -> int:
+    """Return what a process is charged for blocks of others.
+
+    Parameters
+    ----------
+    pid : int
+        The process.
+
+    Returns
+    -------
+    int
+        Resident bytes; 0 where the system does not tell.
+    """
+    try:
+        smaps = (_PROC / str(pid) / "smaps").read_bytes()
+    except OSError:  # gone, not ours, or another system
+        return 0
+    return 1024 * sum(
+        int(nkib)
+        for owner, nkib in _OURS.findall(smaps)
+        if pid_of(int(owner, 16)) != pid
+    )
+
+
+class NannyMemory(NannyPlugin):
+    """Keeps a nanny from ending a worker for blocks of other processes.
+
+    Registering it again changes nothing.
+    """
+
+    name = "daskps-nanny-memory"
+    idempotent = True
+
+    def setup(self, nanny: Nanny) -> None:
+        """Go between the nanny's timer and its monitor."""
+        timer: Any = nanny.periodic_callbacks.get("memory_monitor")
+        if timer is not None and getattr(timer.callback, "func", None) is not _watch:
+            timer.callback = partial(_watch, nanny, timer.callback)
+
+    def teardown(self, nanny: Nanny) -> None:
+        """Let the nanny measure by itself again."""
+        timer: Any = nanny.periodic_callbacks.get("memory_monitor")
+        if timer is not None and getattr(timer.callback, "func", None) is _watch:
+            timer.callback = timer.callback.args[1]
+
+
+def _watch(nanny: Nanny, monitor: Callable[[], Any]) -> Any:
+    """Let the nanny look only where the worker has too much of its own."""
+    return None if is_within_limit(nanny) else monitor()
+
+
+def is_within_limit(nanny: Nanny) -> bool:
+    """Whether a worker is within its nanny's limit without blocks of others.
+
+    Parameters
+    ----------
+    nanny : distributed.Nanny
+        The worker's nanny.
+
+    Returns
+    -------
+    bool
+        False too where it cannot be told.
+    """
+    manager: Any = nanny.memory_manager
+    pid = nanny.pid
+    if pid is None:
+        return False
+    try:
+        pages = int((_PROC / str(pid) / "statm").read_bytes().split()[1])
+    except OSError:
+        return False
+    allowed: float = manager.memory_limit * manager.memory_terminate_fraction
+    resident = pages * os.sysconf("SC_PAGE_SIZE")
+    # Listing all mappings takes a while, and is seldom needed.
+    return resident <= allowed or resident - foreign_nbytes(pid) <= allowed

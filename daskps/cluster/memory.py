@@ -1,0 +1,352 @@
+"""Memory of shards: shared between the processes of a machine, or private.
+
+A block of shared memory is one file in the cluster's directory on this machine (see
+:mod:`daskps.cluster.registry`): allocated in full when it is made, because a sparse file
+ends a process by SIGBUS where memory runs out later, and removed by its owner or, after
+a crash, by whoever sweeps. Who attaches to a block proves by its nonce that it found
+the memory it was told of. Where shared memory is absent or too small, blocks are
+private and processes send messages instead; the log says so once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daskps.cluster.mapping import FILES, Array, Mapped
+from daskps.cluster.presence import check_file
+from daskps.cluster.registry import ORDERED, Registry, WayClosed, join, owner_of
+from daskps.errors import IllegalStateError
+from daskps.shards.segment import (
+    FORMAT,
+    FORMAT_AT,
+    HEADER_WORDS,
+    MAGIC,
+    MAGIC_AT,
+    NONCE,
+    PAGE_NBYTES,
+    private,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+logger = logging.getLogger(__name__)
+
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_OLD = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+_HEADER_NBYTES = 8 * HEADER_WORDS
+_said: set[str] = set()
+
+
+class Block:
+    """A piece of memory of one size.
+
+    Attributes
+    ----------
+    name : str
+        Name in the registry's directory; empty for private memory.
+    nonce : int
+        Random; the maker of a segment writes it into the header's word `NONCE`.
+    nbytes : int
+        The size.
+    """
+
+    def __init__(
+        self,
+        buffer: Array,
+        nonce: int,
+        name: str = "",
+        *,
+        file: Mapped | None = None,
+        registry: Registry | None = None,
+    ) -> None:
+        self.name, self.nonce, self.nbytes = name, nonce, buffer.nbytes
+        self._buffer: Array | None = buffer
+        self._file = file
+        # Of an owner only: who merely attached removes nothing.
+        self._registry = registry
+
+    @property
+    def buffer(self) -> Array:
+        """The memory, uint8, from a page on; its views may outlive the block."""
+        if self._buffer is None:
+            raise IllegalStateError(f"memory {self.name or '(private)'} was given back")
+        return self._buffer
+
+    @property
+    def file(self) -> Mapped:
+        """The file, for its lock; valid while there is a view of the buffer."""
+        if self._file is None:
+            raise IllegalStateError("private memory has no lock between processes")
+        return self._file
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes can attach to it."""
+        return self._file is not None
+
+    def stamp(self) -> None:
+        """Write the header that :func:`attach` looks for.
+
+        For memory that is no segment, which writes its own but for the nonce.
+        """
+        words = self.buffer[:_HEADER_NBYTES].view(np.int64)
+        words[[MAGIC_AT, FORMAT_AT, NONCE]] = MAGIC, FORMAT, self.nonce
+
+    def free(self) -> None:
+        """Give the memory back; of an owner's block the name goes at once.
+
+        The memory goes with its last view. Calling it again does nothing; in a forked
+        child it does nothing to others.
+        """
+        if self._registry is not None:
+            self._registry.remove(self.name)
+        self._registry = self._buffer = None
+
+
+class Memory:
+    """Where a host takes the memory of its shards from.
+
+    Parameters
+    ----------
+    registry : Registry or None
+        The membership on this machine, which this object leaves in :meth:`close`;
+        None for private memory only.
+    """
+
+    def __init__(self, registry: Registry | None) -> None:
+        self.registry = registry
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether memory is shared as far as there is room."""
+        return self.registry is not None
+
+    def take(self, nbytes: int) -> Block:
+        """Return zeroed memory; see :meth:`take_all`.
+
+        Parameters
+        ----------
+        nbytes : int
+            Its size, at least 1.
+
+        Returns
+        -------
+        Block
+            Shared where possible, else private.
+        """
+        return self.take_all([nbytes])[0]
+
+    def take_all(
+        self, sizes: Sequence[int], private_sizes: Sequence[int] | None = None
+    ) -> list[Block]:
+        """Return zeroed memory of several sizes, all of it shared or all private.
+
+        Its pages exist: nothing fails later for want of memory in the directory.
+
+        Parameters
+        ----------
+        sizes : sequence of int
+            The sizes, each at least 1.
+        private_sizes : sequence of int, optional
+            The sizes where it is private; the same by default.
+
+        Returns
+        -------
+        list of Block
+            In this order. Private where shared memory is closed or has no room for
+            all, which is logged once per process.
+        """
+        taken: list[Block] = []
+        if self.registry is not None:
+            try:
+                for nbytes in sizes:
+                    taken.append(_make(self.registry, nbytes))  # noqa: PERF401 - to undo
+                return taken
+            except (OSError, WayClosed) as error:
+                need = sum(sizes)
+                _say_once(f"{need} bytes in {self.registry.path}: {error}")
+            finally:
+                if len(taken) < len(sizes):
+                    for block in taken:
+                        block.free()
+        sizes = sizes if private_sizes is None else private_sizes
+        return [Block(private(nbytes), _nonce()) for nbytes in sizes]
+
+    def close(self) -> None:
+        """Leave the registry; blocks that are still taken lose their names with it."""
+        if self.registry is not None:
+            self.registry.leave()
+            self.registry = None
+
+
+def open_memory(base: str | os.PathLike[str], cluster_id: str) -> Memory:
+    """Return a host's memory: shared where this machine allows it.
+
+    Parameters
+    ----------
+    base : path-like
+        Where the directories of all clusters are.
+    cluster_id : str
+        What the processes of one cluster agree on, such as the scheduler's id.
+
+    Returns
+    -------
+    Memory
+        Private memory only, which is logged once per process, where shared memory
+        is closed.
+    """
+    if not ORDERED:
+        _say_once("stores of this processor may be seen in another order")
+        return Memory(None)
+    try:
+        return Memory(join(base, cluster_id))
+    except WayClosed as error:
+        _say_once(str(error))
+        return Memory(None)
+
+
+def attach(registry: Registry, name: str, nbytes: int, nonce: int) -> Block:
+    """Map a segment that another process made.
+
+    Parameters
+    ----------
+    registry : Registry
+        A membership in the same cluster.
+    name : str
+        Name of the block.
+    nbytes : int
+        Its size.
+    nonce : int
+        What its header says, as its maker told.
+
+    Returns
+    -------
+    Block
+        A block whose :meth:`Block.free` gives up this view and removes nothing.
+
+    Raises
+    ------
+    WayClosed
+        If there is no such segment, or it is another one.
+    """
+    path = f"{registry.path}/{name}"
+    owner_of(name)
+    try:
+        status = os.stat(name, dir_fd=registry.directory_fd, follow_symlinks=False)
+        inode = _check(status, path, nbytes)
+        file, buffer = FILES.find(inode, lambda: _open(registry, name, nbytes, inode))
+    except OSError as error:
+        raise WayClosed(f"{path} cannot be attached: {error}") from error
+    words = buffer[:_HEADER_NBYTES].view(np.int64)
+    found = tuple(int(words[at]) for at in (MAGIC_AT, FORMAT_AT, NONCE))
+    if found != (MAGIC, FORMAT, nonce):
+        raise WayClosed(
+            f"{path} is not the segment that was meant: magic, format and nonce are "
+            f"{found}, not {(MAGIC, FORMAT, nonce)}"
+        )
+    return Block(buffer, nonce, name, file=file)
+
+
+def adopt(registry: Registry, name: str, nbytes: int, nonce: int) -> Block:
+    """Take over a segment whose owner does not live, without a copy.
+
+    Whoever has it attached keeps it. Its name is this process's from here on.
+
+    Parameters
+    ----------
+    registry : Registry
+        A membership in the same cluster.
+    name : str
+        Name of the block.
+    nbytes : int
+        Its size.
+    nonce : int
+        What its header says, as its maker told.
+
+    Returns
+    -------
+    Block
+        A block of this process, as from :meth:`Memory.take`, of a new name.
+
+    Raises
+    ------
+    WayClosed
+        If there is no such segment, it is another one, or its owner lives.
+    """
+    if registry.lives(owner_of(name)):
+        raise WayClosed(f"{registry.path}/{name} has an owner that lives")
+    block, at = attach(registry, name, nbytes, nonce), registry.directory_fd
+    new = registry.new_name()
+    try:
+        # In one step: the name that sweepers look at, and who may remove it.
+        os.rename(name, new, src_dir_fd=at, dst_dir_fd=at)
+    except OSError as error:
+        raise WayClosed(f"{registry.path}/{name} went meanwhile: {error}") from error
+    block.file.is_owned = True
+    return Block(block.buffer, nonce, new, file=block.file, registry=registry)
+
+
+def mapped_nbytes() -> int:
+    """Return the bytes of shared memory that are mapped in this process."""
+    return FILES.nbytes()
+
+
+def owned_nbytes() -> int:
+    """Return the bytes of it that this process made or adopted."""
+    return FILES.nbytes(owned=True)
+
+
+def _make(registry: Registry, nbytes: int) -> Block:
+    name = registry.new_name()
+    fd = os.open(name, _NEW, 0o600, dir_fd=registry.directory_fd)
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+        file, buffer = FILES.add(fd, nbytes, is_owned=True)
+    except BaseException:
+        registry.remove(name)
+        os.close(fd)
+        raise
+    # Takes the page faults here instead of in the first update.
+    buffer[::PAGE_NBYTES] = 0
+    return Block(buffer, _nonce(), name, file=file, registry=registry)
+
+
+def _open(
+    registry: Registry, name: str, nbytes: int, inode: tuple[int, int]
+) -> tuple[int, int]:
+    path = f"{registry.path}/{name}"
+    fd = os.open(name, _OLD, dir_fd=registry.directory_fd)
+    try:
+        if _check(os.fstat(fd), path, nbytes) != inode:
+            raise WayClosed(f"{path} was replaced while it was attached")
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, nbytes
+
+
+def _check(status: os.stat_result, path: str, nbytes: int) -> tuple[int, int]:
+    check_file(status, path)
+    if status.st_size != nbytes or nbytes < _HEADER_NBYTES:
+        raise WayClosed(f"{path} has {status.st_size} bytes, not {nbytes}")
+    return status.st_dev, status.st_ino
+
+
+def _nonce() -> int:
+    return secrets.randbits(63)
+
+
+def _say_once(reason: str) -> None:
+    if not _said:
+        logger.warning(
+            "no shared memory here: %s; shards are in private memory, and other "
+            "processes of this machine reach them by messages",
+            reason,
+        )
+        _said.add(reason)

@@ -1,0 +1,374 @@
+"""A process in a directory that it shares: opened once, locked, and left.
+
+A process that closes *any* descriptor of a file drops *all* of its record locks on it:
+the registry of a directory is opened once per process, however many hosts and clients
+join in it, and stays open until the last of them has left. Locks are not inherited: a
+forked child is no member until it joins itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import secrets
+import stat
+import threading
+import time
+from contextlib import suppress
+
+#: An owner number: random bits, then the bits of a process id.
+PID_BITS, RANDOM_BITS = 22, 40
+#: The file of a directory that carries the locks.
+FILE = "registry"
+#: Byte of the registry on which every member holds a shared lock.
+PRESENT_AT = 0
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Seconds to wait for somebody who is just removing the directory.
+_PATIENCE = 5.0
+
+Inode = tuple[int, int]
+
+
+class WayClosed(Exception):  # noqa: N818 - no error: callers take another way
+    """Shared memory cannot be used, or not this one; the text says why."""
+
+
+class Presence:
+    """A process in one directory: its descriptors, locks, and how often it joined."""
+
+    def __init__(self, path: str, directory_fd: int, fd: int, owner: int) -> None:
+        self.path, self.directory_fd, self.fd = path, directory_fd, fd
+        self.owner, self.pid = owner, os.getpid()
+        self.n_members = self.n_visitors = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this process is there by it; never in a forked child."""
+        return self.n_members + self.n_visitors > 0 and self.pid == os.getpid()
+
+    def add(self, member: bool) -> bool:
+        """Be there once more; return whether that was possible.
+
+        Visitors have no lock on the first byte: a directory goes with its members.
+        """
+        if not member:
+            self.n_visitors += 1
+            return True
+        if not self.n_members and not try_lock(
+            self.fd, PRESENT_AT, fcntl.LOCK_SH, keep=True
+        ):
+            return False
+        self.n_members += 1
+        return True
+
+    def drop(self, member: bool) -> None:
+        """Be there once less."""
+        if member:
+            self.n_members -= 1
+        else:
+            self.n_visitors -= 1
+
+
+#: Directories this process is in, by inode.
+_present: dict[Inode, Presence] = {}
+#: Held while any of this changes.
+_lock = threading.Lock()
+
+
+def enter(path: str, member: bool) -> Presence:
+    """Be in a directory, once more where this process is there already.
+
+    Parameters
+    ----------
+    path : str
+        The directory.
+    member : bool
+        Whether as a member, who makes it where there is none, or as a visitor.
+
+    Returns
+    -------
+    Presence
+        One per process and directory; each entry is left by :func:`leave`.
+
+    Raises
+    ------
+    OSError
+        If there is no such directory, or it cannot be made or locked.
+    WayClosed
+        If it is not this user's alone.
+    """
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        with _lock:
+            presence = _try_enter(path, member)
+        if presence is not None:
+            return presence
+        if time.monotonic() > deadline:
+            raise WayClosed(f"{path} does not stay: others remove it again and again")
+        time.sleep(0.001)
+
+
+def leave(presence: Presence, member: bool) -> None:
+    """Undo one :func:`enter`; the last member removes the directory.
+
+    Blocks of this process that are still there go with its last membership.
+
+    Parameters
+    ----------
+    presence : Presence
+        What :func:`enter` gave. In a forked child nothing happens.
+    member : bool
+        As it entered.
+    """
+    with _lock:
+        if not presence.is_open:
+            return
+        presence.drop(member)
+        if member and not presence.n_members:
+            _end_membership(presence)
+        if not presence.n_members + presence.n_visitors:
+            _depart(presence)
+
+
+def remove(presence: Presence, name: str) -> bool:
+    """Remove a file of a directory that this process is still in.
+
+    Parameters
+    ----------
+    presence : Presence
+        What :func:`enter` gave.
+    name : str
+        The file.
+
+    Returns
+    -------
+    bool
+        False where it is gone already, and in a forked child.
+    """
+    # Or the descriptor could be closed, and be another one, before it is used.
+    with _lock:
+        return presence.is_open and unlink(name, presence.directory_fd)
+
+
+def clear(path: str) -> bool:
+    """Remove a directory of this user in which nobody is.
+
+    Parameters
+    ----------
+    path : str
+        The directory.
+
+    Returns
+    -------
+    bool
+        False where somebody is there, this process included.
+    """
+    with _lock:
+        return _clear(path)
+
+
+def _try_enter(path: str, member: bool) -> Presence | None:
+    """Take the locks; None where the directory was removed meanwhile."""
+    if member:
+        with suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+    try:
+        directory_fd = _open_directory(path)
+    except FileNotFoundError:
+        if member:
+            return None
+        raise
+    fd = -1
+    try:
+        known = _present.get(inode_of(directory_fd))
+        if known is not None:
+            return known if known.add(member) else None
+        flags = _FILE | os.O_CREAT if member else _FILE
+        fd = os.open(FILE, flags, 0o600, dir_fd=directory_fd)
+        check_file(os.fstat(fd), f"{path}/{FILE}")
+        # While there is no lock yet, somebody may remove what was opened here.
+        owner = secrets.randbits(RANDOM_BITS) << PID_BITS | os.getpid()
+        presence = Presence(path, directory_fd, fd, owner)
+        if (
+            presence.add(member)
+            and try_lock(fd, owner, fcntl.LOCK_EX, keep=True)
+            and _is(fd, directory_fd)
+        ):
+            _present[inode_of(directory_fd)] = presence
+            directory_fd = fd = -1
+            return presence
+    except FileNotFoundError:
+        # The directory goes while we come; a visitor comes too early or too late.
+        if not member:
+            raise
+    finally:
+        for opened in (fd, directory_fd):
+            if opened >= 0:
+                os.close(opened)
+    return None
+
+
+def _end_membership(presence: Presence) -> None:
+    """Remove this process's blocks, and the directory when no other member is there."""
+    prefix = f"{presence.owner:016x}-"
+    for name in os.listdir(presence.directory_fd):
+        if name.startswith(prefix):
+            unlink(name, presence.directory_fd)
+    # First out, then alone: of two that turn their shared lock into an exclusive one
+    # neither would succeed.
+    fcntl.lockf(presence.fd, fcntl.LOCK_UN, 1, PRESENT_AT)
+    if _remove_if_alone(presence.path, presence.directory_fd, presence.fd):
+        return
+    # A visitor from here on.
+    fcntl.lockf(presence.fd, fcntl.LOCK_UN, 1, PRESENT_AT)
+
+
+def _depart(presence: Presence) -> None:
+    """Close the descriptors; a visitor may find that all members have died."""
+    _present.pop(inode_of(presence.directory_fd), None)
+    try:
+        _remove_unless_member(presence)
+    finally:
+        os.close(presence.fd)
+        os.close(presence.directory_fd)
+
+
+def _remove_unless_member(presence: Presence) -> bool:
+    at = presence.directory_fd, presence.fd
+    return not presence.n_members and _remove_if_alone(presence.path, *at)
+
+
+def _clear(path: str) -> bool:
+    """Remove a directory that this process is not in, if nobody is."""
+    directory_fd = _open_directory(path)
+    fd = -1
+    try:
+        # Perhaps under another path. Opening its registry would drop our locks.
+        known = _present.get(inode_of(directory_fd))
+        if known is not None:
+            return _remove_unless_member(known)
+        try:
+            fd = os.open(FILE, _FILE, dir_fd=directory_fd)
+        except FileNotFoundError:
+            os.rmdir(path)  # Who is just making it tries again.
+            return True
+        return _remove_if_alone(path, directory_fd, fd)
+    finally:
+        for opened in (fd, directory_fd):
+            if opened >= 0:
+                os.close(opened)
+
+
+def _remove_if_alone(path: str, directory_fd: int, fd: int) -> bool:
+    if not try_lock(fd, PRESENT_AT, fcntl.LOCK_EX, keep=True):
+        return False
+    if not _is(fd, directory_fd):  # Somebody else was faster.
+        return False
+    for name in os.listdir(directory_fd):
+        if name != FILE:
+            unlink(name, directory_fd)
+    # From here on others make a new one.
+    unlink(FILE, directory_fd)
+    with suppress(OSError):
+        os.rmdir(path)
+    return True
+
+
+def _open_directory(path: str) -> int:
+    """Open a directory of ours and nobody else's."""
+    try:
+        fd = os.open(path, _DIRECTORY)
+    except NotADirectoryError as error:
+        raise WayClosed(f"{path} is no directory; remove it") from error
+    status = os.fstat(fd)
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) != 0o700:
+        os.close(fd)
+        raise WayClosed(
+            f"{path} belongs to user {status.st_uid} with mode "
+            f"{stat.S_IMODE(status.st_mode):o}, not to user {os.getuid()} alone"
+        )
+    return fd
+
+
+def check_file(status: os.stat_result, path: str) -> None:
+    """Refuse a file that is not this user's alone.
+
+    Parameters
+    ----------
+    status : os.stat_result
+        What the file is.
+    path : str
+        Its name, for the message.
+
+    Raises
+    ------
+    WayClosed
+        If it is no regular file, belongs to somebody else or others may open it.
+    """
+    mode = stat.S_IMODE(status.st_mode)
+    regular = stat.S_ISREG(status.st_mode)
+    if not regular or status.st_uid != os.getuid() or mode != 0o600:
+        raise WayClosed(
+            f"{path} is not this user's own file: user {status.st_uid}, mode {mode:o}"
+        )
+
+
+def inode_of(fd: int) -> Inode:
+    """Return what tells an open file from all others."""
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+def _is(fd: int, directory_fd: int) -> bool:
+    """Whether an open registry still has its name."""
+    try:
+        status = os.stat(FILE, dir_fd=directory_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return (status.st_dev, status.st_ino) == inode_of(fd)
+
+
+def try_lock(fd: int, at: int, kind: int, keep: bool = False) -> bool:
+    """Lock one byte if nobody else holds it, and let it go again unless told."""
+    try:
+        fcntl.lockf(fd, kind | fcntl.LOCK_NB, 1, at)
+    except (BlockingIOError, PermissionError):
+        return False
+    if not keep:
+        fcntl.lockf(fd, fcntl.LOCK_UN, 1, at)
+    return True
+
+
+def unlink(name: str, directory_fd: int) -> bool:
+    """Remove a file; whether it was there and could be removed."""
+    try:
+        os.unlink(name, dir_fd=directory_fd)
+    except (FileNotFoundError, IsADirectoryError, PermissionError):
+        return False
+    return True
+
+
+def _leave_all() -> None:
+    with _lock:
+        for presence in list(_present.values()):
+            if presence.n_members:
+                _end_membership(presence)
+            presence.n_members = presence.n_visitors = 0
+            _depart(presence)
+
+
+def _forget() -> None:
+    """Be nobody in a forked child; closing does not touch its parent's locks."""
+    global _lock
+    # Another thread of the parent may have held it.
+    _lock = threading.Lock()
+    for presence in _present.values():
+        os.close(presence.fd)
+        os.close(presence.directory_fd)
+    _present.clear()
+
+
+atexit.register(_leave_all)
+os.register_at_fork(after_in_child=_forget)

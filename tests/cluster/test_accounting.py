@@ -1,0 +1,175 @@
+"""What Dask counts as a worker's memory where processes share blocks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Nanny, get_worker
+
+from daskps.cluster import accounting
+from daskps.cluster.accounting import NannyMemory, foreign_nbytes, is_within_limit
+from daskps.cluster.memory import attach, open_memory
+from daskps.cluster.plugin import DirectoryPlugin
+from daskps.cluster.registry import visit
+from tests.cluster.forks import child
+from tests.support import gen_cluster
+
+MB = 2**20
+#: What a limited worker may have, and a block that is too much beside the interpreter.
+LIMIT, BLOCK = 256 * MB, 200 * MB
+_SHM = Path("/dev/shm")
+pytestmark = pytest.mark.skipif(
+    not _SHM.is_dir() or shutil.disk_usage(_SHM).free < 2 * BLOCK,
+    reason="needs memory in /dev/shm",
+)
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """Only pages of tmpfs count as shared."""
+    with TemporaryDirectory(dir=_SHM) as path:
+        yield Path(path)
+
+
+def resident(pid: int | str = "self") -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_block_counts_for_its_owner_alone(base: Path) -> None:
+    monitor = SimpleNamespace(get_process_memory=resident)
+    worker: Any = SimpleNamespace(monitor=monitor)
+    accounting.correct(worker)
+    memory = open_memory(base, "a")
+    assert abs(monitor.get_process_memory() - resident()) < MB
+    alone = resident()
+    block = memory.take(40 * MB)
+    block.stamp()
+    # Once, and not in vain: the pages are there.
+    assert abs(monitor.get_process_memory() - resident()) < MB
+    assert resident() - alone > 30 * MB
+    assert foreign_nbytes(os.getpid()) == 0
+
+    def reads(pipe: Connection) -> None:
+        # A fork has the pages of its parent.
+        pipe.send((resident(), monitor.get_process_memory()))
+        pipe.recv()
+
+    def attaches(pipe: Connection) -> None:
+        own = attach(visit(base, "a"), block.name, block.nbytes, block.nonce)
+        before = resident(), monitor.get_process_memory()
+        own.buffer[::4096] = 1
+        pipe.send((before, (resident(), monitor.get_process_memory())))
+        pipe.recv()
+
+    with child(attaches) as other:
+        before, after = other.receive()
+        assert after[0] - before[0] > 30 * MB
+        assert abs(after[1] - before[1]) < 4 * MB
+        # As its nanny sees it, also when the block has no name any more.
+        assert abs(foreign_nbytes(other.pid) - 40 * MB) < MB
+        block.free()
+        assert abs(foreign_nbytes(other.pid) - 40 * MB) < MB
+    memory.close()
+
+
+def test_shared_memory_of_others_stays_charged(base: Path) -> None:
+    monitor = SimpleNamespace(get_process_memory=resident)
+    worker: Any = SimpleNamespace(monitor=monitor)
+    accounting.correct(worker)
+    with (base / "users").open("w+b") as file:
+        file.truncate(40 * MB)
+        users = np.memmap(file, np.uint8, "r+")
+        users[::4096] = 1
+        memory = open_memory(base, "a")
+        block = memory.take(MB)
+        assert abs(monitor.get_process_memory() - resident()) < 4 * MB
+        assert foreign_nbytes(os.getpid()) == 0
+        block.free()
+        memory.close()
+        del users, block
+
+
+def fake_nanny(pid: int | None, limit: float) -> Any:
+    return SimpleNamespace(
+        pid=pid,
+        memory_manager=SimpleNamespace(memory_limit=limit, memory_terminate_fraction=1),
+        periodic_callbacks={},
+    )
+
+
+def test_a_nanny_asks_its_monitor_only_above_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+    nanny = fake_nanny(os.getpid(), resident() * 2)
+    plugin = NannyMemory()
+    plugin.setup(nanny)  # one that watches nothing
+    monitor = lambda: calls.append(1)  # noqa: E731 - its identity counts
+    timer = nanny.periodic_callbacks["memory_monitor"] = SimpleNamespace(
+        callback=monitor
+    )
+    plugin.setup(nanny)
+    plugin.setup(nanny)
+    timer.callback()
+    assert calls == []
+    nanny.memory_manager.memory_limit = resident() / 2
+    timer.callback()
+    assert calls == [1]
+    monkeypatch.setattr(accounting, "foreign_nbytes", lambda pid: resident() * 2 // 3)
+    timer.callback()
+    assert calls == [1]
+    plugin.teardown(nanny)
+    plugin.teardown(nanny)
+    assert timer.callback is monitor
+    # What cannot be told is left to Dask.
+    assert not is_within_limit(fake_nanny(None, 1e15))
+    assert not is_within_limit(fake_nanny(2**22 + 1, 1e15))
+
+
+def touch(base: Path, name: str, nonce: int) -> tuple[int, int, str]:
+    """In a worker: use all of another process's block, and keep it."""
+    worker: Any = get_worker()
+    worker.block = attach(visit(base, "a"), name, BLOCK, nonce)
+    worker.block.buffer[::4096] = 1
+    return resident(), worker.monitor.get_process_memory(), worker.status.name
+
+
+@gen_cluster(
+    client=True,
+    Worker=Nanny,
+    nthreads=[("127.0.0.1", 1)],
+    worker_kwargs={"memory_limit": LIMIT},
+    config={"distributed.worker.memory.monitor-interval": "20ms"},
+)
+async def test_a_worker_survives_blocks_of_others(c: Any, s: Any, a: Any) -> None:
+    await s.register_scheduler_plugin(
+        DirectoryPlugin(), name=DirectoryPlugin.name, idempotent=True
+    )
+    await s.plugins[DirectoryPlugin.name]._nannies
+    with TemporaryDirectory(dir=_SHM) as base:
+        memory, pid = open_memory(base, "a"), a.pid
+        block = memory.take(BLOCK)
+        block.stamp()
+        raw, figure, status = await c.submit(touch, base, block.name, block.nonce)
+        assert raw > LIMIT
+        assert figure < raw - 0.95 * BLOCK
+        assert status == "running"
+        # A nanny that comes later has it too; one that looks now ends nobody.
+        assert NannyMemory.name in s.nanny_plugins
+        assert abs(foreign_nbytes(pid) - BLOCK) < MB
+        a.periodic_callbacks["memory_monitor"].callback()
+        assert await c.submit(os.getpid, pure=False) == pid
+        assert not s.get_events("worker-restart-memory")
+        block.free()
+        memory.close()
+        del block
