@@ -51,10 +51,13 @@ class Config:
     check_finite: bool
     memory_share: float
     process_way: bool
+    machine_way: bool
     inline_nbytes: int
     warn_pull_nbytes: int
     cache: Path
+    shared_memory: Path
     threads: int
+    double_buffer: str
 
 
 def load() -> Config:
@@ -80,13 +83,14 @@ def load() -> Config:
     return Config(**{field: _read(key) for field, (key, _, _) in _KEYS.items()})
 
 
-def process_way(is_open: bool) -> AbstractContextManager[object]:
-    """Open or close the way inside a process, here and in workers started meanwhile.
+def open_ways(*, process: bool, machine: bool) -> AbstractContextManager[object]:
+    """Open or close the ways to a shard, here and in workers started meanwhile.
 
     Parameters
     ----------
-    is_open : bool
-        False makes every call a message, as between machines.
+    process, machine : bool
+        Whether callers inside the worker's process, and those on its machine, reach
+        the shard without a message; both False is as between machines.
 
     Returns
     -------
@@ -94,7 +98,26 @@ def process_way(is_open: bool) -> AbstractContextManager[object]:
         Puts the configuration back at its end.
     """
     setting: AbstractContextManager[object] = dask.config.set(
-        {"daskps.ways.process": is_open}
+        {"daskps.ways.process": process, "daskps.ways.machine": machine}
+    )
+    return setting
+
+
+def double_buffer(value: str) -> AbstractContextManager[object]:
+    """Choose for a while what resident trainers of `train` make ready ahead.
+
+    Parameters
+    ----------
+    value : {"none", "batches", "parameters"}
+        As the configuration value of this name.
+
+    Returns
+    -------
+    context manager
+        Puts the configuration back at its end.
+    """
+    setting: AbstractContextManager[object] = dask.config.set(
+        {"daskps.double-buffer": value}
     )
     return setting
 
@@ -231,6 +254,12 @@ def _flag(value: object) -> bool:
     return value
 
 
+def _double_buffer(value: object) -> str:
+    if value not in ("none", "batches", "parameters"):
+        raise ValueError(value)
+    return str(value)
+
+
 def _count(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(value)
@@ -255,6 +284,16 @@ def _directory(value: object) -> Path:
     return base / "daskps" / "kernels"
 
 
+def _shared_memory(value: object) -> Path:
+    if value == "" or not isinstance(value, str | os.PathLike | None):
+        raise TypeError(value)
+    # Not made absolute by the folder a process happens to be in: each has another.
+    path = Path("/dev/shm" if value is None else value)
+    if not path.is_absolute():
+        raise ValueError(value)
+    return path
+
+
 _SECONDS = 'seconds (at least 0), a string like "30s", or None to wait for ever'
 _POSITIVE = 'seconds (above 0) or a string like "30s"'
 _NBYTES = 'a number of bytes or a string like "64 KiB"'
@@ -265,9 +304,20 @@ _KEYS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     "check_finite": ("finite", _check_finite, '"reject" or "allow"'),
     "memory_share": ("memory-share", _share, "a number above 0, at most 1"),
     "process_way": ("ways.process", _flag, "true or false"),
+    "machine_way": ("ways.machine", _flag, "true or false"),
     "inline_nbytes": ("inline-nbytes", _nbytes, _NBYTES),
     "warn_pull_nbytes": ("warn-pull-size", _nbytes, _NBYTES),
     "cache": ("cache-directory", _directory, "a directory, or null with a home"),
+    "shared_memory": (
+        "shared-memory-directory",
+        _shared_memory,
+        "an absolute path, or null",
+    ),
     "threads": ("threads", _count, "a whole number, at least 1"),
+    "double_buffer": (
+        "double-buffer",
+        _double_buffer,
+        '"none", "batches" or "parameters"',
+    ),
 }
 _PARSERS = {key: (parse, allowed) for key, parse, allowed in _KEYS.values()}

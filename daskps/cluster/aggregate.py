@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.cluster.client import ShardClient, gather
 from daskps.cluster.messages import Array, pack_array, unpack_array
 from daskps.cluster.upstream import dumps
 from daskps.layout import compute_dtype
@@ -14,6 +13,7 @@ from daskps.layout import compute_dtype
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from daskps.cluster.client import ShardClient
     from daskps.cluster.meta import Meta
 
 #: One contribution's rows for one host: shard, position of the piece, data.
@@ -26,13 +26,15 @@ async def aggregate(
     """Return the reduced arrays by name, in the compute dtype of the parameters."""
     meta = shards.meta
     pickled = dumps(reduce)
-    found = await gather(
-        *(
-            shards.control_at(worker, "aggregate", contributions=rows, reduce=pickled)
+
+    def plan() -> dict[str, dict[str, Any]]:
+        return {
+            worker: {"contributions": rows, "reduce": pickled}
             for worker, rows in _by_host(meta, contributions).items()
             if any(rows)
-        )
-    )
+        }
+
+    found = await shards.rerouted("aggregate", plan)
     wanted = {index for arrays in contributions for index in arrays}
     parameters = [p for p in meta.layout.parameters if p.index in wanted]
     flats = {p.index: np.empty(p.size, compute_dtype(p.dtype)) for p in parameters}
@@ -47,12 +49,13 @@ async def aggregate(
 def _by_host(
     meta: Meta, contributions: Sequence[Mapping[int, Array]]
 ) -> dict[str, list[Rows]]:
-    hosts: dict[str, list[Rows]] = {w: [[] for _ in contributions] for w in meta.hosts}
+    where = meta.where
+    hosts: dict[str, list[Rows]] = {w: [[] for _ in contributions] for w in where.hosts}
     for rank, arrays in enumerate(contributions):
         for index, flat in arrays.items():
             for piece in meta.layout.pieces_of[index]:
                 position = meta.positions[piece.shard, index]
                 data = pack_array(flat[piece.start : piece.stop])
-                rows = hosts[meta.owners[piece.shard]][rank]
+                rows = hosts[where.owners[piece.shard]][rank]
                 rows.append((piece.shard, position, data))
     return hosts

@@ -1,56 +1,63 @@
 """From a caller to the shards of one store: route, batch, sequence, retry, await.
 
-The nearest way to each host is taken: a call under the shard's mutex where the host
-lives in this process, else a message over Dask's own connections. One call to a host
-is one message, whatever it carries for however many shards.
+The nearest way to each host is taken: none but the shard's mutex where the host lives
+in this process, its lock where its memory is mapped here, else a message over Dask's
+own connections. One call to a host is one message, whatever it carries for however
+many shards.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import itertools
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
-from daskps import config
+from daskps.cluster.answers import Outs, again, check_located, fill, raise_first
 from daskps.cluster.deadline import Deadline
-from daskps.cluster.host import HOSTS, ShardHost
-from daskps.cluster.messages import Answer, Array, Call, pack_call, unpack_answers
-from daskps.errors import DaskPSError, ShardLostError, StaleGenerationError
+from daskps.cluster.direct import Direct
+from daskps.cluster.host import HOSTS
+from daskps.cluster.messages import Answer, Call, pack_call, unpack_answers
+from daskps.cluster.plans import by_host
+from daskps.cluster.ways import Ways
+from daskps.errors import DaskPSError, StaleGenerationError
 from daskps.shards.base import NO_WAIT
 
 if TYPE_CHECKING:
+    from collections.abc import (
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Mapping,
+        Sequence,
+    )
+
     from daskps.cluster.link import Link, Pending
-    from daskps.cluster.meta import Meta
+    from daskps.cluster.meta import Joined, Meta
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 #: How long one message may wait at a host before it asks again. Bounds what a host
 #: keeps for a caller that is gone.
 WAIT_SECONDS = 20.0
-#: How long to wait for a message that was called off.
-STOP_SECONDS = 5.0
 #: How long a host may be silent before the directory is asked whether it is gone.
 SUSPECT_SECONDS = 1.0
-#: How long a control message to a host that cannot be reached is tried again.
-CONTROL_SECONDS = 5.0
+#: How long a control message to a host that cannot be reached is tried again: new
+#: owners of its shards may have to be found first.
+CONTROL_SECONDS = 20.0
+#: How long the directory may think about where shards are that a worker left.
+ADOPT_SECONDS = 5.0
 #: Pauses between two tries to reach a host that does not answer.
 BACKOFF_SECONDS = (0.01, 0.05, 0.2, 0.5)
-
-Outs = Mapping[int, Sequence[Array]]
 
 
 @dataclass(slots=True)
 class Counters:
-    """What a handle has done: messages, calls in the process, bytes, retries."""
+    """What a handle has done: messages, calls without one, their bytes, retries."""
 
     messages: int = 0
     local_calls: int = 0
@@ -67,15 +74,15 @@ class ShardClient:
         The way to the cluster.
     meta : Meta
         The store.
+    joined : Joined, optional
+        The run whose trainer calls.
     """
 
-    def __init__(self, link: Link, meta: Meta) -> None:
-        settings = config.load()
+    def __init__(self, link: Link, meta: Meta, joined: Joined | None = None) -> None:
         self.link, self.meta = link, meta
         self.counters = Counters()
         self._name, self._numbers = uuid.uuid4().hex, itertools.count()
-        self._in_process = settings.process_way
-        self.hosts = meta.hosts
+        self.ways = Ways(link, meta, joined)
 
     # -- one exchange with all hosts concerned -------------------------------
 
@@ -100,78 +107,29 @@ class ShardClient:
         dict of int to Answer
             By shard.
         """
-        near = {w: HOSTS[w] for w in calls if self._is_near(w)}
-        if not near:
+        serving = self.ways.serving
+        found = {w: serving(w, by_owner=c.by_owner) for w, c in calls.items()}
+        served = {w: s for w, s in found.items() if s is not None}
+        if not served:
             return self.link.run(lambda: self.call_async(calls, outs, timeout, what))
-        deadline = Deadline(timeout, what)
-        far = {w: c for w, c in calls.items() if w not in near}
-        started = (
-            self.link.start(lambda: self.call_async(far, outs, timeout, what))
-            if far
-            else None
-        )
-        answers: dict[int, Answer] = {}
-        try:
-            for worker, host in near.items():
-                found = self._now(host, calls[worker], outs, deadline)
-                answers.update((a.shard, a) for a in found)
-            if started is not None:
-                answers.update(started.result())
-        except BaseException:
-            if started is not None:
-                started.stop()
-                # Until then the loop may read or fill the caller's arrays.
-                concurrent.futures.wait([started], STOP_SECONDS)
-            raise
-        return answers
+        far = {w: c for w, c in calls.items() if w not in served}
+        with Direct(self, outs, Deadline(timeout, what)) as direct:
+            direct.send(far)
+            for worker, near in served.items():
+                direct.begin(worker, near, calls[worker])
+            return direct.answers()
 
     def begin(
         self, calls: Mapping[str, Call], outs: Outs, what: str
     ) -> tuple[dict[str, Call], Pending[dict[int, Answer]]]:
-        """Send the calls that leave this process; return the others, and the answers.
+        """Send the calls that take a message; return the others, and the answers.
 
         Until these are there, or were stopped, `outs` may be written to.
         """
-        near = {w: c for w, c in calls.items() if self._is_near(w)}
+        near = {w: c for w, c in calls.items() if self.ways.serving(w) is not None}
         far = {w: c for w, c in calls.items() if w not in near}
         work = partial(self.call_async, far, outs, None, what)
         return near, self.link.start(work)
-
-    def ways(self, on_loop: bool) -> dict[str, str]:
-        """Return how calls reach each host: "process" or "message".
-
-        On an event loop only hosts on the same loop are called directly.
-        """
-        return {
-            worker: "process"
-            if self._is_near(worker)
-            and (not on_loop or HOSTS[worker].worker.loop is self.link.loop)
-            else "message"
-            for worker in self.hosts
-        }
-
-    def _is_near(self, worker: str) -> bool:
-        return self._in_process and worker in HOSTS
-
-    def _now(
-        self, host: ShardHost, call: Call, outs: Outs, deadline: Deadline
-    ) -> list[Answer]:
-        """Serve a call in this thread, waiting as long as the deadline allows."""
-        self.counters.local_calls += 1
-        while True:
-            seconds = min(deadline.left(), WAIT_SECONDS)
-            try:
-                answers = host.call_now(call, outs, seconds)
-            except StaleGenerationError:
-                # The host has just dropped the shard: the loop finds out why.
-                worker = host.worker.address
-                return self.link.run(
-                    partial(self._to_host, worker, call, outs, deadline)
-                )
-            _raise_first(answers)
-            if not any(a.parked for a in answers):
-                return answers
-            call = _again(call, answers)
 
     # -- on the event loop ---------------------------------------------------
 
@@ -181,43 +139,67 @@ class ShardClient:
         """Send a call to each host from the event loop; see :meth:`call`."""
         deadline = Deadline(seconds, what)
         found = await gather(
-            *(self._to_host(w, c, outs, deadline) for w, c in calls.items())
+            *(self.to_host(w, c, outs, deadline=deadline) for w, c in calls.items())
         )
         return {a.shard: a for answers in found for a in answers}
 
-    async def _to_host(
-        self, worker: str, call: Call, outs: Outs, deadline: Deadline
+    async def to_host(
+        self,
+        worker: str,
+        call: Call,
+        outs: Outs,
+        *,
+        deadline: Deadline,
+        tries: int = 0,
     ) -> list[Answer]:
-        attempts = itertools.count()
+        """Send a call to one host until it is answered, or that is in vain.
+
+        Where its shards have moved it goes to those that have them now: the same call,
+        which a shard that has applied it knows again.
+        """
         while True:
             left = deadline.left()
             token = f"{self._name}-{next(self._numbers)}"
             call = replace(call, wait_seconds=min(left, WAIT_SECONDS), token=token)
             try:
                 answers = await self._send(worker, call, left)
+                raise_first(answers)
             except TimeoutError:
                 raise deadline.error(worker) from None
             except (OSError, StaleGenerationError) as error:
-                await self._relocate(worker, error, next(attempts), deadline)
-                continue
-            try:
-                _raise_first(answers)
-            except StaleGenerationError as error:
-                await self._relocate(worker, error, next(attempts), deadline)
+                parts = {part.shard: part for part in call.parts}
+                tries = await self._relocate(
+                    list(parts), error, tries=tries, deadline=deadline
+                )
+                calls = by_host(self.meta, parts, call)
+                if list(calls) != [worker]:
+                    found = await gather(
+                        *(
+                            self.to_host(w, c, outs, deadline=deadline, tries=tries)
+                            for w, c in calls.items()
+                        )
+                    )
+                    return [answer for answers in found for answer in answers]
+                call = calls[worker]
                 continue
             if not any(a.parked for a in answers):
-                _fill(outs, answers)
+                fill(outs, answers)
                 return answers
-            call = _again(call, answers)
+            call = again(call, answers)
 
     async def _send(self, worker: str, call: Call, left: float) -> list[Answer]:
-        if self._is_near(worker) and HOSTS[worker].worker.loop is self.link.loop:
+        shards = [part.shard for part in call.parts]
+        if self.ways.is_near(worker) and HOSTS[worker].worker.loop is self.link.loop:
             self.counters.local_calls += 1
-            return await HOSTS[worker].call(call)
+            async with self.watching(worker, shards, call.run):
+                return await HOSTS[worker].call(call)
+        if self.ways.is_gone(worker):
+            # Dask would try to connect for a while.
+            raise OSError(f"the process of worker {worker} has died")
         self.counters.messages += 1
         self.counters.nbytes += call.nbytes
         try:
-            async with self.watching(worker, call.run):
+            async with self.watching(worker, shards, call.run):
                 reply = await asyncio.wait_for(
                     self.link.rpc(worker, "daskps_call", **pack_call(call)),
                     None if left == float("inf") else left,
@@ -240,7 +222,9 @@ class ShardClient:
             )
 
     @contextlib.asynccontextmanager
-    async def watching(self, worker: str, run: int = 0) -> AsyncIterator[None]:
+    async def watching(
+        self, worker: str, shards: Sequence[int], run: int = 0
+    ) -> AsyncIterator[None]:
         """Ask the directory about a host that does not answer for a while.
 
         Dask tries to connect to a dead address for 30 s. A timer costs next to
@@ -254,7 +238,8 @@ class ShardClient:
         async def check() -> None:
             while task is not None and not found:
                 try:
-                    self._check(await self._locate(run), worker)
+                    located = await self._locate(run)
+                    check_located(self.meta.name, located, shards, worker)
                 except DaskPSError as error:
                     found.append(error)
                     task.cancel()
@@ -282,30 +267,38 @@ class ShardClient:
                 asked.cancel()
 
     async def _relocate(
-        self, worker: str, error: Exception, attempt: int, deadline: Deadline
-    ) -> None:
-        """Find out whether a message that failed is worth another try."""
-        left = deadline.left()
-        work = self._locate()
-        seconds = None if left == float("inf") else left
-        self._check(await self.link.within(work, seconds, deadline.what), worker)
+        self, shards: Sequence[int], error: Exception, *, tries: int, deadline: Deadline
+    ) -> int:
+        """Find out where to send a message again that failed, and whether to.
+
+        Returns how often it was tried in vain where the shards still are.
+        """
+        where = self.meta.where
+        while True:
+            left = deadline.left()
+            work = self._locate(wait_seconds=min(left, ADOPT_SECONDS))
+            seconds = None if left == float("inf") else left
+            located = await self.link.within(work, seconds, deadline.what)
+            check_located(self.meta.name, located, shards)
+            if not set(shards) & set(located["adopting"]):
+                break
         self.counters.retries += 1
-        logger.debug("%s: try %d at %s: %r", deadline.what, attempt + 2, worker, error)
-        if isinstance(error, StaleGenerationError) and attempt >= 3:
-            logger.warning("%s gives up on %s: %s", deadline.what, worker, error)
+        logger.debug("%s: try %d: %r", deadline.what, tries + 2, error)
+        self.meta.update(located)
+        if self.meta.where != where:
+            return 0
+        if isinstance(error, StaleGenerationError) and tries >= 3:
+            logger.warning("%s gives up: %s", deadline.what, error)
             raise error
-        pause = BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS) - 1)]
+        pause = BACKOFF_SECONDS[min(tries, len(BACKOFF_SECONDS) - 1)]
         await asyncio.sleep(min(pause, deadline.left()))
+        return tries + 1
 
-    async def _locate(self, run: int = 0) -> dict[str, Any]:
-        uid = self.meta.uid
-        found: dict[str, Any] = await self.link.directory("locate", uid=uid, run=run)
+    async def _locate(self, run: int = 0, wait_seconds: float = 0.0) -> dict[str, Any]:
+        found: dict[str, Any] = await self.link.directory(
+            "locate", uid=self.meta.uid, run=run, wait_seconds=wait_seconds
+        )
         return found
-
-    def _check(self, located: Mapping[str, Any], worker: str) -> None:
-        for shard, owner, reason in located["lost"]:
-            if owner == worker:
-                raise ShardLostError(self.meta.name, shard, owner, reason)
 
     # -- control -------------------------------------------------------------
 
@@ -329,26 +322,61 @@ class ShardClient:
             with contextlib.suppress(OSError, DaskPSError):
                 await asyncio.wait_for(told, CONTROL_SECONDS)
 
-        self.link.start(lambda: asyncio.gather(*map(tell, self.hosts)))
+        self.link.start(lambda: asyncio.gather(*map(tell, self.meta.hosts)))
 
     async def control(self, method: str, **kwargs: Any) -> list[Any]:
-        """Send a control message to every host of the store."""
-        return await gather(
-            *(self.control_at(worker, method, **kwargs) for worker in self.hosts)
+        """Send a control message to every host of the store.
+
+        Where shards have moved meanwhile, to all hosts once more.
+        """
+        return await self.rerouted(
+            method, lambda: dict.fromkeys(self.meta.hosts, kwargs)
         )
 
-    async def control_at(self, worker: str, method: str, **kwargs: Any) -> Any:
-        """Send a control message to one host; a lost shard raises ShardLostError."""
+    async def control_at(self, shard: int, method: str, **kwargs: Any) -> Any:
+        """Send a control message to the host of one shard."""
+        [found] = await self.rerouted(method, lambda: {self.meta.owners[shard]: kwargs})
+        return found
+
+    async def rerouted(
+        self, method: str, plan: Callable[[], Mapping[str, Mapping[str, Any]]]
+    ) -> list[Any]:
+        """Send control messages, planned anew when shards have moved.
+
+        Parameters
+        ----------
+        method : str
+            What is asked of the hosts; asking twice is fine.
+        plan : callable
+            Returns the arguments for each worker.
+
+        Returns
+        -------
+        list
+            What they answer, in the order of the plan.
+
+        Raises
+        ------
+        ShardLostError
+            Where a shard of the store is lost.
+        """
         deadline = Deadline(CONTROL_SECONDS, f"{method} of store {self.meta.name!r}")
-        for attempt in itertools.count():
+        tries = 0
+        while True:
+            planned = plan()
             try:
-                async with self.watching(worker):
-                    return await self.link.control(
-                        worker, method, store=self.meta.uid, **kwargs
-                    )
+                return await gather(
+                    *(self._tell(w, method, of) for w, of in planned.items())
+                )
             except (OSError, StaleGenerationError) as error:
-                await self._relocate(worker, error, attempt, deadline)
-        return None
+                every = range(self.meta.layout.n_shards)
+                tries = await self._relocate(
+                    every, error, tries=tries, deadline=deadline
+                )
+
+    async def _tell(self, worker: str, method: str, of: Mapping[str, Any]) -> Any:
+        async with self.watching(worker, self.meta.hosts.get(worker, ())):
+            return await self.link.control(worker, method, store=self.meta.uid, **of)
 
 
 async def gather(*work: Awaitable[T]) -> list[T]:
@@ -363,24 +391,3 @@ async def gather(*work: Awaitable[T]) -> list[T]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
-
-
-def _raise_first(answers: Sequence[Answer]) -> None:
-    for answer in answers:
-        if answer.error is not None:
-            raise answer.error
-
-
-def _again(call: Call, answers: Sequence[Answer]) -> Call:
-    """Return the call that waits on: without its arrays where they were accepted."""
-    if all(a.applied for a in answers):
-        return call.waiting()
-    return call
-
-
-def _fill(outs: Outs, answers: Sequence[Answer]) -> None:
-    for answer in answers:
-        wanted = outs.get(answer.shard, ())
-        if answer.arrays and wanted and answer.arrays[0] is not wanted[0]:
-            for out, array in zip(wanted, answer.arrays, strict=True):
-                np.copyto(out, array)

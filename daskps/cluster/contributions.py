@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from daskps.cluster.words import widened_node
 from daskps.errors import ContributionLostError, RunCancelledError
 from daskps.reduction import Empty, Node, fold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from daskps.codecs import Codec
     from daskps.layout import Layout
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -53,30 +55,52 @@ class Receipt(NamedTuple):
     moved: bool
 
 
+class Parcel(NamedTuple):
+    """A node of the rank tree, or what one rank's node is made of: words."""
+
+    node: Node
+    codec: Codec | None = None
+    scale: float = 1.0
+
+    def opened(self, layout: Layout, shard: int, empty: Empty) -> Node:
+        """Return the node; that of words has arrays of its own."""
+        if self.codec is None:
+            return self.node
+        words, weights = self.node
+        made = widened_node(
+            words, self.codec, layout.pieces[shard], scale=self.scale, empty=empty
+        )
+        return made, weights
+
+
 @dataclass(frozen=True, slots=True)
 class Contribution:
     """One rank's part of a round: read-only flat arrays by parameter index.
 
-    For a mean they are multiplied by `weight` already.
+    For a mean numbers are multiplied by `weight` already; words of a codec are
+    multiplied by `scale` when they are widened.
     """
 
     layout: Layout
     weight: float
     arrays: Mapping[int, Array]
+    codec: Codec | None = None
+    scale: float = 1.0
 
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays."""
         return sum(a.nbytes for a in self.arrays.values())
 
-    def node(self, shard: int) -> Node:
+    def parcel(self, shard: int) -> Parcel:
         """Return views of what belongs to a shard, by position of the piece."""
         arrays = {}
         for position, piece in enumerate(self.layout.pieces[shard]):
             flat = self.arrays.get(piece.parameter.index)
             if flat is not None:
                 arrays[position] = flat[piece.start : piece.stop]
-        return arrays, dict.fromkeys(arrays, self.weight)
+        node = arrays, dict.fromkeys(arrays, self.weight)
+        return Parcel(node, self.codec, self.scale)
 
 
 @dataclass
@@ -177,8 +201,11 @@ class Contributions:
         shards: Sequence[int],
         ranks: Sequence[int],
         nodes: Sequence[tuple[int, int]],
-    ) -> list[list[Node]]:
+    ) -> list[list[Parcel]]:
         """Return, for each shard, the sums over nodes of the rank tree.
+
+        A codec's words are returned as they are where they are all of a node: so
+        they may travel. Sums are numbers.
 
         Parameters
         ----------
@@ -193,7 +220,7 @@ class Contributions:
 
         Returns
         -------
-        list of list of node
+        list of list of Parcel
             By shard, then by node.
 
         Raises
@@ -212,17 +239,26 @@ class Contributions:
             )
         return [
             [
-                fold(
-                    {r: kept[r].node(shard) for r in ranks if lo <= r < hi},
-                    lo,
-                    hi,
-                    self._empty,
-                )
-                or ({}, {})
+                self._sum([r for r in ranks if lo <= r < hi], (lo, hi), kept, shard)
                 for lo, hi in nodes
             ]
             for shard in shards
         ]
+
+    def _sum(
+        self,
+        ranks: Sequence[int],
+        span: tuple[int, int],
+        kept: Mapping[int, Contribution],
+        shard: int,
+    ) -> Parcel:
+        if len(ranks) == 1:
+            return kept[ranks[0]].parcel(shard)
+        opened = {
+            r: kept[r].parcel(shard).opened(kept[r].layout, shard, self._empty)
+            for r in ranks
+        }
+        return Parcel(fold(opened, *span, self._empty) or ({}, {}))
 
     def free(self, run: int, attempt: int, last: int) -> None:
         """Drop the contributions of an attempt up to a round."""

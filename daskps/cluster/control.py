@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps import config
-from daskps.cluster import cutting, keeping
+from daskps.cluster import adopting, arrivals, cutting, keeping, running
 from daskps.cluster.messages import (
     Call,
     identity,
@@ -18,13 +17,12 @@ from daskps.cluster.messages import (
     unpack_array,
     unpack_reply,
 )
-from daskps.cluster.slot import Slot
+from daskps.cluster.rules import Rules
+from daskps.cluster.slot import Slot, make_slots
 from daskps.cluster.upstream import loads
-from daskps.consistency import ASP, BSP, SSP, Policy
 from daskps.errors import StoreClosedError
 from daskps.init import fill
 from daskps.layout import Layout, compute_dtype
-from daskps.optim import Rule, bind
 from daskps.reduction import Node, leaf, reduce_all
 from daskps.shards.base import NOTHING
 from daskps.shards.dense import Shard
@@ -52,58 +50,67 @@ async def create(
     name: str,
     layout: Mapping[str, Any],
     shards: Sequence[int],
-    rules: bytes,
-    fills: bytes,
-) -> int:
+    pickled: tuple[bytes, bytes],
+    cluster: str,
+) -> list[tuple[int, str, int, int]]:
     """Make shards of a new store and fill them from their initializers.
 
-    Compiles the update loops, so that the first push finds them ready.
+    `pickled` are the update rules, and initializers with their seed. Compiles the
+    update loops, so that the first push finds them ready. Returns shard, name, bytes
+    and nonce of the memory that other processes may map.
     """
     made = Layout.from_wire(layout)
-    cache = str(config.load().cache)
+    rules, fills = pickled
 
-    def build() -> list[tuple[tuple[str, int], Slot]]:
-        bindings, slots = {}, {}
+    def build() -> list[Slot]:
+        bound, memory = Rules(made, rules), host.memory(cluster)
         began = time.perf_counter()
-        for index, rule in loads(rules).items():
-            dtype = made.parameters[index].dtype
-            bindings[index] = bind(rule, dtype, cache_dir=cache)
-            bindings[index].kernel.warm()
-            slots[index] = initial_slots(rule)
+        bound.warm(durable=memory is not None)
         _log_compile(host, name, time.perf_counter() - began)
-        initializers, seed = loads(fills)
-        slots_made = []
-        for i in shards:
-            segment = Segment(made, i, slots)
-            for piece, weights in zip(segment.pieces, segment.weights[0], strict=True):
-                if piece.parameter.index in initializers:
-                    fill(
-                        weights,
-                        initializers[piece.parameter.index],
-                        name=piece.parameter.name,
-                        shape=piece.parameter.shape,
-                        seed=seed,
-                        start=piece.start,
-                    )
-            slots_made.append(
-                ((store, i), Slot(name, made, i, Shard(segment, bindings)))
-            )
-        return slots_made
+        slots = make_slots(memory, bound, name=name, layout=made, shards=shards)
+        try:
+            initializers, seed = loads(fills)
+            for slot in slots:
+                _fill(slot.shard.segment, initializers, seed)
+        except BaseException:
+            for slot in slots:
+                slot.close()
+            raise
+        return slots
 
     built = await host.in_thread(build)
     if store in host.dropped:
+        for slot in built:
+            slot.close()
         raise StoreClosedError(
             f"store {name!r} was undone or freed while worker "
             f"{host.worker.address} made its shards"
         )
-    for key, slot in built:
-        host.slots.setdefault(key, slot)
-    nbytes = sum(slot.nbytes for _, slot in built)
+    for slot in built:
+        host.slots.setdefault((store, slot.index), slot)
+    nbytes = sum(slot.nbytes for slot in built)
     where = host.worker.address
     logger.info(
         "%s made %d shards of store %r, %d bytes", where, len(built), name, nbytes
     )
-    return len(shards)
+    return [
+        (slot.index, b.name, b.nbytes, b.nonce)
+        for slot in built
+        if (b := slot.block) is not None
+    ]
+
+
+def _fill(segment: Segment, initializers: Mapping[int, Any], seed: int) -> None:
+    for piece, weights in zip(segment.pieces, segment.weights[0], strict=True):
+        if piece.parameter.index in initializers:
+            fill(
+                weights,
+                initializers[piece.parameter.index],
+                name=piece.parameter.name,
+                shape=piece.parameter.shape,
+                seed=seed,
+                start=piece.start,
+            )
 
 
 def _log_compile(host: ShardHost, name: str, seconds: float) -> None:
@@ -136,6 +143,7 @@ async def drop(host: ShardHost, store: str) -> int:
     dropped = [host.slots.pop(key) for key in list(host.slots) if key[0] == store]
     for slot in dropped:
         host.drop(slot)
+    arrivals.clear()
     host.snapshots.drop(store)
     if dropped:
         nbytes = sum(slot.nbytes for slot in dropped)
@@ -147,85 +155,6 @@ async def drop(host: ShardHost, store: str) -> int:
             nbytes,
         )
     return len(dropped)
-
-
-def initial_slots(rule: Rule) -> tuple[float, ...]:
-    """Return the initial value of each optimizer slot of a rule."""
-    return tuple(rule.slot_init.get(name, 0.0) for name in rule.slots)
-
-
-def policy_of(code: Sequence[Any]) -> Policy:
-    """Rebuild a policy from (name, staleness)."""
-    name, staleness = code
-    if name == "ssp":
-        return SSP(staleness)
-    return BSP() if name == "bsp" else ASP()
-
-
-async def begin_run(
-    host: ShardHost,
-    *,
-    store: str,
-    run: int,
-    policy: Sequence[Any],
-    n_ranks: int,
-    reduce: bytes,
-    reset: bool,
-) -> None:
-    """Start a run on every shard of a store held here."""
-    rule, function = policy_of(policy), loads(reduce)
-    for slot in host.of(store):
-        await host.under(
-            slot,
-            lambda shard: shard.begin_run(run, rule, n_ranks, function, reset=reset),
-        )
-    logger.info(
-        "%s begins run %d of store %r: %r, %d trainers",
-        host.worker.address,
-        run,
-        slot.name,
-        rule,
-        n_ranks,
-    )
-
-
-async def end_run(host: ShardHost, store: str, run: int, reason: str) -> None:
-    """End a run on every shard of a store held here."""
-    for slot in host.of(store):
-        await host.under(slot, lambda shard: shard.end_run(run, reason))
-    logger.info(
-        "%s ends run %d of store %r: %s", host.worker.address, run, slot.name, reason
-    )
-
-
-async def finish(host: ShardHost, store: str, run: int, rank: int) -> None:
-    """Wait for a trainer no longer."""
-    for slot in host.of(store):
-        await host.under(slot, lambda shard: shard.finish(run, rank))
-
-
-async def resume(
-    host: ShardHost, store: str, run: int, rank: int
-) -> list[tuple[int, int]]:
-    """Return where a trainer that starts again stands, per shard held here."""
-    return [
-        await host.under(slot, lambda shard: shard.resume(run, rank))
-        for slot in host.of(store)
-    ]
-
-
-async def hold(host: ShardHost, store: str, run: int, limit: int | None) -> None:
-    """Complete no round of a run from `limit` on, by default the open one."""
-    for slot in host.of(store):
-        await host.under(slot, lambda shard: shard.hold(run, limit))
-
-
-async def rounds(host: ShardHost, store: str, run: int) -> list[int]:
-    """Return the rounds completed in a run, per shard held here."""
-    return [
-        await host.under(slot, lambda shard: shard.rounds_of(run))
-        for slot in host.of(store)
-    ]
 
 
 async def give_up(host: ShardHost, store: str, token: str) -> None:
@@ -330,17 +259,13 @@ METHODS: dict[str, Callable[..., Awaitable[Any]]] = {
         create,
         load,
         drop,
-        begin_run,
-        end_run,
-        finish,
-        resume,
-        hold,
-        rounds,
         give_up,
         aggregate,
         versions,
         stats,
+        *adopting.METHODS,
         *cutting.METHODS,
         *keeping.METHODS,
+        *running.METHODS,
     )
 }

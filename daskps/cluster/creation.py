@@ -100,17 +100,22 @@ async def _create(link: Link, plan: Blueprint, uid: str, seconds: float | None) 
             "slots": slots,
             "overwrite": plan.overwrite,
             "memory_share": settings.memory_share,
+            "machine": settings.machine_way,
             "wait_seconds": wait if seconds is None else min(wait, 0.9 * seconds),
         },
     )
-    meta = Meta(wire)
-    await _allocate(link, meta, plan)
+    segments = await _allocate(link, Meta(wire), plan)
+    meta = Meta({**wire, "segments": segments})
     await load(link, meta, dict.fromkeys(plan.arrays, 0), plan.arrays)
     await _load_collections(client, meta, plan.collections)
     futures = _anchor(client, meta)
     await gather(*(upstream.result(future) for future in futures))
     await link.directory(
-        "commit", uid=uid, anchors=[f.key for f in futures], overwrite=plan.overwrite
+        "commit",
+        uid=uid,
+        anchors=[f.key for f in futures],
+        segments=segments,
+        overwrite=plan.overwrite,
     )
     if plan.name is None:
         link.anchors[uid] = futures
@@ -127,7 +132,8 @@ def _pickled(rules: Mapping[int, Rule]) -> bytes:
         ) from error
 
 
-async def _allocate(link: Link, meta: Meta, plan: Blueprint) -> None:
+async def _allocate(link: Link, meta: Meta, plan: Blueprint) -> list[Any]:
+    """Have the hosts make the shards; return where these can be mapped."""
     try:
         fills = upstream.dumps((dict(plan.initializers), plan.seed))
     except Exception as error:
@@ -135,7 +141,7 @@ async def _allocate(link: Link, meta: Meta, plan: Blueprint) -> None:
             f"an initializer cannot be pickled ({error}); define it at module level "
             f"or without open files and locks"
         ) from error
-    await gather(
+    found = await gather(
         *(
             link.control(
                 worker,
@@ -144,12 +150,13 @@ async def _allocate(link: Link, meta: Meta, plan: Blueprint) -> None:
                 name=meta.name,
                 layout=meta.layout.to_wire(),
                 shards=shards,
-                rules=meta.rules,
-                fills=fills,
+                pickled=(meta.rules, fills),
+                cluster=meta.cluster,
             )
             for worker, shards in meta.hosts.items()
         )
     )
+    return [segment for segments in found for segment in segments]
 
 
 async def load(
@@ -208,8 +215,11 @@ def meta_wire(meta: Meta) -> dict[str, Any]:
         "session": meta.session,
         "layout": meta.layout.to_wire(),
         "owners": list(meta.owners),
+        "generations": list(meta.where.generations),
         "rules": b"",
         "optimizers": [],
+        "cluster": "",
+        "segments": [],
     }
 
 

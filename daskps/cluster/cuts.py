@@ -135,7 +135,8 @@ class Cuts:
         scope = asyncio.timeout(seconds)
         try:
             async with scope, entry.cutting:
-                return {"versions": await self._until_done(entry, request, state)}
+                versions = await self._until_done(entry, request, state)
+                return {"versions": versions, "where": entry.where()}
         except TimeoutError:
             if not scope.expired():
                 raise
@@ -144,8 +145,12 @@ class Cuts:
     async def _until_done(
         self, entry: Entry, request: Request, state: _State
     ) -> list[tuple[int, int]]:
-        hold = HOLD_SECONDS + max(entry.nbytes.values()) / COPY_NBYTES_PER_SECOND
+        hold = (
+            HOLD_SECONDS
+            + max(entry.nbytes.values(), default=0) / COPY_NBYTES_PER_SECOND
+        )
         while True:
+            await entry.settled.wait()
             self._check(entry, request)
             state.attempt += 1
             try:

@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from distributed import get_worker
 
+from daskps import config
 from daskps.cluster import plans
-from daskps.cluster.client import STOP_SECONDS, ShardClient
+from daskps.cluster.client import ShardClient
+from daskps.cluster.contributions import Contribution, contribution
+from daskps.cluster.direct import STOP_SECONDS
 from daskps.cluster.host import HOSTS
 from daskps.cluster.link import link_of
 from daskps.cluster.messages import Call
 from daskps.cluster.meta import Meta
 from daskps.cluster.plans import whole
 from daskps.cluster.upstream import loads
+from daskps.cluster.words import encoded
 from daskps.errors import DaskPSError
 
 if TYPE_CHECKING:
@@ -27,7 +31,8 @@ if TYPE_CHECKING:
     from daskps.cluster.contributions import Place
     from daskps.cluster.host import ShardHost
     from daskps.cluster.link import Pending
-    from daskps.cluster.plans import Plan, Target
+    from daskps.cluster.plans import Delivery, Plan, Target
+    from daskps.codecs import Codec
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +48,7 @@ class Work:
     reduce: bytes
     #: Pickled function of the store's `Meta` that makes a `Stepper`.
     body: bytes
+    codec: Codec | None = None
 
 
 class Desk:
@@ -56,6 +62,7 @@ class Desk:
         self.meta: Meta = self.shared("meta", self._find)
         self.shards = ShardClient(self.link, self.meta)
         self.reduce = loads(work.reduce)
+        self._finite = config.load().check_finite
         self._stepper: Any = None
         self._weights: Weights = self.shared("weights", lambda: Weights(self.meta))
 
@@ -74,6 +81,26 @@ class Desk:
             self._stepper = loads(self.work.body)(self.meta)
         return self._stepper
 
+    def contribution(self, found: Delivery) -> Contribution:
+        """Return what a rank delivers as it is kept; the arrays stay the caller's.
+
+        Raises
+        ------
+        PushRejectedError
+            If one of them is too large for the run's codec.
+        """
+        layout, codec, empty = (
+            self.meta.layout,
+            self.work.codec,
+            self.host.scratch.empty,
+        )
+        weight, arrays = float(found.rows), found.arrays
+        if codec is None:
+            return contribution(layout, arrays, weight, self.reduce, empty=empty)
+        kept = encoded(layout, arrays, codec, finite=self._finite, empty=empty)
+        scale = weight if self.reduce == "mean" else 1.0
+        return Contribution(layout, weight, kept, codec, scale)
+
     def read(self, place: Place) -> None:
         """Read the round before a place into the stepper's buffers."""
         self._weights.copy_to(self.stepper.target, Reading(self, place))
@@ -84,12 +111,11 @@ class Desk:
 
     def note(self, place: Place, receipts: Sequence[Any]) -> None:
         """Keep the receipts of a round where shard 0 is."""
-        owner = self.meta.owners[0]
-        if owner == self.worker:
+        if self.meta.owners[0] == self.worker:
             self.host.contributions.note(place.run, place.round, receipts)
             return
         told = self.shards.control_at(
-            owner, "note", run=place.run, number=place.round, receipts=receipts
+            0, "note", run=place.run, number=place.round, receipts=receipts
         )
         self.link.run(lambda: told)
 

@@ -10,8 +10,10 @@ import asyncio
 import contextlib
 import inspect
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from daskps.cluster.adoption import Adoptions
 from daskps.cluster.anchors import store_of_anchor
 from daskps.cluster.cuts import Cuts
 from daskps.cluster.entry import Entry, Hosts, is_gradient, remember
@@ -48,6 +50,14 @@ class Directory:
         self.names: dict[str, str] = {}
         self.runs = Runs(self.hosts, self.entry, self.identities.new)
         self.cuts = Cuts(self.hosts, self.entry, self.identities.on_ended)
+        self.adoptions = Adoptions(
+            scheduler,
+            self.hosts,
+            self.runs,
+            self.stores,
+            lose=self._lose,
+            left=partial(self.worker_left, died=True),
+        )
         self._freed: dict[str, str] = {}
         #: Who waits for a store of a name.
         self._awaited: dict[str, set[asyncio.Future[None]]] = {}
@@ -89,7 +99,7 @@ class Directory:
         )
         if wanted.uid in self._freed:
             raise StoreClosedError(f"store {wanted.name!r} was undone by its creator")
-        entry = reserve(self.scheduler, wanted, workers, self._held())
+        entry = reserve(self.scheduler, wanted, workers, self.adoptions.held())
         self.stores[entry.uid] = entry
         try:
             await check_hosts(self.hosts, entry)
@@ -105,16 +115,16 @@ class Directory:
                 f"daskps.open({name!r}), or pass overwrite=True to replace it"
             )
 
-    def _held(self) -> dict[str, int]:
-        held: dict[str, int] = {}
-        for entry in self.stores.values():
-            for worker, nbytes in entry.nbytes.items():
-                held[worker] = held.get(worker, 0) + nbytes
-        return held
-
-    def on_commit(self, uid: str, anchors: Sequence[str], overwrite: bool) -> None:
+    def on_commit(
+        self,
+        uid: str,
+        anchors: Sequence[str],
+        segments: Sequence[Any],
+        overwrite: bool,
+    ) -> None:
         """Make a store visible; it holds its initial values."""
         entry = self.entry(uid)
+        entry.segments = segments
         if not entry.session:
             self._check_free(entry.name, overwrite)
             if entry.name in self.names:
@@ -207,8 +217,12 @@ class Directory:
             # Not reserved yet: `on_create` still looks for workers.
             remember(self._freed, uid, "was undone")
 
-    def on_locate(self, uid: str, run: int = 0) -> dict[str, Any]:
-        """Return owners, and which shards are lost and why.
+    async def on_locate(
+        self, uid: str, run: int = 0, wait_seconds: float = 0.0
+    ) -> dict[str, Any]:
+        """Return where the shards are, which are being adopted or lost and why.
+
+        Waits up to `wait_seconds` for those that are being adopted.
 
         Raises
         ------
@@ -216,10 +230,15 @@ class Directory:
             If the run that asks is over.
         """
         entry = self.entry(uid)
+        if wait_seconds and entry.adopting:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(entry.settled.wait(), wait_seconds)
+            entry = self.entry(uid)
         if run and (error := self.runs.why_over(run)):
             raise RunCancelledError(f"run {run} is over: {error}")
         lost = [(shard, *why) for shard, why in entry.lost.items()]
-        return {"owners": list(entry.owners), "lost": lost, "name": entry.name}
+        adopting = sorted(entry.adopting)
+        return {**entry.where(), "lost": lost, "adopting": adopting, "name": entry.name}
 
     def free(self, uid: str, why: str, action: str = "store-freed") -> None:
         """Forget a store at once and free its memory in the background."""
@@ -234,7 +253,11 @@ class Directory:
         self.runs.store_gone(entry, StoreClosedError(f"store {entry.name!r} {why}"))
         self.cuts.store_gone(entry)
         self._release_anchors(f"daskps-{uid}")
+        # Who waits for an adoption hears of it at once.
+        entry.settled.set()
         self.hosts.spawn(self.hosts.everywhere(entry, "drop"))
+        for worker in entry.strays - set(entry.hosts):
+            self.hosts.spawn(self.hosts.control(worker, "drop", store=uid))
 
     def _release_anchors(self, holder: str) -> None:
         """Let go of the anchors of a named store, and of the client that held them."""
@@ -249,27 +272,46 @@ class Directory:
 
     # -- what the cluster tells us -------------------------------------------
 
-    def worker_left(self, worker: str, reason: str) -> None:
-        """Mark what a worker held as lost."""
+    def worker_left(self, worker: str, reason: str, *, died: bool) -> None:
+        """Look for new owners of what a worker held, or mark it as lost.
+
+        Parameters
+        ----------
+        worker, reason : str
+            Who left, and why.
+        died : bool
+            Whether it may have left its shards behind; else they are lost.
+        """
+        adopted = []
         for entry in self.stores.values():
-            shards = [i for i, w in enumerate(entry.owners) if w == worker]
             entry.nbytes.pop(worker, None)
-            for shard in shards:
-                entry.lost[shard] = (worker, reason)
-            if shards:
-                self.hosts.tell(
-                    "shards-lost", entry, shards=shards, worker=worker, reason=reason
-                )
-                self.runs.shard_lost(entry, shards[0], worker, reason)
-                logger.warning(
-                    "daskps: store %r lost %d shards with worker %s",
-                    entry.name,
-                    len(shards),
-                    worker,
-                )
+            away = entry.adopting | entry.lost.keys()
+            held = [i for i, w in enumerate(entry.owners) if w == worker]
+            if not (shards := [i for i in held if i not in away]):
+                continue
+            if died and self.adoptions.is_possible(entry, shards):
+                adopted.append((entry, shards))
+            else:
+                self._lose(entry, shards, worker, reason)
+        if adopted:
+            self.adoptions.begin(worker, reason, adopted)
         self.runs.worker_left(worker)
         self.cuts.left("worker", worker)
         self.identities.forget("worker", worker)
+
+    def _lose(self, entry: Entry, shards: list[int], worker: str, reason: str) -> None:
+        for shard in shards:
+            entry.lost[shard] = (worker, reason)
+        self.hosts.tell(
+            "shards-lost", entry, shards=shards, worker=worker, reason=reason
+        )
+        self.runs.shard_lost(entry, shards[0], worker, reason)
+        logger.warning(
+            "daskps: store %r lost %d shards with worker %s",
+            entry.name,
+            len(shards),
+            worker,
+        )
 
     def client_left(self, client: str) -> None:
         """End the runs of a client and free its session stores."""

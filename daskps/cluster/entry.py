@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from daskps.cluster.messages import unpack_reply
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Sequence
 
     from distributed import Scheduler
 
@@ -32,25 +32,59 @@ class Entry:
     owners: tuple[str, ...]
     #: Bytes on each worker.
     nbytes: dict[str, int]
+    #: Largest share of a worker's memory limit that shards may fill.
+    memory_share: float
     rules: bytes
     #: For each parameter index with an optimizer its repr.
     optimizers: dict[int, str]
+    #: Under which the processes of a machine find each other; "" for not at all.
+    cluster: str = ""
+    #: Shard, name, bytes and nonce of the memory that others there can map.
+    segments: Sequence[Any] = ()
+    #: Incarnation of each shard.
+    generations: tuple[int, ...] = ()
     ready: bool = False
     #: Shards without a live copy: worker and reason.
     lost: dict[int, tuple[str, str]] = field(default_factory=dict)
+    #: Shards whose worker is gone and whose next owner is being looked for.
+    adopting: set[int] = field(default_factory=set)
+    #: Workers that were asked to adopt and did not answer.
+    strays: set[str] = field(default_factory=set)
+    #: Set while no shard is being adopted.
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
     #: Held by the cut in progress: a store takes one at a time.
     cutting: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        self.generations = self.generations or (1,) * len(self.owners)
+        self.settled.set()
+
+    def where(self) -> dict[str, Any]:
+        """Return where the shards are, for those who call them."""
+        return {
+            "owners": list(self.owners),
+            "generations": list(self.generations),
+            "segments": list(self.segments),
+        }
+
+    @property
+    def hosts(self) -> list[str]:
+        """Workers that hold shards now: neither lost ones nor those that move."""
+        away = self.adopting | self.lost.keys()
+        held = (w for i, w in enumerate(self.owners) if i not in away)
+        return list(dict.fromkeys(held))
 
     def to_wire(self) -> dict[str, Any]:
         """Return what a handle needs."""
         return {
+            **self.where(),
             "uid": self.uid,
             "name": self.name,
             "session": self.session,
             "layout": self.layout,
-            "owners": list(self.owners),
             "rules": self.rules,
             "optimizers": list(self.optimizers.items()),
+            "cluster": self.cluster,
         }
 
 
@@ -89,10 +123,8 @@ class Hosts:
 
     async def everywhere(self, entry: Entry, method: str, **kwargs: Any) -> list[Any]:
         """Send a control message to every live host of a store."""
-        lost = {worker for worker, _ in entry.lost.values()}
-        hosts = [w for w in dict.fromkeys(entry.owners) if w not in lost]
         found = await asyncio.gather(
-            *(self.control(w, method, store=entry.uid, **kwargs) for w in hosts),
+            *(self.control(w, method, store=entry.uid, **kwargs) for w in entry.hosts),
             return_exceptions=True,
         )
         # Only once all have answered: what is sent next must not overtake this.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster import plans
-from daskps.cluster.contributions import Place, Receipt, contribution
+from daskps.cluster.contributions import Place, Receipt
 from daskps.cluster.desk import Work, desk_of
 from daskps.cluster.messages import Part
 from daskps.cluster.sums import Sums
@@ -70,19 +70,13 @@ def compute_gradient(work: Work, duty: Duty, part: Any, after: Any) -> Receipt:
         desk.host.contributions.begin(place)
         desk.read(place)
         found: Delivery = desk.stepper(part, rank, place.round, desk.shared)
+        kept = desk.contribution(found)
     except Exception as error:
         if not isinstance(error, ConsistencyError):
             error.add_note(
                 f"raised in trainer {rank} of {work.size} at clock {place.round}"
             )
         raise
-    kept = contribution(
-        desk.meta.layout,
-        found.arrays,
-        float(found.rows),
-        desk.reduce,
-        empty=desk.host.scratch.empty,
-    )
     desk.host.contributions.leave(place, rank, kept)
     return Receipt(
         rank,

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,19 +14,20 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from daskps import config
-from daskps.cluster import control
+from daskps.cluster import accounting, arrivals, control
 from daskps.cluster.contributions import Contributions
 from daskps.cluster.copies import Copies
+from daskps.cluster.memory import Block, Memory, open_memory
 from daskps.cluster.messages import (
     Answer,
     Call,
-    Part,
     pack_answers,
     refusal,
     unpack_call,
 )
 from daskps.cluster.scratch import Scratch, limit_of
-from daskps.cluster.slot import Pending, Slot, step_of
+from daskps.cluster.serving import Exchange, Serving
+from daskps.cluster.slot import LOCK_SECONDS
 from daskps.errors import (
     DaskPSError,
     ProtocolError,
@@ -34,13 +35,14 @@ from daskps.errors import (
     StaleGenerationError,
     StoreClosedError,
 )
-from daskps.shards.base import Array, Ready, Ticket
 from daskps.shards.dense import Shard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from distributed import Worker
+
+    from daskps.cluster.slot import Slot
 
 T = TypeVar("T")
 
@@ -50,23 +52,27 @@ logger = logging.getLogger(__name__)
 HOSTS: dict[str, ShardHost] = {}
 #: Shards up to this many times `daskps.inline-nbytes` are served on the event loop.
 SMALL = 16
+#: How long a call from a thread of this process waits before it asks again.
+WAIT_SECONDS = 20.0
+#: How often the host looks at shards that other processes may have changed.
+LOOK_SECONDS = 0.0005
 _UNFINISHED = (Status.closing, Status.closed, Status.failed)
 
 
-class ShardHost:
+class ShardHost(Serving):
     """Shards of one worker.
 
-    Threads: `call_now` is for threads that may wait (tasks, trainers), `call` for the
-    event loop; both end in :meth:`Slot.serve`, which never blocks.
+    Threads: `begin_now` is for threads that may wait (tasks, trainers), `call` for the
+    event loop; both end in :meth:`Slot.serve`.
     """
 
     def __init__(self, worker: Worker) -> None:
         settings = config.load()
         self.worker = worker
-        self.slots: dict[tuple[str, int], Slot] = {}
+        self.scratch = Scratch(limit_of(worker.memory_manager.memory_limit))
+        super().__init__(self.scratch.empty, WAIT_SECONDS)
         #: Stores freed lately: a create that was cut short may still be at work.
         self.dropped: deque[str] = deque(maxlen=1000)
-        self.scratch = Scratch(limit_of(worker.memory_manager.memory_limit))
         self.contributions = Contributions(worker.address, self.scratch.empty)
         #: What snapshots have copied and Dask has not taken over yet.
         self.snapshots = Copies()
@@ -74,7 +80,10 @@ class ShardHost:
         self.waiting: dict[str, asyncio.Future[None]] = {}
         self.inline_nbytes = settings.inline_nbytes
         self.n_calls = 0
+        self._memory: Memory | None = None
+        self._looking: asyncio.Future[None] | None = None
         self._loop_thread = threading.get_ident()
+        arrivals.join(worker.address, worker.memory_manager.memory_limit)
         self._executor = ThreadPoolExecutor(
             settings.threads, thread_name_prefix="daskps-host"
         )
@@ -99,7 +108,7 @@ class ShardHost:
 
     def _layout(self, store: str, parts: Sequence[Sequence[Any]]) -> Any:
         for part in parts:
-            return self._slot(store, part[0]).layout
+            return self.slot(store, part[0]).layout
         raise ValueError("a call to no shard at all")
 
     async def call(self, call: Call, owned: bool = False) -> list[Answer]:
@@ -109,35 +118,42 @@ class ShardHost:
         self.n_calls += 1
         if not call.run:
             await control.make_room(self, call)
-        pending, tickets = self._start(call, owned, self._waker(loop, woken))
-        small = call.nbytes <= self.inline_nbytes and all(
-            self._is_small(slot) for slot, _, _ in tickets
-        )
+        small = call.nbytes <= self.inline_nbytes
+        if call.codec:
+            work = partial(self.widened, call)
+            call, owned = work() if small else await self.in_thread(work), True
+        pending, tickets = self.start(call, owned, self._waker(loop, woken))
+        small = small and all(self._is_small(slot) for slot, _, _ in tickets)
 
-        def serve() -> list[Answer] | None:
+        def serve(seconds: float) -> list[Answer] | None:
             for slot, _, _ in tickets:
-                slot.serve()
-            return self._answers(tickets) if pending.done else None
+                slot.serve(seconds)
+            return self.answers(tickets) if pending.done else None
 
         try:
-            served = serve() if small else await self.in_thread(serve)
+            served = (
+                serve(0)
+                if small
+                else await self.in_thread(partial(serve, LOCK_SECONDS))
+            )
             if served is not None:
                 return served
             if not pending.done:
                 # A timer, not `wait_for`: that would cost a task per message.
                 timer = loop.call_later(call.wait_seconds, _wake, woken)
                 self.waiting[call.token] = woken
+                self.keep_looking()
                 await woken
                 timer.cancel()
         finally:
             self.waiting.pop(call.token, None)
             if not pending.done:
                 # Another thread may be reading the caller's arrays right now.
-                gone = map(asyncio.wrap_future, self._abandon(tickets))
+                gone = map(asyncio.wrap_future, self.abandon(tickets))
                 await asyncio.shield(asyncio.gather(*gone))
         if small:
-            return self._answers(tickets)
-        return await self.in_thread(lambda: self._answers(tickets))
+            return self.answers(tickets)
+        return await self.in_thread(lambda: self.answers(tickets))
 
     def _is_small(self, slot: Slot) -> bool:
         """Return whether a shard is small enough for the event loop."""
@@ -156,104 +172,50 @@ class ShardHost:
 
     # -- calls from threads of this process ----------------------------------
 
-    def call_now(
-        self, call: Call, outs: Mapping[int, Sequence[Array]], seconds: float
-    ) -> list[Answer]:
-        """Serve a call in the caller's thread, reading straight into `outs`."""
+    def begin_now(self, call: Call, seconds: float) -> Exchange:
+        """Begin a call in the caller's thread; :meth:`Exchange.finish` ends it."""
         if control.is_crowded(self, call):
             loop: Any = self.worker.loop
             room = control.make_room(self, call)
             asyncio.run_coroutine_threadsafe(room, loop.asyncio_loop).result(seconds)
-        woken = threading.Event()
-        pending, tickets = self._start(call, call.given, woken.set)
-        try:
-            for slot, _, _ in tickets:
-                self._serve_here(slot)
-            if not pending.done:
-                woken.wait(seconds)
-        finally:
-            if not pending.done:
-                # Another thread may be reading the caller's arrays right now.
-                for given_up in self._abandon(tickets):
-                    given_up.result()
-        return self._answers(tickets, outs)
+        return super().begin_now(call, seconds)
 
-    def _serve_here(self, slot: Slot) -> None:
-        if threading.current_thread() is threading.main_thread():
-            # Ctrl-C must not end an update in the middle, nor other callers' tickets.
-            self._executor.submit(slot.serve).result()
-        else:
-            slot.serve()
-
-    # -- both ----------------------------------------------------------------
-
-    def _start(
-        self, call: Call, owned: bool, callback: Callable[[], None]
-    ) -> tuple[Pending, list[tuple[Slot, Part, Ticket]]]:
-        slots = [self._slot(call.store, part.shard) for part in call.parts]
-        pending = Pending(len(slots), callback)
-        started = []
-        for slot, part in zip(slots, call.parts, strict=True):
-            ticket = Ticket(step_of(call, part, owned), owner=pending)
-            started.append((slot, part, ticket))
-        for slot, _, ticket in started:
-            slot.put(ticket)
-        return pending, started
-
-    def _slot(self, store: str, shard: int) -> Slot:
-        try:
-            return self.slots[store, shard]
-        except KeyError:
-            raise StaleGenerationError(
-                f"worker {self.worker.address} holds no shard {shard} of store "
-                f"{store}; ask the directory where it lives"
-            ) from None
-
-    def _abandon(
-        self, tickets: Sequence[tuple[Slot, Part, Ticket]]
-    ) -> list[Future[None]]:
-        """Stop waiting: what is not applied yet never will be under this ticket."""
-        given_up = []
-        for slot, _, ticket in tickets:
-            given_up.append(slot.run(partial(Shard.cancel, tickets=[ticket])))
-            slot.serve()
-        return given_up
-
-    def _answers(
-        self,
-        tickets: Sequence[tuple[Slot, Part, Ticket]],
-        outs: Mapping[int, Sequence[Array]] | None = None,
-    ) -> list[Answer]:
-        return [
-            self._answer(slot, part, ticket, outs.get(part.shard) if outs else None)
-            for slot, part, ticket in tickets
-        ]
-
-    def _answer(
-        self, slot: Slot, part: Part, ticket: Ticket, outs: Sequence[Array] | None
-    ) -> Answer:
-        outcome = ticket.outcome
-        if isinstance(outcome, Exception):
-            return Answer(part.shard, error=outcome)
-        if not isinstance(outcome, Ready):
-            return Answer(part.shard, parked=True, applied=ticket.applied)
-        if part.ranges:
-            if outs is None:
-                empty = self.scratch.empty
-                outs = [
-                    empty(stop - start, dtype) for dtype, start, stop in part.ranges
-                ]
-            outcome = slot.read(ticket, part, outs)
-        version = outcome.version if part.ranges else ticket.version or outcome.version
-        return Answer(
-            part.shard,
-            version=version,
-            duplicate=outcome.duplicate,
-            lag=outcome.lag,
-            arrays=tuple(outs or ()),
+    def missing(self, store: str, shard: int) -> Exception:
+        """Return what a call of a shard that is not here gets."""
+        return StaleGenerationError(
+            f"worker {self.worker.address} holds no shard {shard} of store "
+            f"{store}; ask the directory where it lives"
         )
 
+    def is_live(self) -> bool:
+        """Return whether who owns the shards is there: this process is."""
+        return True
+
+    def executor(self) -> Executor:
+        """Return the threads that update shards for the main thread."""
+        return self._executor
+
     # -- control -------------------------------------------------------------
+
+    def memory(self, cluster: str) -> Memory | None:
+        """Return the memory that other processes of this machine can map.
+
+        None where no process of this machine could: the way is closed by
+        configuration, here or where the store was created, or workers are threads.
+        """
+        inside = self.worker.address.startswith("inproc")
+        if not cluster or inside or not config.load().machine_way:
+            return None
+        if self._memory is None:
+            self._memory = open_memory(config.load().shared_memory, cluster)
+        return self._memory
+
+    def shared_blocks(self, sizes: Sequence[int]) -> list[Block]:
+        """Return memory that others can map; none where there is not enough."""
+        if self._memory is None:
+            return []
+        blocks = self._memory.take_all(sizes, [1] * len(sizes))
+        return [block for block in blocks if block.is_shared]
 
     async def handle_control(self, method: str, **kwargs: Any) -> dict[str, Any]:
         """Serve a control message: create, drop, runs, versions, statistics."""
@@ -286,8 +248,8 @@ class ShardHost:
         future = slot.run(function)
         if self._is_small(slot):
             slot.serve()
-        else:
-            await self.in_thread(slot.serve)
+        if not future.done():
+            await self.in_thread(partial(slot.serve, LOCK_SECONDS))
         return await asyncio.wrap_future(future)
 
     def drop(self, slot: Slot) -> None:
@@ -297,6 +259,24 @@ class ShardHost:
         )
         slot.run(lambda shard: shard.abandon(error))
         slot.serve()
+        slot.close()
+        self.keep_looking()
+
+    def keep_looking(self) -> None:
+        """Look after the shards that wait for what other processes do to them."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.ensure_future(self._look())
+
+    async def _look(self) -> None:
+        while waiting := [s for s in self.slots.values() if s.is_shared and s.waits]:
+            for slot in waiting:
+                if not slot.needs_look:
+                    continue
+                if self._is_small(slot):
+                    slot.look()
+                else:
+                    await self.in_thread(slot.look)
+            await asyncio.sleep(LOOK_SECONDS)
 
     def close(self, reason: str) -> None:
         """End every waiting call with ShardLostError and free the shards."""
@@ -307,8 +287,12 @@ class ShardHost:
             error = ShardLostError(slot.name, index, self.worker.address, reason)
             slot.run(partial(Shard.abandon, error=error))
             slot.serve()
+            slot.close()
         self.slots.clear()
+        if self._memory is not None:
+            self._memory.close()
         self.snapshots.clear()
+        arrivals.leave(self.worker.address)
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def give_up(self, token: str) -> None:
@@ -357,6 +341,7 @@ class HostPlugin(WorkerPlugin):
         host = HOSTS.get(worker.address)
         if host is None or host.worker is not worker:
             HOSTS[worker.address] = ShardHost(worker)
+            accounting.correct(worker)
             _log_from_info_on(worker)
 
     def teardown(self, worker: Worker) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from daskps.cluster.contributions import Place
+from daskps.cluster.contributions import Parcel, Place
 from daskps.cluster.messages import pack_array
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from daskps.cluster.host import ShardHost
+
+Packed = tuple[str, float, list[tuple[int, float, Any]]]
 
 
 async def sums(
@@ -20,26 +22,27 @@ async def sums(
     shards: Sequence[int],
     ranks: Sequence[int],
     nodes: Sequence[tuple[int, int]],
-) -> list[list[list[tuple[int, float, Any]]]]:
+) -> list[list[Packed]]:
     """Return what this worker's contributions to a round come to, for other shards.
 
-    By shard and node of the rank tree, rows of (position, weight, data).
+    By shard and node of the rank tree: the codec of words, "" for numbers, what to
+    multiply those by, and rows of (position, weight, data).
     """
 
-    def work() -> list[list[list[tuple[int, float, Any]]]]:
+    def work() -> list[list[Packed]]:
         rows = host.contributions.sums(Place(*place), shards, ranks, nodes)
-        return [
-            [
-                [(p, weights[p], pack_array(a)) for p, a in arrays.items()]
-                for arrays, weights in row
-            ]
-            for row in rows
-        ]
+        return [[_packed(parcel) for parcel in row] for row in rows]
 
     if host.contributions.nbytes <= host.inline_nbytes:
         return work()
-    found: list[list[list[tuple[int, float, Any]]]] = await host.in_thread(work)
+    found: list[list[Packed]] = await host.in_thread(work)
     return found
+
+
+def _packed(parcel: Parcel) -> Packed:
+    arrays, weights = parcel.node
+    rows = [(p, weights[p], pack_array(a)) for p, a in arrays.items()]
+    return parcel.codec.name if parcel.codec else "", parcel.scale, rows
 
 
 async def note(

@@ -59,6 +59,7 @@ async def launch(
             "n_ranks": spec.n_ranks,
             "reduce": upstream.dumps("sum") if spec.graph else reduce,
             "reset": spec.reset,
+            "codec": spec.codec.name if spec.codec else "",
         },
         client=client.id,
         size=len(spec.parts),
@@ -72,7 +73,7 @@ async def launch(
     trainers: Trainers | GraphRun = (
         GraphRun(
             link,
-            Work(spec.uid, run, len(spec.parts), reduce, body),
+            Work(spec.uid, run, len(spec.parts), reduce, body, spec.codec),
             parts=spec.parts,
             schedule=spec.graph,
             listen=listen,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps import errors
+from daskps import codecs, errors
 from daskps.cluster.upstream import frame, unframe
 from daskps.layout import Layout, compute_dtype
 from daskps.shards.base import ADD, ASSIGN, GRADIENT, MODEL, NOTHING, Item
@@ -21,8 +21,10 @@ from daskps.version import VERSION
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from daskps.codecs import Codec
+
 #: Raised whenever a message changes its meaning; two ends must agree.
-PROTOCOL = 2
+PROTOCOL = 3
 #: Arrays up to this size travel inside the message, larger ones as frames of their
 #: own without a copy. (Wrapping an array costs about as much as copying 16 kB.)
 INLINE_NBYTES = 16_384
@@ -72,9 +74,18 @@ class Call:
     touched: tuple[tuple[int, int], ...] | None = None
     #: Names a call that may wait, so that its caller can give it up.
     token: str = ""
+    #: Name of the codec whose words the arrays are; "" where they are numbers.
+    codec: str = ""
     #: Whether the caller has no more use for its arrays. Not sent: what arrives from
     #: another process is the host's own anyway.
     given: bool = False
+    #: Whether no other process may act for the owner of the shards. Not sent.
+    by_owner: bool = False
+
+    @property
+    def changes(self) -> bool:
+        """Whether it does more than read."""
+        return self.kind != NOTHING or self.tick
 
     @property
     def nbytes(self) -> int:
@@ -130,6 +141,7 @@ _HEAD = (
     "floor",
     "touched",
     "token",
+    "codec",
 )
 
 
@@ -165,11 +177,15 @@ def unpack_call(protocol: int, head: Sequence[Any], parts: Any, layout: Layout) 
     call = Call(parts=(), **dict(zip(_HEAD, head, strict=True)))
     if call.kind not in _KINDS:
         raise errors.ProtocolError(f"a message of unknown kind {call.kind!r}")
+    codec = _codec(call)
     unpacked = tuple(
         Part(
             shard,
             generation,
-            tuple(_item(layout, shard, call.kind, item) for item in items),
+            tuple(
+                _item(layout, shard, item, kind=call.kind, codec=codec)
+                for item in items
+            ),
             tuple(_range(layout, shard, r) for r in ranges),
             at_least,
         )
@@ -179,7 +195,22 @@ def unpack_call(protocol: int, head: Sequence[Any], parts: Any, layout: Layout) 
     return replace(call, parts=unpacked, touched=touched)
 
 
-def _item(layout: Layout, shard: int, kind: str, packed: tuple[int, int, Any]) -> Item:
+def _codec(call: Call) -> Codec | None:
+    if not call.codec:
+        return None
+    if call.kind not in (NOTHING, GRADIENT):
+        raise errors.ProtocolError(f"a {call.kind} in words of a codec")
+    return codecs.named(call.codec)
+
+
+def _item(
+    layout: Layout,
+    shard: int,
+    packed: tuple[int, int, Any],
+    *,
+    kind: str,
+    codec: Codec | None,
+) -> Item:
     position, start, data = packed
     pieces = layout.pieces[shard]
     if not 0 <= position < len(pieces):
@@ -190,7 +221,7 @@ def _item(layout: Layout, shard: int, kind: str, packed: tuple[int, int, Any]) -
     dtype = piece.parameter.dtype
     if kind in (GRADIENT, MODEL):
         dtype = compute_dtype(dtype)
-    array = unpack_array(data, dtype)
+    array = unpack_array(data, codec.dtype if codec else dtype)
     if array.ndim != 1 or start < 0 or start + len(array) > piece.size:
         raise errors.PushRejectedError(
             f"{len(array)} elements at {start} do not fit the {piece.size} elements of "

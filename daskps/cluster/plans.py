@@ -220,8 +220,13 @@ def version_of(answers: Mapping[int, Answer]) -> Version:
 def by_host(meta: Meta, parts: Mapping[int, Part], call: Call) -> dict[str, Call]:
     """Return one call for each host that owns one of the parts."""
     grouped: dict[str, list[Part]] = {}
+    where = meta.where
+    owners, generations = where.owners, where.generations
     for shard, part in parts.items():
-        grouped.setdefault(meta.owners[shard], []).append(part)
+        generation = generations[shard]
+        if part.generation != generation:
+            part = replace(part, generation=generation)
+        grouped.setdefault(owners[shard], []).append(part)
     return {w: replace(call, parts=tuple(of)) for w, of in grouped.items()}
 
 

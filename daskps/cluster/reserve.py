@@ -41,6 +41,8 @@ class Request:
     slots: Sequence[tuple[int, Sequence[float]]]
     overwrite: bool
     memory_share: float
+    #: Whether other processes of a shard's machine may map it.
+    machine: bool
     wait_seconds: float
 
 
@@ -53,7 +55,8 @@ def reserve(
     owners = place(layout.n_shards, workers)
     nbytes: dict[str, int] = {}
     for shard, worker in enumerate(owners):
-        need = Segment.needed_nbytes(layout, shard, dict(wanted.slots))
+        slots = dict(wanted.slots)
+        need = Segment.needed_nbytes(layout, shard, slots, durable=wanted.machine)
         nbytes[worker] = nbytes.get(worker, 0) + need
     limits = {w: scheduler.workers[w].memory_limit for w in nbytes}
     check_memory(nbytes, held, limits, wanted.memory_share)
@@ -65,8 +68,10 @@ def reserve(
         layout=layout.to_wire(),
         owners=owners,
         nbytes=nbytes,
+        memory_share=wanted.memory_share,
         rules=wanted.rules,
         optimizers=dict(wanted.optimizers),
+        cluster=scheduler.id if wanted.machine else "",
     )
 
 

@@ -153,10 +153,7 @@ class GraphRun:
         their tasks may be anywhere, and go with any worker.
         """
         rows = await self._shards.control_at(
-            self.meta.owners[0],
-            "receipts",
-            run=self.work.run,
-            since=self._ledger.round,
+            0, "receipts", run=self.work.run, since=self._ledger.round
         )
         for number, receipts in rows:
             if number != self._ledger.round or number >= stop:

@@ -10,11 +10,11 @@ import asyncio
 import contextlib
 import logging
 import math
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.entry import remember
 from daskps.cluster.messages import pack_error
+from daskps.cluster.progress import Run
 from daskps.errors import (
     ConsistencyError,
     DaskPSError,
@@ -31,41 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 #: How long shards that are a round behind may take to catch up when a run is fenced.
 SETTLE_SECONDS = 0.5
-
-
-@dataclass
-class Run:
-    """One run in progress."""
-
-    id: int
-    entry: Entry
-    client: str
-    size: int
-    #: Whether a trainer that lost its worker may register again.
-    restartable: bool
-    #: Whether trainers wait for the client's verdict after each epoch.
-    gated: bool
-    #: Worker of each rank that has registered and lives.
-    ranks: dict[int, str] = field(default_factory=dict)
-    attempts: dict[int, int] = field(default_factory=dict)
-    finished: set[int] = field(default_factory=set)
-    #: Per epoch and rank what the trainer reported.
-    reports: dict[int, dict[int, dict[str, Any]]] = field(default_factory=dict)
-    announced: int = 0
-    allowed: int = 0
-    stopped: bool = False
-    clock: int = 0
-    fenced: Exception | None = None
-    #: Whether tasks of the graph, not resident trainers, compute the rounds; then the
-    #: workers that may hold contributions to them.
-    graph: bool = False
-    holders: set[str] = field(default_factory=set)
-    #: Attempt and round of the newest gradient task the scheduler has forgotten.
-    forgotten: tuple[int, ...] = ()
-    #: Ended epochs and everything else the client wants to hear of.
-    events: list[dict[str, Any]] = field(default_factory=list)
-    first_event: int = 0
-    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
 
 class Runs:
@@ -96,6 +61,8 @@ class Runs:
         `begin` is for the hosts: policy, n_ranks, reduce, reset. `who` says client,
         size, restartable, gated and graph.
         """
+        # Not for ever: shards find an owner, or are lost.
+        await self._entry(uid).settled.wait()
         entry = self._entry(uid)
         for run in self._runs.values():
             if run.entry is entry and not run.fenced:
@@ -105,14 +72,18 @@ class Runs:
                 )
         for shard, (worker, reason) in entry.lost.items():
             raise ShardLostError(entry.name, shard, worker, reason)
-        run = Run(self._new_id(), entry, **who)
+        sync, staleness = begin["policy"]
+        run = Run(self._new_id(), entry, bsp=sync == "bsp", **who)
         self._runs[run.id] = run
         try:
-            await self._hosts.everywhere(entry, "begin_run", run=run.id, **begin)
+            found = await self._hosts.everywhere(
+                entry, "begin_run", run=run.id, resident=not run.graph, begin=begin
+            )
+            rows = [row for rows in found for row in rows]
+            run.mailboxes = {"rows": rows, "reduce": begin["reduce"]}
         except BaseException:
             await self._end(run, "it could not begin")
             raise
-        sync, staleness = begin["policy"]
         self._tell(
             "run-begun",
             run,
@@ -216,8 +187,11 @@ class Runs:
 
     async def on_register(
         self, run: int, rank: int, worker: str, wait_seconds: float
-    ) -> bool:
-        """Register a trainer, wait for the others, return whether it starts again."""
+    ) -> dict[str, Any]:
+        """Register a trainer and wait for the others.
+
+        Returns whether it starts again, and where the mailboxes of the run are.
+        """
         entry = self._get(run)
         again = entry.attempts.get(rank, 0) > 0
         if again and not entry.restartable:
@@ -244,7 +218,7 @@ class Runs:
             )
             await self._fence(entry, short)
             raise short
-        return again
+        return {"again": again, "mailboxes": entry.mailboxes}
 
     async def on_trains_on(self, run: int, workers: Sequence[str]) -> None:
         """Hear where the data of each rank of a graph run is."""
@@ -381,11 +355,18 @@ class Runs:
 
     def shard_lost(self, entry: Entry, shard: int, worker: str, reason: str) -> None:
         """Fence the runs of a store that lost a shard."""
-        error = ShardLostError(entry.name, shard, worker, reason)
-        self.store_gone(entry, error)
+        self.store_gone(entry, ShardLostError(entry.name, shard, worker, reason))
 
-    def store_gone(self, entry: Entry, error: Exception) -> None:
-        """Fence the runs of a store that is gone."""
+    def shards_move(self, entry: Entry, worker: str) -> None:
+        """Fence the runs that do not survive a change of owners: those in rounds."""
+        error = RunCancelledError(
+            f"worker {worker} died with contributions to the open round; the store "
+            f"goes on with what was complete, start the run again"
+        )
+        self.store_gone(entry, error, others=False)
+
+    def store_gone(self, entry: Entry, error: Exception, others: bool = True) -> None:
+        """Fence the runs of a store that is gone; by `others` also ASP and SSP."""
         for run in list(self._runs.values()):
-            if run.entry is entry:
+            if run.entry is entry and (run.bsp or others):
                 self._hosts.spawn(self._fence(run, error))

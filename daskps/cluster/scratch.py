@@ -14,9 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from daskps.layout import align
+
 Array = np.ndarray[Any, np.dtype[Any]]
 #: Smaller arrays come from malloc's own lists, which are faster.
 SMALLEST = 65_536
+#: Memory is made in whole pages: frames differ in length by some bytes of their head.
+PAGE = 4096
 #: Most bytes kept for later, where a worker's memory limit does not say more.
 LEAST_LIMIT = 64 * 2**20
 #: Share of a worker's memory limit that may be kept for later.
@@ -43,24 +47,31 @@ class Scratch:
     ----------
     limit : int
         Most bytes kept for later.
+    smallest : int
+        Bytes below which an array is left to malloc.
+    most : int, optional
+        Most arrays kept for later.
     """
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    def __init__(
+        self, limit: int, *, smallest: int = SMALLEST, most: int | None = None
+    ) -> None:
+        self.limit, self._smallest = limit, smallest
         # Operations of a deque are atomic, and a lease may end anywhere, also in the
         # middle of these methods: a lock could be taken twice.
-        self._free: deque[Array] = deque()
+        self._free: deque[Array] = deque(maxlen=most)
 
     def empty(self, n: int, dtype: Any) -> Array:
         """Return an array like ``np.empty(n, dtype)``."""
         dtype = np.dtype(dtype)
         nbytes = n * dtype.itemsize
-        if nbytes < SMALLEST:
+        if nbytes < self._smallest:
             return np.empty(n, dtype)
-        memory = self._take(nbytes)
+        length = align(nbytes, PAGE)
+        memory = self._take(length)
         if memory is None:
-            memory = np.empty(nbytes, np.uint8)
-        return np.asarray(_Lease(self, memory)).view(dtype)
+            memory = np.empty(length, np.uint8)
+        return np.asarray(_Lease(self, memory))[:nbytes].view(dtype)
 
     def _take(self, nbytes: int) -> Array | None:
         for _ in range(len(self._free)):

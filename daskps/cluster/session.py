@@ -5,10 +5,15 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from daskps.cluster import plans
+from daskps import config
+from daskps.cluster import plans, words
 from daskps.cluster.client import ShardClient
+from daskps.cluster.deliveries import Deliveries
+from daskps.cluster.glances import Glances
 from daskps.cluster.messages import Answer, Array, Call
 from daskps.cluster.plans import GRADIENT, Plan, Target
+from daskps.cluster.scratch import LEAST_LIMIT, Scratch
+from daskps.cluster.views import Views
 from daskps.errors import RunCancelledError
 from daskps.shards.base import NOTHING, READ
 
@@ -16,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from daskps.cluster.link import Link
-    from daskps.cluster.meta import Meta
+    from daskps.cluster.meta import Joined, Meta
+    from daskps.codecs import Codec
 
 
 class Session:
@@ -30,38 +36,50 @@ class Session:
         The worker's way to the cluster.
     meta : Meta
         The store.
-    run, rank, size : int
-        The run, this trainer's number in it, and how many there are.
+    joined : Joined
+        The run.
+    rank : int
+        This trainer's number in it.
+    bsp : bool
+        Whether the run has rounds.
     """
 
     def __init__(
-        self, link: Link, meta: Meta, *, run: int, rank: int, size: int
+        self, link: Link, meta: Meta, joined: Joined, *, rank: int, bsp: bool
     ) -> None:
         self.link, self.meta = link, meta
-        self.run, self.rank, self.size = run, rank, size
-        self.shards = ShardClient(link, meta)
+        self.run, self.size, self.rank, self.bsp = joined.run, joined.size, rank, bsp
+        self._codec, self._scratch = joined.codec, Scratch(LEAST_LIMIT)
+        self._finite = config.load().check_finite
+        self.shards = ShardClient(link, meta, joined)
         self.clock = 0
         self.sequence = 0
         #: Largest number of clocks a live trainer was behind one of our pulls.
         self.lag = 0
+        #: Reads and steps that the trainer repeats.
+        self.glances = Glances(self)
+        self._deliveries = Deliveries(self)
+        self.views = Views(self)
         #: Whether pushes were accepted since the last tick.
         self._open = False
         self._lock = threading.RLock()
 
-    def resume(self, *, bsp: bool) -> None:
+    def resume(self) -> None:
         """Take clock and sequence from the shard that is furthest behind."""
         rows = self.link.run(
             lambda: self.shards.control("resume", run=self.run, rank=self.rank)
         )
         places = [tuple(place) for row in rows for place in row]
         self.clock, self.sequence = min(places)
-        if bsp:
+        if self.bsp:
             # Under BSP a repeat is told by its clock. A shard that is a step ahead
             # must not take the next step's number for one of this step's.
             self.sequence = max(sequence for _, sequence in places)
 
     def read(self, target: Target, timeout: float | None) -> None:
         """Read what the policy lets this trainer see at its clock."""
+        if timeout is None and self.glances.fill(target):
+            return
         plan = plans.read(self.meta, target, None, self._call())
         self._exchange(plan, timeout, "a pull")
 
@@ -77,6 +95,18 @@ class Session:
     ) -> Any:
         """Send arrays to their shards, with the tick to all, and read `target`."""
         with self._lock:
+            codec = self._codec if arrays and kind == GRADIENT else None
+            # What was pushed before the tick is with the owners of the shards.
+            if tick and timeout is None and not self._open and codec is None:
+                version = self._deliveries.send(arrays, kind, weight)
+                if version is not None:
+                    self.sequence += 1
+                    self.clock += 1
+                    if target is not None:
+                        self.read(target, None)
+                    return version
+            if codec is not None:
+                arrays = self._encoded(arrays, codec)
             call = self._call(
                 kind=kind if arrays else NOTHING,
                 weight=weight,
@@ -84,6 +114,9 @@ class Session:
                 sequence=self.sequence,
                 # One at a time: all before it were answered or given up.
                 floor=self.sequence,
+                # Pushes before the tick of a round are kept by the owner alone.
+                by_owner=self.bsp and (self._open or not tick),
+                codec=codec.name if codec else "",
             )
             self.sequence += 1
             plan = plans.push(self.meta, arrays, call, everywhere=tick, target=target)
@@ -97,6 +130,10 @@ class Session:
             self.clock += tick
             self._open = not tick
             return plans.version_of(answers)
+
+    def _encoded(self, arrays: Mapping[int, Array], codec: Codec) -> dict[int, Array]:
+        layout, empty = self.meta.layout, self._scratch.empty
+        return words.encoded(layout, arrays, codec, finite=self._finite, empty=empty)
 
     def barrier(self, timeout: float | None) -> None:
         """Wait until every live trainer has ticked as often as this one."""

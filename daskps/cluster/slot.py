@@ -3,25 +3,38 @@
 Whoever brings a ticket puts it into the inbox and, if nobody else is at it, takes the
 mutex and serves the whole inbox; otherwise the holder serves it. Nobody ever blocks
 on the mutex, and pushes that queue up are applied in one pass over memory.
+
+Where the shard's memory is shared with other processes, who has the mutex takes the
+lock between the processes too. That one may have to be waited for: with no time to
+wait an inbox stays as it is, and :meth:`Slot.look` is called until it is served.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from daskps.cluster.locks import FileLock
 from daskps.shards.base import NO_WAIT, READ, Array, Ready, Step, Ticket
+from daskps.shards.dense import Shard
+from daskps.shards.gates import CLOSED, set_gate
+from daskps.shards.segment import GENERATION, NONCE, PAGE_NBYTES, Segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from daskps.cluster.memory import Block, Memory
     from daskps.cluster.messages import Call, Part
+    from daskps.cluster.rules import Rules
     from daskps.layout import Layout
-    from daskps.shards.dense import Shard
 
 T = TypeVar("T")
+#: How long a thread waits for another process to release a shard.
+LOCK_SECONDS = 20.0
 
 
 class Pending:
@@ -44,18 +57,53 @@ class Pending:
 
 
 class Slot:
-    """A shard, its mutex and its inbox."""
+    """A shard, its mutex and its inbox.
 
-    def __init__(self, name: str, layout: Layout, index: int, shard: Shard) -> None:
+    Parameters
+    ----------
+    name : str
+        Name of the store.
+    layout : Layout
+        Its layout.
+    index : int
+        Number of the shard.
+    shard : Shard
+        The state machine.
+    block : Block, optional
+        The shard's memory, where it is shared with other processes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        layout: Layout,
+        index: int,
+        shard: Shard,
+        *,
+        block: Block | None = None,
+    ) -> None:
         self.name, self.layout = name, layout
         self.index, self.shard = index, shard
         self.nbytes = shard.segment.nbytes
+        self.block = block
+        #: Run and memory of the mailboxes that trainers here may fill themselves.
+        self.mailbox: tuple[int, Block] | None = None
+        self.is_shared = block is not None
+        self._lock = None if block is None else FileLock(block)
         self._mutex = threading.Lock()
         self._inbox: deque[Ticket | Callable[[], Sequence[Ticket]]] = deque()
 
     def put(self, ticket: Ticket) -> None:
         """Queue a ticket; :meth:`serve` does the work."""
         self._inbox.append(ticket)
+
+    def withdraw(self, ticket: Ticket) -> bool:
+        """Take a ticket back that nobody has looked at; return whether that was so."""
+        try:
+            self._inbox.remove(ticket)
+        except ValueError:
+            return False
+        return True
 
     def run(self, function: Callable[[Shard], T]) -> Future[T]:
         """Queue a function of the shard that runs under its mutex."""
@@ -74,15 +122,102 @@ class Slot:
         self._inbox.append(call)
         return future
 
-    def serve(self) -> None:
-        """Serve the inbox, unless somebody is at it already."""
+    @property
+    def waits(self) -> bool:
+        """Whether anything waits here at all."""
+        return bool(self._inbox) or bool(self.shard.waiting)
+
+    def close(self) -> None:
+        """Tell who looks at the shard's memory that it is gone, and free it."""
+        set_gate(self.shard.segment, CLOSED)
+        self.free_mailbox()
+        if self.block is not None:
+            self.block.free()
+
+    def mailboxes_of(self, run: int) -> Array | None:
+        """Return the memory for a run's mailboxes, behind the block's own header."""
+        if self.mailbox is None or self.mailbox[0] != run:
+            return None
+        return self.mailbox[1].buffer[PAGE_NBYTES:]
+
+    def free_mailbox(self) -> None:
+        """Give back the memory of mailboxes; who maps them keeps them a while."""
+        if self.mailbox is not None:
+            self.mailbox[1].free()
+            self.mailbox = None
+
+    @property
+    def needs_look(self) -> bool:
+        """Whether something waits here that another process may have made possible."""
+        return bool(self._inbox) or self.shard.is_stale
+
+    def look(self) -> None:
+        """Serve what another process's lock or publications kept waiting."""
+        if self.shard.is_stale and not self._inbox:
+            self._inbox.append(lambda: self.shard.submit(()))
+        self.serve()
+
+    def serve(self, seconds: float = 0.0) -> None:
+        """Serve the inbox, unless somebody is at it already.
+
+        Parameters
+        ----------
+        seconds : float
+            How long to wait for another process to release the lock; 0 takes it
+            only where it is free.
+        """
         while self._inbox and self._mutex.acquire(blocking=False):
             try:
-                done = self._serve_once()
+                if not self._enter(seconds):
+                    return
+                try:
+                    done = self._serve_once()
+                finally:
+                    self._leave()
             finally:
                 self._mutex.release()
             for ticket in done:
                 ticket.owner.one_done()
+
+    def submit_now(self, ticket: Ticket, seconds: float) -> bool:
+        """Have the shard look at one ticket before all others, if nobody is at it.
+
+        Returns whether it has. The thread waits so long for another process to
+        release the lock, and then raises ShardBusyError.
+        """
+        if self._inbox or not self._mutex.acquire(blocking=False):
+            return False
+        try:
+            self._enter(seconds)
+            try:
+                done = self._submit([ticket])
+            finally:
+                self._leave()
+        finally:
+            self._mutex.release()
+        for other in done:
+            other.owner.one_done()
+        self.serve()
+        return True
+
+    def forget(self, ticket: Ticket) -> None:
+        """Take a ticket back that was parked."""
+        with self._mutex:
+            self.shard.cancel([ticket])
+        self.serve()
+
+    def _enter(self, seconds: float) -> bool:
+        """Take the lock between processes; return whether that was possible."""
+        if self._lock is None:
+            return True
+        if not seconds:
+            return self._lock.try_acquire()
+        self._lock.acquire(seconds)
+        return True
+
+    def _leave(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
 
     def _serve_once(self) -> list[Ticket]:
         tickets: list[Ticket] = []
@@ -117,13 +252,17 @@ class Slot:
                 break
             ready = self._latest(ready)
         with self._mutex:
-            if (
-                not ticket.step.run
-                or ticket.step.rank < 0
-                or self.shard.segment.flip > ready.flip + 1
-            ):
-                ready = self._latest(ready)
-            self.shard.read(ready, parts)
+            self._enter(LOCK_SECONDS)
+            try:
+                if (
+                    not ticket.step.run
+                    or ticket.step.rank < 0
+                    or self.shard.segment.flip > ready.flip + 1
+                ):
+                    ready = self._latest(ready)
+                self.shard.read(ready, parts)
+            finally:
+                self._leave()
         self.serve()
         return ready
 
@@ -132,6 +271,35 @@ class Slot:
         flip = segment.flip
         version = segment.record(flip).version
         return Ready(flip, version, ready.duplicate, ready.lag)
+
+
+def make_slots(
+    memory: Memory | None,
+    rules: Rules,
+    *,
+    name: str,
+    layout: Layout,
+    shards: Sequence[int],
+) -> list[Slot]:
+    """Make shards in memory that other processes can map, where there is such."""
+    slots = rules.slots
+    need = partial(Segment.needed_nbytes, layout, slots=slots)
+    blocks: list[Block] = []
+    if memory is not None:
+        blocks = memory.take_all(
+            [need(shard, durable=True) for shard in shards],
+            [need(shard) for shard in shards],
+        )
+    made = []
+    for shard, block in itertools.zip_longest(shards, blocks):
+        buffer = None if block is None else block.buffer
+        shared = block if block is not None and block.is_shared else None
+        segment = Segment(layout, shard, slots, buffer, durable=bool(shared))
+        segment.words[GENERATION] = 1
+        segment.words[NONCE] = shared.nonce if shared else 0
+        slot = Slot(name, layout, shard, Shard(segment, rules), block=shared)
+        made.append(slot)
+    return made
 
 
 def _ready(ticket: Ticket) -> Ready:

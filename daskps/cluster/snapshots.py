@@ -101,6 +101,7 @@ async def take(shards: ShardClient, index: int | None, deadline: Deadline) -> Ta
                 f"waited for {found['waited_for']}; no shard is held any more. Pass "
                 f"a larger timeout=, or None to wait for ever"
             )
+        meta.update(found["where"])
         version = Version.of((shard, v) for shard, v in found["versions"])
         futures = _submit(shards, index, version)
         # Also these may have to wait: for a thread of a busy worker.

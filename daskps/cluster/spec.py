@@ -11,6 +11,7 @@ from daskps.errors import NotEnoughWorkersError
 if TYPE_CHECKING:
     from daskps.cluster.link import Link
     from daskps.cluster.windows import Schedule
+    from daskps.codecs import Codec
     from daskps.consistency import Policy
 
 #: A resident trainer's function of its session and its part of the data; for graph
@@ -32,6 +33,8 @@ class Launch:
     #: What each trainer trains on: a `Part`, a future of it, or itself.
     parts: Sequence[Any]
     name: str
+    #: How gradients travel; None as they are.
+    codec: Codec | None = None
     #: The rounds of graph execution; None for resident trainers.
     graph: Schedule | None = None
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
+from daskps import codecs
 from daskps.cluster.client import gather
+from daskps.cluster.contributions import Parcel
 from daskps.cluster.messages import unpack_array
-from daskps.errors import ContributionLostError
+from daskps.errors import ContributionLostError, StaleGenerationError
 from daskps.layout import compute_dtype
 from daskps.reduction import Node, Tree, cover, mean, reduce_all
 
@@ -49,18 +51,25 @@ class Sums:
         if started is not None:
             rows.update(zip(far, started.result(), strict=True))
         return {
-            shard: self._reduced([(w, rows[w][i]) for w in self.ranks])
+            shard: self._reduced(
+                [(w, self._opened(shard, rows[w][i])) for w in self.ranks]
+            )
             for i, shard in enumerate(self.shards)
         }
 
-    def _here(self, worker: str) -> list[list[Node]]:
+    def _opened(self, shard: int, parcels: Sequence[Parcel]) -> list[Node]:
+        layout, empty = self.desk.meta.layout, self.desk.host.scratch.empty
+        return [parcel.opened(layout, shard, empty) for parcel in parcels]
+
+    def _here(self, worker: str) -> list[list[Parcel]]:
         return self.desk.host.contributions.sums(
             self.place, self.shards, self.ranks[worker], self.nodes[worker]
         )
 
-    async def _ask(self, worker: str) -> list[list[Node]]:
+    async def _ask(self, worker: str) -> list[list[Parcel]]:
         try:
-            async with self.desk.shards.watching(worker, self.place.run):
+            shards = self.desk.meta.hosts.get(worker, ())
+            async with self.desk.shards.watching(worker, shards, self.place.run):
                 rows = await self.desk.link.control(
                     worker,
                     "sums",
@@ -69,7 +78,7 @@ class Sums:
                     ranks=self.ranks[worker],
                     nodes=self.nodes[worker],
                 )
-        except OSError as error:
+        except (OSError, StaleGenerationError) as error:
             raise ContributionLostError(
                 f"worker {worker} went with what it had computed for {self.place}; "
                 f"the round is begun anew"
@@ -79,13 +88,15 @@ class Sums:
             for shard, row in zip(self.shards, rows, strict=True)
         ]
 
-    def _unpacked(self, shard: int, packed: Sequence[tuple[int, float, Any]]) -> Node:
+    def _unpacked(self, shard: int, packed: tuple[str, float, Sequence[Any]]) -> Parcel:
+        name, scale, rows = packed
+        codec = codecs.named(name) if name else None
         pieces = self.desk.meta.layout.pieces[shard]
-        arrays = {
-            p: unpack_array(data, compute_dtype(pieces[p].parameter.dtype))
-            for p, _, data in packed
-        }
-        return arrays, {p: weight for p, weight, _ in packed}
+        arrays = {}
+        for p, _, data in rows:
+            numbers = compute_dtype(pieces[p].parameter.dtype)
+            arrays[p] = unpack_array(data, codec.dtype if codec else numbers)
+        return Parcel((arrays, {p: weight for p, weight, _ in rows}), codec, scale)
 
     def _reduced(self, rows: Sequence[tuple[str, list[Node]]]) -> dict[int, Any]:
         reduce = self.desk.reduce

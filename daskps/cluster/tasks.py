@@ -7,8 +7,9 @@ from typing import Any
 
 from distributed import get_worker
 
+from daskps.cluster import words
 from daskps.cluster.link import Link, link_of
-from daskps.cluster.meta import Meta
+from daskps.cluster.meta import Joined, Meta
 from daskps.cluster.session import Session
 from daskps.cluster.upstream import loads, secede
 from daskps.errors import RunCancelledError
@@ -29,7 +30,7 @@ def run_trainer(
     body : bytes
         Pickled function of a session and a part of the data.
     place : dict
-        uid of the store, run, rank, size, and whether it is a BSP run.
+        uid of the store, run, rank, size, whether it is a BSP run, and its codec.
     wait_seconds : float
         How long to wait for the other trainers to register.
     part : object
@@ -61,6 +62,8 @@ def run_trainer(
 
 def _join(link: Link, place: dict[str, Any], wait_seconds: float) -> Session:
     run, rank, size = place["run"], place["rank"], place["size"]
+    codec = place["codec"]
+    words.warm(codec)
     register = link.directory(
         "register",
         run=run,
@@ -68,11 +71,13 @@ def _join(link: Link, place: dict[str, Any], wait_seconds: float) -> Session:
         worker=link.node.address,
         wait_seconds=wait_seconds,
     )
-    again = link.run(lambda: register)
+    found = link.run(lambda: register)
     find = link.directory("find", uid=place["uid"])
-    session = Session(link, Meta(link.run(lambda: find)), run=run, rank=rank, size=size)
-    if again:
-        session.resume(bsp=place["bsp"])
+    meta = Meta(link.run(lambda: find))
+    joined = Joined(run, size, found["mailboxes"], codec)
+    session = Session(link, meta, joined, rank=rank, bsp=place["bsp"])
+    if found["again"]:
+        session.resume()
         logger.warning(
             "%s goes on with trainer %d of run %d at clock %d, which lost its worker",
             link.node.address,

@@ -88,6 +88,7 @@ class Trainers:
                 "rank": rank,
                 "size": len(self.spec.parts),
                 "bsp": isinstance(self.spec.policy, BSP),
+                "codec": self.spec.codec,
             },
             config.load().register_timeout_seconds,
             part,

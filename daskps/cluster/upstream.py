@@ -13,6 +13,7 @@ from dask.core import flatten
 from distributed import Client, Future, rpc
 from distributed import client as _client
 from distributed import worker as _worker
+from distributed.comm import tcp as _tcp
 from distributed.protocol import pickle as _pickle
 from distributed.protocol.serialize import Serialize, to_serialize
 from distributed.security import Security
@@ -47,6 +48,7 @@ __all__ = [
     "loads",
     "own",
     "persist",
+    "receive_into",
     "register",
     "release",
     "result",
@@ -74,8 +76,34 @@ def loads(pickled: bytes) -> Any:
 
 
 def frame(array: Any) -> Any:
-    """Wrap an array so that it travels as a frame of its own, without a copy."""
+    """Wrap an array so that it travels as a frame of its own, without a copy.
+
+    And in one piece: Dask cuts what is longer than ``distributed.comm.shard``, and its
+    receiver joins the pieces by copying, save those of a message's first array.
+    """
+    for comm in (_tcp.TCP, _tcp.TLS):
+        if array.nbytes > comm.max_shard_size:
+            comm.max_shard_size = min(array.nbytes, _LONGEST[comm])
     return to_serialize(array)
+
+
+#: Bytes of the longest frame that each kind of connection can send.
+_LONGEST = {_tcp.TCP: 2**63 - 1, _tcp.TLS: 2**31 - 1}
+#: What makes the memory that a frame arrives in; not in every release of Dask.
+_host_array = getattr(_tcp, "host_array", None)
+
+
+def receive_into(make: Callable[[int], Any] | None) -> None:
+    """Have frames that arrive over TCP put into memory of a function's making.
+
+    Parameters
+    ----------
+    make : callable or None
+        Returns a writeable memoryview of as many bytes; None for Dask's own.
+    """
+    if _host_array is not None:
+        # The module's own name for it: nothing that is public leads there.
+        vars(_tcp)["host_array"] = make or _host_array
 
 
 def unframe(value: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import daskps
-from daskps import optim
+from daskps import config, optim
 from daskps.cluster.upstream import dumps
 from tests.support import gen_cluster, local_cluster, store, until
 
@@ -21,6 +21,7 @@ FIELDS = {
     "store-deleted": {"reason"},
     "store-freed": {"reason"},
     "shards-lost": {"shards", "worker", "reason"},
+    "shards-adopted": {"shards", "worker", "by"},
     "run-begun": {"run", "sync", "staleness", "trainers", "execution"},
     "run-ended": {"run"},
     "run-fenced": {"run", "reason"},
@@ -180,7 +181,10 @@ def test_lost_shards_and_trainers():
         s = daskps.create(
             {"w": np.zeros(10, "f4")}, optimizer=optim.SGD(1.0), servers=[a]
         )
-        both = store(client, servers=[a, b], shards=4)
+        with config.open_ways(process=True, machine=False):
+            # In private memory: nobody can adopt it.
+            both = store(client, servers=[a, b], shards=4)
+        shared = store(client, servers=[b], shards=2)
         killed = threading.Event()
 
         def kill():
@@ -207,6 +211,15 @@ def test_lost_shards_and_trainers():
         ]
         assert len(lost["shards"]) == 2
         assert "died" in lost["reason"]
+        # By one worker or by two.
+        until(lambda: shards_adopted(client, shared.uid) == [0, 1], 60)
+        for adopted in events(client, shared.uid)[1:]:
+            assert adopted["worker"] == b != adopted["by"]
+
+
+def shards_adopted(client, uid):
+    found = [e for e in events(client, uid) if e["action"] == "shards-adopted"]
+    return sorted(shard for event in found for shard in event["shards"])
 
 
 def counts_on(trainer, part):

@@ -16,7 +16,7 @@ import pytest
 from distributed import get_worker
 
 import daskps
-from daskps import optim
+from daskps import config, optim
 from tests.support import local_cluster, store, until
 
 SGD = optim.SGD(0.1)
@@ -37,31 +37,41 @@ def fresh():
         yield client
 
 
-def test_killed_owner_gives_shard_lost_error(fresh):
+@pytest.fixture
+def apart():
+    """The same as between machines: what a worker held goes with it."""
+    with (
+        config.open_ways(process=True, machine=False),
+        local_cluster(threads=1) as client,
+    ):
+        yield client
+
+
+def test_killed_owner_gives_shard_lost_error(apart):
     """Every later call names shard, worker and reason, and the client stays usable."""
-    s = store(fresh)
+    s = store(apart)
     victim = s.placement[0]
-    os.kill(pid_of(fresh, victim), signal.SIGKILL)
-    until(lambda: victim not in fresh.scheduler_info()["workers"])
+    os.kill(pid_of(apart, victim), signal.SIGKILL)
+    until(lambda: victim not in apart.scheduler_info()["workers"])
     for call in (s.pull, lambda: s.push({"w": np.ones(10, "f4")})):
         with pytest.raises(daskps.ShardLostError, match="shard 0") as caught:
             call()
         assert caught.value.worker == victim
         assert "died" in caught.value.reason
-    assert fresh.submit(sum, [1, 2]).result() == 3
+    assert apart.submit(sum, [1, 2]).result() == 3
     # The other shard still answers; nothing was made anew behind our back.
-    again = store(fresh)
+    again = store(apart)
     assert again.version == 0
 
 
-def test_call_in_flight_ends_when_its_owner_dies(fresh):
+def test_call_in_flight_ends_when_its_owner_dies(apart):
     """A pull that waits on a shard ends when the worker is killed, not later."""
-    s = store(fresh, servers=[next(iter(fresh.scheduler_info()["workers"]))])
+    s = store(apart, servers=[next(iter(apart.scheduler_info()["workers"]))])
     victim = s.placement[0]
     waiting = s.pull_async(min_version=10**6, timeout=60)
     until(lambda: s.stats()["shards"][0]["parked"] == 1)
     began = time.monotonic()
-    os.kill(pid_of(fresh, victim), signal.SIGKILL)
+    os.kill(pid_of(apart, victim), signal.SIGKILL)
     with pytest.raises(daskps.ShardLostError):
         waiting.result(timeout=30)
     assert time.monotonic() - began < 20
@@ -78,10 +88,10 @@ def test_retired_owner_gives_shard_lost_error(fresh):
         s.pull()
 
 
-def test_train_ends_with_shard_lost_error(fresh):
-    s = store(fresh)
+def test_train_ends_with_shard_lost_error(apart):
+    s = store(apart)
     victim = s.placement[1]
-    pid = pid_of(fresh, victim)
+    pid = pid_of(apart, victim)
 
     class Kill:
         def on_epoch(self, run):
@@ -92,7 +102,7 @@ def test_train_ends_with_shard_lost_error(fresh):
         daskps.train(
             s, ones, np.zeros((64, 1)), epochs=10**6, batch_size=8, callbacks=[Kill()]
         )
-    assert fresh.submit(sum, [1, 2]).result() == 3
+    assert apart.submit(sum, [1, 2]).result() == 3
 
 
 def ones(params, X, y):

@@ -19,7 +19,7 @@ import pytest
 from distributed import Client, wait
 
 import daskps
-from daskps import optim
+from daskps import config, optim
 from daskps.bench.snapshot import Oracle, check
 from daskps.cluster import cutting, plans, snapshots
 from daskps.cluster.copies import ShardCopy
@@ -455,7 +455,9 @@ def test_snapshot_of_a_deleted_store_ends(client):
 
 def test_lost_worker_is_named():
     with local_cluster(n_workers=2, threads=1) as client:
-        s = store(client)
+        with config.open_ways(process=True, machine=False):
+            # In private memory: nobody can adopt it.
+            s = store(client)
         snapshot = s.snapshot()
         victim = s.placement[1]
         pid = client.run(os.getpid, workers=[victim])[victim]

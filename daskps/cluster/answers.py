@@ -1,0 +1,58 @@
+"""What the answers of a host, and of the directory, mean for a call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from daskps.cluster.messages import Answer, Array, Call
+from daskps.errors import ShardLostError, StaleGenerationError
+
+#: For each shard where what is read goes.
+Outs = Mapping[int, Sequence[Array]]
+
+
+def raise_first(answers: Sequence[Answer]) -> None:
+    """Raise the first error among answers."""
+    for answer in answers:
+        if answer.error is not None:
+            raise answer.error
+
+
+def again(call: Call, answers: Sequence[Answer]) -> Call:
+    """Return the call that waits on: without its arrays where they were accepted."""
+    if all(a.applied for a in answers):
+        return call.waiting()
+    return call
+
+
+def fill(outs: Outs, answers: Sequence[Answer]) -> None:
+    """Copy what was read to where it was asked for, unless it is there already."""
+    for answer in answers:
+        wanted = outs.get(answer.shard, ())
+        if answer.arrays and wanted and answer.arrays[0] is not wanted[0]:
+            for out, array in zip(wanted, answer.arrays, strict=True):
+                np.copyto(out, array)
+
+
+def check_located(
+    store: str, located: Mapping[str, Any], shards: Sequence[int], worker: str = ""
+) -> None:
+    """Refuse to wait for shards that are lost, or no longer at a worker if given.
+
+    Raises
+    ------
+    ShardLostError, StaleGenerationError
+        For what their names say.
+    """
+    for shard, owner, reason in located["lost"]:
+        if shard in shards:
+            raise ShardLostError(store, shard, owner, reason)
+    for shard in shards if worker else ():
+        if located["owners"][shard] != worker or shard in located["adopting"]:
+            raise StaleGenerationError(
+                f"shard {shard} of store {store!r} is no longer at worker {worker}; "
+                f"ask the directory where it lives"
+            )

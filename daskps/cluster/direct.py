@@ -1,0 +1,126 @@
+"""One call to several hosts from a thread: what goes without messages, and the rest.
+
+All shards get their part before the thread waits for any of them. Under BSP another
+trainer may wait for this one on the next shard.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Self
+
+from daskps.cluster.answers import again, raise_first
+from daskps.errors import ShardBusyError, StaleGenerationError
+from daskps.shards.deputies import NotHereError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from daskps.cluster.client import ShardClient
+    from daskps.cluster.deadline import Deadline
+    from daskps.cluster.link import Pending
+    from daskps.cluster.messages import Answer, Array, Call
+    from daskps.cluster.serving import Exchange, Serving
+
+    Outs = Mapping[int, Sequence[Array]]
+
+#: How long to wait for the lock of a shard before its owner is asked.
+PATIENCE_SECONDS = 1.0
+#: How long to wait for a message that was called off.
+STOP_SECONDS = 5.0
+
+
+class Direct:
+    """One call from a thread of this process; at its end nothing of it is left.
+
+    Parameters
+    ----------
+    shards : ShardClient
+        Sends the messages.
+    outs : mapping of int to sequence of ndarray
+        For each shard where its ranges go.
+    deadline : Deadline
+        Its end.
+    """
+
+    def __init__(self, shards: ShardClient, outs: Outs, deadline: Deadline) -> None:
+        self._shards, self._outs, self._deadline = shards, outs, deadline
+        self._sent: list[Pending[dict[int, Answer]]] = []
+        self._begun: dict[str, Exchange] = {}
+        self._answers: dict[int, Answer] = {}
+
+    def send(self, calls: Mapping[str, Call]) -> None:
+        """Send calls as messages."""
+        if calls:
+            shards, left = self._shards, self._deadline.remaining()
+            work = partial(
+                shards.call_async, calls, self._outs, left, self._deadline.what
+            )
+            self._sent.append(shards.link.start(work))
+
+    def begin(self, worker: str, serving: Serving, call: Call) -> None:
+        """Call shards that this process can reach; what it cannot do is sent."""
+        self._shards.counters.local_calls += 1
+        try:
+            left = min(self._deadline.left(), PATIENCE_SECONDS)
+            exchange = serving.begin_now(call, left)
+        except (NotHereError, StaleGenerationError, ShardBusyError):
+            # Its owner is gone, has dropped the shard, or cannot get at it either:
+            # the loop finds out why, and hears of what happens meanwhile.
+            self.send({worker: call})
+            return
+        self._begun[worker] = exchange
+        if back := exchange.handed_back():
+            self.send({worker: _parts_of(call, back)})
+
+    def answers(self) -> dict[int, Answer]:
+        """Wait for all answers, and return them by shard."""
+        while self._begun:
+            worker = next(iter(self._begun))
+            self._finish(worker, self._begun[worker])
+            del self._begun[worker]
+        for sent in self._sent:
+            self._answers.update(sent.result())
+        return self._answers
+
+    def _finish(self, worker: str, exchange: Exchange) -> None:
+        sent = exchange.handed_back()
+        found = exchange.finish(self._outs, self._deadline.left())
+        back, waiting = [], []
+        for answer in found:
+            if answer.shard in sent:
+                continue
+            if isinstance(answer.error, (NotHereError, StaleGenerationError)):
+                back.append(answer)
+            elif answer.parked:
+                waiting.append(answer)
+            else:
+                raise_first([answer])
+                self._answers[answer.shard] = answer
+        call = exchange.call
+        if back:
+            self.send({worker: _parts_of(call, {a.shard for a in back})})
+        if waiting:
+            # The owner waits as well, and says why where it is in vain.
+            self.send(
+                {worker: again(_parts_of(call, {a.shard for a in waiting}), waiting)}
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        if error is None:
+            return
+        for exchange in self._begun.values():
+            exchange.abandon()
+        for sent in self._sent:
+            sent.stop()
+        # Until then the loop may read or fill the caller's arrays.
+        concurrent.futures.wait(self._sent, STOP_SECONDS)
+
+
+def _parts_of(call: Call, shards: set[int]) -> Call:
+    return replace(call, parts=tuple(p for p in call.parts if p.shard in shards))

@@ -1,0 +1,121 @@
+"""The way on the machine: the shards of another worker, mapped into this process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daskps import config
+from daskps.cluster import memory, registry
+from daskps.cluster.registry import WayClosed
+from daskps.cluster.rules import Rules
+from daskps.cluster.serving import Exchange, Serving
+from daskps.cluster.slot import Slot
+from daskps.errors import ProtocolError, RunCancelledError
+from daskps.shards.deputies import Deputy, NotHereError
+from daskps.shards.gates import CLOSED, gate_of
+from daskps.shards.segment import PAGE_NBYTES, Segment
+
+if TYPE_CHECKING:
+    from daskps.cluster.messages import Call
+    from daskps.cluster.meta import Joined, Meta
+
+logger = logging.getLogger(__name__)
+#: How long a call waits here before its owner waits for it, which hears more: that
+#: a run was cancelled, a store deleted, a worker lost.
+PATIENCE_SECONDS = 1.0
+
+
+class Lane(Serving):
+    """Shards of one worker as a process of the same machine reaches them.
+
+    Parameters
+    ----------
+    meta : Meta
+        The store.
+    worker : str
+        Who owns the shards.
+    joined : Joined, optional
+        The run whose trainer calls.
+
+    Raises
+    ------
+    WayClosed
+        Where one of them cannot be mapped here.
+    """
+
+    def __init__(self, meta: Meta, worker: str, joined: Joined | None) -> None:
+        super().__init__(np.empty, PATIENCE_SECONDS)
+        if not registry.ORDERED:
+            raise WayClosed("this processor may reorder what another one writes")
+        where = meta.where
+        shards = where.hosts.get(worker, ())
+        places = {shard: where.segments.get(shard) for shard in shards}
+        if not places or not all(places.values()):
+            raise WayClosed("it has no shards, or they are in private memory")
+        self._members = registry.visit(config.load().shared_memory, meta.cluster)
+        weakref.finalize(self, self._members.leave)
+        rules = Rules(meta.layout, meta.rules)
+        slots = rules.slots
+        for shard, place in places.items():
+            if place is None:
+                continue
+            block = memory.attach(self._members, place.name, place.nbytes, place.nonce)
+            self._owner = registry.owner_of(place.name)
+            segment = Segment(meta.layout, shard, slots, block.buffer, durable=True)
+            deputy = Deputy(segment, rules)
+            self.slots[meta.uid, shard] = Slot(
+                meta.name, meta.layout, shard, deputy, block=block
+            )
+
+            if joined is not None:
+                self._join(joined, shard, deputy)
+
+    def _join(self, joined: Joined, shard: int, deputy: Deputy) -> None:
+        """Find the mailboxes of a run; without them its steps go to the owner."""
+        place = joined.mailboxes.get(shard)
+        if place is None:
+            return
+        at = place.name, place.nbytes, place.nonce
+        try:
+            buffer = memory.attach(self._members, *at).buffer[PAGE_NBYTES:]
+            deputy.attach_rounds(joined.run, joined.size, joined.reduce, buffer)
+        except (WayClosed, ProtocolError, RunCancelledError) as reason:
+            logger.debug("no mailboxes of run %d here: %s", joined.run, reason)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether a shard was freed or has moved."""
+        return any(gate_of(s.shard.segment) == CLOSED for s in self.slots.values())
+
+    def begin_now(self, call: Call, seconds: float) -> Exchange:
+        """Begin a call in the caller's thread; :meth:`Exchange.finish` ends it."""
+        # What is pushed to a worker that is gone would be acknowledged, and lost.
+        if not self.is_live():
+            raise NotHereError
+        return super().begin_now(call, seconds)
+
+    def is_live(self) -> bool:
+        """Return whether who owns the shards is there."""
+        return self._members.lives(self._owner)
+
+    def missing(self, store: str, shard: int) -> Exception:
+        """Return what a call of a shard that is not here gets."""
+        return NotHereError()
+
+    def executor(self) -> Executor:
+        """Return the threads that update shards for the main thread."""
+        with _LOCK:
+            if not _EXECUTOR:
+                _EXECUTOR.append(ThreadPoolExecutor(1, "daskps-lane"))
+            return _EXECUTOR[0]
+
+
+_LOCK = threading.Lock()
+#: Made when it is first needed: workers have no use for it.
+_EXECUTOR: list[Executor] = []

@@ -1,0 +1,65 @@
+"""The update rules of a store, and their kernels once somebody updates."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from daskps import config
+from daskps.cluster.upstream import loads
+from daskps.optim import Rule, bind
+
+if TYPE_CHECKING:
+    from daskps.layout import Layout
+    from daskps.optim.binding import Bound
+
+
+class Rules:
+    """The rules of one store in one process.
+
+    Who only reads needs neither the rules nor a compiler: both come when asked for.
+
+    Parameters
+    ----------
+    layout : Layout
+        The store's layout.
+    pickled : bytes
+        The rules by parameter index.
+    """
+
+    def __init__(self, layout: Layout, pickled: bytes) -> None:
+        self._layout, self._pickled = layout, pickled
+        self._bound: dict[int, Bound | None] = {}
+
+    @cached_property
+    def by_index(self) -> dict[int, Rule]:
+        """Rules by parameter index."""
+        found: dict[int, Rule] = loads(self._pickled)
+        return found
+
+    @property
+    def slots(self) -> dict[int, tuple[float, ...]]:
+        """Initial values of the optimizer slots by parameter index."""
+        return {i: initial_slots(rule) for i, rule in self.by_index.items()}
+
+    def get(self, index: int) -> Bound | None:
+        """Return the rule of a parameter, ready to apply; None where it has none."""
+        if index not in self._bound:
+            rule, found = self.by_index.get(index), None
+            if rule is not None:
+                dtype = self._layout.parameters[index].dtype
+                found = bind(rule, dtype, cache_dir=str(config.load().cache))
+            self._bound[index] = found
+        return self._bound[index]
+
+    def warm(self, *, durable: bool) -> None:
+        """Compile what there is to compile, so that the first push finds it ready."""
+        for index in self.by_index:
+            bound = self.get(index)
+            if bound is not None:
+                bound.kernel.warm(durable=durable)
+
+
+def initial_slots(rule: Rule) -> tuple[float, ...]:
+    """Return the initial value of each optimizer slot of a rule."""
+    return tuple(rule.slot_init.get(name, 0.0) for name in rule.slots)

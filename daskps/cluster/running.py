@@ -1,0 +1,166 @@
+"""What the directory and trainers ask of a host about runs."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from daskps import codecs
+from daskps.cluster import arrivals, words
+from daskps.cluster.upstream import loads
+from daskps.consistency import ASP, BSP, SSP, Policy
+from daskps.errors import LayoutError
+from daskps.shards.dense import Shard
+from daskps.shards.mailbox import Mailbox
+from daskps.shards.segment import PAGE_NBYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from daskps.cluster.host import ShardHost
+    from daskps.cluster.slot import Slot
+    from daskps.reduction import Reducer
+
+logger = logging.getLogger(__name__)
+
+
+def policy_of(code: Sequence[Any]) -> Policy:
+    """Rebuild a policy from (name, staleness)."""
+    name, staleness = code
+    if name == "ssp":
+        return SSP(staleness)
+    return BSP() if name == "bsp" else ASP()
+
+
+async def begin_run(
+    host: ShardHost,
+    *,
+    store: str,
+    run: int,
+    begin: Mapping[str, Any],
+    resident: bool,
+) -> list[tuple[int, str, int, int]]:
+    """Start a run on every shard of a store held here.
+
+    `begin` says policy, n_ranks, reduce, reset and codec. Returns shard, name, bytes and nonce of the mailboxes that trainers in other
+    processes of the machine may fill themselves; those of a graph run are nobody's.
+    """
+    if begin.get("codec"):
+        await host.in_thread(partial(words.warm, codecs.named(begin["codec"])))
+    rule, function = policy_of(begin["policy"]), loads(begin["reduce"])
+    n_ranks: int = begin["n_ranks"]
+    slots = host.of(store)
+    if isinstance(rule, BSP):
+        take = partial(_take_mailboxes, host, slots, run, (n_ranks, function, resident))
+        await host.in_thread(take)
+    for slot in slots:
+        start = partial(
+            Shard.begin_run,
+            run=run,
+            policy=rule,
+            n_ranks=n_ranks,
+            reduce=function,
+            reset=begin["reset"],
+            memory=slot.mailboxes_of(run),
+        )
+        await host.under(slot, start)
+    logger.info(
+        "%s begins run %d of store %r: %r, %d trainers",
+        host.worker.address,
+        run,
+        slot.name,
+        rule,
+        n_ranks,
+    )
+    return [
+        (slot.index, box.name, box.nbytes, box.nonce)
+        for slot in slots
+        if slot.mailbox is not None and (box := slot.mailbox[1]).is_shared
+    ]
+
+
+def _take_mailboxes(
+    host: ShardHost,
+    slots: Sequence[Slot],
+    run: int,
+    of: tuple[int, str | Reducer, bool],
+) -> None:
+    """Take the memory of a run's mailboxes, shared where the shards are."""
+    n_ranks, reduce, resident = of
+    if all(slot.mailbox is not None and slot.mailbox[0] == run for slot in slots):
+        return
+    sizes = [Mailbox.nbytes_of(s.shard.segment.pieces, n_ranks, reduce) for s in slots]
+    _check_room(host, slots[0].name, sum(sizes))
+    for slot in slots:
+        slot.free_mailbox()
+    if not resident or not all(slot.is_shared for slot in slots):
+        return
+    blocks = host.shared_blocks([PAGE_NBYTES + nbytes for nbytes in sizes])
+    for slot, block in zip(slots, blocks, strict=False):
+        block.stamp()
+        slot.mailbox = run, block
+
+
+def _check_room(host: ShardHost, name: str, nbytes: int) -> None:
+    """Refuse a run whose mailboxes do not fit beside the shards.
+
+    Raises
+    ------
+    LayoutError
+        Naming the worker, what is needed, and the limit.
+    """
+    limit = host.worker.memory_manager.memory_limit
+    held = sum(slot.nbytes for slot in host.slots.values())
+    if limit and held + nbytes > limit:
+        raise LayoutError(
+            f"a BSP run on store {name!r} needs up to {nbytes:,} bytes for gradients "
+            f"on worker {host.worker.address}, whose shards take {held:,} of its "
+            f"memory limit of {limit:,}; train with fewer trainers, on more workers, "
+            f"or with sync='asp'"
+        )
+
+
+async def end_run(host: ShardHost, store: str, run: int, reason: str) -> None:
+    """End a run on every shard of a store held here."""
+    for slot in host.of(store):
+        await host.under(slot, lambda shard: shard.end_run(run, reason))
+        if slot.mailbox is not None and slot.mailbox[0] == run:
+            slot.free_mailbox()
+    arrivals.clear()
+    logger.info(
+        "%s ends run %d of store %r: %s", host.worker.address, run, slot.name, reason
+    )
+
+
+async def finish(host: ShardHost, store: str, run: int, rank: int) -> None:
+    """Wait for a trainer no longer."""
+    for slot in host.of(store):
+        await host.under(slot, lambda shard: shard.finish(run, rank))
+
+
+async def resume(
+    host: ShardHost, store: str, run: int, rank: int
+) -> list[tuple[int, int]]:
+    """Return where a trainer that starts again stands, per shard held here."""
+    return [
+        await host.under(slot, lambda shard: shard.resume(run, rank))
+        for slot in host.of(store)
+    ]
+
+
+async def hold(host: ShardHost, store: str, run: int, limit: int | None) -> None:
+    """Complete no round of a run from `limit` on, by default the open one."""
+    for slot in host.of(store):
+        await host.under(slot, lambda shard: shard.hold(run, limit))
+
+
+async def rounds(host: ShardHost, store: str, run: int) -> list[int]:
+    """Return the rounds completed in a run, per shard held here."""
+    return [
+        await host.under(slot, lambda shard: shard.rounds_of(run))
+        for slot in host.of(store)
+    ]
+
+
+METHODS = (begin_run, end_run, finish, resume, hold, rounds)

@@ -1,0 +1,237 @@
+"""Calls to shards from threads of this process, whoever owns the shards.
+
+The host of a worker serves its own shards this way, a lane those of another worker of
+the machine. Both end in :meth:`Slot.serve` and differ in nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from abc import ABC, abstractmethod
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from daskps.cluster.messages import Answer, Call, Part
+from daskps.cluster.slot import Pending, Slot, step_of
+from daskps.cluster.words import widened
+from daskps.errors import ShardBusyError
+from daskps.shards.base import Array, Ready, Ticket
+from daskps.shards.dense import Shard
+from daskps.shards.deputies import NotHereError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Executor, Future
+
+#: Looks at shared shards without a pause, before the pauses begin.
+SPINS = 50
+#: Pauses between two looks at shared shards, in seconds: they grow with the wait.
+FIRST_PAUSE, LONGEST_PAUSE = 20e-6, 500e-6
+#: How long a call that was given up tries to take its tickets back.
+STOP_SECONDS = 1.0
+
+Started = tuple[Slot, Part, Ticket]
+
+
+class Empty(Protocol):
+    """Makes an array like ``np.empty(n, dtype)``."""
+
+    def __call__(self, n: int, dtype: Any, /) -> Array:
+        """Return an array whose content is undefined."""
+
+
+class Exchange:
+    """One call under way in the thread that began it.
+
+    Parameters
+    ----------
+    serving : Serving
+        Whose shards are called.
+    call : Call
+        What is said to them.
+    """
+
+    def __init__(self, serving: Serving, call: Call) -> None:
+        self.call = call
+        self._serving = serving
+        self._woken = threading.Event()
+        # `call` stays as it is: what is handed back goes by message.
+        given = serving.widened(call)
+        self._pending, self._tickets = serving.start(
+            given, given.given, self._woken.set
+        )
+
+    def serve(self, seconds: float) -> None:
+        """Have the shards look at the call; those that must wait keep it."""
+        try:
+            self._serving.serve_here(self._tickets, self.call, seconds)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def handed_back(self) -> set[int]:
+        """Return the shards that leave the call to their owner."""
+        return {
+            part.shard
+            for _, part, ticket in self._tickets
+            if isinstance(ticket.outcome, NotHereError)
+        }
+
+    def finish(
+        self, outs: Mapping[int, Sequence[Array]], seconds: float
+    ) -> list[Answer]:
+        """Wait for the answers as long as that makes sense here; read into `outs`."""
+        try:
+            if not self._pending.done:
+                self._wait(min(seconds, self._serving.patience))
+        finally:
+            if not self._pending.done:
+                self.abandon()
+        return self._serving.answers(self._tickets, outs)
+
+    def abandon(self) -> None:
+        """Stop waiting; afterwards nobody reads the caller's arrays."""
+        for given_up in self._serving.abandon(self._tickets, STOP_SECONDS):
+            with contextlib.suppress(TimeoutError):
+                given_up.result(STOP_SECONDS)
+
+    def _wait(self, seconds: float) -> None:
+        shared = [slot for slot, _, _ in self._tickets if slot.is_shared]
+        if not shared:
+            self._woken.wait(seconds)
+            return
+        # Who publishes in another process wakes nobody here.
+        deadline, pause = time.monotonic() + seconds, 0.0
+        for spin in itertools.count():
+            for slot in shared:
+                slot.look()
+            if self._pending.done or time.monotonic() >= deadline:
+                return
+            if spin >= SPINS:
+                pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, 1.2 * pause))
+            time.sleep(pause)
+
+
+class Serving(ABC):
+    """Shards that this process can call.
+
+    Parameters
+    ----------
+    empty : callable
+        Makes the arrays of reads that name no place.
+    patience : float
+        Seconds a call waits here at most.
+    """
+
+    def __init__(self, empty: Empty, patience: float) -> None:
+        self.slots: dict[tuple[str, int], Slot] = {}
+        self.patience = patience
+        self._empty = empty
+
+    @abstractmethod
+    def missing(self, store: str, shard: int) -> Exception:
+        """Return what a call of a shard that is not here gets."""
+
+    @abstractmethod
+    def is_live(self) -> bool:
+        """Return whether who owns the shards is there."""
+
+    @abstractmethod
+    def executor(self) -> Executor:
+        """Return the threads that update shards for the main thread."""
+
+    def slot(self, store: str, shard: int) -> Slot:
+        """Return a shard, or refuse."""
+        try:
+            return self.slots[store, shard]
+        except KeyError:
+            raise self.missing(store, shard) from None
+
+    def widened(self, call: Call) -> Call:
+        """Return a call with the numbers that its words stand for."""
+        if not call.codec:
+            return call
+        layout = self.slot(call.store, call.parts[0].shard).layout
+        return widened(call, layout, self._empty)
+
+    def start(
+        self, call: Call, owned: bool, callback: Callable[[], None]
+    ) -> tuple[Pending, list[Started]]:
+        """Put a call into the inboxes of its shards."""
+        slots = [self.slot(call.store, part.shard) for part in call.parts]
+        pending = Pending(len(slots), callback)
+        started = [
+            (slot, part, Ticket(step_of(call, part, owned), owner=pending))
+            for slot, part in zip(slots, call.parts, strict=True)
+        ]
+        for slot, _, ticket in started:
+            slot.put(ticket)
+        return pending, started
+
+    def begin_now(self, call: Call, seconds: float) -> Exchange:
+        """Begin a call in the caller's thread; :meth:`Exchange.finish` ends it."""
+        exchange = Exchange(self, call)
+        exchange.serve(seconds)
+        return exchange
+
+    def serve_here(
+        self, tickets: Sequence[Started], call: Call, seconds: float
+    ) -> None:
+        """Serve the inboxes in the caller's thread."""
+        here = threading.current_thread() is not threading.main_thread()
+        for slot, _, _ in tickets:
+            if here or not call.changes:
+                slot.serve(seconds)
+            else:
+                # Ctrl-C must not end an update in the middle, nor others' tickets.
+                self.executor().submit(slot.serve, seconds).result()
+
+    def abandon(
+        self, tickets: Sequence[Started], seconds: float = 0.0
+    ) -> list[Future[None]]:
+        """Stop waiting: what is not applied yet never will be under this ticket."""
+        given_up = []
+        for slot, _, ticket in tickets:
+            if ticket.outcome is None and not slot.withdraw(ticket):
+                given_up.append(slot.run(partial(Shard.cancel, tickets=[ticket])))
+                with contextlib.suppress(ShardBusyError):
+                    slot.serve(seconds)
+        return given_up
+
+    def answers(
+        self,
+        tickets: Sequence[Started],
+        outs: Mapping[int, Sequence[Array]] | None = None,
+    ) -> list[Answer]:
+        """Return what the shards say, reading what they may."""
+        return [
+            self._answer(slot, part, ticket, outs.get(part.shard) if outs else None)
+            for slot, part, ticket in tickets
+        ]
+
+    def _answer(
+        self, slot: Slot, part: Part, ticket: Ticket, outs: Sequence[Array] | None
+    ) -> Answer:
+        outcome = ticket.outcome
+        if isinstance(outcome, Exception):
+            return Answer(part.shard, error=outcome, applied=ticket.applied)
+        if not isinstance(outcome, Ready):
+            return Answer(part.shard, parked=True, applied=ticket.applied)
+        if part.ranges:
+            if outs is None:
+                outs = [
+                    self._empty(stop - start, dtype)
+                    for dtype, start, stop in part.ranges
+                ]
+            outcome = slot.read(ticket, part, outs)
+        version = outcome.version if part.ranges else ticket.version or outcome.version
+        return Answer(
+            part.shard,
+            version=version,
+            duplicate=outcome.duplicate,
+            lag=outcome.lag,
+            arrays=tuple(outs or ()),
+        )

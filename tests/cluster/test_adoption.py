@@ -1,0 +1,372 @@
+"""Workers that die while their machine lives: others take over their shards."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import threading
+
+import dask
+import numpy as np
+import pytest
+from distributed.core import Status
+
+import daskps
+from daskps import config, optim
+from daskps.cluster.registry import directory
+from tests.support import gen_cluster, local_cluster, until
+
+N_PUSHES = 300
+
+
+@pytest.fixture(scope="module")
+def machine():
+    """Workers that die and are started again, for all tests of this file.
+
+    Nobody calls a host directly: what a client does to a shard, others see.
+    """
+    with dask.config.set({"daskps.ways.process": False}):
+        with local_cluster(n_workers=4, threads=1) as client:
+            yield client
+            path = directory(config.load().shared_memory, scheduler(client).id)
+            assert os.path.isdir(path)
+        until(lambda: not os.path.exists(path))
+
+
+def scheduler(client):
+    return client.cluster.scheduler
+
+
+def book(client):
+    return scheduler(client).extensions["daskps-directory"]
+
+
+@pytest.fixture
+def workers(machine):
+    """Addresses of all four workers, once those that died have followers."""
+    nannies = machine.cluster.workers.values()
+    # A nanny that is still starting its worker would not start another one.
+    until(
+        lambda: (
+            len(scheduler(machine).running) == 4
+            and all(nanny.status == Status.running for nanny in nannies)
+        ),
+        60,
+    )
+    with machine.as_current():
+        yield list(scheduler(machine).workers)
+
+
+def pids(client):
+    return client.run(os.getpid)
+
+
+def kill(pid):
+    os.kill(pid, signal.SIGKILL)
+
+
+def events(client, s):
+    found = [event for _, event in client.get_events("daskps")]
+    return [event for event in found if event["uid"] == s.uid]
+
+
+def left_of(client, owner):
+    path = directory(config.load().shared_memory, scheduler(client).id)
+    return [name for name in os.listdir(path) if name.startswith(owner)]
+
+
+def owners_of(client, s):
+    """Return the owner's number in the name of each shard's memory."""
+    rows = book(client).stores[s.uid].segments
+    return [name.split("-")[0] for _, name, _, _ in sorted(rows)]
+
+
+def add_one_by_one(handle, start, step, acknowledged):
+    for i in range(start, N_PUSHES, step):
+        delta = np.zeros(N_PUSHES)
+        delta[i] = 1
+        handle.add({"w": delta})
+        acknowledged.append(i)
+
+
+def add_as_a_task(handle, start, step):
+    acknowledged: list[int] = []
+    add_one_by_one(handle, start, step, acknowledged)
+    return acknowledged
+
+
+def test_acknowledged_pushes_count_once(machine, workers):
+    """Two threads and a task push while the owner dies, then its adopter."""
+    a, b, _, d = workers
+    s = daskps.create({"w": np.zeros(N_PUSHES)}, servers=[a, b], shards=4)
+    asleep = pickle.loads(pickle.dumps(s))
+    before = asleep.placement
+    owners = owners_of(machine, s)
+    acknowledged: list[int] = []
+    threads = [
+        threading.Thread(target=add_one_by_one, args=(s, k, 3, acknowledged))
+        for k in (0, 1)
+    ]
+    task = machine.submit(add_as_a_task, s, 2, 3, workers=[d])
+    pid = pids(machine)
+    for thread in threads:
+        thread.start()
+    entry = book(machine).stores[s.uid]
+    until(lambda: len(acknowledged) > 20)
+    kill(pid[a])
+    until(lambda: entry.generations == (2, 2, 1, 1))
+    until(lambda: len(acknowledged) > 60)
+    adopters = entry.owners[:2]
+    assert not {a, b} & set(adopters)
+    second = next(w for w in adopters if w != d or adopters == (d, d))
+    moved = [2 + (w == second) for w in adopters]
+    kill(pid[second])
+    until(lambda: entry.generations == (*moved, 1, 1))
+    for thread in threads:
+        thread.join()
+    assert len(acknowledged) + len(task.result()) >= N_PUSHES - N_PUSHES // 3
+    np.testing.assert_array_equal(s["w"].pull(), 1.0)
+    rows = s.stats()["shards"]
+    assert [row["generation"] for row in rows] == [*moved, 1, 1]
+    assert [row["version"] for row in rows] == [N_PUSHES] * 4
+    assert {row["worker"] for row in rows[2:]} == {b}
+    # A handle that has heard of nothing finds its way, also to copies.
+    assert asleep.attached().meta.owners == before
+    np.testing.assert_array_equal(asleep.snapshot()["w"].compute(), 1.0)
+    np.testing.assert_array_equal(asleep["w"].pull(), 1.0)
+    actions = [e["action"] for e in events(machine, s)]
+    assert "shards-lost" not in actions
+    adopted = [e for e in events(machine, s) if e["action"] == "shards-adopted"]
+    assert {e["worker"] for e in adopted} == {a, second}
+    assert all(e["by"] not in (a, b) for e in adopted if e["worker"] == a)
+    until(lambda: not left_of(machine, owners[0]))
+    s.close()
+
+
+def steps(s, n, between=lambda i: None):
+    rng = np.random.default_rng(7)
+    for i in range(n):
+        between(i)
+        s.push({"w": rng.standard_normal(64), "b": rng.standard_normal(3)})
+    return {name: value.tobytes() for name, value in s.pull().items()}
+
+
+def test_optimizer_slots_survive(machine, workers):
+    """Adam goes on with its moments and step counts: the same bits."""
+    params = {"w": np.zeros(64), "b": np.ones(3)}
+    s, twin = (
+        daskps.create(params, optimizer=optim.Adam(0.1), servers=[w], shards=2)
+        for w in workers[:2]
+    )
+    pid, entry = pids(machine)[workers[0]], book(machine).stores[s.uid]
+
+    def strike(i):
+        if i == 20:
+            kill(pid)
+        elif i == 25:
+            until(lambda: entry.generations == (2, 2))
+
+    found = steps(s, 40, strike)
+    assert found == steps(twin, 40)
+    assert [row["generation"] for row in s.stats()["shards"]] == [2, 2]
+    assert s.version == twin.version == 40
+    s.close()
+    twin.close()
+
+
+def die_before_answering(dask_worker):
+    serve = dask_worker.handlers["daskps_call"]
+
+    async def die(**message):
+        await serve(**message)
+        kill(os.getpid())
+
+    dask_worker.handlers["daskps_call"] = die
+
+
+def test_push_whose_answer_was_lost_counts_once(machine, workers):
+    """It was applied; the adopter knows it again, the other shard it never left."""
+    a, b = workers[:2]
+    s = daskps.create({"w": np.zeros(8)}, servers=[a, b])
+    far = pickle.loads(pickle.dumps(s))
+    with config.open_ways(process=False, machine=False):
+        far.attached()
+    machine.run(die_before_answering, workers=[a])
+    assert far.add({"w": np.ones(8)}) == 1
+    np.testing.assert_array_equal(s["w"].pull(), 1.0)
+    rows = s.stats()["shards"]
+    assert [row["duplicates"] for row in rows] == [1, 0]
+    assert [row["generation"] for row in rows] == [2, 1]
+    s.close()
+
+
+def held_back(client, monkeypatch):
+    """Have the directory ask nobody to adopt before an event is set."""
+    adoptions = book(client).adoptions
+    ask, go_on = adoptions.ask, asyncio.Event()
+
+    async def later(*args):
+        await go_on.wait()
+        return await ask(*args)
+
+    monkeypatch.setattr(adoptions, "ask", later)
+    return lambda: client.loop.add_callback(go_on.set)
+
+
+def test_calls_wait_for_the_adopter(machine, workers, monkeypatch):
+    a, b = workers[:2]
+    s = daskps.create({"w": np.arange(8.0)}, servers=[a, b])
+    entry, go_on = book(machine).stores[s.uid], held_back(machine, monkeypatch)
+    kill(pids(machine)[a])
+    until(lambda: entry.adopting == {0})
+    waiting = s.pull_async()
+    counted = threading.Thread(target=lambda: rows.extend(s.versions))
+    rows: list[int] = []
+    counted.start()
+    with pytest.raises(TimeoutError, match="a pull"):
+        s.pull(timeout=0.1)
+    # What does not touch the shard does not wait.
+    np.testing.assert_array_equal(s["w"][4:], np.arange(4.0, 8.0))
+    assert not waiting.done()
+    assert not rows
+    go_on()
+    np.testing.assert_array_equal(waiting.result(30)["w"], np.arange(8.0))
+    counted.join(30)
+    assert rows == [0, 0]
+    s.close()
+
+
+def test_store_deleted_during_its_adoption(machine, workers, monkeypatch):
+    """Its callers hear that, the adopter keeps nothing, no file stays."""
+    a, b = workers[:2]
+    s = daskps.create({"w": np.zeros(8)}, servers=[a, b], name="doomed")
+    [owner, _] = owners_of(machine, s)
+    entry, go_on = book(machine).stores[s.uid], held_back(machine, monkeypatch)
+    kill(pids(machine)[a])
+    until(lambda: entry.adopting)
+    waiting = s.pull_async()
+    pickle.loads(pickle.dumps(s)).delete()
+    with pytest.raises(daskps.StoreClosedError):
+        waiting.result(30)
+    go_on()
+    until(lambda: not left_of(machine, owner))
+    until(lambda: not held(machine, s.uid))
+
+
+def held(client, uid):
+    def shards(dask_worker):
+        from daskps.cluster.host import HOSTS
+
+        return [i for of, i in HOSTS[dask_worker.address].slots if of == uid]
+
+    return [i for found in client.run(shards).values() for i in found]
+
+
+def test_no_room_to_adopt(machine, workers):
+    """The shard is lost as it ever was, and its memory is given back."""
+    a, b = workers[:2]
+    s = daskps.create({"w": np.zeros(8)}, servers=[a, b])
+    [owner, _] = owners_of(machine, s)
+    book(machine).stores[s.uid].memory_share = 1e-12
+    kill(pids(machine)[a])
+    with pytest.raises(daskps.ShardLostError, match="memory limit") as caught:
+        until(lambda: s.pull() is None)
+    assert (caught.value.shard, caught.value.worker) == (0, a)
+    until(lambda: not left_of(machine, owner))
+    np.testing.assert_array_equal(s["w"][4:], 0.0)
+    s.close()
+
+
+def ones(params, X, y):
+    return {name: np.ones_like(value) for name, value in params.items()}
+
+
+class Kill:
+    """Kills a process at some clock."""
+
+    def __init__(self, pid):
+        self.pid, self.done = pid, False
+
+    def on_round(self, run):
+        if run.clock > 10 and not self.done:
+            self.done = True
+            kill(self.pid)
+
+
+@pytest.mark.parametrize("sync", ["ssp", "asp"])
+def test_run_goes_on(machine, workers, sync):
+    """With a worker go two shards and a trainer; constant gradients count steps."""
+    a, b = workers[:2]
+    s = daskps.create(
+        {"w": np.zeros(6)}, optimizer=optim.SGD(1.0), servers=[a, b], shards=4
+    )
+    strike = Kill(pids(machine)[a])
+    result = daskps.train(
+        s,
+        ones,
+        np.zeros((800, 1)),
+        batch_size=1,
+        trainers=4,
+        sync=sync,
+        callbacks=[strike],
+        timeout=60,
+    )
+    assert strike.done
+    assert result.version == 800
+    np.testing.assert_array_equal(result.weights["w"], -800.0)
+    assert [r["generation"] for r in s.stats()["shards"]] == [2, 2, 1, 1]
+    s.close()
+
+
+def count(trainer, part):
+    for _ in range(part):
+        trainer.pushpull({"w": np.ones(6)})
+    return trainer.clock
+
+
+def endless(trainer, part):
+    while True:
+        trainer.pushpull({"w": np.ones(6)})
+
+
+def test_rounds_in_progress_are_cancelled(machine, workers):
+    """What was delivered to the open round went; the store takes the next run."""
+    a, b = workers[:2]
+    s = daskps.create({"w": np.zeros(6)}, optimizer=optim.SGD(1.0), servers=[a, b])
+    pid = pids(machine)[a]
+
+    def strike():
+        until(lambda: s.version > 5, 30)
+        kill(pid)
+
+    killer = threading.Thread(target=strike)
+    killer.start()
+    with pytest.raises(daskps.RunCancelledError, match=f"{a} died"):
+        daskps.run(s, endless, [0, 0, 0], resumable=True)
+    killer.join()
+    before = -s["w"].pull()
+    # Whole on each shard.
+    assert {*before[:3]} == {before[0]}
+    assert {*before[3:]} == {before[3]}
+    assert s.versions == (before[0], before[3])
+    assert daskps.run(s, count, [7, 7, 7]) == [7, 7, 7]
+    np.testing.assert_array_equal(s["w"].pull(), -before - 7)
+    s.close()
+
+
+@gen_cluster(client=True)
+async def test_worker_that_closes_in_order_is_not_followed(c, s, a, b):
+    made = await daskps.create({"w": np.zeros(4)}, client=c)
+    await a.close()
+    with pytest.raises(daskps.ShardLostError, match="nobody could adopt") as caught:
+        await made.pull()
+    assert caught.value.worker == a.address
+    assert [i async for i in _events(c)] == ["store-created", "shards-lost"]
+    await made.close()
+
+
+async def _events(c):
+    for _, event in await c.get_events("daskps"):
+        yield event["action"]

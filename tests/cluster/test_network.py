@@ -1,0 +1,99 @@
+"""Between machines: two network namespaces with nothing but a wire between them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from tests.cluster.network import results
+from tests.test_readme import ROOT
+
+IP = shutil.which("ip", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+#: Known inside the namespaces only.
+ADDRESSES = ("10.213.97.1", "10.213.97.2")
+#: The namespaces share /dev/shm: they are one machine, and daskps would find out.
+APART = {"DASK_DASKPS__WAYS__MACHINE": "false", "PYTHONPATH": str(ROOT)}
+
+
+def ip(*words: str) -> None:
+    subprocess.run([str(IP), *words], check=True, capture_output=True, timeout=10)
+
+
+@pytest.fixture
+def namespaces() -> Iterator[tuple[str, str]]:
+    """Two network namespaces, joined by a pair of devices; gone at the end."""
+    if IP is None:
+        pytest.skip("there is no command ip to make network namespaces with")
+    first, second = names = [f"daskps-{os.getpid()}-{k}" for k in "ab"]
+    with ExitStack() as stack:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+                stack.callback(ip, "netns", "del", name)
+            wire = ("type", "veth", "peer", "name", "wire", "netns", second)
+            ip("link", "add", "wire", "netns", first, *wire)
+            for name, address in zip(names, ADDRESSES, strict=True):
+                ip("-n", name, "addr", "add", f"{address}/30", "dev", "wire")
+                ip("-n", name, "link", "set", "wire", "up")
+                ip("-n", name, "link", "set", "lo", "up")
+                ip("netns", "exec", name, "true")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no network namespaces here: {error.stderr.decode().strip()}")
+        yield first, second
+
+
+def inside(namespace: str, *words: str) -> list[str]:
+    return [str(IP), "netns", "exec", namespace, sys.executable, "-m", *words]
+
+
+@contextmanager
+def running(command: list[str]) -> Iterator[None]:
+    """A process of Dask's, which ends at the latest with the test."""
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(
+        command, env={**os.environ, **APART}, cwd=ROOT, stdout=quiet, stderr=quiet
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)
+
+
+def test_runs_over_a_wire_have_the_numbers_of_loopback(namespaces, rpc_cluster):
+    scheduler = f"tcp://{ADDRESSES[0]}:8786"
+    with ExitStack() as stack:
+        dask = ["distributed.cli.dask_scheduler", "--host", ADDRESSES[0]]
+        dask += ["--port", "8786", "--no-dashboard"]
+        stack.enter_context(running(inside(namespaces[0], *dask)))
+        for name, address in zip(namespaces, ADDRESSES, strict=True):
+            dask = ["distributed.cli.dask_worker", scheduler, "--host", address]
+            dask += ["--no-nanny", "--no-dashboard", "--nthreads", "2"]
+            stack.enter_context(running(inside(name, *dask)))
+        done = subprocess.run(
+            inside(namespaces[0], "tests.cluster.network", scheduler),
+            env={**os.environ, **APART},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found.pop("hosts") == [f"tcp://{address}" for address in ADDRESSES]
+    expected = results(rpc_cluster)
+    assert expected.pop("hosts") == ["tcp://127.0.0.1"]
+    assert found == expected
+    assert found["bsp"] != found["bsp, bf16"] == found["graph, bf16"]
+    assert found["asp"][1] == 2 * 2 * 4

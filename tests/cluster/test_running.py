@@ -1,0 +1,31 @@
+"""What a host refuses before a run begins."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import daskps
+from daskps.cluster.host import HOSTS
+from daskps.errors import LayoutError
+from tests.support import gen_cluster
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 2)])
+async def test_run_whose_mailboxes_do_not_fit_is_refused(c, s, a):
+    """Two slices of 4 MB for the sums of two trainers, beside a shard of 8 MB."""
+    store = await daskps.create({"w": np.zeros(10**6, "f4")}, client=c)
+    held = sum(slot.nbytes for slot in HOSTS[a.address].slots.values())
+    limit = a.memory_manager.memory_limit
+    a.memory_manager.memory_limit = held + 8 * 10**6
+    with pytest.raises(LayoutError, match=r"needs up to 8,\d+,\d+ bytes for gradients"):
+        await daskps.run(store, _pulls, [0, 1])
+    # The same run fits where nothing is added up, and where there is room.
+    assert await daskps.run(store, _pulls, [0, 1], sync="asp") == [0, 0]
+    a.memory_manager.memory_limit = limit
+    assert await daskps.run(store, _pulls, [0, 1]) == [0, 0]
+    await store.close()
+
+
+def _pulls(trainer, part):
+    return int(trainer.pull()["w"].sum())
