@@ -1,6 +1,6 @@
 """A distributed store of named arrays on the Dask cluster you already have."""
 
-from daskps import init, optim
+from daskps import codecs, init, optim
 from daskps.array import ParameterArray
 from daskps.consistency import ASP, BSP, SSP
 from daskps.errors import (
@@ -77,6 +77,7 @@ __all__ = [
     "UnknownParameterError",
     "Version",
     "__version__",
+    "codecs",
     "create",
     "init",
     "list_stores",

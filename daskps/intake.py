@@ -15,6 +15,8 @@ from daskps.errors import LayoutError, NoOptimizerError, PushRejectedError
 from daskps.layout import DTYPES, FLOATS, Layout, Parameter, compute_dtype, flatten
 
 Array = np.ndarray[Any, np.dtype[Any]]
+#: Each dtype that a store can hold, as arrays have it.
+_NATIVE = {name: np.dtype(name) for name in DTYPES}
 
 
 def as_array(value: Any, what: str, error: type[ValueError]) -> Array:
@@ -184,6 +186,26 @@ def plain(given: Any) -> dict[str, Any]:
 
 
 def _ready(value: Any, p: Parameter, dtype: str, what: str, *, finite: bool) -> Array:
+    if (
+        type(value) is np.ndarray
+        and value.shape == p.shape
+        and value.dtype is _NATIVE[dtype]
+        and value.flags.c_contiguous
+    ):
+        # As in nearly every step of a loop: nothing to look into but the numbers.
+        flat = value.reshape(-1)
+    else:
+        flat = _made_ready(value, p, dtype, what)
+    if finite and dtype in FLOATS and not is_finite(flat):
+        raise PushRejectedError(
+            f"the {what} of {p.name[:60]!r} has NaN or Inf (as {dtype}); lower the "
+            f"learning rate, clip it, or set the configuration value daskps.finite "
+            f"to 'allow'"
+        )
+    return flat
+
+
+def _made_ready(value: Any, p: Parameter, dtype: str, what: str) -> Array:
     array = as_array(value, f"the {what} of {p.name[:60]!r}", PushRejectedError)
     if array.shape != p.shape:
         raise PushRejectedError(
@@ -201,14 +223,7 @@ def _ready(value: Any, p: Parameter, dtype: str, what: str, *, finite: bool) -> 
         )
     if array.dtype != dtype:
         array = _cast(array, dtype, p, what)
-    flat = np.ascontiguousarray(array).reshape(-1)
-    if finite and dtype in FLOATS and not is_finite(flat):
-        raise PushRejectedError(
-            f"the {what} of {p.name[:60]!r} has NaN or Inf (as {dtype}); lower the "
-            f"learning rate, clip it, or set the configuration value daskps.finite "
-            f"to 'allow'"
-        )
-    return flat
+    return np.ascontiguousarray(array).reshape(-1)
 
 
 def _python_ints(value: Any, array: Array, dtype: str) -> bool:

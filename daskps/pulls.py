@@ -194,9 +194,9 @@ class Readable(Handle):
             of its segment ("nbytes"), pushes, duplicates and parked calls, and the
             calls its host has served for all its shards ("calls"). "handle": of this
             handle in this process, the way that verbs take from here to each worker
-            ("ways": "process" is a call, "message" goes over the network), messages,
-            calls in the process ("local_calls"), bytes of the arrays in messages
-            ("nbytes"), and retries.
+            ("ways": "process" is a call, "machine" acts on the shards' memory, "message"
+            goes over the network), messages, calls without one ("local_calls"), bytes
+            of the arrays in messages ("nbytes"), and retries.
 
         Examples
         --------
@@ -211,7 +211,7 @@ class Readable(Handle):
             found = sorted((r for rs in rows for r in rs), key=lambda r: r["shard"])
             handle: dict[str, Any] = {}
             if (shards := self._shards) is not None:
-                handle = {"ways": shards.ways(on_loop), **asdict(shards.counters)}
+                handle = {"ways": shards.ways.names(on_loop), **asdict(shards.counters)}
             return {"shards": found, "handle": handle}
 
         return self.ask("stats", finish, timeout)

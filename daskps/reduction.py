@@ -13,6 +13,7 @@ never holds more than one sum: halves of odd length would hold two thirds of P.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,30 @@ def parent(lo: int, hi: int, size: int) -> tuple[int, int, int] | None:
         above = (node_lo, border, node_hi)
         node_lo, node_hi = (node_lo, border) if lo < border else (border, node_hi)
     return above
+
+
+@lru_cache(maxsize=2048)
+def path(rank: int, size: int) -> tuple[tuple[int, int, int, bool], ...]:
+    """Return the way from a rank up to the root of the tree over `size`.
+
+    Returns
+    -------
+    tuple of (int, int, int, bool)
+        Per node above: the ranks [lo, hi) of it, the border of its parts, and whether
+        the other part is the left one.
+
+    Examples
+    --------
+    >>> path(2, 3)
+    ((0, 3, 2, True),)
+    """
+    found = []
+    lo, hi = rank, rank + 1
+    while (above := parent(lo, hi, size)) is not None:
+        first, border, last = above
+        found.append((first, last, border, lo != first))
+        lo, hi = first, last
+    return tuple(found)
 
 
 def merge(left: Node, right: Node, empty: Empty = np.empty) -> Node:

@@ -37,7 +37,7 @@ def target_of(
     """Return where a pull goes: new arrays, or those of `out`."""
     if names is None and out is None:
         return plans.whole(meta)
-    chosen = _chosen(meta, names if names is not None else out)
+    chosen = chosen_names(meta, names if names is not None else out)
     if out is not None and (unasked := [n for n in out if n not in chosen]):
         raise ValueError(
             f"out has {unasked[:8]}, which names= does not ask for; name them, or "
@@ -52,7 +52,7 @@ def target_of(
             flats[p.index] = plans.empty_like(p)
             arrays[name] = flats[p.index].reshape(p.shape)
             continue
-        array = arrays[name] = _checked_out(out[name], p)
+        array = arrays[name] = checked_out(out[name], p)
         if array.flags.c_contiguous:
             flats[p.index] = array.reshape(-1)
         else:
@@ -62,12 +62,15 @@ def target_of(
     def finish() -> dict[str, Array]:
         for array, values in detours:
             array[...] = values
-        return arrays
+        return dict(arrays)
 
     return plans.into(meta, flats, finish)
 
 
-def _chosen(meta: Meta, names: Any) -> list[str]:
+def chosen_names(meta: Meta, names: Any) -> list[str]:
+    """Return the parameters that are asked for, each once; all for None."""
+    if names is None:
+        return list(meta.layout.by_name)
     if isinstance(names, str):
         names = [names]
     chosen = list(dict.fromkeys(names))
@@ -78,7 +81,8 @@ def _chosen(meta: Meta, names: Any) -> list[str]:
     return chosen
 
 
-def _checked_out(array: Any, p: Any) -> Array:
+def checked_out(array: Any, p: Any) -> Array:
+    """Return an array that a parameter can be read into, or refuse it."""
     if not isinstance(array, np.ndarray):
         raise TypeError(f"out[{p.name!r}] is an ndarray, found {type(array).__name__}")
     if array.shape != p.shape or array.dtype != np.dtype(p.dtype):

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.consistency import BSP, Policy, policy
+from daskps import codecs, config
+from daskps.consistency import ASP, BSP, SSP, Policy, policy
 from daskps.reduction import check_reduce
 from daskps.training import callbacks as callbacks_module
+from daskps.training.background import Background
 from daskps.training.job import Epoch, Job, TrainResult, check_trainers, whole
 from daskps.training.parts import check
 from daskps.training.trainer import Trainer
@@ -46,6 +48,7 @@ def train(  # noqa: PLR0913 - the public contract
     shuffle: bool = True,
     seed: int = 0,
     execution: str = "auto",
+    codec: str | codecs.Codec | None = None,
     validate: Callable[[dict[str, Array]], Mapping[str, float]] | None = None,
     callbacks: Iterable[object] = (),
     stop: Callable[[list[Epoch]], bool] | None = None,
@@ -112,6 +115,11 @@ def train(  # noqa: PLR0913 - the public contract
         may outnumber the threads of the cluster by far, and a lost worker costs a
         round at most. BSP only, and the same bits. "auto": resident unless BSP
         trainers outnumber the threads four to one.
+    codec : {None, "bf16"} or codecs.BFloat16
+        "bf16": every contribution is rounded to bfloat16 and travels in half the
+        bytes of float32, a quarter of those of float64. Sums, updates and weights
+        are as without; the run's numbers do not depend on what travelled. A gradient
+        above 3.39e38 is refused.
     validate : callable, optional
         ``validate(params) -> dict of str to float``, called here after each epoch
         with a snapshot. Training goes on meanwhile, for one epoch at most; with
@@ -138,7 +146,8 @@ def train(  # noqa: PLR0913 - the public contract
     ValueError, TypeError
         For arguments that cannot be, before anything is started.
     LayoutError
-        For more trainers than a shard has room for.
+        For more trainers than a shard has room for; or, under BSP, gradients that do
+        not fit beside the shards into a worker's memory limit.
     ConsistencyError
         If the store has a run already.
     NotEnoughWorkersError
@@ -168,6 +177,12 @@ def train(  # noqa: PLR0913 - the public contract
             f"the task graph is a synchronous one; use execution='resident'"
         )
     every = _sync_every(sync_every)
+    chosen_codec = codecs.choose(codec)
+    if average == "models" and chosen_codec:
+        raise ValueError(
+            f"average='models' takes no codec, found codec={codec!r}: what travels are "
+            f"weights, and {chosen_codec.name!r} would round them; leave it at None"
+        )
     if average == "models" and not isinstance(chosen, BSP):
         raise ValueError(
             f"average='models' needs sync='bsp', found {chosen.name!r}: outside a "
@@ -190,9 +205,12 @@ def train(  # noqa: PLR0913 - the public contract
         reset=bool(reset_optimizer),
         restartable=on_trainer_lost == "restart",
         execution=execution,
+        codec=chosen_codec,
     )
     if job.trainers:
         check_trainers(job.trainers, execution if isinstance(chosen, BSP) else "")
+    ahead = config.load().double_buffer
+    read_ahead = ahead == "parameters" and every == 1 and _may_read_ahead(chosen)
     loop = {
         "gradient": gradient,
         "epochs": job.epochs,
@@ -203,7 +221,12 @@ def train(  # noqa: PLR0913 - the public contract
         "seed": whole("seed", seed, least=0),
         "bsp": isinstance(chosen, BSP),
         "progress": bool(job.callbacks),
+        "batch_ahead": ahead != "none",
+        "read_ahead": read_ahead,
     }
+    if read_ahead and isinstance(chosen, SSP):
+        # What is read at one clock is used at the next: the bound holds there.
+        job.policy = SSP(chosen.staleness - 1)
     split: dict[str, Any] = {"scheme": scheme, "weights": weights, "seed": seed}
     # Here, so that bad data is refused before anything is started.
     check(X, y, job.trainers, split)
@@ -212,13 +235,14 @@ def train(  # noqa: PLR0913 - the public contract
     )
 
 
-def run(
+def run(  # noqa: PLR0913 - the public contract
     store: ParameterStore,
     loop: Callable[[Trainer, Any], Any],
     parts: Sequence[Any],
     *,
     sync: str | Policy = "bsp",
     reduce: Any = "mean",
+    codec: str | codecs.Codec | None = None,
     resumable: bool = False,
     timeout: Any = None,
 ) -> Any:
@@ -232,7 +256,7 @@ def run(
         ``loop(trainer, part)``; what it returns is returned here.
     parts : sequence
         One part of the data per trainer.
-    sync, reduce
+    sync, reduce, codec
         As in :func:`train`.
     resumable : bool
         Whether `loop` can be started again on another worker when its own died; it
@@ -282,6 +306,7 @@ def run(
         trainers=len(given),
         gated=False,
         restartable=bool(resumable),
+        codec=codecs.choose(codec),
     )
     return job.start(lambda work: job.launch(work, _Loop(loop), given), timeout)
 
@@ -293,7 +318,13 @@ class _Loop:
     loop: Callable[[Trainer, Any], Any]
 
     def __call__(self, session: Session, part: Any) -> Any:
-        return self.loop(Trainer(session), part)
+        with Background(session) as background:
+            return self.loop(Trainer(session, background), part)
+
+
+def _may_read_ahead(chosen: Policy) -> bool:
+    """Return whether a gradient may be computed from what was read a clock before."""
+    return isinstance(chosen, ASP) or (isinstance(chosen, SSP) and chosen.staleness > 0)
 
 
 def _checked_run(chosen: Policy, reduce: Any) -> Policy:

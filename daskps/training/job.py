@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from daskps.cluster.link import Link
     from daskps.cluster.spec import Body
+    from daskps.codecs import Codec
     from daskps.consistency import Policy
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -125,6 +126,7 @@ class Job:
     reset: bool = False
     run: int = 0
     execution: str = "resident"
+    codec: Codec | None = None
     _validation: asyncio.Task[None] | None = None
     stats: dict[str, Any] = field(
         default_factory=lambda: {
@@ -169,6 +171,7 @@ class Job:
             body=body,
             parts=parts,
             name=self.store.name,
+            codec=self.codec,
             graph=graph,
         )
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from dask.utils import funcname
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from daskps.cluster.meta import Meta
 
 Array = np.ndarray[Any, np.dtype[Any]]
+#: Rows of the features and of the labels.
+Batch: TypeAlias = tuple[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,10 @@ class FitPlan:
     rounds: int
     #: Whether somebody wants to hear of every round.
     progress: bool
+    #: Whether the rows of a batch are taken while the step before is delivered.
+    batch_ahead: bool = False
+    #: Whether a step is delivered, and the next but one read, during the next one.
+    read_ahead: bool = False
 
     def n_groups(self, n: int) -> int:
         """Return the synchronisations per epoch of a rank with `n` rows."""
@@ -85,27 +92,57 @@ class Stepper:
         # One buffer for the whole run: fresh memory costs more than the copy into it.
         self.target: Target = whole(meta)
         self.params: dict[str, Array] = self.target.finish()
+        self._other: Target | None = None
         self._local: LocalModel | None = None
         if plan.sync_every != 1 or plan.average_models:
             rules = load_rules(meta)
             self._local = LocalModel(meta.layout, rules, str(settings.cache))
 
-    def step(self, X: Any, y: Any, group: Sequence[Any]) -> Delivery:
-        """Compute what the batches of a group amount to, from `params` as they are."""
+    def swap(self) -> None:
+        """Go on with a second buffer, while the first one is read into."""
+        other = self._other or whole(self.meta)
+        self.target, self._other = other, self.target
+        self.params = self.target.finish()
+
+    def take(self, X: Any, y: Any, batch: Any) -> Batch:
+        """Return the rows of a batch."""
+        return take(X, batch), None if y is None else take(y, batch)
+
+    def step(
+        self, X: Any, y: Any, group: Sequence[Any], first: Batch | None = None
+    ) -> Delivery:
+        """Compute what the batches of a group amount to, from `params` as they are.
+
+        Parameters
+        ----------
+        X, y : array_like
+            The trainer's rows.
+        group : sequence
+            The row numbers of each batch.
+        first : tuple, optional
+            The rows of the first batch, where they were taken before.
+
+        Returns
+        -------
+        Delivery
+            Arrays to deliver, and the number of rows they come from.
+        """
+        taken = first or self.take(X, y, group[0])
         if self._local is None:
-            arrays, rows, loss = self._gradient(X, y, group[0])
+            arrays, rows, loss = self._gradient(taken)
             return Delivery(arrays, GRADIENT, rows, loss)
-        return self._local_steps(self._local, X, y, group)
+        batches = (self.take(X, y, batch) for batch in group[1:])
+        return self._local_steps(self._local, itertools.chain([taken], batches), group)
 
     def _local_steps(
-        self, local: LocalModel, X: Any, y: Any, group: Sequence[Any]
+        self, local: LocalModel, batches: Iterable[Batch], group: Sequence[Any]
     ) -> Delivery:
         """Update the own copy batch by batch, then say what it amounts to."""
         local.reset()
         sums: dict[int, Array] = {}
         total, loss_sum = 0, None
-        for number, batch in enumerate(group):
-            grads, rows, loss = self._gradient(X, y, batch)
+        for number, batch in enumerate(batches):
+            grads, rows, loss = self._gradient(batch)
             total += rows
             if loss is not None:
                 loss_sum = (loss_sum or 0.0) + loss
@@ -123,11 +160,8 @@ class Stepper:
         models = {i: a.copy() for i, a in models.items()}
         return Delivery(models, MODEL, total, loss_sum)
 
-    def _gradient(
-        self, X: Any, y: Any, batch: Any
-    ) -> tuple[dict[int, Array], int, float | None]:
-        X = take(X, batch)
-        y = None if y is None else take(y, batch)
+    def _gradient(self, batch: Batch) -> tuple[dict[int, Array], int, float | None]:
+        X, y = batch
         loss, grads = self._split(self.plan.gradient(self.params, X, y))
         rows = n_rows(X)
         checked = self._checked(grads, model=False)

@@ -6,31 +6,35 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps import config, intake
-from daskps.errors import ClockError
-from daskps.targets import number, target_of
+from daskps.targets import chosen_names, target_of
+from daskps.training.ahead import Ahead
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from daskps.cluster.plans import Target
-    from daskps.cluster.session import Session
     from daskps.version import Version
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Trainer:
+class Trainer(Ahead):
     """One trainer of a run; `run` and `train` make it.
 
     A step is what a trainer does between two ticks of its clock. It sends one
     message to every host of the store. Calls wait for ever by default: when the run
     is cancelled they raise :class:`daskps.RunCancelledError`.
 
+    `push_async`, `pull_async` and `prefetch` return at once; one thread carries out
+    what they issue, in that order, while the loop computes. Calls that wait come
+    after all that was issued before, and so does the end of the loop.
+
     Parameters
     ----------
     session : Session
         Its place in the run.
+    background : Background
+        What carries out the operations that are not waited for.
 
     Attributes
     ----------
@@ -51,23 +55,12 @@ class Trainer:
     ['<daskps.Trainer 0 of 2 at clock 2>', '<daskps.Trainer 1 of 2 at clock 2>']
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self.rank = session.rank
-        self.size = session.size
-        self._finite = config.load().check_finite
-        self._finished = False
-
-    @property
-    def clock(self) -> int:
-        """Ticks of this trainer since the run began."""
-        return self._session.clock
-
     def pull(
         self,
         names: str | Iterable[str] | None = None,
         *,
         out: Mapping[str, Array] | None = None,
+        copy: bool = True,
         timeout: Any = None,
     ) -> dict[str, Array]:
         """Read parameters, waiting for what the run's policy demands.
@@ -79,6 +72,11 @@ class Trainer:
         ----------
         names, out
             As in :meth:`daskps.ParameterStore.pull`.
+        copy : bool
+            False avoids copies where nothing can write under a reader: under BSP a
+            parameter that lies in one shard of this machine comes as a read-only
+            view of the shard's memory, which stays as it is until this trainer has
+            ticked twice. All others are copied. Not together with `out`.
         timeout : float, str or None
             Seconds or a duration such as "30s"; None waits until the run ends.
 
@@ -91,6 +89,8 @@ class Trainer:
         ------
         RunCancelledError, ShardLostError, TimeoutError
             For what its name says.
+        ValueError
+            For `copy=False` with `out`.
 
         Examples
         --------
@@ -98,10 +98,42 @@ class Trainer:
         >>> daskps.run(store, lambda trainer, part: trainer.pull("w")["w"], [None])
         [array([0., 1.])]
         """
-        target = target_of(self._session.meta, names, out)
-        self._session.read(target, config.deadline(timeout))
-        found: dict[str, Array] = target.finish()
+        if not copy:
+            return self._viewed(names, out, timeout)
+        seconds = self._settled(timeout, "a pull")
+        if self._prefetch is not None:
+            ahead = self._prefetch.take(names, out, self.clock)
+            if ahead is not None:
+                return ahead
+        glances = self._session.glances
+        found: dict[str, Array] | None = None
+        if out is not None and seconds is None:
+            found = glances.read(names, out)
+        if found is None:
+            target = target_of(self._session.meta, names, out)
+            self._session.read(target, seconds)
+            if out is not None:
+                glances.learn(names, out, target)
+            found = target.finish()
         return found
+
+    def _viewed(self, names: Any, out: Any, timeout: Any) -> dict[str, Array]:
+        """Pull without a copy where that is possible, else with one."""
+        if out is not None:
+            raise ValueError(
+                "copy=False avoids the copy that out= asks for; give one of the two"
+            )
+        seconds = self._settled(timeout, "a pull")
+        chosen = chosen_names(self._session.meta, names)
+        seen = self._session.views.of(chosen)
+        rest = [name for name in chosen if name not in seen]
+        if not rest:
+            return seen
+        target = target_of(self._session.meta, rest, None)
+        self._session.read(target, seconds)
+        # What was not ready yet is, once the others are.
+        found = {**target.finish(), **self._session.views.of(chosen)}
+        return {name: found[name] for name in chosen}
 
     def push(
         self,
@@ -191,7 +223,11 @@ class Trainer:
         >>> daskps.run(store, loop, [np.array([1.0]), np.array([3.0])])
         [array([-2.]), array([-2.])]
         """
-        target = target_of(self._session.meta, None, out)
+        target = self._session.glances.target(None, out) if out is not None else None
+        if target is None:
+            target = target_of(self._session.meta, None, out)
+            if out is not None:
+                self._session.glances.learn(None, out, target)
         self._deliver(grads, weight, timeout, target=target)
         found: dict[str, Array] = target.finish()
         return found
@@ -205,26 +241,12 @@ class Trainer:
         tick: bool = True,
         target: Target | None = None,
     ) -> Any:
-        meta = self._live().meta
-        arrays = intake.gradients(
-            meta.layout, meta.optimizers, grads, finite=self._finite
-        )
+        arrays, weight = self._checked(grads, weight)
+        seconds = self._settled(timeout, "a push")
+        self._overtaken()
         return self._session.deliver(
-            arrays if weight else {},
-            config.deadline(timeout),
-            weight=number(weight, "weight", least=0.0),
-            tick=tick,
-            target=target,
+            arrays, seconds, weight=weight, tick=tick, target=target
         )
-
-    def _live(self) -> Session:
-        """Return the session, unless nobody waits for this trainer any more."""
-        if self._finished:
-            raise ClockError(
-                f"trainer {self.rank} has finished at clock {self.clock} and takes no "
-                f"more steps; call finish() after the last one"
-            )
-        return self._session
 
     def tick(self, *, timeout: Any = None) -> Version:
         """End a step that delivers nothing more.
@@ -255,7 +277,10 @@ class Trainer:
         >>> store.pull()
         {'w': array([-1., -1.]), 'b': array(-1.)}
         """
-        version: Version = self._live().deliver({}, config.deadline(timeout))
+        session = self._live()
+        seconds = self._settled(timeout, "a tick")
+        self._overtaken()
+        version: Version = session.deliver({}, seconds)
         return version
 
     def barrier(self, *, timeout: Any = None) -> None:
@@ -276,7 +301,9 @@ class Trainer:
         >>> daskps.run(store, loop, [np.array([1.0]), np.array([3.0])], sync="asp")
         [array([-4.]), array([-4.])]
         """
-        self._session.barrier(config.deadline(timeout))
+        seconds = self._settled(timeout, "a barrier")
+        self._overtaken()
+        self._session.barrier(seconds)
 
     def finish(self) -> None:
         """Stop taking part: the others no longer wait for this trainer.
@@ -296,6 +323,8 @@ class Trainer:
         [1, 3]
         """
         if not self._finished:
+            self._settled(None, "its end")
+            self._overtaken()
             self._session.finish()
             self._finished = True
 

@@ -407,7 +407,14 @@ class KillHolder:
                 return
 
 
-@pytest.mark.parametrize("kind", ["delayed", "dask", "numpy y"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "dask",
+        pytest.param("delayed", marks=pytest.mark.slow),
+        pytest.param("numpy y", marks=pytest.mark.slow),
+    ],
+)
 def test_parts_are_computed_again_when_their_worker_dies(train, kind):
     # A round of the graph takes ten times as long.
     epochs = 10 if train.execution == "resident" else 3

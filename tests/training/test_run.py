@@ -421,7 +421,8 @@ def test_loop_may_not_go_round_its_trainer(way):
         ((describe, [1]), {"sync": "sbp"}, ValueError, "bsp.*ssp.*asp"),
         ((describe, [1]), {"reduce": "median"}, ValueError, "mean.*sum"),
         ((describe, [1]), {"reduce": max, "sync": "ssp"}, ValueError, "bsp"),
-        ((describe, [1]), {"codec": None}, TypeError, "codec"),
+        ((describe, [1]), {"codec": "bf61"}, ValueError, "bf16"),
+        ((describe, [1]), {"checkpoint": None}, TypeError, "checkpoint"),
         ((describe, [1] * 1025), {}, daskps.LayoutError, "1024"),
     ],
 )

@@ -1,0 +1,204 @@
+"""The thread that carries out a trainer's operations while its loop goes on."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from daskps.cluster.deadline import Deadline
+from daskps.errors import RunCancelledError
+from daskps.training.backlog import Backlog
+from daskps.training.operation import Operation, Push, Read
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from daskps.cluster.session import Session
+
+#: How long the thread waits for more to do before it ends; the next one is made in
+#: less than a millisecond. Of a run that was cancelled nothing is left after this.
+IDLE_SECONDS = 0.5
+
+
+class Background:
+    """Operations of one trainer, carried out one after the other by one thread.
+
+    There is a thread only where there was something to do lately. Leaving its context
+    waits for all that was issued and raises what nobody has heard of, but after an
+    error of the loop's own: then what waits is dropped.
+
+    Parameters
+    ----------
+    session : Session
+        The trainer's place in its run.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._backlog = Backlog(together=session.bsp)
+        lock = threading.Lock()
+        self._work, self._idle = threading.Condition(lock), threading.Condition(lock)
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        #: The clock once all has been carried out.
+        self._clock = 0
+
+    @property
+    def clock(self) -> int:
+        """Ticks that were issued; those of operations that failed do not count."""
+        if self._backlog.quiet:
+            return self._session.clock
+        with self._work:
+            return self._clock if self._backlog.busy else self._session.clock
+
+    def submit(self, request: Read | Push) -> Operation:
+        """Have a request carried out after all that were issued before.
+
+        Raises
+        ------
+        Exception
+            What went wrong with one of those and nobody has heard of.
+        """
+        operation = Operation(request, self._heard)
+        with self._work:
+            self._backlog.check()
+            if not self._backlog.busy:
+                self._clock = self._session.clock
+            self._clock += isinstance(request, Push) and request.tick
+            self._backlog.put(operation)
+            if self._thread is None:
+                self._closed = False
+                self._thread = threading.Thread(
+                    target=self._serve,
+                    name=f"daskps-trainer-{self._session.rank}",
+                    daemon=True,
+                )
+                self._thread.start()
+            self._work.notify()
+        return operation
+
+    def settle(self, seconds: float | None, what: str) -> float | None:
+        """Wait for all that was issued; return what is left of the seconds.
+
+        Raises
+        ------
+        TimeoutError
+            If that takes longer; nothing is given up for it.
+        Exception
+            What went wrong with one of them and nobody has heard of.
+        """
+        if self._backlog.quiet:
+            return seconds
+        where = f"trainer {self._session.rank} before {what}"
+        deadline = Deadline(seconds, f"the operations issued by {where}")
+        with self._work:
+            while self._backlog.busy:
+                left = deadline.left()
+                self._idle.wait(None if left == float("inf") else left)
+            self._backlog.check()
+        return deadline.remaining()
+
+    def __enter__(self) -> Background:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if error is not None:
+            self.abandon()
+            return
+        try:
+            self.settle(None, "its end")
+        finally:
+            self._end()
+
+    def abandon(self) -> None:
+        """Carry out no more, for the loop has failed.
+
+        What is under way ends with the run, which is about to be fenced.
+        """
+        with self._work:
+            dropped = self._backlog.drop()
+        self._end(wait=False)
+        for operation in dropped:
+            operation.set_exception(
+                RunCancelledError(
+                    f"the loop of trainer {self._session.rank} failed before this was "
+                    f"sent"
+                )
+            )
+
+    def _end(self, *, wait: bool = True) -> None:
+        with self._work:
+            self._closed = True
+            self._work.notify()
+            thread = self._thread
+        if wait and thread is not None:
+            thread.join()
+
+    def _heard(self, error: BaseException) -> None:
+        with self._work:
+            self._backlog.heard(error)
+
+    # -- in the thread -------------------------------------------------------
+
+    def _serve(self) -> None:
+        while batch := self._next():
+            try:
+                found = _timed(self._session, [o.request for o in batch])
+            except BaseException as error:  # noqa: BLE001 - its futures' to raise
+                with self._work:
+                    failed = self._backlog.fail(error)
+                    self._idle.notify_all()
+                for operation in failed:
+                    operation.set_exception(error)
+            else:
+                # First the futures: who has waited for all finds all of them done.
+                for operation in batch:
+                    operation.set_result(found)
+                with self._work:
+                    self._backlog.done()
+                    if not self._backlog.busy:
+                        self._idle.notify_all()
+
+    def _next(self) -> list[Operation]:
+        """Wait for something to do; nothing where the thread shall end."""
+        with self._work:
+            while not (batch := self._backlog.take()):
+                over = self._closed or self._backlog.cancelled is not None
+                if over or not (self._work.wait(IDLE_SECONDS) or self._backlog.waiting):
+                    self._thread = None
+                    break
+            return batch
+
+
+def _timed(session: Session, requests: Sequence[Read | Push]) -> Any:
+    """Carry requests out; a timeout says how long was waited since they were issued."""
+    deadline = requests[-1].deadline
+    try:
+        return _carry_out(session, requests)
+    except TimeoutError as error:
+        if deadline.timeout is None:
+            raise
+        raise deadline.error() from error
+
+
+def _carry_out(session: Session, requests: Sequence[Read | Push]) -> Any:
+    """Make one exchange of requests that belong together; return what they get."""
+    last = requests[-1]
+    if isinstance(last, Read):
+        session.read(last.target, last.deadline.remaining())
+        return last.target.finish()
+    arrays: dict[int, Any] = {}
+    for request in requests:
+        arrays |= _arrays(request)
+    return session.deliver(
+        arrays,
+        last.deadline.remaining(),
+        kind=last.kind,
+        weight=last.weight,
+        tick=last.tick,
+        target=last.target,
+    )
+
+
+def _arrays(request: Read | Push) -> Mapping[int, Any]:
+    return request.arrays if isinstance(request, Push) else {}

@@ -1,0 +1,81 @@
+"""What a trainer asks for in the background, and the future of what it asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from daskps.cluster.plans import GRADIENT, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy as np
+
+    from daskps.cluster.deadline import Deadline
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Read parameters at the clock the trainer will have by then."""
+
+    target: Target
+    deadline: Deadline
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Deliver checked arrays, with or without a tick, and read afterwards."""
+
+    #: Flat arrays by parameter index.
+    arrays: Mapping[int, np.ndarray[Any, np.dtype[Any]]]
+    deadline: Deadline
+    weight: float = 1.0
+    tick: bool = True
+    priority: int = 0
+    kind: str = GRADIENT
+    target: Target | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+class Operation(Future[Any]):
+    """The future of a request; it can also be awaited, and not be cancelled.
+
+    Parameters
+    ----------
+    request : Read or Push
+        What is to be done.
+    heard : callable
+        Called with the error that somebody has got from this future.
+    """
+
+    def __init__(
+        self, request: Read | Push, heard: Callable[[BaseException], None]
+    ) -> None:
+        super().__init__()
+        self.request = request
+        self._heard = heard
+        # Others may count on it: a pull on the tick before it, a round on the push.
+        self.set_running_or_notify_cancel()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Return what came of it, waiting for it, or raise its error."""
+        if error := self.exception(timeout):
+            raise error
+        return super().result()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return its error, waiting for its end; None where there is none."""
+        error = super().exception(timeout)
+        if error is not None:
+            self._heard(error)
+        return error
+
+    def __await__(self) -> Any:
+        return asyncio.wrap_future(self).__await__()
