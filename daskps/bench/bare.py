@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from distributed import Client, LocalCluster, get_worker
+from distributed import get_worker
 from distributed.protocol.serialize import to_serialize
 from distributed.utils import sync
 
 from daskps import kernels, optim
-from daskps.config import process_way
+from daskps.bench import clusters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from distributed import Client
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @contextmanager
 def cluster(rpc_only: bool = True) -> Iterator[Client]:
-    """Two worker processes on loopback, the way inside the process closed."""
-    with (
-        process_way(not rpc_only),
-        LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
-            memory_limit=0,
-        ) as local,
-        Client(local) as client,
-    ):
+    """Two worker processes on loopback; every call a message, or all ways open."""
+    with clusters.local(2, close=clusters.WAYS if rpc_only else ()) as client:
         yield client
 
 
@@ -84,19 +75,9 @@ def call(peer: str, method: str, **kwargs: Any) -> Any:
     return sync(worker.loop, send)
 
 
-def milliseconds(action: Callable[[], object], n: int = 1) -> float:
+def seconds(action: Callable[[], object], n: int = 1) -> float:
     """Return the time of one of `n` calls."""
     began = time.perf_counter()
     for _ in range(n):
         action()
-    return (time.perf_counter() - began) / n * 1e3
-
-
-def summary(name: str, ours: list[float], bare: list[float], unit: str = "ms") -> str:
-    """Return a line: medians, and the median of the ratios with their range."""
-    ratios = [a / b for a, b in zip(ours, bare, strict=True)]
-    return (
-        f"{name:<34}{statistics.median(ours):>9.3f}{statistics.median(bare):>9.3f} "
-        f"{unit}  {statistics.median(ratios):>5.2f}  "
-        f"({min(ratios):.2f}-{max(ratios):.2f})"
-    )
+    return (time.perf_counter() - began) / n

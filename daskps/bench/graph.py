@@ -8,17 +8,17 @@ rounds queued; each figure is the median of alternating pairs in one run.
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from distributed import Client, Event, LocalCluster, SchedulerPlugin
+from distributed import Client, Event, SchedulerPlugin
 
 import daskps
 from daskps import optim
+from daskps.bench import command
+from daskps.bench.pairs import Comparison, alternate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,48 +77,38 @@ def _plain(client: Client, rounds: int) -> None:
 # -- measurements --------------------------------------------------------------
 
 
-def _milliseconds(work: Callable[[], None], rounds: int) -> float:
+def _seconds(work: Callable[[], None], rounds: int) -> float:
     began = time.perf_counter()
     work()
-    return (time.perf_counter() - began) * 1e3 / rounds
+    return (time.perf_counter() - began) / rounds
 
 
-def _pairs(
-    name: str, pairs: int, ours: Callable[[], float], theirs: Callable[[], float]
-) -> None:
-    """Print medians and the ratio, with its range."""
-    ours(), theirs()
-    found = [(ours(), theirs()) for _ in range(pairs)]
-    ratios = sorted(b / a for a, b in found)
-    a, b = (statistics.median(column) for column in zip(*found, strict=True))
-    print(
-        f"{name:<44}{a:8.2f} ms {b:8.2f} ms   "
-        f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-    )
-
-
-def _beside_plain(client: Client, pairs: int, rounds: int) -> None:
+def _beside_plain(client: Client, pairs: int, rounds: int) -> Comparison:
     start = {"w": np.ones(ELEMENTS, "f4")}
     with daskps.create(start, optimizer=optim.SGD(0.1)) as store:
-        _pairs(
-            f"round of {PARTS} parts, 1 MB: graph, plain Dask",
+        found = _warm(
+            lambda: _seconds(lambda: _train(store, rounds, PARTS, "graph"), rounds),
+            lambda: _seconds(lambda: _plain(client, rounds), rounds),
             pairs,
-            lambda: _milliseconds(
-                lambda: _train(store, rounds, PARTS, "graph"), rounds
-            ),
-            lambda: _milliseconds(lambda: _plain(client, rounds), rounds),
         )
+    return Comparison(f"graph round of {PARTS} parts, 1 MB", "plain Dask", *found)
 
 
-def _beside_resident(pairs: int, rounds: int) -> None:
+def _beside_resident(pairs: int, rounds: int) -> Comparison:
     with daskps.create({"w": np.ones(256, "f4")}, optimizer=optim.SGD(0.1)) as store:
         many = 20 * rounds
-        _pairs(
-            "round of 2 trainers, 1 kB: resident, graph",
+        found = _warm(
+            lambda: _seconds(lambda: _train(store, many, 2, "resident"), many),
+            lambda: _seconds(lambda: _train(store, rounds, 2, "graph"), rounds),
             pairs,
-            lambda: _milliseconds(lambda: _train(store, many, 2, "resident"), many),
-            lambda: _milliseconds(lambda: _train(store, rounds, 2, "graph"), rounds),
         )
+    return Comparison("resident round of 2 trainers, 1 kB", "graph execution", *found)
+
+
+def _warm(ours: Callable[[], float], theirs: Callable[[], float], pairs: int) -> Any:
+    """Warm both up, then measure them in turn."""
+    ours(), theirs()
+    return alternate(ours, theirs, pairs)
 
 
 class _Most(SchedulerPlugin):
@@ -204,26 +194,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         Exit status: 0, whatever was measured.
     """
-    parser = argparse.ArgumentParser(prog="python -m daskps.bench graph")
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=48, help="rounds of one side")
-    parser.add_argument(
-        "--long", type=int, default=1000, help="rounds that are counted"
-    )
-    parser.add_argument("--idle", type=float, default=10.0, help="seconds")
+    parser = command.parser("graph", pairs=5)
+    add = parser.add_argument
+    add("--rounds", type=int, default=48, help="of one side [%(default)s]")
+    add("--long", type=int, default=1000, help="rounds that are counted [%(default)s]")
+    add("--idle", type=float, default=10.0, help="seconds [%(default)s]")
     options = parser.parse_args(argv)
     with (
-        LocalCluster(
-            n_workers=2,
-            threads_per_worker=4,
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
-        ) as cluster,
-        Client(cluster) as client,
+        command.cluster(options, 2, threads=4) as client,
+        command.reported("graph", options) as report,
     ):
-        print(f"{'':<44}{'first':>8}    {'second':>8}      second / first")
-        _beside_plain(client, options.pairs, options.rounds)
-        _beside_resident(options.pairs, options.rounds)
-        _tasks(client, options.long)
-        _idle(client, options.idle)
+        report.add(_beside_plain(client, options.pairs, options.rounds))
+        report.add(_beside_resident(options.pairs, options.rounds))
+        if options.scheduler is None:  # they look into scheduler and workers
+            _tasks(client, options.long)
+            _idle(client, options.idle)
     return 0

@@ -8,6 +8,9 @@ What moves is counted without the cache lines that a store reads first: SGD in p
 reads weights and gradient and writes weights, three arrays; a copy reads and writes.
 So SGD over n elements is set against `np.copyto` of 1.5 n elements. Adam is set
 against the fused Adam of torch on the same n elements.
+
+The last lines set what a shard does against the same update in place: SGD writes the
+other buffer of the weights, Adam in durable memory that of its slots too.
 """
 
 from __future__ import annotations
@@ -61,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _lines(arrays: Arrays, cache_dir: str | None) -> list[_Line]:
     n = len(arrays[0]) * 2 // 3
-    w, g, m, v, out = (a[:n] for a in arrays)
+    w, g, m, v, out, m_out, v_out = (a[:n] for a in arrays)
     sgd = optim.bind(optim.SGD(1e-3), np.float32, cache_dir=cache_dir)
     adam = optim.bind(optim.Adam(), np.float32, cache_dir=cache_dir)
     few, many = sgd.scalars(10), adam.scalars(10)
@@ -97,20 +100,36 @@ def _lines(arrays: Arrays, cache_dir: str | None) -> list[_Line]:
                 torch_adam,
             ),
         ]
-    return lines
+    return [
+        *lines,
+        (
+            "SGD publish",
+            lambda: sgd.publish(w, out, g, (), few),
+            "SGD in place",
+            lambda: sgd.inplace(w, g, (), few),
+        ),
+        (
+            "Adam durable",
+            lambda: adam.publish(w, out, g, (m, v), many, (m_out, v_out)),
+            "Adam in place",
+            lambda: adam.inplace(w, g, (m, v), many),
+        ),
+    ]
 
 
 def _arrays(n: int) -> Arrays:
-    """Return five arrays cut from one piece of memory that was touched.
+    """Return seven arrays cut from one piece of memory that was touched.
 
     Where they lie decides as much as the code: on one machine, both sides took twice
     as long over arrays of 64 MiB whose starts were 64 MiB and 4 KiB apart, which is
     how an allocator places them, as over arrays with other gaps.
     """
     size, gap = n * 3 // 2, 13 * 16
-    arena = np.empty(5 * (size + gap), np.float32)
+    arena = np.empty(7 * (size + gap) + 16, np.float32)
     arena[:] = 0.1
-    starts = range(0, 5 * (size + gap), size + gap)
+    # Cache lines, as in a segment: slots that start elsewhere are copied first.
+    arena = arena[-arena.ctypes.data % 64 // 4 :]
+    starts = range(0, 7 * (size + gap), size + gap)
     arrays = [arena[start : start + size] for start in starts]
     rng = np.random.default_rng(0)
     for a in arrays[:2]:

@@ -1,14 +1,14 @@
-"""64 MB over RPC, beside a bare handler that does the same work.
+"""Reading and updating: small gets, 16 MiB pull + push + apply, the same over RPC.
 
-One shard on one worker, called from a task on the other. The bare push moves the
-same bytes, checks them and runs the same kernel; the bare pull copies once before
-the reply and once into `out`. A second line sets ours against handlers that only
-move the bytes. Ratios are the peer's time over ours: 1 is as fast, more is faster.
+Against other systems a step is a pull and a push that is applied. Over RPC (all ways
+but messages closed) ours is set beside a bare Dask handler, in a task on another
+worker: the bare push moves the same bytes, checks them and runs the same kernel; the
+bare pull copies once before the reply and once into `out`. "Same bytes" are handlers
+that only move them.
 """
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,14 @@ from distributed.protocol.serialize import to_serialize
 
 import daskps
 from daskps import optim
-from daskps.bench import bare
+from daskps.bench import bare, command
+from daskps.bench.jobs import Job
+from daskps.bench.pairs import Comparison
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+SMALL_NBYTES = 256
 
 
 def _measure(store: Any, peer: str, n: int, pairs: int) -> dict[str, list[float]]:
@@ -47,8 +51,44 @@ def _measure(store: Any, peer: str, n: int, pairs: int) -> dict[str, list[float]
         action()
     for _ in range(pairs):
         for name, action in actions.items():
-            found[name].append(bare.milliseconds(action))
+            found[name].append(bare.seconds(action))
     return found
+
+
+def over_rpc(mib: int, pairs: int) -> Iterator[Comparison]:
+    """Set ours, by messages alone, against a bare Dask RPC handler.
+
+    Parameters
+    ----------
+    mib : int
+        Size of the model.
+    pairs : int
+        How often.
+
+    Yields
+    ------
+    Comparison
+        Of pull + push, and of each.
+    """
+    n = mib * 2**20 // 4
+    with bare.cluster() as client:
+        client.run(partial(bare.install, n))
+        a, b = client.nthreads()
+        spec = {"w": daskps.ArraySpec((n,), "float32")}
+        with daskps.create(spec, optimizer=optim.SGD(0.1), servers=[a]) as store:
+            work = client.submit(_measure, store, a, n, pairs, workers=[b])
+            found = {name: np.array(took) for name, took in work.result().items()}
+    for of in ("", " work", " bytes"):
+        found[f"pull + push{of}"] = found[f"pull{of}"] + found[f"push{of}"]
+    for verb in ("pull + push", "pull", "push"):
+        for what in ("work", "bytes"):
+            yield Comparison(
+                f"{verb} over RPC, {mib} MiB",
+                f"bare RPC, same {what}",
+                tuple(found[verb].tolist()),
+                tuple(found[f"{verb} {what}"].tolist()),
+                ("message",),
+            )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,21 +104,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         Exit status: 0, whatever was measured.
     """
-    parser = argparse.ArgumentParser(prog="python -m daskps.bench pullpush")
-    parser.add_argument("--mib", type=int, default=64)
-    parser.add_argument("--pairs", type=int, default=15)
+    parser = command.parser("pullpush", pairs=7, peers=True)
+    parser.add_argument("--mib", type=int, default=16, help="[%(default)s]")
     options = parser.parse_args(argv)
-    n = options.mib * 2**20 // 4
-    with bare.cluster() as client:
-        client.run(partial(bare.install, n))
-        a, b = client.scheduler_info()["workers"]
-        spec = {"w": daskps.ArraySpec((n,), "float32")}
-        store = daskps.create(spec, optimizer=optim.SGD(0.1), servers=[a])
-        work = client.submit(_measure, store, a, n, options.pairs, workers=[b])
-        found = work.result()
-        print(f"{options.mib} MiB{'peer':>37}{'ours':>9}")
-        for verb in ("push", "pull"):
-            for peer in ("work", "bytes"):
-                name = f"{verb}, peer: same {peer}"
-                print(bare.summary(name, found[f"{verb} {peer}"], found[verb]))
+    nbytes = options.mib * 2**20
+    jobs = [
+        Job("get", SMALL_NBYTES, 1, 1),
+        Job("get", SMALL_NBYTES, 2, 1),
+        Job("pullpush", nbytes, 1, 1),
+        Job("pullpush", nbytes, 2, 2),
+    ]
+    with command.reported("pullpush", options) as report:
+        command.compare(options, jobs, report)
+        title = f"pull + push over RPC, {options.mib} MiB"
+        if options.scheduler is None and options.job in title:
+            for found in over_rpc(options.mib, options.pairs):
+                report.add(found)
     return 0

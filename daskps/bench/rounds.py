@@ -1,13 +1,13 @@
-"""A BSP step of two trainers over RPC, beside a bare Dask RPC round trip.
+"""BSP rounds: 16 MiB and 1 KiB beside other systems, 1 KiB beside bare round trips.
 
-The model has 1 kB. Each line compares medians of alternating pairs in one run; the
-bare round trip carries the same bytes both ways, from a task's thread to a handler
-of the other worker, by both workers at once as the trainers do.
+Against other systems a round is `Trainer.push`, then `Trainer.pull(out=...)`. Beside a
+bare Dask RPC round trip it is `Trainer.pushpull`, by two trainers in the processes of
+the shards; the bare round trip carries the same bytes both ways, from a task's thread
+to a handler of the other worker, by both workers at once as the trainers do.
 """
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,21 +16,23 @@ from distributed import Client, secede
 
 import daskps
 from daskps import optim
-from daskps.bench import bare
+from daskps.bench import bare, command
+from daskps.bench.jobs import Job
+from daskps.bench.pairs import Comparison
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 ELEMENTS = 256
 
 
 def _steps(trainer: daskps.Trainer, n: int) -> float:
-    """Return milliseconds of one step."""
+    """Return seconds of one step."""
     grads = {"w": np.ones(ELEMENTS, "f4")}
     out = trainer.pull()
     for _ in range(50):
         trainer.pushpull(grads, out=out)
-    return bare.milliseconds(lambda: trainer.pushpull(grads, out=out), n)
+    return bare.seconds(lambda: trainer.pushpull(grads, out=out), n)
 
 
 def _calls(store: daskps.ParameterStore) -> int:
@@ -42,12 +44,12 @@ def _calls(store: daskps.ParameterStore) -> int:
 def _bare(peer: str, n: int) -> float:
     secede()
     data = np.ones(ELEMENTS, "f4").tobytes()
-    bare.milliseconds(lambda: bare.call(peer, "echo", data=data), 50)
-    return bare.milliseconds(lambda: bare.call(peer, "echo", data=data), n)
+    bare.seconds(lambda: bare.call(peer, "echo", data=data), 50)
+    return bare.seconds(lambda: bare.call(peer, "echo", data=data), n)
 
 
 def _bare_both(client: Client, n: int) -> float:
-    a, b = client.scheduler_info()["workers"]
+    a, b = client.nthreads()
     futures = [
         client.submit(_bare, y, n, workers=[x], pure=False) for x, y in ((a, b), (b, a))
     ]
@@ -55,8 +57,10 @@ def _bare_both(client: Client, n: int) -> float:
     return max(found)
 
 
-def _compare(client: Client, pairs: int, n: int) -> None:
-    a, _ = client.scheduler_info()["workers"]
+def _beside_bare(client: Client, pairs: int, n: int, how: str) -> Iterator[Comparison]:
+    """Give a step on two hosts and on one, each beside the bare round trip."""
+    client.run(partial(bare.install, ELEMENTS))
+    a, _ = client.nthreads()
     spec = {"w": np.zeros(ELEMENTS, "f4")}
     for name, servers in (("2 hosts", "all"), ("1 host", [a])):
         store = daskps.create(spec, optimizer=optim.SGD(0.1), servers=servers)
@@ -66,7 +70,8 @@ def _compare(client: Client, pairs: int, n: int) -> None:
             theirs.append(_bare_both(client, n))
         # A pull and 50 steps to warm up come before the n steps of each trainer.
         messages = (_calls(store) - before) / (2 * pairs * (n + 51))
-        print(bare.summary(f"step, {name}, {messages:.2f} messages", ours, theirs))
+        title = f"step, {name}, {how}, {messages:.2f} messages"
+        yield Comparison(title, "bare RPC round trip", tuple(ours), tuple(theirs))
         store.close()
 
 
@@ -117,17 +122,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         Exit status: 0, whatever was measured.
     """
-    parser = argparse.ArgumentParser(prog="python -m daskps.bench rounds")
-    parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=500, help="steps of one side")
-    parser.add_argument("--long", type=int, default=0, help="steps of the long run")
-    parser.add_argument("--process", action="store_true", help="all ways open")
+    parser = command.parser("rounds", pairs=7, peers=True)
+    add = parser.add_argument
+    add("--mib", type=int, default=16, help="of the large model [%(default)s]")
+    add("--steps", type=int, default=500, help="of one side, beside bare [%(default)s]")
+    add("--long", type=int, default=0, help="steps of a long run, and nothing else")
     options = parser.parse_args(argv)
-    with bare.cluster(rpc_only=not options.process) as client:
-        client.run(partial(bare.install, ELEMENTS))
-        if options.long:
+    if options.long:
+        with bare.cluster() as client:
             _flat(client, options.long)
-        else:
-            print(f"{'':<34}{'ours':>9}{'bare':>9}")
-            _compare(client, options.pairs, options.steps)
+        return 0
+    jobs = [Job("round", nbytes, 2, 2) for nbytes in (options.mib * 2**20, 1024)]
+    with command.reported("rounds", options) as report:
+        command.compare(options, jobs, report)
+        for rpc_only, how in ((True, "RPC"), (False, "all ways")):
+            if options.scheduler is None and options.job in f"step, {how}":
+                with bare.cluster(rpc_only) as client:
+                    for found in _beside_bare(
+                        client, options.pairs, options.steps, how
+                    ):
+                        report.add(found)
     return 0

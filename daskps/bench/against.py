@@ -1,0 +1,142 @@
+"""Which peers are there, and each job against each of them."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+
+from daskps.bench import sides
+from daskps.bench.pairs import Comparison, alternate, steps_in
+from daskps.bench.peers import PeerError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from distributed import Client
+
+    from daskps.bench.jobs import Job, Measure
+    from daskps.bench.pairs import Effort
+
+#: Modules of `daskps.bench.peers`, in the order of reports.
+PEERS = (
+    "limit",
+    "mpi",
+    "mpi_allreduce",
+    "gloo",
+    "torch_rpc",
+    "redis",
+    "ray",
+    "actors",
+    "dask",
+)
+#: Those that run on the cluster itself, so also on a user's.
+ON_DASK = ("actors", "dask")
+
+
+class Peer(Protocol):
+    """A module of `daskps.bench.peers`."""
+
+    TITLE: str
+
+    def available(self) -> str | None:
+        """Return why it cannot be measured here; None where it can."""
+
+    def covers(self, job: Job) -> bool:
+        """Tell whether it does a job."""
+
+    def opened(
+        self, trainers: int, servers: int, client: Client
+    ) -> AbstractContextManager[Measure]:
+        """Start its processes; give a function that measures jobs of this shape."""
+
+
+@dataclass
+class Field:
+    """The peers of one run, and why others are not among them."""
+
+    peers: dict[str, Peer] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def compare(
+        self, client: Client, jobs: Sequence[Job], effort: Effort
+    ) -> Iterator[Comparison]:
+        """Set ours against every peer, one peer at a time.
+
+        Parameters
+        ----------
+        client : Client
+            Of the cluster.
+        jobs : sequence of Job
+            What to measure.
+        effort : Effort
+            How often and how long.
+
+        Yields
+        ------
+        Comparison
+            As they are measured. A peer that fails goes to `missing`.
+        """
+        shapes = dict.fromkeys((job.trainers, job.servers) for job in jobs)
+        for shape in shapes:
+            these = [job for job in jobs if (job.trainers, job.servers) == shape]
+            for name, peer in list(self.peers.items()):
+                covered = [job for job in these if peer.covers(job)]
+                if not covered:
+                    continue
+                try:
+                    with peer.opened(*shape, client) as measure:
+                        for job in covered:
+                            found = _alternated(client, job, measure, effort)
+                            rate = job.kind == "train"
+                            yield Comparison(job.title, peer.TITLE, *found, rate)
+                except PeerError as error:
+                    self.missing[name] = str(error)
+                    del self.peers[name]
+
+
+_Found: TypeAlias = tuple[tuple[float, ...], tuple[float, ...], tuple[str, ...]]
+
+
+def _alternated(client: Client, job: Job, measure: Measure, effort: Effort) -> _Found:
+    """Return our seconds, the peer's, and our ways."""
+    with sides.opened(client, job) as ours:
+        our_steps = steps_in(effort.seconds, ours.measure)
+        their_steps = steps_in(effort.seconds, lambda n: measure(job, n))
+        found = alternate(
+            lambda: ours.measure(our_steps),
+            lambda: measure(job, their_steps),
+            effort.pairs,
+        )
+        return *found, ours.ways()
+
+
+def chosen(names: Collection[str] | None, *, on_dask: bool = False) -> Field:
+    """Return the peers that can be measured here.
+
+    Parameters
+    ----------
+    names : collection of str, optional
+        Some of `PEERS`; all by default.
+    on_dask : bool
+        Whether the cluster is the user's: then those that run on it only.
+
+    Returns
+    -------
+    Field
+        The peers, and for the others why not.
+    """
+    found = Field()
+    for name in PEERS:
+        if (names is not None and name not in names) or (
+            on_dask and name not in ON_DASK
+        ):
+            continue
+        peer = cast("Peer", importlib.import_module(f"daskps.bench.peers.{name}"))
+        reason = peer.available()
+        if reason is None:
+            found.peers[name] = peer
+        else:
+            found.missing[name] = reason
+    return found

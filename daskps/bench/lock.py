@@ -1,0 +1,120 @@
+"""Processes back to back at the lock of one shard, and how fairly they share it.
+
+Each holds the lock for a while, busy, and takes it again at once. Reported are the
+processes' turns and their ratio, waits in holds, the most turns that others had during
+one wait, and the share of the time that each process was busy. Where more runs than
+there are cores, the longest wait is that for a core and not for the lock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import tempfile
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.cluster.locks import FileLock
+from daskps.cluster.memory import Memory, attach
+from daskps.cluster.registry import join, visit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NBYTES = 2**20
+
+
+def _compete(
+    base: str, block: tuple[str, int], timing: tuple[float, float], ends: Any
+) -> None:
+    (ready, found), (hold, seconds) = ends, timing
+    registry = visit(base, "bench")
+    shared = attach(registry, block[0], NBYTES, block[1])
+    lock, count = FileLock(shared), shared.buffer[NBYTES // 2 :][:8].view(np.int64)
+    ready.wait()
+    waits, others, last, cpu = [], 0, 0, time.process_time()
+    end = time.perf_counter() + seconds
+    while (start := time.perf_counter()) < end:
+        lock.acquire(60)
+        begin = time.perf_counter()
+        # The first turn may come before the others are there.
+        others, last = max(others, int(count[0]) - last if last else 0), count[0] + 1
+        count[0] = last
+        while time.perf_counter() - begin < hold:
+            pass
+        lock.release()
+        waits.append(begin - start)
+    cpu = time.process_time() - cpu
+    quantiles = np.quantile(waits, [0.5, 0.99, 1]).tolist()
+    found.put((len(waits), quantiles, cpu / seconds, others))
+    registry.leave()
+
+
+def _round(base: str, hold: float, seconds: float, n: int) -> list[Any]:
+    memory = Memory(join(base, "bench"))
+    block = memory.take(NBYTES)
+    block.stamp()
+    context = multiprocessing.get_context("spawn")
+    ends = context.Barrier(n), context.Queue()
+    args = base, (block.name, block.nonce), (hold, seconds), ends
+    processes = [context.Process(target=_compete, args=args) for _ in range(n)]
+    for process in processes:
+        process.start()
+    found = [ends[1].get() for _ in processes]
+    for process in processes:
+        process.join()
+    block.free()
+    memory.close()
+    return found
+
+
+def _alone(base: str, n: int = 20_000) -> float:
+    memory = Memory(join(base, "bench"))
+    lock = FileLock(memory.take(NBYTES))
+    start = time.perf_counter()
+    for _ in range(n):
+        lock.acquire(1)
+        lock.release()
+    microseconds = (time.perf_counter() - start) / n * 1e6
+    memory.close()
+    return microseconds
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Command line without the program's name.
+
+    Returns
+    -------
+    int
+        Exit status: 0, whatever was measured.
+    """
+    parser = argparse.ArgumentParser(prog="python -m daskps.bench lock")
+    parser.add_argument("--hold", type=float, nargs="+", default=[20, 1000])
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as base:
+        print(f"acquire and release, alone: {_alone(base):.2f} us")
+        print(
+            "hold us  turns (ratio)              wait in holds: p50  p99  max  turns of others  busy"
+        )
+        for _ in range(options.rounds):
+            for hold in options.hold:
+                rows = _round(base, hold / 1e6, options.seconds, options.processes)
+                turns = [row[0] for row in rows]
+                waits = np.max([row[1] for row in rows], axis=0) * 1e6 / hold
+                cpu = " ".join(f"{row[2]:.2f}" for row in rows)
+                ratio = max(turns) / min(turns)
+                print(
+                    f"{hold:7g}  {' / '.join(map(str, turns)):18} ({ratio:.2f})"
+                    f"{waits[0]:18.1f}{waits[1]:6.1f}{waits[2]:6.1f}{max(row[3] for row in rows):16}  {cpu}"
+                )
+    return 0

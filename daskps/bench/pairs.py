@@ -1,0 +1,114 @@
+"""Two things measured in turn, so that a slow moment of the machine meets both."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Bounds of the steps of one sample.
+FEWEST, MOST = 3, 50_000
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How many pairs, and how many seconds a sample takes, about."""
+
+    pairs: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Seconds of one step of ours and of a peer's, pair by pair.
+
+    Parameters
+    ----------
+    job, peer : str
+        What was measured, and against whom.
+    ours, theirs : tuple of float
+        Seconds of a step; the i-th ones were measured one after the other.
+    ways : tuple of str
+        The ways from our trainers to the shards, as `stats()` names them.
+    is_rate : bool
+        Whether reports show steps a second rather than the time of one.
+    """
+
+    job: str
+    peer: str
+    ours: tuple[float, ...]
+    theirs: tuple[float, ...]
+    ways: tuple[str, ...] = ()
+    is_rate: bool = False
+
+    @property
+    def ratios(self) -> list[float]:
+        """The peer's time over ours, per pair: above 1, ours is faster."""
+        return [b / a for a, b in zip(self.ours, self.theirs, strict=True)]
+
+    @property
+    def ratio(self) -> float:
+        """Median of the ratios."""
+        return statistics.median(self.ratios)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """Smallest and largest ratio."""
+        return min(self.ratios), max(self.ratios)
+
+    @property
+    def medians(self) -> tuple[float, float]:
+        """Median seconds of ours and of theirs."""
+        return statistics.median(self.ours), statistics.median(self.theirs)
+
+
+def alternate(
+    ours: Callable[[], float], theirs: Callable[[], float], pairs: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Measure in turn.
+
+    Parameters
+    ----------
+    ours, theirs : callable
+        Return seconds.
+    pairs : int
+        How often.
+
+    Returns
+    -------
+    tuple of tuple of float
+        Ours, theirs. Who begins changes from pair to pair.
+    """
+    a: list[float] = []
+    b: list[float] = []
+    for pair in range(pairs):
+        order = ((ours, a), (theirs, b))
+        for measure, found in order if pair % 2 == 0 else reversed(order):
+            found.append(measure())
+    return tuple(a), tuple(b)
+
+
+def steps_in(seconds: float, measure: Callable[[int], float]) -> int:
+    """Return how many steps take about so long; warms them up.
+
+    Parameters
+    ----------
+    seconds : float
+        Of one sample.
+    measure : callable
+        Runs a number of steps and returns the seconds of one.
+
+    Returns
+    -------
+    int
+        At least `FEWEST`, at most `MOST`.
+    """
+    steps = FEWEST
+    for _ in range(2):  # a few steps tell little about fast ones
+        steps = int(min(max(seconds / measure(steps), FEWEST), MOST))
+        if steps < 10 * FEWEST:
+            break
+    return steps

@@ -1,0 +1,135 @@
+"""Dask Actors: a server actor per shard, called by tasks that train.
+
+A push is a call, a pull another. In a round the server adds up the gradients of all
+trainers before it applies them; a pull that comes too early is made again.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from distributed import secede
+
+from daskps.bench.clusters import places
+from daskps.bench.jobs import Array, Job, cuts, started, step, timed
+from daskps.bench.peers.limit import sgd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from distributed import Client
+
+    from daskps.bench.jobs import Measure
+
+TITLE = "Dask Actors"
+
+
+def available() -> str | None:
+    """Return None: it needs nothing but Dask."""
+    return None
+
+
+def covers(job: Job) -> bool:
+    """Tell whether it does a job: any."""
+    return bool(job)
+
+
+class Server:
+    """A slice of the model."""
+
+    def __init__(self, elements: int, trainers: int) -> None:
+        self._weights, self._sum = started(elements), started(elements)
+        self._trainers, self._here, self._rounds = trainers, 0, 0
+        self._apply, self._mean = sgd(), sgd(1 / trainers)
+
+    def pull(self) -> Array:
+        """Return the weights as they are."""
+        return self._weights
+
+    def push(self, gradient: Array) -> None:
+        """Apply a gradient."""
+        self._apply(self._weights, gradient)
+
+    def deliver(self, gradient: Array) -> int:
+        """Take a gradient of a round; return the round's number."""
+        this = self._rounds + 1
+        if self._here:
+            self._sum += gradient
+        else:
+            np.copyto(self._sum, gradient)
+        self._here += 1
+        if self._here == self._trainers:
+            self._mean(self._weights, self._sum)
+            self._here, self._rounds = 0, this
+        return this
+
+    def after(self, round_: int) -> Array | None:
+        """Return the weights after a round; None where it is not complete."""
+        return self._weights if self._rounds >= round_ else None
+
+
+class _Side:
+    def __init__(self, servers: list[Any], job: Job) -> None:
+        self._servers, self._cuts = servers, cuts(job.elements, job.servers)
+        self.weights, self.gradient = started(job.elements), started(job.elements)
+
+    def pull(self) -> None:
+        for cut, future in self._all([s.pull() for s in self._servers]):
+            np.copyto(self.weights[cut], future.result())
+
+    def push(self) -> None:
+        parts = zip(self._cuts, self._servers, strict=True)
+        for future in [server.push(self.gradient[cut]) for cut, server in parts]:
+            future.result()
+
+    def round(self) -> None:
+        parts = zip(self._cuts, self._servers, strict=True)
+        sent = [server.deliver(self.gradient[cut]) for cut, server in parts]
+        rounds = [future.result() for future in sent]
+        asked = [s.after(r) for s, r in zip(self._servers, rounds, strict=True)]
+        for index, (cut, future) in enumerate(self._all(asked)):
+            while (found := future.result()) is None:
+                future = self._servers[index].after(rounds[index])
+            np.copyto(self.weights[cut], found)
+
+    def _all(self, futures: list[Any]) -> list[tuple[slice, Any]]:
+        return list(zip(self._cuts, futures, strict=True))
+
+
+def _train(servers: list[Any], job: Job, rank: int, steps: int) -> float:
+    secede()
+    return timed(step(job, _Side(servers, job), rank), steps)
+
+
+@contextmanager
+def opened(trainers: int, servers: int, client: Client) -> Iterator[Measure]:
+    """Use the workers that daskps uses."""
+    where, held = places(client, trainers, servers), dict[Job, list[Any]]()
+
+    def serve(job: Job) -> list[Any]:
+        futures = [
+            client.submit(
+                Server, cut.stop - cut.start, trainers, actor=True, workers=[worker]
+            )
+            for cut, worker in zip(
+                cuts(job.elements, servers), where.servers, strict=True
+            )
+        ]
+        return [future.result() for future in futures]
+
+    def measure(job: Job, steps: int) -> float:
+        if job not in held:
+            held.clear()
+            held[job] = serve(job)
+        futures = [
+            client.submit(
+                _train, held[job], job, rank, steps, workers=[worker], pure=False
+            )
+            for rank, worker in enumerate(where.trainers)
+        ]
+        return float(max(client.gather(futures)))
+
+    yield measure
+    held.clear()

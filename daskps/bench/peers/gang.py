@@ -1,0 +1,237 @@
+"""Processes of a peer: started together, told what to measure, ended by handle.
+
+Each runs ``python -m daskps.bench.peers.gang MODULE ...``, joins the others with the
+module's `joined` and waits, asleep, for jobs on a socket in a folder of the gang.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.bench.peers import PeerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from daskps.bench.jobs import Job, Measure
+
+#: A gang that says nothing for so long has failed.
+PATIENCE_SECONDS = 120.0
+#: Characters of what a process said that did not start.
+_MOST_WORDS = 2000
+#: Polls of a clock before the first sleep, and how long one sleeps.
+_SPINS, _NAP_SECONDS = 50, 20e-6
+#: As Dask sets them for its workers: a process computes with one thread.
+_ONE_THREAD = dict.fromkeys(
+    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a process of a gang knows of itself; the first ranks are the trainers."""
+
+    rank: int
+    trainers: int
+    servers: int
+    folder: Path
+
+
+class Gang:
+    """The processes of a peer."""
+
+    def __init__(self, channels: Sequence[Connection], size: int) -> None:
+        self._channels, self._size = channels, size
+
+    def measure(self, job: Job, steps: int) -> float:
+        """Run so many steps in all trainers; return the seconds of one."""
+        for channel in self._channels:
+            channel.send((job, steps))
+        found = []
+        for channel in self._channels:
+            if not channel.poll(PATIENCE_SECONDS):
+                raise PeerError(f"no answer within {PATIENCE_SECONDS:g} s: {job.title}")
+            answer = _received(channel)
+            if isinstance(answer, str):
+                raise PeerError(answer)
+            found.append(answer)
+        return float(max(found))
+
+
+@contextmanager
+def started(
+    module: str,
+    trainers: int,
+    servers: int = 0,
+    *,
+    launcher: Sequence[str] = (),
+    environment: dict[str, str] | None = None,
+) -> Iterator[Measure]:
+    """Start a gang.
+
+    Parameters
+    ----------
+    module : str
+        Module of `daskps.bench.peers` with the function `joined`.
+    trainers, servers : int
+        How many processes.
+    launcher : sequence of str
+        A command that starts all processes; by default each is started from here.
+    environment : dict of str to str, optional
+        More variables.
+
+    Yields
+    ------
+    callable
+        `Gang.measure`.
+
+    Raises
+    ------
+    PeerError
+        If its processes do not come up.
+    """
+    size = trainers + servers
+    shared = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    folder = Path(tempfile.mkdtemp(prefix="daskps-bench-", dir=shared))
+    shape = [module, str(folder), str(trainers), str(servers)]
+    command = [*launcher, sys.executable, "-m", __name__, *shape]
+    variables = {**os.environ, **_ONE_THREAD, **(environment or {})}
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        listener = stack.enter_context(Listener(str(folder / "door"), "AF_UNIX"))
+        processes = [
+            subprocess.Popen(
+                [*command, *([] if launcher else [str(rank)])],
+                env=variables,
+                stdout=subprocess.DEVNULL,
+                stderr=stack.enter_context((folder / f"stderr-{rank}").open("wb")),
+                stdin=subprocess.DEVNULL,
+            )
+            for rank in range(1 if launcher else size)
+        ]
+        stack.callback(_ended, processes)
+        channels = [
+            stack.enter_context(_accepted(listener, processes, folder))
+            for _ in range(size)
+        ]
+        for channel in channels:  # all have joined, or say why not
+            if not channel.poll(PATIENCE_SECONDS):
+                raise PeerError(f"{module}: its processes did not find each other")
+            if (answer := _received(channel)) is not None:
+                raise PeerError(str(answer))
+        yield Gang(channels, size).measure
+
+
+def _received(channel: Connection) -> Any:
+    try:
+        return channel.recv()
+    except EOFError:
+        raise PeerError("one of its processes died") from None
+
+
+def _accepted(
+    listener: Listener, processes: Sequence[subprocess.Popen[bytes]], folder: Path
+) -> Connection:
+    """Return the next process that calls; give up when one has died before."""
+    # The listener has no timeout of its own.
+    listener._listener._socket.settimeout(1.0)  # type: ignore[attr-defined]  # noqa: SLF001
+    end = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < end:
+        try:
+            return listener.accept()
+        except TimeoutError:
+            for process in processes:
+                if process.poll() is not None:
+                    said = "".join(p.read_text() for p in folder.glob("stderr-*"))
+                    raise PeerError(
+                        f"a process ended with {process.returncode} before it began: "
+                        f"{said[-_MOST_WORDS:]}"
+                    ) from None
+    raise PeerError(f"its processes did not start within {PATIENCE_SECONDS:g} s")
+
+
+def _ended(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Wait for processes whose channels were closed; end those that stay."""
+    for process in processes:
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+# -- inside a process ----------------------------------------------------------
+
+
+class Clocks:
+    """One word per trainer in shared memory: a barrier without messages.
+
+    For peers that have none: it costs them almost nothing.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._words = mapped(place.folder / "clocks", place.trainers, np.int64)
+        self._rank = place.rank
+
+    def barrier(self) -> None:
+        """Wait until all trainers have come here as often."""
+        self._words[self._rank] += 1
+        mine = self._words[self._rank]
+        wait_until(lambda: bool((self._words >= mine).all()))
+
+
+def wait_until(condition: Callable[[], bool], spins: int = _SPINS) -> None:
+    """Poll, at first without sleeping in between."""
+    for _ in range(spins):
+        if condition():
+            return
+    while not condition():
+        time.sleep(_NAP_SECONDS)
+
+
+def mapped(path: Path, elements: int, dtype: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return an array in a file that all processes of the gang map; zeros at first."""
+    with path.open("ab") as file:
+        os.truncate(file.fileno(), elements * np.dtype(dtype).itemsize)
+    # Not the memmap itself: its `__array_finalize__` makes every slice slower.
+    return np.memmap(path, dtype, "r+", shape=(elements,)).view(np.ndarray)
+
+
+def _main(argv: Sequence[str]) -> None:
+    module, folder, trainers, servers, *rank = argv
+    peer = importlib.import_module(f"daskps.bench.peers.{module}")
+    place = Place(
+        int(rank[0]) if rank else -1, int(trainers), int(servers), Path(folder)
+    )
+    with Client(str(place.folder / "door"), "AF_UNIX") as channel:
+        try:
+            with peer.joined(place) as run:
+                channel.send(None)
+                while True:
+                    channel.send(run(*channel.recv()))
+        except EOFError:  # the bench has closed the door
+            return
+        except Exception:  # noqa: BLE001 - whatever it is, the bench shows it
+            channel.send(traceback.format_exc())
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

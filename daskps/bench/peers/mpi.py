@@ -1,0 +1,167 @@
+"""MPI through mpi4py: a parameter server of two-sided messages that busy-polls.
+
+A trainer sends a request or its gradient to every server, a server answers with its
+slice or, once the gradient is applied, with nothing. A round is a push, a barrier of
+the trainers and a pull. The messages go through shared memory.
+
+Open MPI's launcher itself waits for daemons of other machines on all interfaces while
+it runs: it refuses to start with loopback alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.bench.jobs import cuts, started, step, timed
+from daskps.bench.peers import PeerError, gang
+from daskps.bench.peers.limit import sgd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+    from daskps.bench.jobs import Job, Measure
+
+TITLE = "MPI parameter server"
+_PULL, _PUSH, _STOP = 1, 2, 3
+#: Shared memory between processes, nothing on the network but loopback.
+_QUIET = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_pml": "ob1",
+    "OMPI_MCA_btl": "self,sm",
+    "PMIX_MCA_ptl_tcp_if_include": "lo",
+}
+
+
+def available() -> str | None:
+    """Return why MPI cannot be used here."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return "mpi4py is not installed"
+    return _launcher()[1]
+
+
+@functools.cache
+def _launcher() -> tuple[str, str | None]:
+    """Return Open MPI's mpirun, or why there is none."""
+    beside = Path(sys.executable).with_name("mpirun")
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    if found is None:
+        return "", "mpirun is not installed"
+    said = subprocess.run([found, "--version"], capture_output=True, check=False)
+    is_open = b"Open MPI" in said.stdout
+    return found, None if is_open else f"{found} is not Open MPI's"
+
+
+def covers(job: Job) -> bool:
+    """Tell whether it does a job: any."""
+    return bool(job)
+
+
+def opened(trainers: int, servers: int, client: Any) -> AbstractContextManager[Measure]:
+    """Start trainers and servers."""
+    return launched("mpi", trainers, servers)
+
+
+def launched(
+    module: str, trainers: int, servers: int = 0
+) -> AbstractContextManager[Measure]:
+    """Start a gang with mpirun."""
+    command, missing = _launcher()
+    if missing:
+        raise PeerError(missing)
+    n = str(trainers + servers)
+    launcher = [command, "-n", n, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+    return gang.started(
+        module, trainers, servers, launcher=launcher, environment=_QUIET
+    )
+
+
+class _Trainer:
+    """Sends to all servers at once."""
+
+    def __init__(self, world: Any, among: Any, place: gang.Place, job: Job) -> None:
+        self._world, self._barrier = world, among.Barrier
+        self._cuts = cuts(job.elements, place.servers)
+        self._servers = range(place.trainers, place.trainers + place.servers)
+        self._nothing = np.empty(0, np.float32)
+        self.weights, self.gradient = started(job.elements), started(job.elements)
+
+    def pull(self) -> None:
+        self._ask(_PULL, [self._nothing for _ in self._cuts], self.weights)
+
+    def push(self) -> None:
+        self._ask(_PUSH, [self.gradient[cut] for cut in self._cuts], None)
+
+    def round(self) -> None:
+        self.push()
+        self._barrier()
+        self.pull()
+
+    def stop(self) -> None:
+        for server in self._servers:
+            self._world.Send(self._nothing, server, _STOP)
+
+    def _ask(self, tag: int, parts: list[Any], out: Any) -> None:
+        answers = [
+            self._world.Irecv(self._nothing if out is None else out[cut], server, tag)
+            for cut, server in zip(self._cuts, self._servers, strict=True)
+        ]
+        for part, server in zip(parts, self._servers, strict=True):
+            self._world.Send(part, server, tag)
+        for answer in answers:
+            answer.Wait()
+
+
+def _serve(world: Any, place: gang.Place, job: Job, index: int) -> None:
+    """Answer until every trainer has stopped."""
+    from mpi4py import MPI
+
+    cut = cuts(job.elements, place.servers)[index]
+    weights, gradient = (started(cut.stop - cut.start) for _ in range(2))
+    apply, status, left = sgd(), MPI.Status(), place.trainers
+    nothing = np.empty(0, np.float32)
+    while left:
+        world.Recv(gradient, MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+        source, tag = status.Get_source(), status.Get_tag()
+        if tag == _PULL:
+            world.Send(weights, source, tag)
+        elif tag == _PUSH:
+            apply(weights, gradient)
+            world.Send(nothing, source, tag)
+        else:
+            left -= 1
+
+
+@contextmanager
+def joined(place: gang.Place) -> Iterator[Measure]:
+    """Do the jobs of one rank: the first are the trainers."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    rank = world.Get_rank()
+    is_trainer = rank < place.trainers
+    among = world.Split(0 if is_trainer else 1, rank)
+
+    def run(job: Job, steps: int) -> float:
+        if not is_trainer:
+            _serve(world, place, job, rank - place.trainers)
+            return 0.0
+        side = _Trainer(world, among, place, job)
+        act = step(job, side, rank)
+        among.Barrier()
+        try:
+            return timed(act, steps)
+        finally:
+            side.stop()
+
+    yield run

