@@ -28,6 +28,7 @@ __all__ = [
     "gen_cluster",
     "gen_test",
     "local_cluster",
+    "machine_cluster",
     "popen",
     "rpc_cluster",
     "store",
@@ -40,8 +41,12 @@ __all__ = [
 # defaults of daskps came later.
 utils_test.original_config["daskps"] = copy.deepcopy(dask.config.get("daskps"))
 
-#: Configuration of workers that close the way inside the process.
-RPC_ONLY = {"daskps.ways.process": False}
+#: For each way to a shard the configuration of workers that leave open no other but
+#: messages.
+WAYS = {
+    name: {"daskps.ways.process": name == "process", "daskps.ways.machine": machine}
+    for name, machine in (("process", False), ("machine", True), ("rpc", False))
+}
 
 
 def gen_cluster(*args: Any, **kwargs: Any) -> Any:
@@ -76,6 +81,16 @@ def gen_cluster(*args: Any, **kwargs: Any) -> Any:
 
 
 @contextmanager
+def ways_cluster(way: str) -> Iterator[Client]:
+    """Two worker processes that reach shards in one way, or by message."""
+    with ExitStack() as stack:
+        # Only while its workers start: other clusters of the session are as they are.
+        with dask.config.set(WAYS[way]):
+            client = stack.enter_context(local_cluster())
+        yield client
+
+
+@contextmanager
 def local_cluster(n_workers: int = 2, threads: int = 2, **kwargs: Any) -> Iterator[Any]:
     """A cluster of real worker processes on loopback, and its client."""
     options = {
@@ -94,7 +109,7 @@ def local_cluster(n_workers: int = 2, threads: int = 2, **kwargs: Any) -> Iterat
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Client]:
     """Two worker processes for all tests that break nothing."""
-    with local_cluster() as client:
+    with ways_cluster("process") as client:
         yield client
 
 
@@ -120,19 +135,23 @@ def cleaned(cluster: Client) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def rpc_cluster() -> Iterator[Client]:
-    """Two worker processes whose trainers reach every shard by RPC."""
-    with ExitStack() as stack:
-        # Only while its workers start: other clusters of the session are as they are.
-        with dask.config.set(RPC_ONLY):
-            client = stack.enter_context(local_cluster())
+def machine_cluster() -> Iterator[Client]:
+    """Two worker processes whose shards everybody reaches through shared memory."""
+    with ways_cluster("machine") as client:
         yield client
 
 
-@pytest.fixture(params=["process", "rpc"])
+@pytest.fixture(scope="session")
+def rpc_cluster() -> Iterator[Client]:
+    """Two worker processes whose trainers reach every shard by RPC."""
+    with ways_cluster("rpc") as client:
+        yield client
+
+
+@pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest) -> Iterator[Client]:
     """A client of a cluster for each way to a shard."""
-    name = "cluster" if request.param == "process" else "rpc_cluster"
+    name = {"process": "cluster"}.get(request.param, f"{request.param}_cluster")
     found: Client = request.getfixturevalue(name)
     with cleaned(found):
         yield found

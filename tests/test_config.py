@@ -67,10 +67,13 @@ def test_load_gives_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         check_finite=True,
         memory_share=0.5,
         process_way=True,
+        machine_way=True,
         inline_nbytes=65_536,
         warn_pull_nbytes=2**30,
         cache=Path("/cache/daskps/kernels"),
+        shared_memory=Path("/dev/shm"),
         threads=2,
+        double_buffer="batches",
     )
 
 
@@ -84,11 +87,14 @@ def test_load_gives_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         ("finite", "allow", "check_finite", False),
         ("memory-share", 1, "memory_share", 1.0),
         ("ways.process", False, "process_way", False),
+        ("ways.machine", False, "machine_way", False),
         ("inline-nbytes", 0, "inline_nbytes", 0),
         ("warn-pull-size", "10 MB", "warn_pull_nbytes", 10_000_000),
         ("cache-directory", "/x/y", "cache", Path("/x/y")),
         ("cache-directory", Path("/x"), "cache", Path("/x")),
+        ("shared-memory-directory", "/x", "shared_memory", Path("/x")),
         ("threads", 7, "threads", 7),
+        ("double-buffer", "parameters", "double_buffer", "parameters"),
     ],
 )
 def test_load_reads_at_call_time(
@@ -127,9 +133,13 @@ def test_load_reads_at_call_time(
         ("warn-pull-size", 1.5, "64 KiB"),
         ("cache-directory", 3, "directory"),
         ("cache-directory", "", "directory"),
+        ("shared-memory-directory", "x/y", "absolute"),
+        ("shared-memory-directory", 3, "absolute"),
         ("threads", 0, "at least 1"),
         ("threads", 1.5, "at least 1"),
         ("threads", True, "at least 1"),
+        ("double-buffer", True, '"batches"'),
+        ("double-buffer", "all", '"none", "batches" or "parameters"'),
     ],
 )
 def test_bad_value_names_its_key_and_what_is_allowed(

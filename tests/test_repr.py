@@ -40,8 +40,11 @@ def meta(n_parameters, n_shards):
             "session": True,
             "layout": layout.to_wire(),
             "owners": [f"tcp://worker:{i}" for i in range(n_shards)],
+            "generations": [1] * n_shards,
             "rules": b"",
             "optimizers": [(0, "SGD(lr=0.1)")],
+            "cluster": "",
+            "segments": [],
         }
     )
 
