@@ -24,6 +24,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 #: One number decides all randomness of a test run; give it again to repeat the run.
 SEED = int(os.environ.get("DASKPS_TEST_SEED") or secrets.randbits(32))
+# For the processes that share a run (pytest-xdist).
+os.environ["DASKPS_TEST_SEED"] = str(SEED)
 # A busy machine is slow, which is no failure.
 settings.register_profile("daskps", deadline=None, print_blob=True)
 settings.load_profile("daskps")
