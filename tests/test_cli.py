@@ -298,6 +298,9 @@ async def test_no_stores_and_lost_shards(c, s, a, b):
 
     store = await daskps.create({"w": np.zeros(4)}, client=c, name="model")
     await b.close()
+    # Until then a worker that closes may be found on its way.
+    with pytest.raises(daskps.ShardLostError):
+        await store.pull()
     shown = await loop.run_in_executor(None, invoke, "show", "model")
     [line] = [line for line in shown.splitlines() if b.address in line]
     assert "lost: died or was closed" in line

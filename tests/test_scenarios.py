@@ -527,14 +527,18 @@ def d18_cases():
         for sync in ("bsp", "ssp", "asp") if average == "gradients" else ("bsp",):
             for every in ("batch", "epoch", 3):
                 for scheme in ("contiguous", "round_robin", "random", "reshuffle"):
+                    options = {
+                        "sync": sync,
+                        "sync_every": every,
+                        "scheme": scheme,
+                        "average": average,
+                    }
                     yield pytest.param(
-                        {
-                            "sync": sync,
-                            "sync_every": every,
-                            "scheme": scheme,
-                            "average": average,
-                        },
-                        id=f"{sync}-{every}-{scheme}-{average}",
+                        options,
+                        id="-".join(map(str, options.values())),
+                        # Cut otherwise, or in another order, but trained alike.
+                        marks=[pytest.mark.slow]
+                        * (scheme in {"round_robin", "random"}),
                     )
 
 

@@ -117,7 +117,9 @@ def slow_ones(params, X, y):
     return ones(params, X, y)
 
 
-@pytest.mark.parametrize("sync", ["bsp", "ssp", "asp"])
+@pytest.mark.parametrize(
+    "sync", ["bsp", pytest.param("ssp", marks=pytest.mark.slow), "asp"]
+)
 def test_trainer_that_dies_goes_on_at_its_clock(sync):
     """SGD on constant gradients counts steps: none is lost, none is doubled."""
     with local_cluster(n_workers=3, threads=1) as client:

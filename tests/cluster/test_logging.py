@@ -130,7 +130,7 @@ def test_fail_over_is_a_warning():
         with forwarding(client) as records:
             thread = threading.Thread(target=kill)
             thread.start()
-            daskps.run(s, count, [2000, 2000, 2000], resumable=True)
+            daskps.run(s, count, [600, 600, 600], resumable=True)
             thread.join()
             [record] = until(lambda: records("goes on with trainer 2"))
         assert record.levelno == logging.WARNING

@@ -412,12 +412,12 @@ def test_snapshots_during_a_run_are_whole(client, sync):
     thread = threading.Thread(target=look)
     thread.start()
     try:
-        X = np.zeros((400, 1))
+        X = np.zeros((200, 1))
         daskps.train(s, ones, X, sync=sync, batch_size=1, epochs=3, trainers=2)
     finally:
         done.set()
         thread.join()
-    steps = 600 if sync == "bsp" else 1200
+    steps = 300 if sync == "bsp" else 600
     assert s.pull("w")["w"][0] == -steps
     assert len({values[0] for _, values in found}) > 2
     for version, values in found:

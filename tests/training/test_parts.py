@@ -230,7 +230,7 @@ def test_labels_elsewhere_are_counted(four):
 
 
 @pytest.mark.parametrize("kind", ["lazy", "persisted", "numpy y", "numpy X", "list"])
-@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("shuffle", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_bits_are_those_of_numpy(train, client, kind, shuffle):
     """Equal parts of several blocks each: the same batches, the same bits."""
     X_lazy, y_lazy = da.from_array(X, chunks=(8, 2)), da.from_array(Y, chunks=8)
@@ -417,7 +417,7 @@ class KillHolder:
 )
 def test_parts_are_computed_again_when_their_worker_dies(train, kind):
     # A round of the graph takes ten times as long.
-    epochs = 10 if train.execution == "resident" else 3
+    epochs = 6 if train.execution == "resident" else 2
     with local_cluster(n_workers=3, threads=1) as client:
         a, *_ = client.scheduler_info()["workers"]
         found, loads = [], []

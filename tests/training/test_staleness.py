@@ -60,7 +60,7 @@ def lags(seen, steps):
             yield clock - min([*live, clock])
 
 
-@pytest.mark.parametrize("staleness", [0, 1, 3])
+@pytest.mark.parametrize("staleness", [0, 1, pytest.param(3, marks=pytest.mark.slow)])
 def test_no_pull_sees_a_live_trainer_too_far_behind(way, request, staleness):
     """20 seeds with random delays, half of them by call and half by message."""
     seeds = SEEDS[:10] if request.node.callspec.params["way"] == "rpc" else SEEDS[10:]
