@@ -77,7 +77,9 @@ class Ahead:
             Like one of `concurrent.futures`, and awaitable; it cannot be cancelled.
             It raises the errors of :meth:`pull`. Where one operation fails, those
             issued after it fail with the same error and are not carried out; where
-            nobody asks a future for it, the trainer's next call raises it.
+            nobody asks a future for it, the trainer's next call raises it. A callback
+            runs in the thread that carries out the operations: it may issue more, but
+            waiting for one raises RuntimeError.
 
         Examples
         --------
@@ -166,7 +168,8 @@ class Ahead:
         which it was issued, and only by a pull of the same names. Under BSP it
         is what any pull at that clock reads. Under SSP and ASP it is as old as this
         call, permitted at this clock; a push, a tick or a barrier after it makes it
-        void, so that a trainer always finds its own steps.
+        void, so that a trainer always finds its own steps. A pull with ``copy=False``
+        looks at the shards itself and leaves it.
 
         Parameters
         ----------

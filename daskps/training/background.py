@@ -59,7 +59,7 @@ class Background:
         Exception
             What went wrong with one of those and nobody has heard of.
         """
-        operation = Operation(request, self._heard)
+        operation = Operation(request, self._heard, self._check_thread)
         with self._work:
             self._backlog.check()
             if not self._backlog.busy:
@@ -84,11 +84,14 @@ class Background:
         ------
         TimeoutError
             If that takes longer; nothing is given up for it.
+        RuntimeError
+            In the thread that carries them out.
         Exception
             What went wrong with one of them and nobody has heard of.
         """
         if self._backlog.quiet:
             return seconds
+        self._check_thread()
         where = f"trainer {self._session.rank} before {what}"
         deadline = Deadline(seconds, f"the operations issued by {where}")
         with self._work:
@@ -137,6 +140,15 @@ class Background:
     def _heard(self, error: BaseException) -> None:
         with self._work:
             self._backlog.heard(error)
+
+    def _check_thread(self) -> None:
+        """Refuse to wait in the thread that would have to end the wait."""
+        if threading.current_thread() is self._thread:
+            raise RuntimeError(
+                f"trainer {self._session.rank} would wait for itself: callbacks of "
+                f"its futures run in the thread that carries out what it has issued; "
+                f"wait in the loop instead"
+            )
 
     # -- in the thread -------------------------------------------------------
 

@@ -27,7 +27,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Deliver checked arrays, with or without a tick, and read afterwards."""
+    """Deliver checked arrays, with or without a tick, and perhaps read afterwards."""
 
     #: Flat arrays by parameter index.
     arrays: Mapping[int, np.ndarray[Any, np.dtype[Any]]]
@@ -53,14 +53,19 @@ class Operation(Future[Any]):
         What is to be done.
     heard : callable
         Called with the error that somebody has got from this future.
+    check_thread : callable, optional
+        Called before a thread waits; raises where that would be for ever.
     """
 
     def __init__(
-        self, request: Read | Push, heard: Callable[[BaseException], None]
+        self,
+        request: Read | Push,
+        heard: Callable[[BaseException], None],
+        check_thread: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
         self.request = request
-        self._heard = heard
+        self._heard, self._check_thread = heard, check_thread
         # Others may count on it: a pull on the tick before it, a round on the push.
         self.set_running_or_notify_cancel()
 
@@ -72,6 +77,8 @@ class Operation(Future[Any]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return its error, waiting for its end; None where there is none."""
+        if not self.done():
+            self._check_thread()
         error = super().exception(timeout)
         if error is not None:
             self._heard(error)

@@ -269,6 +269,29 @@ def test_cancelled_run_ends_what_is_under_way(way, tmp_path):
         assert daskps.run(store, kinds, [0])[0][0] == [1, 2]
 
 
+def waits_for_itself(trainer, part):
+    """Return what callbacks get that wait; in the thread they wait for."""
+    found = []
+
+    def wait(future):
+        for call in (trainer.pull, trainer.pull_async().result):
+            with pytest.raises(RuntimeError) as error:
+                call()
+            found.append("would wait for itself" in str(error.value))
+
+    # Not carried out before the callback is there: else it runs here.
+    with trainer._session._lock:
+        trainer.push_async(full(1.0)).add_done_callback(wait)
+    # What the callback has issued is carried out, too.
+    trainer.pull()
+    return found
+
+
+def test_callback_that_waits_is_refused(client):
+    with counting() as store:
+        assert daskps.run(store, waits_for_itself, [0], timeout=20) == [[True, True]]
+
+
 def fails_unheard(trainer, part):
     trainer.finish()
     trainer.pull_async(timeout=0)
