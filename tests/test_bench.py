@@ -15,7 +15,16 @@ import pytest
 from distributed import Client
 
 from daskps import config
-from daskps.bench import against, clusters, command, jobs, pairs, report, train
+from daskps.bench import (
+    against,
+    clusters,
+    command,
+    jobs,
+    pairs,
+    report,
+    rounds,
+    train,
+)
 from daskps.bench.jobs import LEARNING_RATE, Job
 from daskps.bench.pairs import Comparison
 from daskps.bench.peers import PeerError, actors, allreduce, dask, gang, limit
@@ -47,7 +56,10 @@ def test_help_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
         (["nope"], "invalid choice: 'nope'"),
         (["train", "--peers", "limit,nope"], "no peer nope; there are limit, mpi"),
         (["train", "--close", "nope"], "invalid choice: 'nope'"),
-        (["train", "--pairs", "0"], "invalid _count value: '0'"),
+        (["train", "--pairs", "0"], "'0' is no whole number that is at least 1"),
+        (["kernels", "--pairs", "x"], "'x' is no whole number that is at least 1"),
+        (["train", "--json", "/no/such/file"], "there is no folder /no/such"),
+        (["rounds", "--long", "9", "--close", "machine"], "a cluster of its own"),
         (["graph", "--peers", "limit"], "unrecognized arguments"),
     ],
 )
@@ -66,7 +78,7 @@ def test_a_plot_without_matplotlib_is_refused_at_once(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit):
         command.parser("train", pairs=1).parse_args(["--svg", "x.svg"])
-    assert "pip install 'daskps[bench]'" in capsys.readouterr().err
+    assert "daskps[bench]" in capsys.readouterr().err
 
 
 def test_ways_of_a_cluster_that_runs_cannot_be_closed() -> None:
@@ -81,6 +93,16 @@ def test_ways_are_closed_in_one_place() -> None:
     with clusters.closed(["process"]):
         assert not config.load().process_way
     assert config.load().process_way
+
+
+def test_steps_beside_bare_close_what_is_asked() -> None:
+    assert rounds._series([]) == {"RPC": clusters.WAYS, "all ways": []}
+    assert rounds._series(["machine"])["without machine"] == ["machine"]
+
+
+def test_a_job_that_does_not_exist_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert rounds.main(["--job", "nope"]) == 0
+    assert "nothing was measured" in capsys.readouterr().out
 
 
 # -- pairs and reports ---------------------------------------------------------

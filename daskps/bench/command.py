@@ -6,6 +6,7 @@ import argparse
 import importlib
 import importlib.util
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from daskps.bench import against, clusters
@@ -65,8 +66,26 @@ def _listed() -> Iterator[str]:
     return (f"{name}: {what}" for name, what in NAMES.items())
 
 
+def plain(name: str) -> argparse.ArgumentParser:
+    """Return a parser without options.
+
+    Parameters
+    ----------
+    name : str
+        One of `NAMES`.
+
+    Returns
+    -------
+    argparse.ArgumentParser
+        For the benchmark's own.
+    """
+    return argparse.ArgumentParser(
+        prog=f"python -m daskps.bench {name}", description=f"Measure {NAMES[name]}."
+    )
+
+
 def parser(name: str, *, pairs: int, peers: bool = False) -> argparse.ArgumentParser:
-    """Return a parser with the options that benchmarks share.
+    """Return a parser with the options of benchmarks that end in a `Report`.
 
     Parameters
     ----------
@@ -82,12 +101,10 @@ def parser(name: str, *, pairs: int, peers: bool = False) -> argparse.ArgumentPa
     argparse.ArgumentParser
         For more options.
     """
-    found = argparse.ArgumentParser(
-        prog=f"python -m daskps.bench {name}", description=f"Measure {NAMES[name]}."
-    )
+    found = plain(name)
     add = found.add_argument
-    add("--pairs", type=_count, default=pairs, help="alternating pairs [%(default)s]")
-    add("--json", metavar="FILE", help="write all samples, too")
+    add("--pairs", type=count, default=pairs, help="alternating pairs [%(default)s]")
+    add("--json", metavar="FILE", type=_file, help="write all samples, too")
     add("--svg", metavar="FILE", type=_svg, help="plot the ratios, too")
     add("--scheduler", metavar="ADDRESS", help="of your own cluster")
     add(
@@ -109,10 +126,37 @@ def parser(name: str, *, pairs: int, peers: bool = False) -> argparse.ArgumentPa
     return found
 
 
-def _count(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise ValueError(text)
-    return number
+def count(text: str) -> int:
+    """Return a number of things, or refuse it as an option's value.
+
+    Parameters
+    ----------
+    text : str
+        What the user gave.
+
+    Returns
+    -------
+    int
+        At least 1.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        If it is none.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no whole number that is at least 1"
+        )
+    return int(text)
+
+
+def _file(path: str) -> str:
+    # Not after minutes of measuring.
+    folder = Path(path).absolute().parent
+    if not folder.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {folder}")
+    return path
 
 
 def _peers(text: str) -> list[str]:
@@ -127,9 +171,9 @@ def _peers(text: str) -> list[str]:
 def _svg(path: str) -> str:
     if importlib.util.find_spec("matplotlib") is None:
         raise argparse.ArgumentTypeError(
-            "needs matplotlib: pip install 'daskps[bench]'"
+            "needs matplotlib, which the extra daskps[bench] installs"
         )
-    return path
+    return _file(path)
 
 
 @contextmanager

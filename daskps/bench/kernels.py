@@ -1,8 +1,8 @@
 """How fast the compiled loops are, against torch and against copying memory.
 
-Run ``python -m daskps.bench.kernels`` on a quiet machine. Both sides of a line run
-in turn, in one process, on one thread and on the same memory; the ratio is the
-median over the pairs, with its smallest and largest value.
+Both sides of a line run in turn, in one process, on one thread and on the same memory;
+the ratio is the median over the pairs of our time over the peer's, with its smallest
+and largest value.
 
 What moves is counted without the cache lines that a store reads first: SGD in place
 reads weights and gradient and writes weights, three arrays; a copy reads and writes.
@@ -15,7 +15,6 @@ other buffer of the weights, Adam in durable memory that of its slots too.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps import kernels, optim
+from daskps.bench import command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,10 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         Exit status: 0, whatever was measured.
     """
-    parser = argparse.ArgumentParser(prog="python -m daskps.bench.kernels")
-    parser.add_argument("--elements", type=int, default=16 << 20)
-    parser.add_argument("--pairs", type=int, default=11)
-    parser.add_argument("--cache-dir", default=None, help="of compiled kernels")
+    parser = command.plain("kernels")
+    add = parser.add_argument
+    add("--elements", type=command.count, default=16 << 20, help="[%(default)s]")
+    add("--pairs", type=command.count, default=11, help="[%(default)s]")
+    add("--cache-dir", help="of compiled kernels [in memory]")
     options = parser.parse_args(argv)
     n = options.elements
     print(f"{n:,} float32 elements, one thread, medians of {options.pairs} pairs")
@@ -179,7 +180,3 @@ def _milliseconds(action: Callable[[], object]) -> float:
     start = time.perf_counter()
     action()
     return (time.perf_counter() - start) * 1e3
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -8,7 +8,6 @@ there are cores, the longest wait is that for a core and not for the lock.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import tempfile
 import time
@@ -16,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daskps import config
+from daskps.bench import command
 from daskps.cluster.locks import FileLock
 from daskps.cluster.memory import Memory, attach
 from daskps.cluster.registry import join, visit
@@ -95,13 +96,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         Exit status: 0, whatever was measured.
     """
-    parser = argparse.ArgumentParser(prog="python -m daskps.bench lock")
-    parser.add_argument("--hold", type=float, nargs="+", default=[20, 1000])
-    parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = command.plain("lock")
+    add, count = parser.add_argument, command.count
+    add(
+        "--hold",
+        type=count,
+        nargs="+",
+        default=[20, 1000],
+        help="microseconds that each holds it, one row each %(default)s",
+    )
+    add("--seconds", type=float, default=3.0, help="of a row [%(default)s]")
+    add("--processes", type=count, default=2, help="[%(default)s]")
+    add("--rounds", type=count, default=3, help="times that rows come [%(default)s]")
     options = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as base:
+    with tempfile.TemporaryDirectory(dir=config.load().shared_memory) as base:
         print(f"acquire and release, alone: {_alone(base):.2f} us")
         print(
             "hold us  turns (ratio)              wait in holds: p50  p99  max  turns of others  busy"

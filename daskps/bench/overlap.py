@@ -1,6 +1,6 @@
 """Steps whose transfer and computation overlap, beside the same steps in a row.
 
-One trainer, the store on another worker, 16 MB over RPC. The computation is made to
+One trainer, the store on another worker, 16 MiB over RPC. The computation is made to
 take about as long as the transfer: the worst case for one after the other, which then
 takes twice as long as the longer of the two. It is NumPy's and lets other threads run,
 or with ``--device`` a wait, as for an accelerator.
@@ -8,7 +8,6 @@ or with ``--device`` a wait, as for an accelerator.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import time
@@ -20,7 +19,7 @@ from distributed import get_worker
 
 import daskps
 from daskps import optim
-from daskps.bench import bare
+from daskps.bench import bare, command
 from daskps.bench.pairs import Comparison
 from daskps.bench.report import line
 from daskps.config import double_buffer
@@ -208,11 +207,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         Exit status: 0, whatever was measured.
     """
-    parser = argparse.ArgumentParser(prog="python -m daskps.bench overlap")
-    parser.add_argument("--mib", type=int, default=16)
-    parser.add_argument("--pairs", type=int, default=15)
-    parser.add_argument("--steps", type=int, default=5, help="steps of one side")
-    parser.add_argument("--device", action="store_true", help="wait, not compute")
+    parser = command.plain("overlap")
+    add, count = parser.add_argument, command.count
+    add("--mib", type=count, default=16, help="of the model [%(default)s]")
+    add("--pairs", type=count, default=15, help="[%(default)s]")
+    add("--steps", type=count, default=5, help="of one side [%(default)s]")
+    add("--device", action="store_true", help="wait, as for an accelerator")
     options = parser.parse_args(argv)
     n, device = options.steps, options.device
     # Or the other threads of a matrix product would be what is measured.

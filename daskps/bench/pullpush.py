@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 SMALL_NBYTES = 256
+#: What is measured over RPC.
+VERBS = ("pull + push", "pull", "push")
 
 
 def _measure(store: Any, peer: str, n: int, pairs: int) -> dict[str, list[float]]:
@@ -80,15 +82,19 @@ def over_rpc(mib: int, pairs: int) -> Iterator[Comparison]:
             found = {name: np.array(took) for name, took in work.result().items()}
     for of in ("", " work", " bytes"):
         found[f"pull + push{of}"] = found[f"pull{of}"] + found[f"push{of}"]
-    for verb in ("pull + push", "pull", "push"):
+    for verb in VERBS:
         for what in ("work", "bytes"):
             yield Comparison(
-                f"{verb} over RPC, {mib} MiB",
+                _title(verb, mib),
                 f"bare RPC, same {what}",
                 tuple(found[verb].tolist()),
                 tuple(found[f"{verb} {what}"].tolist()),
                 ("message",),
             )
+
+
+def _title(verb: str, mib: int) -> str:
+    return f"{verb} over RPC, {mib} MiB"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -105,7 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit status: 0, whatever was measured.
     """
     parser = command.parser("pullpush", pairs=7, peers=True)
-    parser.add_argument("--mib", type=int, default=16, help="[%(default)s]")
+    add = parser.add_argument
+    add("--mib", type=command.count, default=16, help="of the model [%(default)s]")
     options = parser.parse_args(argv)
     nbytes = options.mib * 2**20
     jobs = [
@@ -116,8 +123,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     with command.reported("pullpush", options) as report:
         command.compare(options, jobs, report)
-        title = f"pull + push over RPC, {options.mib} MiB"
-        if options.scheduler is None and options.job in title:
+        titles = [_title(verb, options.mib) for verb in VERBS]
+        wanted = [title for title in titles if options.job in title]
+        if options.scheduler is None and wanted:
             for found in over_rpc(options.mib, options.pairs):
-                report.add(found)
+                if found.job in wanted:
+                    report.add(found)
     return 0

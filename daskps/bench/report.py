@@ -67,6 +67,8 @@ class Report:
         json_file, svg_file : str, optional
             Where to.
         """
+        if not self.comparisons:
+            print("nothing was measured: no job or peer is left by these options")
         for peer, reason in self.missing.items():
             print(f"left out {peer}: {reason.strip().splitlines()[-1]}")
         if json_file:

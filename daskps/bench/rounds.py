@@ -16,7 +16,7 @@ from distributed import Client, secede
 
 import daskps
 from daskps import optim
-from daskps.bench import bare, command
+from daskps.bench import bare, clusters, command
 from daskps.bench.jobs import Job
 from daskps.bench.pairs import Comparison
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 ELEMENTS = 256
+#: On which the shards of a step are.
+HOSTS = ("2 hosts", "1 host")
 
 
 def _steps(trainer: daskps.Trainer, n: int) -> float:
@@ -57,12 +59,15 @@ def _bare_both(client: Client, n: int) -> float:
     return max(found)
 
 
-def _beside_bare(client: Client, pairs: int, n: int, how: str) -> Iterator[Comparison]:
-    """Give a step on two hosts and on one, each beside the bare round trip."""
+def _beside_bare(
+    client: Client, pairs: int, n: int, titles: Sequence[str]
+) -> Iterator[Comparison]:
+    """Give a step on two hosts or one, as titles say, beside the bare round trip."""
     client.run(partial(bare.install, ELEMENTS))
     a, _ = client.nthreads()
     spec = {"w": np.zeros(ELEMENTS, "f4")}
-    for name, servers in (("2 hosts", "all"), ("1 host", [a])):
+    for title in titles:
+        servers = "all" if HOSTS[0] in title else [a]
         store = daskps.create(spec, optimizer=optim.SGD(0.1), servers=servers)
         ours, theirs, before = [], [], _calls(store)
         for _ in range(pairs):
@@ -70,8 +75,8 @@ def _beside_bare(client: Client, pairs: int, n: int, how: str) -> Iterator[Compa
             theirs.append(_bare_both(client, n))
         # A pull and 50 steps to warm up come before the n steps of each trainer.
         messages = (_calls(store) - before) / (2 * pairs * (n + 51))
-        title = f"step, {name}, {how}, {messages:.2f} messages"
-        yield Comparison(title, "bare RPC round trip", tuple(ours), tuple(theirs))
+        job = f"{title}, {messages:.2f} messages"
+        yield Comparison(job, "bare RPC round trip", tuple(ours), tuple(theirs))
         store.close()
 
 
@@ -84,18 +89,21 @@ def _flat(client: Client, steps: int) -> None:
         def on_epoch(self, run: Any) -> None:
             seen.append(client.run_on_scheduler(_scheduler_state))
 
-    per_epoch = 1000
+    per_epoch = min(steps, 1000)
+    epochs = steps // per_epoch
     daskps.train(
         store,
         _ones,
         np.zeros((2 * per_epoch, 1)),
         batch_size=1,
-        epochs=steps // per_epoch,
+        epochs=epochs,
         callbacks=[Watch()],
         trainers=2,
     )
     tenth = max(1, len(seen) // 10)
-    print(f"{steps:,} steps of 2 trainers, after the first and the last epochs:")
+    print(
+        f"{epochs * per_epoch:,} steps of 2 trainers, after the first and the last epochs:"
+    )
     for state in (*seen[:1], *seen[tenth::tenth], seen[-1]):
         print(f"  {state['tasks']} tasks, {state['rss'] / 2**20:.1f} MiB")
 
@@ -124,22 +132,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = command.parser("rounds", pairs=7, peers=True)
     add = parser.add_argument
-    add("--mib", type=int, default=16, help="of the large model [%(default)s]")
-    add("--steps", type=int, default=500, help="of one side, beside bare [%(default)s]")
-    add("--long", type=int, default=0, help="steps of a long run, and nothing else")
+    count = command.count
+    add("--mib", type=count, default=16, help="of the large model [%(default)s]")
+    add("--steps", type=count, default=500, help="beside bare [%(default)s]")
+    add("--long", type=count, help="steps of a long run alone; whole thousands")
     options = parser.parse_args(argv)
     if options.long:
+        if options.scheduler or options.close or options.json or options.svg:
+            parser.error("--long takes a cluster of its own, and prints what it finds")
         with bare.cluster() as client:
             _flat(client, options.long)
         return 0
     jobs = [Job("round", nbytes, 2, 2) for nbytes in (options.mib * 2**20, 1024)]
     with command.reported("rounds", options) as report:
         command.compare(options, jobs, report)
-        for rpc_only, how in ((True, "RPC"), (False, "all ways")):
-            if options.scheduler is None and options.job in f"step, {how}":
-                with bare.cluster(rpc_only) as client:
-                    for found in _beside_bare(
-                        client, options.pairs, options.steps, how
-                    ):
+        for how, close in _series(options.close).items():
+            titles = [f"step, {name}, {how}" for name in HOSTS]
+            wanted = [title for title in titles if options.job in title]
+            if options.scheduler is None and wanted:
+                with clusters.local(2, close=close) as client:
+                    pairs, steps = options.pairs, options.steps
+                    for found in _beside_bare(client, pairs, steps, wanted):
                         report.add(found)
     return 0
+
+
+def _series(close: Sequence[str]) -> dict[str, Sequence[str]]:
+    """Return ways to close by their names: all of them, and those of `--close`."""
+    ours = f"without {' and '.join(sorted(close))}" if close else "all ways"
+    return {"RPC": clusters.WAYS, ours: close}

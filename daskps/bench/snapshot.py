@@ -8,7 +8,6 @@ what the longest push takes beside a client that takes snapshots, and without.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import statistics
 import time
@@ -21,7 +20,7 @@ from distributed import Client
 
 import daskps
 from daskps import optim
-from daskps.bench import bare
+from daskps.bench import bare, command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -214,10 +213,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         Exit status: 1 if a snapshot was inconsistent.
     """
-    parser = argparse.ArgumentParser(prog="python -m daskps.bench snapshot")
-    parser.add_argument("--pushes", type=int, default=5000, help="of each producer")
-    parser.add_argument("--producers", type=int, default=4)
-    parser.add_argument("--pairs", type=int, default=15, help="of a second each")
+    parser = command.plain("snapshot")
+    add, count = parser.add_argument, command.count
+    add("--pushes", type=count, default=5000, help="of each producer [%(default)s]")
+    add("--producers", type=count, default=4, help="clients that push [%(default)s]")
+    add("--pairs", type=count, default=15, help="of a second each [%(default)s]")
     options = parser.parse_args(argv)
     oracle = Oracle(2, options.producers, options.pushes)
     with bare.cluster() as client:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import numpy as np
 
 import daskps
 from daskps import optim
-from daskps.bench import bare
+from daskps.bench import bare, command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,8 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         Exit status: 0, whatever was measured.
     """
-    parser = argparse.ArgumentParser(prog="python -m daskps.bench startup")
-    parser.add_argument("--runs", type=int, default=7)
+    parser = command.plain("startup")
+    add = parser.add_argument
+    add("--runs", type=command.count, default=7, help="imports [%(default)s]")
     options = parser.parse_args(argv)
     runs = [
         float(subprocess.check_output([sys.executable, "-c", _IMPORT]))

@@ -29,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit status: 0, whatever was measured.
     """
     parser = command.parser("train", pairs=7, peers=True)
-    parser.add_argument("--weights", type=int, default=WEIGHTS)
+    add = parser.add_argument
+    add("--weights", type=command.count, default=WEIGHTS, help="[%(default)s]")
     options = parser.parse_args(argv)
     jobs = [Job("train", 4 * options.weights, n, n) for n in (1, 2)]
     with command.reported("train", options) as report:

@@ -6,7 +6,6 @@ of both processes and of their page faults. CPU time says more on a busy machine
 
 from __future__ import annotations
 
-import argparse
 import resource
 import statistics
 from functools import partial
@@ -16,7 +15,7 @@ import numpy as np
 
 import daskps
 from daskps import optim
-from daskps.bench import bare
+from daskps.bench import bare, command
 from daskps.cluster import arrivals
 
 if TYPE_CHECKING:
@@ -109,9 +108,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         Exit status: 0, whatever was measured.
     """
-    parser = argparse.ArgumentParser(prog="python -m daskps.bench wire")
-    parser.add_argument("--mib", type=int, default=16)
-    parser.add_argument("--pairs", type=int, default=15)
+    parser = command.plain("wire")
+    add, count = parser.add_argument, command.count
+    add("--mib", type=count, default=16, help="of one message [%(default)s]")
+    add("--pairs", type=count, default=15, help="[%(default)s]")
     options = parser.parse_args(argv)
     n, pairs = options.mib * 2**20 // 4, options.pairs
     with bare.cluster() as client:
