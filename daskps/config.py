@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-__all__ = ["DEFAULT", "Config", "Timeout", "deadline", "load", "scheduler_address"]
+__all__ = [
+    "DEFAULT",
+    "Config",
+    "Timeout",
+    "deadline",
+    "double_buffer",
+    "load",
+    "open_ways",
+    "scheduler_address",
+]
 
 with Path(__file__).with_name("daskps.yaml").open(encoding="utf-8") as _file:
     dask.config.update_defaults(yaml.safe_load(_file))
