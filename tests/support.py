@@ -46,6 +46,12 @@ get_mp_context().set_forkserver_preload(["distributed", "daskps.cluster.host"])
 # defaults of daskps came later.
 utils_test.original_config["daskps"] = copy.deepcopy(dask.config.get("daskps"))
 
+#: A cluster of Dask's that starts its workers itself gives one up, nanny and all, that is
+#: not there 15 s after it was lost, also where it came back and was lost again.
+LOST = "distributed.deploy.lost-worker-timeout"
+dask.config.set({LOST: "1 hour"})
+utils_test.original_config["distributed"]["deploy"]["lost-worker-timeout"] = "1 hour"
+
 #: For each way to a shard the configuration of workers that leave open no other but
 #: messages.
 WAYS = {
