@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from daskps.codecs import Codec
 
 #: Raised whenever a message changes its meaning; two ends must agree.
-PROTOCOL = 3
+PROTOCOL = 4
 #: Arrays up to this size travel inside the message, larger ones as frames of their
 #: own without a copy. (Wrapping an array costs about as much as copying 16 kB.)
 INLINE_NBYTES = 16_384
@@ -74,6 +74,9 @@ class Call:
     touched: tuple[tuple[int, int], ...] | None = None
     #: Names a call that may wait, so that its caller can give it up.
     token: str = ""
+    #: Whether it brings all that a trainer pushes at this clock, also what it has
+    #: pushed before.
+    whole: bool = False
     #: Name of the codec whose words the arrays are; "" where they are numbers.
     codec: str = ""
     #: Whether the caller has no more use for its arrays. Not sent: what arrives from
@@ -141,6 +144,7 @@ _HEAD = (
     "floor",
     "touched",
     "token",
+    "whole",
     "codec",
 )
 

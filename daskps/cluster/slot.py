@@ -330,4 +330,5 @@ def step_of(call: Call, part: Part, owned: bool) -> Step:
         owned=owned,
         floor=call.floor,
         touched=call.touched,
+        whole=call.whole,
     )

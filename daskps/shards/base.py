@@ -62,6 +62,9 @@ class Step:
     floor: int = 0
     #: The shards this step goes to, None for all.
     touched: Runs | None = None
+    #: Whether it brings all that its rank pushes at this clock, also what it has
+    #: pushed before.
+    whole: bool = False
 
     @property
     def nbytes(self) -> int:

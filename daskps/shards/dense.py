@@ -281,6 +281,17 @@ class Shard(Asked):
         if self.rounds is None:
             raise self._over(run)
 
+    def take_over(self) -> list[Ticket]:
+        """Go on where an owner that died has left: nothing is held back any more.
+
+        What it held back are rounds: one may be complete. In a run in rounds
+        :meth:`attach_rounds` comes first.
+        """
+        self.set_gate()
+        with np.errstate(all="ignore"):
+            self._joining.complete(self._open)
+        return self._wake()
+
     def end_run(
         self, run: int, reason: str, error: Exception | None = None
     ) -> list[Ticket]:

@@ -5,7 +5,8 @@
     header      128 B   magic, format, ranks, run, number and bytes of slices, turn word
     table 0             the round it is of; kind, weight and progress of that round; a
     table 1             word and the next sequence number per rank; the ranks that each
-                        slice holds the sum of
+                        slice holds the sum of; a bit per rank that has pushed
+                        before its tick
     slices              weight of every piece, NaN where nobody delivers it; then the
                         pieces in their compute dtype, each 64-byte aligned
 
@@ -13,6 +14,9 @@ All words are little-endian int64, weights float64. A *delivery* writes a slice 
 table in force does not name, then the table that is not in force, and then adds one to
 the *turn word*, whose parity selects the table: a process that dies anywhere before
 that store has delivered nothing.
+
+What a rank pushes before its tick stays in the process that got it. Its bit in the
+table in force says so: whoever takes the shard over does not have these arrays.
 
 A table of another round than the open one counts as empty, so the one store that
 publishes a round in the segment also empties the mailboxes. Whoever calls holds the
@@ -39,7 +43,7 @@ if TYPE_CHECKING:
     from daskps.shards.forming import Sum
 
 MAGIC = 0x584F_424C_4941_4D  # "MAILBOX"
-FORMAT = 1
+FORMAT = 2
 HEADER_WORDS = 16
 #: Words of the header.
 MAGIC_AT, FORMAT_AT, N_RANKS_AT, RUN_AT, N_SLICES_AT, NBYTES_AT, TURN = range(7)
@@ -49,6 +53,8 @@ HEAD = 8
 ROUND, KIND, WEIGHT, N_IN, N_TICKED = range(5)
 #: Bits of a rank's word.
 TICKED, FINISHED = 1, 2
+#: Ranks to a word of bits; the sign is not used.
+RANKS_PER_WORD = 32
 #: First rank of a slice that holds nothing.
 FREE = -1
 
@@ -74,16 +80,29 @@ class Table:
         )
         self.ranks = self.words[HEAD : HEAD + n_ranks]
         self.next = self.words[HEAD + n_ranks : HEAD + 2 * n_ranks]
-        slices = self.words[HEAD + 2 * n_ranks :]
+        n_bits = _n_bits(n_ranks)
+        slices = self.words[HEAD + 2 * n_ranks : -n_bits]
         n = len(slices) // 2
-        self._no_slices = [*[FREE] * n, *[0] * n]
+        self._nothing = [*[FREE] * n, *[0] * (n + n_bits)]
         #: Ranks [first, last) whose sum each slice holds.
         self.first, self.last = slices[:n], slices[n:]
+        self.bits = self.words[-n_bits:]
 
     @staticmethod
     def n_words(n_ranks: int, n_slices: int) -> int:
         """Return the length of a table."""
-        return HEAD + 2 * n_ranks + 2 * n_slices
+        return HEAD + 2 * n_ranks + 2 * n_slices + _n_bits(n_ranks)
+
+    def has_pushed(self, rank: int) -> bool:
+        """Return whether a rank that has not ticked has pushed in this round."""
+        at, bit = divmod(rank, RANKS_PER_WORD)
+        return bool(self.bits[at] >> bit & 1)
+
+    def note_pushed(self, rank: int, pushed: bool) -> None:
+        """Note whether a rank has pushed in this round before its tick."""
+        at, bit = divmod(rank, RANKS_PER_WORD)
+        word = self.bits[at]
+        self.bits[at] = word | 1 << bit if pushed else word & ~(1 << bit)
 
     def empty(self, now: int, live: list[int], following: list[int]) -> None:
         """Become the table of round `now`, in which only finished ranks are in.
@@ -98,7 +117,7 @@ class Table:
         head = [0] * HEAD
         head[ROUND], head[N_IN] = now, live.count(0)
         ranks = [0 if one else FINISHED for one in live]
-        self.words[:] = packed([*head, *ranks, *following, *self._no_slices])
+        self.words[:] = packed([*head, *ranks, *following, *self._nothing])
 
 
 class Slice:
@@ -231,6 +250,11 @@ class Mailbox:
             memory = self._buffer[at : at + self._slice_nbytes]
             found = self._slices[index] = Slice(memory, self._pieces)
         return found
+
+
+def _n_bits(n_ranks: int) -> int:
+    """Return the words that have a bit for each rank."""
+    return -(-n_ranks // RANKS_PER_WORD)
 
 
 def packed(words: list[int]) -> memoryview[int]:

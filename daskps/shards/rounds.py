@@ -2,7 +2,8 @@
 
 Nothing that counts is kept here but in the mailboxes, so several processes may take
 turns: each call looks at the table in force. Only pushes before the tick stay with the
-process that got them.
+process that got them; where that one is gone, their trainer sends all of its clock
+again, as one *whole* step.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from daskps.errors import ClockError, ConsistencyError
+from daskps.errors import ClockError, ConsistencyError, ContributionLostError
 from daskps.shards import runs
 from daskps.shards.mailbox import FINISHED, KIND, N_IN, N_TICKED, ROUND, TICKED, Table
 from daskps.shards.tables import KINDS, Arrival, Tables
@@ -87,10 +88,20 @@ class Rounds:
         """Take one step of a rank, which the verdict was NEW for.
 
         Returns what the round gets by it, None before the tick.
+
+        Raises
+        ------
+        ContributionLostError
+            When the rank's pushes before this one went with the shard's worker.
         """
         table, rank = self.tables.table(), step.rank
         now = table.words[ROUND]
-        waiting = self._waiting(rank, now)
+        waiting = None if step.whole else self._waiting(rank, now)
+        if waiting is None and not step.whole and table.has_pushed(rank):
+            raise ContributionLostError(
+                f"what trainer {rank} pushed before its tick at clock {step.clock} "
+                f"went with the worker that had it; push all of it again"
+            )
         kind = self._kind(step, table) if step.items else None
         arrays = waiting.arrays if waiting else {}
         if waiting or not step.tick or _twice(step):
@@ -99,6 +110,7 @@ class Rounds:
         else:
             arrays = {item.position: item.data for item in step.items}
         if not step.tick:
+            table.note_pushed(rank, True)
             self._open[rank] = Open(now, step.sequence + 1, kind, arrays)
             return None
         node, slices = self.tables.climb(rank)
@@ -143,6 +155,7 @@ class Rounds:
         ticked = table.ranks[rank] & TICKED
         if not ticked:
             self._open.pop(rank, None)
+            table.note_pushed(rank, False)
         return self.tables.clock(rank) + ticked, table.next[rank]
 
     def store(self, arrival: Arrival) -> None:

@@ -157,6 +157,8 @@ class Tables:
             other.first[index] = FREE
         if into != FREE:
             other.first[into], other.last[into] = arrival.node
+        if table.has_pushed(arrival.rank):
+            other.note_pushed(arrival.rank, False)
         other.ranks[arrival.rank] |= arrival.bits
         other.next[arrival.rank] = arrival.next
         if arrival.kind is not None:

@@ -178,6 +178,7 @@ def random_rounds(kill, reference, rng, n):
         assert state(shard) in (states[done], states[done + 1])
         box = crashing.mailboxes(shard.path)
         shard.attach_rounds(crashing.RUN, 2, "mean", box)
+        shard.take_over()
         shard.validate()
         for number in range(done, last):
             ticket = crashing.deliver(shard, number)

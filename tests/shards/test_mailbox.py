@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -14,13 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daskps.consistency import ASP, BSP
-from daskps.errors import NoOptimizerError, ProtocolError, RunCancelledError
+from daskps.errors import (
+    ContributionLostError,
+    NoOptimizerError,
+    ProtocolError,
+    RunCancelledError,
+)
 from daskps.layout import Layout
 from daskps.reduction import leaf, reduce_all
 from daskps.shards import cutting, forming
 from daskps.shards.base import GRADIENT, MODEL, Item, Ready, Step, Ticket
 from daskps.shards.dense import Shard
 from daskps.shards.deputies import Deputy, NotHereError
+from daskps.shards.gates import OPEN, gate_of
 from daskps.shards.mailbox import FORMAT_AT, MAGIC_AT, Mailbox, n_slices
 from daskps.shards.segment import GENERATION, ROUNDS, Segment
 from tests.shards.making import (
@@ -66,6 +72,15 @@ def another(buffer: Any, memory: Any, n_ranks: int, reduce: Any = "mean") -> Dep
     deputy = Deputy(Segment(LAYOUT, 0, SLOTS, buffer, durable=True), RULES)
     deputy.attach_rounds(RUN, n_ranks, reduce, memory)
     return deputy
+
+
+def heir(buffer: Any, memory: Any, n_ranks: int, reduce: Any = "mean") -> Shard:
+    """Who takes over from an owner that died."""
+    shard = Shard(Segment(LAYOUT, 0, SLOTS, buffer, durable=True), RULES)
+    shard.attach_rounds(RUN, n_ranks, reduce, memory)
+    shard.take_over()
+    shard.validate()
+    return shard
 
 
 def gradient(rank: int, arrays: Any, weight: float = 1.0, clock: int = 0) -> Step:
@@ -314,6 +329,120 @@ def test_run_without_rounds_after_one_with_them():
     assert isinstance(send(deputy, one)[0].outcome, Ready)
 
 
+# -- owners that die --------------------------------------------------------------
+
+
+def part(rank: int, value: float, sequence: int, **more: Any) -> Step:
+    arrays = {A: np.full(9, value, "f4")}
+    return replace(gradient(rank, arrays), sequence=sequence, tick=False, **more)
+
+
+def taken_over(size: int = 2) -> tuple[Shard, Callable[[], Shard]]:
+    """An owner in a run, and a function that takes over from it."""
+    owner, _, memory = pair(size)
+    return owner, lambda: heir(owner.segment.buffer, memory, size)
+
+
+@pytest.mark.parametrize("tick", [True, False])
+def test_pushes_before_the_tick_are_asked_for_again(tick):
+    """They went with the owner; the same sums are made of all of the clock."""
+    values = (0.1, 0.2, 0.7)
+    owner, follow = taken_over()
+    alone = pair(2)[0]
+    for shard in (owner, alone):
+        send(shard, part(0, values[0], 0), part(0, values[1], 1))
+    mine = follow()
+    last = replace(part(0, values[2], 2), tick=tick)
+    before = contents(mine)
+    assert failed(send(mine, last), ContributionLostError)
+    assert contents(mine) == before
+    total = float(sum(map(np.float32, values), np.float32(0)))
+    send(mine, replace(last, sequence=3, whole=True, items=part(0, total, 0).items))
+    if not tick:
+        send(mine, replace(part(0, 0.0, 4), items=(), tick=True))
+        send(alone, last)
+        last = replace(part(0, 0.0, 3), items=(), tick=True)
+    send(alone, last)
+    for shard in (mine, alone):
+        send(shard, gradient(1, {A: np.ones(9, "f4")}))
+        assert shard.rounds_of(RUN) == 1
+    assert weights(mine) == weights(alone)
+
+
+def test_whole_clock_counts_once_where_nothing_was_lost():
+    """It goes to all shards, also where its parts, or its tick, arrived."""
+    owner, _ = taken_over()
+    whole = replace(part(0, 3.0, 5, whole=True), tick=True)
+    send(owner, part(0, 1.0, 0), part(0, 2.0, 1))
+    assert not done(send(owner, whole)[0]).duplicate
+    assert done(send(owner, replace(whole, sequence=6))[0]).duplicate
+    send(owner, gradient(1, {A: np.full(9, 5, "f4")}))
+    assert weights(owner)[A] == pytest.approx([-0.3 * 4] * 9)
+
+
+def test_next_clock_asks_for_nothing():
+    owner, follow = taken_over(1)
+    send(owner, part(0, 1.0, 0), replace(part(0, 1.0, 1), tick=True))
+    send(follow(), gradient(0, {A: np.ones(9, "f4")}, clock=1))
+
+
+def test_trainer_that_starts_again_owes_nothing():
+    owner, follow = taken_over()
+    send(owner, part(0, 1.0, 0))
+    mine = follow()
+    assert mine.resume(RUN, 0) == (0, 0)
+    (ticket,) = send(mine, gradient(0, {A: np.ones(9, "f4")}))
+    assert not done(ticket).duplicate
+
+
+def test_trainer_that_ends_owes_nothing():
+    owner, follow = taken_over()
+    send(owner, part(0, 1.0, 0))
+    mine = follow()
+    mine.finish(RUN, 0)
+    send(mine, gradient(1, {A: np.ones(9, "f4")}))
+    assert mine.rounds_of(RUN) == 1
+    assert mine.rounds
+    assert not mine.rounds.tables.table().has_pushed(0)
+
+
+@pytest.mark.parametrize("rank", [0, 31, 32, 69])
+def test_each_rank_has_a_bit(rank):
+    owner, _ = taken_over(70)
+    send(owner, part(rank, 1.0, 0))
+    assert owner.rounds
+    table = owner.rounds.tables.table()
+    assert [r for r in range(70) if table.has_pushed(r)] == [rank]
+
+
+@pytest.mark.parametrize("how", ["cut", "fence"])
+def test_round_that_was_held_back_is_applied(how):
+    owner, follow = taken_over()
+    one = {A: np.ones(9, "f4")}
+    if how == "cut":
+        cutting.begin(owner, "cut", 0)
+    else:
+        owner.hold(RUN)
+    send(owner, gradient(0, one), gradient(1, one))
+    assert owner.rounds_of(RUN) == 0
+    assert follow().rounds_of(RUN) == 1
+    assert gate_of(owner.segment) == OPEN
+
+
+def test_step_that_came_early_joins_when_it_is_sent_again():
+    owner, follow = taken_over()
+    one = {A: np.ones(9, "f4")}
+    send(owner, gradient(0, one))
+    (early,) = send(owner, gradient(0, one, clock=1))
+    mine = follow()
+    (again,) = send(mine, early.step)
+    assert mine.parked == [again]
+    send(mine, gradient(1, one))
+    assert not mine.parked
+    send(mine, gradient(1, one, clock=1))
+    assert mine.rounds_of(RUN) == 2
+
+
 # -- crashes ----------------------------------------------------------------------
 
 
@@ -385,7 +514,7 @@ def watched(buffer: Any, memory: Any, n_ranks: int, watch: Watch) -> Shard:
     mailbox = tables._mailbox
     mailbox.words = Words(mailbox.words, watch)
     for table in mailbox.tables:
-        for name in ("words", "weight", "ranks", "next", "first", "last"):
+        for name in ("words", "weight", "ranks", "next", "first", "last", "bits"):
             setattr(table, name, Words(getattr(table, name), watch))
     for index in range(mailbox.n_slices):
         found = mailbox.slice(index)
@@ -423,8 +552,9 @@ def states() -> list[Any]:
     return found
 
 
+@pytest.mark.parametrize("follower", [another, heir])
 @pytest.mark.parametrize("nth", range(len(STEPS)))
-def test_step_killed_after_any_store_counts_once(nth, states):
+def test_step_killed_after_any_store_counts_once(nth, states, follower):
     owner, _, memory = pair(3)
     send(owner, *STEPS[:nth])
     buffer, n_kills = owner.segment.buffer, 0
@@ -434,7 +564,7 @@ def test_step_killed_after_any_store_counts_once(nth, states):
         ticket = Ticket(STEPS[nth])
         with suppress(Killed):
             shard.submit([ticket])
-        survivor = another(*copies, 3)
+        survivor = follower(*copies, 3)
         survivor.validate()
         assert state(survivor) in states[nth : nth + 2]
         killed = ticket.outcome is None
