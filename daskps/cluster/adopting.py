@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from daskps.cluster import memory
+from daskps import codecs
+from daskps.cluster import memory, words
 from daskps.cluster.locks import FileLock
 from daskps.cluster.registry import WayClosed, owner_of
 from daskps.cluster.rules import Rules
 from daskps.cluster.slot import Slot
-from daskps.consistency import BSP
+from daskps.cluster.upstream import loads
 from daskps.errors import (
     IllegalStateError,
     ProtocolError,
@@ -20,15 +22,18 @@ from daskps.errors import (
 from daskps.layout import Layout
 from daskps.shards.dense import Shard
 from daskps.shards.gates import CLOSED, gate_of
-from daskps.shards.segment import GENERATION, RUN, Segment
+from daskps.shards.segment import GENERATION, N_RANKS, PAGE_NBYTES, RUN, Segment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.cluster.host import ShardHost
+    from daskps.cluster.memory import Block
     from daskps.cluster.registry import Registry
 
 logger = logging.getLogger(__name__)
+#: Name, bytes and nonce of shared memory.
+Place = tuple[str, int, int]
 #: How long another process that acts for the shard may take to release it.
 LOCK_SECONDS = 2.0
 
@@ -41,25 +46,24 @@ async def adopt(
     host: ShardHost,
     *,
     store: str,
-    name: str,
-    layout: Mapping[str, Any],
-    rules: bytes,
-    cluster: str,
+    about: Mapping[str, Any],
     rows: Sequence[Sequence[Any]],
+    rounds: Mapping[str, Any] | None,
 ) -> list[dict[str, Any]]:
     """Take shards over, memory and all, from a worker that does not live.
 
+    `about` is the store: its name, layout, rules and cluster.
     `rows` are shard, name, bytes and nonce of the memory, and the generation to be.
+    `rounds` is the run in rounds that is to go on: its number, mailboxes as rows of
+    the same kind, pickled function that reduces, and codec.
     Returns for each shard what the directory has to know of it, or "why" not, and
     whether the owner "lives".
     """
-    made, found = Layout.from_wire(layout), list[dict[str, Any]]()
+    found = list[dict[str, Any]]()
+    name, goes_on = about["name"], _Rounds.of(rounds)
 
     def work() -> list[Slot]:
-        bound = Rules(made, rules)
-        # Before anybody can push: compiled for the dead worker, most likely.
-        bound.warm(durable=True)
-        taker, taken = _Taker(host, cluster, made, bound, name=name), list[Slot]()
+        taker, taken = _Taker(host, about, goes_on), list[Slot]()
         for shard, block, nbytes, nonce, generation in rows:
             # There already if an answer was lost on its way.
             slot = host.slots.get((store, shard))
@@ -98,17 +102,51 @@ def _row(slot: Slot) -> dict[str, Any]:
         "nonce": block.nonce,
         "generation": slot.shard.generation,
         "run": int(slot.shard.segment.current.fixed[RUN]),
+        "mailbox": None if slot.mailbox is None else _place(slot.mailbox[1]),
     }
+
+
+def _place(block: Block) -> Place:
+    return block.name, block.nbytes, block.nonce
+
+
+@dataclass(frozen=True)
+class _Rounds:
+    """A run in rounds that goes on."""
+
+    run: int
+    mailboxes: Mapping[int, Place]
+    reduce: Any
+    codec: str
+
+    @classmethod
+    def of(cls, wire: Mapping[str, Any] | None) -> _Rounds:
+        """Return what the directory says; of no run nothing is there."""
+        if wire is None:
+            return cls(0, {}, None, "")
+        places = {row[0]: tuple(row[1:]) for row in wire["rows"]}
+        return cls(wire["run"], places, loads(wire["reduce"]), wire["codec"])
+
+    def at(self, run: int, shard: int) -> tuple[Place, Any]:
+        """Return where the mailboxes of a shard are, and how they are reduced."""
+        if run != self.run or shard not in self.mailboxes:
+            raise WayClosed("nobody else can have it")
+        return self.mailboxes[shard], self.reduce
 
 
 class _Taker:
     """Takes over shards of one store."""
 
     def __init__(
-        self, host: ShardHost, cluster: str, layout: Layout, rules: Rules, *, name: str
+        self, host: ShardHost, about: Mapping[str, Any], rounds: _Rounds
     ) -> None:
-        self._memory, self._where = host.memory(cluster), host.worker.address
-        self._layout, self._rules, self._name = layout, rules, name
+        self._memory, self._where = host.memory(about["cluster"]), host.worker.address
+        self._name, self._layout = about["name"], Layout.from_wire(about["layout"])
+        self._rules, self._rounds = Rules(self._layout, about["rules"]), rounds
+        # Before anybody can push: compiled for the dead worker, most likely.
+        self._rules.warm(durable=True)
+        if rounds.codec:
+            words.warm(codecs.named(rounds.codec))
 
     @property
     def _registry(self) -> Registry:
@@ -116,7 +154,7 @@ class _Taker:
             raise WayClosed(f"worker {self._where} maps no shared memory")
         return self._memory.registry
 
-    def take(self, shard: int, place: tuple[str, int, int], generation: int) -> Slot:
+    def take(self, shard: int, place: Place, generation: int) -> Slot:
         """Take a shard over under its lock; its generation rises before all else."""
         registry = self._registry
         # What is not there, or is another shard's, is found before it is touched.
@@ -133,19 +171,31 @@ class _Taker:
             block = memory.adopt(registry, *place)
             segment.words[GENERATION] = generation
             mine = Shard(segment, self._rules, generation)
-            _begin(mine)
+            mailbox = self._open_round(mine, shard)
+            mine.take_over()
         finally:
             lock.release()
-        return Slot(self._name, self._layout, shard, mine, block=block)
+        slot = Slot(self._name, self._layout, shard, mine, block=block)
+        slot.mailbox = mailbox
+        return slot
 
-
-def _begin(shard: Shard) -> None:
-    """Begin where the dead owner left: no cut, nothing held back."""
-    shard.set_gate()
-    if isinstance(shard.policy, BSP):
-        # What was accepted for the open round went with the owner.
-        run = int(shard.segment.current.fixed[RUN])
-        shard.end_run(run, "a worker died with contributions to its open round")
+    def _open_round(self, mine: Shard, shard: int) -> tuple[int, Block] | None:
+        """Take over what came for the open round; where it is gone, end the run."""
+        if not mine.is_bsp:
+            return None
+        fixed, block = mine.segment.current.fixed, None
+        run, n_ranks = int(fixed[RUN]), int(fixed[N_RANKS])
+        try:
+            place, reduce = self._rounds.at(run, shard)
+            block = memory.adopt(self._registry, *place)
+            buffer = block.buffer[PAGE_NBYTES:]
+            mine.attach_rounds(run, n_ranks, reduce, buffer)
+        except (WayClosed, ProtocolError) as error:
+            if block is not None:
+                block.free()
+            mine.end_run(run, f"its open round went with a worker: {error}")
+            return None
+        return run, block
 
 
 async def sweep(host: ShardHost, cluster: str, owners: Sequence[int]) -> int:

@@ -69,7 +69,8 @@ class Adoptions:
         lose: Callable[[Entry, list[int], str, str], None],
         left: Callable[[str, str], None],
     ) -> None:
-        self._scheduler, self._hosts, self._runs = scheduler, hosts, runs
+        self._scheduler, self._hosts = scheduler, hosts
+        self.runs = runs
         self._stores, self._lose, self._left = stores, lose, left
 
     def is_possible(self, entry: Entry, shards: Iterable[int]) -> bool:
@@ -88,7 +89,7 @@ class Adoptions:
         for entry, shards in left:
             entry.adopting.update(shards)
             entry.settled.clear()
-            self._runs.shards_move(entry, worker)
+            self.runs.shards_move(entry, worker, shards)
         self._hosts.spawn(self._all(worker, reason, left))
 
     async def _all(
@@ -158,20 +159,23 @@ class Adoptions:
         return ""
 
     async def ask(
-        self, entry: Entry, worker: str, shards: list[int]
+        self, entry: Entry, worker: str, shards: list[int], rounds: Any
     ) -> list[dict[str, Any]]:
-        """Ask a worker to adopt shards; return what became of each."""
+        """Ask a worker to adopt shards, and rounds; return what became of each."""
         places = {row[0]: list(row) for row in entry.segments}
         rows = [[*places[i], entry.generations[i] + 1] for i in shards]
         asked = self._hosts.control(
             worker,
             "adopt",
             store=entry.uid,
-            name=entry.name,
-            layout=entry.layout,
-            rules=entry.rules,
-            cluster=entry.cluster,
+            about={
+                "name": entry.name,
+                "layout": entry.layout,
+                "rules": entry.rules,
+                "cluster": entry.cluster,
+            },
             rows=rows,
+            rounds=rounds,
         )
         try:
             found: list[dict[str, Any]] = await asyncio.wait_for(asked, ANSWER_SECONDS)
@@ -186,7 +190,7 @@ class Adoptions:
 
     async def settle_run(self, entry: Entry, worker: str, run: int) -> None:
         """Have an adopter end a run that has ended while nobody held its shards."""
-        if run and (over := self._runs.why_over(run)) is not None:
+        if run and (over := self.runs.why_over(run)) is not None:
             await self._hosts.control(
                 worker, "end_run", store=entry.uid, run=run, reason=str(over)
             )
@@ -264,8 +268,11 @@ class _Move:
         """Have a worker adopt shards; return whether to ask it again."""
         entry, need = self.entry, sum(self._nbytes[i] for i in shards)
         entry.nbytes[by] = entry.nbytes.get(by, 0) + need
-        answers = await self._all.ask(entry, by, shards)
+        rounds = self._all.runs.rounds_of(entry)
+        answers = await self._all.ask(entry, by, shards, rounds)
         taken = [a for a in answers if "name" in a]
+        if rounds and any(a["run"] != rounds["run"] for a in taken):
+            self._all.runs.rounds_lost(entry, self.worker)
         try:
             for run in {a["run"] for a in taken}:
                 await self._all.settle_run(entry, by, run)
@@ -297,6 +304,8 @@ class _Move:
             shard = row["shard"]
             owners[shard], generations[shard] = by, row["generation"]
             places[shard] = (shard, row["name"], row["nbytes"], row["nonce"])
+            if row["mailbox"]:
+                self._all.runs.mailbox_moved(row["run"], shard, row["mailbox"])
         entry.owners, entry.generations = tuple(owners), tuple(generations)
         entry.segments = [places[shard] for shard in sorted(places)]
         shards = sorted(row["shard"] for row in taken)

@@ -276,7 +276,7 @@ class ShardClient:
         where = self.meta.where
         while True:
             left = deadline.left()
-            work = self._locate(wait_seconds=min(left, ADOPT_SECONDS))
+            work = self._locate(self.ways.run, wait_seconds=min(left, ADOPT_SECONDS))
             seconds = None if left == float("inf") else left
             located = await self.link.within(work, seconds, deadline.what)
             check_located(self.meta.name, located, shards)
@@ -284,7 +284,7 @@ class ShardClient:
                 break
         self.counters.retries += 1
         logger.debug("%s: try %d: %r", deadline.what, tries + 2, error)
-        self.meta.update(located)
+        self.ways.moved(located)
         if self.meta.where != where:
             return 0
         if isinstance(error, StaleGenerationError) and tries >= 3:

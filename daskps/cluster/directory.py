@@ -222,6 +222,8 @@ class Directory:
     ) -> dict[str, Any]:
         """Return where the shards are, which are being adopted or lost and why.
 
+        Of a run in rounds also where its mailboxes are.
+
         Waits up to `wait_seconds` for those that are being adopted.
 
         Raises
@@ -238,7 +240,8 @@ class Directory:
             raise RunCancelledError(f"run {run} is over: {error}")
         lost = [(shard, *why) for shard, why in entry.lost.items()]
         adopting = sorted(entry.adopting)
-        return {**entry.where(), "lost": lost, "adopting": adopting, "name": entry.name}
+        about = {"lost": lost, "adopting": adopting, "name": entry.name}
+        return {**entry.where(), **about, "mailboxes": self.runs.mailboxes_at(run)}
 
     def free(self, uid: str, why: str, action: str = "store-freed") -> None:
         """Forget a store at once and free its memory in the background."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from daskps.cluster.upstream import loads
 from daskps.layout import Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from daskps.codecs import Codec
 
@@ -34,6 +34,10 @@ class Joined:
     wire: Mapping[str, Any]
     #: How gradients travel.
     codec: Codec | None = None
+
+    def at(self, rows: Sequence[Any]) -> Joined:
+        """Return the same with the mailboxes where they are now."""
+        return replace(self, wire={**self.wire, "rows": rows})
 
     @property
     def mailboxes(self) -> dict[int, Place]:

@@ -34,7 +34,7 @@ class Run:
     clock: int = 0
     fenced: Exception | None = None
     #: Memory of the mailboxes that trainers on its machine may fill, as rows of
-    #: shard, name, bytes and nonce; and how contributions are reduced, pickled.
+    #: shard, name, bytes and nonce; how contributions are reduced, pickled; codec.
     mailboxes: dict[str, Any] = field(default_factory=dict)
     #: Whether its trainers go on in rounds.
     bsp: bool = True
@@ -48,3 +48,9 @@ class Run:
     events: list[dict[str, Any]] = field(default_factory=list)
     first_event: int = 0
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    @property
+    def mailboxes_at(self) -> list[Any]:
+        """Where the mailboxes are."""
+        found: list[Any] = self.mailboxes.get("rows", [])
+        return found

@@ -80,7 +80,8 @@ class Runs:
                 entry, "begin_run", run=run.id, resident=not run.graph, begin=begin
             )
             rows = [row for rows in found for row in rows]
-            run.mailboxes = {"rows": rows, "reduce": begin["reduce"]}
+            of = {key: begin[key] for key in ("reduce", "codec")}
+            run.mailboxes = {"rows": rows, **of}
         except BaseException:
             await self._end(run, "it could not begin")
             raise
@@ -357,16 +358,48 @@ class Runs:
         """Fence the runs of a store that lost a shard."""
         self.store_gone(entry, ShardLostError(entry.name, shard, worker, reason))
 
-    def shards_move(self, entry: Entry, worker: str) -> None:
-        """Fence the runs that do not survive a change of owners: those in rounds."""
+    def store_gone(self, entry: Entry, error: Exception) -> None:
+        """Fence the runs of a store that is gone."""
+        for run in self._of(entry):
+            self._hosts.spawn(self._fence(run, error))
+
+    def _of(self, entry: Entry) -> list[Run]:
+        return [run for run in self._runs.values() if run.entry is entry]
+
+    # -- shards that move ----------------------------------------------------
+
+    def shards_move(self, entry: Entry, worker: str, shards: Sequence[int]) -> None:
+        """Fence a run in rounds that does not survive a change of owners.
+
+        It does where others can have its mailboxes in these shards.
+        """
+        held = {row[0] for run in self._of(entry) for row in run.mailboxes_at}
+        if not held.issuperset(shards):
+            self.rounds_lost(entry, worker)
+
+    def rounds_lost(self, entry: Entry, worker: str) -> None:
+        """Fence a run in rounds whose open round went with a worker."""
         error = RunCancelledError(
             f"worker {worker} died with contributions to the open round; the store "
             f"goes on with what was complete, start the run again"
         )
-        self.store_gone(entry, error, others=False)
-
-    def store_gone(self, entry: Entry, error: Exception, others: bool = True) -> None:
-        """Fence the runs of a store that is gone; by `others` also ASP and SSP."""
-        for run in list(self._runs.values()):
-            if run.entry is entry and (run.bsp or others):
+        for run in self._of(entry):
+            if run.bsp:
                 self._hosts.spawn(self._fence(run, error))
+
+    def rounds_of(self, entry: Entry) -> dict[str, Any] | None:
+        """Return the run in rounds of a store, and where its mailboxes are."""
+        for run in self._of(entry):
+            if run.bsp and not run.fenced and run.mailboxes:
+                return {"run": run.id, **run.mailboxes}
+        return None
+
+    def mailboxes_at(self, run: int) -> list[Any]:
+        """Return where the mailboxes of a run are, for trainers that map them."""
+        return self._runs[run].mailboxes_at if run in self._runs else []
+
+    def mailbox_moved(self, run: int, shard: int, place: Sequence[Any]) -> None:
+        """Note where the mailboxes of a run are in a shard that has moved."""
+        if (entry := self._runs.get(run)) is not None:
+            rows = [row for row in entry.mailboxes_at if row[0] != shard]
+            entry.mailboxes = {**entry.mailboxes, "rows": [*rows, [shard, *place]]}

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from daskps import config
 from daskps.cluster import plans, words
 from daskps.cluster.client import ShardClient
+from daskps.cluster.deadline import Deadline
 from daskps.cluster.deliveries import Deliveries
 from daskps.cluster.glances import Glances
 from daskps.cluster.messages import Answer, Array, Call
 from daskps.cluster.plans import GRADIENT, Plan, Target
 from daskps.cluster.scratch import LEAST_LIMIT, Scratch
+from daskps.cluster.unticked import Unticked
 from daskps.cluster.views import Views
-from daskps.errors import RunCancelledError
+from daskps.errors import ContributionLostError, RunCancelledError
 from daskps.shards.base import NOTHING, READ
 
 if TYPE_CHECKING:
@@ -60,8 +63,9 @@ class Session:
         self.glances = Glances(self)
         self._deliveries = Deliveries(self)
         self.views = Views(self)
-        #: Whether pushes were accepted since the last tick.
+        #: Whether pushes were accepted since the last tick, and what they were.
         self._open = False
+        self._unticked = Unticked(meta, joined.codec, self._scratch.empty)
         self._lock = threading.RLock()
 
     def resume(self) -> None:
@@ -111,17 +115,12 @@ class Session:
                 kind=kind if arrays else NOTHING,
                 weight=weight,
                 tick=tick,
-                sequence=self.sequence,
-                # One at a time: all before it were answered or given up.
-                floor=self.sequence,
                 # Pushes before the tick of a round are kept by the owner alone.
                 by_owner=self.bsp and (self._open or not tick),
                 codec=codec.name if codec else "",
             )
-            self.sequence += 1
-            plan = plans.push(self.meta, arrays, call, everywhere=tick, target=target)
             try:
-                answers = self._exchange(plan, timeout, "a push")
+                answers = self._send(arrays, call, target, timeout)
             except RunCancelledError:
                 raise
             except BaseException:
@@ -129,7 +128,36 @@ class Session:
                 raise
             self.clock += tick
             self._open = not tick
+            if tick:
+                self._unticked.clear()
+            elif self.bsp:
+                self._unticked.add(arrays)
             return plans.version_of(answers)
+
+    def _send(
+        self,
+        arrays: Mapping[int, Array],
+        call: Call,
+        target: Target | None,
+        timeout: float | None,
+    ) -> dict[int, Answer]:
+        """Send a push; where a shard has lost those before it, all of the clock."""
+        deadline = Deadline(timeout, "a push")
+
+        def send(arrays: Mapping[int, Array], call: Call) -> dict[int, Answer]:
+            # One at a time: all before it were answered or given up.
+            call = replace(call, sequence=self.sequence, floor=self.sequence)
+            self.sequence += 1
+            meta, tick = self.meta, call.tick
+            plan = plans.push(meta, arrays, call, everywhere=tick, target=target)
+            return self._exchange(plan, deadline.remaining(), "a push")
+
+        try:
+            return send(arrays, call)
+        except ContributionLostError:
+            arrays = self._unticked.with_last(arrays)
+            kind = GRADIENT if call.kind == NOTHING and arrays else call.kind
+            return send(arrays, replace(call, kind=kind, codec="", whole=True))
 
     def _encoded(self, arrays: Mapping[int, Array], codec: Codec) -> dict[int, Array]:
         layout, empty = self.meta.layout, self._scratch.empty

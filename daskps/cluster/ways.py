@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from daskps import config
 from daskps.cluster.host import HOSTS
@@ -17,6 +17,8 @@ from daskps.cluster.lane import Lane
 from daskps.cluster.registry import WayClosed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from daskps.cluster.link import Link
     from daskps.cluster.meta import Joined, Meta
     from daskps.cluster.serving import Serving
@@ -46,6 +48,19 @@ class Ways:
         #: Where the shards were when the lanes were opened.
         self._where = meta.where
         self._lock = threading.Lock()
+
+    @property
+    def run(self) -> int:
+        """The run whose trainer calls, 0 for none."""
+        return 0 if self._joined is None else self._joined.run
+
+    def moved(self, located: Mapping[str, Any]) -> None:
+        """Hear where the directory says the shards and the mailboxes are now."""
+        with self._lock:
+            # First: lanes are opened anew with the shards' new owners.
+            if self._joined is not None:
+                self._joined = self._joined.at(located["mailboxes"])
+            self._meta.update(located)
 
     def is_near(self, worker: str) -> bool:
         """Return whether a host lives in this process and may be called."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pickle
 import signal
 import threading
+import time
+from dataclasses import dataclass
+from typing import Any
 
 import dask
 import numpy as np
@@ -320,40 +324,176 @@ def test_run_goes_on(machine, workers, sync):
     s.close()
 
 
-def count(trainer, part):
-    for _ in range(part):
-        trainer.pushpull({"w": np.ones(6)})
+WIDTH, N_TRAINERS = 30, 3
+WEIGHTS = (1.0, 2.0, 4.0)
+
+
+def gradient_at(rank, clock, w):
+    rng = np.random.default_rng((rank, clock))
+    return rng.standard_normal(WIDTH) * 10.0 ** rng.integers(-3, 3) + w * 0.01
+
+
+def steps_of(trainer, strike):
+    """Descend; one rank kills a process on its way."""
+    out = trainer.pull()
+    while trainer.clock < strike.rounds:
+        rank, clock = trainer.rank, trainer.clock
+        strike.maybe(trainer)
+        gradient = gradient_at(rank, clock, out["w"])
+        trainer.pushpull({"w": gradient}, weight=WEIGHTS[rank], out=out)
     return trainer.clock
 
 
-def endless(trainer, part):
-    while True:
-        trainer.pushpull({"w": np.ones(6)})
+def parts_of(trainer, strike):
+    """The same, each gradient in two pushes before the tick and one with it."""
+    out = trainer.pull()
+    while trainer.clock < strike.rounds:
+        rank, clock = trainer.rank, trainer.clock
+        gradient = gradient_at(rank, clock, out["w"])
+        for share in (0.25, 0.5):
+            trainer.push({"w": share * gradient}, tick=False)
+            strike.maybe(trainer)
+        trainer.push({"w": 0.25 * gradient}, weight=WEIGHTS[rank])
+        trainer.pull(out=out)
+    return trainer.clock
 
 
-def test_rounds_in_progress_are_cancelled(machine, workers):
-    """What was delivered to the open round went; the store takes the next run."""
+@dataclass
+class Strike:
+    """The process that one rank kills at some clock."""
+
+    pid: int
+    rounds: int = 200
+    rank: int = 1
+    clock: int = 50
+
+    def maybe(self, trainer):
+        if (trainer.rank, trainer.clock) == (self.rank, self.clock):
+            # Gone already where the trainer has started again.
+            with contextlib.suppress(ProcessLookupError):
+                kill(self.pid)
+
+
+def descended(rounds):
+    """What the steps lead to, in plain NumPy: sums along the tree of three ranks."""
+    w = np.zeros(WIDTH)
+    for clock in range(rounds):
+        a, b, c = (
+            gradient_at(rank, clock, w) * weight for rank, weight in enumerate(WEIGHTS)
+        )
+        w = w - 0.5 * (((a + b) + c) / sum(WEIGHTS))
+    return w
+
+
+def rounds_store(servers, shards=4):
+    return daskps.create(
+        {"w": np.zeros(WIDTH)}, optimizer=optim.SGD(0.5), servers=servers, shards=shards
+    )
+
+
+@pytest.mark.parametrize(
+    ("loop", "rounds"), [(steps_of, 200), (parts_of, 16)], ids=["steps", "unticked"]
+)
+def test_rounds_go_on(machine, workers, loop, rounds):
+    """The dead worker has no trainer: all others go on, with the same bits."""
+    *_, c, d = workers
+    s = rounds_store([d, c])
+    strike = Strike(pids(machine)[d], rounds, clock=rounds // 4)
+    assert daskps.run(s, loop, [strike] * N_TRAINERS) == [rounds] * N_TRAINERS
+    np.testing.assert_array_equal(s["w"].pull(), descended(rounds))
+    rows = s.stats()["shards"]
+    assert [r["generation"] for r in rows] == [2, 2, 1, 1]
+    assert [r["version"] for r in rows] == [rounds] * 4
+    s.close()
+
+
+def test_rounds_go_on_where_a_trainer_starts_again(machine, workers):
+    """With a worker go two shards and a trainer, which goes on at its clock."""
     a, b = workers[:2]
-    s = daskps.create({"w": np.zeros(6)}, optimizer=optim.SGD(1.0), servers=[a, b])
-    pid = pids(machine)[a]
+    s = rounds_store([a, b])
+    strike = Strike(pids(machine)[a])
+    found = daskps.run(s, steps_of, [strike] * N_TRAINERS, resumable=True)
+    assert found == [200] * N_TRAINERS
+    np.testing.assert_array_equal(s["w"].pull(), descended(200))
+    assert [r["generation"] for r in s.stats()["shards"]] == [2, 2, 1, 1]
+    s.close()
+
+
+def killed_at_random(client, workers, rng, by_message):
+    """Kill a worker at any moment of a run: with trainers, shards, or both."""
+    servers = list(rng.permutation(workers)[:2])
+    s = rounds_store(servers)
+    victim, moment = pids(client)[servers[0]], rng.integers(5, 90)
+    entry = book(client).stores[s.uid]
 
     def strike():
-        until(lambda: s.version > 5, 30)
-        kill(pid)
+        until(lambda: s.version >= moment or entry.adopting, 60)
+        end = time.perf_counter() + rng.uniform(0, 0.01)
+        while time.perf_counter() < end:
+            pass
+        kill(victim)
 
+    # Trainers of workers that map nothing; only the other two can adopt.
+    far = [w for w in workers if w not in servers] if by_message else []
     killer = threading.Thread(target=strike)
-    killer.start()
-    with pytest.raises(daskps.RunCancelledError, match=f"{a} died"):
-        daskps.run(s, endless, [0, 0, 0], resumable=True)
-    killer.join()
-    before = -s["w"].pull()
-    # Whole on each shard.
-    assert {*before[:3]} == {before[0]}
-    assert {*before[3:]} == {before[3]}
-    assert s.versions == (before[0], before[3])
-    assert daskps.run(s, count, [7, 7, 7]) == [7, 7, 7]
-    np.testing.assert_array_equal(s["w"].pull(), -before - 7)
+    client.run(set_machine_way, False, workers=far)
+    try:
+        killer.start()
+        nobody = Strike(0, rounds=100, rank=-1)
+        parts = [nobody] * N_TRAINERS
+        assert daskps.run(s, steps_of, parts, resumable=True) == [100] * N_TRAINERS
+        np.testing.assert_array_equal(s["w"].pull(), descended(100))
+    finally:
+        killer.join()
+        client.run(set_machine_way, True, workers=far)
     s.close()
+
+
+def set_machine_way(is_open):
+    dask.config.set({"daskps.ways.machine": is_open})
+
+
+@pytest.mark.parametrize("by_message", [False, True], ids=["machine", "message"])
+def test_rounds_killed_at_a_random_moment(machine, workers, rng, by_message):
+    killed_at_random(machine, workers, rng, by_message)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_message", [False, True], ids=["machine", "message"])
+@pytest.mark.parametrize("_", range(10))
+def test_rounds_killed_at_more_random_moments(machine, workers, rng, by_message, _):
+    killed_at_random(machine, workers, rng, by_message)
+
+
+def no_shared_blocks(dask_worker):
+    from daskps.cluster.host import HOSTS
+
+    host: Any = HOSTS[dask_worker.address]
+    host.shared_blocks = lambda sizes: []
+
+
+def test_rounds_that_nobody_else_can_have_are_cancelled(machine, workers):
+    """What was delivered to the open round went; the store takes the next run."""
+    *_, c, d = workers
+    s = rounds_store([d, c])
+    machine.run(no_shared_blocks, workers=[d])
+    strike = Strike(pids(machine)[d])
+    with pytest.raises(daskps.RunCancelledError, match=f"{d} died"):
+        daskps.run(s, steps_of, [strike] * N_TRAINERS, resumable=True)
+    # Whole on each shard.
+    found, before = np.array_split(s["w"].pull(), 4), s.versions
+    for shard, (values, version) in enumerate(zip(found, before, strict=True)):
+        expected = np.array_split(descended(version), 4)[shard]
+        np.testing.assert_array_equal(values, expected)
+    assert min(before) >= 50
+    assert daskps.run(s, counted, [7] * 2) == [7] * 2
+    s.close()
+
+
+def counted(trainer, part):
+    for _ in range(part):
+        trainer.pushpull({"w": np.ones(WIDTH)})
+    return trainer.clock
 
 
 @gen_cluster(client=True)
