@@ -26,6 +26,7 @@ from daskps.shards.segment import (
     CLOSED,
     HIGH,
     LIVE,
+    MEANT,
     N_PRODUCERS,
     N_RANKS,
     NEXT,
@@ -38,6 +39,7 @@ from daskps.shards.segment import (
     Segment,
     Words,
 )
+from daskps.shards.segment import FLOOR as SETTLED
 from daskps.shards.waiting import CODES, flip_of_round
 
 if TYPE_CHECKING:
@@ -83,14 +85,24 @@ def report(shard: int, segment: Segment, doubts: Doubts) -> Report:
     rows[:, FLOOR] = np.maximum(
         rows[:, FLOOR], [doubts.floor(owner) for owner in rows[:, OWNER].tolist()]
     )
-    return Report(shard, run, -1, rows, tuple(doubts.touched()))
+    return Report(shard, run, -1, rows, (*_newest(record), *doubts.touched()))
+
+
+def _newest(record: Record) -> Iterable[tuple[int, int, Runs]]:
+    """Give the newest pushes that are not meant for all shards.
+
+    Who took the shard over from another process knows of no others.
+    """
+    known = record.producers[: record.fixed[N_PRODUCERS]]
+    for row in known[(known[:, CLOSED] == 0) & (known[:, MEANT] != 0)]:
+        yield int(row[PRODUCER]), int(row[HIGH]), producers.meant(row) or ()
 
 
 def _producer_rows(record: Record) -> Words:
     known = record.producers[: record.fixed[N_PRODUCERS]]
-    rows: Words = known[known[:, CLOSED] == 0][:, [PRODUCER, HIGH, SEEN, CLOSED]]
+    rows: Words = known[known[:, CLOSED] == 0][:, [PRODUCER, HIGH, SEEN, SETTLED]]
     # Further back a step cannot be told from a repeat, and is applied no more.
-    rows[:, FLOOR] = np.maximum(0, rows[:, NEWEST] - WINDOW + 1)
+    rows[:, FLOOR] = np.maximum(rows[:, FLOOR], rows[:, NEWEST] - WINDOW + 1)
     return rows
 
 

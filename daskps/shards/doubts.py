@@ -1,9 +1,11 @@
 """Which steps may not have reached all shards: what their producers say of them.
 
 A producer says with each step below which number all its steps were answered or given
-up (its *floor*), and which shards the step goes to if not to all. Only a cut needs
-either, so both are kept beside the record: a shard that does not know them waits for
-a step that never comes until the cut is given up.
+up (its *floor*), and which shards the step goes to if not to all. Of its newest step
+the record says both. Of those before it, which may be in doubt where several are under
+way, and of trainers' steps, only a cut needs either, so that is kept beside the record:
+a shard that does not know it waits for a step that never comes until the cut is given
+up.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ issues them in rising order.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,9 +21,11 @@ import numpy as np
 from daskps.errors import ProducerExpiredError, ShardBusyError
 from daskps.shards.segment import (
     CLOSED,
+    FLOOR,
     FORGOTTEN,
     HIGH,
     MAX_PRODUCERS,
+    MEANT,
     N_EXPIRED,
     N_PRODUCERS,
     PRODUCER,
@@ -35,7 +38,11 @@ from daskps.shards.segment import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from daskps.shards.base import Runs
+
 WINDOW = 64
+#: Shards that have a bit of their own.
+MANY = 63
 _MASK = (1 << WINDOW) - 1
 
 
@@ -61,8 +68,26 @@ def repeats(record: Record, producer: int, sequence: int) -> bool:
     return ahead <= 0 and bool(int(row[SEEN]) & (1 << -ahead))
 
 
-def admit(record: Record, producer: int, sequence: int) -> bool:
+def admit(
+    record: Record,
+    producer: int,
+    sequence: int,
+    *,
+    floor: int = 0,
+    meant: Runs | None = None,
+) -> bool:
     """Note a push in the record and return whether it is new.
+
+    Parameters
+    ----------
+    record : Record
+        The record.
+    producer, sequence : int
+        Whose push, and which.
+    floor : int
+        All pushes of the producer below this number were answered or given up.
+    meant : runs of shards, optional
+        Where it goes, if not to all shards.
 
     Raises
     ------
@@ -79,12 +104,30 @@ def admit(record: Record, producer: int, sequence: int) -> bool:
     high, seen = int(row[HIGH]), int(row[SEEN]) & _MASK
     ahead = sequence - high
     if ahead > 0:
-        row[HIGH] = sequence
+        row[[HIGH, MEANT]] = sequence, _mask(meant)
         row[SEEN] = _signed(((seen << ahead) | 1) & _MASK if ahead < WINDOW else 1)
     else:
         row[SEEN] = _signed(seen | 1 << -ahead)
-    row[CLOSED] = 0
+    row[CLOSED], row[FLOOR] = 0, max(int(row[FLOOR]), floor)
     return True
+
+
+def meant(row: Words) -> Runs | None:
+    """Return where the newest push of a row goes, None for all shards."""
+    mask = int(row[MEANT])
+    if not mask:
+        return None
+    runs = tuple((i, i + 1) for i in range(MANY) if mask >> i & 1)
+    return (*runs, (MANY, sys.maxsize)) if mask < 0 else runs
+
+
+def _mask(meant: Runs | None) -> int:
+    """Return a bit for each shard, the sign for all from the 64th on."""
+    mask = 0
+    for start, stop in meant or ():
+        mask |= (1 << min(stop, MANY)) - (1 << min(start, MANY))
+        mask |= (stop > MANY) << MANY
+    return _signed(mask)
 
 
 def close(record: Record, producers: Iterable[int]) -> None:
@@ -137,7 +180,7 @@ def _open(record: Record, producer: int) -> Words:
             )
         row = record.producers[int(closed[np.argmin(record.producers[closed, CLOSED])])]
         _expire(record, int(row[PRODUCER]))
-    row[:] = producer, -WINDOW, 0, 0
+    row[:] = producer, -WINDOW, 0, 0, 0, 0
     opened: Words = row
     return opened
 

@@ -115,4 +115,10 @@ def _note(step: Step, record: Record) -> None:
     if step.run:
         runs.note(record, step)
     else:
-        producers.admit(record, step.producer, step.sequence)
+        producers.admit(
+            record,
+            step.producer,
+            step.sequence,
+            floor=step.floor,
+            meant=step.touched,
+        )

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 MAGIC = 0x5350_4B53_4144  # "DASKPS"
-FORMAT = 3
+FORMAT = 4
 HEADER_WORDS = 16
 #: Words of the header.
 MAGIC_AT, FORMAT_AT, N_PIECES_AT, FLIP, WRITING, GENERATION, GATE, NONCE = range(8)
@@ -76,9 +76,11 @@ PIECE_WORDS = 3
 #: the sequence number its open clock began with.
 RANK_WORDS = 4
 CLOCK, NEXT, LIVE, FIRST = range(RANK_WORDS)
-#: Columns of a producer's row.
-PRODUCER_WORDS = 4
-PRODUCER, HIGH, SEEN, CLOSED = range(PRODUCER_WORDS)
+#: Columns of a producer's row: its number, the newest of its pushes and a bit for each of
+#: the 64 up to that, when it was closed; and of the newest push, below which number all
+#: were settled then, and a bit for each shard it is meant for, 0 for all.
+PRODUCER_WORDS = 6
+PRODUCER, HIGH, SEEN, CLOSED, FLOOR, MEANT = range(PRODUCER_WORDS)
 
 Words = np.ndarray[Any, np.dtype[np.int64]]
 Array = np.ndarray[Any, np.dtype[Any]]

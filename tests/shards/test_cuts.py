@@ -11,7 +11,8 @@ from daskps.layout import Layout
 from daskps.shards import cutting
 from daskps.shards.base import ADD, GRADIENT, READ, Item, Ready, Step, Ticket
 from daskps.shards.cuts import Order, Report, agree
-from tests.shards.making import done, make
+from daskps.shards.dense import Shard
+from tests.shards.making import Adding, done, make
 
 RUN = 7
 CUT = "cut"
@@ -82,6 +83,34 @@ def tick(rank: int, clock: int, **kwargs) -> Step:
 
 def waits(ticket: Ticket) -> bool:
     return ticket.outcome is None
+
+
+@pytest.mark.parametrize(
+    ("n", "meant"),
+    [(2, ((0, 1),)), (3, ((0, 1), (2, 3))), (70, ((0, 1), (62, 70)))],
+)
+def test_owner_that_is_followed_leaves_no_step_in_doubt(n, meant):
+    """What an idle producer pushed last went to some shards, one after the other."""
+    store = Store(n)
+    shards = {i for start, stop in meant for i in range(start, stop)}
+    for number in range(3):
+        for i in shards:
+            store.send(i, push(number, floor=number, touched=meant))
+    for i in shards:
+        before = store.shards[i]
+        store.shards[i] = Shard(before.segment, {0: Adding()}, before.generation)
+    tickets = store.take(store.begin())
+    assert not any(map(waits, tickets))
+    assert store.copies(tickets) == [7.0 * (i in shards) for i in range(n)]
+
+
+def test_step_on_its_way_is_still_waited_for_at_a_new_owner():
+    store = Store(3)
+    store.send(0, push(0, touched=((0, 2),)))
+    store.shards[0] = Shard(store.shards[0].segment, {0: Adding()})
+    _, second, third = store.take(store.begin())
+    assert waits(second)
+    assert not waits(third)
 
 
 def test_quiet_store_is_cut_at_once():
