@@ -143,10 +143,7 @@ class _Taker:
         self._memory, self._where = host.memory(about["cluster"]), host.worker.address
         self._name, self._layout = about["name"], Layout.from_wire(about["layout"])
         self._rules, self._rounds = Rules(self._layout, about["rules"]), rounds
-        # Before anybody can push: compiled for the dead worker, most likely.
-        self._rules.warm(durable=True)
-        if rounds.codec:
-            words.warm(codecs.named(rounds.codec))
+        self._is_warm = False
 
     @property
     def _registry(self) -> Registry:
@@ -159,6 +156,7 @@ class _Taker:
         registry = self._registry
         # What is not there, or is another shard's, is found before it is touched.
         seen = memory.attach(registry, *place)
+        self._warm()
         slots = self._rules.slots
         segment = Segment(self._layout, shard, slots, seen.buffer, durable=True)
         if registry.lives(owner_of(place[0])):
@@ -178,6 +176,14 @@ class _Taker:
         slot = Slot(self._name, self._layout, shard, mine, block=block)
         slot.mailbox = mailbox
         return slot
+
+    def _warm(self) -> None:
+        """Make the loops ready before anybody can push; most likely they are on disk."""
+        if not self._is_warm:
+            self._is_warm = True
+            self._rules.warm(durable=True)
+            if self._rounds.codec:
+                words.warm(codecs.named(self._rounds.codec))
 
     def _open_round(self, mine: Shard, shard: int) -> tuple[int, Block] | None:
         """Take over what came for the open round; where it is gone, end the run."""

@@ -226,6 +226,7 @@ class _Move:
         #: What was said last against it.
         self.why = "there is no other worker on its machine"
         self._all = adoptions
+        self._asked: set[tuple[str, int]] = set()
         self._refused: set[tuple[str, int]] = set()
         self._nbytes = {row[0]: int(row[2]) for row in entry.segments}
 
@@ -234,16 +235,18 @@ class _Move:
         loop = asyncio.get_running_loop()
         end = loop.time() + ADOPT_SECONDS
         while self.left and self._all.is_known(self.entry):
-            asked, is_near = self._choose()
+            # Then only who was not asked yet: the others may have been slow.
+            late = loop.time() > end
+            asked, is_near = self._choose(late)
             waits = await asyncio.gather(
                 *(self._ask(by, shards) for by, shards in asked.items())
             )
-            if not self.left or (not asked and is_near) or loop.time() > end:
+            if not self.left or (not asked and (is_near or late)):
                 return
             if any(waits) or not asked:
                 await asyncio.sleep(PAUSE_SECONDS)
 
-    def _choose(self) -> tuple[dict[str, list[int]], bool]:
+    def _choose(self, late: bool) -> tuple[dict[str, list[int]], bool]:
         """Deal the shards out, and say whether there is anybody on the machine."""
         entry, candidates = self.entry, self._all.candidates(self.worker)
         held, asked = self._all.held(), dict[str, list[int]]()
@@ -251,7 +254,7 @@ class _Move:
         for shard in sorted(self.left):
             nbytes, fit = self._nbytes[shard], []
             for w in candidates:
-                if (w, shard) in self._refused:
+                if (w, shard) in (self._asked if late else self._refused):
                     continue
                 if why := self._all.why_not(w, nbytes, held, entry.memory_share):
                     self.why = why
@@ -260,6 +263,7 @@ class _Move:
             if fit:
                 by = min(fit, key=lambda w: (not candidates[w], n[w], held[w]))
                 asked.setdefault(by, []).append(shard)
+                self._asked.add((by, shard))
                 n[by] += 1
                 held[by] += nbytes
         return asked, any(candidates.values())

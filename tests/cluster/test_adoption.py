@@ -9,7 +9,9 @@ import pickle
 import signal
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import dask
@@ -19,6 +21,7 @@ from distributed.core import Status
 
 import daskps
 from daskps import config, optim
+from daskps.cluster import adoption
 from daskps.cluster.registry import directory
 from tests.support import gen_cluster, local_cluster, until
 
@@ -221,7 +224,9 @@ def held_back(client, monkeypatch):
 
 def test_calls_wait_for_the_adopter(machine, workers, monkeypatch):
     a, b = workers[:2]
-    s = daskps.create({"w": np.arange(8.0)}, servers=[a, b])
+    s = daskps.create({"v": np.zeros(2), "w": np.arange(6.0)}, servers=[a, b])
+    # Of the last push of somebody who is idle from here on, only shard 0 knows.
+    pickle.loads(pickle.dumps(s)).add({"v": np.ones(2)})
     entry, go_on = book(machine).stores[s.uid], held_back(machine, monkeypatch)
     kill(pids(machine)[a])
     until(lambda: entry.adopting == {0})
@@ -232,13 +237,14 @@ def test_calls_wait_for_the_adopter(machine, workers, monkeypatch):
     with pytest.raises(TimeoutError, match="a pull"):
         s.pull(timeout=0.1)
     # What does not touch the shard does not wait.
-    np.testing.assert_array_equal(s["w"][4:], np.arange(4.0, 8.0))
+    np.testing.assert_array_equal(s["w"][2:], np.arange(2.0, 6.0))
     assert not waiting.done()
     assert not rows
     go_on()
-    np.testing.assert_array_equal(waiting.result(30)["w"], np.arange(8.0))
+    np.testing.assert_array_equal(waiting.result(30)["w"], np.arange(6.0))
     counted.join(30)
-    assert rows == [0, 0]
+    assert rows == [1, 0]
+    np.testing.assert_array_equal(s.snapshot()["v"].compute(), 1.0)
     s.close()
 
 
@@ -299,10 +305,11 @@ class Kill:
             kill(self.pid)
 
 
-@pytest.mark.parametrize("sync", ["ssp", "asp"])
+@pytest.mark.parametrize("sync", ["bsp", "ssp", "asp"])
 def test_run_goes_on(machine, workers, sync):
     """With a worker go two shards and a trainer; constant gradients count steps."""
     a, b = workers[:2]
+    n, steps = (320, 80) if sync == "bsp" else (800, 800)
     s = daskps.create(
         {"w": np.zeros(6)}, optimizer=optim.SGD(1.0), servers=[a, b], shards=4
     )
@@ -310,7 +317,7 @@ def test_run_goes_on(machine, workers, sync):
     result = daskps.train(
         s,
         ones,
-        np.zeros((800, 1)),
+        np.zeros((n, 1)),
         batch_size=1,
         trainers=4,
         sync=sync,
@@ -318,8 +325,8 @@ def test_run_goes_on(machine, workers, sync):
         timeout=60,
     )
     assert strike.done
-    assert result.version == 800
-    np.testing.assert_array_equal(result.weights["w"], -800.0)
+    assert result.version == steps
+    np.testing.assert_array_equal(result.weights["w"], -float(steps))
     assert [r["generation"] for r in s.stats()["shards"]] == [2, 2, 1, 1]
     s.close()
 
@@ -363,9 +370,9 @@ class Strike:
     """The process that one rank kills at some clock."""
 
     pid: int
-    rounds: int = 200
+    rounds: int = 100
     rank: int = 1
-    clock: int = 50
+    clock: int = 20
 
     def maybe(self, trainer):
         if (trainer.rank, trainer.clock) == (self.rank, self.clock):
@@ -392,7 +399,7 @@ def rounds_store(servers, shards=4):
 
 
 @pytest.mark.parametrize(
-    ("loop", "rounds"), [(steps_of, 200), (parts_of, 16)], ids=["steps", "unticked"]
+    ("loop", "rounds"), [(steps_of, 200), (parts_of, 12)], ids=["steps", "unticked"]
 )
 def test_rounds_go_on(machine, workers, loop, rounds):
     """The dead worker has no trainer: all others go on, with the same bits."""
@@ -413,8 +420,8 @@ def test_rounds_go_on_where_a_trainer_starts_again(machine, workers):
     s = rounds_store([a, b])
     strike = Strike(pids(machine)[a])
     found = daskps.run(s, steps_of, [strike] * N_TRAINERS, resumable=True)
-    assert found == [200] * N_TRAINERS
-    np.testing.assert_array_equal(s["w"].pull(), descended(200))
+    assert found == [100] * N_TRAINERS
+    np.testing.assert_array_equal(s["w"].pull(), descended(100))
     assert [r["generation"] for r in s.stats()["shards"]] == [2, 2, 1, 1]
     s.close()
 
@@ -453,9 +460,8 @@ def set_machine_way(is_open):
     dask.config.set({"daskps.ways.machine": is_open})
 
 
-@pytest.mark.parametrize("by_message", [False, True], ids=["machine", "message"])
-def test_rounds_killed_at_a_random_moment(machine, workers, rng, by_message):
-    killed_at_random(machine, workers, rng, by_message)
+def test_rounds_killed_at_a_random_moment(machine, workers, rng):
+    killed_at_random(machine, workers, rng, by_message=True)
 
 
 @pytest.mark.slow
@@ -485,7 +491,7 @@ def test_rounds_that_nobody_else_can_have_are_cancelled(machine, workers):
     for shard, (values, version) in enumerate(zip(found, before, strict=True)):
         expected = np.array_split(descended(version), 4)[shard]
         np.testing.assert_array_equal(values, expected)
-    assert min(before) >= 50
+    assert min(before) >= 20
     assert daskps.run(s, counted, [7] * 2) == [7] * 2
     s.close()
 
@@ -510,3 +516,40 @@ async def test_worker_that_closes_in_order_is_not_followed(c, s, a, b):
 async def _events(c):
     for _, event in await c.get_events("daskps"):
         yield event["action"]
+
+
+def test_slow_answers_keep_nobody_from_being_asked(monkeypatch):
+    """When time is over each candidate is asked once, and nobody again."""
+    asked = []
+
+    class All:
+        runs = SimpleNamespace(rounds_of=lambda entry: None)
+
+        def is_known(self, entry):
+            return True
+
+        def candidates(self, worker):
+            return {"slow": True, "slower": True, "able": True}
+
+        def held(self):
+            return Counter()
+
+        def why_not(self, *_):
+            return ""
+
+        async def ask(self, entry, worker, shards, rounds):
+            asked.append(worker)
+            return [{"shard": 0, "why": "its owner lives", "lives": worker == "slow"}]
+
+    entry = SimpleNamespace(
+        segments=[(0, "name", 10, 1)],
+        nbytes={},
+        adopting={0},
+        owners=("dead",),
+        memory_share=0.5,
+    )
+    monkeypatch.setattr(adoption, "ADOPT_SECONDS", -1.0)
+    everybody: Any = All()
+    of: Any = entry
+    asyncio.run(adoption._Move(everybody, of, "dead", [0]).run())
+    assert asked == ["slow", "slower", "able"]
