@@ -118,6 +118,8 @@ class _Rounds:
     mailboxes: Mapping[int, Place]
     reduce: Any
     codec: str
+    #: Whether they are tasks of the graph.
+    graph: bool = False
 
     @classmethod
     def of(cls, wire: Mapping[str, Any] | None) -> _Rounds:
@@ -125,13 +127,18 @@ class _Rounds:
         if wire is None:
             return cls(0, {}, None, "")
         places = {row[0]: tuple(row[1:]) for row in wire["rows"]}
-        return cls(wire["run"], places, loads(wire["reduce"]), wire["codec"])
+        reduce, codec, graph = loads(wire["reduce"]), wire["codec"], wire["graph"]
+        return cls(wire["run"], places, reduce, codec, graph)
 
-    def at(self, run: int, shard: int) -> tuple[Place, Any]:
-        """Return where the mailboxes of a shard are, and how they are reduced."""
-        if run != self.run or shard not in self.mailboxes:
+    def at(self, run: int, shard: int) -> tuple[Place | None, Any]:
+        """Return where the mailboxes of a shard are, and how they are reduced.
+
+        A run of the task graph needs none.
+        """
+        place = self.mailboxes.get(shard)
+        if run != self.run or (place is None and not self.graph):
             raise WayClosed("nobody else can have it")
-        return self.mailboxes[shard], self.reduce
+        return place, self.reduce
 
 
 class _Taker:
@@ -193,6 +200,9 @@ class _Taker:
         run, n_ranks = int(fixed[RUN]), int(fixed[N_RANKS])
         try:
             place, reduce = self._rounds.at(run, shard)
+            if place is None:
+                mine.attach_rounds(run, n_ranks, reduce, None)
+                return None
             block = memory.adopt(self._registry, *place)
             buffer = block.buffer[PAGE_NBYTES:]
             mine.attach_rounds(run, n_ranks, reduce, buffer)

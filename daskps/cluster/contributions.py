@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 #: Runs that ended lately: their gradient tasks may still be at work.
 REMEMBERED = 10_000
+#: Rounds whose receipts are kept: the client asks after each window of them.
+MOST_RECEIPTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ class _RunHere:
 
     place: Place
     by_rank: dict[int, Contribution] = field(default_factory=dict)
-    #: On the first host of the store: what the client has yet to hear of each round.
+    #: What the client has yet to hear of each round.
     receipts: dict[int, list[Any]] = field(default_factory=dict)
     #: For the bodies of the run's tasks: what they compute once per worker.
     shared: dict[Any, Any] = field(default_factory=dict)
@@ -185,7 +187,11 @@ class Contributions:
         """Keep the receipts of a round that is about to be applied here."""
         with self._lock:
             if run not in self._ended:
-                self._known(run).receipts[number] = list(receipts)
+                known = self._known(run).receipts
+                known[number] = list(receipts)
+                # Nobody may ever ask here.
+                for old in [n for n in known if n <= number - MOST_RECEIPTS]:
+                    del known[old]
 
     def receipts(self, run: int, since: int) -> list[tuple[int, list[Any]]]:
         """Return the receipts of the rounds from `since` on; forget older ones."""

@@ -109,10 +109,13 @@ class Desk:
         """Begin to read the round before a place, which is being reduced."""
         self._weights.prefetch(Reading(self, place))
 
-    def note(self, place: Place, receipts: Sequence[Any]) -> None:
-        """Keep the receipts of a round where shard 0 is."""
-        if self.meta.owners[0] == self.worker:
-            self.host.contributions.note(place.run, place.round, receipts)
+    def note(self, place: Place, receipts: Sequence[Any], first: bool) -> None:
+        """Keep the receipts of a round here and, with the first shard, where that is.
+
+        Each host's reduction has them: they outlive any worker, if there are two.
+        """
+        self.host.contributions.note(place.run, place.round, receipts)
+        if not first or self.meta.owners[0] == self.worker:
             return
         told = self.shards.control_at(
             0, "note", run=place.run, number=place.round, receipts=receipts

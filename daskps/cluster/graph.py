@@ -145,8 +145,7 @@ def reduce_round(
         given=True,
     )
     calls = plans.by_host(desk.meta, parts, call)
-    if 0 in duty.shards:
-        # Before the round is applied: of a round that is complete, they are there.
-        desk.note(place, sorted(map(tuple, receipts)))
+    # Before the round is applied: of a round that is complete, they are there.
+    desk.note(place, sorted(map(tuple, receipts)), 0 in duty.shards)
     desk.shards.call(calls, {}, None, f"round {place.round} of run {work.run}")
     return place.round

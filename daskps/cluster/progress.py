@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from daskps.cluster.entry import Entry
 
 
@@ -54,3 +56,28 @@ class Run:
         """Where the mailboxes are."""
         found: list[Any] = self.mailboxes.get("rows", [])
         return found
+
+    @property
+    def rounds(self) -> dict[str, Any] | None:
+        """What an adopter needs to know of its rounds, once they have begun."""
+        if not self.mailboxes:
+            return None
+        return {"run": self.id, "graph": self.graph, **self.mailboxes}
+
+    def mailbox_moved(self, shard: int, place: Sequence[Any]) -> None:
+        """Note where the mailboxes in a shard are now."""
+        # Not in place: what was sent to others may be under way.
+        rows = [row for row in self.mailboxes_at if row[0] != shard]
+        self.mailboxes = {**self.mailboxes, "rows": [*rows, [shard, *place]]}
+
+    def survives(self, worker: str, shards: Sequence[int]) -> bool:
+        """Return whether it can go on when a worker dies and others adopt its shards.
+
+        In rounds it can if they can have its mailboxes too. Rounds of the task graph
+        leave nothing there; but their receipts must be on another host of the store.
+        """
+        if not self.bsp:
+            return True
+        if self.graph:
+            return bool(self.mailboxes and set(self.entry.owners) - {worker})
+        return {row[0] for row in self.mailboxes_at}.issuperset(shards)

@@ -149,13 +149,15 @@ class GraphRun:
     async def _enter(self, stop: int) -> None:
         """Enter the rounds before `stop`, which are complete on all shards.
 
-        Their receipts are where the first shard is, and last as long: the results of
-        their tasks may be anywhere, and go with any worker.
+        Their receipts are where the first shard is; where that has moved, with the
+        other shards. The results of their tasks may be anywhere, and go with any worker.
         """
-        rows = await self._shards.control_at(
-            0, "receipts", run=self.work.run, since=self._ledger.round
-        )
-        for number, receipts in rows:
+        about = {"run": self.work.run, "since": self._ledger.round}
+        found = dict(await self._shards.control_at(0, "receipts", **about))
+        if not found.keys() >= set(range(self._ledger.round, stop)):
+            for rows in await self._shards.control("receipts", **about):
+                found.update(rows)
+        for number, receipts in sorted(found.items()):
             if number != self._ledger.round or number >= stop:
                 continue
             if event := self._ledger.add([Receipt(*row) for row in receipts]):

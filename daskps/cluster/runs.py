@@ -369,30 +369,28 @@ class Runs:
     # -- shards that move ----------------------------------------------------
 
     def shards_move(self, entry: Entry, worker: str, shards: Sequence[int]) -> None:
-        """Fence a run in rounds that does not survive a change of owners.
-
-        It does where others can have its mailboxes in these shards.
-        """
-        held = {row[0] for run in self._of(entry) for row in run.mailboxes_at}
-        if not held.issuperset(shards):
-            self.rounds_lost(entry, worker)
+        """Fence a run in rounds that does not survive a change of owners."""
+        for run in self._of(entry):
+            if not run.survives(worker, shards):
+                self._rounds_lost(run, worker)
 
     def rounds_lost(self, entry: Entry, worker: str) -> None:
         """Fence a run in rounds whose open round went with a worker."""
+        for run in self._of(entry):
+            if run.bsp:
+                self._rounds_lost(run, worker)
+
+    def _rounds_lost(self, run: Run, worker: str) -> None:
         error = RunCancelledError(
             f"worker {worker} died with contributions to the open round; the store "
             f"goes on with what was complete, start the run again"
         )
-        for run in self._of(entry):
-            if run.bsp:
-                self._hosts.spawn(self._fence(run, error))
+        self._hosts.spawn(self._fence(run, error))
 
     def rounds_of(self, entry: Entry) -> dict[str, Any] | None:
-        """Return the run in rounds of a store, and where its mailboxes are."""
-        for run in self._of(entry):
-            if run.bsp and not run.fenced and run.mailboxes:
-                return {"run": run.id, **run.mailboxes}
-        return None
+        """Return what an adopter needs to know of a store's run in rounds."""
+        found = [run for run in self._of(entry) if run.bsp and not run.fenced]
+        return found[0].rounds if found else None
 
     def mailboxes_at(self, run: int) -> list[Any]:
         """Return where the mailboxes of a run are, for trainers that map them."""
@@ -400,6 +398,5 @@ class Runs:
 
     def mailbox_moved(self, run: int, shard: int, place: Sequence[Any]) -> None:
         """Note where the mailboxes of a run are in a shard that has moved."""
-        if (entry := self._runs.get(run)) is not None:
-            rows = [row for row in entry.mailboxes_at if row[0] != shard]
-            entry.mailboxes = {**entry.mailboxes, "rows": [*rows, [shard, *place]]}
+        if run in self._runs:
+            self._runs[run].mailbox_moved(shard, place)

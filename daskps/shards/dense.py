@@ -110,6 +110,7 @@ class Shard(Asked):
         if cut is None:
             return []
         self.set_gate()
+        self._asked = -1
         with np.errstate(all="ignore"):
             self._joining.complete(self._open)
         return cut.stop(broken(why)) + self.submit(cut.held)
@@ -270,10 +271,11 @@ class Shard(Asked):
         return self.release_cut("a run has begun") + self._wake()
 
     def attach_rounds(
-        self, run: int, n_ranks: int, reduce: str | Reducer, memory: Array
+        self, run: int, n_ranks: int, reduce: str | Reducer, memory: Array | None
     ) -> None:
         """Take part in a run in rounds whose mailboxes another process has made.
 
+        Without memory they are empty, as of the task graph, which sends a round again.
         Raises ProtocolError when they are not in `memory`, RunCancelledError when the
         run is over.
         """
@@ -351,6 +353,7 @@ class Shard(Asked):
         self.set_gate()
         # A fence settles in less time than a cut may take.
         released = self.release_cut("a run is being fenced")
+        self._asked = -1
         with np.errstate(all="ignore"):
             self._joining.complete(self._open)
             return released + self._wake()

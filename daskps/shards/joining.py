@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from daskps.shards.mailbox import Mailbox, untouched
 from daskps.shards.planning import Planner, count
-from daskps.shards.rounds import NEW, Rounds
+from daskps.shards.rounds import EARLY, NEW, Rounds
 from daskps.shards.tables import Arrival, Tables
 from daskps.shards.update import Publication
 
@@ -63,9 +63,15 @@ class Joining:
         self._take(run, mailbox, reduce)
 
     def attach(
-        self, run: int, n_ranks: int, reduce: str | Reducer, memory: Array
+        self, run: int, n_ranks: int, reduce: str | Reducer, memory: Array | None
     ) -> None:
-        """Use the mailboxes of a run that was begun by another process."""
+        """Use the mailboxes of a run that was begun by another process.
+
+        Without memory they are new, and what has come for the open round is gone.
+        """
+        if memory is None:
+            self.begin(run, n_ranks, reduce, None)
+            return
         mailbox = Mailbox(self._segment.pieces, n_ranks, reduce, memory)
         mailbox.check(run)
         self._take(run, mailbox, reduce)
@@ -80,6 +86,10 @@ class Joining:
     def join(self, rounds: Rounds, step: Step, may_apply: bool) -> str:
         """Take a step into the open round if it is new; return the verdict."""
         verdict = rounds.verdict(step)
+        if verdict == NEW and step.tick and not may_apply and rounds.tables.size == 1:
+            # What a round of the task graph brings is in no memory that others have:
+            # it is accepted when it is applied.
+            return EARLY
         if verdict == NEW:
             self._planner.check(step, whole=True)
             self._arrived(rounds, rounds.arrive(step), may_apply)

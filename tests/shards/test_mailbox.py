@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -427,6 +428,35 @@ def test_round_that_was_held_back_is_applied(how):
     assert owner.rounds_of(RUN) == 0
     assert follow().rounds_of(RUN) == 1
     assert gate_of(owner.segment) == OPEN
+
+
+@pytest.mark.parametrize("how", ["cut", "fence"])
+def test_round_of_one_is_accepted_when_it_is_applied(how):
+    """A reduction of the task graph brings it, to mailboxes that nobody else has."""
+    owner, _, _ = pair(1)
+    if how == "cut":
+        cutting.begin(owner, "cut", 0)
+    else:
+        owner.hold(RUN)
+    (ticket,) = send(owner, gradient(0, {A: np.ones(9, "f4")}))
+    assert owner.parked == [ticket]
+    assert not owner.rounds.tables.nodes
+    end = partial(owner.hold, RUN, 1)
+    assert (cutting.end(owner, "cut") if how == "cut" else end()) == [ticket]
+    assert not done(ticket).duplicate
+    assert owner.rounds_of(RUN) == 1
+
+
+def test_round_of_one_goes_on_without_what_the_owner_had():
+    owner, _, _ = pair(1)
+    one = {A: np.ones(9, "f4")}
+    send(owner, gradient(0, one))
+    mine = Shard(Segment(LAYOUT, 0, SLOTS, owner.segment.buffer, durable=True), RULES)
+    mine.attach_rounds(RUN, 1, "sum", None)
+    mine.take_over()
+    assert done(send(mine, gradient(0, one))[0]).duplicate
+    send(mine, gradient(0, one, clock=1))
+    assert mine.rounds_of(RUN) == 2
 
 
 def test_step_that_came_early_joins_when_it_is_sent_again():

@@ -421,25 +421,55 @@ def undisturbed(three):
 
 #: Moments in every run of the tests, and all of them by the marker.
 MOMENTS = [
-    seed if seed < 3 else pytest.param(seed, marks=pytest.mark.slow)
+    pytest.param(
+        seed,
+        with_shards,
+        marks=[pytest.mark.slow] if seed >= 2 else [],
+        id=f"{seed}-shards" if with_shards else f"{seed}",
+    )
+    for with_shards in (False, True)
     for seed in range(20)
 ]
 
 
-@pytest.mark.parametrize("seed", MOMENTS)
-def test_kill_of_a_worker_with_contributions_and_no_shard(three, undisturbed, seed):
+class Begun:
+    """Does something after the first rounds."""
+
+    def __init__(self, action):
+        self.action, self.done = action, False
+
+    def on_round(self, run):
+        if not self.done:
+            self.done = True
+            self.action()
+
+
+@pytest.mark.parametrize(("seed", "with_shards"), MOMENTS)
+def test_kill_of_a_worker_with_contributions(three, undisturbed, seed, with_shards):
     """At a random moment: the result has the bits of the undisturbed run."""
     client, rng = three(), random.Random(seed)
     server = server_of(client)
     victim = rng.choice([w for w in client.scheduler_info()["workers"] if w != server])
     pid = client.run(os.getpid, workers=[victim])[victim]
-    with a_store(client=client, servers=[server]) as store:
+    servers = [server]
+    if with_shards:
+        # The first shard is where receipts are looked for first.
+        servers.insert(seed % 2, victim)
+    with a_store(client=client, servers=servers) as store:
         timer = threading.Timer(rng.uniform(0.0, 1.5), os.kill, (pid, signal.SIGKILL))
-        timer.start()
         result = daskps.train(
-            store, regression, X, Y, execution="graph", timeout=60, **OPTIONS
+            store,
+            regression,
+            X,
+            Y,
+            execution="graph",
+            callbacks=[Begun(timer.start)],
+            timeout=100,
+            **OPTIONS,
         )
         timer.join()
+        generations = [row["generation"] for row in store.stats()["shards"]]
+    assert generations == [2 if w == victim else 1 for w in servers]
     assert result.weights["w"].tobytes() == undisturbed
     assert result.version == 56
     until(lambda: set(held(client)) == {0})
