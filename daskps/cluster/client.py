@@ -121,15 +121,16 @@ class ShardClient:
 
     def begin(
         self, calls: Mapping[str, Call], outs: Outs, what: str
-    ) -> tuple[dict[str, Call], Pending[dict[int, Answer]]]:
+    ) -> tuple[dict[str, Call], Pending[dict[int, Answer]] | None]:
         """Send the calls that take a message; return the others, and the answers.
 
-        Until these are there, or were stopped, `outs` may be written to.
+        Until these are there, or were stopped, `outs` may be written to. None where
+        no call takes a message.
         """
         near = {w: c for w, c in calls.items() if self.ways.serving(w) is not None}
         far = {w: c for w, c in calls.items() if w not in near}
         work = partial(self.call_async, far, outs, None, what)
-        return near, self.link.start(work)
+        return near, self.link.start(work) if far else None
 
     # -- on the event loop ---------------------------------------------------
 

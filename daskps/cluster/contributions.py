@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from daskps.cluster.sheets import Sheets
 from daskps.cluster.words import widened_node
 from daskps.errors import ContributionLostError, RunCancelledError
 from daskps.reduction import Empty, Node, fold
@@ -25,6 +26,7 @@ from daskps.reduction import Empty, Node, fold
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from daskps.cluster.sheets import Spot
     from daskps.codecs import Codec
     from daskps.layout import Layout
 
@@ -43,6 +45,10 @@ class Place:
     attempt: int
     round: int
 
+    def __reduce__(self) -> Any:
+        """Travel with each task: what dataclasses do by themselves takes far longer."""
+        return Place, (self.run, self.attempt, self.round)
+
 
 class Receipt(NamedTuple):
     """What a gradient task returns: where its contribution lies, and its loss."""
@@ -55,6 +61,8 @@ class Receipt(NamedTuple):
     loss_sum: float | None
     #: Whether the part was not where it ran.
     moved: bool
+    #: Where other processes of that machine find it.
+    spot: Spot | None = None
 
 
 class Parcel(NamedTuple):
@@ -88,6 +96,8 @@ class Contribution:
     arrays: Mapping[int, Array]
     codec: Codec | None = None
     scale: float = 1.0
+    #: Where other processes of this machine find it.
+    spot: Spot | None = None
 
     @property
     def nbytes(self) -> int:
@@ -177,7 +187,12 @@ class Contributions:
             known = self._known(run).shared
         # Outside the lock: two tasks may both make it, one of them is kept.
         if key not in known:
-            known.setdefault(key, make())
+            made = make()
+            with self._lock:
+                # What the end of the run gives back must not come after it.
+                if run in self._ended:
+                    raise RunCancelledError(f"run {run} is over")
+                known.setdefault(key, made)
         return known[key]
 
     def _known(self, run: int) -> _RunHere:
@@ -243,28 +258,7 @@ class Contributions:
                 f"worker {self._worker} no longer holds what ranks {lost[:8]} computed "
                 f"for {place}; the round is begun anew"
             )
-        return [
-            [
-                self._sum([r for r in ranks if lo <= r < hi], (lo, hi), kept, shard)
-                for lo, hi in nodes
-            ]
-            for shard in shards
-        ]
-
-    def _sum(
-        self,
-        ranks: Sequence[int],
-        span: tuple[int, int],
-        kept: Mapping[int, Contribution],
-        shard: int,
-    ) -> Parcel:
-        if len(ranks) == 1:
-            return kept[ranks[0]].parcel(shard)
-        opened = {
-            r: kept[r].parcel(shard).opened(kept[r].layout, shard, self._empty)
-            for r in ranks
-        }
-        return Parcel(fold(opened, *span, self._empty) or ({}, {}))
+        return sums_of({r: kept[r] for r in ranks}, shards, nodes, self._empty)
 
     def free(self, run: int, attempt: int, last: int) -> None:
         """Drop the contributions of an attempt up to a round."""
@@ -277,7 +271,10 @@ class Contributions:
         """Drop everything of a run and refuse what still comes."""
         with self._lock:
             self._ended.append(run)
-            self._runs.pop(run, None)
+            here = self._runs.pop(run, None)
+        for made in here.shared.values() if here else ():
+            if isinstance(made, Sheets):
+                made.close()
 
     @property
     def n(self) -> int:
@@ -295,6 +292,28 @@ class Contributions:
 
 def _order(place: Place) -> tuple[int, int]:
     return place.attempt, place.round
+
+
+def sums_of(
+    kept: Mapping[int, Contribution],
+    shards: Sequence[int],
+    nodes: Sequence[tuple[int, int]],
+    empty: Empty,
+) -> list[list[Parcel]]:
+    """Return, for each shard, the sums of contributions over nodes of the rank tree."""
+    return [[_sum(kept, span, shard, empty) for span in nodes] for shard in shards]
+
+
+def _sum(
+    kept: Mapping[int, Contribution], span: tuple[int, int], shard: int, empty: Empty
+) -> Parcel:
+    parcels = {r: kept[r].parcel(shard) for r in range(*span) if r in kept}
+    if len(parcels) == 1:
+        return next(iter(parcels.values()))
+    opened = {
+        r: parcel.opened(kept[r].layout, shard, empty) for r, parcel in parcels.items()
+    }
+    return Parcel(fold(opened, *span, empty) or ({}, {}))
 
 
 def contribution(

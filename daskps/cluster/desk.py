@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from distributed import get_worker
 
-from daskps import config
 from daskps.cluster import plans
 from daskps.cluster.client import ShardClient
-from daskps.cluster.contributions import Contribution, contribution
 from daskps.cluster.direct import STOP_SECONDS
 from daskps.cluster.host import HOSTS
 from daskps.cluster.link import link_of
 from daskps.cluster.messages import Call
 from daskps.cluster.meta import Meta
 from daskps.cluster.plans import whole
+from daskps.cluster.shelf import Shelf
 from daskps.cluster.upstream import loads
-from daskps.cluster.words import encoded
 from daskps.errors import DaskPSError
 
 if TYPE_CHECKING:
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     from daskps.cluster.contributions import Place
     from daskps.cluster.host import ShardHost
     from daskps.cluster.link import Pending
-    from daskps.cluster.plans import Delivery, Plan, Target
+    from daskps.cluster.plans import Plan, Target
     from daskps.codecs import Codec
 
 logger = logging.getLogger(__name__)
@@ -62,8 +60,10 @@ class Desk:
         self.meta: Meta = self.shared("meta", self._find)
         self.shards = ShardClient(self.link, self.meta)
         self.reduce = loads(work.reduce)
-        self._finite = config.load().check_finite
         self._stepper: Any = None
+        self.shelf = Shelf(
+            self.host, work.run, self.meta, reduce=self.reduce, codec=work.codec
+        )
         self._weights: Weights = self.shared("weights", lambda: Weights(self.meta))
 
     def shared(self, key: Any, make: Callable[[], Any]) -> Any:
@@ -80,26 +80,6 @@ class Desk:
         if self._stepper is None:
             self._stepper = loads(self.work.body)(self.meta)
         return self._stepper
-
-    def contribution(self, found: Delivery) -> Contribution:
-        """Return what a rank delivers as it is kept; the arrays stay the caller's.
-
-        Raises
-        ------
-        PushRejectedError
-            If one of them is too large for the run's codec.
-        """
-        layout, codec, empty = (
-            self.meta.layout,
-            self.work.codec,
-            self.host.scratch.empty,
-        )
-        weight, arrays = float(found.rows), found.arrays
-        if codec is None:
-            return contribution(layout, arrays, weight, self.reduce, empty=empty)
-        kept = encoded(layout, arrays, codec, finite=self._finite, empty=empty)
-        scale = weight if self.reduce == "mean" else 1.0
-        return Contribution(layout, weight, kept, codec, scale)
 
     def read(self, place: Place) -> None:
         """Read the round before a place into the stepper's buffers."""

@@ -34,6 +34,10 @@ class Duty:
     rank: int
     home: str
 
+    def __reduce__(self) -> Any:
+        """Travel with each task: what dataclasses do by themselves takes far longer."""
+        return Duty, (self.place, self.rank, self.home)
+
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
@@ -43,6 +47,10 @@ class Reduction:
     shards: tuple[int, ...]
     #: Whether another round follows.
     goes_on: bool
+
+    def __reduce__(self) -> Any:
+        """Travel as `Duty` does."""
+        return Reduction, (self.place, self.shards, self.goes_on)
 
 
 def compute_gradient(work: Work, duty: Duty, part: Any, after: Any) -> Receipt:
@@ -70,7 +78,7 @@ def compute_gradient(work: Work, duty: Duty, part: Any, after: Any) -> Receipt:
         desk.host.contributions.begin(place)
         desk.read(place)
         found: Delivery = desk.stepper(part, rank, place.round, desk.shared)
-        kept = desk.contribution(found)
+        kept = desk.shelf.keep(found)
     except Exception as error:
         if not isinstance(error, ConsistencyError):
             error.add_note(
@@ -85,6 +93,7 @@ def compute_gradient(work: Work, duty: Duty, part: Any, after: Any) -> Receipt:
         found.rows,
         found.loss_sum,
         duty.home not in ("", desk.worker),
+        kept.spot,
     )
 
 
@@ -146,6 +155,7 @@ def reduce_round(
     )
     calls = plans.by_host(desk.meta, parts, call)
     # Before the round is applied: of a round that is complete, they are there.
-    desk.note(place, sorted(map(tuple, receipts)), 0 in duty.shards)
+    told = [tuple(r._replace(spot=None)) for r in sorted(receipts)]
+    desk.note(place, told, 0 in duty.shards)
     desk.shards.call(calls, {}, None, f"round {place.round} of run {work.run}")
     return place.round

@@ -81,6 +81,7 @@ class ShardHost(Serving):
         self.inline_nbytes = settings.inline_nbytes
         self.n_calls = 0
         self._memory: Memory | None = None
+        self._opening = threading.Lock()
         self._looking: asyncio.Future[None] | None = None
         self._loop_thread = threading.get_ident()
         arrivals.join(worker.address, worker.memory_manager.memory_limit)
@@ -206,9 +207,10 @@ class ShardHost(Serving):
         inside = self.worker.address.startswith("inproc")
         if not cluster or inside or not config.load().machine_way:
             return None
-        if self._memory is None:
-            self._memory = open_memory(config.load().shared_memory, cluster)
-        return self._memory
+        with self._opening:
+            if self._memory is None:
+                self._memory = open_memory(config.load().shared_memory, cluster)
+            return self._memory
 
     def shared_blocks(self, sizes: Sequence[int]) -> list[Block]:
         """Return memory that others can map; none where there is not enough."""

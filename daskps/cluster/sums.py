@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import codecs
 from daskps.cluster.client import gather
-from daskps.cluster.contributions import Parcel
+from daskps.cluster.contributions import Parcel, sums_of
 from daskps.cluster.messages import unpack_array
 from daskps.errors import ContributionLostError, StaleGenerationError
 from daskps.layout import compute_dtype
 from daskps.reduction import Node, Tree, cover, mean, reduce_all
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from daskps.cluster.contributions import Receipt
+    from daskps.cluster.contributions import Contribution, Receipt
     from daskps.cluster.desk import Desk
     from daskps.cluster.graph import Reduction
 
@@ -29,9 +29,10 @@ class Sums:
     ) -> None:
         self.desk, self.place, self.shards = desk, duty.place, duty.shards
         self.size = desk.work.size
-        self.ranks: dict[str, list[int]] = {}
+        self.receipts: dict[str, list[Receipt]] = {}
         for receipt in sorted(receipts):
-            self.ranks.setdefault(receipt.worker, []).append(receipt.rank)
+            self.receipts.setdefault(receipt.worker, []).append(receipt)
+        self.ranks = {w: [r.rank for r in of] for w, of in self.receipts.items()}
         delivering = {r.rank for r in receipts}
         self.absent = set(range(self.size)) - delivering
         self.nodes = {w: self._nodes(ranks) for w, ranks in self.ranks.items()}
@@ -43,19 +44,51 @@ class Sums:
 
     def fetch(self) -> dict[int, dict[int, Any]]:
         """Return the reduced arrays of each shard, by position of the piece."""
+        near = self._near()
+        if near:
+            found = self._found(near)
+            holds = self.desk.shelf.holds
+            if all(holds(c) for kept in near.values() for c in kept.values()):
+                return found
+        return self._found({})
+
+    def _near(self) -> dict[str, dict[int, Contribution]]:
+        """Return what other workers of this machine keep, where all of it is there."""
+        found = {}
+        for worker, receipts in self.receipts.items():
+            if worker != self.desk.worker:
+                kept = {r.rank: self.desk.shelf.find(r) for r in receipts}
+                whole = {rank: c for rank, c in kept.items() if c is not None}
+                if len(whole) == len(kept):
+                    found[worker] = whole
+        return found
+
+    def _found(
+        self, near: Mapping[str, Mapping[int, Contribution]]
+    ) -> dict[int, dict[int, Any]]:
         link = self.desk.link
         here = self.desk.worker
-        far = [w for w in self.ranks if w != here]
+        far = [w for w in self.ranks if w != here and w not in near]
         started = link.start(lambda: gather(*map(self._ask, far))) if far else None
         rows = {here: self._here(here)} if here in self.ranks else {}
+        empty = self.desk.host.scratch.empty
+        for worker, kept in near.items():
+            rows[worker] = sums_of(kept, self.shards, self.nodes[worker], empty)
         if started is not None:
             rows.update(zip(far, started.result(), strict=True))
-        return {
+        reduced = {
             shard: self._reduced(
                 [(w, self._opened(shard, rows[w][i])) for w in self.ranks]
             )
             for i, shard in enumerate(self.shards)
         }
+        if near:
+            # What is one rank's alone may be a view of the other worker's memory.
+            for arrays in reduced.values():
+                for key, array in arrays.items():
+                    if not array.flags.writeable:
+                        arrays[key] = array.copy()
+        return reduced
 
     def _opened(self, shard: int, parcels: Sequence[Parcel]) -> list[Node]:
         layout, empty = self.desk.meta.layout, self.desk.host.scratch.empty

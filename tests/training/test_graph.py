@@ -21,11 +21,14 @@ from distributed import Client, Event, SchedulerPlugin, get_worker
 
 import daskps
 from daskps import config, optim
+from daskps.cluster import control
 from daskps.cluster.client import ShardClient
 from daskps.cluster.contributions import Contributions, Place, contribution
 from daskps.cluster.desk import Reading, Weights
+from daskps.cluster.host import HOSTS
 from daskps.cluster.ledger import Ledger
 from daskps.cluster.plans import whole
+from daskps.cluster.shelf import Shelf
 from daskps.cluster.windows import WINDOW, Schedule
 from daskps.errors import ContributionLostError, RunCancelledError
 from daskps.layout import Layout
@@ -271,6 +274,62 @@ def test_a_round_that_is_lost_each_time_is_an_error():
         assert caught.value.worker == store.placement[1]
         # As the error says: shard 0 had its part.
         assert store.versions == (1, 0)
+
+
+def count_sums(dask_worker):
+    """Count the messages that ask for sums."""
+    original = control.METHODS["sums"]
+    counted = mock.AsyncMock(side_effect=original)
+    patch = mock.patch.dict(control.METHODS, sums=counted)
+    patch.start()
+    dask_worker.daskps_test = counted, [patch]
+
+
+def overwrite_what_is_read(dask_worker):
+    """Have what was read of another worker's memory be used again meanwhile."""
+    patch = mock.patch.object(Shelf, "holds", return_value=False)
+    patch.start()
+    dask_worker.daskps_test[1].append(patch)
+
+
+def look(dask_worker):
+    """Return how many messages asked for sums, and the shared memory of a worker."""
+    memory: Any = HOSTS[dask_worker.address]._memory
+    return dask_worker.daskps_test[0].call_count, sorted(memory.registry.names())
+
+
+def undo(dask_worker):
+    for patch in reversed(dask_worker.daskps_test[1]):
+        patch.stop()
+
+
+@pytest.mark.parametrize("codec", [None, "bf16"])
+def test_workers_of_a_machine_read_contributions_in_place(machine_cluster, codec):
+    """And ask by message where one was used again while they read: the same bits."""
+    client, found = machine_cluster, []
+    options = {**OPTIONS, "epochs": 1, "codec": codec, "reset_optimizer": True}
+    with a_store(client=client, shards=3) as store:
+        client.run(count_sums)
+        try:
+            for asked in (0, 8):
+                before = client.run(look)
+                result = daskps.train(
+                    store, regression, X, Y, execution="graph", **options
+                )
+                assert result.stats["retried_rounds"] == 0
+                found.append(result.weights["w"].tobytes())
+                store.assign({"w": np.linspace(-1, 1, 6, dtype="f4")})
+                until(lambda: held(client) == [0, 0])
+                for worker, (n, names) in before.items():
+                    now, left = client.run(look)[worker]
+                    assert now - n == asked
+                    assert left == names
+                client.run(overwrite_what_is_read)
+        finally:
+            client.run(undo)
+        result = daskps.train(store, regression, X, Y, execution="resident", **options)
+        found.append(result.weights["w"].tobytes())
+    assert len(set(found)) == 1
 
 
 LAYOUT = Layout.build({"w": ((6,), "float32")}, 2)
