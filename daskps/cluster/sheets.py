@@ -125,6 +125,8 @@ class Sheets:
         self.tickets = itertools.count(1)
         self._lock = threading.Lock()
         self._blocks: list[Block] = []
+        #: Sheets in all of them.
+        self._n = 0
         # Operations of a deque are atomic, and a lease may end anywhere, also in a
         # thread that holds the lock.
         self._free: deque[_Cut] = deque()
@@ -150,7 +152,8 @@ class Sheets:
             if self._source is None:
                 return False
             each = self._nbytes
-            n = max(BLOCK_NBYTES // each, 1)
+            # Ever larger blocks: hundreds of ranks must not take as many open files.
+            n = max(BLOCK_NBYTES // each, self._n // 4, 1)
             block = self._source.take(PAGE_NBYTES + n * each)
             if not block.is_shared:
                 # From here on contributions are in private memory.
@@ -158,6 +161,7 @@ class Sheets:
                 return False
             block.stamp()
             self._blocks.append(block)
+            self._n += n
             for start in range(PAGE_NBYTES, PAGE_NBYTES + n * each, each):
                 part = block.buffer[start : start + each]
                 self._free.append(_Cut(block, start, part))

@@ -114,6 +114,10 @@ def test_rounds_take_no_more_memory_than_one_of_them(
         several = [taken(large, [BLOCK_NBYTES]) for _ in range(3)]
         assert len(registry.names()) == 3
         del several
+    # Not one open file for each of many.
+    several = [taken(large, [BLOCK_NBYTES]) for _ in range(40)]
+    assert len(registry.names()) == 16
+    del several
     large.close()
     assert registry.names() == []
 
