@@ -21,6 +21,7 @@ from daskps.cluster.answers import Outs, again, check_located, fill, raise_first
 from daskps.cluster.deadline import Deadline
 from daskps.cluster.direct import Direct
 from daskps.cluster.host import HOSTS
+from daskps.cluster.lookout import Lookout
 from daskps.cluster.messages import Answer, Call, pack_call, unpack_answers
 from daskps.cluster.plans import by_host
 from daskps.cluster.ways import Ways
@@ -29,7 +30,6 @@ from daskps.shards.base import NO_WAIT
 
 if TYPE_CHECKING:
     from collections.abc import (
-        AsyncIterator,
         Awaitable,
         Callable,
         Mapping,
@@ -44,8 +44,6 @@ T = TypeVar("T")
 #: How long one message may wait at a host before it asks again. Bounds what a host
 #: keeps for a caller that is gone.
 WAIT_SECONDS = 20.0
-#: How long a host may be silent before the directory is asked whether it is gone.
-SUSPECT_SECONDS = 1.0
 #: How long a control message to a host that cannot be reached is tried again: new
 #: owners of its shards may have to be found first.
 CONTROL_SECONDS = 20.0
@@ -83,6 +81,8 @@ class ShardClient:
         self.counters = Counters()
         self._name, self._numbers = uuid.uuid4().hex, itertools.count()
         self.ways = Ways(link, meta, joined)
+        size = joined.size if joined else 1
+        self.lookout = Lookout(self._locate, meta.name, size)
 
     # -- one exchange with all hosts concerned -------------------------------
 
@@ -192,7 +192,7 @@ class ShardClient:
         shards = [part.shard for part in call.parts]
         if self.ways.is_near(worker) and HOSTS[worker].worker.loop is self.link.loop:
             self.counters.local_calls += 1
-            async with self.watching(worker, shards, call.run):
+            async with self.lookout.over(worker, shards, call.run):
                 return await HOSTS[worker].call(call)
         if self.ways.is_gone(worker):
             # Dask would try to connect for a while.
@@ -200,7 +200,7 @@ class ShardClient:
         self.counters.messages += 1
         self.counters.nbytes += call.nbytes
         try:
-            async with self.watching(worker, shards, call.run):
+            async with self.lookout.over(worker, shards, call.run):
                 reply = await asyncio.wait_for(
                     self.link.rpc(worker, "daskps_call", **pack_call(call)),
                     None if left == float("inf") else left,
@@ -221,51 +221,6 @@ class ShardClient:
                     worker, "give_up", store=call.store, token=call.token
                 )
             )
-
-    @contextlib.asynccontextmanager
-    async def watching(
-        self, worker: str, shards: Sequence[int], run: int = 0
-    ) -> AsyncIterator[None]:
-        """Ask the directory about a host that does not answer for a while.
-
-        Dask tries to connect to a dead address for 30 s. A timer costs next to
-        nothing where the answer comes in time.
-        """
-        task = asyncio.current_task()
-        loop = asyncio.get_running_loop()
-        found: list[Exception] = []
-        checks: list[asyncio.Task[None]] = []
-
-        async def check() -> None:
-            while task is not None and not found:
-                try:
-                    located = await self._locate(run)
-                    check_located(self.meta.name, located, shards, worker)
-                except DaskPSError as error:
-                    found.append(error)
-                    task.cancel()
-                except OSError:
-                    logger.debug("the scheduler does not answer either")
-                await asyncio.sleep(SUSPECT_SECONDS)
-
-        timer = loop.call_later(
-            SUSPECT_SECONDS, lambda: checks.append(loop.create_task(check()))
-        )
-        try:
-            yield
-            if found and task is not None:
-                # The answer came together with the cancellation.
-                task.uncancel()
-        except asyncio.CancelledError:
-            if not found:
-                raise
-            if task is not None:
-                task.uncancel()
-            raise found[0] from None
-        finally:
-            timer.cancel()
-            for asked in checks:
-                asked.cancel()
 
     async def _relocate(
         self, shards: Sequence[int], error: Exception, *, tries: int, deadline: Deadline
@@ -376,7 +331,7 @@ class ShardClient:
                 )
 
     async def _tell(self, worker: str, method: str, of: Mapping[str, Any]) -> Any:
-        async with self.watching(worker, self.meta.hosts.get(worker, ())):
+        async with self.lookout.over(worker, self.meta.hosts.get(worker, ())):
             return await self.link.control(worker, method, store=self.meta.uid, **of)
 
 

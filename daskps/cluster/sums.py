@@ -102,7 +102,7 @@ class Sums:
     async def _ask(self, worker: str) -> list[list[Parcel]]:
         try:
             shards = self.desk.meta.hosts.get(worker, ())
-            async with self.desk.shards.watching(worker, shards, self.place.run):
+            async with self.desk.shards.lookout.over(worker, shards, self.place.run):
                 rows = await self.desk.link.control(
                     worker,
                     "sums",
