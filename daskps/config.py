@@ -131,6 +131,20 @@ def double_buffer(value: str) -> AbstractContextManager[object]:
     return setting
 
 
+def no_profiles() -> AbstractContextManager[object]:
+    """Turn off the profiler in workers that are started meanwhile.
+
+    Returns
+    -------
+    context manager
+        Puts the configuration back at its end.
+    """
+    setting: AbstractContextManager[object] = dask.config.set(
+        {"distributed.worker.profile.enabled": False}
+    )
+    return setting
+
+
 def scheduler_address() -> str | None:
     """Return the scheduler that `distributed.Client()` would connect to.
 

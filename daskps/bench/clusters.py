@@ -73,6 +73,39 @@ def local(
 
 
 @contextmanager
+def inside(workers: int) -> Iterator[LocalCluster]:
+    """Start workers in this process that talk over TCP, as those of many machines do.
+
+    All ways but messages are closed. So is Dask's profiler, which looks at all threads
+    of the process a hundred times a second for each of its workers.
+
+    Parameters
+    ----------
+    workers : int
+        How many.
+
+    Yields
+    ------
+    LocalCluster
+        With its scheduler in this process, too; closed afterwards.
+    """
+    with (
+        closed(WAYS),
+        config.no_profiles(),
+        LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            processes=False,
+            protocol="tcp",
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            memory_limit=0,
+        ) as cluster,
+    ):
+        yield cluster
+
+
+@contextmanager
 def theirs(address: str) -> Iterator[Client]:
     """Connect to the user's own cluster.
 

@@ -28,6 +28,7 @@ NAMES = {
     "overlap": "steps whose transfer and computation overlap",
     "pullpush": "small gets, pull + push + apply, and the same over RPC",
     "rounds": "BSP rounds, and a long run",
+    "scaling": "rounds of 1 to 64 trainers in one process, beside the cost model",
     "snapshot": "snapshots while others push",
     "startup": "imports, and the first push",
     "train": "logistic regression",

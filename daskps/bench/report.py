@@ -82,12 +82,7 @@ class Report:
         return {
             "benchmark": self.name,
             "options": self.options,
-            "machine": {
-                "cores": os.cpu_count(),
-                "processor": _processor(),
-                "load": self._load,
-                "versions": versions(),
-            },
+            "machine": about(self._load),
             "comparisons": [_row(found) for found in self.comparisons],
             "missing": self.missing,
         }
@@ -142,6 +137,16 @@ def machine(load: float) -> str:
         f"{os.cpu_count()} cores ({_processor()}), load {load:.2f}\n"
         f"Python {platform.python_version()}, {found}"
     )
+
+
+def about(load: float) -> dict[str, Any]:
+    """Return the machine, its load and the versions, for JSON."""
+    return {
+        "cores": os.cpu_count(),
+        "processor": _processor(),
+        "load": load,
+        "versions": versions(),
+    }
 
 
 def versions() -> dict[str, str]:

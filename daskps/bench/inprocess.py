@@ -1,0 +1,205 @@
+"""Rounds of trainers that are all in this process, measured and counted."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import daskps
+from daskps.bench import counting
+
+if TYPE_CHECKING:
+    from distributed import Scheduler
+
+    from daskps.bench.model import Shape
+
+#: Steps before those that are measured.
+WARM = 2
+#: Rounds of a run in the task graph.
+GRAPH_ROUNDS = 32
+
+#: The scheduler's counts, which rank 0 takes before and after its steps.
+_DESKS: dict[str, counting.Desk] = {}
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """What each trainer runs; returns seconds and CPU seconds of a step."""
+
+    elements: int
+    steps: int
+
+    def __call__(self, trainer: daskps.Trainer, part: Any) -> tuple[float, float]:
+        grads = {"w": np.full(self.elements, 1e-3, np.float32)}
+        out = trainer.pull()
+        for _ in range(WARM):
+            trainer.pushpull(grads, out=out)
+        self._note(trainer, "before")
+        began, used = time.perf_counter(), time.process_time()
+        for _ in range(self.steps):
+            trainer.pushpull(grads, out=out)
+        used, took = time.process_time() - used, time.perf_counter() - began
+        self._note(trainer, "after")
+        return took / self.steps, used / self.steps
+
+    def _note(self, trainer: daskps.Trainer, when: str) -> None:
+        if trainer.rank == 0:
+            _DESKS[when] = _DESKS["now"].since(counting.Desk())
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One run of resident trainers.
+
+    Parameters
+    ----------
+    shape : Shape
+        What ran.
+    steps : int
+        That were measured.
+    seconds, cpu : float
+        Of one round: on the clock, and of all threads of this process.
+    requests, replies, nbytes : int
+        Counted from the first pull to the last step.
+    asked : dict of str to int
+        Messages to the directory during the measured steps, by method.
+    events : int
+        What the scheduler heard of tasks meanwhile.
+    """
+
+    shape: Shape
+    steps: int
+    seconds: float
+    cpu: float
+    requests: int
+    replies: int
+    nbytes: int
+    asked: dict[str, int]
+    events: int
+
+    @property
+    def expected(self) -> tuple[int, int, int]:
+        """Requests, replies and bytes that the model gives."""
+        rounds = WARM + self.steps
+        messages = self.shape.messages * (1 + rounds)
+        nbytes = self.shape.first_nbytes() + self.shape.nbytes(range(rounds))
+        return messages, messages, nbytes
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all messages and bytes are those of the model."""
+        return self.expected == (self.requests, self.replies, self.nbytes)
+
+
+def resident(
+    server: Scheduler, store: daskps.ParameterStore, shape: Shape, steps: int
+) -> Sample:
+    """Run so many steps of resident trainers, and count.
+
+    Parameters
+    ----------
+    server : Scheduler
+        In this process, as its workers are.
+    store : ParameterStore
+        A shard on each host.
+    shape : Shape
+        Who takes part.
+    steps : int
+        After those that warm up.
+
+    Returns
+    -------
+    Sample
+        What was found.
+    """
+    loop, ranks = _Loop(shape.elements, steps), list(range(shape.trainers))
+    with counting.wire() as wire, counting.scheduler(server) as desk:
+        _DESKS["now"] = desk
+        times = daskps.run(store, loop, ranks)
+    during = _DESKS["after"].since(_DESKS["before"])
+    seconds, cpu = np.array(times).max(axis=0)
+    return Sample(
+        shape=shape,
+        steps=steps,
+        seconds=float(seconds),
+        cpu=float(cpu),
+        requests=wire.requests,
+        replies=wire.replies,
+        nbytes=wire.nbytes,
+        asked=dict(during.directory),
+        events=during.events,
+    )
+
+
+@dataclass(frozen=True)
+class GraphSample:
+    """One run of the task graph: seconds and the scheduler's work of a round."""
+
+    shape: Shape
+    seconds: float
+    scheduler: float
+    events: float
+    tasks: float
+
+
+def _ones(params: Any, X: Any, y: Any) -> Any:
+    return {"w": np.full_like(params["w"], 1e-3)}
+
+
+def graph(server: Scheduler, store: daskps.ParameterStore, shape: Shape) -> GraphSample:
+    """Run rounds in the task graph, and count what the scheduler does.
+
+    Parameters
+    ----------
+    server : Scheduler
+        In this process, as its workers are.
+    store : ParameterStore
+        A shard on each host.
+    shape : Shape
+        Who takes part.
+
+    Returns
+    -------
+    GraphSample
+        Of a round.
+    """
+    X = np.zeros((GRAPH_ROUNDS * shape.trainers, 1))
+    options: dict[str, Any] = {
+        "batch_size": 1,
+        "trainers": shape.trainers,
+        "execution": "graph",
+    }
+    daskps.train(store, _ones, X[: shape.trainers], **options)
+    with counting.scheduler(server) as desk:
+        began = time.perf_counter()
+        daskps.train(store, _ones, X, **options)
+        took = time.perf_counter() - began
+    found = np.array([took, desk.seconds, desk.events, desk.finished]) / GRAPH_ROUNDS
+    return GraphSample(shape, *map(float, found))
+
+
+@dataclass(frozen=True)
+class Point:
+    """What was measured of one shape: medians of its samples."""
+
+    shape: Shape
+    samples: tuple[Sample, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Median seconds of a round."""
+        return statistics.median(s.seconds for s in self.samples)
+
+    @property
+    def cpu(self) -> float:
+        """Median CPU seconds of a round."""
+        return statistics.median(s.cpu for s in self.samples)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every sample had the messages and bytes of the model."""
+        return all(s.is_exact for s in self.samples)

@@ -1,0 +1,349 @@
+"""What rounds of resident trainers cost: messages and bytes exactly, time about.
+
+Pure arithmetic: nothing here measures or sends anything. `docs/scaling.md` explains it.
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+#: Arrays up to this size travel inside their message.
+INLINE_NBYTES = 16_384
+#: What Dask puts before each message, and before each of its frames.
+PRELUDE_NBYTES = 16
+PER_FRAME_NBYTES = 8
+#: Rounds of the task graph that go to Dask together.
+WINDOW = 16
+
+_FRAME = {"__Serialized__": 1}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A BSP run on one float32 parameter, cut into one shard per host.
+
+    Parameters
+    ----------
+    trainers, hosts : int
+        How many compute, and how many hold a shard.
+    elements : int
+        Weights of the model.
+    near : int
+        Hosts that each trainer reaches without a message.
+    run : int
+        Number of the run in its cluster.
+    version : int
+        Of the store before the run.
+    """
+
+    trainers: int
+    hosts: int
+    elements: int
+    near: int = 0
+    run: int = 1
+    version: int = 0
+
+    @property
+    def messages(self) -> int:
+        """Messages of a round: one for each trainer and host, both ways in one."""
+        return self.trainers * (self.hosts - self.near)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Elements of each shard, as `np.array_split` cuts."""
+        least, more = divmod(self.elements, self.hosts)
+        return [least + (host < more) for host in range(self.hosts)]
+
+    @property
+    def payload(self) -> int:
+        """Bytes of gradients and weights of a round, without what is around them."""
+        return 2 * 4 * self.trainers * sum(self.sizes[self.near :])
+
+    @property
+    def graph_tasks(self) -> int:
+        """Tasks of a round in the task graph, with a part for each trainer."""
+        return self.trainers + self.hosts
+
+    def nbytes(self, clocks: Iterable[int]) -> int:
+        """Return the bytes on the wire of rounds that begin at these clocks.
+
+        Each trainer has pulled once before its first round.
+
+        Parameters
+        ----------
+        clocks : iterable of int
+            Numbers of the rounds, from 0.
+
+        Returns
+        -------
+        int
+            Of requests and replies, with what Dask puts around them.
+        """
+        return sum(
+            request(self, rank, host, clock) + reply(self, host, clock)
+            for clock in clocks
+            for rank in range(self.trainers)
+            for host in range(self.near, self.hosts)
+        )
+
+    def first_nbytes(self) -> int:
+        """Return the bytes on the wire of the pull before the first round."""
+        return sum(
+            request(self, rank, host, None) + reply(self, host, None)
+            for rank in range(self.trainers)
+            for host in range(self.near, self.hosts)
+        )
+
+
+def request(shape: Shape, rank: int, host: int, clock: int | None) -> int:
+    """Return the bytes of a message from a trainer to a host.
+
+    Parameters
+    ----------
+    shape : Shape
+        The run.
+    rank, host : int
+        From whom to whom, by number.
+    clock : int or None
+        The round; None for the pull before the first one.
+
+    Returns
+    -------
+    int
+        On the wire.
+    """
+    n, far = shape.sizes[host], shape.hosts - shape.near
+    step = 0 if clock is None else clock
+    # The calls of a trainer are numbered as they leave.
+    number = (0 if clock is None else clock + 1) * far + host - shape.near
+    pushes = clock is not None
+    items = [[0, 0, _array(n)]] if pushes and n else []
+    head = [
+        "u" * 32,  # the store
+        "gradient" if pushes else "nothing",
+        shape.run,
+        rank,
+        step,
+        pushes,
+        0,
+        step,
+        1.0,
+        None,
+        "read",
+        20.0,
+        step if pushes else 0,
+        None,
+        f"{'t' * 32}-{number}",
+        "",
+    ]
+    ranges = [["float32", 0, n]] if n else []
+    message = {
+        "protocol": 3,
+        "head": head,
+        "parts": [[host, 1, 0, items, ranges]],
+        "op": "daskps_call",
+        "reply": True,
+    }
+    return _message(message, [n] if pushes and n else [])
+
+
+def reply(shape: Shape, host: int, clock: int | None) -> int:
+    """Return the bytes of a host's answer.
+
+    Parameters
+    ----------
+    shape : Shape
+        The run.
+    host : int
+        Who answers.
+    clock : int or None
+        The round; None for the pull before the first one.
+
+    Returns
+    -------
+    int
+        On the wire.
+    """
+    n = shape.sizes[host]
+    version = shape.version + (0 if clock is None else clock + 1)
+    arrays = [_array(n)] if n else []
+    row = [host, None, False, True, version, False, 0, arrays]
+    return _message({"status": "OK", "answers": [row]}, [n] if n else [])
+
+
+def _array(n: int) -> Any:
+    return bytes(4 * n) if 4 * n <= INLINE_NBYTES else _FRAME
+
+
+def _message(message: Any, arrays: Sequence[int]) -> int:
+    """Return the bytes of a message with arrays of so many float32."""
+    frames = [n for n in arrays if 4 * n > INLINE_NBYTES]
+    nbytes = PRELUDE_NBYTES + PER_FRAME_NBYTES + packed(message)
+    return nbytes + sum(
+        2 * PER_FRAME_NBYTES + packed(_about(n)) + 4 * n for n in frames
+    )
+
+
+def _about(n: int) -> dict[str, Any]:
+    """Return what Dask says of an array that is a frame of its own."""
+    return {
+        "sub-header": {
+            "dtype": [0, "<f4"],
+            "shape": [n],
+            "strides": [4],
+            "writeable": [True],
+        },
+        "type": "numpy.ndarray",
+        "type-serialized": pickle.dumps(np.ndarray, 5),
+        "serializer": "dask",
+        "split-num-sub-frames": [1],
+        "split-offsets": [0],
+        "compression": [None],
+        "num-sub-frames": 1,
+    }
+
+
+def packed(value: Any) -> int:
+    """Return the bytes of a value in msgpack.
+
+    Parameters
+    ----------
+    value : None, bool, int, float, str, bytes, list or dict
+        What a message is made of; whole numbers from 0.
+
+    Returns
+    -------
+    int
+        As `msgpack.packb` would make.
+    """
+    if isinstance(value, (list, dict)):
+        inside = value if isinstance(value, list) else [*value, *value.values()]
+        head = 1 if len(value) < 16 else 1 + _width(len(value), (2, 4))
+        return head + sum(map(packed, inside))
+    if isinstance(value, (str, bytes)):
+        data = value.encode() if isinstance(value, str) else value
+        short = isinstance(value, str) and len(data) < 32
+        return (1 if short else 1 + _width(len(data), (1, 2, 4))) + len(data)
+    if isinstance(value, float):
+        return 9
+    if value is None or isinstance(value, bool) or value < 128:
+        return 1
+    return 1 + _width(value, (1, 2, 4, 8))
+
+
+def _width(number: int, widths: Sequence[int]) -> int:
+    """Return the fewest of these bytes that hold a number."""
+    return next(width for width in widths if number < 256**width)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of a round: so much at least, per message and per byte.
+
+    Parameters
+    ----------
+    fixed, per_message, per_byte : float
+        Seconds.
+    """
+
+    fixed: float
+    per_message: float
+    per_byte: float
+
+    def round(self, messages: int, payload: int) -> float:
+        """Return the seconds of a round.
+
+        Parameters
+        ----------
+        messages, payload : int
+            Of the round, as far as one processor has to do with them.
+
+        Returns
+        -------
+        float
+            Estimated.
+        """
+        return self.fixed + self.per_message * messages + self.per_byte * payload
+
+
+def fitted(rows: Sequence[tuple[int, int, float]]) -> Times:
+    """Return the times that fit measurements best, in relative terms.
+
+    Parameters
+    ----------
+    rows : sequence of (int, int, float)
+        Messages, payload and seconds of a round.
+
+    Returns
+    -------
+    Times
+        None of them negative.
+    """
+    table = np.array([[1.0, messages, payload] for messages, payload, _ in rows])
+    seconds = np.array([row[2] for row in rows])
+    scaled = table / seconds[:, None]
+    columns = list(range(3))
+    found = np.zeros(3)
+    while columns:
+        # A cost below nothing would only make up for noise elsewhere.
+        part = np.linalg.lstsq(scaled[:, columns], np.ones(len(rows)), rcond=None)[0]
+        if (part >= 0).all():
+            found[columns] = part
+            break
+        columns.pop(int(part.argmin()))
+    return Times(*map(float, found))
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Seconds of a round where every worker has a machine of its own.
+
+    Parameters
+    ----------
+    host : float
+        What a host has to do: take a message from every trainer, and answer it.
+    trainer : float
+        What a trainer has to do: a message to every host.
+    """
+
+    host: float
+    trainer: float
+
+    @property
+    def round(self) -> float:
+        """A round takes at least so long: the last message of the busiest host."""
+        return max(self.host, self.trainer)
+
+
+def apart(times: Times, shape: Shape) -> Apart:
+    """Extrapolate from one process to a machine for each host and trainer.
+
+    Half of the work of a message is the sender's, half the receiver's; in one process
+    both are done one after the other, on machines of their own each does its half.
+
+    Parameters
+    ----------
+    times : Times
+        Of one process.
+    shape : Shape
+        The run.
+
+    Returns
+    -------
+    Apart
+        Estimated.
+    """
+    half = Times(times.fixed, times.per_message / 2, times.per_byte / 2)
+    largest = 2 * 4 * max(shape.sizes)
+    far = shape.hosts - shape.near
+    return Apart(
+        half.round(shape.trainers, shape.trainers * largest),
+        half.round(far, shape.payload // shape.trainers),
+    )

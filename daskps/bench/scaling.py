@@ -1,0 +1,305 @@
+"""Rounds of 1 to 64 trainers, all in this process, beside the cost model.
+
+Every worker has a TCP address of its own and no other way to a shard is open, so each
+trainer sends each host one message a step, as between machines. Messages and bytes are
+counted where they are written, and must be those of :mod:`daskps.bench.model`.
+
+In one process the work of all workers is done one after the other. So the time of a
+round grows with its messages and bytes, and what one of them costs can be told: fitted
+on every second number of workers, checked on the others, extrapolated to machines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distributed import Client
+
+import daskps
+from daskps import optim
+from daskps.bench import clusters, command, report
+from daskps.bench.inprocess import WARM, GraphSample, Point, Sample, graph, resident
+from daskps.bench.model import Shape, Times, apart, fitted
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Sequence
+
+#: The fewest and the most steps of a sample.
+FEWEST, MOST = 3, 300
+#: About what a message takes, to choose the number of steps.
+GUESS_SECONDS = 1e-3
+#: What the model is extrapolated to.
+LARGEST = 1000
+#: Files that are open besides the connections of trainers, and for each worker.
+FILES, FILES_OF_WORKER = 200, 20
+
+
+def fit(points: Sequence[Point], cpu: bool = False) -> tuple[Times, list[Point]]:
+    """Fit the model on every second number of workers of each size.
+
+    Parameters
+    ----------
+    points : sequence of Point
+        What was measured.
+    cpu : bool
+        Whether to fit CPU seconds.
+
+    Returns
+    -------
+    tuple
+        The times, and the points they were not fitted on.
+    """
+    workers = sorted({p.shape.trainers for p in points})
+    chosen = set(workers[::2])
+    rows = [
+        (p.shape.messages, p.shape.payload, p.cpu if cpu else p.seconds)
+        for p in points
+        if p.shape.trainers in chosen
+    ]
+    return fitted(rows), [p for p in points if p.shape.trainers not in chosen]
+
+
+def off(times: Times, point: Point, cpu: bool = False) -> float:
+    """Return by how much the model is off, relative to what was measured."""
+    measured = point.cpu if cpu else point.seconds
+    return times.round(point.shape.messages, point.shape.payload) / measured - 1
+
+
+HEADER = (
+    f"{'workers':>7}{'hosts':>6}{'model':>10}{'messages':>10}{'KiB a round':>13}"
+    f"{'exact':>7}{'rounds/s':>10}{'ms':>9}{'CPU ms':>9}{'us/message':>12}"
+    f"{'directory':>11}{'events':>8}"
+)
+
+
+def line(point: Point) -> str:
+    """Return a line of the table."""
+    shape, last = point.shape, point.samples[-1]
+    steps = range(WARM, WARM + last.steps)
+    kib = shape.nbytes(steps) / last.steps / 1024
+    asked = max(sum(s.asked.values()) for s in point.samples)
+    events = max(s.events for s in point.samples)
+    return (
+        f"{shape.trainers:>7}{shape.hosts:>6}{shape.elements * 4 // 1024:>6} KiB"
+        f"{shape.messages:>10,}{kib:>13,.1f}{'yes' if point.is_exact else 'NO':>7}"
+        f"{1 / point.seconds:>10.2f}{1e3 * point.seconds:>9.2f}"
+        f"{1e3 * point.cpu:>9.2f}{1e6 * point.seconds / shape.messages:>12.0f}"
+        f"{asked:>11}{events:>8}"
+    )
+
+
+def graph_line(found: GraphSample) -> str:
+    """Return a line about rounds of the task graph."""
+    shape, n = found.shape, found.tasks
+    return (
+        f"{shape.trainers:>7}{shape.hosts:>6}  task graph: {n:.2f} tasks a round "
+        f"({shape.graph_tasks} by the model), {1e3 * found.seconds:.1f} ms, scheduler "
+        f"{1e3 * found.scheduler:.2f} ms in {found.events:.1f} events "
+        f"({1e6 * found.scheduler / n:.0f} us a task)"
+    )
+
+
+def verdict(points: Sequence[Point]) -> Iterator[str]:
+    """Yield lines about the model: what fits, how far it is off, and where it leads."""
+    for cpu, what in ((False, "time"), (True, "CPU time")):
+        times, others = fit(points, cpu)
+        yield (
+            f"{what} of a round: {1e3 * times.fixed:.2f} ms + "
+            f"{1e6 * times.per_message:.0f} us a message + "
+            f"{1e9 * times.per_byte:.3f} ns a byte"
+        )
+        for point in others:
+            shape = point.shape
+            yield (
+                f"  {shape.trainers} workers, {shape.elements * 4 // 1024} KiB, "
+                f"not fitted on: off by {off(times, point, cpu):+.0%}"
+            )
+    times, _ = fit(points)
+    yield f"{LARGEST:,} workers, each a machine of its own, by the time above:"
+    for hosts in (1, 16, LARGEST):
+        for elements in sorted({p.shape.elements for p in points}):
+            found = apart(times, Shape(LARGEST, hosts, elements))
+            yield (
+                f"  {hosts:>5} hosts, {elements * 4 // 1024} KiB: a round "
+                f"{1e3 * found.round:,.0f} ms (a host {1e3 * found.host:,.0f}, "
+                f"a trainer {1e3 * found.trainer:,.1f})"
+            )
+
+
+def measured(
+    options: argparse.Namespace, workers: int
+) -> Iterator[Point | GraphSample]:
+    """Measure all sizes of model, and the task graph, on so many workers.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        What `main` was given.
+    workers : int
+        How many.
+
+    Yields
+    ------
+    Point or GraphSample
+        What was found.
+    """
+    hosts = min(workers, options.hosts)
+    with ExitStack() as stack:
+        cluster = stack.enter_context(clusters.inside(workers))
+        client = stack.enter_context(Client(cluster))
+        server: Any = cluster.scheduler
+        servers, runs = list(client.nthreads())[:hosts], 0
+        stores: dict[Shape, daskps.ParameterStore] = {}
+        samples: dict[Shape, list[Sample]] = {}
+        for kib in options.kib:
+            shape = Shape(workers, hosts, kib * 256)
+            params = {"w": daskps.ArraySpec((shape.elements,), "float32")}
+            made = daskps.create(params, optimizer=optim.SGD(1e-3), servers=servers)
+            stores[shape] = stack.enter_context(made)
+            samples[shape] = []
+        for _ in range(options.pairs):
+            for shape, store in stores.items():
+                runs += 1
+                guess = options.seconds / (GUESS_SECONDS * shape.messages)
+                steps = int(min(max(guess, FEWEST), MOST))
+                this = replace(shape, run=runs, version=store.version)
+                samples[shape].append(resident(server, store, this, steps))
+        for shape in stores:
+            yield Point(shape, tuple(samples[shape]))
+        if options.graph:
+            smallest = min(stores, key=lambda shape: shape.elements)
+            yield graph(server, stores[smallest], smallest)
+
+
+def _numbers(text: str) -> list[int]:
+    found = [int(number) for number in text.split(",")]
+    if min(found) < 1:
+        raise ValueError(text)
+    return found
+
+
+def _room(workers: int, hosts: int) -> None:
+    """See to it that so many connections can be open."""
+    need = FILES + FILES_OF_WORKER * workers + 2 * workers * min(hosts, workers)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and need > hard:
+        raise SystemExit(
+            f"{workers} workers in one process need {need} open files, the limit is "
+            f"{hard}; raise it (ulimit -n), or take fewer --workers or --hosts"
+        )
+    if soft != resource.RLIM_INFINITY and need > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Command line without the program's name.
+
+    Returns
+    -------
+    int
+        Exit status: 1 if messages or bytes are not those of the model.
+    """
+    parser = command.parser("scaling", pairs=3)
+    add = parser.add_argument
+    numbers = [1, 2, 4, 8, 16, 32, 64]
+    add("--workers", type=_numbers, default=numbers, help="N,... [1,2,4,...,64]")
+    add("--hosts", type=int, default=16, help="at most so many [%(default)s]")
+    add("--kib", type=_numbers, default=[1, 1024], help="of the models [1,1024]")
+    add("--seconds", type=float, default=2.0, help="of a sample [%(default)s]")
+    add("--no-graph", dest="graph", action="store_false", help="only resident trainers")
+    options = parser.parse_args(argv)
+    if options.scheduler or options.close:
+        raise SystemExit(
+            "scaling counts in its own process, with workers of its own and all ways "
+            "but messages closed: leave out --scheduler and --close"
+        )
+    _room(max(options.workers), options.hosts)
+    load = os.getloadavg()[0]
+    print(f"{report.machine(load)}\n{HEADER}")
+    points: list[Point] = []
+    graphs: list[GraphSample] = []
+    for workers in options.workers:
+        for found in measured(options, workers):
+            if isinstance(found, Point):
+                points.append(found)
+                print(line(found), flush=True)
+            else:
+                graphs.append(found)
+                print(graph_line(found), flush=True)
+    said = list(verdict(points))
+    print("\n".join(said))
+    if options.json:
+        content = _as_dict(options, load, points, graphs) | {"model": said}
+        text = json.dumps(content, indent=1)
+        Path(options.json).write_text(text + "\n", encoding="utf-8")
+    if options.svg:
+        plot(points, options.svg)
+    return 0 if all(point.is_exact for point in points) else 1
+
+
+def _as_dict(
+    options: argparse.Namespace,
+    load: float,
+    points: Sequence[Point],
+    graphs: Sequence[GraphSample],
+) -> dict[str, Any]:
+    """Return everything, for JSON; times are seconds of a round."""
+    return {
+        "benchmark": "scaling",
+        "options": dict(vars(options)),
+        "machine": report.about(load),
+        "resident": [
+            {"is_exact": s.is_exact} | asdict(s) for p in points for s in p.samples
+        ],
+        "graph": [asdict(found) for found in graphs],
+    }
+
+
+def plot(points: Sequence[Point], path: str) -> None:
+    """Write an SVG: rounds a second over workers, measured and by the model.
+
+    Parameters
+    ----------
+    points : sequence of Point
+        What was measured.
+    path : str
+        Where to.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    times, _ = fit(points)
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    most = max(p.shape.hosts for p in points)
+    for elements in sorted({p.shape.elements for p in points}):
+        mine = [p for p in points if p.shape.elements == elements]
+        workers = [p.shape.trainers for p in mine]
+        label = f"{elements * 4 // 1024} KiB"
+        (drawn,) = axes.plot(workers, [1 / p.seconds for p in mine], "o", label=label)
+        ahead = [*workers, 128, 256, 512, LARGEST]
+        shapes = [Shape(n, min(n, most), elements) for n in ahead]
+        one = [1 / times.round(s.messages, s.payload) for s in shapes]
+        many = [1 / apart(times, s).round for s in shapes]
+        axes.plot(ahead, one, "-", color=drawn.get_color())
+        axes.plot(ahead, many, ":", color=drawn.get_color())
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel(f"workers, of which {most} at most hold shards")
+    axes.set_ylabel("rounds a second")
+    axes.set_title("measured (dots), model in one process, on machines apart (dotted)")
+    axes.legend()
+    with mpl.rc_context({"svg.hashsalt": "daskps"}):
+        figure.savefig(path, format="svg", metadata={"Date": None})

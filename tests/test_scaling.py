@@ -1,0 +1,113 @@
+"""The cost model: exact numbers, by arithmetic and as counted on the wire."""
+
+from __future__ import annotations
+
+import json
+import resource
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+
+from daskps.bench import model, scaling
+from daskps.bench.model import Shape, Times
+
+BORDERS = [0, 127, 128, 255, 256, 65_535, 65_536, 2**32 - 1, 2**32, 2**63]
+LENGTHS = [0, 15, 16, 31, 32, 255, 256, 65_535, 65_536]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *BORDERS,
+        *("x" * n for n in LENGTHS),
+        *(bytes(n) for n in LENGTHS),
+        *([1] * n for n in LENGTHS),
+        *(dict.fromkeys(map(str, range(n)), None) for n in (0, 15, 16, 300)),
+        ["é", {"a": [1.5, True, None, b"x"]}],
+    ],
+    ids=lambda value: f"{type(value).__name__}-{str(value)[:9]}",
+)
+def test_sizes_are_those_of_msgpack(value: Any) -> None:
+    assert model.packed(value) == len(msgpack.packb(value))
+
+
+def test_messages_and_payload_of_a_round() -> None:
+    shape = Shape(trainers=6, hosts=4, elements=10)
+    assert (shape.messages, shape.graph_tasks) == (24, 10)
+    assert shape.sizes == [len(part) for part in np.array_split(np.empty(10), 4)]
+    assert shape.payload == 2 * 6 * 10 * 4
+    near = Shape(trainers=6, hosts=4, elements=10, near=1)
+    assert (near.messages, near.payload) == (18, 2 * 6 * 7 * 4)
+
+
+def test_a_host_has_a_message_of_each_trainer_whatever_their_number() -> None:
+    times = Times(1e-3, 8e-4, 0.0)
+    found = [model.apart(times, Shape(1000, hosts, 4000)) for hosts in (1, 16, 1000)]
+    assert [each.host for each in found] == pytest.approx([0.401] * 3)
+    assert [each.trainer for each in found] == pytest.approx([1.4e-3, 7.4e-3, 0.401])
+    assert found[1].round == found[1].host
+
+
+def test_bytes_are_spread_over_the_hosts() -> None:
+    times = Times(0.0, 0.0, 1e-9)
+    found = model.apart(times, Shape(1000, 10, 10**6))
+    assert found.host == pytest.approx(1000 * 2 * 4 * 10**5 * 0.5e-9)
+    assert found.trainer == pytest.approx(2 * 4 * 10**6 * 0.5e-9)
+
+
+def test_what_is_fitted_gives_the_measurements_back() -> None:
+    times = Times(1e-3, 8e-4, 2e-9)
+    rows = [(m, b, times.round(m, b)) for m, b in ((1, 10), (64, 10**6), (256, 99))]
+    found = model.fitted(rows)
+    assert (found.fixed, found.per_message, found.per_byte) == pytest.approx(
+        (1e-3, 8e-4, 2e-9)
+    )
+
+
+def test_no_cost_is_below_nothing() -> None:
+    found = model.fitted([(1, 0, 1.0), (2, 10, 2.1), (4, 20, 3.9), (8, 90, 7.0)])
+    assert min(found.fixed, found.per_message, found.per_byte) >= 0
+    assert found.round(4, 20) == pytest.approx(3.9, rel=0.1)
+
+
+@pytest.mark.leaky  # a cluster in this process
+def test_what_is_counted_on_the_wire_is_what_the_model_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "found.json"
+    # 96 KiB on four hosts: the arrays are frames of their own.
+    given = ["--workers", "2,4", "--kib", "1,96", "--pairs", "1", "--seconds", "0"]
+    assert scaling.main([*given, "--no-graph", "--json", str(file)]) == 0
+    rows = json.loads(file.read_text("utf-8"))["resident"]
+    assert [(r["shape"]["trainers"], r["shape"]["elements"]) for r in rows] == [
+        (2, 256),
+        (2, 24_576),
+        (4, 256),
+        (4, 24_576),
+    ]
+    assert [r["steps"] for r in rows] == [3] * 4
+    # A pull, then two steps to warm up and three that are measured.
+    assert [r["requests"] for r in rows] == [6 * 4, 6 * 4, 6 * 16, 6 * 16]
+    assert [r["replies"] for r in rows] == [6 * 4, 6 * 4, 6 * 16, 6 * 16]
+    assert all(r["is_exact"] for r in rows)
+    # Nothing of a step reaches the scheduler; it is asked where one takes seconds.
+    assert {method for r in rows for method in r["asked"]} <= {"locate"}
+    assert [r["events"] for r in rows] == [0] * 4
+    assert "NO" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "given", [["--scheduler", "tcp://127.0.0.1:1"], ["--close", "process"]]
+)
+def test_other_clusters_are_refused(given: list[str]) -> None:
+    with pytest.raises(SystemExit, match="leave out --scheduler and --close"):
+        scaling.main(given)
+
+
+def test_too_many_open_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (256, 1024))
+    with pytest.raises(SystemExit, match=r"64 workers .* need 3528 open files"):
+        scaling.main([])
