@@ -76,7 +76,7 @@ class Trainer(Ahead):
             False avoids copies where nothing can write under a reader: under BSP a
             parameter that lies in one shard of this machine comes as a read-only
             view of the shard's memory, which stays as it is until this trainer has
-            ticked twice. All others are copied. Not together with `out`.
+            ticked twice or finished. All others are copied. Not together with `out`.
         timeout : float, str or None
             Seconds or a duration such as "30s"; None waits until the run ends.
 
