@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from daskps.errors import LayoutError, NoOptimizerError, PushRejectedError
+from daskps.kernels import finite as finite_of
 from daskps.layout import DTYPES, FLOATS, Layout, Parameter, compute_dtype, flatten
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -244,10 +245,7 @@ def _cast(array: Array, dtype: str, p: Parameter, what: str) -> Array:
 
 def is_finite(array: Array) -> bool:
     """Return whether no element is NaN or Inf."""
-    # Here, because a client that only looks at a store needs no compiler.
-    from daskps.kernels import finite
-
-    return bool(finite(array))
+    return finite_of(array)
 
 
 def spec_of(value: Any, name: str) -> Array:

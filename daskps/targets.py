@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ def number(value: Any, what: str, least: float | None = None) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
         raise TypeError(f"{what} is a number, found {value!r}")
     found = float(value)
-    if not np.isfinite(found) or (least is not None and found < least):
+    if not math.isfinite(found) or (least is not None and found < least):
         raise ValueError(
             f"{what} must be finite and not below {least}, found {value!r}"
         )

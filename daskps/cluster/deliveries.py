@@ -9,12 +9,14 @@ number: what was applied already is recognised there.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from daskps.cluster.lane import PATIENCE_SECONDS
 from daskps.cluster.slot import Pending, Slot
 from daskps.errors import ShardBusyError
 from daskps.shards.base import NO_WAIT, NOTHING, Item, Ready, Step, Ticket
+from daskps.shards.seats import ASK, Tick
 from daskps.version import Version
 
 if TYPE_CHECKING:
@@ -22,7 +24,10 @@ if TYPE_CHECKING:
 
     from daskps.cluster.messages import Array
     from daskps.cluster.session import Session
+    from daskps.shards.seats import Seat
 
+#: How often the shards' owners are looked after.
+LOOK_SECONDS = 0.001
 #: Position of a piece, index of its parameter, and its elements there.
 Cut = tuple[int, int, int, int]
 
@@ -49,8 +54,9 @@ class Delivery:
                     position = meta.positions[piece.shard, index]
                     cut = position, index, piece.start, piece.stop
                     cuts[piece.shard].append(cut)
-        self._parts: list[tuple[int, Slot, list[Cut]]] = []
-        lives: list[Callable[[], bool]] = []
+        self._parts: list[tuple[int, Slot, Seat | None, list[Cut]]] = []
+        self._lives: list[Callable[[], bool]] = []
+        self._next_look = 0.0
         #: Whether all shards can be reached without a message.
         self.is_possible = True
         for worker, shards in meta.where.hosts.items():
@@ -60,56 +66,65 @@ class Delivery:
             ):
                 self.is_possible = False
                 return
-            lives.append(serving.is_live)
-            self._parts += [(s, serving.slots[meta.uid, s], cuts[s]) for s in shards]
-        self._lives = lives
+            self._lives.append(serving.is_live)
+            for shard in shards:
+                slot = serving.slots[meta.uid, shard]
+                seat = slot.shard.seat(session.run, session.rank)
+                self._parts.append(
+                    (shard, slot, seat if session.bsp else None, cuts[shard])
+                )
         # Trainers that begin with different shards wait less for each other.
         first = session.rank % len(self._parts)
         self._parts = self._parts[first:] + self._parts[:first]
 
-    def send(
-        self,
-        arrays: Mapping[int, Array],
-        kind: str,
-        *,
-        clock: int,
-        sequence: int,
-        weight: float,
-    ) -> Version | None:
-        """Deliver a step that ticks; None where the general way must be taken."""
+    def send(self, arrays: Mapping[int, Array], tick: Tick) -> Version | None:
+        """Deliver a step; None where the general way must be taken."""
         # What is pushed to a worker that is gone would be acknowledged, and lost.
-        if not all(lives() for lives in self._lives):
-            return None
+        if (now := time.monotonic()) > self._next_look:
+            if not all(lives() for lives in self._lives):
+                return None
+            self._next_look = now + LOOK_SECONDS
         versions = []
-        for shard, slot, cuts in self._parts:
-            step = Step(
-                kind=kind if arrays else NOTHING,
-                items=[Item(p, 0, arrays[index][a:b]) for p, index, a, b in cuts],
-                run=self._run,
-                rank=self._rank,
-                clock=clock,
-                tick=True,
-                sequence=sequence,
-                generation=slot.shard.generation,
-                weight=weight,
-                wait=NO_WAIT,
-                floor=sequence,
-            )
-            ticket = Ticket(step, owner=_nobody)
+        for shard, slot, seat, cuts in self._parts:
+            given = {p: arrays[index][a:b] for p, index, a, b in cuts}
             try:
-                if not slot.submit_now(ticket, PATIENCE_SECONDS):
-                    return None
+                if seat is None:
+                    version = self._submit(slot, tick, given)
+                else:
+                    version = slot.take_now(seat, tick, given, PATIENCE_SECONDS)
             except ShardBusyError:
                 # Its holder may be stopped: the general way hears of a fence.
                 return None
-            outcome = ticket.outcome
-            if type(outcome) is not Ready:
-                if outcome is None:
-                    slot.forget(ticket)
+            if version == ASK:
                 return None
-            versions.append((shard, ticket.version))
+            versions.append((shard, version))
         self._counters.local_calls += len(self._lives)
-        return Version.of(sorted(versions))
+        versions.sort()
+        return Version.of(versions)
+
+    def _submit(self, slot: Slot, tick: Tick, arrays: Mapping[int, Array]) -> int:
+        """Have a shard apply a step on arrival."""
+        step = Step(
+            kind=tick.kind,
+            items=[Item(position, 0, data) for position, data in arrays.items()],
+            run=self._run,
+            rank=self._rank,
+            clock=tick.clock,
+            tick=True,
+            sequence=tick.sequence,
+            generation=slot.shard.generation,
+            weight=tick.weight,
+            wait=NO_WAIT,
+            floor=tick.sequence,
+        )
+        ticket = Ticket(step, owner=_nobody)
+        if not slot.submit_now(ticket, PATIENCE_SECONDS):
+            return ASK
+        if isinstance(ticket.outcome, Ready):
+            return ticket.version
+        if ticket.outcome is None:
+            slot.forget(ticket)
+        return ASK
 
 
 _nobody = Pending(1, lambda: None)
@@ -130,7 +145,6 @@ class Deliveries:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._known: dict[tuple[int, ...], Delivery] = {}
-        self._where = session.meta.where
         #: Where the shards were when these were made ready.
         self._where = session.meta.where
 
@@ -149,7 +163,7 @@ class Deliveries:
             delivery = self._known[indices] = Delivery(session, indices)
         if not delivery.is_possible:
             return None
-        clock, sequence = session.clock, session.sequence
+        kind = kind if arrays else NOTHING
         return delivery.send(
-            arrays, kind, clock=clock, sequence=sequence, weight=weight
+            arrays, Tick(kind, session.clock, session.sequence, weight)
         )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.cluster.messages import Array
+from daskps.cluster.pauses import Pause
 from daskps.shards.glance import NOT_YET, Glance
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
 #: How often a copy that updates run into is tried again.
 TRIES = 4
-#: How long a read waits without asking the shards, and how it does so.
-WAIT_SECONDS, SPIN_SECONDS, NAP_SECONDS = 0.01, 0.0002, 0.00003
+#: How long a read waits without asking the shards, and how much of it without a sleep.
+WAIT_SECONDS, SPIN_SECONDS = 0.01, 0.0005
 #: How often the shards' owners are looked after: who is gone publishes nothing more,
 #: and what is read from its memory would look as if nobody pushed.
 LOOK_SECONDS = 0.1
@@ -94,12 +95,9 @@ class Prepared:
 
 def wait(glance: Glance, clock: int) -> int:
     """Wait a little for the other trainers: a round is short, where they are near."""
-    began = time.perf_counter()
-    while (flip := glance.flip(clock)) == NOT_YET:
-        waited = time.perf_counter() - began
-        if waited > WAIT_SECONDS:
-            break
-        time.sleep(0 if waited < SPIN_SECONDS else NAP_SECONDS)
+    pause = Pause(SPIN_SECONDS)
+    while (flip := glance.flip(clock)) == NOT_YET and pause.seconds < WAIT_SECONDS:
+        pause()
     return flip
 
 

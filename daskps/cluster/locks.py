@@ -18,14 +18,15 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from daskps.cluster.pauses import Pause
 from daskps.errors import IllegalStateError, ShardBusyError
 from daskps.shards.segment import HEADER_WORDS, HOLDER, WANTED
 
 if TYPE_CHECKING:
     from daskps.cluster.memory import Block
 
-#: Seconds that a waiter spins, and then sleeps at first and at most.
-SPIN, NAP, LONGEST_NAP = 100e-6, 20e-6, 500e-6
+#: Seconds that a waiter spins before it sleeps.
+SPIN = 100e-6
 #: Seconds that the last holder waits for its successor.
 GRACE = 2e-3
 #: Another object in each forked child; asking the system for it takes longer.
@@ -147,12 +148,12 @@ class FileLock:
         """Let somebody else have the lock, and be the next who waits."""
         words, pid = self._words, self._pid
         words[WANTED] = pid
-        pause, end = _Pause(), time.perf_counter() + seconds
+        pause, end = Pause(SPIN), time.perf_counter() + seconds
         while words[HOLDER] == pid and time.perf_counter() < end:
             pause()
 
     def _wait(self, start: float, seconds: float) -> None:
-        words, pause = self._words, _Pause()
+        words, pause = self._words, Pause(SPIN)
         while not self._try():
             if words[WANTED] == 0:
                 words[WANTED] = self._pid
@@ -165,21 +166,6 @@ class FileLock:
                     f"process up, or give a longer timeout="
                 )
             pause()
-
-
-class _Pause:
-    """Waits a little, at first without sleeping, later longer each time."""
-
-    def __init__(self) -> None:
-        self._spun = time.perf_counter() + SPIN
-        self._nap = NAP
-
-    def __call__(self) -> None:
-        if time.perf_counter() < self._spun:
-            os.sched_yield()
-        else:
-            time.sleep(self._nap)
-            self._nap = min(self._nap * 1.5, LONGEST_NAP)
 
 
 def _forked() -> None:

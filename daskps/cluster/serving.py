@@ -7,14 +7,13 @@ the machine. Both end in :meth:`Slot.serve` and differ in nothing else.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
-import time
 from abc import ABC, abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from daskps.cluster.messages import Answer, Call, Part
+from daskps.cluster.pauses import Pause
 from daskps.cluster.slot import Pending, Slot, step_of
 from daskps.cluster.words import widened
 from daskps.errors import ShardBusyError
@@ -26,10 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Executor, Future
 
-#: Looks at shared shards without a pause, before the pauses begin.
-SPINS = 50
-#: Pauses between two looks at shared shards, in seconds: they grow with the wait.
-FIRST_PAUSE, LONGEST_PAUSE = 20e-6, 500e-6
+#: How long a call looks at shared shards without sleeping in between.
+SPIN_SECONDS = 0.0005
 #: How long a call that was given up tries to take its tickets back.
 STOP_SECONDS = 1.0
 
@@ -104,15 +101,13 @@ class Exchange:
             self._woken.wait(seconds)
             return
         # Who publishes in another process wakes nobody here.
-        deadline, pause = time.monotonic() + seconds, 0.0
-        for spin in itertools.count():
+        pause = Pause(SPIN_SECONDS)
+        while True:
             for slot in shared:
                 slot.look()
-            if self._pending.done or time.monotonic() >= deadline:
+            if self._pending.done or pause.seconds >= seconds:
                 return
-            if spin >= SPINS:
-                pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, 1.2 * pause))
-            time.sleep(pause)
+            pause()
 
 
 class Serving(ABC):

@@ -22,15 +22,17 @@ from daskps.cluster.locks import FileLock
 from daskps.shards.base import NO_WAIT, READ, Array, Ready, Step, Ticket
 from daskps.shards.dense import Shard
 from daskps.shards.gates import CLOSED, set_gate
+from daskps.shards.seats import ASK
 from daskps.shards.segment import GENERATION, NONCE, PAGE_NBYTES, Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from daskps.cluster.memory import Block, Memory
     from daskps.cluster.messages import Call, Part
     from daskps.cluster.rules import Rules
     from daskps.layout import Layout
+    from daskps.shards.seats import Seat, Tick
 
 T = TypeVar("T")
 #: How long a thread waits for another process to release a shard.
@@ -199,6 +201,24 @@ class Slot:
             other.owner.one_done()
         self.serve()
         return True
+
+    def take_now(
+        self, seat: Seat, tick: Tick, arrays: Mapping[int, Array], seconds: float
+    ) -> int:
+        """As :meth:`submit_now`, for a trainer's step in rounds; see :class:`Seat`."""
+        if self._inbox or not self._mutex.acquire(blocking=False):
+            return ASK
+        try:
+            self._enter(seconds)
+            try:
+                version = seat.take(tick, arrays)
+            finally:
+                self._leave()
+        finally:
+            self._mutex.release()
+        if self._inbox:
+            self.serve()
+        return version
 
     def forget(self, ticket: Ticket) -> None:
         """Take a ticket back that was parked."""

@@ -38,7 +38,7 @@ def finite(a: np.ndarray[Any, np.dtype[Any]], *, cache_dir: str | None = None) -
         return True
     loop = a.size >= _SMALL and a.dtype.kind == "f" and a.dtype.itemsize <= 8
     if not (loop and a.dtype.isnative and a.flags.forc):
-        return bool(np.isfinite(a).all())
+        return bool(np.logical_and.reduce(np.isfinite(a), axis=None))
     flat = a.ravel(order="K")
     bits = flat.view(f"u{a.dtype.itemsize}")
     return bool(_module(a.dtype, cache_dir).function("finite")(bits))

@@ -150,7 +150,7 @@ class Rule(ABC):
         (0.1, 0.9, 0.0)
         """
         effective = self.rate(step - 1) if lr is None else in_range("lr", lr)
-        return tuple(float(value) for value in self.prepare(step, effective))
+        return tuple(map(float, self.prepare(step, effective)))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Rule):

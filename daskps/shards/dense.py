@@ -26,6 +26,7 @@ from daskps.shards.joining import Joining
 from daskps.shards.planning import Planner
 from daskps.shards.pushes import Pushes
 from daskps.shards.rounds import EARLY, REPEAT, Rounds
+from daskps.shards.seats import Seat
 from daskps.shards.segment import LIVE, ROUNDS, RUN, Segment
 from daskps.shards.update import Publication
 from daskps.shards.waiting import outcome
@@ -65,7 +66,7 @@ class Shard(Asked):
         self._pushes = Pushes(segment, self._planner, self.doubts)
         #: The cut in progress: no step is applied and no round completed but by it.
         self.cut: Cut | None = None
-        self._joining = Joining(segment, self._planner, self._pushes, self._fail)
+        self._joining = Joining(segment, self._planner, self._fail)
         #: The run that ended last, and what its steps get.
         self._ended: tuple[int, Exception | None] = (0, None)
         self._reason = "it has ended"
@@ -103,6 +104,15 @@ class Shard(Asked):
                 done += self._apply(batch)
             done += self._wake()
         return done if self.cut is None else done + self.cut.advance(self.segment)
+
+    def seat(self, run: int, rank: int) -> Seat:
+        """Return the place of a trainer of a run in rounds."""
+        return Seat(self, self._joining, run, rank)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits here, and the record says all there is to say."""
+        return not self.parked and self._abandoned is None
 
     def release_cut(self, why: str) -> list[Ticket]:
         """Give a cut up and go on with what waited for it."""

@@ -70,19 +70,19 @@ class Sum:
 
     def write(self, out: Array) -> None:
         """Form all of it in `out`."""
+        if (ready := self.ready) is not None:
+            np.copyto(out, ready)
+            return
         size = len(self.start)
         # Several passes over a tile stay in the second-level cache; one needs none.
         several = (self.scale != 1.0) + len(self.others) > 1
         step = self.step if several else max(size, 1)
-        for lo in range(0, size, step):
-            part = slice(lo, lo + step)
-            into = out[part]
-            found = self._form(part, into)
-            if found is not into:
-                np.copyto(into, found)
+        with np.errstate(all="ignore"):
+            for lo in range(0, size, step):
+                self._form(slice(lo, lo + step), out[lo : lo + step])
 
     def _form(self, part: slice, out: Array) -> Array:
-        """Form a part in `out`; where nothing needs forming, return a view of it."""
+        """Form a part, in `out` where it needs forming at all."""
         found = self.start[part]
         if self.scale != 1.0:
             found = np.multiply(found, self.scale, out=out)

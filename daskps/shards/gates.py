@@ -18,7 +18,7 @@ N_GATES: Final = 3
 
 def gate_of(segment: Segment) -> int:
     """Return how far deputies may go."""
-    return int(segment.words[GATE])
+    return segment.header[GATE]
 
 
 def set_gate(segment: Segment, gate: int) -> None:

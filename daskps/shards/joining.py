@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from daskps.shards.mailbox import Mailbox, untouched
 from daskps.shards.planning import Planner, count
 from daskps.shards.rounds import EARLY, NEW, Rounds
+from daskps.shards.segment import N_APPLIED
 from daskps.shards.tables import Arrival, Tables
 from daskps.shards.update import Publication
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from daskps.reduction import Reducer
     from daskps.shards.base import Array, Step
-    from daskps.shards.pushes import Pushes
     from daskps.shards.segment import Segment
 
 
@@ -28,8 +30,6 @@ class Joining:
         The memory.
     planner : Planner
         Makes operations of arrays.
-    pushes : Pushes
-        Counts.
     fail : callable
         Gets a run and the error for which a round of it cannot be applied.
     """
@@ -38,17 +38,16 @@ class Joining:
         self,
         segment: Segment,
         planner: Planner,
-        pushes: Pushes,
         fail: Callable[[int, Exception], None],
     ) -> None:
-        self._segment, self._planner, self._pushes = segment, planner, pushes
-        self._fail = fail
-        self._attached: Rounds | None = None
+        self._segment, self._planner, self._fail = segment, planner, fail
+        #: The rounds of the run that has its mailboxes here, maybe over by now.
+        self.attached: Rounds | None = None
 
     @property
     def rounds(self) -> Rounds | None:
         """The rounds of the run in progress, if it has any."""
-        rounds = self._attached
+        rounds = self.attached
         return rounds if rounds is not None and rounds.tables.current else None
 
     def begin(
@@ -77,11 +76,11 @@ class Joining:
         self._take(run, mailbox, reduce)
 
     def _take(self, run: int, mailbox: Mailbox, reduce: str | Reducer) -> None:
-        self._attached = Rounds(Tables(run, self._segment, mailbox, reduce))
+        self.attached = Rounds(Tables(run, self._segment, mailbox, reduce))
 
     def end(self) -> None:
         """Leave the mailboxes of a run that is over."""
-        self._attached = None
+        self.attached = None
 
     def join(self, rounds: Rounds, step: Step, may_apply: bool) -> str:
         """Take a step into the open round if it is new; return the verdict."""
@@ -92,14 +91,18 @@ class Joining:
             return EARLY
         if verdict == NEW:
             self._planner.check(step, whole=True)
-            self._arrived(rounds, rounds.arrive(step), may_apply)
+            self.arrived(rounds, rounds.arrive(step), may_apply)
         return verdict
+
+    def fits(self, arrays: Mapping[int, Array]) -> bool:
+        """Return whether arrays by position may join a round."""
+        return self._planner.are_whole(arrays)
 
     def finish(self, rank: int, may_apply: bool) -> bool:
         """Wait for a rank no longer; return whether there are rounds at all."""
         rounds = self.rounds
         if rounds is not None:
-            self._arrived(rounds, rounds.finish(rank), may_apply)
+            self.arrived(rounds, rounds.finish(rank), may_apply)
         return rounds is not None
 
     def place(self, rank: int) -> tuple[int, int] | None:
@@ -115,14 +118,15 @@ class Joining:
             if standing is not None:
                 self._apply(rounds, standing)
 
-    def _arrived(
-        self, rounds: Rounds, arrival: Arrival | None, may_apply: bool
+    def arrived(
+        self, rounds: Rounds, arrival: Arrival | None, may_apply: bool = True
     ) -> None:
         """Apply the round that an arrival completes; else keep what came."""
         if arrival is None:
             return
         if arrival.last and may_apply:
-            self._apply(rounds, arrival)
+            with np.errstate(all="ignore"):
+                self._apply(rounds, arrival)
         else:
             rounds.store(arrival)
 
@@ -144,5 +148,5 @@ class Joining:
         except Exception as error:  # noqa: BLE001  (every trainer gets it)
             self._fail(tables.run, error)
             return
-        self._pushes.n_applied += n_pushes
+        self._segment.header[N_APPLIED] += n_pushes
         rounds.close()

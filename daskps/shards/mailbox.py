@@ -234,9 +234,10 @@ class Mailbox:
         return self.tables[self.words[TURN] & 1]
 
     @property
-    def other(self) -> Table:
-        """The table to write before the next turn."""
-        return self.tables[~self.words[TURN] & 1]
+    def both(self) -> tuple[Table, Table]:
+        """The table in force, and the one to write before the next turn."""
+        one, two = self.tables
+        return (two, one) if self.words[TURN] & 1 else (one, two)
 
     def turn(self) -> None:
         """Put the other table in force."""

@@ -46,9 +46,11 @@ class Planner:
     def __init__(self, segment: Segment, bindings: Bindings) -> None:
         self._pieces = segment.pieces
         names = [p.parameter.dtype for p in segment.pieces]
+        self._indices = [piece.parameter.index for piece in segment.pieces]
         #: Of weights, which `add` and `assign` take, and of gradients and models.
         self._dtypes = [np.dtype(name) for name in names]
         self._computed = [np.dtype(compute_dtype(name)) for name in names]
+        self._shapes = [(piece.size,) for piece in segment.pieces]
         self._bindings = bindings
 
     def check(self, step: Step, whole: bool = False) -> None:
@@ -79,6 +81,17 @@ class Planner:
             and not (whole and len(data) != piece.size)
         )
 
+    def are_whole(self, arrays: Mapping[int, Array]) -> bool:
+        """Return whether arrays by position are whole gradients or models."""
+        for position, data in arrays.items():
+            if (
+                data.dtype != self._computed[position]
+                or data.shape != self._shapes[position]
+                or not data.flags.c_contiguous
+            ):
+                return False
+        return True
+
     def _named(self, position: int) -> str:
         if not 0 <= position < len(self._pieces):
             return f"piece {position} of a shard of {len(self._pieces)}"
@@ -104,7 +117,8 @@ class Planner:
     ) -> Operations:
         """Return the operations of a complete round."""
         planned = []
-        for position, data in sorted(reduced.items()):
+        for position in sorted(reduced):
+            data = reduced[position]
             if kind == GRADIENT:
                 op = self._gradient(position, data, 0, record, lr=None)
             else:
@@ -121,14 +135,14 @@ class Planner:
         *,
         lr: float | None,
     ) -> Operation:
-        binding = self._bindings.get(self._pieces[position].parameter.index)
+        binding = self._bindings.get(self._indices[position])
         if binding is None:
             name = self._pieces[position].parameter.name
             raise NoOptimizerError(
                 f"parameter {name!r} has no optimizer, so a gradient cannot be "
                 f"applied; give create(optimizer=...) one, or use add or assign"
             )
-        scalars = binding.scalars(int(record.steps[position]) + 1, lr)
+        scalars = binding.scalars(record.steps.item(position) + 1, lr)
         return Operation(data, start, binding, scalars)
 
 

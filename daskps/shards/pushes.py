@@ -47,20 +47,20 @@ class Pushes:
     @property
     def n_applied(self) -> int:
         """Pushes applied to the segment, by any process."""
-        return int(self._segment.words[N_APPLIED])
+        return self._segment.header[N_APPLIED]
 
     @n_applied.setter
     def n_applied(self, value: int) -> None:
-        self._segment.words[N_APPLIED] = value
+        self._segment.header[N_APPLIED] = value
 
     @property
     def n_duplicates(self) -> int:
         """Pushes that were repeats."""
-        return int(self._segment.words[N_DUPLICATES])
+        return self._segment.header[N_DUPLICATES]
 
     @n_duplicates.setter
     def n_duplicates(self, value: int) -> None:
-        self._segment.words[N_DUPLICATES] = value
+        self._segment.header[N_DUPLICATES] = value
 
     def apply(self, tickets: Sequence[Ticket]) -> None:
         """Apply the pushes of some tickets, in order, in one publication."""

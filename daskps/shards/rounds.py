@@ -113,17 +113,29 @@ class Rounds:
             table.note_pushed(rank, True)
             self._open[rank] = Open(now, step.sequence + 1, kind, arrays)
             return None
-        node, slices = self.tables.climb(rank)
-        return Arrival(
+        return self.tables.arrival(
             rank,
-            TICKED,
-            step.sequence + 1,
-            kind,
-            step.weight,
-            node,
-            slices,
-            arrays if step.weight else {},
-            last=table.words[N_IN] + 1 == self.tables.size,
+            sequence=step.sequence,
+            kind=kind,
+            weight=step.weight,
+            arrays=arrays,
+        )
+
+    def is_next(self, rank: int, clock: int, sequence: int, kind: str | None) -> bool:
+        """Return whether a step with a tick joins the open round as it is.
+
+        True only where :meth:`verdict` says NEW, the kind fits and nothing was pushed
+        before the tick. Whatever else there is to say is for the verdict.
+        """
+        table = self.tables.table()
+        words = table.words
+        return (
+            words[ROUND] == clock
+            and not table.ranks[rank]
+            and table.next[rank] <= sequence
+            and not self._open
+            and not table.has_pushed(rank)
+            and (kind is None or KINDS[words[KIND]] in (None, kind))
         )
 
     def finish(self, rank: int) -> Arrival | None:

@@ -91,6 +91,8 @@ class Record:
 
     def __init__(self, words: Words, n_pieces: int) -> None:
         at = HEAD + PIECE_WORDS * n_pieces
+        #: All of it as plain integers.
+        self.plain = integers(words)
         #: Head, then for each piece the steps applied, the flip of its last change
         #: and the buffer of its slots.
         self.fixed = words[:at]
@@ -110,18 +112,23 @@ class Record:
 
     def copy_from(self, other: Record) -> None:
         """Take over everything `other` says."""
-        self.fixed[:] = other.fixed
-        n = other.fixed[N_RANKS]
-        self.ranks[:n] = other.ranks[:n]
-        n = other.fixed[N_PRODUCERS]
-        self.producers[:n] = other.producers[:n]
-        n = other.fixed[N_EXPIRED]
-        self.expired[:n] = other.expired[:n]
+        mine, theirs = self.plain, other.plain
+        at = len(self.fixed)
+        stop = at + RANK_WORDS * theirs[N_RANKS]
+        mine[:stop] = theirs[:stop]
+        at += RANK_WORDS * MAX_RANKS
+        for room, n in (
+            (PRODUCER_WORDS * MAX_PRODUCERS, PRODUCER_WORDS * theirs[N_PRODUCERS]),
+            (MAX_PRODUCERS, theirs[N_EXPIRED]),
+        ):
+            if n:
+                mine[at : at + n] = theirs[at : at + n]
+            at += room
 
     @property
     def version(self) -> int:
         """Number of updates applied."""
-        return int(self.fixed[VERSION])
+        return self.plain[VERSION]
 
     @property
     def live(self) -> Words:
@@ -171,8 +178,8 @@ class Segment:
         self.buffer = private(self.nbytes) if buffer is None else buffer
         self._check_length(HEADER_WORDS * 8)
         self.words: Words = self.buffer[: HEADER_WORDS * 8].view(np.int64)
-        # Read on every call: as plain integers far quicker than NumPy's.
-        self._header = integers(self.words)
+        #: The same words as plain integers, which are read on every call.
+        self.header = integers(self.words)
         holds = self._holds()
         n_record = Record.n_words(len(self.pieces)) * 8
         head = align(HEADER_WORDS * 8)
@@ -286,26 +293,25 @@ class Segment:
 
     def slots_of(self, record: Record, position: int) -> tuple[Array, ...]:
         """Return the optimizer slots of a piece as a record has them."""
-        side = int(record.sides[position])
-        return self._slots[side][position]
+        return self._slots[record.sides.item(position)][position]
 
     @property
     def flip(self) -> int:
         """Number of publications; its parity selects weights and record."""
-        return self._header[FLIP]
+        return self.header[FLIP]
 
     @flip.setter
     def flip(self, value: int) -> None:
-        self._header[FLIP] = value
+        self.header[FLIP] = value
 
     @property
     def writing(self) -> int:
         """The flip being written, or the last one that was."""
-        return self._header[WRITING]
+        return self.header[WRITING]
 
     @writing.setter
     def writing(self, value: int) -> None:
-        self._header[WRITING] = value
+        self.header[WRITING] = value
 
     def record(self, flip: int) -> Record:
         """Return the record of a flip: the current one, or the one before it."""
@@ -314,7 +320,7 @@ class Segment:
     @property
     def current(self) -> Record:
         """The record in force."""
-        return self.records[self._header[FLIP] & 1]
+        return self.records[self.header[FLIP] & 1]
 
 
 def _weights_nbytes(layout: Layout, shard: int) -> int:

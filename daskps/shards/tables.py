@@ -96,22 +96,17 @@ class Tables:
         """Whether the run is the one in progress."""
         return self._heads[self._words[FLIP] & 1][RUN] == self.run
 
-    @property
-    def now(self) -> int:
-        """Number of the open round."""
-        return self._heads[self._words[FLIP] & 1][ROUNDS]
-
     def clock(self, rank: int) -> int:
         """Return where the last complete round left a rank."""
         return self._rows[self._words[FLIP] & 1][rank * RANK_WORDS + CLOCK]
 
     def table(self) -> Table:
         """Return the table of the open round, after emptying it where that is due."""
-        mailbox, now = self._mailbox, self.now
-        table = mailbox.table
+        mailbox, side = self._mailbox, self._words[FLIP] & 1
+        now, (table, other) = self._heads[side][ROUNDS], mailbox.both
         if table.words[ROUND] != now:
-            table = mailbox.other
-            rows = self._rows[self._words[FLIP] & 1].tolist()
+            table = other
+            rows = self._rows[side].tolist()
             table.empty(now, rows[LIVE::RANK_WORDS], rows[NEXT::RANK_WORDS])
             mailbox.turn()
         return table
@@ -130,6 +125,23 @@ class Tables:
                 node = lo, hi
         return node, slices
 
+    def arrival(
+        self,
+        rank: int,
+        *,
+        sequence: int,
+        kind: str | None,
+        weight: float,
+        arrays: Mapping[int, Array],
+    ) -> Arrival:
+        """Return what the open round gets by the tick of a rank that was not in."""
+        node, slices = self.climb(rank)
+        last = self._mailbox.table.words[N_IN] + 1 == self.size
+        given = arrays if weight else {}
+        return Arrival(
+            rank, TICKED, sequence + 1, kind, weight, node, slices, given, last=last
+        )
+
     def standing(self) -> Arrival | None:
         """Return nobody's arrival at a round that is complete and was not applied."""
         table = self.table()
@@ -146,12 +158,12 @@ class Tables:
 
     def store(self, arrival: Arrival) -> None:
         """Note that a rank is in, and keep the sum of the node it completes."""
-        mailbox, table = self._mailbox, self._mailbox.table
+        mailbox = self._mailbox
+        table, other = mailbox.both
         into = arrival.slices[0][0] if arrival.slices else FREE
         if arrival.arrays or len(arrival.slices) > 1:
             into = table.first.tolist().index(FREE)
             mailbox.slice(into).fill(self._sums(arrival))
-        other = mailbox.other
         other.words[:] = table.words
         for index, _ in arrival.slices:
             other.first[index] = FREE

@@ -74,6 +74,8 @@ class Target(NamedTuple):
 
     def part(self, lo: int, hi: int) -> Target:
         """Return elements [lo, hi), the same array where these are the same."""
+        if lo == 0 and hi == len(self.w_out):
+            return self
         w_out = self.w_out[lo:hi]
         w_in = w_out if self.w_in is self.w_out else self.w_in[lo:hi]
         slots_out = tuple(slot[lo:hi] for slot in self.slots_out)
@@ -105,10 +107,11 @@ class Operation:
 
     def apply(self, target: Target, lo: int, hi: int) -> None:
         """Apply elements [lo, hi) of the piece."""
-        a, b = max(lo, self.start), min(hi, self.start + len(self.data))
+        start = self.start
+        a, b = max(lo, start), min(hi, start + len(self.data))
         if a >= b:
             return
-        data, to = self.data[a - self.start : b - self.start], target.part(a, b)
+        data, to = self.data[a - start : b - start], target.part(a, b)
         if self.replace:
             to.w_out[:] = data
         elif self.binding is None:
@@ -131,13 +134,13 @@ class Publication:
     """
 
     def __init__(self, segment: Segment) -> None:
-        self.segment = segment
-        self.flip = segment.flip + 1
-        self.old: Record = segment.record(self.flip - 1)
-        self.record: Record = segment.record(self.flip)
+        self.segment, flip = segment, segment.flip
+        self.flip = flip + 1
+        self.old: Record = segment.records[flip & 1]
+        self.record: Record = segment.records[self.flip & 1]
         self._operations: dict[int, list[Operation]] = {}
         #: Whether the weights written to hold the publication before the current one.
-        self._whole = segment.writing == segment.flip
+        self._whole = segment.writing == flip
         segment.writing = self.flip
         self.record.copy_from(self.old)
 

@@ -38,6 +38,7 @@ from daskps.shards.base import (
     ASSIGN,
     BARRIER,
     GRADIENT,
+    NO_WAIT,
     NOTHING,
     READ,
     Item,
@@ -49,6 +50,7 @@ from daskps.shards.cuts import OWNER, Order, Report, agree
 from daskps.shards.dense import Shard
 from daskps.shards.deputies import Deputy, NotHereError
 from daskps.shards.mailbox import Mailbox
+from daskps.shards.seats import ASK, Tick
 from daskps.shards.segment import (
     CLOCK,
     GENERATION,
@@ -712,11 +714,31 @@ class Both(Shard):
     def submit(self, tickets: Sequence[Ticket]) -> list[Ticket]:
         done: list[Ticket] = []
         for ticket in tickets:
-            if self.leaves(ticket.step):
+            if self.sits(ticket):
+                done.append(ticket)
+            elif self.leaves(ticket.step):
                 done += self.handed_back(self.deputy.submit([ticket]))
             else:
                 done += super().submit([ticket])
         return done + super().submit([]) + self.wake()
+
+    def sits(self, ticket: Ticket) -> bool:
+        """Take an ordinary step at the seat of its rank, here or at the deputy."""
+        step = ticket.step
+        if not step.run or not step.tick or step.generation != self.generation:
+            return False
+        if step.wait != NO_WAIT or self.likes.random() < 0.5:
+            return False
+        shard = self if self.likes.random() < 0.5 else self.deputy
+        tick = Tick(step.kind, step.clock, step.sequence, step.weight)
+        arrays = {item.position: item.data for item in step.items}
+        whole = len(arrays) == len(step.items)
+        version = shard.seat(step.run, step.rank).take(tick, arrays) if whole else ASK
+        if version == ASK:
+            return False
+        ticket.outcome = Ready(self.segment.flip, version)
+        ticket.applied, ticket.version = True, version
+        return True
 
     def leaves(self, step: Step) -> bool:
         """Not what follows pushes that the owner has and nobody else knows of."""

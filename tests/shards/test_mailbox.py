@@ -29,6 +29,7 @@ from daskps.shards.dense import Shard
 from daskps.shards.deputies import Deputy, NotHereError
 from daskps.shards.gates import OPEN, gate_of
 from daskps.shards.mailbox import FORMAT_AT, MAGIC_AT, Mailbox, n_slices
+from daskps.shards.seats import ASK, Tick
 from daskps.shards.segment import GENERATION, ROUNDS, Segment
 from tests.shards.making import (
     RUN,
@@ -313,6 +314,17 @@ def test_run_that_is_over_is_not_attached_to():
         deputy.attach_rounds(RUN, 2, "mean", memory)
 
 
+def test_seat_of_a_run_that_its_owner_has_ended_takes_no_step():
+    owner, deputy, _ = pair(2)
+    seat, tick = deputy.seat(RUN, 0), Tick(GRADIENT, 0, 0, 1.0)
+    before = owner.segment.buffer.copy()
+    owner.end_run(RUN, "test")
+    ended = owner.segment.buffer.copy()
+    assert seat.take(tick, {A: np.ones(9, "f4")}) == ASK
+    assert (owner.segment.buffer == ended).all()
+    assert (before != ended).any()
+
+
 def test_round_without_its_mailboxes_takes_no_step():
     segment = pair(2)[0].segment
     same = Segment(LAYOUT, 0, SLOTS, segment.buffer, durable=True)
@@ -534,7 +546,7 @@ class Dying(Momentum):
 def watched(buffer: Any, memory: Any, n_ranks: int, watch: Watch) -> Shard:
     """A state machine all of whose stores are watched."""
     segment = Segment(LAYOUT, 0, SLOTS, buffer, durable=True)
-    segment._header = Words(segment._header, watch)  # type: ignore[assignment]
+    segment.header = Words(segment.header, watch)  # type: ignore[assignment]
     shard = Shard(segment, dict.fromkeys(RULES, Dying(watch)))
     shard.attach_rounds(RUN, n_ranks, "mean", memory)
     assert shard.rounds
@@ -582,9 +594,25 @@ def states() -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("follower", [another, heir])
+def submit(shard: Shard, ticket: Ticket) -> None:
+    shard.submit([ticket])
+
+
+def sit(shard: Shard, ticket: Ticket) -> None:
+    """Take a step at the seat of its rank, which must be able to."""
+    step = ticket.step
+    tick = Tick(step.kind, step.clock, step.sequence, step.weight)
+    arrays = {item.position: item.data for item in step.items}
+    version = shard.seat(RUN, step.rank).take(tick, arrays)
+    assert version >= 0
+    ticket.outcome = Ready(shard.segment.flip, version)
+
+
+@pytest.mark.parametrize(
+    ("way", "follower"), [(submit, another), (submit, heir), (sit, heir)]
+)
 @pytest.mark.parametrize("nth", range(len(STEPS)))
-def test_step_killed_after_any_store_counts_once(nth, states, follower):
+def test_step_killed_after_any_store_counts_once(nth, way, states, follower):
     owner, _, memory = pair(3)
     send(owner, *STEPS[:nth])
     buffer, n_kills = owner.segment.buffer, 0
@@ -593,7 +621,7 @@ def test_step_killed_after_any_store_counts_once(nth, states, follower):
         shard = watched(*copies, 3, Watch(last))
         ticket = Ticket(STEPS[nth])
         with suppress(Killed):
-            shard.submit([ticket])
+            way(shard, ticket)
         survivor = follower(*copies, 3)
         survivor.validate()
         assert state(survivor) in states[nth : nth + 2]

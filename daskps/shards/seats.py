@@ -1,0 +1,95 @@
+"""A trainer's steps that simply join the open round, without a ticket.
+
+What :meth:`daskps.shards.dense.Shard.submit` finds out for a ticket, for the step that
+nearly every step of a run is, in few reads of plain words. Whatever else there is to
+say is left to the shard.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from daskps.shards.gates import OPEN
+from daskps.shards.segment import FLIP, GATE, GENERATION, RUN, VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from daskps.shards.base import Array
+    from daskps.shards.dense import Shard
+    from daskps.shards.joining import Joining
+
+#: Said instead of a version: nothing was changed, submit the step.
+ASK = -1
+
+
+class Tick(NamedTuple):
+    """What a step with a tick says besides its arrays; see :class:`Step`."""
+
+    kind: str
+    clock: int
+    sequence: int
+    weight: float
+
+
+class Seat:
+    """The place of one rank at one shard.
+
+    Whoever calls holds the segment's lock.
+
+    Parameters
+    ----------
+    shard : Shard
+        The state machine.
+    joining : Joining
+        Its rounds.
+    run, rank : int
+        The trainer's run and its number in it.
+    """
+
+    def __init__(self, shard: Shard, joining: Joining, run: int, rank: int) -> None:
+        self._shard, self._joining = shard, joining
+        self._run, self._rank = run, rank
+        #: None where the mailboxes are not here.
+        self._rounds = joining.rounds
+        segment = shard.segment
+        self._header = segment.header
+        self._records = tuple(record.plain for record in segment.records)
+
+    def take(self, tick: Tick, arrays: Mapping[int, Array]) -> int:
+        """Take a step, whose arrays are by position.
+
+        Returns
+        -------
+        int
+            The version that the shard is at now; or ASK.
+        """
+        header, shard, joining = self._header, self._shard, self._joining
+        rounds, rank = self._rounds, self._rank
+        kind = tick.kind if arrays else None
+        if (
+            rounds is None
+            or rounds is not joining.attached
+            or self._records[header[FLIP] & 1][RUN] != self._run
+            # No cut and no fence holds steps back while it is open.
+            or header[GATE] != OPEN
+            or header[GENERATION] != shard.generation
+            or not shard.is_idle
+            or not rounds.is_next(rank, tick.clock, tick.sequence, kind)
+            or not joining.fits(arrays)
+        ):
+            return ASK
+        try:
+            arrival = rounds.tables.arrival(
+                rank,
+                sequence=tick.sequence,
+                kind=kind,
+                weight=tick.weight,
+                arrays=arrays,
+            )
+            joining.arrived(rounds, arrival)
+        except Exception:  # noqa: BLE001  (nothing came of it; a ticket gets the reason)
+            return ASK
+        if joining.attached is not rounds:  # the round has failed
+            return ASK
+        return self._records[header[FLIP] & 1][VERSION]

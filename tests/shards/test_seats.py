@@ -1,0 +1,167 @@
+"""Steps that a seat takes, and those it leaves to the shard as they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daskps.consistency import BSP
+from daskps.shards import cutting
+from daskps.shards.base import GRADIENT, MODEL, NOTHING, READ, Ready, Step, Ticket
+from daskps.shards.dense import Shard
+from daskps.shards.seats import ASK, Tick
+from daskps.shards.segment import GENERATION
+from tests.shards.making import RUN, A, bsp, contents, hot, send, step, weights
+
+
+def shard_of(n_ranks: int = 2) -> Shard:
+    shard = bsp(n_ranks)
+    shard.segment.words[GENERATION] = shard.generation
+    return shard
+
+
+def take(shard: Shard, given: Step) -> int:
+    tick = Tick(given.kind, given.clock, given.sequence, given.weight)
+    arrays = {item.position: item.data for item in given.items}
+    return shard.seat(RUN, given.rank).take(tick, arrays)
+
+
+def test_seats_and_tickets_make_the_same_rounds():
+    seated, asked = shard_of(3), shard_of(3)
+    for clock in range(3):
+        for rank in (2, 0, 1):
+            given = step(rank, clock, 0.1 + rank, weight=1.0 + rank)
+            if rank == clock:
+                given = replace(given, kind=NOTHING, items=())
+            (ticket,) = send(asked, given)
+            assert take(seated, given) == ticket.version
+            seated.validate()
+            assert contents(seated) == contents(asked)
+    assert seated.segment.current.version == 3
+    assert seated.n_pushes == asked.n_pushes
+
+
+def finished(shard: Shard) -> None:
+    shard.finish(RUN, 0)
+
+
+def cut(shard: Shard) -> None:
+    cutting.begin(shard, "cut", 0)
+
+
+def fenced(shard: Shard) -> None:
+    shard.hold(RUN)
+
+
+def ended(shard: Shard) -> None:
+    shard.end_run(RUN, "test")
+
+
+def another(shard: Shard) -> None:
+    shard.begin_run(RUN + 1, BSP(), 2)
+
+
+def abandoned(shard: Shard) -> None:
+    shard.abandon(RuntimeError("gone"))
+
+
+def moved(shard: Shard) -> None:
+    shard.segment.words[GENERATION] += 1
+
+
+def parked(shard: Shard) -> None:
+    shard.submit([Ticket(Step(run=RUN, rank=1, clock=1, wait=READ))])
+
+
+def before_its_tick(shard: Shard) -> None:
+    shard.submit([Ticket(step(1, 0, tick=False))])
+
+
+def pushed_to_a_dead_owner(shard: Shard) -> None:
+    shard.submit([Ticket(step(0, 0, tick=False))])
+    rounds = shard._joining.attached
+    assert rounds is not None
+    rounds.close()
+
+
+def in_already(shard: Shard) -> None:
+    send(shard, step(0, 0))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        finished,
+        cut,
+        fenced,
+        ended,
+        another,
+        abandoned,
+        moved,
+        parked,
+        before_its_tick,
+        pushed_to_a_dead_owner,
+        in_already,
+    ],
+)
+def test_shard_decides_about_a_step_after(event):
+    shard = shard_of()
+    assert take(shard_of(), step(0, 0)) == 0
+    seat = shard.seat(RUN, 0)
+    event(shard)
+    before = contents(shard)
+    given = step(0, 0)
+    tick, arrays = Tick(GRADIENT, 0, 0, 1.0), {A: given.items[0].data}
+    assert seat.take(tick, arrays) == ASK
+    assert contents(shard) == before
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"clock": 1},
+        {"rank": 1, "clock": 1},
+        {"rank": 1, "sequence": -1},
+        {"rank": 1, "kind": MODEL},
+    ],
+)
+def test_shard_decides_about_a_step_with(more: dict[str, Any]):
+    shard = shard_of()
+    send(shard, step(0, 0))
+    before = contents(shard)
+    assert take(shard, replace(step(0, 0), **more)) == ASK
+    assert contents(shard) == before
+
+
+@pytest.mark.parametrize(
+    "data", [np.zeros(4), np.zeros(5, "f4"), np.zeros(10)[::2], np.zeros((5, 1))]
+)
+def test_shard_decides_about_arrays_that_do_not_fit(data):
+    shard = shard_of()
+    assert shard.seat(RUN, 0).take(Tick(GRADIENT, 0, 0, 1.0), {A: data}) == ASK
+
+
+def test_round_that_fails_is_left_to_the_shard():
+    shard = bsp(1, reduce=lambda stacked, weights: stacked[0] * np.nan)
+    shard.segment.words[GENERATION] = shard.generation
+    before = weights(shard)
+    assert take(shard, step(0, 0)) == ASK
+    assert weights(shard) == before
+    ticket = Ticket(step(0, 0))
+    shard.submit([ticket])
+    assert "NaN" in str(ticket.outcome)
+
+
+def test_overflow_of_a_sum_warns_of_nothing():
+    shard = shard_of()
+    huge = {A: np.full(5, 1e308)}
+    for rank in (0, 1):
+        seat = shard.seat(RUN, rank)
+        assert seat.take(Tick(GRADIENT, 0, 0, 1.0), huge) >= 0
+    assert np.isinf(weights(shard)[A]).all()
+    (again,) = send(shard, replace(step(0, 0), items=hot(0)))
+    assert isinstance(again.outcome, Ready)
+    assert again.duplicate
