@@ -39,12 +39,14 @@ class Module:
     #: Functions taken from the disk and functions compiled, by this object.
     cache_hits: int
     cache_misses: int
+    #: Where it is kept; None in memory, also where that cannot be written.
+    cache_dir: str | None
 
     def __init__(self, source: str, cache_dir: str | None) -> None:
         self.cache_hits = 0
         self.cache_misses = 0
         self._source = source
-        self._cache_dir = cache_dir
+        self.cache_dir = cache_dir
         self._module: ModuleType | None = None
         self._functions: dict[str, Callable[..., Any]] = {}
 
@@ -91,14 +93,14 @@ class Module:
         return str(dispatcher.inspect_llvm(dispatcher.signatures[0]))
 
     def _compile(self, name: str) -> Callable[..., Any]:
-        if self._cache_dir is None:
+        if self.cache_dir is None:
             return self._compile_from(None, name)
         try:
-            return self._compile_from(self._cache_dir, name)
+            return self._compile_from(self.cache_dir, name)
         except (OSError, EOFError, ImportError, pickle.PickleError) as error:
             # A full disk, or a damaged file of Numba's.
-            cache.warn_once(self._cache_dir, error)
-            self._cache_dir = self._module = None
+            cache.warn_once(self.cache_dir, error)
+            self.cache_dir = self._module = None
             return self._compile_from(None, name)
 
     def _compile_from(self, cache_dir: str | None, name: str) -> Callable[..., Any]:

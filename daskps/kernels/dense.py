@@ -10,21 +10,22 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from daskps.kernels.compiled import Module
-from daskps.kernels.interface import Kernel, check_input
+from daskps.kernels.finite import finite
+from daskps.kernels.interface import Kernel
 from daskps.kernels.source import update_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from daskps.kernels.interface import Array, Arrays, Scalars
+    from daskps.kernels.interface import Array, Arrays, Given, Scalars
 
 __all__ = ["build"]
 
 #: Elements that float16 weights are widened at a time: the two float32 scratch arrays
 #: of it stay in a second-level cache.
 _SCRATCH = 16_384
-#: Where slots must start, in bytes, to be written past the caches: a full cache line.
-ALIGNED = 64
+#: Bytes of a cache line: what is written past the caches is written in full lines.
+LINE = 64
 
 
 @final
@@ -55,24 +56,62 @@ class _Native(Kernel):
         scalars: Scalars,
         slots_out: Arrays | None = None,
     ) -> None:
-        written = slots if slots_out is None else slots_out
-        self._check(w_out, g, written)
-        check_input(w_in, self.dtype, len(w_out))
-        if written is not slots:
-            self._check_slots(slots, len(w_out))
-        c = self._cast(scalars)
-        if slots_out and all(s.ctypes.data % ALIGNED == 0 for s in slots_out):
-            move = self._module.function("move")
-            move(w_in, w_out, g, *slots, *slots_out, c)
-            return
-        if slots_out:
-            for slot, out in zip(slots, slots_out, strict=True):
-                np.copyto(out, slot)
-        self._module.function("publish")(w_in, w_out, g, *written, c)
+        self._publish((w_in, w_out, g, slots, scalars, slots_out), past=False)
 
-    def warm(self, *, durable: bool = False) -> None:
+    def stream(
+        self,
+        w_in: Array,
+        w_out: Array,
+        g: Array,
+        slots: Arrays,
+        scalars: Scalars,
+        slots_out: Arrays | None = None,
+        *,
+        check: bool = False,
+    ) -> bool:
+        given = w_in, w_out, g, slots, scalars, slots_out
+        return self._publish(given, past=True, check=check)
+
+    def _publish(self, given: Given, *, past: bool, check: bool = False) -> bool:
+        w_in, w_out, g, slots, scalars, slots_out = given
+        written = self._check_all(given)
+        c, outs = self._cast(scalars), slots_out or ()
+        fast = self._past(w_out, outs, past)
+        if fast is not None:
+            name, first = fast
+            loop = self._module.function(name)
+            return bool(loop(w_in, w_out, g, *slots, *outs, c, first, check))
+        if check and not finite(g, cache_dir=self._module.cache_dir):
+            return False
+        for slot, out in zip(slots, outs, strict=False):
+            np.copyto(out, slot)
+        self._module.function("publish")(w_in, w_out, g, *written, c)
+        return True
+
+    def _past(self, w_out: Array, outs: Arrays, past: bool) -> tuple[str, int] | None:
+        """Return a loop that writes past the caches and where lines begin, if any."""
+        if len(outs) == self.n_slots:
+            for name, arrays in (("past", (w_out, *outs)), ("move", outs)):
+                first = _first_line(arrays) if past or name == "move" else None
+                if first is not None:
+                    return name, first
+        return None
+
+    def warm(self, *, durable: bool = False, past: bool = False) -> None:
+        # Several updates in one pass begin with the one and go on with the other.
         self._module.function("inplace")
-        self._module.function("move" if durable and self.n_slots else "publish")
+        moves = durable and self.n_slots
+        self._module.function("move" if moves else "publish")
+        if past and (moves or not self.n_slots):
+            self._module.function("past")
+
+
+def _first_line(arrays: Arrays) -> int | None:
+    """Return the element with which all arrays begin a cache line, if there is one."""
+    starts = {-array.ctypes.data % LINE for array in arrays}
+    if len(starts) != 1:
+        return None
+    return min(starts.pop() // arrays[0].itemsize, len(arrays[0]))
 
 
 @final
@@ -105,12 +144,8 @@ class _Widened(Kernel):
         scalars: Scalars,
         slots_out: Arrays | None = None,
     ) -> None:
-        written = slots if slots_out is None else slots_out
-        self._check(w_out, g, written)
+        written = self._check_all((w_in, w_out, g, slots, scalars, slots_out))
         n = len(w_out)
-        check_input(w_in, self.dtype, n)
-        if written is not slots:
-            self._check_slots(slots, n)
         wide = np.empty((2, min(n, _SCRATCH)), self.compute_dtype)
         with np.errstate(over="ignore"):  # too large for float16 is infinity there
             for start in range(0, n, _SCRATCH):
@@ -124,7 +159,24 @@ class _Widened(Kernel):
                 self._inner.inplace(w, g_wide, tuple(s[part] for s in written), scalars)
                 w_out[part] = w
 
-    def warm(self, *, durable: bool = False) -> None:
+    def stream(
+        self,
+        w_in: Array,
+        w_out: Array,
+        g: Array,
+        slots: Arrays,
+        scalars: Scalars,
+        slots_out: Arrays | None = None,
+        *,
+        check: bool = False,
+    ) -> bool:
+        # NumPy's casts write as they do.
+        if check and not finite(g, cache_dir=self.module.cache_dir):
+            return False
+        self.publish(w_in, w_out, g, slots, scalars, slots_out)
+        return True
+
+    def warm(self, *, durable: bool = False, past: bool = False) -> None:
         # Whatever is written where: the blocks are updated in place.
         self.module.function("inplace")
 

@@ -11,11 +11,13 @@ import numpy as np
 if TYPE_CHECKING:
     from daskps.kernels.compiled import Module
 
-__all__ = ["Array", "Arrays", "Kernel", "Scalars", "check_input"]
+__all__ = ["Array", "Arrays", "Given", "Kernel", "Scalars", "check_input"]
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Arrays: TypeAlias = tuple[Array, ...]
 Scalars: TypeAlias = tuple[float, ...]
+#: What `publish` takes, in that order.
+Given: TypeAlias = tuple[Array, Array, Array, Arrays, Scalars, Arrays | None]
 
 _LARGEST = {
     np.dtype(dtype): float(np.finfo(dtype).max) for dtype in (np.float32, np.float64)
@@ -97,13 +99,49 @@ class Kernel(ABC):
         """
 
     @abstractmethod
-    def warm(self, *, durable: bool = False) -> None:
+    def stream(
+        self,
+        w_in: Array,
+        w_out: Array,
+        g: Array,
+        slots: Arrays,
+        scalars: Scalars,
+        slots_out: Arrays | None = None,
+        *,
+        check: bool = False,
+    ) -> bool:
+        """Do what `publish` does, past the caches: for arrays larger than these.
+
+        Parameters
+        ----------
+        w_in, w_out, g, slots, scalars, slots_out
+            As in `publish`. Without slots it is quick from any address; with slots it
+            takes `slots_out`, and the same start within 64 bytes for them and `w_out`.
+        check : bool, default False
+            Whether to look for NaN and infinity in the gradient.
+
+        Returns
+        -------
+        bool
+            False where `check` found one. Then slots in place are as they were, and
+            the arrays that were to be written hold anything.
+
+        Raises
+        ------
+        ValueError
+            As `inplace`.
+        """
+
+    @abstractmethod
+    def warm(self, *, durable: bool = False, past: bool = False) -> None:
         """Compile, or load, the loops that will be used now.
 
         Parameters
         ----------
         durable : bool, default False
             Whether `publish` will be called with `slots_out`, instead of without.
+        past : bool, default False
+            Whether `stream` will be called too, in the same way.
 
         Raises
         ------
@@ -155,6 +193,16 @@ class Kernel(ABC):
         if len(scalars) != self.n_scalars:
             self.check_scalars(scalars)
         return np.array(scalars, self.compute_dtype)
+
+    def _check_all(self, given: Given) -> Arrays:
+        """Refuse arrays that do not fit; return the slots that are written."""
+        w_in, w_out, g, slots, _, slots_out = given
+        written = slots if slots_out is None else slots_out
+        self._check(w_out, g, written)
+        check_input(w_in, self.dtype, len(w_out))
+        if written is not slots:
+            self._check_slots(slots, len(w_out))
+        return written
 
     def _check_slots(self, slots: Arrays, n: int) -> None:
         """Refuse slots that are only read and do not fit."""

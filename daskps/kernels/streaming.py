@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]  # has no type hints
@@ -12,6 +13,8 @@ from numba.extending import intrinsic
 __all__ = ["fence", "stream"]
 
 _LINE = 64
+_X86 = ("x86_64", "AMD64")
+_SFENCE = "llvm.x86.sse.sfence"
 
 
 @intrinsic
@@ -23,17 +26,16 @@ def stream(_: Any, out: Any, a: Any, n: Any) -> Any:
 
     Parameters
     ----------
-    out, a : ndarray, float32 or float64
-        Contiguous; `out` starts at a multiple of 64 bytes.
+    out, a : ndarray
+        Contiguous, of one dtype; `out` starts at a multiple of 64 bytes.
     n : int
         How many elements, a multiple of 64 bytes.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kinds = signature.args[:2]
-        bits = kinds[0].dtype.bitwidth
-        scalar = ir.FloatType() if bits == 32 else ir.DoubleType()
-        vector = ir.VectorType(scalar, 8 * _LINE // bits)
+        nbytes = kinds[0].dtype.bitwidth // 8
+        vector = ir.VectorType(ir.IntType(64), _LINE // 8)
         target, source = (
             builder.bitcast(
                 context.make_array(kind)(context, builder, value).data,
@@ -42,10 +44,10 @@ def stream(_: Any, out: Any, a: Any, n: Any) -> Any:
             for kind, value in zip(kinds, args[:2], strict=True)
         )
         hint = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
-        count = builder.udiv(args[2], ir.Constant(args[2].type, vector.count))
+        count = builder.udiv(args[2], ir.Constant(args[2].type, _LINE // nbytes))
         with cgutils.for_range(builder, count) as loop:
             line = builder.load(builder.gep(source, [loop.index]))
-            line.align = bits // 8
+            line.align = nbytes if kinds[1].aligned else 1
             to = builder.gep(target, [loop.index])
             builder.store(line, to, align=_LINE).set_metadata("nontemporal", hint)
         return context.get_dummy_value()
@@ -55,10 +57,17 @@ def stream(_: Any, out: Any, a: Any, n: Any) -> Any:
 
 @intrinsic
 def fence(_: Any) -> Any:
-    """Let no later store be seen before those of `stream`."""
+    """Let no later store be seen before those of `stream`.
+
+    Processors that keep all other stores in order have an instruction for just these.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.fence("seq_cst")
+        if platform.machine() in _X86:
+            kind = ir.FunctionType(ir.VoidType(), ())
+            builder.call(builder.module.declare_intrinsic(_SFENCE, (), kind), ())
+        else:
+            builder.fence("seq_cst")
         return context.get_dummy_value()
 
     return types.void(), generate

@@ -53,6 +53,22 @@ class Bound:
         """
         self.kernel.publish(w_in, w_out, g, slots, scalars, slots_out)
 
+    def stream(
+        self,
+        w_in: _Array,
+        w_out: _Array,
+        g: _Array,
+        slots: tuple[_Array, ...],
+        scalars: tuple[float, ...],
+        slots_out: tuple[_Array, ...] | None = None,
+        *,
+        check: bool = False,
+    ) -> bool:
+        """As `publish`, past the caches; `check` refuses a gradient with NaN or Inf."""
+        return self.kernel.stream(
+            w_in, w_out, g, slots, scalars, slots_out, check=check
+        )
+
     def inplace(
         self,
         w: _Array,

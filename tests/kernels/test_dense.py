@@ -88,18 +88,59 @@ def test_slots_to_another_buffer_have_the_bits_of_inplace(rule, dtype, n):
             assert same_bits(a, b)
 
 
-@pytest.mark.parametrize("n", [64, 100])
-def test_slots_written_past_the_caches_stay_within_their_array(n):
-    bound, w, g, slots, scalars = state(optim.Adam(0.1), "f4", n)
-    raw = np.full(4096, 7, np.uint8)
-    start = -raw.ctypes.data % 64
-    starts = (start, start + 1024)
-    views = tuple(raw[at : at + 4 * n].view("f4") for at in starts)
-    bound.publish(w, np.empty_like(w), g, slots, scalars, views)
-    assert not any((view.view(np.uint8) == 7).all() for view in views)
-    for at in starts:
-        raw[at : at + 4 * n] = 7
+def starts(n, dtype, *shifts):
+    """Arrays of sevens that start so many elements after a line, and all their memory."""
+    size = np.dtype(dtype).itemsize
+    raw = np.full((len(shifts), size * n + 320), 7, np.uint8)
+    found = []
+    for row, shift in zip(raw, shifts, strict=True):
+        at = -row.ctypes.data % 64 + shift * size
+        found.append(row[at : at + size * n].view(dtype))
+    return found, raw
+
+
+@pytest.mark.parametrize("n", [0, 3, 64, 100, 1027])
+@pytest.mark.parametrize("shifts", [(0, 0, 0), (3, 3, 3), (5, 0, 0), (0, 1, 2)])
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+@pytest.mark.parametrize("rule", [optim.SGD(0.1), optim.Adam(0.1)], ids=repr)
+def test_past_the_caches_means_the_same_bits_in_the_same_places(rule, dtype, shifts, n):
+    bound, w, g, slots, scalars = state(rule, dtype, n)
+    (out, *_), raw = starts(n, dtype, *shifts)
+    slots_out, raw_slots = starts(n, bound.kernel.compute_dtype, *shifts[1:])
+    moved = tuple(slots_out) if slots else None
+    before = [a.copy() for a in (w, g, *slots)]
+    assert bound.stream(w, out, g, slots, scalars, moved, check=True)
+    assert all(map(same_bits, (w, g, *slots), before))
+    bound.inplace(w, g, slots, scalars)
+    for a, b in zip((w, *slots), (out, *(moved or ())), strict=True):
+        assert same_bits(a, b)
+    for a in (out, *slots_out):
+        a.view(np.uint8)[:] = 7
     assert (raw == 7).all()
+    assert (raw_slots == 7).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("position", [0, 1, 2, 3, 66, 67, 130, 131])
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+def test_the_check_finds_what_is_not_finite_wherever_it_is(dtype, position, bad):
+    """Before the first full line, in the lines, and behind the last one."""
+    bound, w, g, slots, scalars = state(optim.Adam(0.1), dtype, 132)
+    g[0] = np.finfo(dtype).max
+    (out, *_), _ = starts(132, dtype, 3)
+    slots_out, _ = starts(132, bound.kernel.compute_dtype, 3, 3)
+    for moved in (None, tuple(slots_out)):
+        kept = tuple(slot.copy() for slot in slots)
+        assert bound.stream(w, out, g, kept, scalars, moved, check=True)
+    g[position] = bad
+    before = [a.copy() for a in (w, g, *slots)]
+    for moved in (None, tuple(slots_out)):
+        assert not bound.stream(w, out, g, slots, scalars, moved, check=True)
+        assert all(map(same_bits, (w, g, *slots), before))
+    for moved in (None, tuple(slots_out)):
+        kept = tuple(slot.copy() for slot in slots)
+        assert bound.stream(w, out, g, kept, scalars, moved)
+        assert not np.isfinite(out[position])
 
 
 @settings(deadline=None, max_examples=20)
@@ -120,7 +161,7 @@ def test_any_split_has_the_bits_of_the_whole(rule, dtype, cuts, seed):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
-@pytest.mark.parametrize("name", ["inplace", "publish", "move"])
+@pytest.mark.parametrize("name", ["inplace", "publish", "move", "past"])
 def test_float32_loop_is_vectorised_and_free_of_float64(rule, name):
     if name == "move" and not rule.slots:
         return
@@ -274,6 +315,25 @@ def test_warm_compiles_the_loops_of_the_memory_in_use(durable):
     moved = lines(slots) if durable else None
     kernel.publish(w, w.copy(), w, slots, (), moved)
     assert kernel.cache_misses == 2
+
+
+@pytest.mark.parametrize(
+    ("durable", "slots", "loops"), [(True, 1, 3), (False, 1, 2), (True, 0, 3)]
+)
+def test_warm_compiles_what_writes_past_the_caches_where_it_can(durable, slots, loops):
+    by = 0.15625 if durable else 0.1875
+
+    def two(w, g, m):
+        return w - by * g, m
+
+    update = two if slots else lambda w, g: w - by * g
+    kernel = kernels.build(update, slots, 0, "f4")
+    kernel.warm(durable=durable, past=True)
+    assert kernel.cache_misses == loops
+    w, out = lines([np.ones(64, "f4")] * 2)
+    state_ = lines([np.ones(64, "f4")] * slots)
+    kernel.stream(w, out, w, state_, (), lines(state_) if durable and slots else None)
+    assert kernel.cache_misses == loops
 
 
 def test_nothing_is_compiled_before_the_first_call():

@@ -1,0 +1,72 @@
+"""Copying large arrays past the caches."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Final
+
+import numpy as np
+
+from daskps.kernels.compiled import Module
+from daskps.kernels.source import copy_source
+
+__all__ = ["LARGE_NBYTES", "copy", "warm"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+#: Copies of so much together gain by stores past the caches, also where the copy is
+#: read at once: 8 MiB and more did, 4 MiB lost (one core with 32 MiB of cache).
+LARGE_NBYTES: Final = 8 * 2**20
+#: An array that is less is copied as ever: it costs no more than to look at it.
+_LEAST_NBYTES = 64 * 2**10
+_LINE = 64
+
+_modules: dict[str | None, Module] = {}
+_lock = threading.Lock()
+
+
+def copy(out: Array, a: Array, *, cache_dir: str | None = None) -> None:
+    """Copy a large array past the caches.
+
+    Parameters
+    ----------
+    out : ndarray
+        Where to.
+    a : ndarray
+        What. Where it has another dtype or shape, or one of the two is not
+        contiguous, this is `numpy.copyto`.
+    cache_dir : str, optional
+        Where the compiled loop is kept, as in `build`.
+    """
+    if (
+        a.nbytes < _LEAST_NBYTES
+        or a.dtype != out.dtype
+        or a.shape != out.shape
+        or not (a.flags.c_contiguous and out.flags.carray)
+    ):
+        np.copyto(out, a)
+        return
+    source, target = (x.reshape(-1).view(np.uint8) for x in (a, out))
+    first = -target.ctypes.data % _LINE
+    last = len(target) - (len(target) - first) % _LINE
+    for edge in (slice(0, first), slice(last, None)):
+        target[edge] = source[edge]
+    middle = slice(first, last)
+    _module(cache_dir).function("copy")(source[middle], target[middle])
+
+
+def warm(*, cache_dir: str | None = None) -> None:
+    """Compile the loop, so that its first use finds it ready.
+
+    Parameters
+    ----------
+    cache_dir : str, optional
+        Where it is kept, as in `build`.
+    """
+    _module(cache_dir).function("copy")
+
+
+def _module(cache_dir: str | None) -> Module:
+    with _lock:
+        if cache_dir not in _modules:
+            _modules[cache_dir] = Module(copy_source(), cache_dir)
+        return _modules[cache_dir]
