@@ -56,6 +56,8 @@ class Step:
     wait: str = NO_WAIT
     #: Smallest version a read outside a run may return.
     at_least: int = 0
+    #: Whether nobody has looked for NaN and infinity in the gradients yet.
+    check: bool = False
     #: Whether the arrays may be kept and changed (they came from another process).
     owned: bool = False
     #: All steps of this producer below this number were answered or given up.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from daskps.errors import NoOptimizerError, PushRejectedError
+from daskps.kernels import finite
 from daskps.layout import compute_dtype
 from daskps.shards.base import ADD, GRADIENT, MODEL, Array, Item, Step
 from daskps.shards.update import Binding, Formed, Operation
@@ -99,14 +100,24 @@ class Planner:
         name = piece.parameter.name[:60]
         return f"the {piece.size} elements of {name!r} ({piece.parameter.dtype})"
 
-    def step(self, step: Step, record: Record) -> Operations:
-        """Return the operations of a step that is an update of its own."""
+    def step(self, step: Step, record: Record, *, fused: bool = False) -> Operations:
+        """Return the operations of a step that is an update of its own.
+
+        Where it was not looked for NaN and infinity yet, that is done here, or with
+        `fused` by those operations.
+        """
         self.check(step)
+        # A product may be infinite where the gradient is not.
+        fused = fused and step.kind == GRADIENT and step.weight == 1.0
+        if step.check and not fused:
+            self._look(step)
         planned = []
         for item in step.items:
             if step.kind == GRADIENT:
                 data = _scaled(item.data, step.weight)
-                op = self._gradient(item.position, data, item.start, record, lr=step.lr)
+                op = self._gradient(
+                    item.position, data, item.start, record, lr=step.lr, check=fused
+                )
             else:
                 op = Operation(item.data, item.start, replace=step.kind != ADD)
             planned.append((item.position, op))
@@ -126,6 +137,16 @@ class Planner:
             planned.append((position, op))
         return planned
 
+    def _look(self, step: Step) -> None:
+        """Refuse arrays with NaN or infinity."""
+        for item in step.items:
+            if not finite(item.data):
+                name = self._pieces[item.position].parameter.name
+                raise PushRejectedError(
+                    f"the {step.kind} of {name[:60]!r} has NaN or Inf; nothing was "
+                    f"applied"
+                )
+
     def _gradient(
         self,
         position: int,
@@ -134,6 +155,7 @@ class Planner:
         record: Record,
         *,
         lr: float | None,
+        check: bool = False,
     ) -> Operation:
         binding = self._bindings.get(self._indices[position])
         if binding is None:
@@ -143,7 +165,7 @@ class Planner:
                 f"applied; give create(optimizer=...) one, or use add or assign"
             )
         scalars = binding.scalars(record.steps.item(position) + 1, lr)
-        return Operation(data, start, binding, scalars)
+        return Operation(data, start, binding, scalars, check=check)
 
 
 def count(planned: Operations, record: Record) -> None:

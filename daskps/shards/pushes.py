@@ -67,7 +67,8 @@ class Pushes:
         changing = [t for t in tickets if runs.changes(t.step)]
         if changing:
             publication = Publication(self._segment)
-            new = [t for t in changing if self._one(t, publication)]
+            alone = len(changing) == 1
+            new = [t for t in changing if self._one(t, publication, alone)]
             if new:
                 self._commit(publication, new)
             else:
@@ -75,7 +76,7 @@ class Pushes:
         for ticket in tickets:
             ticket.applied = ticket.outcome is None
 
-    def _one(self, ticket: Ticket, publication: Publication) -> bool:
+    def _one(self, ticket: Ticket, publication: Publication, alone: bool) -> bool:
         """Plan the update of one push; return whether it is new and fine."""
         step, record = ticket.step, publication.record
         try:
@@ -83,7 +84,9 @@ class Pushes:
                 ticket.duplicate = True
                 self.n_duplicates += 1
             else:
-                planned = self._planner.step(step, record)
+                # Else the others would be refused with it.
+                fused = step.check and alone and publication.looks(step.items)
+                planned = self._planner.step(step, record, fused=fused)
                 _note(step, record)
                 self._doubts.note(step)
                 publication.add(planned)

@@ -1,7 +1,8 @@
 """Applying arrays to the weights of a segment: what to do first, then doing it.
 
 Everything that can fail (a user's `prepare`, a schedule) happens while the operations
-are planned; once the first byte is written, nothing raises.
+are planned; once the first byte is written, nothing raises, but for a gradient that is
+looked at in the very pass that applies it. Nothing that was written is in force then.
 """
 # ruff: noqa: PLR0917  (every loop takes the same five things)
 
@@ -12,15 +13,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from daskps.errors import PushRejectedError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from daskps.shards.base import Item
     from daskps.shards.segment import Record, Segment
 
 Array = np.ndarray[Any, np.dtype[Any]]
 #: Where several updates meet in one pass, they go tile by tile, in elements: a tile
 #: of weights and slots stays in the second-level cache between two updates.
 TILE = 16_384
+#: Shards with so many bytes of weights write them past the caches, which do not hold
+#: both buffers, a gradient and what readers copy. With a pull after each push 4 MiB
+#: gained a little, 2 MiB lost as much, 8 MiB and more gained a quarter.
+PAST_NBYTES = 4 * 2**20
 
 
 class Binding(Protocol):
@@ -39,6 +47,19 @@ class Binding(Protocol):
         slots_out: tuple[Array, ...] | None = None,
     ) -> None:
         """Write the updated `w_in` to `w_out`, and the slots to `slots_out`."""
+
+    def stream(
+        self,
+        w_in: Array,
+        w_out: Array,
+        g: Array,
+        slots: tuple[Array, ...],
+        scalars: tuple[float, ...],
+        slots_out: tuple[Array, ...] | None = None,
+        *,
+        check: bool = False,
+    ) -> bool:
+        """Do so past the caches; with `check`, False says that `g` is not finite."""
 
     def inplace(
         self,
@@ -104,6 +125,8 @@ class Operation:
     binding: Binding | None = None
     scalars: tuple[float, ...] = ()
     replace: bool = False
+    #: Whether NaN and infinity are looked for in the pass, as :meth:`Publication.looks`.
+    check: bool = False
 
     def apply(self, target: Target, lo: int, hi: int) -> None:
         """Apply elements [lo, hi) of the piece."""
@@ -124,6 +147,22 @@ class Operation:
             self.binding.publish(to.w_in, to.w_out, data, to.slots, self.scalars)
         else:
             self.binding.inplace(to.w_out, data, to.slots, self.scalars)
+
+    def stream(self, target: Target, lo: int, hi: int) -> bool:
+        """As :meth:`apply`, past the caches; False for a gradient that is not finite."""
+        if self.binding is None:
+            self.apply(target, lo, hi)
+            return True
+        to = target.part(lo, hi)
+        return self.binding.stream(
+            to.w_in,
+            to.w_out,
+            self.data[lo:hi],
+            to.slots,
+            self.scalars,
+            to.slots_out if to.moves else None,
+            check=self.check,
+        )
 
 
 class Publication:
@@ -150,12 +189,40 @@ class Publication:
             self._operations.setdefault(position, []).append(operation)
             self.record.changed[position] = self.flip
 
+    def looks(self, items: Sequence[Item]) -> bool:
+        """Return whether gradients can be looked at in the pass that applies them.
+
+        They must be all that this publication applies, each to a whole piece, and
+        nothing may be written that is in force: slots of one buffer are.
+        """
+        segment = self.segment
+        return (
+            self._is_large
+            and not self._operations
+            and len({item.position for item in items}) == len(items)
+            and all(
+                len(item.data) == segment.pieces[item.position].size
+                and (segment.n_sides > 1 or not segment.slot_init[item.position])
+                for item in items
+            )
+        )
+
+    @property
+    def _is_large(self) -> bool:
+        return self.segment.weights_nbytes >= PAST_NBYTES
+
     def commit(self) -> None:
         """Write the weights that changed and flip.
 
         A piece that this publication leaves alone is copied if the one before changed
         it: else both buffers hold the same. After a publication that stopped half-way
         every piece is copied.
+
+        Raises
+        ------
+        PushRejectedError
+            Where a gradient was to be looked at and is not finite. This publication
+            stopped half-way then; the one in force is whole.
         """
         segment, flip = self.segment, self.flip
         for position, w_out in enumerate(segment.weights[flip & 1]):
@@ -164,7 +231,12 @@ class Publication:
             if operations:
                 bound = any(op.binding is not None for op in operations)
                 slots = self._slots(position) if bound else ((),) * 2
-                _run(operations, Target(w_in, w_out, *slots))
+                if not _run(operations, Target(w_in, w_out, *slots), self._is_large):
+                    piece = segment.pieces[position].parameter
+                    raise PushRejectedError(
+                        f"the gradient of {piece.name[:60]!r} has NaN or Inf; nothing "
+                        f"was applied"
+                    )
             elif not self._whole or self.old.changed[position] == flip - 1:
                 np.copyto(w_out, w_in)
         segment.flip = flip
@@ -199,15 +271,20 @@ class Publication:
             self.segment.writing = self.flip - 1
 
 
-def _run(operations: Sequence[Operation], target: Target) -> None:
+def _run(operations: Sequence[Operation], target: Target, large: bool) -> bool:
+    """Apply operations to a piece; False for a gradient that is not finite."""
     first, *others = operations
     n = len(target.w_out)
     covers = first.start == 0 and len(first.data) == n
     if covers and not others:
         step = max(n, 1) if isinstance(first.data, np.ndarray) else first.data.step
         for lo in range(0, n, step):
-            first.apply(target, lo, min(lo + step, n))
-        return
+            hi = min(lo + step, n)
+            if not large:
+                first.apply(target, lo, hi)
+            elif not first.stream(target, lo, hi):
+                return False
+        return True
     # Slots that move are not read again from memory: they are copied tile by tile
     # and updated in the cache.
     covers = covers and not target.moves
@@ -222,3 +299,4 @@ def _run(operations: Sequence[Operation], target: Target) -> None:
         first.apply(target if covers else written, lo, hi)
         for operation in others:
             operation.apply(written, lo, hi)
+    return True

@@ -22,6 +22,7 @@ import numpy as np
 from daskps import optim
 from daskps.consistency import ASP, BSP
 from daskps.layout import Layout, compute_dtype
+from daskps.shards import update
 from daskps.shards.base import ADD, GRADIENT, Item, Step, Ticket
 from daskps.shards.dense import Shard
 from daskps.shards.mailbox import Mailbox
@@ -168,6 +169,13 @@ class Partly:
         self.inner.publish(w_in, w_out, g, slots, scalars, slots_out)
         self._count()
 
+    def stream(self, w_in, w_out, g, slots, scalars, slots_out=None, *, check=False):
+        outs = (w_out, *(slots if slots_out is None else slots_out))
+        self._die_within(w_in, outs, g, slots, scalars)
+        done = self.inner.stream(w_in, w_out, g, slots, scalars, slots_out, check=check)
+        self._count()
+        return done
+
     def _die_within(self, w, outs, g, slots, scalars):
         if armed not in PARTIAL:
             return
@@ -236,7 +244,7 @@ def run_on(case: dict[str, Any], bound: dict[int, Any], ready: int) -> None:
 def main() -> None:
     bound = bindings(sys.argv[1])
     for binding in bound.values():
-        binding.kernel.warm(durable=True)
+        binding.kernel.warm(durable=True, past=True)
     for line in sys.stdin:
         sys.stdout.write(f"{fork(json.loads(line), bound)}\n")
         sys.stdout.flush()
@@ -247,6 +255,8 @@ def fork(case: dict[str, Any], bound: dict[int, Any]) -> int:
     reader, ready = os.pipe()
     child = os.fork()
     if not child:
+        if case.get("past"):
+            update.PAST_NBYTES = 0
         if "label" in case:
             die_at(case, bound)
         else:

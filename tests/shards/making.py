@@ -27,7 +27,20 @@ LAYOUT = Layout.build(
 RULED = (0, 1)
 
 
-class Adding:
+class Streamed:
+    """What a rule does past the caches, written as ever."""
+
+    publish: Any
+
+    def stream(self, w_in, w_out, g, slots, scalars, slots_out=None, *, check=False):
+        if check and not np.isfinite(g).all():
+            return False
+        outs = () if slots_out is None else (slots_out,)
+        self.publish(w_in, w_out, g, slots, scalars, *outs)
+        return True
+
+
+class Adding(Streamed):
     """A rule that adds the gradient; its slot adds up the step numbers.
 
     `lr=0.25` makes it raise, as a schedule or a user's `prepare` may.
@@ -46,7 +59,7 @@ class Adding:
         self.publish(w, w, g, slots, scalars)
 
 
-class Momentum:
+class Momentum(Streamed):
     """A rule whose result depends on the order of the updates, in every bit."""
 
     def scalars(self, step: int, lr: float | None) -> tuple[float, ...]:

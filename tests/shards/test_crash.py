@@ -75,7 +75,7 @@ def kill(
     # Compiled here, loaded there.
     reference.after(1)
     for binding in reference.bindings.values():
-        binding.kernel.warm(durable=True)
+        binding.kernel.warm(durable=True, past=True)
     cache = str(tmp_path_factory.getbasetemp() / "kernels0")
     command = [sys.executable, "-m", "tests.shards.crashing", cache]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
@@ -122,10 +122,14 @@ def goes_on(shard: Shard, reference: Reference, first: int, batch: list[int]) ->
     return before - first
 
 
-@pytest.mark.parametrize("batch", [[4], [4, 5, 6, 7]], ids=["one", "several"])
+@pytest.mark.parametrize(
+    ("batch", "past"),
+    [([4], False), ([4], True), ([4, 5, 6, 7], False)],
+    ids=["one", "one past the caches", "several"],
+)
 @pytest.mark.parametrize("label", LABELS)
-def test_killed_after_a_store(kill, reference, label, batch):
-    shard, _ = kill(label=label, batch=batch, reset=False)
+def test_killed_after_a_store(kill, reference, label, batch, past):
+    shard, _ = kill(label=label, batch=batch, reset=False, past=past)
     flipped = label in ("flip", "applied")
     assert shard.segment.writing == ACKNOWLEDGED + 1
     assert shard.segment.flip == ACKNOWLEDGED + flipped
@@ -153,8 +157,9 @@ def test_killed_while_a_run_begins_with_fresh_slots(kill, reference, label):
 
 
 def random_moments(kill, reference, rng, n):
-    for _ in range(n):
-        shard, acknowledged = kill(pushes=MANY, delay=rng.uniform(0, SECONDS))
+    for i in range(n):
+        delay, past = rng.uniform(0, SECONDS), i % 2 == 1
+        shard, acknowledged = kill(pushes=MANY, delay=delay, past=past)
         goes_on(shard, reference, acknowledged, [acknowledged])
 
 
@@ -167,9 +172,9 @@ def random_rounds(kill, reference, rng, n):
     alone = reference.new()
     alone.begin_run(crashing.RUN, BSP(), 2, "mean")
     states = [state(alone)]
-    for _ in range(n):
-        delay = rng.uniform(0, SECONDS)
-        shard, done = kill(pushes=MANY, delay=delay, rounds=True)
+    for i in range(n):
+        delay, past = rng.uniform(0, SECONDS), i % 2 == 1
+        shard, done = kill(pushes=MANY, delay=delay, rounds=True, past=past)
         last = done + 5
         while len(states) <= last:
             crashing.deliver(alone, len(states) - 1)

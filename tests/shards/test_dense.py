@@ -33,6 +33,7 @@ from tests.shards.making import (
     A,
     B,
     C,
+    Streamed,
     bsp,
     contents,
     done,
@@ -256,7 +257,7 @@ def test_a_gradient_without_a_rule_is_refused():
     assert contents(shard) == before
 
 
-class Dying:
+class Dying(Streamed):
     """A rule that dies in the middle of writing, as it should never do."""
 
     def scalars(self, step, lr):
