@@ -197,13 +197,37 @@ def _ready(value: Any, p: Parameter, dtype: str, what: str, *, finite: bool) -> 
         flat = value.reshape(-1)
     else:
         flat = _made_ready(value, p, dtype, what)
-    if finite and dtype in FLOATS and not is_finite(flat):
+    if finite and dtype in FLOATS:
+        _look(flat, p, what)
+    return flat
+
+
+def look(layout: Layout, arrays: Mapping[int, Array]) -> None:
+    """Look for NaN and Inf in gradients that were checked with ``finite=False``.
+
+    Parameters
+    ----------
+    layout : Layout
+        The store's layout.
+    arrays : mapping of int to ndarray, shape (n,)
+        Gradients by parameter index.
+
+    Raises
+    ------
+    PushRejectedError
+        Where there are any. Nothing has been changed anywhere.
+    """
+    for index, array in arrays.items():
+        _look(array, layout.parameters[index], "gradient")
+
+
+def _look(flat: Array, p: Parameter, what: str) -> None:
+    if not is_finite(flat):
         raise PushRejectedError(
-            f"the {what} of {p.name[:60]!r} has NaN or Inf (as {dtype}); lower the "
-            f"learning rate, clip it, or set the configuration value daskps.finite "
+            f"the {what} of {p.name[:60]!r} has NaN or Inf (as {flat.dtype}); lower "
+            f"the learning rate, clip it, or set the configuration value daskps.finite "
             f"to 'allow'"
         )
-    return flat
 
 
 def _made_ready(value: Any, p: Parameter, dtype: str, what: str) -> Array:

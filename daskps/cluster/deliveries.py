@@ -10,13 +10,16 @@ number: what was applied already is recognised there.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from daskps.cluster.lane import PATIENCE_SECONDS
 from daskps.cluster.slot import Pending, Slot
 from daskps.errors import ShardBusyError
+from daskps.kernels import finite
 from daskps.shards.base import NO_WAIT, NOTHING, Item, Ready, Step, Ticket
 from daskps.shards.seats import ASK, Tick
+from daskps.shards.update import PAST_NBYTES
 from daskps.version import Version
 
 if TYPE_CHECKING:
@@ -30,6 +33,27 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.001
 #: Position of a piece, index of its parameter, and its elements there.
 Cut = tuple[int, int, int, int]
+#: A shard, the trainer's seat there in rounds, and what of an array goes there.
+Place = tuple[int, Slot, "Seat | None", list[Cut]]
+#: Less is looked at before: no shard writes it past the caches.
+LOOK_LATER_NBYTES = PAST_NBYTES
+
+
+@dataclass(slots=True)
+class Look:
+    """A look for NaN and infinity in gradients that nobody has had yet.
+
+    Called, it raises PushRejectedError where there are any.
+    """
+
+    function: Callable[[], None]
+    done: bool = False
+
+    def __call__(self) -> None:
+        """Look, unless somebody has."""
+        if not self.done:
+            self.function()
+            self.done = True
 
 
 class Delivery:
@@ -54,7 +78,7 @@ class Delivery:
                     position = meta.positions[piece.shard, index]
                     cut = position, index, piece.start, piece.stop
                     cuts[piece.shard].append(cut)
-        self._parts: list[tuple[int, Slot, Seat | None, list[Cut]]] = []
+        self._parts: list[Place] = []
         self._lives: list[Callable[[], bool]] = []
         self._next_look = 0.0
         #: Whether all shards can be reached without a message.
@@ -77,19 +101,28 @@ class Delivery:
         first = session.rank % len(self._parts)
         self._parts = self._parts[first:] + self._parts[:first]
 
-    def send(self, arrays: Mapping[int, Array], tick: Tick) -> Version | None:
-        """Deliver a step; None where the general way must be taken."""
+    def send(
+        self, arrays: Mapping[int, Array], tick: Tick, look: Look | None = None
+    ) -> Version | None:
+        """Deliver a step; None where the general way must be taken.
+
+        The first shard looks at its part of the gradients itself, while it applies
+        them: until it has, no other one has seen anything.
+        """
         # What is pushed to a worker that is gone would be acknowledged, and lost.
         if (now := time.monotonic()) > self._next_look:
             if not all(lives() for lives in self._lives):
                 return None
             self._next_look = now + LOOK_SECONDS
+        if look is not None and not look.done and not self._may_look_later(arrays):
+            look()
         versions = []
         for shard, slot, seat, cuts in self._parts:
             given = {p: arrays[index][a:b] for p, index, a, b in cuts}
             try:
                 if seat is None:
-                    version = self._submit(slot, tick, given)
+                    check = look is not None and not look.done
+                    version = self._submit(slot, tick, given, check)
                 else:
                     version = slot.take_now(seat, tick, given, PATIENCE_SECONDS)
             except ShardBusyError:
@@ -97,12 +130,16 @@ class Delivery:
                 return None
             if version == ASK:
                 return None
+            if look is not None:
+                look.done = True
             versions.append((shard, version))
         self._counters.local_calls += len(self._lives)
         versions.sort()
         return Version.of(versions)
 
-    def _submit(self, slot: Slot, tick: Tick, arrays: Mapping[int, Array]) -> int:
+    def _submit(
+        self, slot: Slot, tick: Tick, arrays: Mapping[int, Array], check: bool
+    ) -> int:
         """Have a shard apply a step on arrival."""
         step = Step(
             kind=tick.kind,
@@ -115,6 +152,7 @@ class Delivery:
             generation=slot.shard.generation,
             weight=tick.weight,
             wait=NO_WAIT,
+            check=check,
             floor=tick.sequence,
         )
         ticket = Ticket(step, owner=_nobody)
@@ -125,6 +163,15 @@ class Delivery:
         if ticket.outcome is None:
             slot.forget(ticket)
         return ASK
+
+    def _may_look_later(self, arrays: Mapping[int, Array]) -> bool:
+        """Look at all that does not go to the first shard; return whether it is fine."""
+        (_, slot, _, _), *others = self._parts
+        return slot.shard.segment.weights_nbytes >= PAST_NBYTES and all(
+            finite(arrays[index][a:b])
+            for _, _, _, cuts in others
+            for _, index, a, b in cuts
+        )
 
 
 _nobody = Pending(1, lambda: None)
@@ -149,7 +196,11 @@ class Deliveries:
         self._where = session.meta.where
 
     def send(
-        self, arrays: Mapping[int, Array], kind: str, weight: float
+        self,
+        arrays: Mapping[int, Array],
+        kind: str,
+        weight: float,
+        look: Look | None = None,
     ) -> Version | None:
         """Deliver a step that ticks; None where the general way must be taken."""
         session, indices = self._session, tuple(arrays)
@@ -165,5 +216,7 @@ class Deliveries:
             return None
         kind = kind if arrays else NOTHING
         return delivery.send(
-            arrays, Tick(kind, session.clock, session.sequence, weight)
+            arrays,
+            Tick(kind, session.clock, session.sequence, weight),
+            look,
         )

@@ -10,7 +10,7 @@ from daskps import config
 from daskps.cluster import plans, words
 from daskps.cluster.client import ShardClient
 from daskps.cluster.deadline import Deadline
-from daskps.cluster.deliveries import Deliveries
+from daskps.cluster.deliveries import Deliveries, Look
 from daskps.cluster.glances import Glances
 from daskps.cluster.messages import Answer, Array, Call
 from daskps.cluster.plans import GRADIENT, Plan, Target
@@ -87,6 +87,14 @@ class Session:
         plan = plans.read(self.meta, target, None, self._call())
         self._exchange(plan, timeout, "a pull")
 
+    @property
+    def looks_later(self) -> bool:
+        """Whether large gradients that tick may be looked at on their way.
+
+        Under BSP they are added to others first; a codec's words are not looked at.
+        """
+        return not (self.bsp or self._open or self._codec is not None)
+
     def deliver(
         self,
         arrays: Mapping[int, Array],
@@ -96,19 +104,26 @@ class Session:
         weight: float = 1.0,
         tick: bool = True,
         target: Target | None = None,
+        look: Look | None = None,
     ) -> Any:
-        """Send arrays to their shards, with the tick to all, and read `target`."""
+        """Send arrays to their shards, with the tick to all, and read `target`.
+
+        Gradients that `look` is given for are looked at on the way, at the latest
+        before they take a message.
+        """
         with self._lock:
             codec = self._codec if arrays and kind == GRADIENT else None
             # What was pushed before the tick is with the owners of the shards.
             if tick and timeout is None and not self._open and codec is None:
-                version = self._deliveries.send(arrays, kind, weight)
+                version = self._deliveries.send(arrays, kind, weight, look)
                 if version is not None:
                     self.sequence += 1
                     self.clock += 1
                     if target is not None:
                         self.read(target, None)
                     return version
+            if look is not None:
+                look()
             if codec is not None:
                 arrays = self._encoded(arrays, codec)
             call = self._call(

@@ -51,6 +51,11 @@ class Background:
         with self._work:
             return self._clock if self._backlog.busy else self._session.clock
 
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing is under way and no error waits to be heard of."""
+        return self._backlog.quiet
+
     def submit(self, request: Read | Push) -> Operation:
         """Have a request carried out after all that were issued before.
 

@@ -241,11 +241,11 @@ class Trainer(Ahead):
         tick: bool = True,
         target: Target | None = None,
     ) -> Any:
-        arrays, weight = self._checked(grads, weight)
+        arrays, weight, look = self._to_deliver(grads, weight, tick, timeout)
         seconds = self._settled(timeout, "a push")
         self._overtaken()
         return self._session.deliver(
-            arrays, seconds, weight=weight, tick=tick, target=target
+            arrays, seconds, weight=weight, tick=tick, target=target, look=look
         )
 
     def tick(self, *, timeout: Any = None) -> Version:

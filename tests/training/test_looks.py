@@ -1,0 +1,87 @@
+"""Large gradients that are not finite are refused as small ones are, in every way."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import daskps
+from daskps import intake, optim
+from daskps.shards.update import PAST_NBYTES
+
+#: Each of two shards is large enough to be written past the caches.
+N = PAST_NBYTES // 2 + 1000
+NAN = r"the gradient of '{}' has NaN or Inf \(as float32\); lower the learning rate"
+
+
+def gradient(*bad):
+    """A gradient of ones, but for some elements of `a` and `b`."""
+    found = {"a": np.ones(N, "f4"), "b": np.ones(3, "f4")}
+    for name, at, value in bad:
+        found[name][at] = value
+    return found
+
+
+def cases():
+    """What is refused, and the error, which names what is wrong with the first."""
+    yield gradient(("a", 0, np.nan)), NAN.format("a")
+    yield gradient(("a", -1, np.inf)), NAN.format("a")
+    yield gradient(("b", 1, -np.inf)), NAN.format("b")
+    both = gradient(("a", N // 2, np.nan), ("b", 0, np.nan))
+    yield both, NAN.format("a")
+    yield dict(reversed(both.items())), NAN.format("b")
+    yield {**gradient(("a", 5, np.nan)), "b": np.ones(4)}, NAN.format("a")
+    yield {"b": np.ones(4), "a": both["a"]}, r"has shape \(4,\)"
+
+
+def mixed(trainer, part):
+    """Push what is refused between what is not."""
+    out = {"a": np.empty(N, "f4"), "b": np.empty(3, "f4")}
+    trainer.pull(out=out)
+    for bad, error in cases():
+        clock = trainer.clock
+        with pytest.raises(daskps.PushRejectedError, match=error):
+            trainer.push(bad)
+        with pytest.raises(daskps.PushRejectedError, match=error):
+            trainer.pushpull(bad, out=out)
+        assert trainer.clock == clock
+        trainer.pushpull(gradient(), out=out)
+        assert np.isfinite(out["a"]).all()
+    return trainer.clock
+
+
+def looks(trainer, part):
+    """Return how many gradients of a push are looked at before it."""
+    with mock.patch.object(intake, "is_finite", wraps=intake.is_finite) as look:
+        trainer.push(gradient())
+    return look.call_count
+
+
+def test_a_refused_push_changes_nothing_anywhere(way):
+    params = {"a": np.zeros(N, "f4"), "b": np.zeros(3, "f4")}
+    with daskps.create(params, optimizer=optim.SGD(1.0), client=way) as store:
+        found = daskps.run(store, mixed, [0, 1], sync="asp")
+        pushes = len(list(cases()))
+        assert found == [pushes] * 2
+        total = 2 * pushes
+        assert store.versions == (total, total)
+        assert {name: set(v.tolist()) for name, v in store.pull().items()} == {
+            "a": {-float(total)},
+            "b": {-float(total)},
+        }
+        rows = store.stats()["shards"]
+        assert [row["pushes"] for row in rows] == [total] * 2
+        assert [row["duplicates"] for row in rows] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("way", "sync", "looked"),
+    [("machine", "asp", 0), ("machine", "ssp", 0), ("machine", "bsp", 2)],
+    indirect=["way"],
+)
+def test_who_applies_a_large_gradient_alone_looks_at_it(way, sync, looked):
+    params = {"a": np.zeros(N, "f4"), "b": np.zeros(3, "f4")}
+    with daskps.create(params, optimizer=optim.SGD(1.0), client=way) as store:
+        assert daskps.run(store, looks, [0], sync=sync) == [looked]
