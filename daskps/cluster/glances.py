@@ -7,14 +7,14 @@ copy, so all of that is looked up once.
 
 from __future__ import annotations
 
+import itertools
 import operator
 import time
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from daskps.cluster.messages import Array
 from daskps.cluster.pauses import Pause
+from daskps.cluster.reading import copier
 from daskps.shards.glance import NOT_YET, Glance
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class Prepared:
         self._parts: list[tuple[Glance, Copies]] = []
         self._lives: list[Callable[[], bool]] = []
         self._next_look = 0.0
+        outs = itertools.chain.from_iterable(target.outs.values())
+        self._copy = copier(sum(out.nbytes for out in outs))
         ways, meta = session.shards.ways, session.meta
         owners = meta.where.owners
         #: Whether all shards can be read without a message.
@@ -80,7 +82,7 @@ class Prepared:
                 if flip < 0:
                     return None
                 for out, source in copies[flip & 1]:
-                    np.copyto(out, source)
+                    self._copy(out, source)
                 if glance.is_whole(flip):
                     break
             else:

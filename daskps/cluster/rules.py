@@ -6,8 +6,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from daskps import config
+from daskps.cluster import reading
 from daskps.cluster.upstream import loads
 from daskps.optim import Rule, bind
+from daskps.shards.update import PAST_NBYTES
 
 if TYPE_CHECKING:
     from daskps.layout import Layout
@@ -54,10 +56,12 @@ class Rules:
 
     def warm(self, *, durable: bool) -> None:
         """Compile what there is to compile, so that the first push finds it ready."""
+        reading.warm(self._layout.nbytes)
+        nbytes = -(-self._layout.nbytes // self._layout.n_shards)
         for index in self.by_index:
             bound = self.get(index)
             if bound is not None:
-                bound.kernel.warm(durable=durable)
+                bound.kernel.warm(durable=durable, past=nbytes >= PAST_NBYTES)
 
 
 def initial_slots(rule: Rule) -> tuple[float, ...]:

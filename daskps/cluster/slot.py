@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from daskps.cluster.locks import FileLock
+from daskps.cluster.reading import copier
 from daskps.shards.base import NO_WAIT, READ, Array, Ready, Step, Ticket
 from daskps.shards.dense import Shard
 from daskps.shards.gates import CLOSED, set_gate
@@ -265,8 +266,9 @@ class Slot:
         """Copy the ranges of `part` into `outs`, each whole and all of one version."""
         ready = _ready(ticket)
         parts = [(*r, out) for r, out in zip(part.ranges, outs, strict=True)]
+        copy = copier(sum(out.nbytes for out in outs))
         for _ in range(2):
-            if self.shard.read(ready, parts):
+            if self.shard.read(ready, parts, copy):
                 return ready
             if ticket.step.run:
                 break
@@ -280,7 +282,7 @@ class Slot:
                     or self.shard.segment.flip > ready.flip + 1
                 ):
                     ready = self._latest(ready)
-                self.shard.read(ready, parts)
+                self.shard.read(ready, parts, copy)
             finally:
                 self._leave()
         self.serve()

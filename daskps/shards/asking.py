@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from daskps.shards import producers
 from daskps.shards.segment import N_APPLIED, N_DUPLICATES, POLICY, ROUNDS, RUN
 from daskps.shards.waiting import CODES, policy_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from daskps.consistency import Policy
     from daskps.shards.base import Array, Ready
@@ -29,7 +31,10 @@ class Asked:
         self.segment = segment
 
     def read(
-        self, ready: Ready, parts: Sequence[tuple[str, int, int, Array]]
+        self,
+        ready: Ready,
+        parts: Sequence[tuple[str, int, int, Array]],
+        copy: Callable[[Array, Array], None] = np.copyto,
     ) -> Ready | None:
         """Copy elements out without the lock.
 
@@ -39,6 +44,8 @@ class Asked:
             Where to read.
         parts : sequence of (dtype, start, stop, out)
             What to copy, in elements of this shard's vector of that dtype.
+        copy : callable
+            Copies to the first array what the second one holds.
 
         Returns
         -------
@@ -47,7 +54,7 @@ class Asked:
         """
         vectors = self.segment.vectors[ready.flip & 1]
         for dtype, start, stop, out in parts:
-            out[:] = vectors[dtype][start:stop]
+            copy(out, vectors[dtype][start:stop])
         return ready if self.segment.writing <= ready.flip + 1 else None
 
     @property

@@ -1,0 +1,33 @@
+"""How weights are copied out of a shard."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daskps import config
+from daskps.kernels import copying
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from daskps.cluster.messages import Array
+
+
+def copier(nbytes: int) -> Callable[[Array, Array], None]:
+    """Return what copies to the first array from the second, for so much in all."""
+    return np.copyto if nbytes < copying.LARGE_NBYTES else _past()
+
+
+@functools.cache
+def _past() -> Callable[[Array, Array], None]:
+    # Once: no read looks at the configuration.
+    return functools.partial(copying.copy, cache_dir=str(config.load().cache))
+
+
+def warm(nbytes: int) -> None:
+    """Compile what reads of so much need, so that the first one finds it ready."""
+    if nbytes >= copying.LARGE_NBYTES:
+        copying.warm(cache_dir=str(config.load().cache))
