@@ -13,6 +13,7 @@ from distributed.utils import sync
 
 from daskps import kernels, optim
 from daskps.bench import clusters
+from daskps.bench.jobs import PAST_NBYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,7 +37,10 @@ class Handlers:
         self.sides = [np.zeros(n, "f4"), np.zeros(n, "f4")]
         self.flip = 0
         self.sgd = optim.bind(optim.SGD(0.1), "float32")
-        self.sgd.kernel.warm()
+        # As a shard of this size does.
+        past = 4 * n >= PAST_NBYTES
+        self._update = self.sgd.stream if past else self.sgd.publish
+        self.sgd.kernel.warm(past=past)
 
     async def echo(self, data: bytes) -> dict[str, Any]:
         """Answer with as many bytes."""
@@ -48,7 +52,7 @@ class Handlers:
             now, then = self.sides[self.flip & 1], self.sides[1 - self.flip & 1]
             if not kernels.finite(data):
                 raise ValueError("not finite")
-            self.sgd.publish(now, then, data, (), self.sgd.scalars(1))
+            self._update(now, then, data, (), self.sgd.scalars(1))
             self.flip += 1
         return {"status": "OK"}
 

@@ -21,6 +21,9 @@ Kind: TypeAlias = Literal["get", "pullpush", "round", "train"]
 Measure: TypeAlias = "Callable[[Job, int], float]"
 
 LEARNING_RATE = 1e-3
+#: Shards with so many bytes of weights write them past the caches; so do peers that
+#: run our kernel on another buffer.
+PAST_NBYTES = 4 * 2**20
 #: Logistic regression: rows of a batch, and weights.
 BATCH = 64
 WEIGHTS = 65_536

@@ -10,7 +10,8 @@ So SGD over n elements is set against `np.copyto` of 1.5 n elements. Adam is set
 against the fused Adam of torch on the same n elements.
 
 The last lines set what a shard does against the same update in place: SGD writes the
-other buffer of the weights, Adam in durable memory that of its slots too.
+other buffer of the weights, Adam in durable memory that of its slots too. "Past" writes
+weights past the caches, as large shards do; "checked" looks for NaN in the same pass.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 
 from daskps import kernels, optim
 from daskps.bench import command
+from daskps.kernels import copying
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     n = options.elements
     print(f"{n:,} float32 elements, one thread, medians of {options.pairs} pairs")
-    print(f"{'ours':<16}{'ms':>8}  {'peer':<22}{'ms':>8}  {'ratio':>5}  range")
+    print(f"{'ours':<18}{'ms':>8}  {'peer':<22}{'ms':>8}  {'ratio':>5}  range")
     for line in _lines(_arrays(n), options.cache_dir):
         print(_compare(line, options.pairs))
     return 0
@@ -77,6 +79,12 @@ def _lines(arrays: Arrays, cache_dir: str | None) -> list[_Line]:
             lambda: sgd.publish(w, out, g, (), few),
             copied,
             _copy(arrays, 3),
+        ),
+        (
+            "copy, past",
+            lambda: copying.copy(out, w, cache_dir=cache_dir),
+            "copyto",
+            lambda: np.copyto(out, w),
         ),
         (
             "finite",
@@ -108,6 +116,24 @@ def _lines(arrays: Arrays, cache_dir: str | None) -> list[_Line]:
             lambda: sgd.publish(w, out, g, (), few),
             "SGD in place",
             lambda: sgd.inplace(w, g, (), few),
+        ),
+        (
+            "SGD past",
+            lambda: sgd.stream(w, out, g, (), few),
+            "SGD in place",
+            lambda: sgd.inplace(w, g, (), few),
+        ),
+        (
+            "SGD past, checked",
+            lambda: sgd.stream(w, out, g, (), few, check=True),
+            "SGD in place",
+            lambda: sgd.inplace(w, g, (), few),
+        ),
+        (
+            "Adam past",
+            lambda: adam.stream(w, out, g, (m, v), many, (m_out, v_out)),
+            "Adam in place",
+            lambda: adam.inplace(w, g, (m, v), many),
         ),
         (
             "Adam durable",
@@ -171,7 +197,7 @@ def _compare(line: _Line, pairs: int) -> str:
     ratios = [a / b for a, b in times]
     a, b = (statistics.median(column) for column in zip(*times, strict=True))
     return (
-        f"{name:<16}{a:8.2f}  {peer_name:<22}{b:8.2f}  "
+        f"{name:<18}{a:8.2f}  {peer_name:<22}{b:8.2f}  "
         f"{statistics.median(ratios):5.2f}  {min(ratios):.2f} to {max(ratios):.2f}"
     )
 

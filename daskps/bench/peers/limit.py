@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps import config, optim
-from daskps.bench.jobs import LEARNING_RATE, Array, cuts, started, step, timed
+from daskps.bench.jobs import (
+    LEARNING_RATE,
+    PAST_NBYTES,
+    Array,
+    cuts,
+    started,
+    step,
+    timed,
+)
 from daskps.bench.peers import gang
 
 if TYPE_CHECKING:
@@ -81,7 +89,9 @@ class _Segment:
             cache_dir=str(config.load().cache),
         )
         self._scalars = self._mean.scalars(1)
-        self._mean.kernel.warm()
+        large = job.nbytes >= job.servers * PAST_NBYTES
+        self._update = self._mean.stream if large else self._mean.publish
+        self._mean.kernel.warm(past=large)
         self._apply = sgd()
         self._cuts = cuts(n, job.servers)
         # Each begins at another shard, so that each completes one.
@@ -135,7 +145,7 @@ class _Segment:
             np.add(self._mail[0, at], self._mail[1, at], out=total)
             for more in self._mail[2:]:
                 total += more[at]
-            self._mean.publish(old[at], new[at], total, (), self._scalars)
+            self._update(old[at], new[at], total, (), self._scalars)
 
 
 @contextmanager
