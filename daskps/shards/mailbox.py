@@ -53,8 +53,8 @@ HEAD = 8
 ROUND, KIND, WEIGHT, N_IN, N_TICKED = range(5)
 #: Bits of a rank's word.
 TICKED, FINISHED = 1, 2
-#: Ranks to a word of bits; the sign is not used.
-RANKS_PER_WORD = 32
+#: A word of bits has 32 ranks: where a rank's word is, and its bit there.
+SHIFT, MASK = 5, 31
 #: First rank of a slice that holds nothing.
 FREE = -1
 
@@ -95,14 +95,12 @@ class Table:
 
     def has_pushed(self, rank: int) -> bool:
         """Return whether a rank that has not ticked has pushed in this round."""
-        at, bit = divmod(rank, RANKS_PER_WORD)
-        return bool(self.bits[at] >> bit & 1)
+        return bool(self.bits[rank >> SHIFT] & 1 << (rank & MASK))
 
     def note_pushed(self, rank: int, pushed: bool) -> None:
         """Note whether a rank has pushed in this round before its tick."""
-        at, bit = divmod(rank, RANKS_PER_WORD)
-        word = self.bits[at]
-        self.bits[at] = word | 1 << bit if pushed else word & ~(1 << bit)
+        word, bit = self.bits[rank >> SHIFT], 1 << (rank & MASK)
+        self.bits[rank >> SHIFT] = word | bit if pushed else word & ~bit
 
     def empty(self, now: int, live: list[int], following: list[int]) -> None:
         """Become the table of round `now`, in which only finished ranks are in.
@@ -255,7 +253,7 @@ class Mailbox:
 
 def _n_bits(n_ranks: int) -> int:
     """Return the words that have a bit for each rank."""
-    return -(-n_ranks // RANKS_PER_WORD)
+    return (n_ranks + MASK) >> SHIFT
 
 
 def packed(words: list[int]) -> memoryview[int]:
