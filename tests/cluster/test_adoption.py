@@ -322,7 +322,7 @@ def test_run_goes_on(machine, workers, sync):
         trainers=4,
         sync=sync,
         callbacks=[strike],
-        timeout=60,
+        timeout=100,
     )
     assert strike.done
     assert result.version == steps
