@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from daskps.errors import RunCancelledError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -81,3 +83,11 @@ class Run:
         if self.graph:
             return bool(self.mailboxes and set(self.entry.owners) - {worker})
         return {row[0] for row in self.mailboxes_at}.issuperset(shards)
+
+
+def rounds_lost(worker: str) -> RunCancelledError:
+    """Return what a run in rounds ends with whose open round went with a worker."""
+    return RunCancelledError(
+        f"worker {worker} died with contributions to the open round; the store "
+        f"goes on with what was complete, start the run again"
+    )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.entry import remember
 from daskps.cluster.messages import pack_error
-from daskps.cluster.progress import Run
+from daskps.cluster.progress import Run, rounds_lost
 from daskps.errors import (
     ConsistencyError,
     DaskPSError,
@@ -372,20 +372,13 @@ class Runs:
         """Fence a run in rounds that does not survive a change of owners."""
         for run in self._of(entry):
             if not run.survives(worker, shards):
-                self._rounds_lost(run, worker)
+                self._hosts.spawn(self._fence(run, rounds_lost(worker)))
 
     def rounds_lost(self, entry: Entry, worker: str) -> None:
         """Fence a run in rounds whose open round went with a worker."""
         for run in self._of(entry):
             if run.bsp:
-                self._rounds_lost(run, worker)
-
-    def _rounds_lost(self, run: Run, worker: str) -> None:
-        error = RunCancelledError(
-            f"worker {worker} died with contributions to the open round; the store "
-            f"goes on with what was complete, start the run again"
-        )
-        self._hosts.spawn(self._fence(run, error))
+                self._hosts.spawn(self._fence(run, rounds_lost(worker)))
 
     def rounds_of(self, entry: Entry) -> dict[str, Any] | None:
         """Return what an adopter needs to know of a store's run in rounds."""
