@@ -30,6 +30,13 @@ def number(value: Any, what: str, least: float | None = None) -> float:
     return found
 
 
+def sign_of(meta: Meta, names: Iterable[str]) -> Target:
+    """Return a read of one element of each parameter, to wait as a read of all does."""
+    chosen = [meta.layout[name] for name in names]
+    spans = {p.index: (0, 1, np.empty(1, p.dtype)) for p in chosen}
+    return plans.spanning(meta, spans, lambda: None)
+
+
 def target_of(
     meta: Meta,
     names: str | Iterable[str] | None,

@@ -15,7 +15,7 @@ from daskps.cluster.messages import Array
 from daskps.shards.glance import NOT_YET, Glance
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
 
     from daskps.cluster.session import Session
 
@@ -59,6 +59,10 @@ class Views:
             if flip >= 0:
                 found[name] = buffers[flip & 1]
         return found
+
+    def late(self, names: Iterable[str], seen: Container[str]) -> list[str]:
+        """Return those that can be seen once their round is complete."""
+        return [n for n in names if n not in seen and self._seen.get(n) is not None]
 
     def _look(self, name: str) -> Seen | None:
         session, meta = self._session, self._session.meta

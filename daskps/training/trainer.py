@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.targets import chosen_names, target_of
+from daskps.targets import chosen_names, sign_of, target_of
 from daskps.training.ahead import Ahead
 
 if TYPE_CHECKING:
@@ -124,16 +124,19 @@ class Trainer(Ahead):
                 "copy=False avoids the copy that out= asks for; give one of the two"
             )
         seconds = self._settled(timeout, "a pull")
-        chosen = chosen_names(self._session.meta, names)
-        seen = self._session.views.of(chosen)
+        session = self._session
+        chosen = chosen_names(session.meta, names)
+        seen = session.views.of(chosen)
+        if late := session.views.late(chosen, seen):
+            # A copy to wait for the round would be as large as what is seen then.
+            session.read(sign_of(session.meta, late), seconds)
+            seen = session.views.of(chosen)
         rest = [name for name in chosen if name not in seen]
-        if not rest:
-            return seen
-        target = target_of(self._session.meta, rest, None)
-        self._session.read(target, seconds)
-        # What was not ready yet is, once the others are.
-        found = {**target.finish(), **self._session.views.of(chosen)}
-        return {name: found[name] for name in chosen}
+        if rest:
+            target = target_of(session.meta, rest, None)
+            session.read(target, seconds)
+            seen |= target.finish()
+        return {name: seen[name] for name in chosen}
 
     def push(
         self,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
 import daskps
 from daskps import optim
+from tests.support import until
 
 
 def one_shard(client):
@@ -65,6 +68,38 @@ def test_parameter_of_two_shards_and_other_policies_are_copied(machine_cluster):
         s.close()
         s = one_shard(machine_cluster)
         assert daskps.run(s, loop, [0], sync="asp") == [28.0]
+        s.close()
+
+
+def waits(trainer, part):
+    """Rank 1 delivers once rank 0 waits; rank 0 counts what it reads meanwhile."""
+    waiting, n = part
+    read, elements = trainer._session.read, []
+
+    def counted(target, timeout):
+        elements.append(sum(out.size for outs in target.outs.values() for out in outs))
+        open(waiting, "w").close()
+        read(target, timeout)
+
+    trainer._session.read = counted
+    if trainer.rank == 1:
+        until(lambda: os.path.exists(waiting))
+    trainer.push({"w": np.ones(n, "f4")})
+    w = trainer.pull(copy=False)["w"]
+    assert (w == -1.0).all()
+    return w.flags.writeable, elements
+
+
+def test_waiting_for_a_view_copies_nothing(machine_cluster, tmp_path):
+    """Or a worker that has no room for the model is paused because another is slow."""
+    n = 10_000
+    with machine_cluster.as_current():
+        a, _ = machine_cluster.scheduler_info()["workers"]
+        params = {"w": np.zeros(n, "f4"), "b": np.zeros(n)}
+        s = daskps.create(params, servers=[a], optimizer=optim.SGD(1.0))
+        part = str(tmp_path / "waiting"), n
+        (writeable, elements), _ = daskps.run(s, waits, [part, part])
+        assert (writeable, elements) == (False, [2])
         s.close()
 
 
