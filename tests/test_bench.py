@@ -17,10 +17,13 @@ from distributed import Client
 from daskps import config
 from daskps.bench import (
     against,
+    busy,
     clusters,
     command,
     jobs,
+    memory,
     pairs,
+    pullpush,
     report,
     rounds,
     train,
@@ -398,3 +401,34 @@ def test_a_benchmark_against_the_users_own_cluster(
         "BSP logistic regression, 512 weights, 1 + 1"
     }
     assert "/s" in capsys.readouterr().out
+
+
+def test_pulls_from_a_busy_worker(
+    client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, address = tmp_path / "found.json", client.scheduler_info()["address"]
+    small = ["--busy", "--mib", "1", "--pairs", "2", "--seconds", "0.01"]
+    assert pullpush.main([*small, "--scheduler", address, "--json", str(file)]) == 0
+    rows = json.loads(file.read_text("utf-8"))["comparisons"]
+    assert [(row["job"], row["peer"]) for row in rows] == [
+        ("pull of 256 B, owner busy", "owner idle"),
+        ("pull of 1,048,576 B, owner busy", "owner idle"),
+    ]
+    # In this cluster nothing but messages leads from one process to the other.
+    assert [row["ways"] for row in rows] == [["message"]] * 2
+    assert not any(client.run(busy._is_busy).values())
+    assert "owner idle" in capsys.readouterr().out
+
+
+def test_memory_is_kept_where_the_bound_is_and_nobody_was_paused() -> None:
+    found = memory.Found("bsp", 10, 20, blocks=7, bound=7, own=3, shared=4, trouble=[])
+    assert found.is_kept
+    assert not replace(found, blocks=8).is_kept
+    assert not replace(found, trouble=["w: paused"]).is_kept
+    assert memory.line(replace(found, trouble=["w: paused"])).endswith("w: paused")
+
+
+@pytest.mark.slow  # four workers of a gigabyte
+@pytest.mark.leaky
+def test_a_model_as_large_as_a_workers_memory_pauses_nobody() -> None:
+    assert memory.main(["--rounds", "2"]) == 0

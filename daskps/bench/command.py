@@ -25,6 +25,7 @@ NAMES = {
     "graph": "rounds in the task graph, beside plain Dask",
     "kernels": "compiled loops, beside torch and copying memory",
     "lock": "the lock of a shard between processes",
+    "memory": "workers with a model as large as their memory",
     "overlap": "steps whose transfer and computation overlap",
     "pullpush": "small gets, pull + push + apply, and the same over RPC",
     "rounds": "BSP rounds, and a long run",

@@ -17,9 +17,9 @@ from distributed.protocol.serialize import to_serialize
 
 import daskps
 from daskps import optim
-from daskps.bench import bare, command
+from daskps.bench import bare, busy, command
 from daskps.bench.jobs import Job
-from daskps.bench.pairs import Comparison
+from daskps.bench.pairs import Comparison, Effort
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -113,6 +113,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = command.parser("pullpush", pairs=7, peers=True)
     add = parser.add_argument
     add("--mib", type=command.count, default=16, help="of the model [%(default)s]")
+    add(
+        "--busy", action="store_true", help="only pulls from a busy worker, beside idle"
+    )
     options = parser.parse_args(argv)
     nbytes = options.mib * 2**20
     jobs = [
@@ -122,6 +125,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         Job("pullpush", nbytes, 2, 2),
     ]
     with command.reported("pullpush", options) as report:
+        if options.busy:
+            effort = Effort(options.pairs, options.seconds)
+            with command.cluster(options, 2) as client:
+                for found in busy.compare(client, jobs[::2], effort):
+                    report.add(found)
+            return 0
         command.compare(options, jobs, report)
         titles = [_title(verb, options.mib) for verb in VERBS]
         wanted = [title for title in titles if options.job in title]

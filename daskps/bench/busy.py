@@ -1,0 +1,105 @@
+"""Pulls while the interpreter of the shard's worker is busy, beside the same when idle."""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import daskps
+from daskps.bench.jobs import timed
+from daskps.bench.pairs import Comparison, alternate, steps_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from distributed import Client
+
+    from daskps.bench.jobs import Job
+    from daskps.bench.pairs import Effort
+
+#: In the worker that is kept busy: whether it is, and whether it may stop.
+_BUSY, _OVER = threading.Event(), threading.Event()
+
+
+def _spin() -> None:
+    """Compute in pure Python, which lets no other thread of the process run for long."""
+    _OVER.clear()
+    _BUSY.set()
+    while not _OVER.is_set():
+        sum(range(1000))
+    _BUSY.clear()
+
+
+def _is_busy() -> bool:
+    return _BUSY.is_set()
+
+
+def _stop() -> None:
+    _OVER.set()
+
+
+def _pull(store: daskps.ParameterStore, elements: int, steps: int) -> float:
+    """Return seconds of a pull, from a task."""
+    out = {"w": np.zeros(elements, np.float32)}
+    return timed(lambda: store.pull(out=out), steps)
+
+
+def _ways(store: daskps.ParameterStore) -> list[str]:
+    store.pull()
+    return sorted(set(store.stats()["handle"]["ways"].values()))
+
+
+def compare(
+    client: Client, jobs: Sequence[Job], effort: Effort
+) -> Iterator[Comparison]:
+    """Measure pulls of one worker from another that is idle, and that is busy.
+
+    Parameters
+    ----------
+    client : Client
+        Of a cluster with two workers at least.
+    jobs : sequence of Job
+        How large the models are.
+    effort : Effort
+        How long.
+
+    Yields
+    ------
+    Comparison
+        Ours is the pull from the busy worker, the peer the same pull when it is idle.
+    """
+    server, reader = list(client.nthreads())[:2]
+    for job in jobs:
+        params = {"w": daskps.ArraySpec((job.elements,), "float32")}
+        with daskps.create(params, servers=[server]) as store:
+            run = partial(_run, client, reader)
+            pull = partial(run, _pull, store, job.elements)
+            steps = steps_in(effort.seconds, pull)
+            idle = partial(pull, steps)
+            busy = partial(_beside, client, server, idle)
+            ours, theirs = alternate(busy, idle, effort.pairs)
+            ways = tuple(run(_ways, store))
+        yield Comparison(
+            f"pull of {job.nbytes:,} B, owner busy", "owner idle", ours, theirs, ways
+        )
+
+
+def _run(client: Client, worker: str, function: Any, *args: Any) -> Any:
+    return client.submit(function, *args, workers=[worker], pure=False).result()
+
+
+def _beside(client: Client, server: str, measure: Any) -> float:
+    """Measure while a task keeps a worker busy."""
+    spinning = client.submit(_spin, workers=[server], pure=False)
+    while not client.run(_is_busy, workers=[server])[server]:
+        time.sleep(0.01)
+    try:
+        seconds: float = measure()
+    finally:
+        client.run(_stop, workers=[server])
+        spinning.result()
+    return seconds

@@ -1,0 +1,258 @@
+"""Memory of large models: read and trained by everybody, and nobody is paused.
+
+Four workers, each with a quarter of the model and a trainer, all on one machine.
+
+A model of 0.8 of a worker's limit is read by every trainer through shared memory, and
+updated, parameter by parameter, under ASP. Dask must not charge a worker for what
+another one holds. Then BSP rounds of a model of 0.4, all of it read as views and all
+of it pushed: what the owner keeps must stay below two buffers of weights and the
+slices that contributions may take. (Of 0.8 these would be all of the limit: a BSP run
+is refused there.) Nobody may be paused or killed meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from distributed import Client, LocalCluster, get_worker
+
+import daskps
+from daskps import optim
+from daskps.bench import report
+from daskps.cluster.host import HOSTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+WORKERS = 4
+#: Of records, tables of the mailboxes and pages that are not full, per shard.
+ROUNDING = 2**20
+#: How often the processes are looked at.
+LOOK_SECONDS = 0.01
+MIB = 2**20
+#: Parameters: as many, so that one of them is small.
+NAMES = tuple(f"w{i:02}" for i in range(16))
+HEADS = ("model", "limit", "blocks", "bound", "own", "shared")
+_STATUS = re.compile(r"^(RssAnon|RssShmem):\s+(\d+) kB$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """What each trainer runs; returns the bytes of its worker's blocks."""
+
+    rounds: int
+    bsp: bool
+
+    def __call__(self, trainer: daskps.Trainer, part: Any) -> int:
+        ones = np.ones(part, np.float32)
+        for _ in range(self.rounds):
+            if self.bsp:
+                views = trainer.pull(copy=False)
+                # One array for all: what is measured is not the user's gradient.
+                trainer.push(dict.fromkeys(views, ones))
+                del views
+            else:
+                out = np.empty_like(ones)
+                for name in NAMES:
+                    trainer.pull(name, out={name: out})
+                    trainer.push({name: ones})
+        slots = list(HOSTS[get_worker().address].slots.values())
+        boxes = [slot.mailbox[1].nbytes for slot in slots if slot.mailbox is not None]
+        return sum(slot.nbytes for slot in slots) + sum(boxes)
+
+
+@dataclass
+class Peak:
+    """The most that a process used: pages of its own, and shared ones it touched."""
+
+    own: int = 0
+    shared: int = 0
+
+
+@contextmanager
+def watched(pids: Sequence[int]) -> Iterator[dict[int, Peak]]:
+    """Look at processes every few milliseconds.
+
+    Parameters
+    ----------
+    pids : sequence of int
+        Of workers on this machine.
+
+    Yields
+    ------
+    dict of int to Peak
+        By process.
+    """
+    found, over = {pid: Peak() for pid in pids}, threading.Event()
+
+    def look() -> None:
+        while not over.wait(LOOK_SECONDS):
+            for pid, peak in found.items():
+                status = Path(f"/proc/{pid}/status")
+                rows = dict(_STATUS.findall(_text(status)))
+                peak.own = max(peak.own, 1024 * int(rows.get("RssAnon", 0)))
+                peak.shared = max(peak.shared, 1024 * int(rows.get("RssShmem", 0)))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join()
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:  # the process has ended
+        return ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one phase took, in bytes; most of the workers.
+
+    Parameters
+    ----------
+    sync : str
+        How it was trained.
+    model, limit : int
+        Size of the model, and what a worker may use.
+    blocks, bound : int
+        What an owner had of segments and mailboxes, and what it may have.
+    own, shared : int
+        Pages of a worker's own, and shared ones that it touched.
+    trouble : list of str
+        Workers that were paused, killed or started again, with what happened.
+    """
+
+    sync: str
+    model: int
+    limit: int
+    blocks: int
+    bound: int
+    own: int
+    shared: int
+    trouble: list[str]
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the bound was kept and nobody was paused or killed."""
+        return self.blocks <= self.bound and not self.trouble
+
+
+def _trouble(dask_scheduler: Any, workers: Sequence[str]) -> list[str]:
+    """Return what the scheduler noted: a worker that changed its state, or ended."""
+    bad = ("worker-status-change", "remove-worker", "worker-close")
+    return [
+        f"{worker}: {event['action']} {event.get('status', '')}"
+        for worker in workers
+        for _, event in dask_scheduler.get_events(worker)
+        # As every worker does when it starts.
+        if event.get("action") in bad and event.get("prev-status") != "init"
+    ]
+
+
+def phase(client: Client, limit: int, share: float, *, sync: str, rounds: int) -> Found:
+    """Train a model of a share of a worker's limit.
+
+    Parameters
+    ----------
+    client : Client
+        Of workers on this machine.
+    limit : int
+        Bytes that each may use.
+    share : float
+        Size of the model, as a share of that.
+    sync : {"asp", "bsp"}
+        How.
+    rounds : int
+        Of each trainer.
+
+    Returns
+    -------
+    Found
+        What it took.
+    """
+    elements = int(share * limit / len(NAMES) / 4)
+    params = {name: daskps.ArraySpec((elements,), "float32") for name in NAMES}
+    pids = dict(client.run(os.getpid))
+    loop, parts = _Loop(rounds, sync == "bsp"), [elements] * len(pids)
+    with (
+        watched(list(pids.values())) as peaks,
+        daskps.create(params, optimizer=optim.SGD(1.0)) as store,
+    ):
+        blocks = daskps.run(store, loop, parts, sync=sync)
+        if set(store.stats()["handle"]["ways"].values()) != {"machine"}:
+            raise SystemExit(
+                "the way on the machine is closed: what would be measured?"
+            )
+    trouble: list[str] = client.run_on_scheduler(_trouble, workers=list(pids))
+    trouble += [f"{w}: restarted" for w in pids if w not in client.run(os.getpid)]
+    slices = -(-len(parts) // 2) + 1 if sync == "bsp" else 0
+    weights = 4 * elements * len(NAMES) // len(pids)
+    return Found(
+        sync=sync,
+        model=4 * elements * len(NAMES),
+        limit=limit,
+        blocks=max(blocks),
+        bound=(2 + slices) * weights + ROUNDING,
+        own=max(peak.own for peak in peaks.values()),
+        shared=max(peak.shared for peak in peaks.values()),
+        trouble=trouble,
+    )
+
+
+def line(found: Found) -> str:
+    """Return a line of the table, in MiB."""
+    row = "".join(f"{getattr(found, name) / MIB:>9.1f}" for name in HEADS)
+    return f"{found.sync:<5}{row}  {'; '.join(found.trouble) or 'nobody paused'}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Command line without the program's name.
+
+    Returns
+    -------
+    int
+        Exit status: 1 if a worker was paused or killed, or a bound exceeded.
+    """
+    parser = argparse.ArgumentParser(prog="python -m daskps.bench memory")
+    add = parser.add_argument
+    add("--limit-mib", type=int, default=1024, help="of a worker [%(default)s]")
+    add("--rounds", type=int, default=5, help="[%(default)s]")
+    options = parser.parse_args(argv)
+    limit = options.limit_mib * MIB
+    print(report.machine(os.getloadavg()[0]))
+    print("MiB  " + "".join(f"{name:>9}" for name in HEADS))
+    kept = True
+    for sync, share in (("asp", 0.8), ("bsp", 0.4)):
+        # A cluster for each: a store's memory goes a moment after it was closed.
+        with (
+            LocalCluster(
+                n_workers=WORKERS,
+                threads_per_worker=1,
+                host="127.0.0.1",
+                dashboard_address="127.0.0.1:0",
+                memory_limit=limit,
+            ) as cluster,
+            Client(cluster) as client,
+        ):
+            found = phase(client, limit, share, sync=sync, rounds=options.rounds)
+        print(line(found), flush=True)
+        kept = kept and found.is_kept
+    return 0 if kept else 1
