@@ -16,7 +16,7 @@ from daskps.cluster.messages import Answer, Call, Part
 from daskps.cluster.pauses import Pause
 from daskps.cluster.slot import Pending, Slot, step_of
 from daskps.cluster.words import widened
-from daskps.errors import ShardBusyError
+from daskps.errors import ConsistencyError, ShardBusyError
 from daskps.shards.base import Array, Ready, Ticket
 from daskps.shards.dense import Shard
 from daskps.shards.deputies import NotHereError
@@ -221,7 +221,10 @@ class Serving(ABC):
                     self._empty(stop - start, dtype)
                     for dtype, start, stop in part.ranges
                 ]
-            outcome = slot.read(ticket, part, outs)
+            try:
+                outcome = slot.read(ticket, part, outs)
+            except (ConsistencyError, NotHereError) as error:
+                return Answer(part.shard, error=error, applied=ticket.applied)
         version = outcome.version if part.ranges else ticket.version or outcome.version
         return Answer(
             part.shard,

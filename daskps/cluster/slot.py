@@ -263,25 +263,25 @@ class Slot:
             return tickets
 
     def read(self, ticket: Ticket, part: Part, outs: Sequence[Array]) -> Ready:
-        """Copy the ranges of `part` into `outs`, each whole and all of one version."""
+        """Copy the ranges of `part` into `outs`, each whole and all of one version.
+
+        Raises the shard's error where that version alone will do, and is gone.
+        """
         ready = _ready(ticket)
         parts = [(*r, out) for r, out in zip(part.ranges, outs, strict=True)]
         copy = copier(sum(out.nbytes for out in outs))
         for _ in range(2):
             if self.shard.read(ready, parts, copy):
                 return ready
-            if ticket.step.run:
-                break
+            if ready.exact:
+                # What has run into the copy has begun to overwrite that version.
+                raise self.shard.overrun(ticket)
             ready = self._latest(ready)
         with self._mutex:
             self._enter(LOCK_SECONDS)
             try:
-                if (
-                    not ticket.step.run
-                    or ticket.step.rank < 0
-                    or self.shard.segment.flip > ready.flip + 1
-                ):
-                    ready = self._latest(ready)
+                # Also where a writer died on the way: it leaves the latest whole.
+                ready = self._latest(ready)
                 self.shard.read(ready, parts, copy)
             finally:
                 self._leave()

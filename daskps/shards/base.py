@@ -83,6 +83,8 @@ class Ready:
     duplicate: bool = False
     #: Clocks by which the slowest live trainer is behind the one that reads.
     lag: int = 0
+    #: Whether nothing but this flip will do.
+    exact: bool = False
 
 
 @dataclass(eq=False, slots=True)

@@ -18,6 +18,7 @@ import numpy as np
 from daskps.consistency import BSP, Policy
 from daskps.shards import runs
 from daskps.shards.asking import Asked
+from daskps.shards.base import Ticket
 from daskps.shards.cuts import Cut, broken
 from daskps.shards.doubts import Doubts
 from daskps.shards.gates import OPEN, READING, set_gate
@@ -29,13 +30,13 @@ from daskps.shards.rounds import EARLY, REPEAT, Rounds
 from daskps.shards.seats import Seat
 from daskps.shards.segment import LIVE, ROUNDS, RUN, Segment
 from daskps.shards.update import Publication
-from daskps.shards.waiting import outcome
+from daskps.shards.waiting import gone, outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from daskps.reduction import Reducer
-    from daskps.shards.base import Array, Ticket
+    from daskps.shards.base import Array
     from daskps.shards.planning import Bindings
 
 
@@ -150,6 +151,14 @@ class Shard(Asked):
     def waiting(self) -> list[Ticket]:
         """Tickets that wait: those that are parked, and those a cut holds."""
         return self.parked + self.cut.held if self.cut is not None else self.parked
+
+    def overrun(self, ticket: Ticket) -> Exception:
+        """Return why the round that a ticket was to read is there no more."""
+        step = ticket.step
+        anew = Ticket(step, owner=ticket.owner, applied=ticket.applied)
+        if self._refused(anew) and isinstance(anew.outcome, Exception):
+            return anew.outcome
+        return gone(self.segment, step.clock + step.tick)
 
     def _refused(self, ticket: Ticket) -> bool:
         step, record = ticket.step, self.segment.current

@@ -71,7 +71,13 @@ def _exact(segment: Segment, ticket: Ticket, clock: int) -> Ready | Exception:
     """
     flip = flip_of_round(segment, ticket.step.run, clock)
     if flip is not None:
-        return Ready(flip, segment.record(flip).version, ticket.duplicate)
+        version = segment.record(flip).version
+        return Ready(flip, version, ticket.duplicate, exact=True)
+    return gone(segment, clock)
+
+
+def gone(segment: Segment, clock: int) -> ClockError:
+    """Return the error of a read of a round that is not there any more."""
     return ClockError(
         f"round {clock} is gone from this shard, which is at round "
         f"{int(segment.current.fixed[ROUNDS])} and keeps one before it"

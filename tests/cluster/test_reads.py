@@ -1,0 +1,80 @@
+"""Reads that updates run into, also of somebody who died in the middle of one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from daskps.cluster.memory import open_memory
+from daskps.cluster.messages import Part
+from daskps.cluster.slot import Pending, Slot
+from daskps.consistency import ASP, BSP
+from daskps.errors import ClockError, RunCancelledError
+from daskps.layout import Layout
+from daskps.shards.base import READ, Step, Ticket
+from daskps.shards.dense import Shard
+from daskps.shards.segment import NONCE, Segment
+from daskps.shards.update import Publication
+
+LAYOUT = Layout.build({"w": ((1000,), "float64")}, 1)
+PART = Part(0, 1, (), (("float64", 0, 1000),))
+RUN = 7
+
+
+def nobody():
+    return Pending(1, lambda: None)
+
+
+@pytest.fixture
+def slot(tmp_path):
+    """A shard in memory that other processes may map."""
+    memory = open_memory(tmp_path, "a")
+    block = memory.take(Segment.needed_nbytes(LAYOUT, 0, {}, durable=True))
+    segment = Segment(LAYOUT, 0, {}, block.buffer, durable=True)
+    segment.words[NONCE] = block.nonce
+    return Slot("s", LAYOUT, 0, Shard(segment, {}), block=block)
+
+
+def asks(slot, run):
+    """A read that has its turn, but has copied nothing yet."""
+    ticket = Ticket(Step(run=run, rank=0 if run else -1, wait=READ), owner=nobody())
+    slot.put(ticket)
+    slot.serve()
+    assert ticket.outcome is not None
+    return ticket
+
+
+def killed(segment):
+    """Another process publishes, begins once more, and dies half way."""
+    Publication(segment).commit()
+    begun = Publication(segment)
+    assert segment.writing == segment.flip + 1
+    segment.weights[begun.flip & 1][0][:500] = 99.0
+
+
+@pytest.mark.parametrize("run", [0, RUN])
+def test_read_that_a_dying_writer_ran_into_is_whole(slot, run):
+    if run:
+        slot.shard.begin_run(run, ASP(), 2)
+    ticket, out = asks(slot, run), np.empty(1000)
+    killed(slot.shard.segment)
+    ready = slot.read(ticket, PART, [out])
+    assert ready.flip == slot.shard.segment.flip
+    assert set(out) == {0.0}
+
+
+def test_exact_read_that_a_dying_writer_ran_into_is_refused(slot):
+    slot.shard.begin_run(RUN, BSP(), 2)
+    ticket = asks(slot, RUN)
+    killed(slot.shard.segment)
+    with pytest.raises(ClockError, match="gone"):
+        slot.read(ticket, PART, [np.empty(1000)])
+
+
+def test_exact_read_of_a_run_that_is_over_says_so(slot):
+    slot.shard.begin_run(RUN, BSP(), 2)
+    ticket = asks(slot, RUN)
+    slot.shard.end_run(RUN, "it was cancelled")
+    Publication(slot.shard.segment).commit()
+    with pytest.raises(RunCancelledError, match="it was cancelled"):
+        slot.read(ticket, PART, [np.empty(1000)])
