@@ -31,6 +31,7 @@ from daskps.cluster.slot import LOCK_SECONDS
 from daskps.errors import (
     DaskPSError,
     ProtocolError,
+    ShardBusyError,
     ShardLostError,
     StaleGenerationError,
     StoreClosedError,
@@ -83,6 +84,8 @@ class ShardHost(Serving):
         self._memory: Memory | None = None
         self._opening = threading.Lock()
         self._looking: asyncio.Future[None] | None = None
+        #: Shards that were dropped while somebody was at them.
+        self._leaving: list[Slot] = []
         self._loop_thread = threading.get_ident()
         arrivals.join(worker.address, worker.memory_manager.memory_limit)
         self._executor = ThreadPoolExecutor(
@@ -151,6 +154,7 @@ class ShardHost(Serving):
             if not pending.done:
                 # Another thread may be reading the caller's arrays right now.
                 gone = map(asyncio.wrap_future, self.abandon(tickets))
+                self.keep_looking()
                 await asyncio.shield(asyncio.gather(*gone))
         if small:
             return self.answers(tickets)
@@ -178,7 +182,15 @@ class ShardHost(Serving):
         if control.is_crowded(self, call):
             loop: Any = self.worker.loop
             room = control.make_room(self, call)
-            asyncio.run_coroutine_threadsafe(room, loop.asyncio_loop).result(seconds)
+            made = asyncio.run_coroutine_threadsafe(room, loop.asyncio_loop)
+            try:
+                made.result(seconds)
+            except TimeoutError:
+                # By message the call waits for it as long as its caller does.
+                raise ShardBusyError(
+                    f"the directory took longer than {seconds:g} s to say which "
+                    f"producers have ended"
+                ) from None
         return super().begin_now(call, seconds)
 
     def missing(self, store: str, shard: int) -> Exception:
@@ -252,6 +264,9 @@ class ShardHost(Serving):
             slot.serve()
         if not future.done():
             await self.in_thread(partial(slot.serve, LOCK_SECONDS))
+        if not future.done():
+            # Who was at it may have passed the turn on to another process.
+            self.keep_looking()
         return await asyncio.wrap_future(future)
 
     def drop(self, slot: Slot) -> None:
@@ -262,6 +277,8 @@ class ShardHost(Serving):
         slot.run(lambda shard: shard.abandon(error))
         slot.serve()
         slot.close()
+        if slot.is_shared and slot.waits:
+            self._leaving.append(slot)
         self.keep_looking()
 
     def keep_looking(self) -> None:
@@ -270,7 +287,7 @@ class ShardHost(Serving):
             self._looking = asyncio.ensure_future(self._look())
 
     async def _look(self) -> None:
-        while waiting := [s for s in self.slots.values() if s.is_shared and s.waits]:
+        while waiting := self._waiting():
             for slot in waiting:
                 if not slot.needs_look:
                     continue
@@ -279,6 +296,11 @@ class ShardHost(Serving):
                 else:
                     await self.in_thread(slot.look)
             await asyncio.sleep(LOOK_SECONDS)
+
+    def _waiting(self) -> list[Slot]:
+        self._leaving = [slot for slot in self._leaving if slot.waits]
+        shared = [slot for slot in self.slots.values() if slot.is_shared]
+        return [slot for slot in shared if slot.waits] + self._leaving
 
     def close(self, reason: str) -> None:
         """End every waiting call with ShardLostError and free the shards."""

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import numpy as np
+import asyncio
+import threading
 
-from daskps.cluster.slot import Slot
+import numpy as np
+import pytest
+
+from daskps.cluster import control
+from daskps.cluster.messages import Call, Part
+from daskps.cluster.slot import Pending, Slot
+from daskps.errors import ShardBusyError, StoreClosedError
 from daskps.layout import Layout
-from daskps.shards.base import GRADIENT, Item, Ready, Step, Ticket
+from daskps.shards.base import ADD, GRADIENT, READ, Item, Ready, Step, Ticket
 from daskps.shards.dense import Shard
-from daskps.shards.segment import Segment
+from daskps.shards.segment import WANTED, Segment
+from tests.cluster.slots import bare_host, shared_slot
 from tests.shards.making import Momentum
 
 LAYOUT = Layout.build({"w": ((7,), "float64")}, 1)
@@ -63,3 +71,98 @@ def test_pushes_that_queue_up_are_one_publication():
     found = segment.weights[segment.flip & 1][0]
     np.testing.assert_array_equal(found, expected.weights[expected.flip & 1][0])
     assert found.any()
+
+
+class Busy:
+    """A thread in the middle of a step of a shard that another process wants next."""
+
+    def __init__(self, slot):
+        self.slot, self._go = slot, threading.Event()
+        inside, submit = threading.Event(), slot.shard.submit
+
+        def slow(tickets):
+            if tickets:
+                inside.set()
+                assert self._go.wait(30)
+            return submit(tickets)
+
+        slot.shard.submit = slow
+        step = Step(ADD, (Item(0, 0, np.ones(1000)),), producer=1)
+        ticket = Ticket(step, owner=Pending(1, lambda: None))
+        self._thread = threading.Thread(target=slot.submit_now, args=[ticket, 1.0])
+        self._thread.start()
+        assert inside.wait(30)
+
+    def end(self):
+        """Let it end: it passes the turn on and leaves the inbox to others."""
+        self.slot.shard.segment.words[WANTED] = 2**22 + 1
+        self._go.set()
+        self._thread.join(30)
+        assert self.slot._inbox
+
+
+def test_function_queued_while_a_thread_passes_the_turn_on_is_run(tmp_path):
+    """Else `hold`, `end_run` or a cut waits until the next call of the shard."""
+    slot = shared_slot(tmp_path)
+
+    async def run():
+        host = bare_host(asyncio.get_running_loop(), slot)
+        tried = asyncio.Event()
+
+        async def in_thread(function):
+            function()
+            tried.set()
+
+        host.in_thread = in_thread
+        busy = Busy(slot)
+        waiting = asyncio.ensure_future(host.under(slot, lambda s: s.rounds_of(3)))
+        await tried.wait()
+        busy.end()
+        return await asyncio.wait_for(waiting, 10)
+
+    assert asyncio.run(run()) == -1
+
+
+def test_call_of_a_shard_that_is_dropped_while_a_thread_is_at_it_ends(tmp_path):
+    slot = shared_slot(tmp_path)
+
+    async def run():
+        host, ended = bare_host(asyncio.get_running_loop()), asyncio.Event()
+        waits = Ticket(Step(wait=READ, at_least=5), owner=Pending(1, ended.set))
+        slot.put(waits)
+        slot.serve()
+        busy = Busy(slot)
+        host.drop(slot)
+        busy.end()
+        await asyncio.wait_for(ended.wait(), 10)
+        await host._looking
+        assert not host._leaving
+        return waits.outcome
+
+    with pytest.raises(StoreClosedError):
+        raise asyncio.run(run())
+
+
+def test_push_goes_by_message_where_room_is_not_made_in_time(monkeypatch):
+    """By message it waits for the directory as long as its caller does."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    asked = threading.Event()
+
+    async def make_room(*_):
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(control, "is_crowded", lambda *_: True)
+    monkeypatch.setattr(control, "make_room", make_room)
+    try:
+        with pytest.raises(ShardBusyError, match="which producers have ended"):
+            bare_host(loop).begin_now(Call("s", (Part(0),)), 0.01)
+        assert asked.wait(30)
+    finally:
+        for task in asyncio.all_tasks(loop):
+            loop.call_soon_threadsafe(task.cancel)
+        loop.call_soon_threadsafe(loop.call_soon, loop.stop)
+        thread.join(30)
+        loop.close()

@@ -5,18 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from daskps.cluster.memory import open_memory
 from daskps.cluster.messages import Part
-from daskps.cluster.slot import Pending, Slot
+from daskps.cluster.slot import Pending
 from daskps.consistency import ASP, BSP
 from daskps.errors import ClockError, RunCancelledError
-from daskps.layout import Layout
 from daskps.shards.base import READ, Step, Ticket
-from daskps.shards.dense import Shard
-from daskps.shards.segment import NONCE, Segment
 from daskps.shards.update import Publication
+from tests.cluster.slots import shared_slot
 
-LAYOUT = Layout.build({"w": ((1000,), "float64")}, 1)
 PART = Part(0, 1, (), (("float64", 0, 1000),))
 RUN = 7
 
@@ -27,12 +23,7 @@ def nobody():
 
 @pytest.fixture
 def slot(tmp_path):
-    """A shard in memory that other processes may map."""
-    memory = open_memory(tmp_path, "a")
-    block = memory.take(Segment.needed_nbytes(LAYOUT, 0, {}, durable=True))
-    segment = Segment(LAYOUT, 0, {}, block.buffer, durable=True)
-    segment.words[NONCE] = block.nonce
-    return Slot("s", LAYOUT, 0, Shard(segment, {}), block=block)
+    return shared_slot(tmp_path)
 
 
 def asks(slot, run):
