@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -55,6 +56,8 @@ HOSTS: dict[str, ShardHost] = {}
 SMALL = 16
 #: How long a call from a thread of this process waits before it asks again.
 WAIT_SECONDS = 20.0
+#: How long a read at least tries to get at a shard, when its caller's time is up.
+MIN_SECONDS = 0.1
 #: How often the host looks at shards that other processes may have changed.
 LOOK_SECONDS = 0.0005
 _UNFINISHED = (Status.closing, Status.closed, Status.failed)
@@ -119,6 +122,7 @@ class ShardHost(Serving):
         """Serve a call from the event loop; waits without blocking it."""
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()
+        began = loop.time()
         self.n_calls += 1
         if not call.run:
             await control.make_room(self, call)
@@ -132,7 +136,9 @@ class ShardHost(Serving):
         def serve(seconds: float) -> list[Answer] | None:
             for slot, _, _ in tickets:
                 slot.serve(seconds)
-            return self.answers(tickets) if pending.done else None
+            if not seconds or not pending.done:
+                return None
+            return self.answers(tickets, seconds=call.wait_seconds)
 
         try:
             served = (
@@ -157,8 +163,10 @@ class ShardHost(Serving):
                 self.keep_looking()
                 await asyncio.shield(asyncio.gather(*gone))
         if small:
-            return self.answers(tickets)
-        return await self.in_thread(lambda: self.answers(tickets))
+            with contextlib.suppress(ShardBusyError):
+                return self.answers(tickets, seconds=0)
+        left = max(MIN_SECONDS, call.wait_seconds - (loop.time() - began))
+        return await self.in_thread(partial(self.answers, tickets, seconds=left))
 
     def _is_small(self, slot: Slot) -> bool:
         """Return whether a shard is small enough for the event loop."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from daskps.cluster.messages import Answer, Call, Part
 from daskps.cluster.pauses import Pause
-from daskps.cluster.slot import Pending, Slot, step_of
+from daskps.cluster.slot import LOCK_SECONDS, Pending, Slot, step_of
 from daskps.cluster.words import widened
 from daskps.errors import ConsistencyError, ShardBusyError
 from daskps.shards.base import Array, Ready, Ticket
@@ -87,7 +87,8 @@ class Exchange:
         finally:
             if not self._pending.done:
                 self.abandon()
-        return self._serving.answers(self._tickets, outs)
+        seconds = min(seconds, LOCK_SECONDS)
+        return self._serving.answers(self._tickets, outs, seconds=seconds)
 
     def abandon(self) -> None:
         """Stop waiting; afterwards nobody reads the caller's arrays."""
@@ -200,16 +201,19 @@ class Serving(ABC):
         self,
         tickets: Sequence[Started],
         outs: Mapping[int, Sequence[Array]] | None = None,
+        *,
+        seconds: float,
     ) -> list[Answer]:
-        """Return what the shards say, reading what they may."""
+        """Return what the shards say, reading what they may; see :meth:`Slot.read`."""
         return [
-            self._answer(slot, part, ticket, outs.get(part.shard) if outs else None)
-            for slot, part, ticket in tickets
+            self._answer(started, outs.get(started[1].shard) if outs else None, seconds)
+            for started in tickets
         ]
 
     def _answer(
-        self, slot: Slot, part: Part, ticket: Ticket, outs: Sequence[Array] | None
+        self, started: Started, outs: Sequence[Array] | None, seconds: float
     ) -> Answer:
+        slot, part, ticket = started
         outcome = ticket.outcome
         if isinstance(outcome, Exception):
             return Answer(part.shard, error=outcome, applied=ticket.applied)
@@ -222,7 +226,9 @@ class Serving(ABC):
                     for dtype, start, stop in part.ranges
                 ]
             try:
-                outcome = slot.read(ticket, part, outs)
+                outcome = slot.read(ticket, part, outs, seconds)
+            except ShardBusyError:
+                raise
             except (ConsistencyError, NotHereError) as error:
                 return Answer(part.shard, error=error, applied=ticket.applied)
         version = outcome.version if part.ranges else ticket.version or outcome.version

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from daskps.cluster.locks import FileLock
 from daskps.cluster.reading import copier
+from daskps.errors import ShardBusyError
 from daskps.shards.base import NO_WAIT, READ, Array, Ready, Step, Ticket
 from daskps.shards.dense import Shard
 from daskps.shards.gates import CLOSED, set_gate
@@ -262,10 +263,18 @@ class Slot:
                 ticket.outcome = error
             return tickets
 
-    def read(self, ticket: Ticket, part: Part, outs: Sequence[Array]) -> Ready:
+    def read(
+        self,
+        ticket: Ticket,
+        part: Part,
+        outs: Sequence[Array],
+        seconds: float = LOCK_SECONDS,
+    ) -> Ready:
         """Copy the ranges of `part` into `outs`, each whole and all of one version.
 
-        Raises the shard's error where that version alone will do, and is gone.
+        Where updates run into two copies it waits for its turn, so long at most; with
+        0 not at all, as an event loop must. Then it raises ShardBusyError, and the
+        shard's error where that version alone will do and is gone.
         """
         ready = _ready(ticket)
         parts = [(*r, out) for r, out in zip(part.ranges, outs, strict=True)]
@@ -277,14 +286,21 @@ class Slot:
                 # What has run into the copy has begun to overwrite that version.
                 raise self.shard.overrun(ticket)
             ready = self._latest(ready)
-        with self._mutex:
-            self._enter(LOCK_SECONDS)
+        if not (seconds and self._mutex.acquire(timeout=seconds)):
+            raise ShardBusyError(
+                f"updates of shard {self.index} of store {self.name!r} ran into two "
+                f"copies of it, and its turn did not come within {seconds:g} s"
+            )
+        try:
+            self._enter(seconds)
             try:
                 # Also where a writer died on the way: it leaves the latest whole.
                 ready = self._latest(ready)
                 self.shard.read(ready, parts, copy)
             finally:
                 self._leave()
+        finally:
+            self._mutex.release()
         self.serve()
         return ready
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from daskps.cluster.host import ShardHost
 from daskps.cluster.memory import open_memory
 from daskps.cluster.slot import Slot
@@ -29,9 +31,10 @@ def shared_slot(base: Path, name: str = "a") -> Slot:
 def bare_host(loop: Any, *slots: Slot) -> ShardHost:
     """Return a host of shards of store "s" that only serves calls."""
     host = object.__new__(ShardHost)
-    host.worker = SimpleNamespace(
+    worker: Any = SimpleNamespace(
         address="tcp://nowhere", loop=SimpleNamespace(asyncio_loop=loop)
     )
+    host.worker, host._empty = worker, np.empty
     host.slots = {("s", slot.index): slot for slot in slots}
     host.waiting, host.n_calls, host.inline_nbytes = {}, 0, 2**20
     host._looking, host._leaving, host._loop_thread = None, [], 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,7 +107,7 @@ def test_function_queued_while_a_thread_passes_the_turn_on_is_run(tmp_path):
     slot = shared_slot(tmp_path)
 
     async def run():
-        host = bare_host(asyncio.get_running_loop(), slot)
+        host: Any = bare_host(asyncio.get_running_loop(), slot)
         tried = asyncio.Event()
 
         async def in_thread(function):
@@ -127,7 +128,8 @@ def test_call_of_a_shard_that_is_dropped_while_a_thread_is_at_it_ends(tmp_path):
     slot = shared_slot(tmp_path)
 
     async def run():
-        host, ended = bare_host(asyncio.get_running_loop()), asyncio.Event()
+        host: Any = bare_host(asyncio.get_running_loop())
+        ended = asyncio.Event()
         waits = Ticket(Step(wait=READ, at_least=5), owner=Pending(1, ended.set))
         slot.put(waits)
         slot.serve()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
-from daskps.cluster.messages import Part
+from daskps.cluster.messages import Call, Part
 from daskps.cluster.slot import Pending
 from daskps.consistency import ASP, BSP
 from daskps.errors import ClockError, RunCancelledError
 from daskps.shards.base import READ, Step, Ticket
 from daskps.shards.update import Publication
-from tests.cluster.slots import shared_slot
+from tests.cluster.slots import bare_host, shared_slot
 
 PART = Part(0, 1, (), (("float64", 0, 1000),))
 RUN = 7
@@ -69,3 +73,35 @@ def test_exact_read_of_a_run_that_is_over_says_so(slot):
     Publication(slot.shard.segment).commit()
     with pytest.raises(RunCancelledError, match="it was cancelled"):
         slot.read(ticket, PART, [np.empty(1000)])
+
+
+def test_trainers_read_needs_no_turn_for_the_latest_weights(slot):
+    """Two updates ran into its copy, and somebody is at the shard for long."""
+    slot.shard.begin_run(RUN, ASP(), 2)
+    ticket, out = asks(slot, RUN), np.ones(1000)
+    for _ in range(2):
+        Publication(slot.shard.segment).commit()
+    with ThreadPoolExecutor(1) as threads, slot._mutex:
+        ready = threads.submit(slot.read, ticket, PART, [out]).result(10)
+    assert ready.flip == slot.shard.segment.flip
+    assert not out.any()
+
+
+def test_read_does_not_wait_for_its_turn_on_the_event_loop(slot):
+    """Updates run into each copy: the thread that waits at last is another one."""
+    copy, threads = slot.shard.read, []
+
+    def read(ready, parts):
+        threads.append(threading.get_ident())
+        return copy(ready, parts) if len(threads) > 4 else None
+
+    slot.shard.read = read
+
+    async def run():
+        host = bare_host(asyncio.get_running_loop(), slot)
+        return await host.call(Call("s", (PART,), wait=READ))
+
+    [answer] = asyncio.run(run())
+    assert answer.arrays[0].shape == (1000,)
+    loop = threading.get_ident()
+    assert [ident == loop for ident in threads] == [True, True, False, False, False]
