@@ -195,6 +195,10 @@ class Deliveries:
         #: Where the shards were when these were made ready.
         self._where = session.meta.where
 
+    def clear(self) -> None:
+        """Forget all steps."""
+        self._known.clear()
+
     def send(
         self,
         arrays: Mapping[int, Array],

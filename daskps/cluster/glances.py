@@ -175,8 +175,12 @@ class Glances:
         """Forget what was learned before shards moved."""
         if self._where is not self._session.meta.where:
             self._where = self._session.meta.where
-            self._known.clear()
-            self._latest = None
+            self.clear()
+
+    def clear(self) -> None:
+        """Forget all reads."""
+        self._known.clear()
+        self._latest = None
 
     def learn(self, names: Any, out: Mapping[str, Array], target: Target) -> None:
         """Make a read ready for the next time, unless it is."""

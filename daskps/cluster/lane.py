@@ -104,6 +104,10 @@ class Lane(Serving):
         """Return whether who owns the shards is there."""
         return self._members.lives(self._owner)
 
+    def close(self) -> None:
+        """Let go of the shards' memory, and of the mailboxes."""
+        self.slots.clear()
+
     def missing(self, store: str, shard: int) -> Exception:
         """Return what a call of a shard that is not here gets."""
         return NotHereError()

@@ -190,6 +190,13 @@ class Session:
                 self.deliver({}, None)
             self.link.run(self._finish)
 
+    def close(self) -> None:
+        """Let go of the shards' memory, which goes with its last user."""
+        self.glances.clear()
+        self._deliveries.clear()
+        self.views.clear()
+        self.shards.ways.close()
+
     async def _finish(self) -> None:
         await self.shards.control("finish", run=self.run, rank=self.rank)
         await self.link.directory("finished", run=self.run, rank=self.rank)

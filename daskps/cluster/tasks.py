@@ -57,6 +57,9 @@ def run_trainer(
         fence = link.directory("fence_run", run=place["run"], reason=reason)
         link.run(lambda: fence)
         raise
+    finally:
+        if session is not None:
+            session.close()
     return result
 
 

@@ -37,6 +37,10 @@ class Views:
         self._seen: dict[str, Seen | None] = {}
         self._where = session.meta.where
 
+    def clear(self) -> None:
+        """Forget all parameters."""
+        self._seen.clear()
+
     def of(self, names: Iterable[str]) -> dict[str, Array]:
         """Return read-only views of those parameters of which that is possible.
 

@@ -93,6 +93,14 @@ class Ways:
             return "process" if same or not on_loop else "message"
         return "message" if on_loop or self._lane(worker) is None else "machine"
 
+    def close(self) -> None:
+        """Let go of other workers' memory; another call would map it again."""
+        with self._lock:
+            for lane in self._lanes.values():
+                if lane is not None:
+                    lane.close()
+            self._lanes.clear()
+
     def _lane(self, worker: str) -> Lane | None:
         if not self._on_machine:
             return None

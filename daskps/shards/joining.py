@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,15 +41,19 @@ class Joining:
         planner: Planner,
         fail: Callable[[int, Exception], None],
     ) -> None:
-        self._segment, self._planner, self._fail = segment, planner, fail
+        self._segment, self._planner = segment, planner
+        # A cycle would keep the memory of shards that are gone.
+        self._failing = weakref.WeakMethod(fail)
         #: The rounds of the run that has its mailboxes here, maybe over by now.
         self.attached: Rounds | None = None
 
     @property
     def rounds(self) -> Rounds | None:
         """The rounds of the run in progress, if it has any."""
-        rounds = self.attached
-        return rounds if rounds is not None and rounds.tables.current else None
+        if self.attached is not None and not self.attached.tables.current:
+            # Another process has ended the run: its mailboxes are not needed here.
+            self.attached = None
+        return self.attached
 
     def begin(
         self, run: int, n_ranks: int, reduce: str | Reducer, memory: Array | None
@@ -117,6 +122,11 @@ class Joining:
             standing = rounds.tables.standing()
             if standing is not None:
                 self._apply(rounds, standing)
+
+    def _fail(self, run: int, error: Exception) -> None:
+        fail = self._failing()
+        if fail is not None:
+            fail(run, error)
 
     def arrived(
         self, rounds: Rounds, arrival: Arrival | None, may_apply: bool = True

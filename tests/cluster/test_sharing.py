@@ -29,9 +29,10 @@ def files(client):
     return {str(p) for p in folder(client).glob("*-*")}
 
 
-def held(*_):
+def held(*_, collect=True):
     """Mappings and descriptors of shared memory in this process."""
-    gc.collect()
+    if collect:
+        gc.collect()
     maps = Path("/proc/self/maps").read_text(encoding="utf-8").count("/daskps-")
     fds = [p for p in Path("/proc/self/fd").iterdir() if "daskps-" in _target(p)]
     return maps, len(fds)
@@ -75,16 +76,29 @@ def test_many_stores_leave_nothing(machine):
     until(lambda: everywhere(machine) == before)
 
 
-def test_run_leaves_nothing(machine):
+@pytest.mark.parametrize("sync", ["bsp", "asp"])
+def test_run_leaves_nothing(machine, sync):
+    """At once: a collection may come late, and mailboxes are as large as the store."""
+
     def loop(trainer, part):
         out = {"w": np.empty(10, "f4")}
         for _ in range(3):
             trainer.pull(out=out)
+            trainer.pull(copy=False)
             trainer.push({"w": np.ones(10, "f4")})
 
+    with store(machine) as warm:
+        machine.submit(uses, warm, pure=False).result()
     before = everywhere(machine)
-    with store(machine) as s:
-        daskps.run(s, loop, [0, 1], sync="asp")
+    machine.run(gc.disable)
+    try:
+        with store(machine) as s:
+            own = machine.run(held, collect=False)
+            daskps.run(s, loop, [0, 1], sync=sync)
+            # The shards themselves, and nothing of the run.
+            until(lambda: machine.run(held, collect=False) == own)
+    finally:
+        machine.run(gc.enable)
     del s
     machine.run(lambda: gc.collect() and None)
     until(lambda: everywhere(machine) == before)
