@@ -363,18 +363,27 @@ def _log_from_info_on(worker: Worker) -> None:
 
 
 class HostPlugin(WorkerPlugin):
-    """Gives a worker its host. Registering it again changes nothing."""
+    """Gives a worker its host. Registering it again changes nothing.
+
+    `cluster` is the scheduler's id, "" where who registers it does not know that.
+    """
 
     name = "daskps-host"
     idempotent = True
+
+    def __init__(self, cluster: str = "") -> None:
+        self._cluster = cluster
 
     def setup(self, worker: Worker) -> None:
         """Create the host unless this worker has one."""
         host = HOSTS.get(worker.address)
         if host is None or host.worker is not worker:
-            HOSTS[worker.address] = ShardHost(worker)
+            host = HOSTS[worker.address] = ShardHost(worker)
             accounting.correct(worker)
             _log_from_info_on(worker)
+        # Now, and not with its first shard: with its last member goes what is there,
+        # also memory of a worker that has died and that this one could adopt.
+        host.memory(self._cluster)
 
     def teardown(self, worker: Worker) -> None:
         """Close the host when the worker closes.

@@ -38,7 +38,10 @@ class DirectoryPlugin(SchedulerPlugin):
         # a store now.
         self._nannies = asyncio.create_task(_register_with_nannies(scheduler))
         await scheduler.register_worker_plugin(
-            None, dumps(HostPlugin()), name=HostPlugin.name, idempotent=True
+            None,
+            dumps(HostPlugin(scheduler.id)),
+            name=HostPlugin.name,
+            idempotent=True,
         )
 
     async def close(self) -> None:

@@ -52,6 +52,7 @@ class Presence:
         """Be there once more; return whether that was possible.
 
         Visitors have no lock on the first byte: a directory goes with its members.
+        Nor do they remove it when these have died: a worker that comes now can adopt.
         """
         if not member:
             self.n_visitors += 1
@@ -111,7 +112,7 @@ def enter(path: str, member: bool) -> Presence:
 
 
 def leave(presence: Presence, member: bool) -> None:
-    """Undo one :func:`enter`; the last member removes the directory.
+    """Undo one :func:`enter`; the last member that leaves removes the directory.
 
     Blocks of this process that are still there go with its last membership.
 
@@ -226,18 +227,10 @@ def _end_membership(presence: Presence) -> None:
 
 
 def _depart(presence: Presence) -> None:
-    """Close the descriptors; a visitor may find that all members have died."""
+    """Close the descriptors."""
     _present.pop(inode_of(presence.directory_fd), None)
-    try:
-        _remove_unless_member(presence)
-    finally:
-        os.close(presence.fd)
-        os.close(presence.directory_fd)
-
-
-def _remove_unless_member(presence: Presence) -> bool:
-    at = presence.directory_fd, presence.fd
-    return not presence.n_members and _remove_if_alone(presence.path, *at)
+    os.close(presence.fd)
+    os.close(presence.directory_fd)
 
 
 def _clear(path: str) -> bool:
@@ -246,9 +239,8 @@ def _clear(path: str) -> bool:
     fd = -1
     try:
         # Perhaps under another path. Opening its registry would drop our locks.
-        known = _present.get(inode_of(directory_fd))
-        if known is not None:
-            return _remove_unless_member(known)
+        if inode_of(directory_fd) in _present:
+            return False
         try:
             fd = os.open(FILE, _FILE, dir_fd=directory_fd)
         except FileNotFoundError:

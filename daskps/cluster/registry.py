@@ -6,7 +6,9 @@ an exclusive one on a byte of its own, whose offset is its *owner number*. So th
 kernel itself knows who lives, also after ``kill -9``. What a process makes is named
 ``<owner>-<random>``; files of an owner that does not live are litter, and so is a
 directory without members. A *visitor* uses memory of others and has none there: the
-directory goes without it, and what it has mapped stays its own to read.
+directory goes without it, and what it has mapped stays its own to read. Every host of
+the cluster is a member from its start, also without a shard: while one is there, what
+a dead one left can be adopted, and nobody else takes it for abandoned.
 
 A process that closes *any* descriptor of a file drops *all* of its locks on it: the
 file is opened once per process, however many hosts and clients join in it. Locks are

@@ -296,6 +296,16 @@ async def add_plugin_again(dask_worker):
 
 
 @gen_cluster(client=True)
+async def test_worker_without_a_shard_keeps_the_memory_of_others(c, s, a, b):
+    """With its last member the directory goes, and what could be adopted there."""
+    made = await daskps.create({"w": W}, servers=[a.address], client=c)
+    async with Worker(s.address) as late:
+        for worker in (a, b, late):
+            assert HOSTS[worker.address]._memory.registry.is_open
+    await made.close()
+
+
+@gen_cluster(client=True)
 async def test_worker_that_joins_later_has_a_host(c, s, a, b):
     """Before it runs a task, and new stores use it."""
     made = await daskps.create({"w": W}, client=c)

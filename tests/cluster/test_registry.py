@@ -91,7 +91,7 @@ def test_sweep_removes_what_the_dead_left(tmp_path: Path) -> None:
     assert not os.listdir(tmp_path)
 
 
-def test_a_visitor_makes_nothing_and_keeps_nothing(tmp_path: Path) -> None:
+def test_a_visitor_makes_nothing_and_removes_nothing(tmp_path: Path) -> None:
     with pytest.raises(WayClosed, match="No such file"):
         visit(tmp_path, "a")
     assert not os.listdir(tmp_path)
@@ -101,6 +101,10 @@ def test_a_visitor_makes_nothing_and_keeps_nothing(tmp_path: Path) -> None:
         assert guest.names() == names
         other.kill()
         guest.leave()
+    # Somebody may come and adopt it.
+    here = join(tmp_path, "a")
+    assert here.names() == names
+    here.leave()
     assert not os.listdir(tmp_path)
 
 
