@@ -15,7 +15,12 @@ import secrets
 import stat
 import threading
 import time
-from contextlib import suppress
+from collections import deque
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 #: An owner number: random bits, then the bits of a process id.
 PID_BITS, RANDOM_BITS = 22, 40
@@ -76,6 +81,9 @@ class Presence:
 _present: dict[Inode, Presence] = {}
 #: Held while any of this changes.
 _lock = threading.Lock()
+#: Entries that are over. The garbage collector may end one anywhere, also in a thread
+#: that holds the lock: it is noted, and whoever has the lock next undoes it.
+_over: deque[tuple[Presence, bool]] = deque()
 
 
 def enter(path: str, member: bool) -> Presence:
@@ -102,7 +110,7 @@ def enter(path: str, member: bool) -> Presence:
     """
     deadline = time.monotonic() + _PATIENCE
     while True:
-        with _lock:
+        with _locked():
             presence = _try_enter(path, member)
         if presence is not None:
             return presence
@@ -114,7 +122,8 @@ def enter(path: str, member: bool) -> Presence:
 def leave(presence: Presence, member: bool) -> None:
     """Undo one :func:`enter`; the last member that leaves removes the directory.
 
-    Blocks of this process that are still there go with its last membership.
+    Blocks of this process that are still there go with its last membership. While
+    another call is at work here, that one does it before it returns.
 
     Parameters
     ----------
@@ -123,14 +132,8 @@ def leave(presence: Presence, member: bool) -> None:
     member : bool
         As it entered.
     """
-    with _lock:
-        if not presence.is_open:
-            return
-        presence.drop(member)
-        if member and not presence.n_members:
-            _end_membership(presence)
-        if not presence.n_members + presence.n_visitors:
-            _depart(presence)
+    _over.append((presence, member))
+    _settle()
 
 
 def remove(presence: Presence, name: str) -> bool:
@@ -149,7 +152,7 @@ def remove(presence: Presence, name: str) -> bool:
         False where it is gone already, and in a forked child.
     """
     # Or the descriptor could be closed, and be another one, before it is used.
-    with _lock:
+    with _locked():
         return presence.is_open and unlink(name, presence.directory_fd)
 
 
@@ -166,8 +169,37 @@ def clear(path: str) -> bool:
     bool
         False where somebody is there, this process included.
     """
-    with _lock:
+    with _locked():
         return _clear(path)
+
+
+@contextmanager
+def _locked() -> Iterator[None]:
+    try:
+        with _lock:
+            yield
+    finally:
+        _settle()
+
+
+def _settle() -> None:
+    """Undo what is over, unless somebody has the lock, who does it then."""
+    while _over and _lock.acquire(blocking=False):
+        try:
+            while _over:
+                _leave(*_over.popleft())
+        finally:
+            _lock.release()
+
+
+def _leave(presence: Presence, member: bool) -> None:
+    if not presence.is_open:
+        return
+    presence.drop(member)
+    if member and not presence.n_members:
+        _end_membership(presence)
+    if not presence.n_members + presence.n_visitors:
+        _depart(presence)
 
 
 def _try_enter(path: str, member: bool) -> Presence | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import stat
+import threading
+import weakref
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -298,6 +301,45 @@ def test_the_last_two_leave_at_once(
         monkeypatch.setattr(presence, "_remove_if_alone", other_follows)
         here.leave()
     assert not os.listdir(tmp_path)
+
+
+class Guest:
+    """A visitor that only the garbage collector ends, as a lane in a cycle."""
+
+    def __init__(self, base: Path) -> None:
+        registry = visit(base, "a")
+        weakref.finalize(self, registry.leave)
+        self.itself = self
+
+
+def test_a_visitor_is_collected_while_somebody_enters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = left(tmp_path)
+    here = join(tmp_path, "a")
+    inode_of = presence.inode_of
+
+    def collects(fd: int) -> presence.Inode:
+        gc.collect()
+        return inode_of(fd)
+
+    gc.disable()
+    try:
+        Guest(tmp_path)
+        assert here._presence.n_visitors == 1
+        monkeypatch.setattr(presence, "inode_of", collects)
+        # A thread, so that a deadlock ends this test and not the session.
+        thread = threading.Thread(target=visit, args=(tmp_path, "a"), daemon=True)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive()
+    finally:
+        gc.enable()
+    # The one who entered is there, and the one that was collected is not.
+    assert here._presence.n_visitors == 1
+    presence.leave(here._presence, member=False)
+    here.leave()
+    assert left(tmp_path) == before
 
 
 def comes_and_goes(pipe: Connection, base: Path, times: int) -> None:
