@@ -216,7 +216,8 @@ def _try_enter(path: str, member: bool) -> Presence | None:
     fd = -1
     try:
         known = _present.get(inode_of(directory_fd))
-        if known is not None:
+        # Somebody may have replaced the registry of one who only visits.
+        if known is not None and _is(known.fd, directory_fd):
             return known if known.add(member) else None
         flags = _FILE | os.O_CREAT if member else _FILE
         fd = os.open(FILE, flags, 0o600, dir_fd=directory_fd)
@@ -260,7 +261,9 @@ def _end_membership(presence: Presence) -> None:
 
 def _depart(presence: Presence) -> None:
     """Close the descriptors."""
-    _present.pop(inode_of(presence.directory_fd), None)
+    inode = inode_of(presence.directory_fd)
+    if _present.get(inode) is presence:  # and not one of a newer registry
+        del _present[inode]
     os.close(presence.fd)
     os.close(presence.directory_fd)
 

@@ -226,11 +226,7 @@ def test_joining_keeps_the_locks_of_a_process(tmp_path: Path) -> None:
     module.sweep_abandoned(tmp_path / "same")
     join(tmp_path / "same", "a").leave()
 
-    def asks(pipe: Connection, owner: int) -> None:
-        own = visit(tmp_path, "a")
-        pipe.send(own.lives(owner))
-
-    with child(asks, here.owner) as other:
+    with child(lives_here, tmp_path, here.owner) as other:
         assert other.receive()
     here.leave()
 
@@ -281,6 +277,47 @@ def test_joining_by_a_registry_that_was_replaced(
         other.send()
         assert other.end() == 0
     here.leave()
+
+
+def clears(pipe: Connection, base: Path) -> None:
+    """Remove a directory, and stop between its last file and itself."""
+    rmdir = os.rmdir
+
+    def stops(path: str) -> None:
+        pipe.send("no file is left")
+        pipe.recv()
+        rmdir(path)
+
+    os.rmdir = stops
+    presence.clear(module.directory(base, "a"))
+    pipe.send("done")
+
+
+def test_a_visitor_of_a_registry_that_was_replaced(tmp_path: Path) -> None:
+    """Somebody joins in the same directory just before it would have gone."""
+    with child(member, tmp_path) as first:
+        first.receive()
+        guest = visit(tmp_path, "a")
+        first.kill()
+    with child(clears, tmp_path) as remover:
+        remover.receive()
+        with child(member, tmp_path) as second:
+            owner, _ = second.receive()
+            remover.send()
+            assert remover.receive() == "done"
+            here, other = join(tmp_path, "a"), visit(tmp_path, "a")
+            guest.leave()
+            assert here.lives(owner)
+            assert other.lives(owner)
+            with child(lives_here, tmp_path, here.owner) as asking:
+                assert asking.receive()
+    other.leave()
+    here.leave()
+    assert not os.listdir(tmp_path)
+
+
+def lives_here(pipe: Connection, base: Path, owner: int) -> None:
+    pipe.send(visit(base, "a").lives(owner))
 
 
 def test_the_last_two_leave_at_once(
