@@ -106,6 +106,12 @@ def _row(slot: Slot) -> dict[str, Any]:
     }
 
 
+def _found(registry: Registry, place: Place) -> Place:
+    """Return where a block is now: an adopter may have died before it answered."""
+    _, nbytes, nonce = place
+    return memory.find(registry, *place), nbytes, nonce
+
+
 def _place(block: Block) -> Place:
     return block.name, block.nbytes, block.nonce
 
@@ -161,6 +167,7 @@ class _Taker:
     def take(self, shard: int, place: Place, generation: int) -> Slot:
         """Take a shard over under its lock; its generation rises before all else."""
         registry = self._registry
+        place = _found(registry, place)
         # What is not there, or is another shard's, is found before it is touched.
         seen = memory.attach(registry, *place)
         self._warm()
@@ -203,7 +210,7 @@ class _Taker:
             if place is None:
                 mine.attach_rounds(run, n_ranks, reduce, None)
                 return None
-            block = memory.adopt(self._registry, *place)
+            block = memory.adopt(self._registry, *_found(self._registry, place))
             buffer = block.buffer[PAGE_NBYTES:]
             mine.attach_rounds(run, n_ranks, reduce, buffer)
         except (WayClosed, ProtocolError) as error:

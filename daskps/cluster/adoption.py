@@ -185,7 +185,8 @@ class Adoptions:
         except (OSError, DaskPSError) as error:
             # It may do so yet: it is told when the store ends.
             entry.strays.add(worker)
-            return [{"shard": i, "why": f"{worker}: {error!r}"} for i in shards]
+            why, silent = f"{worker}: {error!r}", isinstance(error, OSError)
+            return [{"shard": i, "why": why, "silent": silent} for i in shards]
         return found
 
     async def settle_run(self, entry: Entry, worker: str, run: int) -> None:
@@ -228,6 +229,8 @@ class _Move:
         self._all = adoptions
         self._asked: set[tuple[str, int]] = set()
         self._refused: set[tuple[str, int]] = set()
+        #: How often those did not answer who may hold a shard: nobody else has it then.
+        self._silent: Counter[tuple[str, int]] = Counter()
         self._nbytes = {row[0]: int(row[2]) for row in entry.segments}
 
     async def run(self) -> None:
@@ -235,7 +238,8 @@ class _Move:
         loop = asyncio.get_running_loop()
         end = loop.time() + ADOPT_SECONDS
         while self.left and self._all.is_known(self.entry):
-            # Then only who was not asked yet: the others may have been slow.
+            # Then only who was not asked yet, the others may have been slow, and once
+            # more who did not answer.
             late = loop.time() > end
             asked, is_near = self._choose(late)
             waits = await asyncio.gather(
@@ -254,19 +258,35 @@ class _Move:
         for shard in sorted(self.left):
             nbytes, fit = self._nbytes[shard], []
             for w in candidates:
-                if (w, shard) in (self._asked if late else self._refused):
+                if not self._may_ask(w, shard, late):
                     continue
                 if why := self._all.why_not(w, nbytes, held, entry.memory_share):
                     self.why = why
                 else:
                     fit.append(w)
             if fit:
-                by = min(fit, key=lambda w: (not candidates[w], n[w], held[w]))
+                silent = {w: self._silent[w, shard] for w in fit}
+                by = min(
+                    fit,
+                    # First who may hold it already, last who never answers.
+                    key=lambda w: (
+                        (1, 0, 2)[min(silent[w], 2)],
+                        not candidates[w],
+                        n[w],
+                        held[w],
+                    ),
+                )
                 asked.setdefault(by, []).append(shard)
                 self._asked.add((by, shard))
                 n[by] += 1
                 held[by] += nbytes
         return asked, any(candidates.values())
+
+    def _may_ask(self, worker: str, shard: int, late: bool) -> bool:
+        key = worker, shard
+        if not late:
+            return key not in self._refused
+        return key not in self._asked or self._silent[key] == 1
 
     async def _ask(self, by: str, shards: list[int]) -> bool:
         """Have a worker adopt shards; return whether to ask it again."""
@@ -288,11 +308,17 @@ class _Move:
             entry.nbytes[by] = kept
         again = False
         for answer in answers:
+            key = by, answer["shard"]
+            if answer.get("silent"):
+                self._silent[key] += 1
+            else:
+                del self._silent[key]
             if "why" in answer:
                 self.why = answer["why"]
-                again = again or bool(answer.get("lives"))
-                if not answer.get("lives"):
-                    self._refused.add((by, answer["shard"]))
+                waits = bool(answer.get("lives") or answer.get("silent"))
+                again = again or waits
+                if not waits:
+                    self._refused.add(key)
         if taken:
             self._install(by, taken)
         return again

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -290,6 +291,37 @@ def adopt(registry: Registry, name: str, nbytes: int, nonce: int) -> Block:
         raise WayClosed(f"{registry.path}/{name} went meanwhile: {error}") from error
     block.file.is_owned = True
     return Block(block.buffer, nonce, new, file=block.file, registry=registry)
+
+
+def find(registry: Registry, name: str, nbytes: int, nonce: int) -> str:
+    """Return the name that a segment has now.
+
+    It is another one where who adopted it could tell nobody.
+
+    Parameters
+    ----------
+    registry : Registry
+        A membership in the same cluster.
+    name : str
+        Name of the block when it was last heard of.
+    nbytes : int
+        Its size.
+    nonce : int
+        What its header says, as its maker told.
+
+    Returns
+    -------
+    str
+        The same name where there is no such segment at all.
+    """
+    names = registry.names()
+    if name in names:
+        return name
+    for other in names:
+        # Most are other segments, or go meanwhile.
+        with suppress(WayClosed):
+            return attach(registry, other, nbytes, nonce).name
+    return name
 
 
 def mapped_nbytes() -> int:

@@ -22,6 +22,7 @@ from distributed.core import Status
 import daskps
 from daskps import config, optim
 from daskps.cluster import adoption
+from daskps.cluster.entry import Entry
 from daskps.cluster.registry import directory
 from tests.support import gen_cluster, local_cluster, until
 
@@ -553,3 +554,56 @@ def test_slow_answers_keep_nobody_from_being_asked(monkeypatch):
     of: Any = entry
     asyncio.run(adoption._Move(everybody, of, "dead", [0]).run())
     assert asked == ["slow", "slower", "able"]
+
+
+def test_adopter_whose_answer_was_lost_is_asked_again():
+    """It has renamed the memory: the others find none, and would call it lost."""
+    asked, lost, one, two = [], [], "tcp://127.0.0.1:2", "tcp://127.0.0.1:3"
+
+    class Hosts:
+        async def control(self, worker, method, **more):
+            if method != "adopt":
+                return None
+            asked.append(worker)
+            if len(asked) == 1:
+                raise OSError("the connection was reset")
+            if worker != asked[0]:
+                return [{"shard": 0, "why": "there is no such file", "lives": False}]
+            row = {"shard": 0, "name": "n", "nbytes": 10, "nonce": 1}
+            return [{**row, "generation": 2, "run": 0, "mailbox": None}]
+
+        def spawn(self, work):
+            return asyncio.ensure_future(work)
+
+        def tell(self, *args, **more):
+            pass
+
+    async def adopt():
+        states = [SimpleNamespace(address=w, memory_limit=0) for w in (one, two)]
+        cluster: Any = SimpleNamespace(
+            status=Status.running,
+            running=states,
+            workers={state.address: state for state in states},
+        )
+        dead, name = "tcp://127.0.0.1:1", f"{5:016x}-{5:016x}"
+        entry = Entry(
+            *("u", "s", "client", False, {}, (dead,), {}, 0.5, b"", {}, "cluster"),
+            segments=[(0, name, 10, 1)],
+            ready=True,
+        )
+        runs: Any = SimpleNamespace(
+            shards_move=lambda *_: None, rounds_of=lambda _: None
+        )
+        hosts: Any = Hosts()
+        adoptions = adoption.Adoptions(
+            *(cluster, hosts, runs, {"u": entry}),
+            lose=lambda *args: lost.append(args),
+            left=lambda *_: None,
+        )
+        adoptions.begin(dead, "died", [(entry, [0])])
+        await asyncio.wait_for(entry.settled.wait(), 30)
+        return entry.owners
+
+    assert asyncio.run(adopt()) == (one,)
+    assert asked == [one, one]
+    assert not lost

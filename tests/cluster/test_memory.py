@@ -21,6 +21,7 @@ from daskps.cluster.memory import (
     Memory,
     adopt,
     attach,
+    find,
     mapped_nbytes,
     open_memory,
     owned_nbytes,
@@ -327,6 +328,33 @@ def test_adoption_of_what_a_dead_process_left(
     seen.free()
     block.free()
     assert registry.names() == []
+
+
+def adopter(pipe: Connection, base: Path, name: str, nonce: int) -> None:
+    pipe.send(adopt(join(base, "a"), name, N, nonce).name)
+    pipe.recv()
+
+
+def test_what_an_adopter_has_renamed_is_found_again(
+    memory: Memory, registry: Registry, tmp_path: Path
+) -> None:
+    """It died before it could say so, and the directory knows the old name."""
+    others = memory.take_all([N, 2 * N])
+    others[0].stamp()
+    with child(owner, tmp_path) as one:
+        name, nonce = one.receive()
+        assert find(registry, name, N, nonce) == name
+        one.kill()
+    with child(adopter, tmp_path, name, nonce) as two:
+        new = two.receive()
+        two.kill()
+    assert find(registry, name, N, nonce) == new != name
+    assert find(registry, name, 2 * N, nonce) == name
+    assert find(registry, name, N, nonce + 1) == name
+    block = adopt(registry, new, N, nonce)
+    assert block.buffer[200] == 42
+    for taken in (block, *others):
+        taken.free()
 
 
 def test_a_forked_child_removes_nothing(memory: Memory, registry: Registry) -> None:
