@@ -221,16 +221,22 @@ class _Taker:
         return run, block
 
 
-async def sweep(host: ShardHost, cluster: str, owners: Sequence[int]) -> int:
-    """Remove what dead workers left and nobody adopted."""
+async def litter(host: ShardHost, *, cluster: str) -> list[str]:
+    """Return the names of what dead workers left on this machine."""
     shared = host.memory(cluster)
     if shared is None or shared.registry is None:
-        return 0
-    swept = [n for owner in owners for n in shared.registry.sweep(owner)]
-    if swept:
+        return []
+    return shared.registry.litter()
+
+
+async def sweep(host: ShardHost, *, cluster: str, names: Sequence[str]) -> None:
+    """Remove what dead workers left and nobody needs."""
+    shared = host.memory(cluster)
+    if shared is None or shared.registry is None:
+        return
+    if swept := shared.registry.sweep(set(names)):
         where, n = host.worker.address, len(swept)
         logger.info("%s removed %d blocks of dead workers", where, n)
-    return len(swept)
 
 
-METHODS = (adopt, sweep)
+METHODS = (adopt, litter, sweep)

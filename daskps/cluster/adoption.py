@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from distributed.comm.addressing import get_address_host
 from distributed.core import Status
 
-from daskps.cluster.registry import owner_of
 from daskps.errors import DaskPSError, LayoutError, ProtocolError
 from daskps.placement import check_memory
 
@@ -90,28 +89,7 @@ class Adoptions:
             entry.adopting.update(shards)
             entry.settled.clear()
             self.runs.shards_move(entry, worker, shards)
-        self._hosts.spawn(self._all(worker, reason, left))
-
-    async def _all(
-        self, worker: str, reason: str, left: list[tuple[Entry, list[int]]]
-    ) -> None:
-        dead = {
-            owner_of(row[1])
-            for entry, shards in left
-            for row in entry.segments
-            if row[0] in shards
-        }
-        moves = [_Move(self, entry, worker, shards) for entry, shards in left]
-        await asyncio.gather(*(self._one(move, reason) for move in moves))
-        # Decided for all stores: what is still there, nobody wants.
-        clusters = {entry.cluster for entry, _ in left}
-        near = [w for w in self._scheduler.workers if _host(w) == _host(worker)]
-        for cluster in clusters:
-            swept = {"cluster": cluster, "owners": sorted(dead)}
-            await asyncio.gather(
-                *(self._hosts.control(w, "sweep", **swept) for w in near),
-                return_exceptions=True,
-            )
+            self._hosts.spawn(self._one(_Move(self, entry, worker, shards), reason))
 
     async def _one(self, move: _Move, reason: str) -> None:
         entry = move.entry

@@ -18,6 +18,7 @@ from daskps.cluster.anchors import store_of_anchor
 from daskps.cluster.cuts import Cuts
 from daskps.cluster.entry import Entry, Hosts, is_gradient, remember
 from daskps.cluster.identities import Identities
+from daskps.cluster.litter import Litter
 from daskps.cluster.messages import PROTOCOL, identity, refusal
 from daskps.cluster.reserve import Request, check_hosts, find_servers, reserve
 from daskps.cluster.runs import Runs
@@ -58,6 +59,7 @@ class Directory:
             lose=self._lose,
             left=partial(self.worker_left, died=True),
         )
+        self.litter = Litter(scheduler, self.hosts, self._named)
         self._freed: dict[str, str] = {}
         #: Who waits for a store of a name.
         self._awaited: dict[str, set[asyncio.Future[None]]] = {}
@@ -298,9 +300,19 @@ class Directory:
                 self._lose(entry, shards, worker, reason)
         if adopted:
             self.adoptions.begin(worker, reason, adopted)
+        self.litter.left(worker)
         self.runs.worker_left(worker)
         self.cuts.left("worker", worker)
         self.identities.forget("worker", worker)
+
+    def _named(self) -> set[str] | None:
+        """Return the names of memory in use; None while some are not known."""
+        entries = self.stores.values()
+        if any(e.adopting or not e.ready for e in entries):
+            return None
+        rows = [row for e in entries for row in e.segments if row[0] not in e.lost]
+        rounds = [found for e in entries if (found := self.runs.rounds_of(e))]
+        return {row[1] for row in [*rows, *(r for of in rounds for r in of["rows"])]}
 
     def _lose(self, entry: Entry, shards: list[int], worker: str, reason: str) -> None:
         for shard in shards:

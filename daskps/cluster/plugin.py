@@ -49,6 +49,10 @@ class DirectoryPlugin(SchedulerPlugin):
         self._nannies.cancel()
         self._directory.hosts.close()
 
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        """Hear of a worker that came."""
+        self._directory.litter.came(worker)
+
     def remove_worker(
         self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any
     ) -> None:

@@ -27,7 +27,6 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from daskps.cluster.presence import (
-    FILE,
     PID_BITS,
     Presence,
     WayClosed,
@@ -40,7 +39,7 @@ from daskps.cluster.presence import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 __all__ = [
     "ORDERED",
@@ -165,15 +164,20 @@ class Registry:
         """
         return remove(self._presence, name)
 
-    def sweep(self, owner: int | None = None) -> list[str]:
-        """Remove blocks whose owner does not live, and files that are no blocks.
+    def litter(self) -> list[str]:
+        """Return the names of blocks whose owner does not live.
 
-        Until then they can be adopted.
+        They can be adopted.
+        """
+        return [name for name in self.names() if not self.lives(owner_of(name))]
+
+    def sweep(self, names: Collection[str]) -> list[str]:
+        """Remove blocks whose owner does not live.
 
         Parameters
         ----------
-        owner : int, optional
-            Only the blocks of this owner, which stay if it lives after all.
+        names : collection of str
+            Their names; one whose owner lives after all stays.
 
         Returns
         -------
@@ -181,14 +185,7 @@ class Registry:
             Names of the files that were removed.
         """
         at = self.directory_fd
-        litter = [n for n in os.listdir(at) if self._is_litter(n, owner)]
-        return [name for name in litter if unlink(name, at)]
-
-    def _is_litter(self, name: str, owner: int | None) -> bool:
-        if BLOCK.fullmatch(name):
-            found = owner_of(name)
-            return owner in (None, found) and not self.lives(found)
-        return owner is None and name != FILE
+        return [n for n in self.litter() if n in names and unlink(n, at)]
 
     def leave(self) -> None:
         """Stop being a member by this registry; the last one removes the directory.

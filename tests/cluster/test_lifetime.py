@@ -301,7 +301,10 @@ async def test_worker_without_a_shard_keeps_the_memory_of_others(c, s, a, b):
     made = await daskps.create({"w": W}, servers=[a.address], client=c)
     async with Worker(s.address) as late:
         for worker in (a, b, late):
-            assert HOSTS[worker.address]._memory.registry.is_open
+            memory = HOSTS[worker.address]._memory
+            assert memory is not None
+            assert memory.registry is not None
+            assert memory.registry.is_open
     await made.close()
 
 

@@ -80,12 +80,12 @@ def test_sweep_removes_what_the_dead_left(tmp_path: Path) -> None:
     mine = make_file(here)
     Path(here.path, "stray").touch()
     with child(member, tmp_path) as one, child(member, tmp_path) as two:
-        (owner, theirs), (_, alive) = one.receive(), two.receive()
-        assert here.sweep(owner) == []
+        (_, theirs), (_, alive) = one.receive(), two.receive()
+        assert here.litter() == []
         one.kill()
-        assert here.sweep(here.owner) == []
-        assert here.sweep(owner) == theirs
-        assert here.sweep() == ["stray"]
+        assert here.litter() == theirs
+        assert here.sweep([mine, *alive, "stray"]) == []
+        assert here.sweep([mine, *theirs, *alive]) == theirs
         assert sorted(here.names()) == sorted([mine, *alive])
         two.send()
         assert two.end() == 0
@@ -288,8 +288,9 @@ def clears(pipe: Connection, base: Path) -> None:
         pipe.recv()
         rmdir(path)
 
-    os.rmdir = stops
-    presence.clear(module.directory(base, "a"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "rmdir", stops)
+        presence.clear(module.directory(base, "a"))
     pipe.send("done")
 
 
