@@ -109,15 +109,12 @@ class ShardClient:
         """
         serving = self.ways.serving
         found = {w: serving(w, by_owner=c.by_owner) for w, c in calls.items()}
-        served = {w: s for w, s in found.items() if s is not None}
-        if not served:
+        near = {w: (s, calls[w]) for w, s in found.items() if s is not None}
+        if not near:
             return self.link.run(lambda: self.call_async(calls, outs, timeout, what))
-        far = {w: c for w, c in calls.items() if w not in served}
-        with Direct(self, outs, Deadline(timeout, what)) as direct:
-            direct.send(far)
-            for worker, near in served.items():
-                direct.begin(worker, near, calls[worker])
-            return direct.answers()
+        far = {w: c for w, c in calls.items() if w not in near}
+        direct = Direct(self, outs, Deadline(timeout, what))
+        return direct.call(near, far)
 
     def begin(
         self, calls: Mapping[str, Call], outs: Outs, what: str

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from daskps.cluster.answers import again, raise_first
+from daskps.cluster.interrupts import is_main, shielded
 from daskps.errors import ShardBusyError, StaleGenerationError
 from daskps.shards.deputies import NotHereError
 
@@ -50,6 +51,46 @@ class Direct:
         self._sent: list[Pending[dict[int, Answer]]] = []
         self._begun: dict[str, Exchange] = {}
         self._answers: dict[int, Answer] = {}
+        self._is_stopped = False
+
+    def call(
+        self, near: Mapping[str, tuple[Serving, Call]], far: Mapping[str, Call]
+    ) -> dict[int, Answer]:
+        """Call shards that this process can reach, and send calls of the others."""
+        # A change of threads costs more than most reads.
+        if is_main() and not far and (found := self._glance(near)) is not None:
+            return found
+        return shielded(partial(self._call, near, far), self.stop)
+
+    def _call(
+        self, near: Mapping[str, tuple[Serving, Call]], far: Mapping[str, Call]
+    ) -> dict[int, Answer]:
+        with self:
+            self.send(far)
+            for worker, (serving, call) in near.items():
+                self.begin(worker, serving, call)
+            return self.answers()
+
+    def _glance(
+        self, near: Mapping[str, tuple[Serving, Call]]
+    ) -> dict[int, Answer] | None:
+        """Read without a lock, if that is all there is to do."""
+        found: dict[int, Answer] = {}
+        for serving, call in near.values():
+            answers = serving.glance(call, self._outs)
+            if answers is None:
+                return None
+            found |= {answer.shard: answer for answer in answers}
+        self._shards.counters.local_calls += len(near)
+        return found
+
+    def stop(self) -> None:
+        """Make the thread that is at it end soon, with an error."""
+        self._is_stopped = True
+        for exchange in [*self._begun.values()]:
+            exchange.stop()
+        for sent in [*self._sent]:
+            sent.stop()
 
     def send(self, calls: Mapping[str, Call]) -> None:
         """Send calls as messages."""
@@ -59,6 +100,8 @@ class Direct:
                 shards.call_async, calls, self._outs, left, self._deadline.what
             )
             self._sent.append(shards.link.start(work))
+            if self._is_stopped:
+                self._sent[-1].stop()
 
     def begin(self, worker: str, serving: Serving, call: Call) -> None:
         """Call shards that this process can reach; what it cannot do is sent."""
@@ -72,6 +115,8 @@ class Direct:
             self.send({worker: call})
             return
         self._begun[worker] = exchange
+        if self._is_stopped:
+            exchange.stop()
         if back := exchange.handed_back():
             self.send({worker: _parts_of(call, back)})
 

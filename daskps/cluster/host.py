@@ -7,7 +7,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -211,10 +211,6 @@ class ShardHost(Serving):
     def is_live(self) -> bool:
         """Return whether who owns the shards is there: this process is."""
         return True
-
-    def executor(self) -> Executor:
-        """Return the threads that update shards for the main thread."""
-        return self._executor
 
     # -- control -------------------------------------------------------------
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import threading
 import weakref
-from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -111,15 +109,3 @@ class Lane(Serving):
     def missing(self, store: str, shard: int) -> Exception:
         """Return what a call of a shard that is not here gets."""
         return NotHereError()
-
-    def executor(self) -> Executor:
-        """Return the threads that update shards for the main thread."""
-        with _LOCK:
-            if not _EXECUTOR:
-                _EXECUTOR.append(ThreadPoolExecutor(1, "daskps-lane"))
-            return _EXECUTOR[0]
-
-
-_LOCK = threading.Lock()
-#: Made when it is first needed: workers have no use for it.
-_EXECUTOR: list[Executor] = []

@@ -133,10 +133,15 @@ class FileLock:
             return False
         try:
             fcntl.lockf(self._file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
-        except BaseException as error:
+        except (BlockingIOError, PermissionError):
             self._file.mutex.release()
-            if isinstance(error, (BlockingIOError, PermissionError)):
-                return False
+            return False
+        except BaseException:
+            # A signal's error may come when the lock has been taken.
+            try:
+                fcntl.lockf(self._file.fd, fcntl.LOCK_UN, 1)
+            finally:
+                self._file.mutex.release()
             raise
         self._words[HOLDER] = self._pid
         if self._words[WANTED] == self._pid:

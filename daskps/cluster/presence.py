@@ -1,9 +1,8 @@
 """A process in a directory that it shares: opened once, locked, and left.
 
-A process that closes *any* descriptor of a file drops *all* of its record locks on it:
-the registry of a directory is opened once per process, however many hosts and clients
-join in it, and stays open until the last of them has left. Locks are not inherited: a
-forked child is no member until it joins itself.
+Who closes *any* descriptor of a file drops *all* of its record locks on it: a registry
+is opened once per process, however many hosts and clients join, and stays open until
+the last of them has left. A forked child inherits no lock: it is no member.
 """
 
 from __future__ import annotations

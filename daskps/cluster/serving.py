@@ -17,13 +17,13 @@ from daskps.cluster.pauses import Pause
 from daskps.cluster.slot import LOCK_SECONDS, Pending, Slot, step_of
 from daskps.cluster.words import widened
 from daskps.errors import ConsistencyError, ShardBusyError
-from daskps.shards.base import Array, Ready, Ticket
+from daskps.shards.base import READ, Array, Ready, Ticket
 from daskps.shards.dense import Shard
 from daskps.shards.deputies import NotHereError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from concurrent.futures import Executor, Future
+    from concurrent.futures import Future
 
 #: How long a call looks at shared shards without sleeping in between.
 SPIN_SECONDS = 0.0005
@@ -55,6 +55,7 @@ class Exchange:
         self.call = call
         self._serving = serving
         self._woken = threading.Event()
+        self._is_stopped = False
         # `call` stays as it is: what is handed back goes by message.
         given = serving.widened(call)
         self._pending, self._tickets = serving.start(
@@ -64,7 +65,8 @@ class Exchange:
     def serve(self, seconds: float) -> None:
         """Have the shards look at the call; those that must wait keep it."""
         try:
-            self._serving.serve_here(self._tickets, self.call, seconds)
+            for slot, _, _ in self._tickets:
+                slot.serve(seconds)
         except BaseException:
             self.abandon()
             raise
@@ -96,6 +98,11 @@ class Exchange:
             with contextlib.suppress(TimeoutError):
                 given_up.result(STOP_SECONDS)
 
+    def stop(self) -> None:
+        """End the wait of another thread."""
+        self._is_stopped = True
+        self._woken.set()
+
     def _wait(self, seconds: float) -> None:
         shared = [slot for slot, _, _ in self._tickets if slot.is_shared]
         if not shared:
@@ -106,7 +113,8 @@ class Exchange:
         while True:
             for slot in shared:
                 slot.look()
-            if self._pending.done or pause.seconds >= seconds:
+            is_over = self._pending.done or self._is_stopped
+            if is_over or pause.seconds >= seconds:
                 return
             pause()
 
@@ -134,10 +142,6 @@ class Serving(ABC):
     @abstractmethod
     def is_live(self) -> bool:
         """Return whether who owns the shards is there."""
-
-    @abstractmethod
-    def executor(self) -> Executor:
-        """Return the threads that update shards for the main thread."""
 
     def slot(self, store: str, shard: int) -> Slot:
         """Return a shard, or refuse."""
@@ -173,17 +177,22 @@ class Serving(ABC):
         exchange.serve(seconds)
         return exchange
 
-    def serve_here(
-        self, tickets: Sequence[Started], call: Call, seconds: float
-    ) -> None:
-        """Serve the inboxes in the caller's thread."""
-        here = threading.current_thread() is not threading.main_thread()
-        for slot, _, _ in tickets:
-            if here or not call.changes:
-                slot.serve(seconds)
-            else:
-                # Ctrl-C must not end an update in the middle, nor others' tickets.
-                self.executor().submit(slot.serve, seconds).result()
+    def glance(
+        self, call: Call, outs: Mapping[int, Sequence[Array]]
+    ) -> list[Answer] | None:
+        """Read without a lock; None where the shards must be asked."""
+        if call.run or call.changes or call.wait != READ or not self.is_live():
+            return None
+        answers = []
+        for part in call.parts:
+            slot, out = self.slots.get((call.store, part.shard)), outs.get(part.shard)
+            if slot is None or out is None:
+                return None
+            ready = slot.glance(step_of(call, part, owned=False), part, out)
+            if ready is None:
+                return None
+            answers.append(Answer(part.shard, version=ready.version, arrays=tuple(out)))
+        return answers
 
     def abandon(
         self, tickets: Sequence[Started], seconds: float = 0.0

@@ -304,6 +304,16 @@ class Slot:
         self.serve()
         return ready
 
+    def glance(self, step: Step, part: Part, outs: Sequence[Array]) -> Ready | None:
+        """Read the latest weights without a lock, outside runs; None where it must ask."""
+        parts = [(*r, out) for r, out in zip(part.ranges, outs, strict=True)]
+        copy = copier(sum(out.nbytes for out in outs))
+        for _ in range(2):
+            ready = self.shard.latest(step)
+            if ready is None or self.shard.read(ready, parts, copy):
+                return ready
+        return None
+
     def _latest(self, ready: Ready) -> Ready:
         segment = self.shard.segment
         flip = segment.flip

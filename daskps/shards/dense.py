@@ -18,7 +18,7 @@ import numpy as np
 from daskps.consistency import BSP, Policy
 from daskps.shards import runs
 from daskps.shards.asking import Asked
-from daskps.shards.base import Ticket
+from daskps.shards.base import Ready, Ticket
 from daskps.shards.cuts import Cut, broken
 from daskps.shards.doubts import Doubts
 from daskps.shards.gates import OPEN, READING, set_gate
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from daskps.reduction import Reducer
-    from daskps.shards.base import Array
+    from daskps.shards.base import Array, Step
     from daskps.shards.planning import Bindings
 
 
@@ -151,6 +151,14 @@ class Shard(Asked):
     def waiting(self) -> list[Ticket]:
         """Tickets that wait: those that are parked, and those a cut holds."""
         return self.parked + self.cut.held if self.cut is not None else self.parked
+
+    def latest(self, step: Step) -> Ready | None:
+        """Return where a read outside runs may read; None if it must ask or wait."""
+        flip = self.segment.flip
+        ready = Ready(flip, self.segment.record(flip).version)
+        if self._refused(Ticket(step)) or ready.version < step.at_least:
+            return None
+        return ready
 
     def overrun(self, ticket: Ticket) -> Exception:
         """Return why the round that a ticket was to read is there no more."""

@@ -1,0 +1,81 @@
+"""Calls of the main thread, where Ctrl-C may raise between any two lines.
+
+Between taking a lock and the `try` that gives it back, for one: then the shard would
+stay locked. What takes locks is done by another thread; the main one waits for it.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+#: How long to wait for a call that was interrupted.
+STOP_SECONDS = 5.0
+#: How soon Ctrl-C is seen at the latest.
+LOOK_SECONDS = 0.2
+#: Made when it is first needed, by the one main thread: workers have no use for it.
+_EXECUTOR: list[ThreadPoolExecutor] = []
+os.register_at_fork(after_in_child=_EXECUTOR.clear)
+
+
+def is_main() -> bool:
+    """Return whether this is the thread that Ctrl-C interrupts."""
+    return threading.current_thread() is threading.main_thread()
+
+
+def shielded(work: Callable[[], T], stop: Callable[[], None]) -> T:
+    """Do work that Ctrl-C must not end half way.
+
+    Parameters
+    ----------
+    work : callable
+        What to do.
+    stop : callable
+        Makes it end soon, from another thread.
+
+    Returns
+    -------
+    T
+        What the work returns.
+    """
+    if not is_main():
+        return work()
+    # Made here: Ctrl-C may come before `submit` has returned one.
+    future: Future[T] = Future()
+
+    def run() -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised by who waits for it
+            future.set_exception(error)
+
+    try:
+        _executor().submit(run)
+        while True:
+            try:
+                return future.result(LOOK_SECONDS)
+            except TimeoutError:
+                # A signal just before the wait does not end it.
+                if future.done():
+                    raise
+    except BaseException:
+        if not future.cancel():
+            stop()
+            # Until then it may read or fill the caller's arrays.
+            concurrent.futures.wait([future], STOP_SECONDS)
+        raise
+
+
+def _executor() -> ThreadPoolExecutor:
+    if not _EXECUTOR:
+        _EXECUTOR.append(ThreadPoolExecutor(4, "daskps-main"))
+    return _EXECUTOR[0]
