@@ -53,16 +53,14 @@ class Lane(Serving):
             raise WayClosed("this processor may reorder what another one writes")
         where = meta.where
         shards = where.hosts.get(worker, ())
-        places = {shard: where.segments.get(shard) for shard in shards}
-        if not places or not all(places.values()):
+        places = {s: where.segments[s] for s in shards if s in where.segments}
+        if not places or len(places) < len(shards):
             raise WayClosed("it has no shards, or they are in private memory")
         self._members = registry.visit(config.load().shared_memory, meta.cluster)
         weakref.finalize(self, self._members.leave)
         rules = Rules(meta.layout, meta.rules)
         slots = rules.slots
         for shard, place in places.items():
-            if place is None:
-                continue
             block = memory.attach(self._members, place.name, place.nbytes, place.nonce)
             self._owner = registry.owner_of(place.name)
             segment = Segment(meta.layout, shard, slots, block.buffer, durable=True)
@@ -70,7 +68,6 @@ class Lane(Serving):
             self.slots[meta.uid, shard] = Slot(
                 meta.name, meta.layout, shard, deputy, block=block
             )
-
             if joined is not None:
                 self._join(joined, shard, deputy)
 

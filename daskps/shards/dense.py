@@ -276,9 +276,8 @@ class Shard(Asked):
     ) -> list[Ticket]:
         """Start a run on this shard; the same run again changes nothing.
 
-        A run that is still there is over; its parked tickets are returned. The
-        mailboxes of a run in rounds go into `memory`, of `Mailbox.needed_nbytes`,
-        by default into private memory.
+        A run that is still there is over; its parked tickets are returned. Mailboxes
+        go into `memory`, of `Mailbox.nbytes_of`, by default into private memory.
         """
         if self.segment.current.fixed[RUN] == run:
             return []
@@ -303,18 +302,16 @@ class Shard(Asked):
         """Take part in a run in rounds whose mailboxes another process has made.
 
         Without memory they are empty, as of the task graph, which sends a round again.
-        Raises ProtocolError when they are not in `memory`, RunCancelledError when the
-        run is over.
+        Raises ProtocolError when they are not there, RunCancelledError for an old run.
         """
         self._joining.attach(run, n_ranks, reduce, memory)
         if self.rounds is None:
             raise self._over(run)
 
     def take_over(self) -> list[Ticket]:
-        """Go on where an owner that died has left: nothing is held back any more.
+        """Go on where an owner that died has left: no complete round is held back.
 
-        What it held back are rounds: one may be complete. In a run in rounds
-        :meth:`attach_rounds` comes first.
+        In a run in rounds :meth:`attach_rounds` comes first.
         """
         self.set_gate()
         with np.errstate(all="ignore"):

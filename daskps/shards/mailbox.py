@@ -38,7 +38,7 @@ from daskps.shards.segment import PAGE_NBYTES, integers
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from daskps.layout import Layout, Piece
+    from daskps.layout import Piece
     from daskps.reduction import Node, Reducer
     from daskps.shards.forming import Sum
 
@@ -185,13 +185,6 @@ class Mailbox:
         )
         self._slices_at = align(at + 2 * align(n_table), PAGE_NBYTES)
         self._slices: list[Slice | None] = [None] * self.n_slices
-
-    @staticmethod
-    def needed_nbytes(
-        layout: Layout, shard: int, n_ranks: int, reduce: str | Reducer
-    ) -> int:
-        """Return the memory that a run's mailboxes need in one shard."""
-        return Mailbox.nbytes_of(layout.pieces[shard], n_ranks, reduce)
 
     @staticmethod
     def nbytes_of(pieces: Sequence[Piece], n_ranks: int, reduce: str | Reducer) -> int:

@@ -275,7 +275,7 @@ def new_file(path: Path) -> str:
     """A file for a segment, and one for acknowledgements."""
     path.write_bytes(bytes(Segment.needed_nbytes(LAYOUT, 0, SLOTS, durable=True)))
     Path(f"{path}.ack").write_bytes(bytes(8))
-    box = Mailbox.needed_nbytes(LAYOUT, 0, 2, "mean")
+    box = Mailbox.nbytes_of(LAYOUT.pieces[0], 2, "mean")
     Path(f"{path}.box").write_bytes(bytes(box))
     return str(path)
 

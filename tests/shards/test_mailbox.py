@@ -58,7 +58,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def memory_of(n_ranks: int, reduce: Any) -> np.ndarray[Any, Any]:
-    return np.zeros(Mailbox.needed_nbytes(LAYOUT, 0, n_ranks, reduce), np.uint8)
+    return np.zeros(Mailbox.nbytes_of(LAYOUT.pieces[0], n_ranks, reduce), np.uint8)
 
 
 def pair(n_ranks: int, reduce: Any = "mean", layout: Layout = LAYOUT) -> Any:
