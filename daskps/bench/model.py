@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daskps.cluster.messages import PROTOCOL
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -141,11 +143,12 @@ def request(shape: Shape, rank: int, host: int, clock: int | None) -> int:
         step if pushes else 0,
         None,
         f"{'t' * 32}-{number}",
+        False,
         "",
     ]
     ranges = [["float32", 0, n]] if n else []
     message = {
-        "protocol": 3,
+        "protocol": PROTOCOL,
         "head": head,
         "parts": [[host, 1, 0, items, ranges]],
         "op": "daskps_call",

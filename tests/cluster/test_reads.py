@@ -91,9 +91,9 @@ def test_read_does_not_wait_for_its_turn_on_the_event_loop(slot):
     """Updates run into each copy: the thread that waits at last is another one."""
     copy, threads = slot.shard.read, []
 
-    def read(ready, parts):
+    def read(ready, parts, how):
         threads.append(threading.get_ident())
-        return copy(ready, parts) if len(threads) > 4 else None
+        return copy(ready, parts, how) if len(threads) > 4 else None
 
     slot.shard.read = read
 
