@@ -255,7 +255,11 @@ def test_interrupt_leaves_nothing(
     assert not left_behind(tmp_path)
 
 
-@pytest.mark.parametrize("whole_group", [False, True], ids=["kill", "terminal"])
+@pytest.mark.parametrize(
+    "whole_group",
+    [pytest.param(False, marks=pytest.mark.slow), True],
+    ids=["kill", "terminal"],
+)
 def test_interrupt_while_workers_start(
     place: dict[str, str], tmp_path: Path, whole_group: bool
 ) -> None:

@@ -139,7 +139,11 @@ def test_preloaded_worker_of_a_plain_scheduler(servers: Servers) -> None:
         assert np.array_equal(store.pull()["w"], np.full(10, -0.5))
 
 
-@pytest.mark.parametrize("options", [(), PRELOAD], ids=["plain", "preload"])
+@pytest.mark.parametrize(
+    "options",
+    [(), pytest.param(PRELOAD, marks=pytest.mark.slow)],
+    ids=["plain", "preload"],
+)
 def test_worker_that_joins_later(servers: Servers, options: list[str]) -> None:
     servers.scheduler(*PRELOAD)
     servers.worker("first", *PRELOAD)

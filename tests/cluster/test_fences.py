@@ -84,7 +84,7 @@ def in_a_run(dask_worker):
     ("verb", "n_hosts"),
     [
         ("run", 1),
-        ("train", 2),
+        pytest.param("train", 2, marks=pytest.mark.slow),
         pytest.param("run", 2, marks=pytest.mark.slow),
         pytest.param("train", 1, marks=pytest.mark.slow),
     ],

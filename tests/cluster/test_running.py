@@ -10,8 +10,11 @@ from daskps.cluster.host import HOSTS
 from daskps.errors import LayoutError
 from tests.support import gen_cluster
 
+# The limit is below what the process uses: Dask would pause the worker for that.
+UNWATCHED = {f"distributed.worker.memory.{what}": False for what in ("pause", "spill")}
 
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 2)])
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 2)], config=UNWATCHED)
 async def test_run_whose_mailboxes_do_not_fit_is_refused(c, s, a):
     """Two slices of 4 MB for the sums of two trainers, beside a shard of 8 MB."""
     store = await daskps.create({"w": np.zeros(10**6, "f4")}, client=c)

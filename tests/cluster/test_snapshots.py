@@ -395,7 +395,9 @@ def ones(params, X, y):
     return {name: np.ones_like(value) for name, value in params.items()}
 
 
-@pytest.mark.parametrize("sync", ["bsp", "ssp", "asp"])
+@pytest.mark.parametrize(
+    "sync", ["bsp", pytest.param("ssp", marks=pytest.mark.slow), "asp"]
+)
 def test_snapshots_during_a_run_are_whole(client, sync):
     """Every step adds one everywhere: all elements are equal at any cut."""
     s = store(client, params={"w": np.zeros(1000)}, optimizer=optim.SGD(1.0))

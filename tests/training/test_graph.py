@@ -483,7 +483,7 @@ MOMENTS = [
     pytest.param(
         seed,
         with_shards,
-        marks=[pytest.mark.slow] if seed >= 2 else [],
+        marks=[pytest.mark.slow] if seed >= 1 else [],
         id=f"{seed}-shards" if with_shards else f"{seed}",
     )
     for with_shards in (False, True)
@@ -607,6 +607,7 @@ def test_trainer_lost_with_raise():
             until(lambda: store.push({"w": np.zeros(6, "f4")}) > 0)
 
 
+@pytest.mark.slow
 def test_restart_of_the_cluster_in_a_run():
     with local_cluster(n_workers=2, threads=1) as client:
         store = a_store()

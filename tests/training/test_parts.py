@@ -458,6 +458,9 @@ def test_parts_are_computed_again_when_their_worker_dies(train, kind):
         assert loads[1] > 3
 
 
+@pytest.mark.parametrize(
+    "train", ["resident", pytest.param("graph", marks=pytest.mark.slow)], indirect=True
+)
 def test_scattered_part_that_is_lost_says_so(train):
     """Nobody can compute it again: the run ends, and names the part."""
     with local_cluster(n_workers=2, threads=1) as client:
