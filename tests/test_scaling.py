@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from daskps.bench import model, scaling
-from daskps.bench.model import Shape, Times
+from daskps.bench.model import Shape, Times, Work
 
 BORDERS = [0, 127, 128, 255, 256, 65_535, 65_536, 2**32 - 1, 2**32, 2**63]
 LENGTHS = [0, 15, 16, 31, 32, 255, 256, 65_535, 65_536]
@@ -44,7 +45,7 @@ def test_messages_and_payload_of_a_round() -> None:
 
 
 def test_a_host_has_a_message_of_each_trainer_whatever_their_number() -> None:
-    times = Times(1e-3, 8e-4, 0.0)
+    times = Times(1e-3, 8e-4, 0.0, 0.0)
     found = [model.apart(times, Shape(1000, hosts, 4000)) for hosts in (1, 16, 1000)]
     assert [each.host for each in found] == pytest.approx([0.401] * 3)
     assert [each.trainer for each in found] == pytest.approx([1.4e-3, 7.4e-3, 0.401])
@@ -52,25 +53,31 @@ def test_a_host_has_a_message_of_each_trainer_whatever_their_number() -> None:
 
 
 def test_bytes_are_spread_over_the_hosts() -> None:
-    times = Times(0.0, 0.0, 1e-9)
+    times = Times(0.0, 0.0, 0.0, 1e-9)
     found = model.apart(times, Shape(1000, 10, 10**6))
     assert found.host == pytest.approx(1000 * 2 * 4 * 10**5 * 0.5e-9)
     assert found.trainer == pytest.approx(2 * 4 * 10**6 * 0.5e-9)
 
 
 def test_what_is_fitted_gives_the_measurements_back() -> None:
-    times = Times(1e-3, 8e-4, 2e-9)
-    rows = [(m, b, times.round(m, b)) for m, b in ((1, 10), (64, 10**6), (256, 99))]
-    found = model.fitted(rows)
-    assert (found.fixed, found.per_message, found.per_byte) == pytest.approx(
-        (1e-3, 8e-4, 2e-9)
-    )
+    times = Times(1e-3, 8e-4, 7e-4, 2e-9)
+    works = [Work(1, 0, 10), Work(4, 4, 10**5), Work(64, 64, 10**6), Work(256, 0, 99)]
+    found = model.fitted([(work, times.round(work)) for work in works])
+    assert astuple(found) == pytest.approx(astuple(times))
+
+
+def test_messages_with_frames_of_a_round() -> None:
+    """16 KiB travel inside a message; on two hosts of three there is one more."""
+    shape = Shape(trainers=5, hosts=3, elements=3 * 4096 + 2)
+    assert shape.framed == 5 * 2
+    assert shape.work == Work(15, 10, 2 * 5 * 4 * (3 * 4096 + 2))
 
 
 def test_no_cost_is_below_nothing() -> None:
-    found = model.fitted([(1, 0, 1.0), (2, 10, 2.1), (4, 20, 3.9), (8, 90, 7.0)])
-    assert min(found.fixed, found.per_message, found.per_byte) >= 0
-    assert found.round(4, 20) == pytest.approx(3.9, rel=0.1)
+    rows = [(1, 0, 1.0), (2, 10, 2.1), (4, 20, 3.9), (8, 90, 7.0)]
+    found = model.fitted([(Work(m, 0, b), seconds) for m, b, seconds in rows])
+    assert min(astuple(found)) >= 0
+    assert found.round(Work(4, 0, 20)) == pytest.approx(3.9, rel=0.1)
 
 
 @pytest.mark.leaky  # a cluster in this process

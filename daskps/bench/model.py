@@ -6,7 +6,7 @@ Pure arithmetic: nothing here measures or sends anything. `docs/scaling.md` expl
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +25,25 @@ PER_FRAME_NBYTES = 8
 WINDOW = 16
 
 _FRAME = {"__Serialized__": 1}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What there is to do with the messages of a round.
+
+    Parameters
+    ----------
+    messages : int
+        Requests with their replies.
+    framed : int
+        Of these, those whose arrays are frames of their own.
+    payload : int
+        Bytes of their arrays.
+    """
+
+    messages: int
+    framed: int
+    payload: int
 
 
 @dataclass(frozen=True)
@@ -67,6 +86,16 @@ class Shape:
     def payload(self) -> int:
         """Bytes of gradients and weights of a round, without what is around them."""
         return 2 * 4 * self.trainers * sum(self.sizes[self.near :])
+
+    @property
+    def framed(self) -> int:
+        """Messages of a round whose arrays are frames of their own."""
+        return self.trainers * sum(map(_is_framed, self.sizes[self.near :]))
+
+    @property
+    def work(self) -> Work:
+        """All that a round has to do with messages."""
+        return Work(self.messages, self.framed, self.payload)
 
     @property
     def graph_tasks(self) -> int:
@@ -182,12 +211,17 @@ def reply(shape: Shape, host: int, clock: int | None) -> int:
 
 
 def _array(n: int) -> Any:
-    return bytes(4 * n) if 4 * n <= INLINE_NBYTES else _FRAME
+    return _FRAME if _is_framed(n) else bytes(4 * n)
+
+
+def _is_framed(n: int) -> bool:
+    """Return whether so many float32 are a frame of their own."""
+    return 4 * n > INLINE_NBYTES
 
 
 def _message(message: Any, arrays: Sequence[int]) -> int:
     """Return the bytes of a message with arrays of so many float32."""
-    frames = [n for n in arrays if 4 * n > INLINE_NBYTES]
+    frames = [n for n in arrays if _is_framed(n)]
     nbytes = PRELUDE_NBYTES + PER_FRAME_NBYTES + packed(message)
     return nbytes + sum(
         2 * PER_FRAME_NBYTES + packed(_about(n)) + 4 * n for n in frames
@@ -254,46 +288,54 @@ class Times:
     ----------
     fixed, per_message, per_byte : float
         Seconds.
+    per_framed : float
+        Seconds that a message takes longer whose arrays are frames of their own.
     """
 
     fixed: float
     per_message: float
+    per_framed: float
     per_byte: float
 
-    def round(self, messages: int, payload: int) -> float:
+    def round(self, work: Work) -> float:
         """Return the seconds of a round.
 
         Parameters
         ----------
-        messages, payload : int
-            Of the round, as far as one processor has to do with them.
+        work : Work
+            As far as one processor has to do with it.
 
         Returns
         -------
         float
             Estimated.
         """
-        return self.fixed + self.per_message * messages + self.per_byte * payload
+        return (
+            self.fixed
+            + self.per_message * work.messages
+            + self.per_framed * work.framed
+            + self.per_byte * work.payload
+        )
 
 
-def fitted(rows: Sequence[tuple[int, int, float]]) -> Times:
+def fitted(rows: Sequence[tuple[Work, float]]) -> Times:
     """Return the times that fit measurements best, in relative terms.
 
     Parameters
     ----------
-    rows : sequence of (int, int, float)
-        Messages, payload and seconds of a round.
+    rows : sequence of (Work, float)
+        Rounds and their seconds.
 
     Returns
     -------
     Times
         None of them negative.
     """
-    table = np.array([[1.0, messages, payload] for messages, payload, _ in rows])
-    seconds = np.array([row[2] for row in rows])
+    table = np.array([[1.0, *astuple(work)] for work, _ in rows])
+    seconds = np.array([row[1] for row in rows])
     scaled = table / seconds[:, None]
-    columns = list(range(3))
-    found = np.zeros(3)
+    columns = list(range(table.shape[1]))
+    found = np.zeros(table.shape[1])
     while columns:
         # A cost below nothing would only make up for noise elsewhere.
         part = np.linalg.lstsq(scaled[:, columns], np.ones(len(rows)), rcond=None)[0]
@@ -343,10 +385,9 @@ def apart(times: Times, shape: Shape) -> Apart:
     Apart
         Estimated.
     """
-    half = Times(times.fixed, times.per_message / 2, times.per_byte / 2)
-    largest = 2 * 4 * max(shape.sizes)
-    far = shape.hosts - shape.near
-    return Apart(
-        half.round(shape.trainers, shape.trainers * largest),
-        half.round(far, shape.payload // shape.trainers),
-    )
+    each = astuple(times)[1:]
+    half = Times(times.fixed, *(seconds / 2 for seconds in each))
+    n, largest = shape.trainers, max(shape.sizes)
+    host = Work(n, n * _is_framed(largest), n * 2 * 4 * largest)
+    trainer = Work(*(whole // n for whole in astuple(shape.work)))
+    return Apart(half.round(host), half.round(trainer))

@@ -59,7 +59,7 @@ def fit(points: Sequence[Point], cpu: bool = False) -> tuple[Times, list[Point]]
     workers = sorted({p.shape.trainers for p in points})
     chosen = set(workers[::2])
     rows = [
-        (p.shape.messages, p.shape.payload, p.cpu if cpu else p.seconds)
+        (p.shape.work, p.cpu if cpu else p.seconds)
         for p in points
         if p.shape.trainers in chosen
     ]
@@ -69,7 +69,7 @@ def fit(points: Sequence[Point], cpu: bool = False) -> tuple[Times, list[Point]]
 def off(times: Times, point: Point, cpu: bool = False) -> float:
     """Return by how much the model is off, relative to what was measured."""
     measured = point.cpu if cpu else point.seconds
-    return times.round(point.shape.messages, point.shape.payload) / measured - 1
+    return times.round(point.shape.work) / measured - 1
 
 
 HEADER = (
@@ -113,6 +113,7 @@ def verdict(points: Sequence[Point]) -> Iterator[str]:
         yield (
             f"{what} of a round: {1e3 * times.fixed:.2f} ms + "
             f"{1e6 * times.per_message:.0f} us a message + "
+            f"{1e6 * times.per_framed:.0f} us more with frames + "
             f"{1e9 * times.per_byte:.3f} ns a byte"
         )
         for point in others:
@@ -291,7 +292,7 @@ def plot(points: Sequence[Point], path: str) -> None:
         (drawn,) = axes.plot(workers, [1 / p.seconds for p in mine], "o", label=label)
         ahead = [*workers, 128, 256, 512, LARGEST]
         shapes = [Shape(n, min(n, most), elements) for n in ahead]
-        one = [1 / times.round(s.messages, s.payload) for s in shapes]
+        one = [1 / times.round(s.work) for s in shapes]
         many = [1 / apart(times, s).round for s in shapes]
         axes.plot(ahead, one, "-", color=drawn.get_color())
         axes.plot(ahead, many, ":", color=drawn.get_color())
