@@ -7,6 +7,7 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from distributed.comm.tcp import TCP
 
@@ -59,11 +60,8 @@ def wire() -> Iterator[Wire]:
         return nbytes
 
     # Every connection of Dask's goes through this one method.
-    TCP.write = counted  # type: ignore[method-assign]  # put back below
-    try:
+    with mock.patch.object(TCP, "write", counted):
         yield found
-    finally:
-        TCP.write = write  # type: ignore[method-assign]  # as it was
 
 
 @dataclass

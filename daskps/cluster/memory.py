@@ -167,7 +167,8 @@ class Memory:
         if self.registry is not None:
             try:
                 for nbytes in sizes:
-                    taken.append(_make(self.registry, nbytes))  # noqa: PERF401 - to undo
+                    # A comprehension would lose those that are to be freed.
+                    taken.append(_make(self.registry, nbytes))  # noqa: PERF401
                 return taken
             except (OSError, WayClosed) as error:
                 need = sum(sizes)
