@@ -32,6 +32,8 @@ class Rules:
     def __init__(self, layout: Layout, pickled: bytes) -> None:
         self._layout, self._pickled = layout, pickled
         self._bound: dict[int, Bound | None] = {}
+        #: Parameters that share a rule share its kernels and scalars.
+        self._shared: dict[tuple[int, str], Bound] = {}
 
     @cached_property
     def by_index(self) -> dict[int, Rule]:
@@ -47,12 +49,17 @@ class Rules:
     def get(self, index: int) -> Bound | None:
         """Return the rule of a parameter, ready to apply; None where it has none."""
         if index not in self._bound:
-            rule, found = self.by_index.get(index), None
-            if rule is not None:
-                dtype = self._layout.parameters[index].dtype
-                found = bind(rule, dtype, cache_dir=str(config.load().cache))
-            self._bound[index] = found
+            rule = self.by_index.get(index)
+            self._bound[index] = None if rule is None else self._bind(index, rule)
         return self._bound[index]
+
+    def _bind(self, index: int, rule: Rule) -> Bound:
+        dtype = self._layout.parameters[index].dtype
+        key = id(rule), dtype
+        if key not in self._shared:
+            cache = str(config.load().cache)
+            self._shared[key] = bind(rule, dtype, cache_dir=cache)
+        return self._shared[key]
 
     def warm(self, *, durable: bool) -> None:
         """Compile what there is to compile, so that the first push finds it ready."""

@@ -17,7 +17,7 @@ from daskps.kernels.source import update_source
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from daskps.kernels.interface import Array, Arrays, Given, Scalars
+    from daskps.kernels.interface import Array, Arrays, Fixed, Given, Scalars
 
 __all__ = ["build"]
 
@@ -57,6 +57,26 @@ class _Native(Kernel):
         slots_out: Arrays | None = None,
     ) -> None:
         self._publish((w_in, w_out, g, slots, scalars, slots_out), past=False)
+
+    def fixed(
+        self, w_in: Array, w_out: Array, slots: Arrays, slots_out: Arrays | None = None
+    ) -> Fixed:
+        unused = np.empty(len(w_out), self.dtype)
+        written = self._check_all((w_in, w_out, unused, slots, (), slots_out))
+        n, outs = len(w_out), slots_out or ()
+        fast = self._past(w_out, outs, past=False)
+        if fast is None and outs:
+            return super().fixed(w_in, w_out, slots, slots_out)
+        name, first = fast or ("publish", 0)
+        loop = self._module.function(name)
+        before, between = (w_in, w_out), (*slots, *outs) if fast else written
+        after = (first, False) if fast else ()
+
+        def update(g: Array, scalars: Scalars) -> None:
+            self._check_gradient(g, n)
+            loop(*before, g, *between, self._cast(scalars), *after)
+
+        return update
 
     def stream(
         self,

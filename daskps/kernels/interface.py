@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -11,11 +12,13 @@ import numpy as np
 if TYPE_CHECKING:
     from daskps.kernels.compiled import Module
 
-__all__ = ["Array", "Arrays", "Given", "Kernel", "Scalars", "check_input"]
+__all__ = ["Array", "Arrays", "Fixed", "Given", "Kernel", "Scalars", "check_input"]
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Arrays: TypeAlias = tuple[Array, ...]
 Scalars: TypeAlias = tuple[float, ...]
+#: An update of arrays that stay where they are, given a gradient and scalars.
+Fixed: TypeAlias = Callable[[Array, Scalars], None]
 #: What `publish` takes, in that order.
 Given: TypeAlias = tuple[Array, Array, Array, Arrays, Scalars, Arrays | None]
 
@@ -97,6 +100,34 @@ class Kernel(ABC):
         ValueError
             As `inplace`.
         """
+
+    def fixed(
+        self, w_in: Array, w_out: Array, slots: Arrays, slots_out: Arrays | None = None
+    ) -> Fixed:
+        """Return `publish` for arrays that stay where they are.
+
+        They are checked once, here; for a small shard that is most of the work.
+
+        Parameters
+        ----------
+        w_in, w_out, slots, slots_out
+            As in `publish`.
+
+        Returns
+        -------
+        callable
+            Called with a gradient and scalars it does what `publish` does.
+
+        Raises
+        ------
+        ValueError
+            As `inplace`; the callable too, for the gradient and the scalars.
+        """
+
+        def update(g: Array, scalars: Scalars) -> None:
+            self.publish(w_in, w_out, g, slots, scalars, slots_out)
+
+        return update
 
     @abstractmethod
     def stream(
@@ -211,10 +242,13 @@ class Kernel(ABC):
         for slot in slots:
             check_input(slot, self.compute_dtype, n)
 
-    def _check(self, w: Array, g: Array, slots: Arrays) -> None:
-        n = len(w)
+    def _check_gradient(self, g: Array, n: int) -> None:
         wide = g.dtype == self.compute_dtype
         check_input(g, self.compute_dtype if wide else self.dtype, n)
+
+    def _check(self, w: Array, g: Array, slots: Arrays) -> None:
+        n = len(w)
+        self._check_gradient(g, n)
         _output(w, self.dtype, n, "weights")
         if len(slots) != self.n_slots:
             raise ValueError(f"the rule has {self.n_slots} slots, got {len(slots)}")

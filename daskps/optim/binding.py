@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from daskps.kernels import Kernel
     from daskps.optim.base import Rule
 
@@ -17,7 +18,6 @@ __all__ = ["Bound", "bind"]
 _Array = np.ndarray[Any, np.dtype[Any]]
 
 
-@dataclass(frozen=True, slots=True)
 class Bound:
     """Scalars once per update, then the compiled loops.
 
@@ -29,13 +29,22 @@ class Bound:
         Its loops for one dtype.
     """
 
-    rule: Rule
-    kernel: Kernel
+    __slots__ = ("_latest", "kernel", "rule")
+
+    def __init__(self, rule: Rule, kernel: Kernel) -> None:
+        self.rule, self.kernel = rule, kernel
+        #: What was asked for last, and the answer: the parameters of a rule ask for
+        #: the same one after the other.
+        self._latest: tuple[tuple[int, float | None], tuple[float, ...]] | None = None
 
     def scalars(self, step: int, lr: float | None = None) -> tuple[float, ...]:
         """Return the scalars of update number `step`, counted from 1."""
+        latest, asked = self._latest, (step, lr)
+        if latest is not None and latest[0] == asked:
+            return latest[1]
         scalars = self.rule.scalars(step, lr)
         self.kernel.check_scalars(scalars)
+        self._latest = asked, scalars
         return scalars
 
     def publish(
@@ -52,6 +61,16 @@ class Bound:
         Without `slots_out` the slots are updated in place.
         """
         self.kernel.publish(w_in, w_out, g, slots, scalars, slots_out)
+
+    def fixed(
+        self,
+        w_in: _Array,
+        w_out: _Array,
+        slots: tuple[_Array, ...],
+        slots_out: tuple[_Array, ...] | None = None,
+    ) -> Callable[[_Array, tuple[float, ...]], None]:
+        """Return `publish` for arrays that stay where they are; see the kernel's."""
+        return self.kernel.fixed(w_in, w_out, slots, slots_out)
 
     def stream(
         self,

@@ -203,6 +203,8 @@ class Segment:
         ]
         self._slots_at = weights_at + 2 * self.weights_nbytes
         self._slots = tuple(self._slot_views(side) for side in range(self.n_sides))
+        #: What :mod:`daskps.shards.update` makes ready once, by piece and buffers.
+        self.updates: dict[tuple[int, int, int, bool], Any] = {}
         if not holds:
             self._begin()
 

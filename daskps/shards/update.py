@@ -8,7 +8,7 @@ looked at in the very pass that applies it. Nothing that was written is in force
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -31,6 +31,10 @@ TILE = 16_384
 PAST_NBYTES = 4 * 2**20
 
 
+#: An update of arrays that stay where they are, given a gradient and scalars.
+Fixed = Callable[[Array, tuple[float, ...]], None]
+
+
 class Binding(Protocol):
     """A rule bound to a dtype: scalars once per update, then the compiled loops."""
 
@@ -47,6 +51,15 @@ class Binding(Protocol):
         slots_out: tuple[Array, ...] | None = None,
     ) -> None:
         """Write the updated `w_in` to `w_out`, and the slots to `slots_out`."""
+
+    def fixed(
+        self,
+        w_in: Array,
+        w_out: Array,
+        slots: tuple[Array, ...],
+        slots_out: tuple[Array, ...] | None = None,
+    ) -> Fixed:
+        """Return `publish` for arrays that stay where they are."""
 
     def stream(
         self,
@@ -115,8 +128,7 @@ class Target(NamedTuple):
         return Target(self.w_out, self.w_out, self.slots_out, self.slots_out)
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(NamedTuple):
     """One array on its way into one piece."""
 
     data: Array | Formed
@@ -228,7 +240,11 @@ class Publication:
         for position, w_out in enumerate(segment.weights[flip & 1]):
             w_in = segment.weights[(flip - 1) & 1][position]
             operations = self._operations.get(position)
-            if operations:
+            n = len(w_out)
+            if operations and (rule := self._plain(operations, n)) is not None:
+                (only,) = operations
+                self._update(position, rule, only.data[0:n], only.scalars)
+            elif operations:
                 bound = any(op.binding is not None for op in operations)
                 slots = self._slots(position) if bound else ((),) * 2
                 if not _run(operations, Target(w_in, w_out, *slots), self._is_large):
@@ -240,6 +256,29 @@ class Publication:
             elif not self._whole or self.old.changed[position] == flip - 1:
                 np.copyto(w_out, w_in)
         segment.flip = flip
+
+    def _plain(self, operations: Sequence[Operation], n: int) -> Binding | None:
+        """Return the rule, where this is one update of a whole piece in one part."""
+        data, start, binding, *_ = operations[0]
+        fits = len(operations) == 1 and start == 0 and len(data) == n
+        if self._is_large or not (isinstance(data, np.ndarray) or n <= data.step):
+            return None
+        return binding if fits else None
+
+    def _update(
+        self, position: int, binding: Binding, data: Array, scalars: tuple[float, ...]
+    ) -> None:
+        """Apply one update to a whole piece, as each step of a small shard is."""
+        into = self.flip & 1
+        slots, slots_out = self._slots(position)
+        outs = slots_out if slots is not slots_out else None
+        key = position, into, self.record.sides.item(position), outs is None
+        known = self.segment.updates.get(key)
+        if known is None or known[0] is not binding:
+            w_in, w_out = (self.segment.weights[i][position] for i in (1 - into, into))
+            known = binding, binding.fixed(w_in, w_out, slots, outs)
+            self.segment.updates[key] = known
+        known[1](data, scalars)
 
     def reset(self) -> None:
         """Begin anew with the steps of every piece and the first values of its slots.

@@ -58,6 +58,44 @@ def test_publish_has_the_bits_of_inplace_and_leaves_its_input(rule, dtype):
         assert same_bits(a, b)
 
 
+@pytest.mark.parametrize("moves", [False, True])
+@pytest.mark.parametrize("shift", [0, 1], ids=["lines", "anywhere"])
+@pytest.mark.parametrize("dtype", ["f2", "f4"])
+@pytest.mark.parametrize("rule", [RULES[0], RULES[-1]], ids=repr)
+def test_fixed_update_has_the_bits_of_publish(rule, dtype, shift, moves):
+    bound, w, g, slots, scalars = state(rule, dtype, 1027)
+
+    def room(like):
+        return np.zeros(len(like) + shift, like.dtype)[shift:]
+
+    out, again = room(w), room(w)
+    outs, others = (tuple(map(room, slots)) for _ in range(2))
+    if moves:
+        bound.publish(w, out, g, slots, scalars, outs)
+        fixed = bound.fixed(w, again, slots, others)
+    else:
+        for one, slot, other in zip(outs, slots, others, strict=True):
+            one[:] = other[:] = slot
+        bound.publish(w, out, g, outs, scalars)
+        fixed = bound.fixed(w, again, others)
+    fixed(g, scalars)
+    for a, b in zip((out, *outs), (again, *others), strict=True):
+        assert same_bits(a, b)
+    for wrong in (g[:-1], g.astype("f8"), np.repeat(g, 2)[::2]):
+        with pytest.raises(ValueError, match="expected a contiguous"):
+            fixed(wrong, scalars)
+    with pytest.raises(ValueError, match="scalars"):
+        fixed(g, (*scalars, 1.0))
+    assert same_bits(again, out)
+
+
+def test_fixed_update_checks_its_arrays_before_the_first_one():
+    bound, w, _, slots, _ = state(optim.Adam(0.1), "f4", 9)
+    for arrays in ((w, w[:-1], slots), (w, w, slots[:1]), (w, w, slots, slots[:1])):
+        with pytest.raises(ValueError, match=r"shape|slots"):
+            bound.fixed(*arrays)
+
+
 def lines(slots, shift=0):
     """Copies of slots that start at a cache line, or `shift` elements after one."""
     found = []

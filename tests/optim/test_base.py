@@ -112,3 +112,18 @@ def test_import_of_optim_and_kernels_is_free_of_numba():
         "assert not {'numba', 'llvmlite'} & set(sys.modules)"
     )
     run(code)
+
+
+def test_scalars_are_asked_of_a_rule_once_for_all_its_parameters():
+    asked = []
+
+    def lr(step):
+        asked.append(step)
+        return 1.0 / (1 + step)
+
+    bound = optim.bind(optim.SGD(lr), "f4")
+    del asked[:]  # what binding has asked
+    assert [bound.scalars(step)[0] for step in (1, 1, 2, 2, 1)] == [1, 1, 0.5, 0.5, 1]
+    assert asked == [0, 1, 0]
+    assert bound.scalars(1, 0.25)[0] == 0.25
+    assert bound.scalars(1)[0] == 1

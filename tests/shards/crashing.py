@@ -169,6 +169,11 @@ class Partly:
         self.inner.publish(w_in, w_out, g, slots, scalars, slots_out)
         self._count()
 
+    def fixed(self, w_in, w_out, slots, slots_out=None):
+        return lambda g, scalars: self.publish(
+            w_in, w_out, g, slots, scalars, slots_out
+        )
+
     def stream(self, w_in, w_out, g, slots, scalars, slots_out=None, *, check=False):
         outs = (w_out, *(slots if slots_out is None else slots_out))
         self._die_within(w_in, outs, g, slots, scalars)

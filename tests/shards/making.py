@@ -32,6 +32,11 @@ class Streamed:
 
     publish: Any
 
+    def fixed(self, w_in, w_out, slots, slots_out=None):
+        return lambda g, scalars: self.publish(
+            w_in, w_out, g, slots, scalars, *(() if slots_out is None else (slots_out,))
+        )
+
     def stream(self, w_in, w_out, g, slots, scalars, slots_out=None, *, check=False):
         if check and not np.isfinite(g).all():
             return False
