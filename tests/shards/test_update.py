@@ -101,6 +101,23 @@ def test_compiled_rules_give_the_same_bits_queued_and_one_by_one(dtype, tmp_path
     assert len(state) == 1
 
 
+def test_slots_and_weights_change_buffers_at_different_times():
+    """A piece that a publication leaves alone keeps the buffer of its slots."""
+    alone, durable = (make(rule=Momentum(), durable=i > 0) for i in range(2))
+    rng = np.random.default_rng(0)
+    for sequence, touched in enumerate([(A, B), (A,), (B,), (A,), (A, B), (B,), (A,)]):
+        sizes = {A: 5, B: 1}
+        given = items({p: rng.normal(size=sizes[p]) for p in touched})
+        for shard in (alone, durable):
+            send(shard, Step(GRADIENT, given, producer=1, sequence=sequence))
+        assert weights(durable) == weights(alone)
+        one, two = (slots_of(shard.segment) for shard in (alone, durable))
+        assert [[s.tolist() for s in of] for of in one] == [
+            [s.tolist() for s in of] for of in two
+        ]
+    assert len({durable.segment.current.sides[p] for p in (A, B)}) == 2
+
+
 DTYPES = ["float16", "float32", "float64", "int8", "uint64", "bool"]
 MANY = Layout.build({d: ((3, 2), d) for d in DTYPES} | {"e": ((0,), "int8")}, 2)
 
