@@ -162,6 +162,10 @@ def test_json_holds_every_sample(
     assert row["ratio_range"] == pytest.approx([1.5, 3.0])
     assert read["options"] == {"pairs": 3}
     assert read["missing"] == found.missing
+    before, after = read["machine"]["beside_another"]
+    assert before > 0
+    assert after > 0
+    assert said.count("a core beside a busy one: ") == 2
 
 
 @pytest.mark.leaky  # matplotlib keeps its fonts open

@@ -9,6 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from daskps.bench.cores import beside_another
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -48,10 +50,13 @@ class Report:
         #: Peer to the reason why it was not measured.
         self.missing: dict[str, str] = {}
         self._load = os.getloadavg()[0]
+        #: What a core is worth beside a busy one, before and after.
+        self._beside = [beside_another()]
 
     def begin(self) -> None:
         """Print what the machine is, and the table's head."""
         print(machine(self._load))
+        print(f"a core beside a busy one: {self._beside[0]:.2f} of its speed")
         print(HEADER)
 
     def add(self, found: Comparison) -> None:
@@ -69,6 +74,8 @@ class Report:
         """
         if not self.comparisons:
             print("nothing was measured: no job or peer is left by these options")
+        self._beside.append(beside_another())
+        print(f"a core beside a busy one: {self._beside[-1]:.2f} of its speed")
         for peer, reason in self.missing.items():
             print(f"left out {peer}: {reason.strip().splitlines()[-1]}")
         if json_file:
@@ -82,7 +89,7 @@ class Report:
         return {
             "benchmark": self.name,
             "options": self.options,
-            "machine": about(self._load),
+            "machine": about(self._load) | {"beside_another": self._beside},
             "comparisons": [_row(found) for found in self.comparisons],
             "missing": self.missing,
         }
