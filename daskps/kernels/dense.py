@@ -92,6 +92,12 @@ class _Native(Kernel):
         given = w_in, w_out, g, slots, scalars, slots_out
         return self._publish(given, past=True, check=check)
 
+    def rows(
+        self, w: Array, ids: Array, g: Array, slots: Arrays, scalars: Scalars
+    ) -> None:
+        self._check_rows(w, ids, g, slots)
+        self._module.function("rows")(w, ids, g, *slots, self._cast(scalars))
+
     def _publish(self, given: Given, *, past: bool, check: bool = False) -> bool:
         w_in, w_out, g, slots, scalars, slots_out = given
         written = self._check_all(given)
@@ -195,6 +201,25 @@ class _Widened(Kernel):
             return False
         self.publish(w_in, w_out, g, slots, scalars, slots_out)
         return True
+
+    def rows(
+        self, w: Array, ids: Array, g: Array, slots: Arrays, scalars: Scalars
+    ) -> None:
+        self._check_rows(w, ids, g, slots)
+        block = max(1, _SCRATCH // max(1, w.shape[1]))
+        with np.errstate(over="ignore"):  # as in `publish`
+            for start in range(0, len(ids), block):
+                at = ids[start : start + block]
+                w_wide = w.take(at, 0).astype(self.compute_dtype)
+                g_wide = g[start : start + block].astype(self.compute_dtype, copy=False)
+                state = tuple(slot.take(at, 0) for slot in slots)
+                flat = tuple(slot.reshape(-1) for slot in state)
+                # Views all of them: what is taken along the first axis is contiguous.
+                self._inner.inplace(
+                    w_wide.reshape(-1), g_wide.reshape(-1), flat, scalars
+                )
+                for table, made in zip((w, *slots), (w_wide, *state), strict=True):
+                    table[at] = made
 
     def warm(self, *, durable: bool = False, past: bool = False) -> None:
         # Whatever is written where: the blocks are updated in place.

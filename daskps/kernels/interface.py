@@ -21,6 +21,10 @@ Scalars: TypeAlias = tuple[float, ...]
 Fixed: TypeAlias = Callable[[Array, Scalars], None]
 #: What `publish` takes, in that order.
 Given: TypeAlias = tuple[Array, Array, Array, Arrays, Scalars, Arrays | None]
+_Shape: TypeAlias = tuple[int, ...]
+
+#: Of row numbers.
+_ID = np.dtype(np.int64)
 
 _LARGEST = {
     np.dtype(dtype): float(np.finfo(dtype).max) for dtype in (np.float32, np.float64)
@@ -164,6 +168,42 @@ class Kernel(ABC):
         """
 
     @abstractmethod
+    def rows(
+        self, w: Array, ids: Array, g: Array, slots: Arrays, scalars: Scalars
+    ) -> None:
+        """Update some rows of weights and slots in place, and touch no other.
+
+        Each of them has the bits that `inplace` would give it.
+
+        Parameters
+        ----------
+        w : ndarray, shape (n_rows, dim), `dtype`
+            Weights; contiguous, aligned and writable, like the slots. A flat segment
+            is given as a view: two dimensions tell how many rows there are, also where
+            `dim` is 0.
+        ids : ndarray, shape (k,), int64
+            Row numbers in any order, each at most once: gradients of one row are
+            summed before. Nothing looks for repeats: where there are some, these rows
+            hold anything afterwards.
+        g : ndarray, shape (k, dim), `compute_dtype` or `dtype`
+            Gradients of these rows; contiguous. Like `ids` they may be read-only and
+            start at any address.
+        slots : tuple of ndarray, shape (n_rows, dim), `compute_dtype`
+            State, one array per slot.
+        scalars : tuple of float
+            What the rule's `prepare` gave.
+
+        Raises
+        ------
+        ValueError
+            If an id is no row, or as `inplace`; nothing is changed.
+
+        Notes
+        -----
+        `warm` does not compile this loop: the first call does.
+        """
+
+    @abstractmethod
     def warm(self, *, durable: bool = False, past: bool = False) -> None:
         """Compile, or load, the loops that will be used now.
 
@@ -242,21 +282,38 @@ class Kernel(ABC):
         for slot in slots:
             check_input(slot, self.compute_dtype, n)
 
-    def _check_gradient(self, g: Array, n: int) -> None:
+    def _check_gradient(self, g: Array, shape: int | _Shape) -> None:
         wide = g.dtype == self.compute_dtype
-        check_input(g, self.compute_dtype if wide else self.dtype, n)
+        check_input(g, self.compute_dtype if wide else self.dtype, shape)
 
     def _check(self, w: Array, g: Array, slots: Arrays) -> None:
-        n = len(w)
-        self._check_gradient(g, n)
-        _output(w, self.dtype, n, "weights")
+        self._check_updated(w, g, slots, (len(w),), (len(w),))
+
+    def _check_rows(self, w: Array, ids: Array, g: Array, slots: Arrays) -> None:
+        """Refuse tables, rows of them or gradients that do not fit."""
+        if w.ndim != 2:
+            raise ValueError(f"expected weights of shape (rows, dim), got {w.shape}")
+        check_input(ids, _ID, ids.size)
+        self._check_updated(w, g, slots, w.shape, (len(ids), w.shape[1]))
+        # Numbers below 0 are the largest ones without a sign: one pass finds both.
+        if len(ids) and np.maximum.reduce(ids.view(np.uint64)) >= len(w):
+            raise ValueError(
+                f"expected ids of rows from 0 to {len(w) - 1}, got some from "
+                f"{ids.min()} to {ids.max()}"
+            )
+
+    def _check_updated(
+        self, w: Array, g: Array, slots: Arrays, shape: _Shape, g_shape: _Shape
+    ) -> None:
+        self._check_gradient(g, g_shape)
+        _output(w, self.dtype, shape, "weights")
         if len(slots) != self.n_slots:
             raise ValueError(f"the rule has {self.n_slots} slots, got {len(slots)}")
         for slot in slots:
-            _output(slot, self.compute_dtype, n, "a slot")
+            _output(slot, self.compute_dtype, shape, "a slot")
 
 
-def check_input(a: Array, dtype: np.dtype[Any], n: int) -> None:
+def check_input(a: Array, dtype: np.dtype[Any], shape: int | _Shape) -> None:
     """Refuse what a loop cannot read.
 
     Parameters
@@ -265,25 +322,26 @@ def check_input(a: Array, dtype: np.dtype[Any], n: int) -> None:
         What the caller gave.
     dtype : dtype
         What it must have.
-    n : int
-        How many elements it must have.
+    shape : int or tuple of int
+        What it must have; a number for one dimension.
 
     Raises
     ------
     ValueError
-        If it is no contiguous array of that dtype and length.
+        If it is no contiguous array of that dtype and shape.
     """
-    if a.dtype != dtype or a.shape != (n,) or not a.flags.c_contiguous:
+    shape = (shape,) if isinstance(shape, int) else shape
+    if a.dtype != dtype or a.shape != shape or not a.flags.c_contiguous:
         raise ValueError(
-            f"expected a contiguous {dtype} array of shape ({n},), got {a.dtype} "
+            f"expected a contiguous {dtype} array of shape {shape}, got {a.dtype} "
             f"of shape {a.shape} with strides {a.strides}"
         )
 
 
-def _output(a: Array, dtype: np.dtype[Any], n: int, what: str) -> None:
-    if a.dtype != dtype or a.shape != (n,) or not a.flags.carray:
+def _output(a: Array, dtype: np.dtype[Any], shape: _Shape, what: str) -> None:
+    if a.dtype != dtype or a.shape != shape or not a.flags.carray:
         raise ValueError(
             f"{what} must be a contiguous, aligned and writable {dtype} array of shape "
-            f"({n},), got {a.dtype} of shape {a.shape} with strides {a.strides}, "
+            f"{shape}, got {a.dtype} of shape {a.shape} with strides {a.strides}, "
             f"aligned {a.flags.aligned}, writable {a.flags.writeable}"
         )

@@ -10,6 +10,7 @@ import numpy as np
 
 from daskps.kernels.freeze import freeze
 from daskps.kernels.past import COPY, past_source
+from daskps.kernels.rows import rows_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +23,8 @@ __all__ = [
     "update_source",
 ]
 
-#: Raised whenever the generated code, `returns.py` or `streaming.py` changes its meaning.
+#: Raised whenever the generated code, `ahead.py`, `returns.py` or `streaming.py` changes
+#: its meaning.
 _FORMAT = 2
 
 _HEADER = """\
@@ -212,7 +214,8 @@ def update_source(
     frozen = freeze(update, 2 + n_slots + n_scalars, dtype)
     slots = [f"s{j}" for j in range(n_slots)]
     scalars = [f"c{j}" for j in range(n_scalars)]
-    call, call_of_views = (_call(slots, scalars, view) for view in ("", "_"))
+    call, call_of_views = (_call(slots, scalars, at) for at in ("[i]", "_[i]"))
+    call_of_rows = _call(slots, scalars, "[r, i]", "[k, i]")
     stores = "".join(f", {s}[i]" for s in slots)
     many = ["WRITE"] * n_slots
     text = _HEADER + _UPDATE.format(
@@ -230,12 +233,13 @@ def update_source(
         inplace_types=", ".join(["WRITE", "READ", *many, "READ"]),
         publish_types=", ".join(["READ", "WRITE", "READ", *many, "READ"]),
     )
-    return text + past_source(slots, scalars, call_of_views)
+    text += past_source(slots, scalars, call_of_views)
+    return text + rows_source(slots, scalars, call_of_rows)
 
 
-def _call(slots: list[str], scalars: list[str], view: str) -> str:
-    """Return the update of one weight, from arrays or from views of them."""
-    read = [f"{name}{view}[i]" for name in ("w", "g", *slots)]
+def _call(slots: list[str], scalars: list[str], at: str, g_at: str = "") -> str:
+    """Return the update of one weight: where it is, and where its gradient is if not."""
+    read = [f"w{at}", f"g{g_at or at}", *(f"{slot}{at}" for slot in slots)]
     call = f"_update({', '.join([*read, *scalars])})"
     return call if slots else f"weight({call})"
 

@@ -98,6 +98,17 @@ class Bound:
         """Update `w` and the slots in place."""
         self.kernel.inplace(w, g, slots, scalars)
 
+    def rows(
+        self,
+        w: _Array,
+        ids: _Array,
+        g: _Array,
+        slots: tuple[_Array, ...],
+        scalars: tuple[float, ...],
+    ) -> None:
+        """Update some rows of `w` and the slots in place, each named at most once."""
+        self.kernel.rows(w, ids, g, slots, scalars)
+
 
 def bind(rule: Rule, dtype: Any, *, cache_dir: str | None = None) -> Bound:
     """Return `rule` with its kernels for parameters of `dtype`.
