@@ -12,6 +12,7 @@ against the fused Adam of torch on the same n elements.
 The last lines set what a shard does against the same update in place: SGD writes the
 other buffer of the weights, Adam in durable memory that of its slots too. "Past" writes
 weights past the caches, as large shards do; "checked" looks for NaN in the same pass.
+At the end come rows of a table; see `row_kernels`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps import kernels, optim
-from daskps.bench import command
+from daskps.bench import command, row_kernels
 from daskps.kernels import copying
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = command.plain("kernels")
     add = parser.add_argument
     add("--elements", type=command.count, default=16 << 20, help="[%(default)s]")
+    add("--rows", type=command.count, default=1_000_000, help="[%(default)s]")
     add("--pairs", type=command.count, default=11, help="[%(default)s]")
     add("--cache-dir", help="of compiled kernels [in memory]")
     options = parser.parse_args(argv)
@@ -61,6 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{n:,} float32 elements, one thread, medians of {options.pairs} pairs")
     print(f"{'ours':<18}{'ms':>8}  {'peer':<22}{'ms':>8}  {'ratio':>5}  range")
     for line in _lines(_arrays(n), options.cache_dir):
+        print(_compare(line, options.pairs))
+    print(f"a tenth of {options.rows:,} rows of {row_kernels.DIM} float32")
+    for line in row_kernels.lines(options.rows, options.cache_dir):
         print(_compare(line, options.pairs))
     return 0
 

@@ -1,0 +1,82 @@
+"""How fast the compiled loops over rows of a table are, against NumPy.
+
+A tenth of the rows of a table is updated, each once, and others in every call, so that
+few of them are still in a cache. NumPy has two ways: `add.at`, which would also sum rows
+that repeat, and indexing, which would not.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps import optim
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeAlias
+
+    Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+    _Action: TypeAlias = Callable[[], object]
+
+__all__ = ["DIM", "lines"]
+
+#: Weights of a row.
+DIM = 64
+_LR, _EPS = np.float32(1e-3), np.float32(1e-10)
+#: Sets of rows that are used in turn.
+_SETS = 8
+
+
+def lines(rows: int, cache_dir: str | None) -> list[tuple[str, _Action, str, _Action]]:
+    """Return what is compared.
+
+    Parameters
+    ----------
+    rows : int
+        Of the table.
+    cache_dir : str or None
+        Of compiled kernels.
+
+    Returns
+    -------
+    list of tuple
+        Our name and action, the peer's name and action.
+    """
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((rows, DIM), np.float32)
+    total = np.ones_like(w)
+    named = max(1, rows // 10)
+    g = rng.standard_normal((named, DIM), np.float32)
+    sets = [rng.choice(rows, named, replace=False) for _ in range(_SETS)]
+    sgd = optim.bind(optim.SGD(float(_LR)), np.float32, cache_dir=cache_dir)
+    adagrad = optim.bind(
+        optim.Adagrad(float(_LR), eps=float(_EPS)), np.float32, cache_dir=cache_dir
+    )
+    few, more = sgd.scalars(1), adagrad.scalars(1)
+
+    def each(update: Callable[[Array], object]) -> _Action:
+        turns = itertools.cycle(sets)
+        return lambda: update(next(turns))
+
+    def subtract(ids: Array) -> None:
+        w[ids] -= _LR * g
+
+    def accumulate(ids: Array) -> None:
+        new = total[ids] + g * g
+        total[ids] = new
+        w[ids] -= _LR * g / (np.sqrt(new) + _EPS)
+
+    ours = each(lambda ids: sgd.rows(w, ids, g, (), few))
+    return [
+        ("SGD rows", ours, "np.add.at", each(lambda ids: np.add.at(w, ids, -_LR * g))),
+        ("SGD rows", ours, "NumPy, indexed", each(subtract)),
+        (
+            "Adagrad rows",
+            each(lambda ids: adagrad.rows(w, ids, g, (total,), more)),
+            "NumPy, indexed",
+            each(accumulate),
+        ),
+    ]
