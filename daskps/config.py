@@ -59,6 +59,7 @@ class Config:
     register_timeout_seconds: float
     check_finite: bool
     memory_share: float
+    correct_memory: bool
     process_way: bool
     machine_way: bool
     inline_nbytes: int
@@ -326,6 +327,7 @@ _KEYS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     "register_timeout_seconds": ("register-timeout", _positive, _POSITIVE),
     "check_finite": ("finite", _check_finite, '"reject" or "allow"'),
     "memory_share": ("memory-share", _share, "a number above 0, at most 1"),
+    "correct_memory": ("correct-memory", _flag, "true or false"),
     "process_way": ("ways.process", _flag, "true or false"),
     "machine_way": ("ways.machine", _flag, "true or false"),
     "inline_nbytes": ("inline-nbytes", _nbytes, _NBYTES),

@@ -66,6 +66,7 @@ def test_load_gives_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         register_timeout_seconds=30.0,
         check_finite=True,
         memory_share=0.5,
+        correct_memory=True,
         process_way=True,
         machine_way=True,
         inline_nbytes=65_536,

@@ -4,20 +4,25 @@ The system charges every process for the pages of shared memory it has touched: 
 block of ours would count once in each process that reads it, and Dask would pause and
 kill workers that hold nothing. Here a block counts once, for the process that made or
 adopted it. Two measurements are corrected: the worker's own, which decides whether it
-spills and pauses, and that of its nanny, which decides whether to end it.
+spills and pauses, and that of its nanny, which decides whether to end it. A process in
+which one of them cannot be touches no blocks of others, see :func:`charged`.
 """
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import os
 import re
+from concurrent.futures import CancelledError, Future
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from distributed.diagnostics.plugin import NannyPlugin
 
+from daskps import config
+from daskps.cluster import upstream
 from daskps.cluster.memory import mapped_nbytes, owned_nbytes
 from daskps.cluster.registry import pid_of
 
@@ -26,8 +31,8 @@ if TYPE_CHECKING:
 
     from distributed import Nanny, Worker
 
-logger = logging.getLogger(__name__)
-
+#: How long a caller waits for a nanny that has only just been told.
+PATIENCE_SECONDS = 2.0
 _PROC = Path("/proc")
 _SHARED = re.compile(rb"^RssShmem:\s+(\d+) kB$", re.MULTILINE)
 #: Head of a mapping of ours in ``smaps``, with its owner, and what of it is resident.
@@ -36,6 +41,83 @@ _OURS = re.compile(
     rb"(?: \(deleted\))?\n(?:[A-Z][^\n]*\n)*?Rss:\s+(\d+) kB$",
     re.MULTILINE,
 )
+
+#: By worker: why it is charged for blocks of others, "" once it is not.
+_found: WeakKeyDictionary[Worker, Future[str]] = WeakKeyDictionary()
+
+
+def begin(worker: Worker) -> None:
+    """Have Dask count for a worker what is its own; on its event loop.
+
+    Parameters
+    ----------
+    worker : distributed.Worker
+        The worker; its nanny hears of it a little later, as soon as it has started.
+    """
+    why = ""
+    if not config.load().correct_memory:
+        why = "daskps.correct-memory is false"
+    elif not _tells():
+        why = f"{_PROC} does not say what of its memory is shared"
+    if why or worker.nanny is None:
+        found = _found[worker] = Future[str]()
+        found.set_result(why)
+    else:
+        loop = asyncio.get_running_loop()
+        told = _tell_nanny(worker)
+        _found[worker] = asyncio.run_coroutine_threadsafe(told, loop)
+    if not why:
+        correct(worker)
+
+
+async def _tell_nanny(worker: Any) -> str:
+    """Give a worker's nanny its part; return why that was not possible."""
+    plugin = upstream.dumps(NannyMemory())
+    try:
+        async with worker.rpc(worker.nanny) as nanny:
+            reply = await nanny.plugin_add(plugin=plugin, name=NannyMemory.name)
+    except Exception as error:  # noqa: BLE001 - shards can be read without it
+        return f"its nanny takes no plugin ({error!r})"
+    if reply["status"] != "OK":
+        return f"its nanny takes no plugin ({reply.get('exception_text', reply)})"
+    return ""
+
+
+def charged(seconds: float = PATIENCE_SECONDS) -> str:
+    """Return why a worker of this process is charged for blocks of others.
+
+    Parameters
+    ----------
+    seconds : float
+        How long to wait for the nanny of a worker that has just started; on an event
+        loop, which brings the answer, not at all.
+
+    Returns
+    -------
+    str
+        The reason; empty where none is, and any block may be touched.
+    """
+    if _is_on_loop():
+        seconds = 0
+    for worker in upstream.workers():
+        if worker.memory_manager.memory_limit is None:
+            continue
+        found = _found.get(worker)
+        try:
+            why = found.result(seconds) if found else "it has no host of daskps"
+        except (TimeoutError, CancelledError):
+            why = "its nanny has not answered"
+        if why:
+            return f"{worker.address}: {why}"
+    return ""
+
+
+def _is_on_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def correct(worker: Worker) -> None:
@@ -66,6 +148,15 @@ def _shared_nbytes() -> int:
     except OSError:  # another system, or a sandbox
         return 0
     return int(found[1]) * 1024 if found else 0
+
+
+def _tells() -> bool:
+    """Return whether the system says of a process what of its memory is shared."""
+    try:
+        status = (_PROC / "self/status").read_bytes()
+    except OSError:
+        return False
+    return _SHARED.search(status) is not None and (_PROC / "self/smaps").exists()
 
 
 def foreign_nbytes(pid: int) -> int:

@@ -375,7 +375,7 @@ class HostPlugin(WorkerPlugin):
         host = HOSTS.get(worker.address)
         if host is None or host.worker is not worker:
             host = HOSTS[worker.address] = ShardHost(worker)
-            accounting.correct(worker)
+            accounting.begin(worker)
             _log_from_info_on(worker)
         # Now, and not with its first shard: with its last member goes what is there,
         # also memory of a worker that has died and that this one could adopt.

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from typing import TYPE_CHECKING, Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from daskps.cluster.accounting import NannyMemory
 from daskps.cluster.directory import Directory
 from daskps.cluster.entry import is_gradient
 from daskps.cluster.host import HostPlugin
@@ -17,8 +14,6 @@ from daskps.cluster.upstream import dumps
 if TYPE_CHECKING:
     from distributed import Scheduler
     from distributed.scheduler import WorkerState
-
-logger = logging.getLogger(__name__)
 
 EXTENSION = "daskps-directory"
 
@@ -34,9 +29,6 @@ class DirectoryPlugin(SchedulerPlugin):
         if EXTENSION not in scheduler.extensions:
             scheduler.extensions[EXTENSION] = Directory(scheduler)
         self._directory: Directory = scheduler.extensions[EXTENSION]
-        # Dask first waits for nannies that start, which is no matter of who asks for
-        # a store now.
-        self._nannies = asyncio.create_task(_register_with_nannies(scheduler))
         await scheduler.register_worker_plugin(
             None,
             dumps(HostPlugin(scheduler.id)),
@@ -46,7 +38,6 @@ class DirectoryPlugin(SchedulerPlugin):
 
     async def close(self) -> None:
         """Stop with the scheduler."""
-        self._nannies.cancel()
         self._directory.hosts.close()
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
@@ -87,20 +78,3 @@ class DirectoryPlugin(SchedulerPlugin):
         """Keep workers that hold shards: until shards can move, they must stay."""
         busy = self._directory.busy_workers()
         return [ws for ws in workers if ws.address not in busy]
-
-
-async def _register_with_nannies(scheduler: Scheduler) -> None:
-    """Give every nanny, also later ones, its part."""
-    try:
-        replies: Any = await scheduler.register_nanny_plugin(
-            None, dumps(NannyMemory()), name=NannyMemory.name, idempotent=True
-        )
-        failed: Any = [r for r in replies.values() if r["status"] != "OK"]
-    except Exception as error:  # noqa: BLE001 - shards work without it
-        failed = error
-    if failed:
-        logger.warning(
-            "a nanny counts shared memory of other workers as its own worker's and may "
-            "end it: %s",
-            failed,
-        )

@@ -14,6 +14,7 @@ from distributed import Client, Future, rpc
 from distributed import client as _client
 from distributed import worker as _worker
 from distributed.comm import tcp as _tcp
+from distributed.core import Status
 from distributed.protocol import pickle as _pickle
 from distributed.protocol.serialize import Serialize, to_serialize
 from distributed.security import Security
@@ -61,7 +62,10 @@ __all__ = [
     "sync",
     "unframe",
     "worker_client",
+    "workers",
 ]
+
+_RUNNING = (Status.running, Status.paused, Status.closing_gracefully)
 
 
 def dumps(value: Any) -> bytes:
@@ -283,6 +287,16 @@ def worker_client(worker: Any) -> Client:
     """Return the client of a worker, which submits what its tasks submit."""
     client: Client = worker._get_client()
     return client
+
+
+def workers() -> list[Any]:
+    """Return the workers that run in this process, of whatever cluster."""
+    while True:
+        try:
+            # Starting ones have loaded no data yet, closing ones are not looked after.
+            return [w for w in _worker.Worker._instances if w.status in _RUNNING]
+        except RuntimeError:  # another thread has just made one
+            continue
 
 
 def current_task() -> tuple[Any, float] | None:
