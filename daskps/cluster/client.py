@@ -107,8 +107,7 @@ class ShardClient:
         dict of int to Answer
             By shard.
         """
-        serving = self.ways.serving
-        found = {w: serving(w, by_owner=c.by_owner) for w, c in calls.items()}
+        found = {w: self.ways.takes(w, c) for w, c in calls.items()}
         near = {w: (s, calls[w]) for w, s in found.items() if s is not None}
         if not near:
             return self.link.run(lambda: self.call_async(calls, outs, timeout, what))
@@ -124,7 +123,7 @@ class ShardClient:
         Until these are there, or were stopped, `outs` may be written to. None where
         no call takes a message.
         """
-        near = {w: c for w, c in calls.items() if self.ways.serving(w) is not None}
+        near = {w: c for w, c in calls.items() if self.ways.takes(w, c) is not None}
         far = {w: c for w, c in calls.items() if w not in near}
         work = partial(self.call_async, far, outs, None, what)
         return near, self.link.start(work) if far else None

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.messages import Array
 from daskps.cluster.pauses import Pause
-from daskps.cluster.reading import copier
 from daskps.shards.glance import NOT_YET, Glance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from daskps.cluster.plans import Target
+    from daskps.cluster.reading import Copy
     from daskps.cluster.session import Session
     from daskps.shards.segment import Segment
 
@@ -49,23 +49,25 @@ class Prepared:
 
     def __init__(self, session: Session, target: Target) -> None:
         self.target = target
-        self._parts: list[tuple[Glance, Copies]] = []
+        self._parts: list[tuple[Glance, Copies, Copy]] = []
         self._lives: list[Callable[[], bool]] = []
         self._next_look = 0.0
         outs = itertools.chain.from_iterable(target.outs.values())
-        self._copy = copier(sum(out.nbytes for out in outs))
+        nbytes = sum(out.nbytes for out in outs)
         ways, meta = session.shards.ways, session.meta
         owners = meta.where.owners
         #: Whether all shards can be read without a message.
         self.is_possible = True
         for shard, ranges in target.ranges.items():
-            serving = ways.serving(owners[shard])
+            serving = ways.reader(owners[shard])
             if serving is None or (meta.uid, shard) not in serving.slots:
                 self.is_possible = False
                 return
-            segment = serving.slots[meta.uid, shard].shard.segment
+            slot = serving.slots[meta.uid, shard]
+            segment = slot.shard.segment
             glance = Glance(segment, session.run, session.rank)
-            self._parts.append((glance, _copies(segment, ranges, target.outs[shard])))
+            copies = _copies(segment, ranges, target.outs[shard])
+            self._parts.append((glance, copies, slot.copier(nbytes)))
             self._lives.append(serving.is_live)
 
     def read(self, clock: int) -> Any:
@@ -74,7 +76,7 @@ class Prepared:
             if not all(lives() for lives in self._lives):
                 return None
             self._next_look = now + LOOK_SECONDS
-        for glance, copies in self._parts:
+        for glance, copies, copy in self._parts:
             for _ in range(TRIES):
                 flip = glance.flip(clock)
                 if flip == NOT_YET:
@@ -82,7 +84,7 @@ class Prepared:
                 if flip < 0:
                     return None
                 for out, source in copies[flip & 1]:
-                    self._copy(out, source)
+                    copy(out, source)
                 if glance.is_whole(flip):
                     break
             else:
@@ -92,7 +94,7 @@ class Prepared:
     @property
     def lag(self) -> int:
         """Clocks by which the slowest live trainer was behind."""
-        return max((glance.lag for glance, _ in self._parts), default=0)
+        return max((glance.lag for glance, _, _ in self._parts), default=0)
 
 
 def wait(glance: Glance, clock: int) -> int:

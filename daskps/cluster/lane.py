@@ -1,4 +1,8 @@
-"""The way on the machine: the shards of another worker, mapped into this process."""
+"""The way on the machine: the shards of another worker, mapped into this process.
+
+Where Dask would charge a worker of this process for that, shards are only read, from
+their files; whatever changes them takes a message.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps import config
-from daskps.cluster import memory, registry
+from daskps.cluster import accounting, filed, memory, reading, registry
+from daskps.cluster.filed import Filed
 from daskps.cluster.registry import WayClosed
 from daskps.cluster.rules import Rules
 from daskps.cluster.serving import Exchange, Serving
@@ -41,6 +46,12 @@ class Lane(Serving):
     joined : Joined, optional
         The run whose trainer calls.
 
+    Attributes
+    ----------
+    is_mapped : bool
+        Whether all of the shards' memory may be touched here. Else a lane is for
+        calls that change nothing.
+
     Raises
     ------
     WayClosed
@@ -56,6 +67,10 @@ class Lane(Serving):
         places = {s: where.segments[s] for s in shards if s in where.segments}
         if not places or len(places) < len(shards):
             raise WayClosed("it has no shards, or they are in private memory")
+        why = accounting.charged()
+        self.is_mapped = not why
+        if why:
+            filed.say_once(why)
         self._members = registry.visit(config.load().shared_memory, meta.cluster)
         weakref.finalize(self, self._members.leave)
         rules = Rules(meta.layout, meta.rules)
@@ -65,10 +80,11 @@ class Lane(Serving):
             self._owner = registry.owner_of(place.name)
             segment = Segment(meta.layout, shard, slots, block.buffer, durable=True)
             deputy = Deputy(segment, rules)
+            copier = reading.copier if self.is_mapped else Filed(block).copier
             self.slots[meta.uid, shard] = Slot(
-                meta.name, meta.layout, shard, deputy, block=block
+                meta.name, meta.layout, shard, deputy, block=block, copier=copier
             )
-            if joined is not None:
+            if joined is not None and self.is_mapped:
                 self._join(joined, shard, deputy)
 
     def _join(self, joined: Joined, shard: int, deputy: Deputy) -> None:

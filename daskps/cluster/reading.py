@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -15,14 +15,17 @@ if TYPE_CHECKING:
 
     from daskps.cluster.messages import Array
 
+    #: Copies to the first array what the second one holds.
+    Copy: TypeAlias = Callable[[Array, Array], None]
 
-def copier(nbytes: int) -> Callable[[Array, Array], None]:
+
+def copier(nbytes: int) -> Copy:
     """Return what copies to the first array from the second, for so much in all."""
     return np.copyto if nbytes < copying.LARGE_NBYTES else _past()
 
 
 @functools.cache
-def _past() -> Callable[[Array, Array], None]:
+def _past() -> Copy:
     # Once: no read looks at the configuration.
     return functools.partial(copying.copy, cache_dir=str(config.load().cache))
 

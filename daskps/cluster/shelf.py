@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps import config
+from daskps.cluster import accounting
 from daskps.cluster.contributions import Contribution, contribution
 from daskps.cluster.sheets import Neighbours, Sheets, spans
 from daskps.cluster.words import encoded
@@ -58,7 +59,8 @@ class Shelf:
         memory, shared = host.memory(meta.cluster), host.contributions.shared
         whole = self._nbytes(range(len(self._dtypes)))
         self._sheets: Sheets = shared(run, "sheets", lambda: Sheets(memory, whole))
-        registry = memory.registry if memory else None
+        # A process that is charged for what it touches asks for it by message.
+        registry = memory.registry if memory and not accounting.charged() else None
         self._neighbours: Neighbours = shared(
             run, "neighbours", lambda: Neighbours(registry)
         )

@@ -18,8 +18,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from daskps.cluster import reading
 from daskps.cluster.locks import FileLock
-from daskps.cluster.reading import copier
 from daskps.errors import ShardBusyError
 from daskps.shards.base import NO_WAIT, READ, Array, Ready, Step, Ticket
 from daskps.shards.dense import Shard
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from daskps.cluster.memory import Block, Memory
     from daskps.cluster.messages import Call, Part
+    from daskps.cluster.reading import Copy
     from daskps.cluster.rules import Rules
     from daskps.layout import Layout
     from daskps.shards.seats import Seat, Tick
@@ -75,6 +76,8 @@ class Slot:
         The state machine.
     block : Block, optional
         The shard's memory, where it is shared with other processes.
+    copier : callable
+        Returns what copies weights out of it, for so many bytes in all.
     """
 
     def __init__(
@@ -85,11 +88,12 @@ class Slot:
         shard: Shard,
         *,
         block: Block | None = None,
+        copier: Callable[[int], Copy] = reading.copier,
     ) -> None:
         self.name, self.layout = name, layout
         self.index, self.shard = index, shard
         self.nbytes = shard.segment.nbytes
-        self.block = block
+        self.block, self.copier = block, copier
         #: Run and memory of the mailboxes that trainers here may fill themselves.
         self.mailbox: tuple[int, Block] | None = None
         self.is_shared = block is not None
@@ -278,7 +282,7 @@ class Slot:
         """
         ready = _ready(ticket)
         parts = [(*r, out) for r, out in zip(part.ranges, outs, strict=True)]
-        copy = copier(sum(out.nbytes for out in outs))
+        copy = self.copier(sum(out.nbytes for out in outs))
         for _ in range(2):
             if self.shard.read(ready, parts, copy):
                 return ready
@@ -307,7 +311,7 @@ class Slot:
     def glance(self, step: Step, part: Part, outs: Sequence[Array]) -> Ready | None:
         """Read the latest weights without a lock, outside runs; None where it must ask."""
         parts = [(*r, out) for r, out in zip(part.ranges, outs, strict=True)]
-        copy = copier(sum(out.nbytes for out in outs))
+        copy = self.copier(sum(out.nbytes for out in outs))
         for _ in range(2):
             ready = self.shard.latest(step)
             if ready is None or self.shard.read(ready, parts, copy):

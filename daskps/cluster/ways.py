@@ -2,7 +2,8 @@
 
 In the process, if the host lives here. On the machine, if the shard's memory can be
 mapped: that is proved by opening it and finding what its owner has written there, not
-by the name of a machine. Else by message.
+by the name of a machine. Else by message. Memory that may not be touched in this
+process can still be read from its file.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from daskps import config
+from daskps.cluster import accounting
 from daskps.cluster.host import HOSTS
 from daskps.cluster.lane import Lane
 from daskps.cluster.registry import WayClosed
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from daskps.cluster.link import Link
+    from daskps.cluster.messages import Call
     from daskps.cluster.meta import Joined, Meta
     from daskps.cluster.serving import Serving
 
@@ -73,7 +76,21 @@ class Ways:
         """
         if self.is_near(worker):
             return HOSTS[worker]
-        return None if by_owner else self._lane(worker)
+        lane = None if by_owner else self._lane(worker)
+        return lane if lane is not None and lane.is_mapped else None
+
+    def reader(self, worker: str) -> Serving | None:
+        """Return what reads the shards of a worker in this process, if anything.
+
+        What they hold can be copied by their slots; their arrays are not to be touched.
+        """
+        return HOSTS[worker] if self.is_near(worker) else self._lane(worker)
+
+    def takes(self, worker: str, call: Call) -> Serving | None:
+        """Return what takes a call in this process, if anything."""
+        if call.changes or call.by_owner:
+            return self.serving(worker, by_owner=call.by_owner)
+        return self.reader(worker)
 
     def is_gone(self, worker: str) -> bool:
         """Return whether a worker of this machine is known to be dead."""
@@ -83,6 +100,7 @@ class Ways:
     def names(self, on_loop: bool) -> dict[str, str]:
         """Return how calls reach each host: "process", "machine" or "message".
 
+        "machine, reading" is by message, but for calls that change nothing.
         On an event loop only hosts on the same loop are called directly.
         """
         return {worker: self._name(worker, on_loop) for worker in self._meta.hosts}
@@ -91,7 +109,10 @@ class Ways:
         if self.is_near(worker):
             same = HOSTS[worker].worker.loop is self._link.loop
             return "process" if same or not on_loop else "message"
-        return "message" if on_loop or self._lane(worker) is None else "machine"
+        lane = None if on_loop else self._lane(worker)
+        if lane is None:
+            return "message"
+        return "machine" if lane.is_mapped else "machine, reading"
 
     def close(self) -> None:
         """Let go of other workers' memory; another call would map it again."""
@@ -115,6 +136,9 @@ class Ways:
             if lane is not None and lane.is_closed:
                 # Its shards were freed or have moved; a mapping would keep the memory.
                 lane = self._lanes[worker] = None
+            if lane is not None and not lane.is_mapped and not accounting.charged(0):
+                # The nanny had not answered when it was opened.
+                lane = self._lanes[worker] = self._open(worker)
         return lane
 
     def _open(self, worker: str) -> Lane | None:
