@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 #: Benchmarks, each a module with `main`.
 NAMES = {
+    "filed": "copies out of a file, beside those out of its mapped memory",
     "graph": "rounds in the task graph, beside plain Dask",
     "kernels": "compiled loops, beside torch and copying memory",
     "lock": "the lock of a shard between processes",
