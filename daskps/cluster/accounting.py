@@ -16,7 +16,7 @@ import re
 from concurrent.futures import CancelledError, Future
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from distributed.diagnostics.plugin import NannyPlugin
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
     from distributed import Nanny, Worker
 
+#: Looks of a nanny, ten a second by Dask's default, after it has seen blocks of others:
+#: while a large one is being unmapped, the system still charges for it but does not list
+#: it any more.
+GRACE = 5
 #: How long a caller waits for a nanny that has only just been told.
 PATIENCE_SECONDS = 2.0
 _PROC = Path("/proc")
@@ -133,12 +137,17 @@ def correct(worker: Worker) -> None:
 
 
 def _corrected(measure: Callable[[], int]) -> int:
-    charged, mapped = measure(), mapped_nbytes()
-    if mapped:
-        # Never more than is ours: a user's code may share memory of its own.
-        charged -= min(_shared_nbytes(), mapped, charged)
-        charged += owned_nbytes()
-    return charged
+    # A large block that goes at this moment is in one of the three.
+    before, charged = _ours_nbytes(), measure()
+    ours = max(before, _ours_nbytes())
+    return charged - min(ours, charged) + owned_nbytes()
+
+
+def _ours_nbytes() -> int:
+    """Return the bytes of blocks that this process is charged for."""
+    mapped = mapped_nbytes()
+    # Never more than is ours: a user's code may share memory of its own.
+    return min(_shared_nbytes(), mapped) if mapped else 0
 
 
 def _shared_nbytes() -> int:
@@ -195,23 +204,47 @@ class NannyMemory(NannyPlugin):
     def setup(self, nanny: Nanny) -> None:
         """Go between the nanny's timer and its monitor."""
         timer: Any = nanny.periodic_callbacks.get("memory_monitor")
-        if timer is not None and getattr(timer.callback, "func", None) is not _watch:
-            timer.callback = partial(_watch, nanny, timer.callback)
+        if timer is not None and not isinstance(timer.callback, _Watch):
+            timer.callback = _Watch(nanny, timer.callback)
 
     def teardown(self, nanny: Nanny) -> None:
         """Let the nanny measure by itself again."""
         timer: Any = nanny.periodic_callbacks.get("memory_monitor")
-        if timer is not None and getattr(timer.callback, "func", None) is _watch:
-            timer.callback = timer.callback.args[1]
+        if timer is not None and isinstance(timer.callback, _Watch):
+            timer.callback = timer.callback.monitor
 
 
-def _watch(nanny: Nanny, monitor: Callable[[], Any]) -> Any:
-    """Let the nanny look only where the worker has too much of its own."""
-    return None if is_within_limit(nanny) else monitor()
+class _Watch:
+    """Lets a nanny look only where its worker has too much of its own."""
+
+    def __init__(self, nanny: Nanny, monitor: Callable[[], Any]) -> None:
+        self._nanny, self.monitor = nanny, monitor
+        #: Looks at which the system may still charge for blocks that are gone.
+        self._grace = 0
+
+    def __call__(self) -> None:
+        own = own_nbytes(self._nanny)
+        if own is None:
+            self.monitor()
+        elif own.is_within:
+            self._grace = GRACE if own.has_foreign else self._grace
+        elif self._grace:
+            self._grace -= 1
+        else:
+            self.monitor()
 
 
-def is_within_limit(nanny: Nanny) -> bool:
-    """Whether a worker is within its nanny's limit without blocks of others.
+class Own(NamedTuple):
+    """What a nanny's worker has, without blocks of others."""
+
+    #: Whether that is within the nanny's limit.
+    is_within: bool
+    #: Whether it is only without them.
+    has_foreign: bool
+
+
+def own_nbytes(nanny: Nanny) -> Own | None:
+    """Look at a worker as its nanny should see it.
 
     Parameters
     ----------
@@ -220,18 +253,20 @@ def is_within_limit(nanny: Nanny) -> bool:
 
     Returns
     -------
-    bool
-        False too where it cannot be told.
+    Own or None
+        None where it cannot be told.
     """
     manager: Any = nanny.memory_manager
     pid = nanny.pid
     if pid is None:
-        return False
+        return None
     try:
         pages = int((_PROC / str(pid) / "statm").read_bytes().split()[1])
     except OSError:
-        return False
+        return None
     allowed: float = manager.memory_limit * manager.memory_terminate_fraction
     resident = pages * os.sysconf("SC_PAGE_SIZE")
+    if resident <= allowed:
+        return Own(True, False)
     # Listing all mappings takes a while, and is seldom needed.
-    return resident <= allowed or resident - foreign_nbytes(pid) <= allowed
+    return Own(resident - foreign_nbytes(pid) <= allowed, True)

@@ -156,9 +156,10 @@ class Files:
     def _end_one(self, file: Mapped) -> None:
         file.n_leases -= 1
         if not file.n_leases:
-            del self._files[file.inode]
             # Unmapped with its last reference; before 3.13 it has a second descriptor.
+            # It counts as ours until that is done, as the system counts it.
             del file.memory
+            del self._files[file.inode]
             os.close(file.fd)
 
     def nbytes(self, owned: bool = False) -> int:

@@ -16,7 +16,7 @@ import pytest
 from distributed import Nanny, get_worker
 
 from daskps.cluster import accounting
-from daskps.cluster.accounting import NannyMemory, foreign_nbytes, is_within_limit
+from daskps.cluster.accounting import GRACE, NannyMemory, foreign_nbytes, own_nbytes
 from daskps.cluster.memory import attach, open_memory
 from daskps.cluster.plugin import DirectoryPlugin
 from daskps.cluster.registry import visit
@@ -125,15 +125,50 @@ def test_a_nanny_asks_its_monitor_only_above_the_limit(
     nanny.memory_manager.memory_limit = resident() / 2
     timer.callback()
     assert calls == [1]
-    monkeypatch.setattr(accounting, "foreign_nbytes", lambda pid: resident() * 2 // 3)
+    found = [resident() * 2 // 3]
+    monkeypatch.setattr(accounting, "foreign_nbytes", lambda pid: found[0])
     timer.callback()
     assert calls == [1]
+    # A block that is being unmapped is listed no more, but charged for.
+    found[0] = 0
+    for _ in range(GRACE):
+        timer.callback()
+    assert calls == [1]
+    timer.callback()
+    assert calls == [1, 1]
     plugin.teardown(nanny)
     plugin.teardown(nanny)
     assert timer.callback is monitor
     # What cannot be told is left to Dask.
-    assert not is_within_limit(fake_nanny(None, 1e15))
-    assert not is_within_limit(fake_nanny(2**22 + 1, 1e15))
+    assert own_nbytes(fake_nanny(None, 1e15)) is None
+    assert own_nbytes(fake_nanny(2**22 + 1, 1e15)) is None
+
+
+@pytest.mark.parametrize(
+    ("mapped", "shared", "own"),
+    [
+        ([4, 4], [4, 4], 6),
+        ([4, 0], [4, 0], 6),  # unmapped while the system was asked
+        ([0, 4], [0, 4], 6),
+        ([4, 4], [9, 9], 6),  # a user's own memory stays charged
+        ([0, 0], [9, 9], 10),
+    ],
+)
+def test_a_block_that_comes_or_goes_meanwhile_is_not_charged(
+    monkeypatch: pytest.MonkeyPatch, mapped: list[int], shared: list[int], own: int
+) -> None:
+    """What a worker counts that the system charges for 10, before and after."""
+    asked: list[int] = []
+    now = lambda of: of[min(len(asked), 1)]  # noqa: E731 - two of them, of one line
+    monkeypatch.setattr(accounting, "mapped_nbytes", lambda: now(mapped))
+    monkeypatch.setattr(accounting, "_shared_nbytes", lambda: now(shared))
+    monkeypatch.setattr(accounting, "owned_nbytes", lambda: 0)
+
+    def measure() -> int:
+        asked.append(1)
+        return 10
+
+    assert accounting._corrected(measure) == own
 
 
 def touch(base: Path, name: str, nonce: int) -> tuple[int, int, str]:

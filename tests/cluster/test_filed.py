@@ -124,7 +124,7 @@ def test_a_worker_with_a_nanny_is_not_charged(machine_cluster):
 def is_told(dask_worker):
     """Whether a nanny lets its worker have blocks of others."""
     timer = dask_worker.periodic_callbacks["memory_monitor"]
-    return getattr(timer.callback, "func", None) is accounting._watch
+    return isinstance(timer.callback, accounting._Watch)
 
 
 class Nanny:
