@@ -6,11 +6,13 @@ anything, so that a refused call changes nothing anywhere.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from daskps import config
 from daskps.errors import LayoutError, NoOptimizerError, PushRejectedError
 from daskps.kernels import finite as finite_of
 from daskps.layout import DTYPES, FLOATS, Layout, Parameter, compute_dtype, flatten
@@ -269,7 +271,14 @@ def _cast(array: Array, dtype: str, p: Parameter, what: str) -> Array:
 
 def is_finite(array: Array) -> bool:
     """Return whether no element is NaN or Inf."""
-    return finite_of(array)
+    return finite_of(array, cache_dir=_cache())
+
+
+@functools.cache
+def _cache() -> str:
+    # Without it every process compiles the loop anew, in its first push of a large
+    # array. Once: no push reads the configuration for it.
+    return str(config.load().cache)
 
 
 def spec_of(value: Any, name: str) -> Array:

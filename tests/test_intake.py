@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
 
+from daskps import intake
 from daskps.errors import (
     DaskPSError,
     LayoutError,
@@ -245,3 +247,13 @@ def test_initial_values_are_refused_as_such():
     ):
         with pytest.raises(LayoutError, match=message):
             spec_of(value, "w")
+
+
+def test_the_check_of_large_arrays_is_kept_for_other_processes(tmp_path):
+    intake._cache.cache_clear()
+    try:
+        with dask.config.set({"daskps.cache-directory": str(tmp_path)}):
+            assert intake.is_finite(np.ones(2**15, "f4"))
+        assert list(tmp_path.glob("daskps_*.py"))
+    finally:
+        intake._cache.cache_clear()
