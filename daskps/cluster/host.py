@@ -230,10 +230,7 @@ class ShardHost(Serving):
 
     def shared_blocks(self, sizes: Sequence[int]) -> list[Block]:
         """Return memory that others can map; none where there is not enough."""
-        if self._memory is None:
-            return []
-        blocks = self._memory.take_all(sizes, [1] * len(sizes))
-        return [block for block in blocks if block.is_shared]
+        return [] if self._memory is None else self._memory.take_shared(sizes)
 
     async def handle_control(self, method: str, **kwargs: Any) -> dict[str, Any]:
         """Serve a control message: create, drop, runs, versions, statistics."""

@@ -163,22 +163,41 @@ class Memory:
             In this order. Private where shared memory is closed or has no room for
             all, which is logged once per process.
         """
-        taken: list[Block] = []
-        if self.registry is not None:
-            try:
-                for nbytes in sizes:
-                    # A comprehension would lose those that are to be freed.
-                    taken.append(_make(self.registry, nbytes))  # noqa: PERF401
-                return taken
-            except (OSError, WayClosed) as error:
-                need = sum(sizes)
-                _say_once(f"{need} bytes in {self.registry.path}: {error}")
-            finally:
-                if len(taken) < len(sizes):
-                    for block in taken:
-                        block.free()
+        if taken := self.take_shared(sizes):
+            return taken
         sizes = sizes if private_sizes is None else private_sizes
         return [Block(private(nbytes), _nonce()) for nbytes in sizes]
+
+    def take_shared(self, sizes: Sequence[int]) -> list[Block]:
+        """Return zeroed memory of several sizes that other processes can map, or none.
+
+        Parameters
+        ----------
+        sizes : sequence of int
+            The sizes, each at least 1.
+
+        Returns
+        -------
+        list of Block
+            In this order. Empty where shared memory is closed or has no room for
+            all, which is logged once per process.
+        """
+        if self.registry is None:
+            return []
+        taken: list[Block] = []
+        try:
+            for nbytes in sizes:
+                # A comprehension would lose those that are to be freed.
+                taken.append(_make(self.registry, nbytes))  # noqa: PERF401
+            return taken
+        except (OSError, WayClosed) as error:
+            need, where = sum(sizes), self.registry.path
+            _say_once(f"no room for {need:,} bytes of shared memory in {where}: {error}")
+            return []
+        finally:
+            if len(taken) < len(sizes):
+                for block in taken:
+                    block.free()
 
     def close(self) -> None:
         """Leave the registry; blocks that are still taken lose their names with it."""
@@ -204,7 +223,7 @@ def open_memory(base: str | os.PathLike[str], cluster_id: str) -> Memory:
         is closed.
     """
     if not ORDERED:
-        _say_once("stores of this processor may be seen in another order")
+        _say_once("no shared memory: this processor may show stores in another order")
         return Memory(None)
     try:
         return Memory(join(base, cluster_id))
@@ -378,8 +397,8 @@ def _nonce() -> int:
 def _say_once(reason: str) -> None:
     if not _said:
         logger.warning(
-            "no shared memory here: %s; shards are in private memory, and other "
-            "processes of this machine reach them by messages",
+            "%s; what was to be there is in private memory, and other processes of "
+            "this machine reach it by messages. This is said once",
             reason,
         )
         _said.add(reason)

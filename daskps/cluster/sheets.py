@@ -154,11 +154,12 @@ class Sheets:
             each = self._nbytes
             # Ever larger blocks: hundreds of ranks must not take as many open files.
             n = max(BLOCK_NBYTES // each, self._n // 4, 1)
-            block = self._source.take(PAGE_NBYTES + n * each)
-            if not block.is_shared:
+            taken = self._source.take_shared([PAGE_NBYTES + n * each])
+            if not taken:
                 # From here on contributions are in private memory.
                 self._source = None
                 return False
+            [block] = taken
             block.stamp()
             self._blocks.append(block)
             self._n += n

@@ -138,7 +138,22 @@ def test_a_full_directory_gives_private_memory(
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "No space left" in record.getMessage()
-    assert f"{4 * N} bytes" in record.getMessage()
+    assert f"no room for {4 * N:,} bytes" in record.getMessage()
+
+
+def test_what_must_be_shared_takes_no_private_memory(
+    tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = memory.take_shared([N, 1])
+    assert [(block.nbytes, block.is_shared) for block in taken] == [(N, True), (1, True)]
+    for block in taken:
+        block.free()
+    before = left(tmp_path)
+    fail_at(2, monkeypatch)
+    monkeypatch.setattr(module, "private", None)
+    assert memory.take_shared([N, N]) == []
+    assert left(tmp_path) == before
+    assert Memory(None).take_shared([N]) == []
 
 
 def test_a_base_that_is_not_there_gives_private_memory(
@@ -153,7 +168,9 @@ def test_a_base_that_is_not_there_gives_private_memory(
         assert not memory.take(N).is_shared
         memory.close()
     (record,) = caplog.records
-    assert "nowhere" in record.getMessage()
+    said = record.getMessage()
+    assert said.startswith(f"no shared memory in {tmp_path}/nowhere: ")
+    assert said.count("no shared memory") == 1
 
 
 def test_a_processor_without_order_gives_private_memory(
