@@ -86,7 +86,7 @@ def test_what_is_counted_on_the_wire_is_what_the_model_says(
 ) -> None:
     file = tmp_path / "found.json"
     # 96 KiB on four hosts: the arrays are frames of their own.
-    given = ["--workers", "2,4", "--kib", "1,96", "--pairs", "1", "--seconds", "0"]
+    given = ["--workers", "2,4", "--kib", "1,96", "--pairs", "1", "--seconds", "1e-9"]
     assert scaling.main([*given, "--no-graph", "--json", str(file)]) == 0
     rows = json.loads(file.read_text("utf-8"))["resident"]
     assert [(r["shape"]["trainers"], r["shape"]["elements"]) for r in rows] == [

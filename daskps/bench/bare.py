@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from daskps.bench import clusters
 from daskps.bench.jobs import PAST_NBYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from distributed import Client
 
@@ -77,11 +76,3 @@ def call(peer: str, method: str, **kwargs: Any) -> Any:
         return await getattr(worker.rpc(peer), f"bare_{method}")(**kwargs)
 
     return sync(worker.loop, send)
-
-
-def seconds(action: Callable[[], object], n: int = 1) -> float:
-    """Return the time of one of `n` calls."""
-    began = time.perf_counter()
-    for _ in range(n):
-        action()
-    return (time.perf_counter() - began) / n

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import math
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -124,7 +125,7 @@ def parser(name: str, *, pairs: int, peers: bool = False) -> argparse.ArgumentPa
             metavar="NAME,...",
             help=f"of {', '.join(against.PEERS)} [all that are installed]",
         )
-        add("--seconds", type=float, default=0.3, help="of a sample [%(default)s]")
+        add("--seconds", type=duration, default=0.3, help="of a sample [%(default)s]")
         add("--job", default="", help="only jobs whose title contains this")
     return found
 
@@ -152,6 +153,54 @@ def count(text: str) -> int:
             f"{text!r} is no whole number that is at least 1"
         )
     return int(text)
+
+
+def counts(text: str) -> list[int]:
+    """Return several numbers of things, or refuse them as an option's value.
+
+    Parameters
+    ----------
+    text : str
+        What the user gave, with commas in between.
+
+    Returns
+    -------
+    list of int
+        Each at least 1.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        If one of them is none.
+    """
+    return [count(one) for one in text.split(",")]
+
+
+def duration(text: str) -> float:
+    """Return seconds, or refuse them as an option's value.
+
+    Parameters
+    ----------
+    text : str
+        What the user gave.
+
+    Returns
+    -------
+    float
+        Above 0.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        If these are none.
+    """
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return found
 
 
 def _file(path: str) -> str:

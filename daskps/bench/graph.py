@@ -20,7 +20,7 @@ from distributed import Client, Event, SchedulerPlugin
 import daskps
 from daskps import optim
 from daskps.bench import command
-from daskps.bench.pairs import Comparison, alternate
+from daskps.bench.pairs import Comparison, alternate, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -79,12 +79,6 @@ def _plain(client: Client, rounds: int) -> None:
 # -- measurements --------------------------------------------------------------
 
 
-def _seconds(work: Callable[[], None], rounds: int) -> float:
-    began = time.perf_counter()
-    work()
-    return (time.perf_counter() - began) / rounds
-
-
 class _Cpu:
     """CPU milliseconds of a round, per sample, of the scheduler and of all workers."""
 
@@ -100,7 +94,7 @@ class _Cpu:
     def seconds(self, work: Callable[[], None], rounds: int) -> float:
         """Return the seconds of a round; keep its CPU time."""
         before = self._now()
-        found = _seconds(work, rounds)
+        found = seconds(work) / rounds
         scheduler, workers = (
             (b - a) / rounds * 1e3 for a, b in zip(before, self._now(), strict=True)
         )
@@ -131,8 +125,8 @@ def _beside_resident(pairs: int, rounds: int) -> Comparison:
     with daskps.create({"w": np.ones(256, "f4")}, optimizer=optim.SGD(0.1)) as store:
         many = 20 * rounds
         found = _warm(
-            lambda: _seconds(lambda: _train(store, many, 2, "resident"), many),
-            lambda: _seconds(lambda: _train(store, rounds, 2, "graph"), rounds),
+            lambda: seconds(lambda: _train(store, many, 2, "resident")) / many,
+            lambda: seconds(lambda: _train(store, rounds, 2, "graph")) / rounds,
             pairs,
         )
     return Comparison("resident round of 2 trainers, 1 kB", "graph execution", *found)
@@ -184,7 +178,7 @@ class _Late:
         return _half(params, X, y)
 
 
-def _idle(client: Client, seconds: float) -> None:
+def _idle(client: Client, idle_seconds: float) -> None:
     """Keep 11 contributions while the twelfth is late; count them."""
 
     def held() -> int:
@@ -206,12 +200,14 @@ def _idle(client: Client, seconds: float) -> None:
         thread.start()
         while held() < 11:
             time.sleep(0.05)
-        time.sleep(seconds)
+        time.sleep(idle_seconds)
         kept = held()
         late.set()
         thread.join()
         time.sleep(0.5)
-        print(f"after {seconds:g} s idle: {kept} of 11 contributions; then {held()}")
+        print(
+            f"after {idle_seconds:g} s idle: {kept} of 11 contributions; then {held()}"
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -228,10 +224,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit status: 0, whatever was measured.
     """
     parser = command.parser("graph", pairs=5)
-    add = parser.add_argument
-    add("--rounds", type=int, default=48, help="of one side [%(default)s]")
-    add("--long", type=int, default=1000, help="rounds that are counted [%(default)s]")
-    add("--idle", type=float, default=10.0, help="seconds [%(default)s]")
+    add, count = parser.add_argument, command.count
+    add("--rounds", type=count, default=48, help="of one side [%(default)s]")
+    add(
+        "--long", type=count, default=1000, help="rounds that are counted [%(default)s]"
+    )
+    add("--idle", type=command.duration, default=10.0, help="seconds [%(default)s]")
     options = parser.parse_args(argv)
     with (
         command.cluster(options, 2, threads=4) as client,

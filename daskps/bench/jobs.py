@@ -6,11 +6,12 @@ and `pull`, `push` and `round`. A job says which of them make a step.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
+
+from daskps.bench.pairs import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,18 +150,13 @@ def timed(act: Callable[[], object], steps: int) -> float:
     """Return the seconds of one of `steps` steps, after a tenth as many to warm up."""
     for _ in range(max(2, steps // 10)):
         act()
-    began = time.perf_counter()
-    for _ in range(steps):
-        act()
-    return (time.perf_counter() - began) / steps
+    return seconds(act, steps)
 
 
 def timed_loop(loop: Callable[[int], object], steps: int) -> float:
     """As `timed`, for a loop that takes the number of steps."""
     loop(max(2, steps // 10))
-    began = time.perf_counter()
-    loop(steps)
-    return (time.perf_counter() - began) / steps
+    return seconds(lambda: loop(steps)) / steps
 
 
 def cuts(elements: int, pieces: int) -> list[slice]:

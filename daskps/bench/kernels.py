@@ -18,13 +18,13 @@ At the end come rows of a table; see `row_kernels`.
 from __future__ import annotations
 
 import statistics
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from daskps import kernels, optim
 from daskps.bench import command, row_kernels
+from daskps.bench.pairs import seconds
 from daskps.kernels import copying
 
 if TYPE_CHECKING:
@@ -198,16 +198,10 @@ def _compare(line: _Line, pairs: int) -> str:
     name, ours, peer_name, peer = line
     for action in (ours, peer, ours, peer):
         action()
-    times = [(_milliseconds(ours), _milliseconds(peer)) for _ in range(pairs)]
+    times = [(1e3 * seconds(ours), 1e3 * seconds(peer)) for _ in range(pairs)]
     ratios = [a / b for a, b in times]
     a, b = (statistics.median(column) for column in zip(*times, strict=True))
     return (
         f"{name:<18}{a:8.2f}  {peer_name:<22}{b:8.2f}  "
         f"{statistics.median(ratios):5.2f}  {min(ratios):.2f} to {max(ratios):.2f}"
     )
-
-
-def _milliseconds(action: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    action()
-    return (time.perf_counter() - start) * 1e3

@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=[20, 1000],
         help="microseconds that each holds it, one row each %(default)s",
     )
-    add("--seconds", type=float, default=3.0, help="of a row [%(default)s]")
+    add("--seconds", type=command.duration, default=3.0, help="of a row [%(default)s]")
     add("--processes", type=count, default=2, help="[%(default)s]")
     add("--rounds", type=count, default=3, help="times that rows come [%(default)s]")
     options = parser.parse_args(argv)

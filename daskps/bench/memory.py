@@ -12,7 +12,6 @@ is refused there.) Nobody may be paused or killed meanwhile.
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import threading
@@ -26,7 +25,7 @@ from distributed import Client, LocalCluster, get_worker
 
 import daskps
 from daskps import optim
-from daskps.bench import report
+from daskps.bench import command, report
 from daskps.cluster.host import HOSTS
 
 if TYPE_CHECKING:
@@ -231,10 +230,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         Exit status: 1 if a worker was paused or killed, or a bound exceeded.
     """
-    parser = argparse.ArgumentParser(prog="python -m daskps.bench memory")
-    add = parser.add_argument
-    add("--limit-mib", type=int, default=1024, help="of a worker [%(default)s]")
-    add("--rounds", type=int, default=5, help="[%(default)s]")
+    parser = command.plain("memory")
+    add, count = parser.add_argument, command.count
+    add("--limit-mib", type=count, default=1024, help="of a worker [%(default)s]")
+    add("--rounds", type=count, default=5, help="[%(default)s]")
     options = parser.parse_args(argv)
     limit = options.limit_mib * MIB
     print(report.machine(os.getloadavg()[0]))

@@ -20,7 +20,7 @@ from distributed import get_worker
 import daskps
 from daskps import optim
 from daskps.bench import bare, command
-from daskps.bench.pairs import Comparison
+from daskps.bench.pairs import Comparison, seconds
 from daskps.bench.report import line
 from daskps.config import double_buffer
 
@@ -151,9 +151,9 @@ def _train(store: Any, gradient: Any, X: Any, ahead: str, **options: Any) -> flo
     """Return milliseconds of a step of `train`, once it is warm."""
     with double_buffer(ahead):
         result = daskps.train(store, gradient, X, epochs=4, trainers=1, **options)
-    seconds: float = min(epoch.seconds for epoch in result.history[1:])
+    shortest: float = min(epoch.seconds for epoch in result.history[1:])
     steps: int = len(X) // options["batch_size"]
-    return seconds / steps * 1e3
+    return shortest / steps * 1e3
 
 
 def _compare_train(store: Any, ms: float, options: Any) -> None:
@@ -185,7 +185,7 @@ def _store(client: Client, mib: int) -> Any:
 
 
 def _milliseconds(action: Callable[[], object], n: int = 1) -> float:
-    return 1e3 * bare.seconds(action, n)
+    return 1e3 * seconds(action, n)
 
 
 def _summary(name: str, row: Sequence[float], ours: Sequence[float]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -63,6 +64,27 @@ class Comparison:
     def medians(self) -> tuple[float, float]:
         """Median seconds of ours and of theirs."""
         return statistics.median(self.ours), statistics.median(self.theirs)
+
+
+def seconds(action: Callable[[], object], n: int = 1) -> float:
+    """Measure calls.
+
+    Parameters
+    ----------
+    action : callable
+        What is called.
+    n : int
+        How often, one call after the other.
+
+    Returns
+    -------
+    float
+        Seconds of one of them.
+    """
+    began = time.perf_counter()
+    for _ in range(n):
+        action()
+    return (time.perf_counter() - began) / n
 
 
 def alternate(

@@ -19,7 +19,7 @@ import daskps
 from daskps import optim
 from daskps.bench import bare, busy, command
 from daskps.bench.jobs import Job
-from daskps.bench.pairs import Comparison, Effort
+from daskps.bench.pairs import Comparison, Effort, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,7 +53,7 @@ def _measure(store: Any, peer: str, n: int, pairs: int) -> dict[str, list[float]
         action()
     for _ in range(pairs):
         for name, action in actions.items():
-            found[name].append(bare.seconds(action))
+            found[name].append(seconds(action))
     return found
 
 

@@ -18,7 +18,7 @@ import daskps
 from daskps import optim
 from daskps.bench import bare, clusters, command
 from daskps.bench.jobs import Job
-from daskps.bench.pairs import Comparison
+from daskps.bench.pairs import Comparison, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ def _steps(trainer: daskps.Trainer, n: int) -> float:
     out = trainer.pull()
     for _ in range(50):
         trainer.pushpull(grads, out=out)
-    return bare.seconds(lambda: trainer.pushpull(grads, out=out), n)
+    return seconds(lambda: trainer.pushpull(grads, out=out), n)
 
 
 def _calls(store: daskps.ParameterStore) -> int:
@@ -46,8 +46,8 @@ def _calls(store: daskps.ParameterStore) -> int:
 def _bare(peer: str, n: int) -> float:
     secede()
     data = np.ones(ELEMENTS, "f4").tobytes()
-    bare.seconds(lambda: bare.call(peer, "echo", data=data), 50)
-    return bare.seconds(lambda: bare.call(peer, "echo", data=data), n)
+    seconds(lambda: bare.call(peer, "echo", data=data), 50)
+    return seconds(lambda: bare.call(peer, "echo", data=data), n)
 
 
 def _bare_both(client: Client, n: int) -> float:

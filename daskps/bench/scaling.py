@@ -179,13 +179,6 @@ def measured(
             yield graph(server, stores[smallest], smallest)
 
 
-def _numbers(text: str) -> list[int]:
-    found = [int(number) for number in text.split(",")]
-    if min(found) < 1:
-        raise ValueError(text)
-    return found
-
-
 def _room(workers: int, hosts: int) -> None:
     """See to it that so many connections can be open."""
     need = FILES + FILES_OF_WORKER * workers + 2 * workers * min(hosts, workers)
@@ -215,10 +208,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = command.parser("scaling", pairs=3)
     add = parser.add_argument
     numbers = [1, 2, 4, 8, 16, 32, 64]
-    add("--workers", type=_numbers, default=numbers, help="N,... [1,2,4,...,64]")
-    add("--hosts", type=int, default=16, help="at most so many [%(default)s]")
-    add("--kib", type=_numbers, default=[1, 1024], help="of the models [1,1024]")
-    add("--seconds", type=float, default=2.0, help="of a sample [%(default)s]")
+    add("--workers", type=command.counts, default=numbers, help="N,... [1,2,4,...,64]")
+    add("--hosts", type=command.count, default=16, help="at most so many [%(default)s]")
+    add("--kib", type=command.counts, default=[1, 1024], help="of the models [1,1024]")
+    add(
+        "--seconds",
+        type=command.duration,
+        default=2.0,
+        help="of a sample [%(default)s]",
+    )
     add("--no-graph", dest="graph", action="store_false", help="only resident trainers")
     options = parser.parse_args(argv)
     if options.scheduler or options.close:

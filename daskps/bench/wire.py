@@ -16,6 +16,7 @@ import numpy as np
 import daskps
 from daskps import optim
 from daskps.bench import bare, command
+from daskps.bench.pairs import seconds
 from daskps.cluster import arrivals
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def _memory(peer: str, again: bool) -> None:
 def _measure(peer: str, action: Callable[[], object]) -> list[float]:
     """Return milliseconds, milliseconds of CPU time and page faults of one call."""
     before = np.add(usage(), bare.call(peer, "usage")["data"])
-    ms = 1e3 * bare.seconds(action, CALLS)
+    ms = 1e3 * seconds(action, CALLS)
     used = np.add(usage(), bare.call(peer, "usage")["data"]) - before
     return [ms, *(used / CALLS)]
 

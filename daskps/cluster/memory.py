@@ -192,7 +192,9 @@ class Memory:
             return taken
         except (OSError, WayClosed) as error:
             need, where = sum(sizes), self.registry.path
-            _say_once(f"no room for {need:,} bytes of shared memory in {where}: {error}")
+            _say_once(
+                f"no room for {need:,} bytes of shared memory in {where}: {error}"
+            )
             return []
         finally:
             if len(taken) < len(sizes):

@@ -145,7 +145,10 @@ def test_what_must_be_shared_takes_no_private_memory(
     tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = memory.take_shared([N, 1])
-    assert [(block.nbytes, block.is_shared) for block in taken] == [(N, True), (1, True)]
+    assert [(block.nbytes, block.is_shared) for block in taken] == [
+        (N, True),
+        (1, True),
+    ]
     for block in taken:
         block.free()
     before = left(tmp_path)
