@@ -12,7 +12,7 @@ from daskps.cluster.deadline import Deadline
 from daskps.cluster.plans import ADD, ASSIGN, GRADIENT, Plan, Target
 from daskps.errors import PushRejectedError, UnknownParameterError
 from daskps.pulls import Readable
-from daskps.targets import number, target_of
+from daskps.targets import flag, number, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -220,7 +220,11 @@ class Writable(Readable):
         {'w': array([5., 6.]), 'b': array(1.)}
         """
         make = self._placing(
-            ASSIGN, values, "value", extra=allow_extra, missing=allow_missing
+            ASSIGN,
+            values,
+            "value",
+            extra=flag(allow_extra, "allow_extra"),
+            missing=flag(allow_missing, "allow_missing"),
         )
         return self.do(make, timeout, "an assign", finish=self._seen, producer=True)
 

@@ -13,6 +13,7 @@ from daskps.errors import LayoutError
 from daskps.intake import Array, spec_of
 from daskps.layout import DTYPES, FLOATS, flatten
 from daskps.optim import Rule, resolve
+from daskps.targets import flag
 
 MAX_NAME_NBYTES = 200
 
@@ -110,7 +111,7 @@ def blueprint(
         shards=_checked_shards(shards),
         servers=_checked_servers(servers),
         seed=_checked_seed(seed),
-        overwrite=bool(overwrite),
+        overwrite=flag(overwrite, "overwrite"),
     )
 
 

@@ -30,6 +30,13 @@ def number(value: Any, what: str, least: float | None = None) -> float:
     return found
 
 
+def flag(value: Any, what: str) -> bool:
+    """Return a bool, or refuse what is none: "no" would mean yes."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{what} is True or False, found {value!r}")
+    return bool(value)
+
+
 def sign_of(meta: Meta, names: Iterable[str]) -> Target:
     """Return a read of one element of each parameter, to wait as a read of all does."""
     chosen = [meta.layout[name] for name in names]

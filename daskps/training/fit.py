@@ -10,6 +10,7 @@ import numpy as np
 from daskps import codecs, config
 from daskps.consistency import ASP, BSP, SSP, Policy, policy
 from daskps.reduction import check_reduce
+from daskps.targets import flag
 from daskps.training import callbacks as callbacks_module
 from daskps.training.background import Background
 from daskps.training.job import Epoch, Job, TrainResult, check_trainers, whole
@@ -202,7 +203,7 @@ def train(  # noqa: PLR0913 - the public contract
         validate=validate,
         stop=stop,
         callbacks=callbacks_module.check(callbacks),
-        reset=bool(reset_optimizer),
+        reset=flag(reset_optimizer, "reset_optimizer"),
         restartable=on_trainer_lost == "restart",
         execution=execution,
         codec=chosen_codec,
@@ -217,7 +218,7 @@ def train(  # noqa: PLR0913 - the public contract
         "batch_size": whole("batch_size", batch_size),
         "sync_every": every,
         "average_models": average == "models",
-        "shuffle": bool(shuffle),
+        "shuffle": flag(shuffle, "shuffle"),
         "seed": whole("seed", seed, least=0),
         "bsp": isinstance(chosen, BSP),
         "progress": bool(job.callbacks),
@@ -305,7 +306,7 @@ def run(  # noqa: PLR0913 - the public contract
         epochs=0,
         trainers=len(given),
         gated=False,
-        restartable=bool(resumable),
+        restartable=flag(resumable, "resumable"),
         codec=codecs.choose(codec),
     )
     return job.start(lambda work: job.launch(work, _Loop(loop), given), timeout)

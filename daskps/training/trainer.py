@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.targets import chosen_names, sign_of, target_of
+from daskps.targets import chosen_names, flag, sign_of, target_of
 from daskps.training.ahead import Ahead
 
 if TYPE_CHECKING:
@@ -89,8 +89,8 @@ class Trainer(Ahead):
         ------
         RunCancelledError, ShardLostError, TimeoutError
             For what its name says.
-        ValueError
-            For `copy=False` with `out`.
+        ValueError, TypeError
+            For `copy=False` with `out`, and for a `copy` that is no bool.
 
         Examples
         --------
@@ -98,7 +98,7 @@ class Trainer(Ahead):
         >>> daskps.run(store, lambda trainer, part: trainer.pull("w")["w"], [None])
         [array([0., 1.])]
         """
-        if not copy:
+        if not flag(copy, "copy"):
             return self._viewed(names, out, timeout)
         seconds = self._settled(timeout, "a pull")
         if self._prefetch is not None:

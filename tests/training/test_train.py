@@ -887,6 +887,8 @@ def test_gradient_may_be_its_params(train, way):
         ({"trainers": 10**6}, daskps.LayoutError, "1024"),
         ({"batch_size": 0}, ValueError, "batch_size"),
         ({"batch_size": True}, TypeError, "batch_size"),
+        ({"shuffle": "no"}, TypeError, "shuffle is True or False"),
+        ({"reset_optimizer": 0}, TypeError, "reset_optimizer is True or False"),
         ({"epochs": 0}, ValueError, "epochs"),
         ({"epochs": "3"}, TypeError, "epochs"),
         ({"seed": -1}, ValueError, "seed"),

@@ -103,10 +103,13 @@ def test_waiting_for_a_view_copies_nothing(machine_cluster, tmp_path):
         s.close()
 
 
-def test_view_and_out_exclude_each_other(client):
+def test_view_and_out_exclude_each_other_and_copy_is_a_bool(client):
     def loop(trainer, part):
         with pytest.raises(ValueError, match="give one of the two"):
             trainer.pull(out={"w": np.empty(8, "f4")}, copy=False)
+        for value in ("no", None, 0):
+            with pytest.raises(TypeError, match="copy is True or False, found"):
+                trainer.pull(copy=value)
         return trainer.clock
 
     s = one_shard(client)
