@@ -184,8 +184,7 @@ class Handle:
         shards = self.attached(deadline)
         if source is None:
             plan = make(shards.meta)
-            left = deadline.remaining()
-            found = shards.call(plan.calls, plan.outs, left, what)
+            found = shards.call_by(plan.calls, plan.outs, deadline)
             return finish(plan.finish(found))
         if not source.id:
             left = deadline.remaining()
@@ -193,7 +192,7 @@ class Handle:
         plan = make(shards.meta)
         with source.turn(deadline, shards.settle) as turn:
             calls = _signed(plan, source.id, turn)
-            found = shards.call(calls, plan.outs, deadline.remaining(), what)
+            found = shards.call_by(calls, plan.outs, deadline)
             return finish(plan.finish(found))
 
     async def do_async(
@@ -210,14 +209,13 @@ class Handle:
         shards = await link.within(self.attach(link), deadline.remaining(), what)
         plan = make(shards.meta)
         if source is None:
-            left = deadline.remaining()
-            found = await shards.call_async(plan.calls, plan.outs, left, what)
+            found = await shards.call_async(plan.calls, plan.outs, deadline)
             return finish(plan.finish(found))
         if not source.id:
             await link.within(source.identify(link), deadline.remaining(), what)
         async with source.turn_async(deadline, shards.settle) as turn:
-            calls, left = _signed(plan, source.id, turn), deadline.remaining()
-            found = await shards.call_async(calls, plan.outs, left, what)
+            calls = _signed(plan, source.id, turn)
+            found = await shards.call_async(calls, plan.outs, deadline)
             return finish(plan.finish(found))
 
     def ask(

@@ -9,11 +9,12 @@ import numpy as np
 
 from daskps import config
 from daskps.cluster import plans
+from daskps.cluster.deadline import Deadline
 from daskps.handle import Handle
 from daskps.targets import target_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from daskps.cluster.link import Pending
     from daskps.cluster.meta import Meta
@@ -77,13 +78,8 @@ class Readable(Handle):
         >>> store.pull("w", out={"w": buffer})["w"] is buffer
         True
         """
-        target: list[Target] = []
-
-        def make(meta: Meta) -> Plan:
-            target.append(target_of(meta, names, out))
-            return plans.read(meta, target[0], min_version, self.call_of())
-
-        return self.do(make, timeout, "a pull", finish=lambda _: target[0].finish())
+        make, finish = self._pulling(names, out, min_version)
+        return self.do(make, timeout, "a pull", finish=finish)
 
     def pull_async(
         self,
@@ -114,17 +110,31 @@ class Readable(Handle):
         """
         seconds = config.deadline(timeout)
         link = self.bind()
+        make, finish = self._pulling(names, out, min_version)
+        # One deadline for all of it, from here on.
+        deadline = Deadline(seconds, f"a pull of store {self.name!r}")
+        return link.start(
+            lambda: self.do_async(link, make, deadline, finish=finish, source=None)
+        )
 
-        async def work() -> dict[str, Array]:
-            what = f"a pull of store {self.name!r}"
-            shards = await link.within(self.attach(link), seconds, what)
-            target = target_of(shards.meta, names, out)
-            plan = plans.read(shards.meta, target, min_version, self.call_of())
-            await shards.call_async(plan.calls, plan.outs, seconds, what)
-            found: dict[str, Array] = target.finish()
+    def _pulling(
+        self,
+        names: str | Iterable[str] | None,
+        out: Mapping[str, Array] | None,
+        min_version: int | None,
+    ) -> tuple[Callable[[Meta], Plan], Callable[[Any], dict[str, Array]]]:
+        """Return what plans a pull, and what makes its result of the answers."""
+        target: list[Target] = []
+
+        def make(meta: Meta) -> Plan:
+            target.append(target_of(meta, names, out))
+            return plans.read(meta, target[0], min_version, self.call_of())
+
+        def finish(_: Any) -> dict[str, Array]:
+            found: dict[str, Array] = target[0].finish()
             return found
 
-        return link.start(work)
+        return make, finish
 
     def _seen(self, version: Version) -> Version:
         # For `_repr_html_`, which must not ask anybody.

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from daskps.cluster.messages import Answer, Array, Call
 from daskps.errors import ShardLostError, StaleGenerationError
 
+if TYPE_CHECKING:
+    from daskps.cluster.deadline import Deadline
+
 #: For each shard where what is read goes.
 Outs = Mapping[int, Sequence[Array]]
+
+
+def late(deadline: Deadline, worker: str, call: Call) -> TimeoutError:
+    """Return the error that says which shards of which worker were waited for."""
+    shards = [part.shard for part in call.parts]
+    named = ", ".join(map(str, shards[:8])) + (", ..." if len(shards) > 8 else "")
+    where = f"{'shards' if len(shards) > 1 else 'shard'} {named} at worker {worker}"
+    # In a run, what waits on may be the rest of a push that was accepted.
+    return deadline.error(where, changes=call.changes or bool(call.run))
 
 
 def raise_first(answers: Sequence[Answer]) -> None:

@@ -17,7 +17,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from daskps.cluster.answers import Outs, again, check_located, fill, raise_first
+from daskps.cluster.answers import (
+    Outs,
+    again,
+    check_located,
+    fill,
+    late,
+    raise_first,
+)
 from daskps.cluster.deadline import Deadline
 from daskps.cluster.direct import Direct
 from daskps.cluster.host import HOSTS
@@ -107,13 +114,18 @@ class ShardClient:
         dict of int to Answer
             By shard.
         """
+        return self.call_by(calls, outs, Deadline(timeout, what))
+
+    def call_by(
+        self, calls: Mapping[str, Call], outs: Outs, deadline: Deadline
+    ) -> dict[int, Answer]:
+        """Send a call to each host from a thread, as :meth:`call`."""
         found = {w: self.ways.takes(w, c) for w, c in calls.items()}
         near = {w: (s, calls[w]) for w, s in found.items() if s is not None}
         if not near:
-            return self.link.run(lambda: self.call_async(calls, outs, timeout, what))
+            return self.link.run(lambda: self.call_async(calls, outs, deadline))
         far = {w: c for w, c in calls.items() if w not in near}
-        direct = Direct(self, outs, Deadline(timeout, what))
-        return direct.call(near, far)
+        return Direct(self, outs, deadline).call(near, far)
 
     def begin(
         self, calls: Mapping[str, Call], outs: Outs, what: str
@@ -125,16 +137,15 @@ class ShardClient:
         """
         near = {w: c for w, c in calls.items() if self.ways.takes(w, c) is not None}
         far = {w: c for w, c in calls.items() if w not in near}
-        work = partial(self.call_async, far, outs, None, what)
+        work = partial(self.call_async, far, outs, Deadline(None, what))
         return near, self.link.start(work) if far else None
 
     # -- on the event loop ---------------------------------------------------
 
     async def call_async(
-        self, calls: Mapping[str, Call], outs: Outs, seconds: float | None, what: str
+        self, calls: Mapping[str, Call], outs: Outs, deadline: Deadline
     ) -> dict[int, Answer]:
         """Send a call to each host from the event loop; see :meth:`call`."""
-        deadline = Deadline(seconds, what)
         found = await gather(
             *(self.to_host(w, c, outs, deadline=deadline) for w, c in calls.items())
         )
@@ -155,19 +166,22 @@ class ShardClient:
         which a shard that has applied it knows again.
         """
         while True:
-            left = deadline.left()
-            token = f"{self._name}-{next(self._numbers)}"
-            call = replace(call, wait_seconds=min(left, WAIT_SECONDS), token=token)
             try:
+                left = deadline.left()
+                token = f"{self._name}-{next(self._numbers)}"
+                call = replace(call, wait_seconds=min(left, WAIT_SECONDS), token=token)
                 answers = await self._send(worker, call, left)
                 raise_first(answers)
             except TimeoutError:
-                raise deadline.error(worker) from None
+                raise late(deadline, worker, call) from None
             except (OSError, StaleGenerationError) as error:
                 parts = {part.shard: part for part in call.parts}
-                tries = await self._relocate(
-                    list(parts), error, tries=tries, deadline=deadline
-                )
+                try:
+                    tries = await self._relocate(
+                        list(parts), error, tries=tries, deadline=deadline
+                    )
+                except TimeoutError:
+                    raise late(deadline, worker, call) from error
                 calls = by_host(self.meta, parts, call)
                 if list(calls) != [worker]:
                     found = await gather(

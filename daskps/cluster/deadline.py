@@ -34,11 +34,14 @@ class Deadline:
         """Return the seconds left as a timeout for the next part of a call."""
         return None if self._end is None else self.left()
 
-    def error(self, worker: str = "") -> TimeoutError:
-        """Return the error that says what was waited for."""
-        where = f" at worker {worker}" if worker else ""
+    def error(self, where: str = "", *, changes: bool = True) -> TimeoutError:
+        """Return the error that says what was waited for, and where.
+
+        `changes` says whether what was sent may have changed a shard.
+        """
+        at = f": {where}" if where else ""
+        sent = "what was sent, each shard has applied once or not at all. Pass"
         return TimeoutError(
-            f"timed out after {self.timeout:g} s waiting for {self.what}{where}; what "
-            f"was sent, each shard has applied once or not at all. Pass a larger "
-            f"timeout=, or None to wait for ever"
+            f"timed out after {self.timeout:g} s waiting for {self.what}{at}; "
+            f"{sent if changes else 'pass'} a larger timeout=, or None to wait for ever"
         )

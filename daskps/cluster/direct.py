@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from daskps.cluster.answers import again, raise_first
+from daskps.cluster.answers import again, late, raise_first
 from daskps.cluster.interrupts import is_main, shielded
 from daskps.errors import ShardBusyError, StaleGenerationError
 from daskps.shards.deputies import NotHereError
@@ -94,11 +94,11 @@ class Direct:
 
     def send(self, calls: Mapping[str, Call]) -> None:
         """Send calls as messages."""
+        for worker, call in calls.items():
+            self._left(worker, call)
         if calls:
-            shards, left = self._shards, self._deadline.remaining()
-            work = partial(
-                shards.call_async, calls, self._outs, left, self._deadline.what
-            )
+            shards = self._shards
+            work = partial(shards.call_async, calls, self._outs, self._deadline)
             self._sent.append(shards.link.start(work))
             if self._is_stopped:
                 self._sent[-1].stop()
@@ -107,7 +107,7 @@ class Direct:
         """Call shards that this process can reach; what it cannot do is sent."""
         self._shards.counters.local_calls += 1
         try:
-            left = min(self._deadline.left(), PATIENCE_SECONDS)
+            left = min(self._left(worker, call), PATIENCE_SECONDS)
             exchange = serving.begin_now(call, left)
         except (NotHereError, StaleGenerationError, ShardBusyError):
             # Its owner is gone, has dropped the shard, or cannot get at it either:
@@ -132,7 +132,7 @@ class Direct:
 
     def _finish(self, worker: str, exchange: Exchange) -> None:
         sent = exchange.handed_back()
-        found = exchange.finish(self._outs, self._deadline.left())
+        found = exchange.finish(self._outs, self._left(worker, exchange.call))
         back, waiting = [], []
         for answer in found:
             if answer.shard in sent:
@@ -152,6 +152,13 @@ class Direct:
             self.send(
                 {worker: again(_parts_of(call, {a.shard for a in waiting}), waiting)}
             )
+
+    def _left(self, worker: str, call: Call) -> float:
+        """Return the seconds left for a call, or say which shards were too late."""
+        try:
+            return self._deadline.left()
+        except TimeoutError:
+            raise late(self._deadline, worker, call) from None
 
     def __enter__(self) -> Self:
         return self

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from distributed import Client
 
 import daskps
-from daskps import optim
+from daskps import ParameterStore, optim
+from daskps.cluster import deadline
+from daskps.cluster.client import ShardClient
 from tests.support import gen_cluster
 
 W = np.arange(6, dtype="f8").reshape(2, 3)
@@ -121,6 +124,31 @@ async def test_cancelled_verbs_leave_the_store_usable(c, s, a, b):
         with pytest.raises(TimeoutError, match="a pull of store"):
             await asyncio.wait_for(store.pull(min_version=10, timeout=0.05), 10)
         np.testing.assert_array_equal(await store["w"].pull(), W - 1)
+
+
+@gen_cluster(client=True)
+async def test_attach_and_call_share_one_timeout(c, s, a, b, monkeypatch):
+    async with await made(c) as store:
+        clock, left = SimpleNamespace(now=100.0), []
+        monotonic = SimpleNamespace(monotonic=lambda: clock.now)
+        attach, call = ParameterStore.attach, ShardClient.call_async
+
+        async def slow(store, link):
+            clock.now += 4
+            return await attach(store, link)
+
+        async def noting(shards, calls, outs, end):
+            left.append(end.remaining())
+            return await call(shards, calls, outs, end)
+
+        monkeypatch.setattr(deadline, "time", monotonic)
+        monkeypatch.setattr(ParameterStore, "attach", slow)
+        monkeypatch.setattr(ShardClient, "call_async", noting)
+        await store.pull_async(timeout=10)
+        await store.push_async({"w": W}, timeout=10)
+        assert left == [6.0, 6.0]
+        with pytest.raises(TimeoutError, match="after 3 s waiting for a pull of store"):
+            await store.pull_async(timeout=3)
 
 
 async def pushes_on_the_loop(store):

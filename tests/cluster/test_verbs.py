@@ -129,7 +129,8 @@ async def waits_for_a_version(s, get):
     np.testing.assert_array_equal(found["w"], flat_start()["w"] + 2)
     assert await get(s.version) == 2
     assert max(await get(s.versions)) == version == 3
-    with pytest.raises(TimeoutError, match=f"a pull of store {s.name!r}"):
+    what = rf"after 0\.05 s waiting for a pull of store {s.name!r}: shards? [0-9, ]+ at worker \S+; pass a larger"
+    with pytest.raises(TimeoutError, match=what):
         await get(s.pull(min_version=99, timeout=0.05))
 
 
