@@ -64,8 +64,8 @@ async def create(link: Link, plan: Blueprint, seconds: float | None) -> Meta:
         return await link.within(_create(link, plan, uid, seconds), seconds, what)
     except BaseException:
         release(link, uid)
-        # Shielded: a cancelled create must not leave its half behind.
-        await asyncio.shield(_undo(link, uid))
+        # A cancelled create must not leave its half behind.
+        await link.wind_up(_undo(link, uid))
         raise
 
 

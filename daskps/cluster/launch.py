@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster import upstream
@@ -48,10 +48,32 @@ async def launch(
     Exception
         The first error of a trainer's own code; else why the run was fenced.
     """
-    client = link.client
-    staleness = spec.policy.staleness if isinstance(spec.policy, SSP) else 0
     body, reduce = _pickled(spec)
-    opening = link.directory(
+    run = await _opened(link, _open(link, spec, reduce))
+    began(run)
+    trainers: Trainers | GraphRun
+    if spec.graph:
+        work = Work(spec.uid, run, len(spec.parts), reduce, body, spec.codec)
+        trainers = GraphRun(
+            link, work, parts=spec.parts, schedule=spec.graph, listen=listen
+        )
+    else:
+        trainers = Trainers(link, spec, run, body)
+    try:
+        return await _followed(trainers.results(), _News(link, run, listen))
+    except BaseException as error:
+        reason = f"cancelled by its caller ({type(error).__name__})"
+        await link.wind_up(_fence(link, run, reason))
+        trainers.cancel()
+        raise
+    finally:
+        await link.wind_up(_close(link, run))
+
+
+async def _open(link: Link, spec: Launch, reduce: bytes) -> int:
+    """Have the directory begin a run on all shards; return its id."""
+    staleness = spec.policy.staleness if isinstance(spec.policy, SSP) else 0
+    run: int = await link.directory(
         "open_run",
         uid=spec.uid,
         begin={
@@ -61,47 +83,16 @@ async def launch(
             "reset": spec.reset,
             "codec": spec.codec.name if spec.codec else "",
         },
-        client=client.id,
+        client=link.client.id,
         size=len(spec.parts),
         restartable=spec.restartable,
         gated=spec.gated,
         graph=spec.graph is not None,
     )
-    run = await _opened(link, opening)
-    began(run)
-    news = _News(link, run, listen)
-    trainers: Trainers | GraphRun = (
-        GraphRun(
-            link,
-            Work(spec.uid, run, len(spec.parts), reduce, body, spec.codec),
-            parts=spec.parts,
-            schedule=spec.graph,
-            listen=listen,
-        )
-        if spec.graph
-        else Trainers(link, spec, run, body)
-    )
-    try:
-        watch = asyncio.ensure_future(news.follow())
-        work = asyncio.ensure_future(trainers.results())
-        try:
-            await _first_error(work, watch)
-            await news.rest(watch)
-            return work.result()
-        finally:
-            for task in (work, watch):
-                task.cancel()
-            await asyncio.gather(work, watch, return_exceptions=True)
-    except BaseException as error:
-        reason = f"cancelled by its caller ({type(error).__name__})"
-        await asyncio.shield(_fence(link, run, reason))
-        trainers.cancel()
-        raise
-    finally:
-        await asyncio.shield(_close(link, run))
+    return run
 
 
-async def _opened(link: Link, opening: Awaitable[int]) -> int:
+async def _opened(link: Link, opening: Coroutine[Any, Any, int]) -> int:
     """Await the run's id; a caller cancelled meanwhile leaves no run behind."""
     task = asyncio.ensure_future(opening)
     try:
@@ -109,11 +100,26 @@ async def _opened(link: Link, opening: Awaitable[int]) -> int:
     except asyncio.CancelledError:
 
         async def close_late() -> None:
-            with contextlib.suppress(Exception):
-                await _close(link, await task)
+            # Without a limit: a silent host may take as long as it likes to answer,
+            # and until then nobody else can train the store.
+            await _close(link, await task)
 
-        await asyncio.shield(asyncio.wait_for(close_late(), 5))
+        await link.wind_up(close_late())
         raise
+
+
+async def _followed(results: Awaitable[list[Any]], news: _News) -> list[Any]:
+    """Await what the trainers return, and tell what the directory says meanwhile."""
+    watch = asyncio.ensure_future(news.follow())
+    work = asyncio.ensure_future(results)
+    try:
+        await _first_error(work, watch)
+        await news.rest(watch)
+        return work.result()
+    finally:
+        for task in (work, watch):
+            task.cancel()
+        await asyncio.gather(work, watch, return_exceptions=True)
 
 
 def _pickled(spec: Launch) -> tuple[bytes, bytes]:

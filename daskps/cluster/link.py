@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+#: How long a call that is over waits for the end of what it leaves behind.
+GRACE_SECONDS = 1.5
 
 
 class Link(SyncMethodMixin):
@@ -55,6 +57,8 @@ class Link(SyncMethodMixin):
         #: Identities of pushes by store and task, and anchors by store.
         self.producers: dict[Any, Any] = {}
         self.anchors: dict[str, Any] = {}
+        #: What goes on after its call: the event loop alone would not keep it.
+        self._background: set[asyncio.Future[Any]] = set()
 
     @property
     def live(self) -> bool:
@@ -129,6 +133,21 @@ class Link(SyncMethodMixin):
                 f"timed out waiting for {what} after {seconds:g} s; pass a larger "
                 f"timeout=, or None to wait for ever"
             ) from None
+
+    async def wind_up(self, work: Awaitable[Any]) -> None:
+        """Await for a moment what a call leaves behind; then it goes on alone.
+
+        It is not cancelled with its caller, and an error of it is logged.
+        """
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._wound_up)
+        await asyncio.wait({task}, timeout=GRACE_SECONDS)
+
+    def _wound_up(self, task: asyncio.Future[Any]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            logger.info("what a call left behind ended with %r", error)
 
     def run(self, function: Callable[[], Awaitable[T]]) -> T:
         """Run a coroutine function from a thread, or hand its awaitable over.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import time
@@ -14,7 +15,7 @@ from distributed import Client, get_worker
 
 import daskps
 from daskps import optim
-from daskps.cluster import upstream
+from daskps.cluster import control, link, upstream
 from daskps.cluster.host import HOSTS
 from daskps.shards.segment import N_PRODUCERS, RUN
 from tests.support import gen_cluster, local_cluster, store, until
@@ -151,6 +152,46 @@ def test_very_short_timeouts_leave_no_run_behind(client, verb):
         before = s.version
         daskps.train(s, ones, rows, batch_size=4)
         assert s.version == before + 1
+
+
+@gen_cluster(client=True)
+async def test_a_silent_host_keeps_no_caller_beyond_its_timeout(
+    c, s, a, b, monkeypatch, caplog
+):
+    """A run that opens late is closed as late, by nobody who waits for it."""
+    caplog.set_level(logging.INFO, "daskps")
+    go_on, begin = asyncio.Event(), control.METHODS["begin_run"]
+
+    async def silent(host, **kwargs):
+        await go_on.wait()
+        return await begin(host, **kwargs)
+
+    monkeypatch.setitem(control.METHODS, "begin_run", silent)
+    monkeypatch.setattr(link, "GRACE_SECONDS", 0.01)
+    params, sgd = {"w": np.zeros(10, "f4")}, optim.SGD(1.0)
+    async with await daskps.create(params, client=c, optimizer=sgd) as made:
+        with pytest.raises(TimeoutError, match="a run on store"):
+            await daskps.run(made, step, [1], timeout=0.05)
+        [left] = made.bind()._background
+        with pytest.raises(daskps.ConsistencyError, match="is training store"):
+            await daskps.run(made, step, [1])
+        go_on.set()
+        await left
+        assert not made.bind()._background
+        assert await daskps.run(made, step, [2]) == [2]
+
+        async def fails(host, **kwargs):
+            await go_on.wait()
+            raise ValueError("not now")
+
+        go_on.clear()
+        monkeypatch.setitem(control.METHODS, "begin_run", fails)
+        with pytest.raises(TimeoutError, match="a run on store"):
+            await daskps.run(made, step, [1], timeout=0.05)
+        [left] = made.bind()._background
+        go_on.set()
+        await asyncio.wait({left})
+        assert "ended with ValueError('not now')" in caplog.text
 
 
 def wave(params, X, y):
