@@ -237,6 +237,9 @@ class Handle:
     def close(self, *, timeout: Any = DEFAULT) -> Any:
         """Free a session store, or detach from a named one.
 
+        When this returns, the workers have freed a session store's memory, but for
+        those that do not answer at once: there is room for the next store.
+
         Parameters
         ----------
         timeout : float, str or None
@@ -306,6 +309,9 @@ class Handle:
             return self._nothing_to_do()
         link = self.bind()
         self._closed = True
+        if self._shards is not None:
+            # A mapping would keep the memory that the owners free.
+            self._shards.ways.close()
 
         async def end() -> None:
             if link.live:

@@ -89,6 +89,7 @@ class ShardClient:
         self._name, self._numbers = uuid.uuid4().hex, itertools.count()
         self.ways = Ways(link, meta, joined)
         size = joined.size if joined else 1
+        self._locate = partial(_locate, link, meta.uid)
         self.lookout = Lookout(self._locate, meta.name, size)
 
     # -- one exchange with all hosts concerned -------------------------------
@@ -260,12 +261,6 @@ class ShardClient:
         await asyncio.sleep(min(pause, deadline.left()))
         return tries + 1
 
-    async def _locate(self, run: int = 0, wait_seconds: float = 0.0) -> dict[str, Any]:
-        found: dict[str, Any] = await self.link.directory(
-            "locate", uid=self.meta.uid, run=run, wait_seconds=wait_seconds
-        )
-        return found
-
     # -- control -------------------------------------------------------------
 
     def settle(self, owner: int, floor: int, run: int = 0) -> None:
@@ -343,6 +338,16 @@ class ShardClient:
     async def _tell(self, worker: str, method: str, of: Mapping[str, Any]) -> Any:
         async with self.lookout.over(worker, self.meta.hosts.get(worker, ())):
             return await self.link.control(worker, method, store=self.meta.uid, **of)
+
+
+async def _locate(
+    link: Link, uid: str, run: int = 0, wait_seconds: float = 0.0
+) -> dict[str, Any]:
+    # No method: a cycle would keep the shards' memory mapped until it is collected.
+    found: dict[str, Any] = await link.directory(
+        "locate", uid=uid, run=run, wait_seconds=wait_seconds
+    )
+    return found
 
 
 async def gather(*work: Awaitable[T]) -> list[T]:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from distributed import Scheduler
 
 logger = logging.getLogger(__name__)
+#: How long who closes a store waits for its hosts to free it.
+FREE_SECONDS = 0.5
 
 
 class Directory:
@@ -205,16 +207,16 @@ class Directory:
             if e.ready
         ]
 
-    def on_delete(self, uid: str) -> None:
+    async def on_delete(self, uid: str) -> None:
         """Free a store on all its hosts."""
         self.entry(uid)
-        self.free(uid, "was deleted", "store-deleted")
+        await _settled(self.free(uid, "was deleted", "store-deleted"))
 
-    def on_close(self, uid: str, undo: bool = False) -> None:
+    async def on_close(self, uid: str, undo: bool = False) -> None:
         """Free a session store, or with `undo` any; closing it twice is fine."""
         entry = self.stores.get(uid)
         if entry is not None and (entry.session or undo):
-            self.free(uid, "was closed")
+            await _settled(self.free(uid, "was closed"))
         elif entry is None and undo:
             # Not reserved yet: `on_create` still looks for workers.
             remember(self._freed, uid, "was undone")
@@ -245,11 +247,16 @@ class Directory:
         about = {"lost": lost, "adopting": adopting, "name": entry.name}
         return {**entry.where(), **about, "mailboxes": self.runs.mailboxes_at(run)}
 
-    def free(self, uid: str, why: str, action: str = "store-freed") -> None:
-        """Forget a store at once and free its memory in the background."""
+    def free(
+        self, uid: str, why: str, action: str = "store-freed"
+    ) -> list[asyncio.Future[Any]]:
+        """Forget a store at once and free its memory in the background.
+
+        Returns what frees it; nobody has to wait for that.
+        """
         entry = self.stores.pop(uid, None)
         if entry is None:
-            return
+            return []
         remember(self._freed, uid, why)
         if entry.ready:
             self.hosts.tell(action, entry, reason=why)
@@ -260,9 +267,14 @@ class Directory:
         self._release_anchors(f"daskps-{uid}")
         # Who waits for an adoption hears of it at once.
         entry.settled.set()
-        self.hosts.spawn(self.hosts.everywhere(entry, "drop"))
-        for worker in entry.strays - set(entry.hosts):
-            self.hosts.spawn(self.hosts.control(worker, "drop", store=uid))
+        strays = entry.strays - set(entry.hosts)
+        return [
+            self.hosts.spawn(self.hosts.everywhere(entry, "drop")),
+            *(
+                self.hosts.spawn(self.hosts.control(w, "drop", store=uid))
+                for w in strays
+            ),
+        ]
 
     def _release_anchors(self, holder: str) -> None:
         """Let go of the anchors of a named store, and of the client that held them."""
@@ -356,3 +368,12 @@ class Directory:
     def busy_workers(self) -> set[str]:
         """Return the workers that hold shards."""
         return {w for e in self.stores.values() for w in e.nbytes}
+
+
+async def _settled(freeing: Sequence[asyncio.Future[Any]]) -> None:
+    """Wait until the hosts have freed a store, but not for silent ones.
+
+    Who closes one store to make the next needs its memory.
+    """
+    if freeing:
+        await asyncio.wait(freeing, timeout=FREE_SECONDS)

@@ -645,6 +645,10 @@ def test_too_little_memory():
         assert worker in str(caught.value)
         assert "4,000,000" in str(caught.value)
         assert "memory-share" in str(caught.value)
+        for _ in range(5):
+            # Two buffers of 0.2 of the limit; what was closed does not count.
+            with daskps.create({"w": np.zeros(10**5)}, client=client) as s:
+                assert s.add({"w": np.ones(10**5)}) == 1
         with daskps.create({"w": np.zeros(10**4)}, client=client) as s:
             # What is held counts: many small ones do not fit either.
             with pytest.raises(daskps.LayoutError, match="it holds"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import itertools
 import os
 import pickle
@@ -15,7 +17,9 @@ from distributed import Client, Worker
 
 import daskps
 from daskps import ArraySpec, optim
+from daskps.cluster import control, directory
 from daskps.cluster.host import HOSTS, HostPlugin
+from daskps.cluster.memory import mapped_nbytes
 from daskps.cluster.messages import unpack_reply
 from daskps.cluster.plugin import DirectoryPlugin
 from tests.support import gen_cluster, store, until
@@ -118,6 +122,53 @@ def test_task_that_closes_its_handle_of_a_named_store(clean):
     clean.submit(close_here, s).result()
     np.testing.assert_array_equal(s["w"].pull(), W)
     s.delete()
+
+
+@pytest.mark.parametrize("end", ["close", "delete"])
+def test_an_ended_store_keeps_no_memory(machine_cluster, end):
+    """Neither its owners nor who has mapped it: the next store needs the room."""
+    with machine_cluster.as_current():
+        daskps.list_stores()  # gives the workers their hosts
+        there, mapped = held(machine_cluster), mapped_nbytes()
+        gc.disable()
+        try:
+            for _ in range(5):
+                s = daskps.create({"w": W}, name="n" if end == "delete" else None)
+                copy = pickle.loads(pickle.dumps(s))
+                np.testing.assert_array_equal(copy["w"].pull(), s["w"].pull())
+                assert mapped_nbytes() > mapped
+                # Of another handle, when that goes.
+                del copy
+                getattr(s, end)()
+                assert held(machine_cluster) == there
+                until(lambda: mapped_nbytes() == mapped)
+        finally:
+            gc.enable()
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_close_waits_for_the_owners_but_not_for_silent_ones(c, s, a, monkeypatch):
+    drop, go_on, asked = control.METHODS["drop"], asyncio.Event(), asyncio.Event()
+
+    async def late(host, store):
+        asked.set()
+        await go_on.wait()
+        return await drop(host, store)
+
+    monkeypatch.setitem(control.METHODS, "drop", late)
+    first, second = [await daskps.create({"w": W}, client=c) for _ in range(2)]
+    monkeypatch.setattr(directory, "FREE_SECONDS", 60)
+    closing = asyncio.ensure_future(first.close())
+    await asked.wait()
+    # A round trip, after which an answer would be there.
+    await c.run_on_scheduler(lambda: None)
+    assert not closing.done()
+    monkeypatch.setattr(directory, "FREE_SECONDS", 0.01)
+    await second.close()
+    assert len(HOSTS[a.address].slots) == 2
+    go_on.set()
+    await closing
+    assert first.uid not in {uid for uid, _ in HOSTS[a.address].slots}
 
 
 def test_deleted_by_another_client(clean):
