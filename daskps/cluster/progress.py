@@ -88,6 +88,6 @@ class Run:
 def rounds_lost(worker: str) -> RunCancelledError:
     """Return what a run in rounds ends with whose open round went with a worker."""
     return RunCancelledError(
-        f"worker {worker} died with contributions to the open round; the store "
-        f"goes on with what was complete, start the run again"
+        f"worker {worker} died, and with it what trainers had sent it of the open "
+        f"round; the store keeps all complete rounds, start the run again"
     )

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
+import time
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.entry import remember
 from daskps.cluster.messages import pack_error
 from daskps.cluster.progress import Run, rounds_lost
+from daskps.cluster.settling import settle
 from daskps.errors import (
     ConsistencyError,
-    DaskPSError,
     NotEnoughWorkersError,
     RunCancelledError,
     ShardLostError,
+    StaleGenerationError,
 )
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 #: How long shards that are a round behind may take to catch up when a run is fenced.
 SETTLE_SECONDS = 0.5
+#: How long a run tries to begin while a host of its store does not answer.
+OPEN_SECONDS = 10.0
 
 
 class Runs:
@@ -50,17 +55,43 @@ class Runs:
 
     # -- life ----------------------------------------------------------------
 
-    async def on_open_run(
-        self,
-        uid: str,
-        begin: dict[str, Any],
-        **who: Any,
-    ) -> int:
+    async def on_open_run(self, uid: str, begin: dict[str, Any], **who: Any) -> int:
         """Start a run on every shard of a store.
 
-        `begin` is for the hosts: policy, n_ranks, reduce, reset. `who` says client,
-        size, restartable, gated and graph.
+        `begin` is for the hosts: policy, n_ranks, reduce, reset and codec. `who` says
+        client, size, restartable, gated and graph.
         """
+        sync, staleness = begin["policy"]
+        began = time.monotonic()
+        for tries in itertools.count(1):
+            entry = await self._free_entry(uid)
+            run = Run(self._new_id(), entry, bsp=sync == "bsp", **who)
+            try:
+                await self._begin(run, begin)
+                break
+            except (OSError, StaleGenerationError) as error:
+                # A host dies: its shards find an owner, or are lost.
+                if time.monotonic() - began > OPEN_SECONDS:
+                    raise NotEnoughWorkersError(
+                        f"a run on store {entry.name!r} could not begin within "
+                        f"{OPEN_SECONDS:g} s, for a worker that holds shards does not "
+                        f"answer ({error!r}); wait for it or end it, and start the "
+                        f"run again"
+                    ) from error
+                # The scheduler may have yet to hear of it.
+                await asyncio.sleep(min(0.05 * tries, 0.5))
+        self._tell(
+            "run-begun",
+            run,
+            sync=sync,
+            staleness=staleness,
+            trainers=run.size,
+            execution="graph" if run.graph else "resident",
+        )
+        return run.id
+
+    async def _free_entry(self, uid: str) -> Entry:
+        """Return a store that can be trained now, or refuse."""
         # Not for ever: shards find an owner, or are lost.
         await self._entry(uid).settled.wait()
         entry = self._entry(uid)
@@ -72,28 +103,20 @@ class Runs:
                 )
         for shard, (worker, reason) in entry.lost.items():
             raise ShardLostError(entry.name, shard, worker, reason)
-        sync, staleness = begin["policy"]
-        run = Run(self._new_id(), entry, bsp=sync == "bsp", **who)
+        return entry
+
+    async def _begin(self, run: Run, begin: dict[str, Any]) -> None:
+        """Begin a run on all hosts of its store; where one fails, on none."""
         self._runs[run.id] = run
         try:
             found = await self._hosts.everywhere(
-                entry, "begin_run", run=run.id, resident=not run.graph, begin=begin
+                run.entry, "begin_run", run=run.id, resident=not run.graph, begin=begin
             )
-            rows = [row for rows in found for row in rows]
-            of = {key: begin[key] for key in ("reduce", "codec")}
-            run.mailboxes = {"rows": rows, **of}
         except BaseException:
             await self._end(run, "it could not begin")
             raise
-        self._tell(
-            "run-begun",
-            run,
-            sync=sync,
-            staleness=staleness,
-            trainers=run.size,
-            execution="graph" if run.graph else "resident",
-        )
-        return run.id
+        of = {key: begin[key] for key in ("reduce", "codec")}
+        run.mailboxes = {"rows": [row for rows in found for row in rows], **of}
 
     async def on_close_run(self, run: int) -> None:
         """End a run that is over."""
@@ -115,30 +138,8 @@ class Runs:
         await self._notify(run)
         with contextlib.suppress(TimeoutError):
             # A silent host must not keep the fence from all others.
-            await asyncio.wait_for(self._settle(run), SETTLE_SECONDS)
+            await asyncio.wait_for(settle(self._hosts, run), SETTLE_SECONDS)
         await self._end(run, str(error))
-
-    async def _settle(self, run: Run) -> None:
-        """Let all shards end with the same round.
-
-        A trainer sends its step to all hosts at once, so what one of them has
-        applied is on its way to the rest. Shards are held first, so that none gets
-        ahead while others are asked or ended.
-        """
-        try:
-            await self._hosts.everywhere(run.entry, "hold", run=run.id, limit=None)
-            last = max(await self._rounds(run), default=-1)
-            await self._hosts.everywhere(run.entry, "hold", run=run.id, limit=last)
-            # Polled: the hosts have no reason to tell the scheduler of each round.
-            while not set(await self._rounds(run)) <= {-1, last}:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
-        except (OSError, DaskPSError) as error:
-            logger.info("run %d ends as it is: %r", run.id, error)
-
-    async def _rounds(self, run: Run) -> list[int]:
-        """Return the rounds each shard has completed, -1 where the run has ended."""
-        rows = await self._hosts.everywhere(run.entry, "rounds", run=run.id)
-        return [n for row in rows for n in row]
 
     async def _end(self, run: Run, reason: str) -> None:
         run.fenced = run.fenced or RunCancelledError(reason)

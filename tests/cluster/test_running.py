@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from distributed.comm.core import CommClosedError
 
 import daskps
+from daskps.cluster import runs
 from daskps.cluster.host import HOSTS
-from daskps.errors import LayoutError
+from daskps.errors import LayoutError, NotEnoughWorkersError
 from tests.support import gen_cluster
 
 # The limit is below what the process uses: Dask would pause the worker for that.
@@ -27,6 +31,38 @@ async def test_run_whose_mailboxes_do_not_fit_is_refused(c, s, a):
     assert await daskps.run(store, _pulls, [0, 1], sync="asp") == [0, 0]
     a.memory_manager.memory_limit = limit
     assert await daskps.run(store, _pulls, [0, 1]) == [0, 0]
+    await store.close()
+
+
+@gen_cluster(client=True)
+async def test_a_host_that_dies_while_a_run_begins(c, s, a, b, monkeypatch):
+    """Tried again; where its shards are lost or it is silent, a typed error says so."""
+    store = await daskps.create({"w": np.zeros(4)}, client=c)
+    hosts = s.extensions["daskps-directory"].hosts
+    control, failing = hosts.control, list[Any]()
+
+    async def breaking(worker, method, **kwargs):
+        if method == "begin_run" and worker == b.address and failing:
+            await failing.pop()()
+            raise CommClosedError("the other end has gone")
+        return await control(worker, method, **kwargs)
+
+    async def nothing():
+        pass
+
+    monkeypatch.setattr(hosts, "control", breaking)
+    failing += [nothing, nothing]
+    assert await daskps.run(store, _pulls, [0, 1]) == [0, 0]
+    monkeypatch.setattr(runs, "OPEN_SECONDS", 0)
+    failing += [nothing]
+    with pytest.raises(NotEnoughWorkersError, match=r"does not answer .*has gone"):
+        await daskps.run(store, _pulls, [0, 1])
+    assert await daskps.run(store, _pulls, [0, 1]) == [0, 0]
+    monkeypatch.setattr(runs, "OPEN_SECONDS", 60)
+    failing += [b.close]
+    with pytest.raises(daskps.ShardLostError) as caught:
+        await daskps.run(store, _pulls, [0, 1])
+    assert caught.value.worker == b.address
     await store.close()
 
 
