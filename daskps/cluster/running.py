@@ -110,14 +110,17 @@ def _check_room(host: ShardHost, name: str, nbytes: int) -> None:
     LayoutError
         Naming the worker, what is needed, and the limit.
     """
-    limit = host.worker.memory_manager.memory_limit
+    manager = host.worker.memory_manager
+    limit = manager.memory_limit or 0
+    # Above it Dask pauses the worker, and no trainer starts there; False for never.
+    share = manager.memory_pause_fraction or 1.0
     held = sum(slot.nbytes for slot in host.slots.values())
-    if limit and held + nbytes > limit:
+    if limit and held + nbytes > share * limit:
         raise LayoutError(
             f"a BSP run on store {name!r} needs up to {nbytes:,} bytes for gradients "
-            f"on worker {host.worker.address}, whose shards take {held:,} of its "
-            f"memory limit of {limit:,}; train with fewer trainers, on more workers, "
-            f"or with sync='asp'"
+            f"on worker {host.worker.address}, whose shards take {held:,}: together "
+            f"above {share:.0%} of its memory limit of {limit:,}, where Dask pauses or "
+            f"ends it; train with fewer trainers, on more workers, or with sync='asp'"
         )
 
 

@@ -148,7 +148,7 @@ def train(  # noqa: PLR0913 - the public contract
         For arguments that cannot be, before anything is started.
     LayoutError
         For more trainers than a shard has room for; or, under BSP, gradients that do
-        not fit beside the shards into a worker's memory limit.
+        not fit beside the shards into what Dask lets a worker use before it pauses it.
     ConsistencyError
         If the store has a run already.
     NotEnoughWorkersError

@@ -29,6 +29,12 @@ async def test_run_whose_mailboxes_do_not_fit_is_refused(c, s, a):
         await daskps.run(store, _pulls, [0, 1])
     # The same run fits where nothing is added up, and where there is room.
     assert await daskps.run(store, _pulls, [0, 1], sync="asp") == [0, 0]
+    a.memory_manager.memory_limit = held + 9 * 10**6
+    assert await daskps.run(store, _pulls, [0, 1]) == [0, 0]
+    # A worker that Dask pauses starts no trainer.
+    a.memory_manager.memory_pause_fraction = 0.8
+    with pytest.raises(LayoutError, match=r"above 80% of its memory limit of 17,\d+"):
+        await daskps.run(store, _pulls, [0, 1])
     a.memory_manager.memory_limit = limit
     assert await daskps.run(store, _pulls, [0, 1]) == [0, 0]
     await store.close()
