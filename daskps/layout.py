@@ -37,6 +37,11 @@ def align(nbytes: int, to: int = ALIGN_NBYTES) -> int:
     return -(-nbytes // to) * to
 
 
+def counted(n: int, thing: str) -> str:
+    """Return a number of things as text: "1 shard", "2 shards"."""
+    return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
+
+
 def bounds(n: int, k: int, i: int) -> tuple[int, int]:
     """Return start and stop of part `i` of `n` elements cut in `k`, as array_split."""
     size, longer = divmod(n, k)

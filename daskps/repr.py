@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from dask.utils import format_bytes
 from dask.widgets.widgets import TEMPLATE_PATHS, get_template
 
+from daskps.layout import counted
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -28,9 +30,9 @@ def store_line(name: str, meta: Meta | None) -> str:
     layout = meta.layout
     n, k, w = len(layout.parameters), layout.n_shards, len(set(meta.owners))
     return (
-        f"<daskps.ParameterStore {name!r}: {n} parameter{'s' * (n != 1)}, "
-        f"{format_bytes(layout.nbytes)}, {k} shard{'s' * (k != 1)} on "
-        f"{w} worker{'s' * (w != 1)}>"
+        f"<daskps.ParameterStore {name!r}: {counted(n, 'parameter')}, "
+        f"{format_bytes(layout.nbytes)}, {counted(k, 'shard')} on "
+        f"{counted(w, 'worker')}>"
     )
 
 
@@ -38,8 +40,8 @@ def snapshot_line(name: str, version: int, layout: Layout) -> str:
     """Return the one-line form of a snapshot."""
     n = len(layout.parameters)
     return (
-        f"<daskps.Snapshot of store {name!r} at version {version}: {n} "
-        f"parameter{'s' * (n != 1)}, {format_bytes(layout.nbytes)}>"
+        f"<daskps.Snapshot of store {name!r} at version {version}: "
+        f"{counted(n, 'parameter')}, {format_bytes(layout.nbytes)}>"
     )
 
 

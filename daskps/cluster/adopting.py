@@ -19,7 +19,7 @@ from daskps.errors import (
     ShardBusyError,
     StoreClosedError,
 )
-from daskps.layout import Layout
+from daskps.layout import Layout, counted
 from daskps.shards.dense import Shard
 from daskps.shards.gates import CLOSED, gate_of
 from daskps.shards.segment import GENERATION, N_RANKS, PAGE_NBYTES, RUN, Segment
@@ -86,8 +86,8 @@ async def adopt(
     for slot in slots:
         host.slots[store, slot.index] = slot
     if slots:
-        where, n = host.worker.address, len(slots)
-        logger.info("%s adopted %d shards of store %r", where, n, name)
+        where, n = host.worker.address, counted(len(slots), "shard")
+        logger.info("%s adopted %s of store %r", where, n, name)
     return found
 
 

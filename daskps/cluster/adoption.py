@@ -18,6 +18,7 @@ from distributed.comm.addressing import get_address_host
 from distributed.core import Status
 
 from daskps.errors import DaskPSError, LayoutError, ProtocolError
+from daskps.layout import counted
 from daskps.placement import check_memory
 
 if TYPE_CHECKING:
@@ -187,9 +188,9 @@ class Adoptions:
         """Say who has adopted shards."""
         self._hosts.tell("shards-adopted", entry, shards=shards, worker=worker, by=by)
         logger.info(
-            "daskps: %s adopted %d shards of store %r from %s",
+            "daskps: %s adopted %s of store %r from %s",
             by,
-            len(shards),
+            counted(len(shards), "shard"),
             entry.name,
             worker,
         )

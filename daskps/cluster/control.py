@@ -22,7 +22,7 @@ from daskps.cluster.slot import Slot, make_slots
 from daskps.cluster.upstream import loads
 from daskps.errors import StoreClosedError
 from daskps.init import fill
-from daskps.layout import Layout, compute_dtype
+from daskps.layout import Layout, compute_dtype, counted
 from daskps.reduction import Node, leaf, reduce_all
 from daskps.shards.base import NOTHING
 from daskps.shards.dense import Shard
@@ -91,7 +91,11 @@ async def create(
     nbytes = sum(slot.nbytes for slot in built)
     where = host.worker.address
     logger.info(
-        "%s made %d shards of store %r, %d bytes", where, len(built), name, nbytes
+        "%s made %s of store %r, %d bytes",
+        where,
+        counted(len(built), "shard"),
+        name,
+        nbytes,
     )
     return [
         (slot.index, b.name, b.nbytes, b.nonce)
@@ -148,9 +152,9 @@ async def drop(host: ShardHost, store: str) -> int:
     if dropped:
         nbytes = sum(slot.nbytes for slot in dropped)
         logger.info(
-            "%s freed %d shards of store %r, %d bytes",
+            "%s freed %s of store %r, %d bytes",
             host.worker.address,
-            len(dropped),
+            counted(len(dropped), "shard"),
             dropped[0].name,
             nbytes,
         )

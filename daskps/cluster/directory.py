@@ -30,7 +30,7 @@ from daskps.errors import (
     StoreExistsError,
     StoreNotFoundError,
 )
-from daskps.layout import Layout
+from daskps.layout import Layout, counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -185,7 +185,7 @@ class Directory:
         if uid in self.stores:
             return self.stores[uid]
         if uid in self._freed:
-            raise StoreClosedError(f"this store {self._freed[uid]}; create it again")
+            raise StoreClosedError(f"{self._freed[uid]}; create it again")
         raise StoreNotFoundError(
             f"this cluster knows no store {uid}; its scheduler or workers were "
             f"restarted since it was made, create it again"
@@ -219,7 +219,7 @@ class Directory:
             await _settled(self.free(uid, "was closed"))
         elif entry is None and undo:
             # Not reserved yet: `on_create` still looks for workers.
-            remember(self._freed, uid, "was undone")
+            remember(self._freed, uid, "the store was undone")
 
     async def on_locate(
         self, uid: str, run: int = 0, wait_seconds: float = 0.0
@@ -257,7 +257,7 @@ class Directory:
         entry = self.stores.pop(uid, None)
         if entry is None:
             return []
-        remember(self._freed, uid, why)
+        remember(self._freed, uid, f"store {entry.name!r} {why}")
         if entry.ready:
             self.hosts.tell(action, entry, reason=why)
         if self.names.get(entry.name) == uid:
@@ -334,9 +334,9 @@ class Directory:
         )
         self.runs.shard_lost(entry, shards[0], worker, reason)
         logger.warning(
-            "daskps: store %r lost %d shards with worker %s",
+            "daskps: store %r lost %s with worker %s",
             entry.name,
-            len(shards),
+            counted(len(shards), "shard"),
             worker,
         )
 

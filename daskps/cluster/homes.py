@@ -59,7 +59,9 @@ class Homes:
         info = await self._link.node.scheduler.identity()
         workers = list(info["workers"])
         if not workers:
-            raise NotEnoughWorkersError("the cluster has no worker to train on")
+            raise NotEnoughWorkersError(
+                "the cluster has no worker to train on; add some"
+            )
         missing: dict[str, list[int]] = {}
         for rank, part in enumerate(self._parts):
             part.check(rank)

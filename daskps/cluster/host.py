@@ -37,6 +37,7 @@ from daskps.errors import (
     StaleGenerationError,
     StoreClosedError,
 )
+from daskps.layout import counted
 from daskps.shards.dense import Shard
 
 if TYPE_CHECKING:
@@ -306,8 +307,8 @@ class ShardHost(Serving):
     def close(self, reason: str) -> None:
         """End every waiting call with ShardLostError and free the shards."""
         if self.slots:
-            where, n = self.worker.address, len(self.slots)
-            logger.info("%s %s, with %d shards", where, reason, n)
+            where, n = self.worker.address, counted(len(self.slots), "shard")
+            logger.info("%s %s, with %s", where, reason, n)
         for (_, index), slot in list(self.slots.items()):
             error = ShardLostError(slot.name, index, self.worker.address, reason)
             slot.run(partial(Shard.abandon, error=error))

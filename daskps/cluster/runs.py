@@ -303,7 +303,8 @@ class Runs:
         """Wait for news of a run: events after the first `seen`, another clock."""
         entry = self._runs.get(run)
         if entry is None:
-            error = self._ended.get(run) or RunCancelledError("it is unknown")
+            unknown = f"the scheduler knows no run {run}; start it again"
+            error = self._ended.get(run) or RunCancelledError(unknown)
             return {"events": [], "clock": clock, "error": pack_error(error)}
         # What the client has seen need not be kept.
         del entry.events[: seen - entry.first_event]

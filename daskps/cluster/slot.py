@@ -293,7 +293,8 @@ class Slot:
         if not (seconds and self._mutex.acquire(timeout=seconds)):
             raise ShardBusyError(
                 f"updates of shard {self.index} of store {self.name!r} ran into two "
-                f"copies of it, and its turn did not come within {seconds:g} s"
+                f"copies of it, and its turn did not come within {seconds:g} s; "
+                f"read again, with a longer timeout="
             )
         try:
             self._enter(seconds)

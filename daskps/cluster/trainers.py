@@ -108,11 +108,15 @@ class Trainers:
                 # The data it was given went with a worker, so Dask gave it up.
                 if not self.spec.restartable:
                     raise RunCancelledError(
-                        f"trainer {rank} was lost with its worker"
+                        f"trainer {rank} was lost with its worker; use "
+                        f"on_trainer_lost='restart' in train, or resumable=True in run"
                     ) from None
                 if attempt <= MOST_RESTARTS:
                     await self._restart(rank, attempt)
-        raise RunCancelledError(f"trainer {rank} lost {attempt} workers in a row")
+        raise RunCancelledError(
+            f"trainer {rank} lost {attempt} workers in a row; see in the workers' logs "
+            f"what ends them (often memory), then start the run again"
+        )
 
     async def _restart(self, rank: int, attempt: int) -> None:
         part = self.spec.parts[rank]

@@ -61,7 +61,7 @@ def test_a_store_and_a_run_tell_their_story(client, forwarded):
     workers = set(s.placement)
     s.delete()
     until(lambda: len(forwarded("freed")) == 2)
-    for text in ("made 1 shards", "begins run", "ends run", "freed 1 shards"):
+    for text in ("made 1 shard of", "begins run", "ends run", "freed 1 shard of"):
         records = forwarded(text)
         assert {r.worker for r in records} == workers, text
         assert len(records) == 2
