@@ -172,25 +172,11 @@ def train(  # noqa: PLR0913 - the public contract
     _choice("execution", execution, EXECUTIONS)
     _choice("average", average, AVERAGES)
     _choice("on_trainer_lost", on_trainer_lost, ("restart", "raise"))
-    if execution == "graph" and not isinstance(chosen, BSP):
-        raise ValueError(
-            f"execution='graph' needs sync='bsp', found {chosen.name!r}: a round of "
-            f"the task graph is a synchronous one; use execution='resident'"
-        )
+    _check_execution(execution, chosen)
     every = _sync_every(sync_every)
     chosen_codec = codecs.choose(codec)
-    if average == "models" and chosen_codec:
-        raise ValueError(
-            f"average='models' takes no codec, found codec={codec!r}: what travels are "
-            f"weights, and {chosen_codec.name!r} would round them; leave it at None"
-        )
-    if average == "models" and not isinstance(chosen, BSP):
-        raise ValueError(
-            f"average='models' needs sync='bsp', found {chosen.name!r}: outside a "
-            f"round there is nothing to average"
-        )
-    if average == "models" and reduce != "mean":
-        raise ValueError("average='models' is a mean; leave reduce at 'mean'")
+    if average == "models":
+        _check_averaging(chosen, reduce, chosen_codec)
     if not callable(gradient):
         raise TypeError(f"gradient must be a function, found {gradient!r}")
     job = Job(
@@ -336,6 +322,30 @@ def _checked_run(chosen: Policy, reduce: Any) -> Policy:
             f"every push is a step of its own"
         )
     return chosen
+
+
+def _check_execution(execution: str, chosen: Policy) -> None:
+    if execution == "graph" and not isinstance(chosen, BSP):
+        raise ValueError(
+            f"execution='graph' needs sync='bsp', found {chosen.name!r}: a round of "
+            f"the task graph is a synchronous one; use execution='resident'"
+        )
+
+
+def _check_averaging(chosen: Policy, reduce: Any, codec: codecs.Codec | None) -> None:
+    """Refuse what the mean of models cannot be combined with."""
+    if codec is not None:
+        raise ValueError(
+            f"average='models' takes no codec, found codec={codec.name!r}: what travels "
+            f"are weights, and it would round them; leave it at None"
+        )
+    if not isinstance(chosen, BSP):
+        raise ValueError(
+            f"average='models' needs sync='bsp', found {chosen.name!r}: outside a "
+            f"round there is nothing to average"
+        )
+    if reduce != "mean":
+        raise ValueError("average='models' is a mean; leave reduce at 'mean'")
 
 
 def _choice(what: str, value: Any, choices: Sequence[str]) -> None:
