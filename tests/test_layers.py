@@ -180,6 +180,7 @@ def own_fault(module: Module, target: str) -> str | None:
 def stdlib_fault(module: Module, package: str) -> str | None:
     assert module.layer is not None
     compiles = module.part == "kernels" and package == "threading"
+    compiles |= module.name == "kernels.threads" and package == "queue"
     if package in CONCURRENCY and module.layer in (1, 2) and not compiles:
         return f"layer {module.layer} has no threads, locks or event loop"
     does_files = module.name == "kernels.cache" or module.part == "checkpoint"

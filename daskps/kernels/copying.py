@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from daskps.kernels import threads
 from daskps.kernels.compiled import Module
 from daskps.kernels.source import copy_source
 
@@ -51,7 +52,8 @@ def copy(out: Array, a: Array, *, cache_dir: str | None = None) -> None:
     for edge in (slice(0, first), slice(last, None)):
         target[edge] = source[edge]
     middle = slice(first, last)
-    _module(cache_dir).function("copy")(source[middle], target[middle])
+    loop = _module(cache_dir).function("copy")
+    threads.each(loop, (source[middle], target[middle]))
 
 
 def warm(*, cache_dir: str | None = None) -> None:

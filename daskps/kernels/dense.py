@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
+from daskps.kernels import threads
 from daskps.kernels.compiled import Module
 from daskps.kernels.finite import finite
 from daskps.kernels.interface import Kernel
@@ -45,7 +46,8 @@ class _Native(Kernel):
 
     def inplace(self, w: Array, g: Array, slots: Arrays, scalars: Scalars) -> None:
         self._check(w, g, slots)
-        self._module.function("inplace")(w, g, *slots, self._cast(scalars))
+        loop = self._module.function("inplace")
+        threads.each(loop, (w, g, *slots), self._cast(scalars))
 
     def publish(
         self,
@@ -106,13 +108,16 @@ class _Native(Kernel):
         if fast is not None:
             name, first = fast
             loop = self._module.function(name)
-            return bool(loop(w_in, w_out, g, *slots, *outs, c, first, check))
+            # All ranges begin lines where the arrays do.
+            return threads.each(loop, (w_in, w_out, g, *slots, *outs), c, first, check)
         if check and not finite(g, cache_dir=self._module.cache_dir):
             return False
         for slot, out in zip(slots, outs, strict=False):
-            np.copyto(out, slot)
-        self._module.function("publish")(w_in, w_out, g, *written, c)
-        return True
+            threads.each(np.copyto, (out, slot))
+        # Only now: a range that was looked at while others are written is too late.
+        return threads.each(
+            self._module.function("publish"), (w_in, w_out, g, *written), c
+        )
 
     def _past(self, w_out: Array, outs: Arrays, past: bool) -> tuple[str, int] | None:
         """Return a loop that writes past the caches and where lines begin, if any."""
@@ -170,7 +175,15 @@ class _Widened(Kernel):
         scalars: Scalars,
         slots_out: Arrays | None = None,
     ) -> None:
-        written = self._check_all((w_in, w_out, g, slots, scalars, slots_out))
+        self._check_all((w_in, w_out, g, slots, scalars, slots_out))
+        arrays = w_in, w_out, g, *slots, *(slots_out or ())
+        threads.each(self._publish, arrays, scalars)
+
+    def _publish(self, w_in: Array, w_out: Array, g: Array, *more: Any) -> None:
+        """Write updated weights block by block; `more` are slots, then scalars."""
+        *slots, scalars = more
+        # With slots to read and slots to write there are twice as many.
+        written = slots[-self.n_slots :] if self.n_slots else []
         n = len(w_out)
         wide = np.empty((2, min(n, _SCRATCH)), self.compute_dtype)
         with np.errstate(over="ignore"):  # too large for float16 is infinity there
@@ -179,8 +192,8 @@ class _Widened(Kernel):
                 w, g_wide = wide[:, : part.stop - start]
                 w[:] = w_in[part]
                 g_wide[:] = g[part]
-                if slots_out:
-                    for slot, out in zip(slots, slots_out, strict=True):
+                if len(slots) > len(written):
+                    for slot, out in zip(slots, written, strict=False):
                         out[part] = slot[part]
                 self._inner.inplace(w, g_wide, tuple(s[part] for s in written), scalars)
                 w_out[part] = w

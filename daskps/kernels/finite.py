@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from daskps.kernels import threads
 from daskps.kernels.compiled import Module
 from daskps.kernels.source import finite_source
 
@@ -41,7 +42,7 @@ def finite(a: np.ndarray[Any, np.dtype[Any]], *, cache_dir: str | None = None) -
         return bool(np.logical_and.reduce(np.isfinite(a), axis=None))
     flat = a.ravel(order="K")
     bits = flat.view(f"u{a.dtype.itemsize}")
-    return bool(_module(a.dtype, cache_dir).function("finite")(bits))
+    return threads.each(_module(a.dtype, cache_dir).function("finite"), (bits,))
 
 
 def _module(dtype: np.dtype[Any], cache_dir: str | None) -> Module:

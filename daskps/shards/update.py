@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from daskps.errors import PushRejectedError
+from daskps.kernels import each
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -148,9 +149,9 @@ class Operation(NamedTuple):
             return
         data, to = self.data[a - start : b - start], target.part(a, b)
         if self.replace:
-            to.w_out[:] = data
+            each(_assign, (to.w_out, data))
         elif self.binding is None:
-            np.add(to.w_in, data, out=to.w_out)
+            each(np.add, (to.w_in, data, to.w_out))
         elif to.moves:
             self.binding.publish(
                 to.w_in, to.w_out, data, to.slots, self.scalars, to.slots_out
@@ -254,7 +255,7 @@ class Publication:
                         f"was applied"
                     )
             elif not self._whole or self.old.changed[position] == flip - 1:
-                np.copyto(w_out, w_in)
+                each(np.copyto, (w_out, w_in))
         segment.flip = flip
 
     def _plain(self, operations: Sequence[Operation], n: int) -> Binding | None:
@@ -308,6 +309,10 @@ class Publication:
         """Give up before a weight was written: no reader need start again."""
         if self._whole:
             self.segment.writing = self.flip - 1
+
+
+def _assign(out: Array, data: Array) -> None:
+    out[:] = data
 
 
 def _run(operations: Sequence[Operation], target: Target, large: bool) -> bool:

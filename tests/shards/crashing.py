@@ -1,7 +1,8 @@
 """Processes that are killed while they update a shard in a mapped file.
 
 ``python -m tests.shards.crashing CACHE_DIR`` reads one case per line, as JSON, and
-forks a child for it: starting Python for each would take a second. It has no threads.
+forks a child for it: starting Python for each would take a second. It has no threads;
+a child has some where it writes past the caches.
 Where the child dies is decided here, around the code under test: by a store that is
 watched, or by its parent's clock.
 """
@@ -21,6 +22,7 @@ import numpy as np
 
 from daskps import optim
 from daskps.consistency import ASP, BSP
+from daskps.kernels import threads
 from daskps.layout import Layout, compute_dtype
 from daskps.shards import update
 from daskps.shards.base import ADD, GRADIENT, Item, Step, Ticket
@@ -262,6 +264,9 @@ def fork(case: dict[str, Any], bound: dict[int, Any]) -> int:
     if not child:
         if case.get("past"):
             update.PAST_NBYTES = 0
+            # As large shards do where cores are idle.
+            threads.LEAST_NBYTES = 2**14
+            threads.allow(3)
         if "label" in case:
             die_at(case, bound)
         else:
