@@ -67,6 +67,7 @@ class Config:
     cache: Path
     shared_memory: Path
     threads: int
+    update_threads: int | None
     double_buffer: str
 
 
@@ -142,6 +143,20 @@ def no_profiles() -> AbstractContextManager[object]:
     """
     setting: AbstractContextManager[object] = dask.config.set(
         {"distributed.worker.profile.enabled": False}
+    )
+    return setting
+
+
+def one_thread() -> AbstractContextManager[object]:
+    """Apply updates in one thread, here and in workers that are started meanwhile.
+
+    Returns
+    -------
+    context manager
+        Puts the configuration back at its end.
+    """
+    setting: AbstractContextManager[object] = dask.config.set(
+        {"daskps.update-threads": 1}
     )
     return setting
 
@@ -293,6 +308,10 @@ def _count(value: object) -> int:
     return count
 
 
+def _threads(value: object) -> int | None:
+    return None if value == "auto" else _count(value)
+
+
 def _directory(value: object) -> Path:
     """Return a directory; the user's cache for None."""
     if value == "" or not isinstance(value, str | os.PathLike | None):
@@ -339,6 +358,11 @@ _KEYS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
         "an absolute path, or null",
     ),
     "threads": ("threads", _count, "a whole number, at least 1"),
+    "update_threads": (
+        "update-threads",
+        _threads,
+        '"auto" or a whole number, at least 1',
+    ),
     "double_buffer": (
         "double-buffer",
         _double_buffer,

@@ -74,6 +74,7 @@ def test_load_gives_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         cache=Path("/cache/daskps/kernels"),
         shared_memory=Path("/dev/shm"),
         threads=2,
+        update_threads=None,
         double_buffer="batches",
     )
 
@@ -95,6 +96,8 @@ def test_load_gives_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cache-directory", Path("/x"), "cache", Path("/x")),
         ("shared-memory-directory", "/x", "shared_memory", Path("/x")),
         ("threads", 7, "threads", 7),
+        ("update-threads", "auto", "update_threads", None),
+        ("update-threads", 3, "update_threads", 3),
         ("double-buffer", "parameters", "double_buffer", "parameters"),
     ],
 )
@@ -139,6 +142,8 @@ def test_load_reads_at_call_time(
         ("threads", 0, "at least 1"),
         ("threads", 1.5, "at least 1"),
         ("threads", True, "at least 1"),
+        ("update-threads", 0, '"auto"'),
+        ("update-threads", "all", '"auto"'),
         ("double-buffer", True, '"batches"'),
         ("double-buffer", "all", '"none", "batches" or "parameters"'),
     ],

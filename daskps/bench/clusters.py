@@ -44,6 +44,8 @@ def local(
 ) -> Iterator[Client]:
     """Start worker processes on loopback, without a memory limit.
 
+    Updates take one thread there, as those of other systems do.
+
     Parameters
     ----------
     workers : int
@@ -60,6 +62,7 @@ def local(
     """
     with (
         closed(close),
+        config.one_thread(),
         LocalCluster(
             n_workers=workers,
             threads_per_worker=threads,
@@ -91,6 +94,7 @@ def inside(workers: int) -> Iterator[LocalCluster]:
     """
     with (
         closed(WAYS),
+        config.one_thread(),
         config.no_profiles(),
         LocalCluster(
             n_workers=workers,

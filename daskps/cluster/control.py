@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.cluster import adopting, arrivals, cutting, keeping, running
+from daskps.cluster import adopting, arrivals, cores, cutting, keeping, running
 from daskps.cluster.messages import (
     Call,
     identity,
@@ -268,6 +268,7 @@ METHODS: dict[str, Callable[..., Awaitable[Any]]] = {
         versions,
         stats,
         *adopting.METHODS,
+        *cores.METHODS,
         *cutting.METHODS,
         *keeping.METHODS,
         *running.METHODS,

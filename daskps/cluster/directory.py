@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.adoption import Adoptions
 from daskps.cluster.anchors import store_of_anchor
+from daskps.cluster.cores import Cores
 from daskps.cluster.cuts import Cuts
 from daskps.cluster.entry import Entry, Hosts, is_gradient, remember
 from daskps.cluster.identities import Identities
@@ -62,6 +63,7 @@ class Directory:
             left=partial(self.worker_left, died=True),
         )
         self.litter = Litter(scheduler, self.hosts, self._named)
+        self.cores = Cores(scheduler, self.hosts)
         self._freed: dict[str, str] = {}
         #: Who waits for a store of a name.
         self._awaited: dict[str, set[asyncio.Future[None]]] = {}
@@ -70,7 +72,7 @@ class Directory:
     async def handle(self, method: str, **kwargs: Any) -> dict[str, Any]:
         """Serve one message: the method `on_...` of the part that has it."""
         try:
-            for part in (self, self.runs, self.identities, self.cuts):
+            for part in (self, self.runs, self.identities, self.cuts, self.cores):
                 function = getattr(part, f"on_{method}", None)
                 if function is not None:
                     value = function(**kwargs)
@@ -313,6 +315,7 @@ class Directory:
         if adopted:
             self.adoptions.begin(worker, reason, adopted)
         self.litter.left(worker)
+        self.cores.left(worker)
         self.runs.worker_left(worker)
         self.cuts.left("worker", worker)
         self.identities.forget("worker", worker)

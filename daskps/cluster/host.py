@@ -15,7 +15,7 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from daskps import config
-from daskps.cluster import accounting, arrivals, control
+from daskps.cluster import accounting, arrivals, control, cores
 from daskps.cluster.contributions import Contributions
 from daskps.cluster.copies import Copies
 from daskps.cluster.memory import Block, Memory, open_memory
@@ -378,6 +378,7 @@ class HostPlugin(WorkerPlugin):
         # Now, and not with its first shard: with its last member goes what is there,
         # also memory of a worker that has died and that this one could adopt.
         host.memory(self._cluster)
+        cores.follow(worker, self._cluster)
 
     def teardown(self, worker: Worker) -> None:
         """Close the host when the worker closes.
@@ -389,4 +390,5 @@ class HostPlugin(WorkerPlugin):
         if host is None or worker.status not in _UNFINISHED:
             return
         host.close("is closing")
+        cores.leave(worker)
         del HOSTS[worker.address]

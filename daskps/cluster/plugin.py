@@ -43,6 +43,7 @@ class DirectoryPlugin(SchedulerPlugin):
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Hear of a worker that came."""
         self._directory.litter.came(worker)
+        self._directory.cores.changed(worker)
 
     def remove_worker(
         self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any

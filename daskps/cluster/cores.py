@@ -1,0 +1,182 @@
+"""How many threads apply one update: those of cores that no worker's thread claims.
+
+The directory knows what the workers of a machine claim, each of them how many cores it
+may use. What is idle is shared among them. Changes are told a little later and together,
+and only to whom they mean another number: where every core is claimed, to nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from dask.system import cpu_count
+from distributed.comm.addressing import get_address_host
+
+from daskps import config
+from daskps.cluster.messages import unpack_reply
+from daskps.errors import DaskPSError
+from daskps.kernels import threads
+
+if TYPE_CHECKING:
+    from distributed import Scheduler, Worker
+
+    from daskps.cluster.entry import Hosts
+    from daskps.cluster.host import ShardHost
+
+logger = logging.getLogger(__name__)
+#: How long changes are collected: many workers start at the same time.
+PAUSE_SECONDS = 0.5
+#: How long a worker may take to answer.
+ANSWER_SECONDS = 15.0
+
+#: Hosts of this process by address, and what tells the directory of their cores.
+_following: dict[str, asyncio.Future[None] | None] = {}
+os.register_at_fork(after_in_child=threads.forget)
+
+
+def share(cores: int, claimed: int, workers: int) -> int:
+    """Return how many threads a worker's updates take.
+
+    Parameters
+    ----------
+    cores : int
+        What its process may use.
+    claimed, workers : int
+        Threads of all workers of its machine, and how many workers these are.
+    """
+    return 1 + max(0, cores - claimed) // workers
+
+
+class Cores:
+    """What the workers of each machine may use and claim, for the directory.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+        Knows the workers.
+    hosts : Hosts
+        The way to them.
+    """
+
+    def __init__(self, scheduler: Scheduler, hosts: Hosts) -> None:
+        self._scheduler, self._hosts = scheduler, hosts
+        #: Cores by worker, of those that have a host, and what they were told.
+        self._cores: dict[str, int] = {}
+        self._told: dict[str, int] = {}
+        #: Machines by address: those to look at soon, and those that are being told.
+        self._due: set[str] = set()
+        self._telling: set[str] = set()
+
+    def on_cores(self, worker: str, n: int) -> None:
+        """Hear from a host how many cores it may use; a new one takes one thread."""
+        self._cores[worker] = n
+        self._told.setdefault(worker, 1)
+        self.changed(worker)
+
+    def left(self, worker: str) -> None:
+        """Hear of a worker that left."""
+        self._cores.pop(worker, None)
+        self._told.pop(worker, None)
+        self.changed(worker)
+
+    def changed(self, worker: str) -> None:
+        """Look, a little later, at the machine of a worker that came or left."""
+        machine = get_address_host(worker)
+        if machine not in self._due:
+            self._due.add(machine)
+            self._look_later(machine)
+
+    def _look_later(self, machine: str) -> None:
+        # A timer: unlike a task it may be left over when the scheduler closes.
+        asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._look, machine)
+
+    def _look(self, machine: str) -> None:
+        if machine in self._telling:
+            # What is told last must be heard last.
+            self._look_later(machine)
+            return
+        self._due.discard(machine)
+        if news := self._news(machine):
+            self._telling.add(machine)
+            self._hosts.spawn(self._tell(machine, news))
+
+    async def _tell(self, machine: str, news: dict[str, int]) -> None:
+        try:
+            await asyncio.gather(*(self._tell_one(w, n) for w, n in news.items()))
+        finally:
+            self._telling.discard(machine)
+
+    def _news(self, machine: str) -> dict[str, int]:
+        """Return the numbers that workers of a machine have yet to hear."""
+        info = self._scheduler.host_info.get(machine)
+        if info is None:
+            return {}
+        near, claimed = info["addresses"], info["nthreads"]
+        found = {
+            worker: share(self._cores[worker], claimed, len(near))
+            for worker in near
+            if worker in self._cores
+        }
+        return {w: n for w, n in found.items() if n != self._told[w]}
+
+    async def _tell_one(self, worker: str, n: int) -> None:
+        heard = 0
+        try:
+            told = self._hosts.control(worker, "update_threads", n=n)
+            await asyncio.wait_for(told, ANSWER_SECONDS)
+            heard = n
+        except (OSError, DaskPSError) as error:
+            logger.debug("%s was not told of %d threads: %r", worker, n, error)
+        if worker in self._told:
+            # Where it is not known, whatever comes next is news.
+            self._told[worker] = heard
+
+
+def follow(worker: Worker, cluster: str) -> None:
+    """Have the updates of this process take as many threads as they may.
+
+    Parameters
+    ----------
+    worker : Worker
+        Who has a host here now.
+    cluster : str
+        The scheduler's id, "" where it is not known to have a directory.
+    """
+    n = config.load().update_threads
+    reporting: asyncio.Future[None] | None = None
+    if n is not None:
+        threads.allow(n)
+    elif cluster:
+        reporting = asyncio.ensure_future(_report(worker))
+    _following[worker.address] = reporting
+
+
+async def _report(worker: Worker) -> None:
+    try:
+        scheduler: Any = worker.scheduler
+        reply = await scheduler.daskps_directory(
+            method="cores", worker=worker.address, n=cpu_count()
+        )
+        unpack_reply(reply, "the scheduler")
+    except (OSError, DaskPSError) as error:
+        logger.debug("%s updates in one thread: %r", worker.address, error)
+
+
+def leave(worker: Worker) -> None:
+    """Let go of a host; the threads end with the last one of this process."""
+    if (reporting := _following.pop(worker.address, None)) is not None:
+        reporting.cancel()
+    if not _following:
+        threads.allow(1)
+
+
+async def update_threads(host: ShardHost, n: int) -> None:
+    """Hear from the directory how many threads an update may take."""
+    if config.load().update_threads is None:
+        threads.allow(n)
+
+
+METHODS = (update_threads,)
