@@ -1,18 +1,19 @@
 """How fast the compiled loops are, against torch and against copying memory.
 
-Both sides of a line run in turn, in one process, on one thread and on the same memory;
-the ratio is the median over the pairs of our time over the peer's, with its smallest
-and largest value.
+Both sides of a line run in turn, in one process and on the same memory; the ratio is
+the median over the pairs of our time over the peer's, with its smallest and largest
+value.
 
 What moves is counted without the cache lines that a store reads first: SGD in place
 reads weights and gradient and writes weights, three arrays; a copy reads and writes.
 So SGD over n elements is set against `np.copyto` of 1.5 n elements. Adam is set
 against the fused Adam of torch on the same n elements.
 
-The last lines set what a shard does against the same update in place: SGD writes the
-other buffer of the weights, Adam in durable memory that of its slots too. "Past" writes
+Then follows what a shard does, against the same update in place: SGD writes the other
+buffer of the weights, Adam in durable memory that of its slots too. "Past" writes
 weights past the caches, as large shards do; "checked" looks for NaN in the same pass.
-At the end come rows of a table; see `row_kernels`.
+Then come several threads (`--threads`) against one; in all other lines there is one.
+At the end are rows of a table; see `row_kernels`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 from daskps import kernels, optim
 from daskps.bench import command, row_kernels
 from daskps.bench.pairs import seconds
-from daskps.kernels import copying
+from daskps.kernels import copying, threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,13 +58,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--elements", type=command.count, default=16 << 20, help="[%(default)s]")
     add("--rows", type=command.count, default=1_000_000, help="[%(default)s]")
     add("--pairs", type=command.count, default=11, help="[%(default)s]")
+    add("--threads", type=command.count, default=2, help="[%(default)s]")
     add("--cache-dir", help="of compiled kernels [in memory]")
     options = parser.parse_args(argv)
     n = options.elements
-    print(f"{n:,} float32 elements, one thread, medians of {options.pairs} pairs")
+    print(f"{n:,} float32 elements, medians of {options.pairs} pairs")
     print(f"{'ours':<18}{'ms':>8}  {'peer':<22}{'ms':>8}  {'ratio':>5}  range")
-    for line in _lines(_arrays(n), options.cache_dir):
+    arrays = _arrays(n)
+    for line in _lines(arrays, options.cache_dir):
         print(_compare(line, options.pairs))
+    many = options.threads
+    for name, action in _large(arrays, options.cache_dir).items():
+        line = f"{name}, x{many}", action, "one thread", action
+        print(_compare(line, options.pairs, many))
     print(f"a tenth of {options.rows:,} rows of {row_kernels.DIM} float32")
     for line in row_kernels.lines(options.rows, options.cache_dir):
         print(_compare(line, options.pairs))
@@ -149,6 +156,22 @@ def _lines(arrays: Arrays, cache_dir: str | None) -> list[_Line]:
     ]
 
 
+def _large(arrays: Arrays, cache_dir: str | None) -> dict[str, _Action]:
+    """Return what large shards do, and updates in place beside it."""
+    n = len(arrays[0]) * 2 // 3
+    w, g, m, v, out, m_out, v_out = (a[:n] for a in arrays)
+    sgd = optim.bind(optim.SGD(1e-3), np.float32, cache_dir=cache_dir)
+    adam = optim.bind(optim.Adam(), np.float32, cache_dir=cache_dir)
+    few, many = sgd.scalars(10), adam.scalars(10)
+    return {
+        "SGD in place": lambda: sgd.inplace(w, g, (), few),
+        "SGD past": lambda: sgd.stream(w, out, g, (), few),
+        "Adam in place": lambda: adam.inplace(w, g, (m, v), many),
+        "Adam past": lambda: adam.stream(w, out, g, (m, v), many, (m_out, v_out)),
+        "copy, past": lambda: copying.copy(out, w, cache_dir=cache_dir),
+    }
+
+
 def _arrays(n: int) -> Arrays:
     """Return seven arrays cut from one piece of memory that was touched.
 
@@ -194,14 +217,24 @@ def _torch_adam(w: Array, g: Array, m: Array, v: Array) -> _Action | None:
     return step
 
 
-def _compare(line: _Line, pairs: int) -> str:
+def _compare(line: _Line, pairs: int, many: int = 1) -> str:
+    """Return a line of the table; ours runs in so many threads."""
     name, ours, peer_name, peer = line
     for action in (ours, peer, ours, peer):
         action()
-    times = [(1e3 * seconds(ours), 1e3 * seconds(peer)) for _ in range(pairs)]
+    times = [(_milliseconds(ours, many), _milliseconds(peer)) for _ in range(pairs)]
+    threads.allow(1)
     ratios = [a / b for a, b in times]
     a, b = (statistics.median(column) for column in zip(*times, strict=True))
     return (
         f"{name:<18}{a:8.2f}  {peer_name:<22}{b:8.2f}  "
         f"{statistics.median(ratios):5.2f}  {min(ratios):.2f} to {max(ratios):.2f}"
     )
+
+
+def _milliseconds(action: Callable[[], object], n: int = 1) -> float:
+    if n != threads.allowed():
+        threads.allow(n)
+        # Starts the threads, which a worker keeps.
+        action()
+    return 1e3 * seconds(action)
