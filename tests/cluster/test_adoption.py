@@ -294,16 +294,17 @@ def ones(params, X, y):
     return {name: np.ones_like(value) for name, value in params.items()}
 
 
-class Kill:
-    """Kills a process at some clock."""
+def killing(pid):
+    """Gradients of one, and an end for a process with the row that is not zero."""
 
-    def __init__(self, pid):
-        self.pid, self.done = pid, False
+    def gradient(params, X, y):
+        if X[0, 0]:
+            # Whoever has the row may begin again with it, if it was in that process.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return ones(params, X, y)
 
-    def on_round(self, run):
-        if run.clock > 10 and not self.done:
-            self.done = True
-            kill(self.pid)
+    return gradient
 
 
 @pytest.mark.parametrize("sync", ["bsp", "ssp", "asp"])
@@ -314,18 +315,18 @@ def test_run_goes_on(machine, workers, sync):
     s = daskps.create(
         {"w": np.zeros(6)}, optimizer=optim.SGD(1.0), servers=[a, b], shards=4
     )
-    strike = Kill(pids(machine)[a])
+    X = np.zeros((n, 1))
+    X[20] = 1.0
     result = daskps.train(
         s,
-        ones,
-        np.zeros((n, 1)),
+        killing(pids(machine)[a]),
+        X,
         batch_size=1,
+        shuffle=False,
         trainers=4,
         sync=sync,
-        callbacks=[strike],
         timeout=100,
     )
-    assert strike.done
     assert result.version == steps
     np.testing.assert_array_equal(result.weights["w"], -float(steps))
     assert [r["generation"] for r in s.stats()["shards"]] == [2, 2, 1, 1]
