@@ -23,7 +23,7 @@ from distributed.diagnostics.plugin import NannyPlugin
 
 from daskps import config
 from daskps.cluster import upstream
-from daskps.cluster.memory import mapped_nbytes, owned_nbytes
+from daskps.cluster.mapping import mapped_nbytes, owned_nbytes
 from daskps.cluster.registry import pid_of
 
 if TYPE_CHECKING:

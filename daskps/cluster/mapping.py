@@ -184,3 +184,13 @@ def _map(fd: int, nbytes: int) -> mmap.mmap:
 #: Those of this process.
 FILES = Files()
 os.register_at_fork(after_in_child=FILES.forked)
+
+
+def mapped_nbytes() -> int:
+    """Return the bytes of shared memory that are mapped in this process."""
+    return FILES.nbytes()
+
+
+def owned_nbytes() -> int:
+    """Return the bytes of it that this process made or adopted."""
+    return FILES.nbytes(owned=True)

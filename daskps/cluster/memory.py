@@ -346,16 +346,6 @@ def find(registry: Registry, name: str, nbytes: int, nonce: int) -> str:
     return name
 
 
-def mapped_nbytes() -> int:
-    """Return the bytes of shared memory that are mapped in this process."""
-    return FILES.nbytes()
-
-
-def owned_nbytes() -> int:
-    """Return the bytes of it that this process made or adopted."""
-    return FILES.nbytes(owned=True)
-
-
 def _make(registry: Registry, nbytes: int) -> Block:
     name = registry.new_name()
     fd = os.open(name, _NEW, 0o600, dir_fd=registry.directory_fd)

@@ -19,7 +19,7 @@ import daskps
 from daskps import ArraySpec, optim
 from daskps.cluster import control, directory
 from daskps.cluster.host import HOSTS, HostPlugin
-from daskps.cluster.memory import mapped_nbytes
+from daskps.cluster.mapping import mapped_nbytes
 from daskps.cluster.messages import unpack_reply
 from daskps.cluster.plugin import DirectoryPlugin
 from tests.support import gen_cluster, store, until

@@ -15,16 +15,14 @@ import pytest
 
 from daskps.cluster import memory as module
 from daskps.cluster import presence
-from daskps.cluster.mapping import FILES
+from daskps.cluster.mapping import FILES, mapped_nbytes, owned_nbytes
 from daskps.cluster.memory import (
     Block,
     Memory,
     adopt,
     attach,
     find,
-    mapped_nbytes,
     open_memory,
-    owned_nbytes,
 )
 from daskps.cluster.registry import Registry, WayClosed, join, visit
 from daskps.errors import IllegalStateError
