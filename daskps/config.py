@@ -10,6 +10,7 @@ import enum
 import functools
 import math
 import os
+import platform
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -38,6 +39,11 @@ with Path(__file__).with_name("daskps.yaml").open(encoding="utf-8") as _file:
     dask.config.update_defaults(yaml.safe_load(_file))
 
 
+#: Whether other processors see the stores of one in their order, which reading without
+#: a lock relies on.
+_ORDERED = platform.machine() in {"x86_64", "AMD64", "i386", "i686"}
+
+
 class _Default(enum.Enum):
     DEFAULT = "daskps.timeout"
 
@@ -62,6 +68,7 @@ class Config:
     correct_memory: bool
     process_way: bool
     machine_way: bool
+    locked_reads: bool
     inline_nbytes: int
     warn_pull_nbytes: int
     cache: Path
@@ -293,6 +300,12 @@ def _flag(value: object) -> bool:
     return value
 
 
+def _locked_reads(value: object) -> bool:
+    if value not in ("auto", True):
+        raise ValueError(value)
+    return value is True or not _ORDERED
+
+
 def _double_buffer(value: object) -> str:
     if value not in ("none", "batches", "parameters"):
         raise ValueError(value)
@@ -349,6 +362,7 @@ _KEYS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     "correct_memory": ("correct-memory", _flag, "true or false"),
     "process_way": ("ways.process", _flag, "true or false"),
     "machine_way": ("ways.machine", _flag, "true or false"),
+    "locked_reads": ("ways.locked-reads", _locked_reads, '"auto" or true'),
     "inline_nbytes": ("inline-nbytes", _nbytes, _NBYTES),
     "warn_pull_nbytes": ("warn-pull-size", _nbytes, _NBYTES),
     "cache": ("cache-directory", _directory, "a directory, or null with a home"),

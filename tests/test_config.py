@@ -67,6 +67,7 @@ def test_load_gives_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         check_finite=True,
         memory_share=0.5,
         correct_memory=True,
+        locked_reads=False,
         process_way=True,
         machine_way=True,
         inline_nbytes=65_536,

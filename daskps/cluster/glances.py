@@ -64,6 +64,9 @@ class Prepared:
                 self.is_possible = False
                 return
             slot = serving.slots[meta.uid, shard]
+            if slot.locks_reads:
+                self.is_possible = False
+                return
             segment = slot.shard.segment
             glance = Glance(segment, session.run, session.rank)
             copies = _copies(segment, ranges, target.outs[shard])

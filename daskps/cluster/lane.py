@@ -60,8 +60,6 @@ class Lane(Serving):
 
     def __init__(self, meta: Meta, worker: str, joined: Joined | None) -> None:
         super().__init__(np.empty, PATIENCE_SECONDS)
-        if not registry.ORDERED:
-            raise WayClosed("this processor may reorder what another one writes")
         where = meta.where
         shards = where.hosts.get(worker, ())
         places = {s: where.segments[s] for s in shards if s in where.segments}

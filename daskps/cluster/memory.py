@@ -20,7 +20,7 @@ import numpy as np
 
 from daskps.cluster.mapping import FILES, Array, Mapped
 from daskps.cluster.presence import check_file
-from daskps.cluster.registry import ORDERED, Registry, WayClosed, join, owner_of
+from daskps.cluster.registry import Registry, WayClosed, join, owner_of
 from daskps.errors import IllegalStateError
 from daskps.shards.segment import (
     FORMAT,
@@ -224,9 +224,6 @@ def open_memory(base: str | os.PathLike[str], cluster_id: str) -> Memory:
         Private memory only, which is logged once per process, where shared memory
         is closed.
     """
-    if not ORDERED:
-        _say_once("no shared memory: this processor may show stores in another order")
-        return Memory(None)
     try:
         return Memory(join(base, cluster_id))
     except WayClosed as error:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import platform
 import re
 import secrets
 from contextlib import contextmanager, suppress
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
 __all__ = [
-    "ORDERED",
     "Registry",
     "WayClosed",
     "directory",
@@ -53,9 +51,6 @@ __all__ = [
     "visit",
 ]
 
-#: Whether stores of one processor are seen by others in their order, which reading
-#: without a lock relies on.
-ORDERED = platform.machine() in {"x86_64", "AMD64", "i386", "i686"}
 #: Name of a block, the owner's number first.
 BLOCK = re.compile(r"([0-9a-f]{16})-[0-9a-f]{16}")
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from daskps.cluster.messages import Answer, Call, Part
 from daskps.cluster.pauses import Pause
-from daskps.cluster.slot import LOCK_SECONDS, Pending, Slot, step_of
+from daskps.cluster.slot import LOCK_SECONDS, Pending, Slot
 from daskps.cluster.words import widened
 from daskps.errors import ConsistencyError, ShardBusyError
-from daskps.shards.base import READ, Array, Ready, Ticket
+from daskps.shards.base import NO_WAIT, READ, Array, Ready, Step, Ticket
 from daskps.shards.dense import Shard
 from daskps.shards.deputies import NotHereError
 
@@ -248,3 +248,29 @@ class Serving(ABC):
             lag=outcome.lag,
             arrays=tuple(outs or ()),
         )
+
+
+def step_of(call: Call, part: Part, owned: bool) -> Step:
+    """Return what `call` says to the shard of `part`."""
+    wait = call.wait
+    if wait == NO_WAIT and part.ranges:
+        wait = READ
+    return Step(
+        kind=call.kind,
+        items=part.items,
+        run=call.run,
+        rank=call.rank,
+        clock=call.clock,
+        tick=call.tick,
+        producer=call.producer,
+        sequence=call.sequence,
+        generation=part.generation,
+        weight=call.weight,
+        lr=call.lr,
+        wait=wait,
+        at_least=part.at_least,
+        owned=owned,
+        floor=call.floor,
+        touched=call.touched,
+        whole=call.whole,
+    )

@@ -59,8 +59,10 @@ class Shelf:
         memory, shared = host.memory(meta.cluster), host.contributions.shared
         whole = self._nbytes(range(len(self._dtypes)))
         self._sheets: Sheets = shared(run, "sheets", lambda: Sheets(memory, whole))
-        # A process that is charged for what it touches asks for it by message.
-        registry = memory.registry if memory and not accounting.charged() else None
+        # A process that is charged for what it touches asks for it by message; and one
+        # that cannot tell without a lock whether what it has read was whole.
+        by_message = accounting.charged() or config.load().locked_reads
+        registry = memory.registry if memory and not by_message else None
         self._neighbours: Neighbours = shared(
             run, "neighbours", lambda: Neighbours(registry)
         )

@@ -11,6 +11,7 @@ wait an inbox stays as it is, and :meth:`Slot.look` is called until it is served
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections import deque
@@ -18,20 +19,21 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from daskps import config
 from daskps.cluster import reading
 from daskps.cluster.locks import FileLock
 from daskps.errors import ShardBusyError
-from daskps.shards.base import NO_WAIT, READ, Array, Ready, Step, Ticket
+from daskps.shards.base import Array, Ready, Step, Ticket
 from daskps.shards.dense import Shard
 from daskps.shards.gates import CLOSED, set_gate
 from daskps.shards.seats import ASK
 from daskps.shards.segment import GENERATION, NONCE, PAGE_NBYTES, Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from daskps.cluster.memory import Block, Memory
-    from daskps.cluster.messages import Call, Part
+    from daskps.cluster.messages import Part
     from daskps.cluster.reading import Copy
     from daskps.cluster.rules import Rules
     from daskps.layout import Layout
@@ -97,6 +99,8 @@ class Slot:
         #: Run and memory of the mailboxes that trainers here may fill themselves.
         self.mailbox: tuple[int, Block] | None = None
         self.is_shared = block is not None
+        #: Whether readers take the lock too, as where processors reorder stores.
+        self.locks_reads = self.is_shared and config.load().locked_reads
         self._lock = None if block is None else FileLock(block)
         self._mutex = threading.Lock()
         self._inbox: deque[Ticket | Callable[[], Sequence[Ticket]]] = deque()
@@ -276,41 +280,57 @@ class Slot:
     ) -> Ready:
         """Copy the ranges of `part` into `outs`, each whole and all of one version.
 
-        Where updates run into two copies it waits for its turn, so long at most; with
-        0 not at all, as an event loop must. Then it raises ShardBusyError, and the
-        shard's error where that version alone will do and is gone.
+        Where updates run into two copies, or readers take the lock, it waits for its
+        turn, so long at most; with 0 not at all, as an event loop must. Then it raises
+        ShardBusyError, and the shard's error where that version alone will do and is
+        gone.
         """
         ready = _ready(ticket)
         parts = [(*r, out) for r, out in zip(part.ranges, outs, strict=True)]
         copy = self.copier(sum(out.nbytes for out in outs))
-        for _ in range(2):
+        for _ in range(0 if self.locks_reads else 2):
             if self.shard.read(ready, parts, copy):
                 return ready
             if ready.exact:
                 # What has run into the copy has begun to overwrite that version.
                 raise self.shard.overrun(ticket)
             ready = self._latest(ready)
-        if not (seconds and self._mutex.acquire(timeout=seconds)):
-            raise ShardBusyError(
-                f"updates of shard {self.index} of store {self.name!r} ran into two "
-                f"copies of it, and its turn did not come within {seconds:g} s; "
-                f"read again, with a longer timeout="
-            )
-        try:
-            self._enter(seconds)
-            try:
+        with self._turn(seconds):
+            if not self.shard.read(ready, parts, copy):
+                if ready.exact:
+                    raise self.shard.overrun(ticket)
                 # Also where a writer died on the way: it leaves the latest whole.
                 ready = self._latest(ready)
                 self.shard.read(ready, parts, copy)
+        self.serve()
+        return ready
+
+    @contextlib.contextmanager
+    def _turn(self, seconds: float) -> Iterator[None]:
+        """Keep everybody else away from the shard, for a reader."""
+        busy = ShardBusyError(
+            f"a read of shard {self.index} of store {self.name!r} waited for its turn "
+            f"among the updates, which did not come within {seconds:g} s; read again, "
+            f"with a longer timeout="
+        )
+        # Where only updates that ran into a copy lead here, an event loop leaves.
+        at_all = seconds or self.locks_reads
+        if not (at_all and self._mutex.acquire(timeout=seconds)):
+            raise busy
+        try:
+            if not self._enter(seconds):
+                raise busy
+            try:
+                yield
             finally:
                 self._leave()
         finally:
             self._mutex.release()
-        self.serve()
-        return ready
 
     def glance(self, step: Step, part: Part, outs: Sequence[Array]) -> Ready | None:
         """Read the latest weights without a lock, outside runs; None where it must ask."""
+        if self.locks_reads:
+            return None
         parts = [(*r, out) for r, out in zip(part.ranges, outs, strict=True)]
         copy = self.copier(sum(out.nbytes for out in outs))
         for _ in range(2):
@@ -359,29 +379,3 @@ def _ready(ticket: Ticket) -> Ready:
     if not isinstance(ticket.outcome, Ready):
         raise TypeError(f"nothing to read: {ticket.outcome!r}")
     return ticket.outcome
-
-
-def step_of(call: Call, part: Part, owned: bool) -> Step:
-    """Return what `call` says to the shard of `part`."""
-    wait = call.wait
-    if wait == NO_WAIT and part.ranges:
-        wait = READ
-    return Step(
-        kind=call.kind,
-        items=part.items,
-        run=call.run,
-        rank=call.rank,
-        clock=call.clock,
-        tick=call.tick,
-        producer=call.producer,
-        sequence=call.sequence,
-        generation=part.generation,
-        weight=call.weight,
-        lr=call.lr,
-        wait=wait,
-        at_least=part.at_least,
-        owned=owned,
-        floor=call.floor,
-        touched=call.touched,
-        whole=call.whole,
-    )

@@ -78,7 +78,10 @@ class Views:
         serving = session.shards.ways.serving(meta.owners[shard])
         if serving is None or (meta.uid, shard) not in serving.slots:
             return None
-        segment = serving.slots[meta.uid, shard].shard.segment
+        slot = serving.slots[meta.uid, shard]
+        if slot.locks_reads:
+            return None
+        segment = slot.shard.segment
         position = meta.positions[shard, parameter.index]
         buffers = [w[position].reshape(parameter.shape) for w in segment.weights]
         for buffer in buffers:

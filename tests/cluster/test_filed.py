@@ -231,8 +231,11 @@ EACH = 10 * MB // 4
 
 
 @pytest.fixture(scope="module")
-def charged_cluster():
-    """Two workers whose figures are Dask's own."""
+def charged_cluster(machine_cluster):
+    """Two workers whose figures are Dask's own.
+
+    Started after the others, which keep the configuration they began with.
+    """
     with dask.config.set(CHARGED), local_cluster(memory_limit=LIMIT) as client:
         yield client
 

@@ -174,18 +174,6 @@ def test_a_base_that_is_not_there_gives_private_memory(
     assert said.count("no shared memory") == 1
 
 
-def test_a_processor_without_order_gives_private_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(module, "_said", set())
-    # A cluster that silences its logs has raised the level of pytest's handler.
-    caplog.set_level(logging.WARNING)
-    monkeypatch.setattr(module, "ORDERED", False)
-    assert not open_memory(tmp_path, "a").is_shared
-    assert not os.listdir(tmp_path)
-    assert len(caplog.records) == 1
-
-
 def user(pipe: Connection, base: Path, block: Block) -> None:
     """Attach in another process, add one, and stay."""
     registry = visit(base, "a")

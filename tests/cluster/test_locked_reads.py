@@ -1,0 +1,162 @@
+"""Shared memory of a processor that may reorder stores: readers take the lock too."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+
+import daskps
+from daskps import config
+from daskps.cluster.locks import FileLock
+from daskps.cluster.messages import Part
+from daskps.cluster.slot import Pending
+from daskps.errors import ConsistencyError, ShardBusyError
+from daskps.shards.base import READ, Ready, Step, Ticket
+from daskps.shards.update import Operation, Publication
+from tests.cluster.slots import shared_slot
+from tests.cluster.test_filed import forbid_sheets, gradient, learns
+from tests.cluster.test_verbs import CONTRACTS, in_task, new
+from tests.support import cleaned, local_cluster, store
+
+PART = Part(0, 1, (), (("float64", 0, 1000),))
+LOCKED = {"daskps.ways.locked-reads": True, "daskps.ways.process": False}
+
+
+@pytest.mark.parametrize(("ordered", "locked"), [(True, False), (False, True)])
+def test_the_processor_decides(monkeypatch, ordered, locked):
+    monkeypatch.setattr(config, "_ORDERED", ordered)
+    assert config.load().locked_reads is locked
+
+
+@pytest.fixture
+def slot(tmp_path):
+    with dask.config.set(LOCKED):
+        yield shared_slot(tmp_path)
+
+
+def asks(slot, exact=False):
+    ticket = Ticket(Step(wait=READ), owner=Pending(1, lambda: None))
+    ticket.outcome = Ready(slot.shard.segment.flip, 0, exact=exact)
+    return ticket
+
+
+def publish(slot, value):
+    begun = Publication(slot.shard.segment)
+    begun.add([(0, Operation(np.full(1000, value), replace=True))])
+    begun.commit()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.01])
+def test_a_read_waits_for_whoever_has_the_lock(slot, seconds):
+    out, writer = np.empty(1000), FileLock(slot.block)
+    writer.acquire(1)
+    # Looking without the lock is not possible at all.
+    assert slot.glance(Step(wait=READ), PART, [out]) is None
+    with pytest.raises(ShardBusyError, match=r"its turn|stayed locked"):
+        slot.read(asks(slot), PART, [out], seconds)
+    publish(slot, 3.0)
+    timer = threading.Timer(0.05, writer.release)
+    timer.start()
+    assert slot.read(asks(slot), PART, [out], 30).flip == 1
+    timer.join()
+    assert set(out) == {3.0}
+    # And lets go of it.
+    assert FileLock(slot.block).try_acquire()
+
+
+def test_a_read_holds_the_lock_while_it_copies(slot):
+    held = []
+
+    def copier(nbytes: int) -> Any:
+        def copy(out, source):
+            held.append(FileLock(slot.block).try_acquire())
+            out[:] = source
+
+        return copy
+
+    slot.copier = copier
+    slot.read(asks(slot), PART, [np.empty(1000)])
+    assert held == [False]
+
+
+def test_what_was_overwritten_is_not_read(slot):
+    out, old, exact = np.empty(1000), asks(slot), asks(slot, exact=True)
+    publish(slot, 1.0)
+    # The publication before is still whole, the one before that is not.
+    assert slot.read(exact, PART, [out]).flip == 0
+    assert set(out) == {0.0}
+    publish(slot, 2.0)
+    with pytest.raises(ConsistencyError):
+        slot.read(exact, PART, [out])
+    assert slot.read(old, PART, [out]).flip == 2
+    assert set(out) == {2.0}
+
+
+# -- in a cluster ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def locked_cluster(machine_cluster):
+    """Started after the others, which keep the configuration they began with."""
+    with dask.config.set(LOCKED), local_cluster() as client:
+        yield client
+
+
+@pytest.fixture
+def locked(locked_cluster):
+    with cleaned(locked_cluster):
+        yield locked_cluster
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_every_verb_with_locked_reads(contract, locked):
+    worker = next(iter(locked.scheduler_info()["workers"]))
+    with new(locked, servers=[worker]) as s:
+        locked.submit(in_task, contract, s, workers=[worker]).result(60)
+
+
+def ways(s):
+    return set(s.stats()["handle"]["ways"].values())
+
+
+def shares(trainer, part):
+    """Whether two reads that need no copy gave the same memory."""
+    one, two = (trainer.pull("w", copy=False)["w"] for _ in range(2))
+    return np.shares_memory(one, two)
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp"])
+def test_trainers_read_the_same_bits(locked, machine_cluster, sync):
+    """Of one trainer under ASP: of two, the order of their steps would count."""
+    parts = [1.0, 3.0] if sync == "bsp" else [1.0]
+    found = []
+    for client in (locked, machine_cluster):
+        with client.as_current(), store(client) as s:
+            found.append(daskps.run(s, learns, parts, sync=sync))
+            assert client.submit(ways, s, pure=False).result(30) == {"machine"}
+    for ours, theirs in zip(*found, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            for name, value in one.items():
+                np.testing.assert_array_equal(value, other[name], strict=True)
+
+
+def test_nothing_is_seen_without_a_copy(locked):
+    worker = next(iter(locked.scheduler_info()["workers"]))
+    with locked.as_current(), store(locked, servers=[worker]) as s:
+        assert daskps.run(s, shares, [1, 2]) == [False, False]
+
+
+def test_rounds_of_the_graph_have_the_same_bits(locked, machine_cluster, rng):
+    locked.run(forbid_sheets)
+    X, found = rng.normal(size=(60, 10)).astype("f4"), []
+    for client in (locked, machine_cluster):
+        with client.as_current(), store(client) as s:
+            trained = daskps.train(
+                s, gradient, X, execution="graph", trainers=3, batch_size=5
+            )
+            found.append(trained.weights["w"])
+    np.testing.assert_array_equal(*found, strict=True)
