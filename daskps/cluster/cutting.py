@@ -134,9 +134,14 @@ async def copy_cut(
         # Without the mutex: pulls go on, and no push can write into what is read.
         read = partial(slot.shard.read, ready, room.parts())
         whole = await host.in_thread(read)
-        end = partial(cutting.end, name=_attempt(cut, attempt))
+        held: list[bool] = []
+
+        def end(shard: Shard) -> list[Ticket]:
+            held.append(cutting.holds(shard, _attempt(cut, attempt)))
+            return cutting.end(shard, _attempt(cut, attempt))
+
         await host.under(slot, end)
-        if whole is None:
+        if whole is None or held != [True]:
             raise broken("updates ran into the copy")
         del claim.rooms[slot.index]
         key = copy_key(store, index, slot.index, ready.version)

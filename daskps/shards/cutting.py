@@ -38,9 +38,14 @@ def take(shard: Shard, name: str, order: Order, ticket: Ticket) -> list[Ticket]:
     return shard.submit(held)
 
 
+def holds(shard: Shard, name: str) -> bool:
+    """Return whether a cut still holds every new step."""
+    return shard.cut is not None and shard.cut.name == name
+
+
 def end(shard: Shard, name: str) -> list[Ticket]:
     """Release what waits for a cut; twice is fine."""
-    if shard.cut is None or shard.cut.name != name:
+    if not holds(shard, name):
         return []
     return shard.release_cut("it was released here")
 

@@ -12,6 +12,7 @@ import threading
 import time
 from concurrent.futures import CancelledError
 from dataclasses import replace
+from typing import Any
 
 import dask
 import numpy as np
@@ -205,6 +206,28 @@ async def test_values_on_the_event_loop(c, s, a, b):
     await made.close()
 
 
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_copy_that_outlives_its_cut_is_made_again(c, s, a):
+    """What came after the cut may be in it, and no word of the shard need say so."""
+    made = await daskps.create({"w": np.zeros(4)}, client=c)
+    [slot] = HOSTS[a.address].slots.values()
+    shard: Any = slot.shard
+    read = shard.read
+    copied: list[int] = []
+
+    def late(ready, parts):
+        if not copied:
+            shard.release_cut("its lease is over")
+        copied.append(ready.flip)
+        return read(ready, parts)
+
+    shard.read = late
+    shards = await made.attach(made.bind())
+    await snapshots.take(shards, None, Deadline(10, "a snapshot"))
+    assert len(copied) == 2
+    await made.close()
+
+
 # -- pushes on their way ---------------------------------------------------------
 
 
@@ -220,8 +243,9 @@ def half_pushed(s, client, value=1.0):
     plan = plans.push(shards.meta, grads, Call(s.uid, (), kind=plans.ADD))
     calls = {w: replace(c, producer=source.id) for w, c in plan.calls.items()}
     first, second = s.placement
-    shards.call({first: calls[first]}, {}, 10, "half a push")
-    return source.id, lambda: shards.call({second: calls[second]}, {}, 10, "the rest")
+    shards.call({first: calls[first]}, {}, Deadline(10, "half a push"))
+    rest = {second: calls[second]}
+    return source.id, lambda: shards.call(rest, {}, Deadline(10, "the rest"))
 
 
 def until_held(s):
