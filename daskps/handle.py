@@ -184,7 +184,7 @@ class Handle:
         shards = self.attached(deadline)
         if source is None:
             plan = make(shards.meta)
-            found = shards.call_by(plan.calls, plan.outs, deadline)
+            found = shards.call(plan.calls, plan.outs, deadline)
             return finish(plan.finish(found))
         if not source.id:
             left = deadline.remaining()
@@ -192,7 +192,7 @@ class Handle:
         plan = make(shards.meta)
         with source.turn(deadline, shards.settle) as turn:
             calls = _signed(plan, source.id, turn)
-            found = shards.call_by(calls, plan.outs, deadline)
+            found = shards.call(calls, plan.outs, deadline)
             return finish(plan.finish(found))
 
     async def do_async(
@@ -263,8 +263,14 @@ class Handle:
         named = self._shards is not None and not self._shards.meta.session
         if self._closed or named:
             self._closed = True
+            self._unmap()
             return self._nothing_to_do()
         return self._end("close", timeout)
+
+    def _unmap(self) -> None:
+        """Let go of the shards' memory: a mapping keeps what the owners free."""
+        if self._shards is not None:
+            self._shards.ways.close()
 
     def _nothing_to_do(self) -> Any:
         """Return None, or with an asynchronous client an awaitable of it.
@@ -306,18 +312,22 @@ class Handle:
         if method == "close" and self._link is not None and not self._link.live:
             # Its client is gone, and took the session store along.
             self._closed = True
+            self._unmap()
             return self._nothing_to_do()
         link = self.bind()
         self._closed = True
-        if self._shards is not None:
-            # A mapping would keep the memory that the owners free.
-            self._shards.ways.close()
+        self._unmap()
 
         async def end() -> None:
-            if link.live:
-                work = link.directory(method, uid=self.uid)
-                await link.within(work, seconds, f"the {method} of {self.name!r}")
-            creation.release(link, self.uid)
+            try:
+                if link.live:
+                    # Waiting for a silent host is not what it times out by.
+                    wait = {} if seconds is None else {"wait_seconds": seconds / 2}
+                    work = link.directory(method, uid=self.uid, **wait)
+                    await link.within(work, seconds, f"the {method} of {self.name!r}")
+            finally:
+                # Also where nobody answered: what was asked for goes on there.
+                creation.release(link, self.uid)
 
         return link.run(end)
 

@@ -209,16 +209,19 @@ class Directory:
             if e.ready
         ]
 
-    async def on_delete(self, uid: str) -> None:
+    async def on_delete(self, uid: str, wait_seconds: float = FREE_SECONDS) -> None:
         """Free a store on all its hosts."""
         self.entry(uid)
-        await _settled(self.free(uid, "was deleted", "store-deleted"))
+        freeing = self.free(uid, "was deleted", "store-deleted")
+        await _settled(freeing, wait_seconds)
 
-    async def on_close(self, uid: str, undo: bool = False) -> None:
+    async def on_close(
+        self, uid: str, undo: bool = False, wait_seconds: float = FREE_SECONDS
+    ) -> None:
         """Free a session store, or with `undo` any; closing it twice is fine."""
         entry = self.stores.get(uid)
         if entry is not None and (entry.session or undo):
-            await _settled(self.free(uid, "was closed"))
+            await _settled(self.free(uid, "was closed"), wait_seconds)
         elif entry is None and undo:
             # Not reserved yet: `on_create` still looks for workers.
             remember(self._freed, uid, "the store was undone")
@@ -373,10 +376,10 @@ class Directory:
         return {w for e in self.stores.values() for w in e.nbytes}
 
 
-async def _settled(freeing: Sequence[asyncio.Future[Any]]) -> None:
-    """Wait until the hosts have freed a store, but not for silent ones.
+async def _settled(freeing: Sequence[asyncio.Future[Any]], seconds: float) -> None:
+    """Wait until the hosts have freed a store, but not long for silent ones.
 
     Who closes one store to make the next needs its memory.
     """
     if freeing:
-        await asyncio.wait(freeing, timeout=FREE_SECONDS)
+        await asyncio.wait(freeing, timeout=min(seconds, FREE_SECONDS))

@@ -146,6 +146,37 @@ def test_an_ended_store_keeps_no_memory(machine_cluster, end):
             gc.enable()
 
 
+def test_a_closed_handle_keeps_no_memory_of_a_store_that_goes_on(machine_cluster):
+    """Nor does one whose client is gone: whoever deletes the store frees it all."""
+    with machine_cluster.as_current():
+        s, mapped = daskps.create({"w": W}, name="n"), mapped_nbytes()
+        opened = daskps.open("n")
+        np.testing.assert_array_equal(opened["w"].pull(), W)
+        assert mapped_nbytes() > mapped
+        opened.close()
+        until(lambda: mapped_nbytes() == mapped)
+        with Client(machine_cluster.scheduler.address, set_as_default=False) as other:
+            left = daskps.create({"w": W}, client=other)
+            np.testing.assert_array_equal(left["w"].pull(), W)
+        left.close()
+        until(lambda: mapped_nbytes() == mapped)
+        s.delete()
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_close_that_nobody_answers_keeps_no_anchor(c, s, a, monkeypatch):
+    made = await daskps.create({"w": W}, client=c)
+    link = made.bind()
+    assert made.uid in link.anchors
+    never = asyncio.Event()
+    monkeypatch.setattr(link, "directory", lambda *_, **__: never.wait())
+    with pytest.raises(TimeoutError, match="the close of"):
+        await made.close(timeout=0.01)
+    assert made.uid not in link.anchors
+    monkeypatch.undo()
+    await link.directory("close", uid=made.uid)
+
+
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
 async def test_close_waits_for_the_owners_but_not_for_silent_ones(c, s, a, monkeypatch):
     drop, go_on, asked = control.METHODS["drop"], asyncio.Event(), asyncio.Event()
