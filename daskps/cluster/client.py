@@ -95,7 +95,7 @@ class ShardClient:
     # -- one exchange with all hosts concerned -------------------------------
 
     def call(
-        self, calls: Mapping[str, Call], outs: Outs, timeout: float | None, what: str
+        self, calls: Mapping[str, Call], outs: Outs, deadline: Deadline
     ) -> dict[int, Answer]:
         """Send a call to each host from a thread that may wait.
 
@@ -105,22 +105,14 @@ class ShardClient:
             By worker address.
         outs : mapping of int to sequence of ndarray
             For each shard where its ranges go.
-        timeout : float or None
-            Seconds; None for ever.
-        what : str
-            What is waited for, for messages.
+        deadline : Deadline
+            Its end, and what is waited for.
 
         Returns
         -------
         dict of int to Answer
             By shard.
         """
-        return self.call_by(calls, outs, Deadline(timeout, what))
-
-    def call_by(
-        self, calls: Mapping[str, Call], outs: Outs, deadline: Deadline
-    ) -> dict[int, Answer]:
-        """Send a call to each host from a thread, as :meth:`call`."""
         found = {w: self.ways.takes(w, c) for w, c in calls.items()}
         near = {w: (s, calls[w]) for w, s in found.items() if s is not None}
         if not near:

@@ -40,8 +40,9 @@ class Deadline:
         `changes` says whether what was sent may have changed a shard.
         """
         at = f": {where}" if where else ""
+        after = "" if self.timeout is None else f" after {self.timeout:g} s"
         sent = "what was sent, each shard has applied once or not at all. Pass"
         return TimeoutError(
-            f"timed out after {self.timeout:g} s waiting for {self.what}{at}; "
+            f"timed out{after} waiting for {self.what}{at}; "
             f"{sent if changes else 'pass'} a larger timeout=, or None to wait for ever"
         )

@@ -13,6 +13,7 @@ from distributed import get_worker
 
 from daskps.cluster import plans
 from daskps.cluster.client import ShardClient
+from daskps.cluster.deadline import Deadline
 from daskps.cluster.direct import STOP_SECONDS
 from daskps.cluster.host import HOSTS
 from daskps.cluster.link import link_of
@@ -134,7 +135,8 @@ class Reading:
                 calls = self._calls
             except (DaskPSError, OSError) as error:
                 logger.debug("%s is tried again: %r", self._what, error)
-        self._desk.shards.call(calls, plan.outs, None, self._what)
+        deadline = Deadline(None, self._what)
+        self._desk.shards.call(calls, plan.outs, deadline)
 
     def stop(self) -> None:
         """Give up; nothing writes to the target from here on."""

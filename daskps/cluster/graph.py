@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps.cluster import plans
 from daskps.cluster.contributions import Place, Receipt
+from daskps.cluster.deadline import Deadline
 from daskps.cluster.desk import Work, desk_of
 from daskps.cluster.messages import Part
 from daskps.cluster.sums import Sums
@@ -157,5 +158,6 @@ def reduce_round(
     # Before the round is applied: of a round that is complete, they are there.
     told = [tuple(r._replace(spot=None)) for r in sorted(receipts)]
     desk.note(place, told, 0 in duty.shards)
-    desk.shards.call(calls, {}, None, f"round {place.round} of run {work.run}")
+    deadline = Deadline(None, f"round {place.round} of run {work.run}")
+    desk.shards.call(calls, {}, deadline)
     return place.round

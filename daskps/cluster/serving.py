@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from abc import ABC, abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 #: How long a call looks at shared shards without sleeping in between.
 SPIN_SECONDS = 0.0005
+#: What a read gets to wait for its turn, however late it is.
+MIN_SECONDS = 0.01
 #: How long a call that was given up tries to take its tickets back.
 STOP_SECONDS = 1.0
 
@@ -83,14 +86,15 @@ class Exchange:
         self, outs: Mapping[int, Sequence[Array]], seconds: float
     ) -> list[Answer]:
         """Wait for the answers as long as that makes sense here; read into `outs`."""
+        end = time.monotonic() + seconds
         try:
             if not self._pending.done:
                 self._wait(min(seconds, self._serving.patience))
         finally:
             if not self._pending.done:
                 self.abandon()
-        seconds = min(seconds, LOCK_SECONDS)
-        return self._serving.answers(self._tickets, outs, seconds=seconds)
+        left = max(MIN_SECONDS, min(end - time.monotonic(), LOCK_SECONDS))
+        return self._serving.answers(self._tickets, outs, seconds=left)
 
     def abandon(self) -> None:
         """Stop waiting; afterwards nobody reads the caller's arrays."""
@@ -213,11 +217,17 @@ class Serving(ABC):
         *,
         seconds: float,
     ) -> list[Answer]:
-        """Return what the shards say, reading what they may; see :meth:`Slot.read`."""
-        return [
-            self._answer(started, outs.get(started[1].shard) if outs else None, seconds)
-            for started in tickets
-        ]
+        """Return what the shards say, reading what they may; see :meth:`Slot.read`.
+
+        A read whose turn does not come within these seconds, together, waits on. With
+        0 it raises ShardBusyError.
+        """
+        end, found = time.monotonic() + seconds, []
+        for started in tickets:
+            given = outs.get(started[1].shard) if outs else None
+            left = max(MIN_SECONDS, end - time.monotonic()) if seconds else 0.0
+            found.append(self._answer(started, given, left))
+        return found
 
     def _answer(
         self, started: Started, outs: Sequence[Array] | None, seconds: float
@@ -237,7 +247,9 @@ class Serving(ABC):
             try:
                 outcome = slot.read(ticket, part, outs, seconds)
             except ShardBusyError:
-                raise
+                if not seconds:
+                    raise
+                return Answer(part.shard, parked=True, applied=ticket.applied)
             except (ConsistencyError, NotHereError) as error:
                 return Answer(part.shard, error=error, applied=ticket.applied)
         version = outcome.version if part.ranges else ticket.version or outcome.version

@@ -85,7 +85,7 @@ class Session:
         if timeout is None and self.glances.fill(target):
             return
         plan = plans.read(self.meta, target, None, self._call())
-        self._exchange(plan, timeout, "a pull")
+        self._exchange(plan, self._deadline(timeout, "a pull"))
 
     @property
     def looks_later(self) -> bool:
@@ -157,7 +157,7 @@ class Session:
         timeout: float | None,
     ) -> dict[int, Answer]:
         """Send a push; where a shard has lost those before it, all of the clock."""
-        deadline = Deadline(timeout, "a push")
+        deadline = self._deadline(timeout, "a push")
 
         def send(arrays: Mapping[int, Array], call: Call) -> dict[int, Answer]:
             # One at a time: all before it were answered or given up.
@@ -165,7 +165,7 @@ class Session:
             self.sequence += 1
             meta, tick = self.meta, call.tick
             plan = plans.push(meta, arrays, call, everywhere=tick, target=target)
-            return self._exchange(plan, deadline.remaining(), "a push")
+            return self._exchange(plan, deadline)
 
         try:
             return send(arrays, call)
@@ -180,7 +180,8 @@ class Session:
 
     def barrier(self, timeout: float | None) -> None:
         """Wait until every live trainer has ticked as often as this one."""
-        self._exchange(plans.barrier(self.meta, self._call()), timeout, "a barrier")
+        plan = plans.barrier(self.meta, self._call())
+        self._exchange(plan, self._deadline(timeout, "a barrier"))
 
     def finish(self) -> None:
         """Tell every shard and the directory to wait for this trainer no longer."""
@@ -220,13 +221,14 @@ class Session:
             self.meta.uid, (), run=self.run, rank=self.rank, clock=self.clock, **head
         )
 
-    def _exchange(
-        self, plan: Plan, timeout: float | None, what: str
-    ) -> dict[int, Answer]:
+    def _deadline(self, timeout: float | None, what: str) -> Deadline:
+        what = f"{what} of trainer {self.rank} at clock {self.clock}"
+        return Deadline(timeout, what)
+
+    def _exchange(self, plan: Plan, deadline: Deadline) -> dict[int, Answer]:
         with self._lock:
-            what = f"{what} of trainer {self.rank} at clock {self.clock}"
             answers: dict[int, Answer] = self.shards.call(
-                plan.calls, plan.outs, timeout, what
+                plan.calls, plan.outs, deadline
             )
             if plan.calls and next(iter(plan.calls.values())).wait == READ:
                 self.lag = max(self.lag, *(a.lag for a in answers.values()))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 from collections import deque
 from concurrent.futures import Future
 from functools import partial
@@ -295,14 +296,17 @@ class Slot:
                 # What has run into the copy has begun to overwrite that version.
                 raise self.shard.overrun(ticket)
             ready = self._latest(ready)
-        with self._turn(seconds):
-            if not self.shard.read(ready, parts, copy):
-                if ready.exact:
-                    raise self.shard.overrun(ticket)
-                # Also where a writer died on the way: it leaves the latest whole.
-                ready = self._latest(ready)
-                self.shard.read(ready, parts, copy)
-        self.serve()
+        try:
+            with self._turn(seconds):
+                if not self.shard.read(ready, parts, copy):
+                    if ready.exact:
+                        raise self.shard.overrun(ticket)
+                    # Also where a writer died on the way: it leaves the latest whole.
+                    ready = self._latest(ready)
+                    self.shard.read(ready, parts, copy)
+        finally:
+            # Who came meanwhile found somebody at the shard.
+            self.serve()
         return ready
 
     @contextlib.contextmanager
@@ -314,11 +318,11 @@ class Slot:
             f"with a longer timeout="
         )
         # Where only updates that ran into a copy lead here, an event loop leaves.
-        at_all = seconds or self.locks_reads
+        at_all, end = seconds or self.locks_reads, time.monotonic() + seconds
         if not (at_all and self._mutex.acquire(timeout=seconds)):
             raise busy
         try:
-            if not self._enter(seconds):
+            if not self._enter(max(0.0, end - time.monotonic())):
                 raise busy
             try:
                 yield

@@ -17,6 +17,7 @@ from distributed import get_worker
 
 import daskps
 from daskps import config, optim
+from daskps.cluster.deadline import Deadline
 from tests.support import local_cluster, store, until
 
 SGD = optim.SGD(0.1)
@@ -350,7 +351,7 @@ def test_repeated_message_is_applied_once(client):
     head = Call(s.uid, (), kind=ADD, producer=10**9, sequence=3)
     plan = plans.push(shards.meta, {0: np.ones(4)}, head)
     for expected in (False, True, True):
-        answers = shards.call(plan.calls, {}, 10, "a repeated add")
+        answers = shards.call(plan.calls, {}, Deadline(10, "a repeated add"))
         assert [a.duplicate for a in answers.values()] == [expected] * 2
     np.testing.assert_array_equal(s["w"].pull(), 1.0)
     assert s.stats()["shards"][0]["duplicates"] == 2

@@ -129,6 +129,28 @@ def shares(trainer, part):
     return np.shares_memory(one, two)
 
 
+def test_a_read_that_gets_no_turn_ends_with_its_timeout(locked):
+    """Neither earlier, with another error, nor once for each shard."""
+    worker = next(iter(locked.scheduler_info()["workers"]))
+    with store(locked, servers=[worker], shards=2) as s:
+        s.pull()
+        lane = s.attached().ways.reader(worker)
+        first, second = (FileLock(slot.block) for slot in lane.slots.values())
+        first.acquire(1)
+        second.acquire(1)
+        try:
+            with pytest.raises(
+                TimeoutError, match=r"after 0\.3 s .* shards? .* worker"
+            ):
+                s.pull(timeout=0.3)
+        finally:
+            second.release()
+            late = threading.Timer(0.2, first.release)
+            late.start()
+        np.testing.assert_array_equal(s["w"].pull(timeout=None), np.zeros(10))
+        late.join()
+
+
 @pytest.mark.parametrize("sync", ["bsp", "asp"])
 def test_trainers_read_the_same_bits(locked, machine_cluster, sync):
     """Of one trainer under ASP: of two, the order of their steps would count."""
