@@ -301,9 +301,12 @@ def _flag(value: object) -> bool:
 
 
 def _locked_reads(value: object) -> bool:
-    if value not in ("auto", True):
+    # By identity: 1 is equal to True.
+    if value is True:
+        return True
+    if value != "auto":
         raise ValueError(value)
-    return value is True or not _ORDERED
+    return not _ORDERED
 
 
 def _double_buffer(value: object) -> str:
