@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 PAUSE_SECONDS = 0.5
 #: How long a worker may take to answer.
 ANSWER_SECONDS = 15.0
+#: Pause after a message that did not get through.
+AGAIN_SECONDS = 5.0
 
 #: Hosts of this process by address, and what tells the directory of their cores.
 _following: dict[str, asyncio.Future[None] | None] = {}
@@ -69,6 +71,8 @@ class Cores:
         #: Machines by address: those to look at soon, and those that are being told.
         self._due: set[str] = set()
         self._telling: set[str] = set()
+        #: Those of which a worker did not answer, until they are looked at again.
+        self._again: set[str] = set()
 
     def on_cores(self, worker: str, n: int) -> None:
         """Hear from a host how many cores it may use; a new one takes one thread."""
@@ -84,7 +88,9 @@ class Cores:
 
     def changed(self, worker: str) -> None:
         """Look, a little later, at the machine of a worker that came or left."""
-        machine = get_address_host(worker)
+        self._changed(get_address_host(worker))
+
+    def _changed(self, machine: str) -> None:
         if machine not in self._due:
             self._due.add(machine)
             self._look_later(machine)
@@ -105,9 +111,19 @@ class Cores:
 
     async def _tell(self, machine: str, news: dict[str, int]) -> None:
         try:
-            await asyncio.gather(*(self._tell_one(w, n) for w, n in news.items()))
+            work = (self._tell_one(w, n) for w, n in news.items())
+            is_lost = any(await asyncio.gather(*work))
         finally:
             self._telling.discard(machine)
+        if not is_lost or machine in self._again:
+            return
+        # Perhaps nobody comes or leaves any more. A task, which ends with the directory.
+        self._again.add(machine)
+        try:
+            await asyncio.sleep(AGAIN_SECONDS)
+        finally:
+            self._again.discard(machine)
+        self._changed(machine)
 
     def _news(self, machine: str) -> dict[str, int]:
         """Return the numbers that workers of a machine have yet to hear."""
@@ -122,17 +138,20 @@ class Cores:
         }
         return {w: n for w, n in found.items() if n != self._told[w]}
 
-    async def _tell_one(self, worker: str, n: int) -> None:
-        heard = 0
+    async def _tell_one(self, worker: str, n: int) -> bool:
+        """Tell one worker; return whether that got lost, and not refused."""
+        heard, is_lost = 0, False
         try:
             told = self._hosts.control(worker, "update_threads", n=n)
             await asyncio.wait_for(told, ANSWER_SECONDS)
             heard = n
         except (OSError, DaskPSError) as error:
             logger.debug("%s was not told of %d threads: %r", worker, n, error)
+            is_lost = isinstance(error, OSError)
         if worker in self._told:
             # Where it is not known, whatever comes next is news.
             self._told[worker] = heard
+        return is_lost
 
 
 def follow(worker: Worker, cluster: str) -> None:
@@ -146,23 +165,36 @@ def follow(worker: Worker, cluster: str) -> None:
         The scheduler's id, "" where it is not known to have a directory.
     """
     n = config.load().update_threads
+    before = _following.pop(worker.address, None)
     reporting: asyncio.Future[None] | None = None
     if n is not None:
         threads.allow(n)
     elif cluster:
         reporting = asyncio.ensure_future(_report(worker))
+    else:
+        # Who knows of no directory takes nothing back.
+        reporting, before = before, None
+    if before is not None:
+        before.cancel()
     _following[worker.address] = reporting
 
 
 async def _report(worker: Worker) -> None:
-    try:
-        scheduler: Any = worker.scheduler
-        reply = await scheduler.daskps_directory(
-            method="cores", worker=worker.address, n=cpu_count()
-        )
-        unpack_reply(reply, "the scheduler")
-    except (OSError, DaskPSError) as error:
-        logger.debug("%s updates in one thread: %r", worker.address, error)
+    """Tell the directory, until it hears or refuses."""
+    scheduler: Any = worker.scheduler
+    while True:
+        try:
+            reply = await scheduler.daskps_directory(
+                method="cores", worker=worker.address, n=cpu_count()
+            )
+            unpack_reply(reply, "the scheduler")
+            return
+        except OSError as error:
+            logger.debug("%s updates in one thread yet: %r", worker.address, error)
+        except Exception as error:  # noqa: BLE001 - nobody awaits this
+            logger.info("%s updates in one thread: %r", worker.address, error)
+            return
+        await asyncio.sleep(AGAIN_SECONDS)
 
 
 def leave(worker: Worker) -> None:

@@ -15,6 +15,7 @@ from distributed.utils_test import async_poll_for
 
 from daskps.cluster import cores
 from daskps.cluster.cores import Cores, share
+from daskps.errors import ProtocolError
 from daskps.kernels import threads
 from tests.support import gen_cluster, store
 
@@ -44,11 +45,14 @@ class Hosts:
     def __init__(self) -> None:
         self.heard: list[tuple[str, int]] = []
         self.silent: set[str] = set()
+        self.error: Exception = OSError("it is just going")
+        self.tries = 0
 
     async def control(self, worker: str, method: str, n: int) -> None:
         assert method == "update_threads"
         if worker in self.silent:
-            raise OSError("it is just going")
+            self.tries += 1
+            raise self.error
         self.heard.append((worker, n))
 
     def spawn(self, work: Any) -> None:
@@ -131,6 +135,116 @@ def test_who_did_not_hear_is_told_again(machine: Machine) -> None:
         assert await machine.heard() == [(A, 2)]
 
     asyncio.run(hear())
+
+
+def test_who_did_not_hear_is_told_soon_though_nobody_comes(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cores, "AGAIN_SECONDS", 0.0)
+
+    async def hear() -> None:
+        machine.has(1, A)
+        machine.hosts.silent.add(A)
+        machine.cores.on_cores(A, 2)
+        await async_poll_for(lambda: machine.hosts.tries >= 3, timeout=30)
+        machine.hosts.silent.clear()
+        await async_poll_for(lambda: machine.hosts.heard, timeout=30)
+        assert await machine.heard() == [(A, 2)]
+        assert not machine.cores._again
+
+    asyncio.run(hear())
+
+
+def test_changes_do_not_add_to_the_tries(machine: Machine) -> None:
+    async def hear() -> None:
+        machine.has(1, A)
+        machine.hosts.silent.add(A)
+        machine.cores.on_cores(A, 2)
+        for n in (1, 2, 3):
+            await async_poll_for(lambda: machine.hosts.tries == n, timeout=30)  # noqa: B023 - at once
+            assert await machine.heard() == []
+            machine.cores.changed(A)
+        # This one, and the one that waits to try again.
+        assert len(asyncio.all_tasks()) == 2
+
+    asyncio.run(hear())
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_who_leaves_or_refuses_is_not_told_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, is_gone: bool
+) -> None:
+    monkeypatch.setattr(cores, "AGAIN_SECONDS", 0.0)
+
+    async def hear() -> None:
+        machine.has(1, A)
+        machine.hosts.silent.add(A)
+        if not is_gone:
+            machine.hosts.error = ProtocolError("it has no host")
+        machine.cores.on_cores(A, 2)
+        await async_poll_for(lambda: machine.hosts.tries, timeout=30)
+        if is_gone:
+            del machine.info["127.0.0.1"]
+            machine.cores.left(A)
+        is_over = lambda: _is_quiet(machine.cores) and not machine.cores._again  # noqa: E731 - polled
+        await async_poll_for(is_over, timeout=30)
+        if not is_gone:
+            assert machine.hosts.tries == 1
+
+    asyncio.run(hear())
+
+
+class Reporter:
+    """A worker whose messages to the directory fail in turn."""
+
+    address = A
+
+    def __init__(self, *errors: Exception | None) -> None:
+        self.errors = list(errors)
+        self.scheduler = self
+
+    async def daskps_directory(self, **_: Any) -> Any:
+        error = self.errors.pop(0)
+        if error is not None:
+            raise error
+        return {"status": "OK", "value": None}
+
+
+@pytest.mark.parametrize(
+    ("errors", "left"),
+    [
+        ([OSError("away"), OSError("away"), None, None], 1),
+        # Another time it would be refused, too.
+        ([ValueError("no such message"), None], 1),
+    ],
+)
+def test_a_report_that_got_lost_is_sent_again(
+    monkeypatch: pytest.MonkeyPatch, errors: list[Exception | None], left: int
+) -> None:
+    monkeypatch.setattr(cores, "AGAIN_SECONDS", 0.0)
+    worker: Any = Reporter(*errors)
+    asyncio.run(cores._report(worker))
+    assert len(worker.errors) == left
+
+
+def test_who_follows_again_reports_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "_following", {})
+    worker: Any = Reporter(None)
+
+    async def follow() -> None:
+        cores.follow(worker, "cluster")
+        first = cores._following[A]
+        cores.follow(worker, "cluster")
+        second = cores._following[A]
+        assert first is not None
+        assert second is not None
+        await asyncio.wait([first, second])
+        assert first.cancelled()
+        assert second.result() is None
+        cores.leave(worker)
+
+    asyncio.run(follow())
+    assert not worker.errors
 
 
 async def become(n: int) -> None:
