@@ -165,7 +165,7 @@ def _tells() -> bool:
         status = (_PROC / "self/status").read_bytes()
     except OSError:
         return False
-    return _SHARED.search(status) is not None and (_PROC / "self/smaps").exists()
+    return _SHARED.search(status) is not None
 
 
 def foreign_nbytes(pid: int) -> int:
@@ -192,10 +192,18 @@ def foreign_nbytes(pid: int) -> int:
     )
 
 
+def _check_listed(pid: int | None) -> None:
+    """Refuse a process whose mappings this one may not list."""
+    with (_PROC / str(pid) / "smaps").open("rb") as smaps:
+        if not smaps.readline():
+            raise OSError(f"{smaps.name} is empty")
+
+
 class NannyMemory(NannyPlugin):
     """Keeps a nanny from ending a worker for blocks of other processes.
 
-    Registering it again changes nothing.
+    Registering it again changes nothing. Where the nanny may not see what its worker
+    has mapped it is refused, by an OSError.
     """
 
     name = "daskps-nanny-memory"
@@ -204,7 +212,10 @@ class NannyMemory(NannyPlugin):
     def setup(self, nanny: Nanny) -> None:
         """Go between the nanny's timer and its monitor."""
         timer: Any = nanny.periodic_callbacks.get("memory_monitor")
-        if timer is not None and not isinstance(timer.callback, _Watch):
+        if timer is None:
+            return
+        _check_listed(nanny.pid)
+        if not isinstance(timer.callback, _Watch):
             timer.callback = _Watch(nanny, timer.callback)
 
     def teardown(self, nanny: Nanny) -> None:

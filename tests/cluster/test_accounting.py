@@ -153,6 +153,24 @@ def test_a_nanny_asks_its_monitor_only_above_the_limit(
     assert own_nbytes(fake_nanny(2**22 + 1, 1e15)) is None
 
 
+@pytest.mark.parametrize("text", [None, ""])
+def test_a_nanny_that_may_not_look_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
+    """It would end its worker for blocks of others, which only `smaps` tells."""
+    monkeypatch.setattr(accounting, "_PROC", tmp_path)
+    (tmp_path / "1").mkdir()
+    if text is not None:
+        (tmp_path / "1" / "smaps").write_text(text)
+    nanny = fake_nanny(1, 1)
+    timer = nanny.periodic_callbacks["memory_monitor"] = SimpleNamespace(callback=print)
+    with pytest.raises(OSError, match="smaps"):
+        NannyMemory().setup(nanny)
+    assert timer.callback is print
+    # One that never ends its worker need not look.
+    NannyMemory().setup(fake_nanny(1, 1))
+
+
 @pytest.mark.parametrize(
     ("mapped", "shared", "own"),
     [
