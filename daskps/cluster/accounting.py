@@ -16,6 +16,7 @@ import re
 from concurrent.futures import CancelledError, Future
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 #: while a large one is being unmapped, the system still charges for it but does not list
 #: it any more.
 GRACE = 5
-#: How long a caller waits for a nanny that has only just been told.
+#: How long after its worker was told to, callers wait for what a nanny answers.
 PATIENCE_SECONDS = 2.0
 _PROC = Path("/proc")
 _SHARED = re.compile(rb"^RssShmem:\s+(\d+) kB$", re.MULTILINE)
@@ -46,8 +47,25 @@ _OURS = re.compile(
     re.MULTILINE,
 )
 
-#: By worker: why it is charged for blocks of others, "" once it is not.
-_found: WeakKeyDictionary[Worker, Future[str]] = WeakKeyDictionary()
+
+class Charge(NamedTuple):
+    """That Dask charges a worker for blocks of others."""
+
+    why: str
+    #: Whether that may change: its nanny has not answered yet.
+    is_passing: bool = False
+
+
+class _Asked(NamedTuple):
+    """What a nanny was asked."""
+
+    #: Why its worker is charged, "" if it is not.
+    answer: Future[str]
+    #: When the patience of all callers is over, as :func:`time.monotonic`.
+    until: float
+
+
+_asked: WeakKeyDictionary[Worker, _Asked] = WeakKeyDictionary()
 
 
 def begin(worker: Worker) -> None:
@@ -64,12 +82,12 @@ def begin(worker: Worker) -> None:
     elif not _tells():
         why = f"{_PROC} does not say what of its memory is shared"
     if why or worker.nanny is None:
-        found = _found[worker] = Future[str]()
-        found.set_result(why)
+        answer = Future[str]()
+        answer.set_result(why)
     else:
         loop = asyncio.get_running_loop()
-        told = _tell_nanny(worker)
-        _found[worker] = asyncio.run_coroutine_threadsafe(told, loop)
+        answer = asyncio.run_coroutine_threadsafe(_tell_nanny(worker), loop)
+    _asked[worker] = _Asked(answer, monotonic() + PATIENCE_SECONDS)
     if not why:
         correct(worker)
 
@@ -87,33 +105,37 @@ async def _tell_nanny(worker: Any) -> str:
     return ""
 
 
-def charged(seconds: float = PATIENCE_SECONDS) -> str:
+def charged(seconds: float = PATIENCE_SECONDS) -> Charge | None:
     """Return why a worker of this process is charged for blocks of others.
 
     Parameters
     ----------
     seconds : float
-        How long to wait for the nanny of a worker that has just started; on an event
-        loop, which brings the answer, not at all.
+        How long to wait at most for the nanny of a worker that has just started; all
+        who ask share one patience, and on an event loop, which brings the answer,
+        there is none.
 
     Returns
     -------
-    str
-        The reason; empty where none is, and any block may be touched.
+    Charge or None
+        None where none is, and any block may be touched.
     """
     if _is_on_loop():
         seconds = 0
     for worker in upstream.workers():
         if worker.memory_manager.memory_limit is None:
             continue
-        found = _found.get(worker)
+        asked = _asked.get(worker)
+        if asked is None:
+            return Charge(f"{worker.address}: it has no host of daskps")
+        left = max(0.0, min(seconds, asked.until - monotonic()))
         try:
-            why = found.result(seconds) if found else "it has no host of daskps"
+            why = asked.answer.result(left)
         except (TimeoutError, CancelledError):
-            why = "its nanny has not answered"
+            return Charge(f"{worker.address}: its nanny has not answered", True)
         if why:
-            return f"{worker.address}: {why}"
-    return ""
+            return Charge(f"{worker.address}: {why}")
+    return None
 
 
 def _is_on_loop() -> bool:

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from daskps.cluster.once import warn_once
+from daskps.shards.deputies import NotHereError
+
 if TYPE_CHECKING:
     from daskps.cluster.memory import Block
     from daskps.cluster.messages import Array
     from daskps.cluster.reading import Copy
 
 logger = logging.getLogger(__name__)
-_said: set[str] = set()
 
 
 class Filed:
@@ -79,11 +81,11 @@ def _address(array: Array) -> int:
 
 
 def say_once(why: str) -> None:
-    """Log why shards are read from their files here; once in a process."""
-    if not _said:
-        _said.add(why)
-        logger.warning(
-            "shards of other workers are read from their files here, and not mapped; "
-            "Dask would count their memory as this worker's own: %s",
-            why,
-        )
+    """Log why shards are read from their files here, each reason once."""
+    warn_once(
+        logger,
+        why,
+        "shards of other workers are read from their files here, and not mapped; "
+        "Dask would count their memory as this worker's own: %s",
+        why,
+    )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps import config
-from daskps.cluster import accounting, filed, memory, reading, registry
+from daskps.cluster import accounting, memory, reading, registry
 from daskps.cluster.filed import Filed
 from daskps.cluster.registry import WayClosed
 from daskps.cluster.rules import Rules
@@ -65,10 +65,8 @@ class Lane(Serving):
         places = {s: where.segments[s] for s in shards if s in where.segments}
         if not places or len(places) < len(shards):
             raise WayClosed("it has no shards, or they are in private memory")
-        why = accounting.charged()
-        self.is_mapped = not why
-        if why:
-            filed.say_once(why)
+        # Not waited for: who opens lanes holds a lock.
+        self.is_mapped = accounting.charged(0) is None
         self._members = registry.visit(config.load().shared_memory, meta.cluster)
         weakref.finalize(self, self._members.leave)
         rules = Rules(meta.layout, meta.rules)

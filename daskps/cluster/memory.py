@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.cluster.mapping import FILES, Array, Mapped
+from daskps.cluster.once import warn_once
 from daskps.cluster.presence import check_file
 from daskps.cluster.registry import Registry, WayClosed, join, owner_of
 from daskps.errors import IllegalStateError
@@ -41,7 +42,6 @@ logger = logging.getLogger(__name__)
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _OLD = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _HEADER_NBYTES = 8 * HEADER_WORDS
-_said: set[str] = set()
 
 
 class Block:
@@ -384,10 +384,11 @@ def _nonce() -> int:
 
 
 def _say_once(reason: str) -> None:
-    if not _said:
-        logger.warning(
-            "%s; what was to be there is in private memory, and other processes of "
-            "this machine reach it by messages. This is said once",
-            reason,
-        )
-        _said.add(reason)
+    warn_once(
+        logger,
+        # Whatever it was first: memory is asked for in many sizes.
+        "",
+        "%s; what was to be there is in private memory, and other processes of "
+        "this machine reach it by messages. This is said once",
+        reason,
+    )

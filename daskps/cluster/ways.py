@@ -13,7 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from daskps import config
-from daskps.cluster import accounting
+from daskps.cluster import accounting, filed
 from daskps.cluster.host import HOSTS
 from daskps.cluster.lane import Lane
 from daskps.cluster.registry import WayClosed
@@ -125,6 +125,9 @@ class Ways:
     def _lane(self, worker: str) -> Lane | None:
         if not self._on_machine:
             return None
+        if worker not in self._lanes:
+            # Now: the event loop, which brings a nanny's answer, may want the lock.
+            accounting.charged()
         with self._lock:
             if self._where is not self._meta.where:
                 # Owners have changed, and the names of their memory with them.
@@ -136,9 +139,18 @@ class Ways:
             if lane is not None and lane.is_closed:
                 # Its shards were freed or have moved; a mapping would keep the memory.
                 lane = self._lanes[worker] = None
-            if lane is not None and not lane.is_mapped and not accounting.charged(0):
-                # The nanny had not answered when it was opened.
-                lane = self._lanes[worker] = self._open(worker)
+            if lane is not None and not lane.is_mapped:
+                lane = self._lanes[worker] = self._looked_at(worker, lane)
+        return lane
+
+    def _looked_at(self, worker: str, lane: Lane) -> Lane | None:
+        """Return a lane that is only for reading, or another one that is for more."""
+        charge = accounting.charged(0)
+        if charge is None:
+            # The nanny had not answered when it was opened.
+            return self._open(worker)
+        if not charge.is_passing:
+            filed.say_once(charge.why)
         return lane
 
     def _open(self, worker: str) -> Lane | None:

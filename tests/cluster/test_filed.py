@@ -18,13 +18,16 @@ import pytest
 from distributed.core import Status
 
 import daskps
-from daskps.cluster import accounting, filed, sheets, upstream
+from daskps.cluster import accounting, filed, once, sheets, upstream
+from daskps.cluster.accounting import Charge
 from daskps.cluster.filed import Filed
-from daskps.cluster.messages import Part
+from daskps.cluster.messages import Call, Part
 from daskps.cluster.slot import Pending, Slot
+from daskps.cluster.ways import Ways
 from daskps.shards.base import READ, Step, Ticket
+from daskps.shards.deputies import NotHereError
 from daskps.shards.update import Publication
-from tests.cluster.slots import LAYOUT, shared_slot
+from tests.cluster.slots import LAYOUT, bare_host, shared_slot
 from tests.cluster.test_verbs import CONTRACTS, in_task, new, used
 from tests.support import cleaned, local_cluster, store
 
@@ -117,7 +120,7 @@ def test_a_worker_with_a_nanny_is_not_charged(machine_cluster):
             why = machine_cluster.submit(
                 accounting.charged, workers=[worker], pure=False
             )
-            assert why.result(30) == ""
+            assert why.result(30) is None
     assert set(machine_cluster.run(is_told, nanny=True).values()) == {True}
 
 
@@ -166,7 +169,7 @@ ERROR = {"status": "error", "exception_text": "no module named daskps"}
         (Worker(OK), ""),
         (
             Worker(ERROR),
-            "tcp://one: its nanny takes no plugin (no module named daskps)",
+            "its nanny takes no plugin (no module named daskps)",
         ),
         (Worker(OSError("gone")), "its nanny takes no plugin (OSError('gone'))"),
         (Worker(ERROR, limit=None), ""),
@@ -182,15 +185,17 @@ def test_what_a_nanny_answers_decides(worker, why, monkeypatch):
         return early, await asyncio.to_thread(accounting.charged)
 
     early, found = asyncio.run(begins())
-    assert found.endswith(why)
-    assert bool(found) == bool(why)
-    assert bool(early) == (worker.memory_manager.memory_limit is not None)
+    if worker.memory_manager.memory_limit is None:
+        assert early is None
+    else:
+        assert early == Charge("tcp://one: its nanny has not answered", True)
+    assert found == (Charge(f"tcp://one: {why}") if why else None)
 
 
 def test_a_worker_of_which_daskps_knows_nothing_is_charged(monkeypatch):
     """Such as one of another cluster, whose task has a client of this one."""
     monkeypatch.setattr(upstream, "workers", lambda: [Worker(OK)])
-    assert accounting.charged() == "tcp://one: it has no host of daskps"
+    assert accounting.charged() == Charge("tcp://one: it has no host of daskps")
 
 
 def test_a_system_that_does_not_tell_is_left_alone(tmp_path, monkeypatch):
@@ -199,13 +204,82 @@ def test_a_system_that_does_not_tell_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(accounting, "_PROC", tmp_path)
     measure = worker.monitor.get_process_memory
     accounting.begin(worker)
-    assert "does not say" in accounting.charged()
+    charge = accounting.charged()
+    assert charge is not None
+    assert "does not say" in charge.why
     assert worker.monitor.get_process_memory is measure
+
+
+class Silent:
+    """An answer that does not come; who waits for it makes the time pass."""
+
+    def __init__(self):
+        self.now, self.waits, self.is_locked = 100.0, [], lambda: False
+
+    def result(self, seconds):
+        assert not (seconds and self.is_locked())
+        self.waits.append(seconds)
+        self.now += seconds
+        raise TimeoutError
+
+
+@pytest.fixture
+def silent(monkeypatch):
+    """Two workers of this process, the nannies of which say nothing."""
+    both = [Worker(OK), Worker(OK)]
+    answer: Any = Silent()
+    monkeypatch.setattr(upstream, "workers", lambda: both)
+    monkeypatch.setattr(accounting, "monotonic", lambda: answer.now)
+    until = answer.now + accounting.PATIENCE_SECONDS
+    for worker in both:
+        monkeypatch.setitem(accounting._asked, worker, accounting._Asked(answer, until))
+    return answer
+
+
+def test_all_who_ask_share_one_patience(silent):
+    for seconds in (0.5, 1e9, 1e9):
+        charge = accounting.charged(seconds)
+        assert charge is not None
+        assert charge.is_passing
+    assert silent.waits == [0.5, 1.5, 0.0]
+
+
+HOSTS = [f"tcp://other:{i}" for i in range(16)]
+
+
+@pytest.fixture
+def ways():
+    """The ways to a store on sixteen hosts, none of which can be mapped."""
+    link: Any = None
+    meta: Any = SimpleNamespace(name="s", where=SimpleNamespace(hosts={}, segments={}))
+    return Ways(link, meta, None)
+
+
+def test_sixteen_hosts_wait_once_and_hold_no_lock_meanwhile(silent, ways):
+    """The loop that would bring the answer asks for the lock, too."""
+    silent.is_locked = ways._lock.locked
+    assert [ways.reader(worker) for worker in HOSTS] == [None] * 16
+    assert silent.waits[0] == 2.0
+    assert not any(silent.waits[1:])
+
+
+def test_the_log_says_what_lasts(ways, caplog, monkeypatch):
+    monkeypatch.setattr(once, "_said", set())
+    lane = ways._lanes["tcp://other"] = SimpleNamespace(
+        is_closed=False, is_mapped=False
+    )
+    ways._where = ways._meta.where
+    caplog.set_level(logging.WARNING, "daskps")
+    for charge in (Charge("not yet", True), Charge("refused"), Charge("refused")):
+        monkeypatch.setattr(accounting, "charged", lambda *_, found=charge: found)
+        assert ways.reader("tcp://other") is lane
+    assert [r.args for r in caplog.records] == [("refused",)]
 
 
 def ways_before_and_after(s):
     """The way to each worker before a nanny has answered, and after."""
-    with mock.patch.object(accounting, "charged", return_value="not answered"):
+    charge = Charge("not answered", True)
+    with mock.patch.object(accounting, "charged", return_value=charge):
         before = s.stats()["handle"]["ways"]
     return set(before.values()), set(s.stats()["handle"]["ways"].values())
 
@@ -271,7 +345,7 @@ def read_all(s):
 
 def read_mapped(s):
     """As :func:`read_all`, of a process that takes itself for one not charged."""
-    with mock.patch.object(accounting, "charged", return_value=""):
+    with mock.patch.object(accounting, "charged", return_value=None):
         return read_all(s)
 
 
@@ -390,9 +464,10 @@ def test_rounds_of_the_graph_have_the_same_bits(charged, machine_cluster, rng):
     np.testing.assert_array_equal(*found, strict=True)
 
 
-def test_the_log_says_why_once(caplog, monkeypatch):
-    monkeypatch.setattr(filed, "_said", set())
+def test_the_log_says_each_reason_once(caplog, monkeypatch):
+    monkeypatch.setattr(once, "_said", set())
+    reasons = ("one: it has no nanny", "two: nor has this")
     with caplog.at_level(logging.WARNING, "daskps"):
-        filed.say_once("one: it has no nanny")
-        filed.say_once("two: nor has this")
-    assert [r.args for r in caplog.records] == [("one: it has no nanny",)]
+        for why in reasons * 2:
+            filed.say_once(why)
+    assert [r.args for r in caplog.records] == [(why,) for why in reasons]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from daskps.cluster import memory as module
-from daskps.cluster import presence
+from daskps.cluster import once, presence
 from daskps.cluster.mapping import FILES, mapped_nbytes, owned_nbytes
 from daskps.cluster.memory import (
     Block,
@@ -118,7 +118,7 @@ def test_a_full_directory_gives_private_memory(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(module, "_said", set())
+    monkeypatch.setattr(once, "_said", set())
     # A cluster that silences its logs has raised the level of pytest's handler.
     caplog.set_level(logging.WARNING)
     before = left(tmp_path)
@@ -160,7 +160,7 @@ def test_what_must_be_shared_takes_no_private_memory(
 def test_a_base_that_is_not_there_gives_private_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "_said", set())
+    monkeypatch.setattr(once, "_said", set())
     # A cluster that silences its logs has raised the level of pytest's handler.
     caplog.set_level(logging.WARNING)
     for _ in range(2):
