@@ -56,8 +56,8 @@ class Filed:
 
         Raises
         ------
-        OSError
-            If the file ends before.
+        NotHereError
+            If the file cannot be read so far: its owner has to be asked.
         """
         if out.dtype != source.dtype or not out.flags.c_contiguous:
             whole = np.empty(source.shape, source.dtype)
@@ -67,11 +67,12 @@ class Filed:
         left, at = out.view(np.uint8).data, _address(source) - self._start
         # A call reads 2 GiB at most, and less where a signal comes.
         while left:
-            n = os.preadv(self._fd, [left], at)
+            try:
+                n = os.preadv(self._fd, [left], at)
+            except OSError as error:
+                raise NotHereError(f"the file of a shard: {error}") from error
             if not n:
-                raise OSError(
-                    f"the file of a shard ends at byte {at}: it was cut short"
-                )
+                raise NotHereError(f"the file of a shard was cut short at byte {at}")
             left, at = left[n:], at + n
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.messages import Array
 from daskps.cluster.pauses import Pause
+from daskps.shards.deputies import NotHereError
 from daskps.shards.glance import NOT_YET, Glance
 
 if TYPE_CHECKING:
@@ -86,8 +87,11 @@ class Prepared:
                     flip = wait(glance, clock)
                 if flip < 0:
                     return None
-                for out, source in copies[flip & 1]:
-                    copy(out, source)
+                try:
+                    for out, source in copies[flip & 1]:
+                        copy(out, source)
+                except NotHereError:  # the shard's file cannot be read
+                    return None
                 if glance.is_whole(flip):
                     break
             else:

@@ -192,7 +192,10 @@ class Serving(ABC):
             slot, out = self.slots.get((call.store, part.shard)), outs.get(part.shard)
             if slot is None or out is None:
                 return None
-            ready = slot.glance(step_of(call, part, owned=False), part, out)
+            try:
+                ready = slot.glance(step_of(call, part, owned=False), part, out)
+            except NotHereError:  # the shard's file cannot be read
+                return None
             if ready is None:
                 return None
             answers.append(Answer(part.shard, version=ready.version, arrays=tuple(out)))

@@ -84,10 +84,28 @@ def test_bytes_are_those_of_the_file(slot, reads, dtype, rng):
     assert len(reads) == 15
 
 
-def test_file_that_was_cut_short_is_an_error(slot):
+def test_file_that_cannot_be_read_is_left_to_its_owner(slot, monkeypatch):
     os.ftruncate(slot.block.file.fd, 4096)
-    with pytest.raises(OSError, match="cut short"):
-        slot.copier(8)(np.empty(1), slot.block.buffer[4096:4104].view("f8"))
+    source = slot.block.buffer[4096:4104].view("f8")
+    with pytest.raises(NotHereError, match="cut short"):
+        slot.copier(8)(np.empty(1), source)
+
+    def fails(*_):
+        raise OSError("no such device")
+
+    monkeypatch.setattr(os, "preadv", fails)
+    with pytest.raises(NotHereError, match="no such device"):
+        slot.copier(8)(np.empty(1), source)
+
+
+def test_a_glance_at_a_file_that_cannot_be_read_finds_nothing(slot, monkeypatch):
+    host, call = bare_host(None, slot), Call("s", (PART,), wait=READ)
+    outs = {0: [np.ones(1000)]}
+    found = host.glance(call, outs)
+    assert found is not None
+    assert not found[0].arrays[0].any()
+    monkeypatch.setattr(os, "preadv", lambda *_: 0)
+    assert host.glance(call, outs) is None
 
 
 def test_copy_that_an_update_ran_into_is_made_again(slot, reads, monkeypatch):
@@ -434,6 +452,44 @@ def test_trainers_read_the_same_bits(charged, machine_cluster, sync):
     for ours, theirs in zip(*found, strict=True):
         for one, other in zip(ours, theirs, strict=True):
             assert one.keys() == other.keys()
+            for name, value in one.items():
+                np.testing.assert_array_equal(value, other[name], strict=True)
+
+
+def learns_by_message(trainer, part):
+    """As :func:`learns`, where no file can be read."""
+    with mock.patch.object(os, "preadv", return_value=0):
+        return learns(trainer, part)
+
+
+def reads_by_message(s):
+    """Return what is read where no file can be, and the messages for it."""
+    out = {"w": np.empty(10, "f4"), "b": np.empty(())}
+    with mock.patch.object(os, "preadv", return_value=0):
+        before = used(s)
+        found = [s.pull(), {n: v.copy() for n, v in s.pull(out=out).items()}]
+        return found, used(s)[1] - before[1]
+
+
+def test_files_that_cannot_be_read_leave_it_to_the_owner(charged):
+    owner, reader = charged.scheduler_info()["workers"]
+    with store(charged, servers=[owner]) as s:
+        s.add({"w": np.arange(10, dtype="f4")})
+        task = charged.submit(reads_by_message, s, workers=[reader], pure=False)
+        found, messages = task.result(30)
+        assert messages == 2
+        for read in found:
+            np.testing.assert_array_equal(read["w"], np.arange(10, dtype="f4"))
+
+
+def test_trainers_whose_files_cannot_be_read_read_the_same(charged):
+    found, owner = [], next(iter(charged.scheduler_info()["workers"]))
+    for loop in (learns, learns_by_message):
+        with store(charged, servers=[owner]) as s:
+            # Of two trainers one does not own the shard.
+            found.append(daskps.run(s, loop, [1.0, 3.0]))
+    for ours, theirs in zip(*found, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
             for name, value in one.items():
                 np.testing.assert_array_equal(value, other[name], strict=True)
 
