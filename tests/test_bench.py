@@ -20,6 +20,7 @@ from daskps.bench import (
     busy,
     clusters,
     command,
+    cores,
     jobs,
     memory,
     pairs,
@@ -176,6 +177,16 @@ def test_json_holds_every_sample(
     assert before > 0
     assert after > 0
     assert said.count("a core beside a busy one: ") == 2
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_the_busy_process_ends_with_the_one_that_measures(is_busy: bool) -> None:
+    """However that one ends: the other one hears that nobody holds the pipe."""
+    with cores._another() as (other, switch):
+        if is_busy:
+            switch.write(b".")
+        switch.close()
+        assert other.wait(30) == 0
 
 
 @pytest.mark.leaky  # matplotlib keeps its fonts open

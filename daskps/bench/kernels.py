@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     n = options.elements
     print(f"{n:,} float32 elements, medians of {options.pairs} pairs")
-    print(f"{'ours':<18}{'ms':>8}  {'peer':<22}{'ms':>8}  {'ratio':>5}  range")
+    print(f"{'ours':<22}{'ms':>8}  {'peer':<22}{'ms':>8}  {'ratio':>5}  range")
     arrays = _arrays(n)
     for line in _lines(arrays, options.cache_dir):
         print(_compare(line, options.pairs))
@@ -166,6 +166,7 @@ def _large(arrays: Arrays, cache_dir: str | None) -> dict[str, _Action]:
     return {
         "SGD in place": lambda: sgd.inplace(w, g, (), few),
         "SGD past": lambda: sgd.stream(w, out, g, (), few),
+        "SGD past, checked": lambda: sgd.stream(w, out, g, (), few, check=True),
         "Adam in place": lambda: adam.inplace(w, g, (m, v), many),
         "Adam past": lambda: adam.stream(w, out, g, (m, v), many, (m_out, v_out)),
         "copy, past": lambda: copying.copy(out, w, cache_dir=cache_dir),
@@ -227,7 +228,7 @@ def _compare(line: _Line, pairs: int, many: int = 1) -> str:
     ratios = [a / b for a, b in times]
     a, b = (statistics.median(column) for column in zip(*times, strict=True))
     return (
-        f"{name:<18}{a:8.2f}  {peer_name:<22}{b:8.2f}  "
+        f"{name:<22}{a:8.2f}  {peer_name:<22}{b:8.2f}  "
         f"{statistics.median(ratios):5.2f}  {min(ratios):.2f} to {max(ratios):.2f}"
     )
 
