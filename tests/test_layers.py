@@ -184,6 +184,8 @@ def stdlib_fault(module: Module, package: str) -> str | None:
     if package in CONCURRENCY and module.layer in (1, 2) and not compiles:
         return f"layer {module.layer} has no threads, locks or event loop"
     does_files = module.name == "kernels.cache" or module.part == "checkpoint"
+    # Of it only the hook for forks.
+    does_files |= module.name == "kernels.threads" and package == "os"
     if package in INPUT_OUTPUT and module.layer in (1, 2) and not does_files:
         return f"layer {module.layer} has no input or output"
     return None

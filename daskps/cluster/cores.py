@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from typing import TYPE_CHECKING, Any
 
 from dask.system import cpu_count
@@ -36,7 +35,6 @@ AGAIN_SECONDS = 5.0
 
 #: Hosts of this process by address, and what tells the directory of their cores.
 _following: dict[str, asyncio.Future[None] | None] = {}
-os.register_at_fork(after_in_child=threads.forget)
 
 
 def share(cores: int, claimed: int, workers: int) -> int:

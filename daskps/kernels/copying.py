@@ -53,7 +53,7 @@ def copy(out: Array, a: Array, *, cache_dir: str | None = None) -> None:
         target[edge] = source[edge]
     middle = slice(first, last)
     loop = _module(cache_dir).function("copy")
-    threads.each(loop, (source[middle], target[middle]))
+    threads.in_ranges(loop, (source[middle], target[middle]))
 
 
 def warm(*, cache_dir: str | None = None) -> None:

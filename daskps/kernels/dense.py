@@ -47,7 +47,7 @@ class _Native(Kernel):
     def inplace(self, w: Array, g: Array, slots: Arrays, scalars: Scalars) -> None:
         self._check(w, g, slots)
         loop = self._module.function("inplace")
-        threads.each(loop, (w, g, *slots), self._cast(scalars))
+        threads.in_ranges(loop, (w, g, *slots), self._cast(scalars))
 
     def publish(
         self,
@@ -109,13 +109,15 @@ class _Native(Kernel):
             name, first = fast
             loop = self._module.function(name)
             # All ranges begin lines where the arrays do.
-            return threads.each(loop, (w_in, w_out, g, *slots, *outs), c, first, check)
+            return threads.in_ranges(
+                loop, (w_in, w_out, g, *slots, *outs), c, first, check
+            )
         if check and not finite(g, cache_dir=self._module.cache_dir):
             return False
         for slot, out in zip(slots, outs, strict=False):
-            threads.each(np.copyto, (out, slot))
+            threads.in_ranges(np.copyto, (out, slot))
         # Only now: a range that was looked at while others are written is too late.
-        return threads.each(
+        return threads.in_ranges(
             self._module.function("publish"), (w_in, w_out, g, *written), c
         )
 
@@ -177,7 +179,7 @@ class _Widened(Kernel):
     ) -> None:
         self._check_all((w_in, w_out, g, slots, scalars, slots_out))
         arrays = w_in, w_out, g, *slots, *(slots_out or ())
-        threads.each(self._publish, arrays, scalars)
+        threads.in_ranges(self._publish, arrays, scalars)
 
     def _publish(self, w_in: Array, w_out: Array, g: Array, *more: Any) -> None:
         """Write updated weights block by block; `more` are slots, then scalars."""

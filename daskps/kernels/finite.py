@@ -42,7 +42,7 @@ def finite(a: np.ndarray[Any, np.dtype[Any]], *, cache_dir: str | None = None) -
         return bool(np.logical_and.reduce(np.isfinite(a), axis=None))
     flat = a.ravel(order="K")
     bits = flat.view(f"u{a.dtype.itemsize}")
-    return threads.each(_module(a.dtype, cache_dir).function("finite"), (bits,))
+    return threads.in_ranges(_module(a.dtype, cache_dir).function("finite"), (bits,))
 
 
 def _module(dtype: np.dtype[Any], cache_dir: str | None) -> Module:

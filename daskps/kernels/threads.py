@@ -6,8 +6,8 @@ waits for a thread that is busy elsewhere, or that a fork has left behind.
 
 from __future__ import annotations
 
+import os
 import threading
-from contextlib import suppress
 from contextvars import copy_context
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +17,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["LEAST_NBYTES", "allow", "allowed", "each", "forget"]
+__all__ = ["LEAST_NBYTES", "allow", "allowed", "forget", "in_ranges"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 #: Bytes of one array that each thread gets at least.
@@ -36,7 +36,8 @@ class _Job:
         self._work, self._n = work, n
         #: Who does a range: `setdefault` looks and writes in one step.
         self._claims: dict[int, object] = {}
-        self._results: dict[int, object] = {}
+        #: Whether a range gave anything but False.
+        self._results: dict[int, bool] = {}
         self._errors: dict[int, BaseException] = {}
         self._over = SimpleQueue[None]()
         #: What NumPy warns of is the caller's choice, also in another thread.
@@ -48,60 +49,97 @@ class _Job:
         if self._claims.setdefault(i, me) is not me:
             return
         try:
-            self._results[i] = self._context.copy().run(self._work, i)
+            self._results[i] = self._context.copy().run(self._work, i) is not False
         except BaseException as error:  # noqa: BLE001 - raised by who called
             self._errors[i] = error
         self._over.put(None)
 
-    def run(self) -> list[object]:
-        """Do what is left, and return once nobody writes any more."""
+    def run(self, helpers: _Helpers) -> bool:
+        """Have it done, and return once nobody writes any more."""
         try:
-            for i in range(self._n):
-                if self._claims.setdefault(i, _CALLER) is _CALLER:
-                    self._results[i] = self._work(i)
+            try:
+                helpers.offer(self, self._n)
+                for i in range(self._n):
+                    if self._claims.setdefault(i, _CALLER) is _CALLER:
+                        self._results[i] = self._work(i) is not False
+            finally:
+                self._wait()
         finally:
+            # A signal may have struck as the first one began.
             self._wait()
-        for error in self._errors.values():
-            raise error
-        return list(self._results.values())
+            errors, fine = list(self._errors.values()), all(self._results.values())
+            self._let_go()
+        try:
+            if errors:
+                raise errors[0]
+        finally:
+            # Its traceback has this frame: a cycle would keep the arrays.
+            errors.clear()
+        return fine
 
     def _wait(self) -> None:
         """Wait for what others have begun; what nobody has, nobody will."""
-        interrupt: BaseException | None = None
-        for i in range(self._n):
-            if self._claims.setdefault(i, _CALLER) is _CALLER:
-                continue
-            while not (i in self._results or i in self._errors):
-                try:
+        try:
+            for i in range(self._n):
+                if self._claims.setdefault(i, _CALLER) is _CALLER:
+                    continue
+                while not (i in self._results or i in self._errors):
                     self._over.get()
-                except BaseException as error:  # noqa: BLE001 - raised below
-                    interrupt = error
-        if interrupt is not None:
-            raise interrupt
+        except BaseException:
+            # Of a signal: it waits until nobody writes.
+            self._wait()
+            raise
+
+    def _let_go(self) -> None:
+        """Keep no array: a helper that is busy has this job until it is free."""
+        del self._work, self._context
+        self._results.clear()
+        self._errors.clear()
 
 
 class _Helpers:
-    """Threads that wait for ranges, and end when they are told or with the process."""
+    """Threads that wait for ranges, and end when they are told or with the process.
 
-    def __init__(self, n: int) -> None:
+    Each is started when a job first needs it: to start one may wait for the GIL.
+    """
+
+    def __init__(self) -> None:
+        #: How many there may be, and how many there are.
+        self.most = self._n = 0
+        self._lock = threading.Lock()
         self._ranges: SimpleQueue[tuple[_Job, int] | None] = SimpleQueue()
-        self._n = 0
-        # Where the system gives fewer threads, updates go on with those.
-        with suppress(RuntimeError):
-            for i in range(n):
-                name, given = f"daskps-update-{i}", (self._ranges,)
-                threading.Thread(None, _help, name, given, daemon=True).start()
-                self._n += 1
+
+    def allow(self, most: int) -> None:
+        """Say how many there may be; those beyond end, each after what it is at."""
+        with self._lock:
+            self.most = most
+            surplus = max(0, self._n - most)
+            self._n -= surplus
+        for _ in range(surplus):
+            self._ranges.put(None)
 
     def offer(self, job: _Job, n: int) -> None:
-        """Offer ranges of a job, but the first, to as many as there are."""
+        """Offer the ranges of a job, but the first, to as many as there are."""
+        while self._n < min(n - 1, self.most) and self._start():
+            pass
         for i in range(1, min(n, self._n + 1)):
             self._ranges.put((job, i))
 
-    def stop(self) -> None:
-        """End the threads, each after what it is at."""
-        for _ in range(self._n):
-            self._ranges.put(None)
+    def _start(self) -> bool:
+        """Start one unless others have; where the system gives none, go on without."""
+        with self._lock:
+            if self._n >= self.most:
+                return False
+            self._n += 1
+            name = f"daskps-update-{self._n}"
+        # Without the lock: others go on meanwhile with those that there are.
+        try:
+            threading.Thread(None, _help, name, (self._ranges,), daemon=True).start()
+        except RuntimeError:
+            with self._lock:
+                self._n -= 1
+            return False
+        return True
 
 
 def _help(ranges: SimpleQueue[tuple[_Job, int] | None]) -> None:
@@ -112,43 +150,40 @@ def _help(ranges: SimpleQueue[tuple[_Job, int] | None]) -> None:
         del job, offered
 
 
-_n_threads = 1
-_helpers: _Helpers | None = None
-_lock = threading.Lock()
+_helpers = _Helpers()
 
 
 def allow(n: int) -> None:
-    """Say how many threads of this process may be at one call of :func:`each`.
+    """Say how many threads of this process may be at one call of :func:`in_ranges`.
 
-    Helpers of an earlier number end. One, which is the default, needs none.
+    Helpers beyond that end, and the others stay. One, which is the default, needs none.
 
     Parameters
     ----------
     n : int
         The number, with the thread that calls.
     """
-    global _n_threads, _helpers
-    with _lock:
-        if n == _n_threads:
-            return
-        old, _helpers, _n_threads = _helpers, None, n
-    if old is not None:
-        old.stop()
+    _helpers.allow(n - 1)
 
 
 def allowed() -> int:
     """Return how many threads may be at one call; see :func:`allow`."""
-    return _n_threads
+    return _helpers.most + 1
 
 
 def forget() -> None:
     """Be alone in a forked child, which has none of its parent's threads."""
-    global _n_threads, _helpers, _lock
-    # Another thread of the parent may have held it.
-    _n_threads, _helpers, _lock = 1, None, threading.Lock()
+    global _helpers
+    # With a lock of its own: another thread of the parent may have held that one.
+    _helpers = _Helpers()
 
 
-def each(loop: Callable[..., object], arrays: Sequence[Array], *rest: object) -> bool:
+os.register_at_fork(after_in_child=forget)
+
+
+def in_ranges(
+    loop: Callable[..., object], arrays: Sequence[Array], *rest: object
+) -> bool:
     """Call a loop over arrays; over large ones in several threads.
 
     Parameters
@@ -165,10 +200,11 @@ def each(loop: Callable[..., object], arrays: Sequence[Array], *rest: object) ->
     -------
     bool
         False iff a call has returned False. All ranges are over then, and also where
-        an error is raised.
+        an error is raised: that of a call, in whichever thread, or of a signal.
     """
     size = len(arrays[0])
-    n = _n_threads
+    helpers = _helpers
+    n = helpers.most + 1
     if n > 1:
         n = min(n, arrays[0].nbytes // LEAST_NBYTES)
     if n <= 1:
@@ -179,16 +215,4 @@ def each(loop: Callable[..., object], arrays: Sequence[Array], *rest: object) ->
         part = slice(cuts[i], cuts[i + 1])
         return loop(*(a[part] for a in arrays), *rest)
 
-    job = _Job(work, n)
-    if (helpers := _get_helpers()) is not None:
-        helpers.offer(job, n)
-    return all(result is not False for result in job.run())
-
-
-def _get_helpers() -> _Helpers | None:
-    """Return the helpers; none where others have just said that there are none."""
-    global _helpers
-    with _lock:
-        if _helpers is None and _n_threads > 1:
-            _helpers = _Helpers(_n_threads - 1)
-        return _helpers
+    return _Job(work, n).run(helpers)

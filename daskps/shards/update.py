@@ -1,24 +1,26 @@
 """Applying arrays to the weights of a segment: what to do first, then doing it.
 
 Everything that can fail (a user's `prepare`, a schedule) happens while the operations
-are planned; once the first byte is written, nothing raises, but for a gradient that is
-looked at in the very pass that applies it. Nothing that was written is in force then.
+are planned. Once the first byte is written, only two things raise: a gradient that is
+looked at in the very pass that applies it, which writes nothing that is in force; and
+memory that ran out, here or in a thread that helps, after which slots in place may be
+half-way.
 """
 # ruff: noqa: PLR0917  (every loop takes the same five things)
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from daskps.errors import PushRejectedError
-from daskps.kernels import each
+from daskps.kernels import in_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from daskps.kernels.interface import Fixed
     from daskps.shards.base import Item
     from daskps.shards.segment import Record, Segment
 
@@ -30,10 +32,6 @@ TILE = 16_384
 #: both buffers, a gradient and what readers copy. With a pull after each push 4 MiB
 #: gained a little, 2 MiB lost as much, 8 MiB and more gained a quarter.
 PAST_NBYTES = 4 * 2**20
-
-
-#: An update of arrays that stay where they are, given a gradient and scalars.
-Fixed = Callable[[Array, tuple[float, ...]], None]
 
 
 class Binding(Protocol):
@@ -149,9 +147,9 @@ class Operation(NamedTuple):
             return
         data, to = self.data[a - start : b - start], target.part(a, b)
         if self.replace:
-            each(_assign, (to.w_out, data))
+            in_ranges(_assign, (to.w_out, data))
         elif self.binding is None:
-            each(np.add, (to.w_in, data, to.w_out))
+            in_ranges(np.add, (to.w_in, data, to.w_out))
         elif to.moves:
             self.binding.publish(
                 to.w_in, to.w_out, data, to.slots, self.scalars, to.slots_out
@@ -255,7 +253,7 @@ class Publication:
                         f"was applied"
                     )
             elif not self._whole or self.old.changed[position] == flip - 1:
-                each(np.copyto, (w_out, w_in))
+                in_ranges(np.copyto, (w_out, w_in))
         segment.flip = flip
 
     def _plain(self, operations: Sequence[Operation], n: int) -> Binding | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
-import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 from daskps import kernels, optim
 from daskps.kernels import copying, threads
 from tests.cluster.forks import child
+from tests.support import until
 
 #: Elements of the arrays here; three threads get 40 to 44 thousand each.
 N = 128 * 1024 + 3
@@ -27,8 +30,46 @@ def least(monkeypatch: pytest.MonkeyPatch) -> Any:
     threads.allow(1)
 
 
+@pytest.fixture(autouse=True)
+def none_from_before() -> None:
+    for thread in helpers():
+        thread.join(30)
+    assert not helpers()
+
+
 def helpers() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name.startswith("daskps-update")]
+
+
+def meet(n: int, *arrays: np.ndarray[Any, Any]) -> None:
+    """Have so many threads in one call: those that were busy are done with it."""
+    together = threading.Barrier(n)
+
+    def loop(*parts: np.ndarray[Any, Any]) -> None:
+        together.wait(30)
+
+    kernels.in_ranges(loop, arrays or (np.zeros(N),))
+
+
+@contextmanager
+def busy_helper() -> Iterator[None]:
+    """Keep the one helper that is allowed, and another caller, at one call."""
+    threads.allow(2)
+    go, busy = threading.Event(), threading.Barrier(3)
+
+    def blocks(part: np.ndarray[Any, Any]) -> None:
+        busy.wait(30)
+        assert go.wait(30)
+
+    given = blocks, (np.zeros(N),)
+    other = threading.Thread(target=kernels.in_ranges, args=given)
+    other.start()
+    busy.wait(30)
+    try:
+        yield
+    finally:
+        go.set()
+        other.join()
 
 
 def arrays(dtype: Any, n: int, skip: int) -> list[np.ndarray[Any, Any]]:
@@ -76,7 +117,7 @@ def test_any_number_of_threads_gives_the_same_bits(
     for n in (2, 3):
         threads.allow(n)
         assert applied(rule, dtype, how, skip) == expected
-        assert len(helpers()) >= n - 1
+        assert len(helpers()) == n - 1
 
 
 @pytest.mark.parametrize("at", [0, CUTS[0] - 1, CUTS[0], CUTS[1], N - 1])
@@ -112,7 +153,7 @@ def test_ranges_run_at_the_same_time_and_cover_the_array_once() -> None:
         together.wait(30)
         seen.append((int(part[0]), len(part), more))
 
-    assert kernels.each(loop, (np.arange(N),), "more")
+    assert kernels.in_ranges(loop, (np.arange(N),), "more")
     lengths = np.diff([0, *CUTS, N]).tolist()
     assert sorted(seen) == [
         (start, n, "more") for start, n in zip((0, *CUTS), lengths, strict=True)
@@ -125,47 +166,112 @@ def test_small_arrays_and_one_thread_take_no_other() -> None:
     def loop(part: np.ndarray[Any, Any]) -> None:
         here.append((threading.current_thread(), len(part)))
 
-    kernels.each(loop, (np.zeros(N),))
+    kernels.in_ranges(loop, (np.zeros(N),))
     threads.allow(3)
-    kernels.each(loop, (np.zeros(10_000),))
+    kernels.in_ranges(loop, (np.zeros(10_000),))
     assert here == [(threading.current_thread(), n) for n in (N, 10_000)]
     assert not helpers()
 
 
 def test_nobody_waits_for_threads_that_are_busy() -> None:
-    threads.allow(2)
-    go, busy, done = threading.Event(), threading.Barrier(3), []
-
-    def blocks(part: np.ndarray[Any, Any]) -> None:
-        busy.wait(30)
-        assert go.wait(30)
-
-    other = threading.Thread(target=kernels.each, args=(blocks, (np.zeros(N),)))
-    other.start()
-    busy.wait(30)
-    kernels.each(lambda part: done.append(len(part)), (np.zeros(N),))
-    assert sum(done) == N
-    go.set()
-    other.join()
+    done: list[int] = []
+    with busy_helper():
+        kernels.in_ranges(lambda part: done.append(len(part)), (np.zeros(N),))
+        assert sum(done) == N
 
 
-def test_an_error_comes_after_all_that_was_begun_is_over() -> None:
+def test_a_call_that_is_over_keeps_no_array() -> None:
+    """Also where a helper that is busy has still to hear of it."""
+    with busy_helper():
+        a = np.ones(N)
+        gone = weakref.ref(a)
+        kernels.in_ranges(np.add, (a, a, a))
+        del a
+        assert gone() is None
+
+
+def test_an_error_comes_after_all_that_was_begun_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What another thread still writes must not be anybody else's by then."""
     threads.allow(2)
     begun, go, over = threading.Event(), threading.Event(), []
+    wait = threads._Job._wait
+
+    def waits(job: threads._Job) -> None:
+        go.set()
+        wait(job)
+
+    monkeypatch.setattr(threads._Job, "_wait", waits)
 
     def loop(part: np.ndarray[Any, Any]) -> None:
         if part[0] == 0:
             assert begun.wait(30)
-            timer = threading.Timer(0.05, go.set)
-            timer.start()
             raise KeyboardInterrupt
         begun.set()
         assert go.wait(30)
         over.append(len(part))
 
     with pytest.raises(KeyboardInterrupt):
-        kernels.each(loop, (np.arange(N),))
+        kernels.in_ranges(loop, (np.arange(N),))
+    assert len(over) == 1
+
+
+class Struck:
+    """Claims whose caller is struck by a signal at some of its looks."""
+
+    def __init__(self, at: tuple[int, ...]) -> None:
+        self.claims: dict[int, object] = {}
+        self.at, self.looks = at, 0
+
+    def setdefault(self, i: int, who: object) -> object:
+        if who is threads._CALLER:
+            self.looks += 1
+            if self.looks in self.at:
+                raise KeyboardInterrupt
+        return self.claims.setdefault(i, who)
+
+
+@pytest.mark.parametrize("at", [(), (1,), (2,), (3,), (4,), (3, 4), (2, 4, 5)])
+def test_a_signal_leaves_nobody_behind(
+    at: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever it strikes: the first two looks are for work, the others to wait.
+
+    With none of them it strikes right after the offer, and as the wait begins.
+    """
+    threads.allow(2)
+    meet(2)
+    begun, go, over, waited = threading.Event(), threading.Event(), [], []
+    claims: Any = Struck(at)
+    offer, wait = threads._Helpers.offer, threads._Job._wait
+
+    def offers(found: threads._Helpers, job: threads._Job, n: int) -> None:
+        job._claims = claims
+        offer(found, job, n)
+        assert begun.wait(30)
+        if not at:
+            raise KeyboardInterrupt
+
+    def waits(job: threads._Job) -> None:
+        waited.append(1)
+        if not at and len(waited) == 1:
+            raise KeyboardInterrupt
+        if claims.looks >= max(at, default=0):
+            go.set()
+        wait(job)
+
+    monkeypatch.setattr(threads._Helpers, "offer", offers)
+    monkeypatch.setattr(threads._Job, "_wait", waits)
+
+    def loop(part: np.ndarray[Any, Any]) -> None:
+        if part[0]:
+            begun.set()
+            assert go.wait(30)
+            over.append(len(part))
+
+    with pytest.raises(KeyboardInterrupt):
+        kernels.in_ranges(loop, (np.arange(N),))
     assert len(over) == 1
 
 
@@ -178,8 +284,17 @@ def test_an_error_of_another_thread_is_the_callers() -> None:
         if part[0]:
             raise MemoryError("no room")
 
-    with pytest.raises(MemoryError, match="no room"):
-        kernels.each(loop, (np.arange(N),))
+    a = np.arange(N)
+    gone = weakref.ref(a)
+    gc.disable()  # what only a collection finds stays for long
+    try:
+        with pytest.raises(MemoryError, match="no room") as caught:
+            kernels.in_ranges(loop, (a,))
+        del caught, a
+        meet(2)
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_what_numpy_warns_of_is_the_callers_choice() -> None:
@@ -192,22 +307,22 @@ def test_what_numpy_warns_of_is_the_callers_choice() -> None:
         np.add(*parts)
 
     with np.errstate(all="ignore"):
-        kernels.each(loop, (largest, largest, largest))
+        kernels.in_ranges(loop, (largest, largest, largest))
     assert np.isinf(largest).all()
 
 
 def test_forked_child_waits_for_no_thread() -> None:
     threads.allow(3)
     a = np.ones(N)
-    kernels.each(np.add, (a, a, a))
+    kernels.in_ranges(np.add, (a, a, a))
     assert len(helpers()) == 2
 
     def work(pipe: Any) -> None:
-        kernels.each(np.add, (a, a, a))
-        pipe.send(a.sum())
+        kernels.in_ranges(np.add, (a, a, a))
+        pipe.send((a.sum(), threads.allowed(), len(helpers())))
 
     with child(work) as process:
-        assert process.receive() == 4 * N
+        assert process.receive() == (4 * N, 1, 0)
         assert process.end() == 0
 
 
@@ -216,21 +331,34 @@ def test_threads_keep_no_array() -> None:
     threads.allow(3)
     a = np.ones(N)
     gone = weakref.ref(a)
-    kernels.each(np.copyto, (a, a))
+    meet(3, a)
     del a
-    deadline = time.monotonic() + 30
-    while gone() is not None:
-        assert time.monotonic() < deadline
-        time.sleep(0)
+    assert gone() is None
+
+
+def test_threads_start_when_a_call_needs_them() -> None:
+    """To start one may take milliseconds, and a shard is locked meanwhile."""
+    threads.allow(64)
+    meet(2, np.zeros(2**14))
+    assert len(helpers()) == 1
+    meet(4, np.zeros(2**15))
+    assert len(helpers()) == 3
 
 
 def test_threads_end_when_fewer_are_allowed() -> None:
-    threads.allow(3)
-    kernels.each(np.negative, (np.ones(N), np.ones(N)))
+    threads.allow(4)
+    meet(4)
     before = helpers()
-    assert len(before) == 2
+    assert len(before) == 3
+    threads.allow(2)
+    until(lambda: len(helpers()) == 1)
+    threads.allow(4)
+    meet(4)
+    # Who was there stays.
+    assert len(set(helpers()) & set(before)) == 1
+    assert len(helpers()) == 3
     threads.allow(1)
-    for thread in before:
+    for thread in {*helpers(), *before}:
         thread.join(30)
     assert not helpers()
 
@@ -246,7 +374,7 @@ def test_updates_go_on_where_the_system_gives_no_thread(
     monkeypatch.setattr(threading.Thread, "start", refuse)
     threads.allow(3)
     a = np.ones(N)
-    kernels.each(np.add, (a, a, a))
+    kernels.in_ranges(np.add, (a, a, a))
     assert (a == 2).all()
     gone = weakref.ref(a)
     del a
