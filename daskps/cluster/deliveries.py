@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from daskps import config
 from daskps.cluster.lane import PATIENCE_SECONDS
 from daskps.cluster.slot import Pending, Slot
 from daskps.errors import ShardBusyError
@@ -65,10 +66,13 @@ class Delivery:
         The trainer's place in its run.
     indices : tuple of int
         Which parameters.
+    cache : str
+        Where compiled loops are kept.
     """
 
-    def __init__(self, session: Session, indices: tuple[int, ...]) -> None:
+    def __init__(self, session: Session, indices: tuple[int, ...], cache: str) -> None:
         meta, ways = session.meta, session.shards.ways
+        self._cache = cache
         self._run, self._rank = session.run, session.rank
         self._counters = session.shards.counters
         cuts: dict[int, list[Cut]] = {s: [] for s in range(meta.layout.n_shards)}
@@ -168,7 +172,7 @@ class Delivery:
         """Look at all that does not go to the first shard; return whether it is fine."""
         (_, slot, _, _), *others = self._parts
         return slot.shard.segment.weights_nbytes >= PAST_NBYTES and all(
-            finite(arrays[index][a:b])
+            finite(arrays[index][a:b], cache_dir=self._cache)
             for _, _, _, cuts in others
             for _, index, a, b in cuts
         )
@@ -194,6 +198,8 @@ class Deliveries:
         self._known: dict[tuple[int, ...], Delivery] = {}
         #: Where the shards were when these were made ready.
         self._where = session.meta.where
+        #: Read once: no step reads the configuration.
+        self._cache = str(config.load().cache)
 
     def clear(self) -> None:
         """Forget all steps."""
@@ -215,7 +221,7 @@ class Deliveries:
         if delivery is None:
             if len(self._known) >= self.MOST:
                 del self._known[next(iter(self._known))]
-            delivery = self._known[indices] = Delivery(session, indices)
+            delivery = self._known[indices] = Delivery(session, indices, self._cache)
         if not delivery.is_possible:
             return None
         kind = kind if arrays else NOTHING

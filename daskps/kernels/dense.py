@@ -11,7 +11,6 @@ import numpy as np
 
 from daskps.kernels import threads
 from daskps.kernels.compiled import Module
-from daskps.kernels.finite import finite
 from daskps.kernels.interface import Kernel
 from daskps.kernels.source import update_source
 
@@ -63,8 +62,7 @@ class _Native(Kernel):
     def fixed(
         self, w_in: Array, w_out: Array, slots: Arrays, slots_out: Arrays | None = None
     ) -> Fixed:
-        unused = np.empty(len(w_out), self.dtype)
-        written = self._check_all((w_in, w_out, unused, slots, (), slots_out))
+        written = self._check_fixed(w_in, w_out, slots, slots_out)
         n, outs = len(w_out), slots_out or ()
         fast = self._past(w_out, outs, past=False)
         if fast is None and outs:
@@ -112,7 +110,7 @@ class _Native(Kernel):
             return threads.in_ranges(
                 loop, (w_in, w_out, g, *slots, *outs), c, first, check
             )
-        if check and not finite(g, cache_dir=self._module.cache_dir):
+        if check and not self.is_finite(g):
             return False
         for slot, out in zip(slots, outs, strict=False):
             threads.in_ranges(np.copyto, (out, slot))
@@ -212,7 +210,7 @@ class _Widened(Kernel):
         check: bool = False,
     ) -> bool:
         # NumPy's casts write as they do.
-        if check and not finite(g, cache_dir=self.module.cache_dir):
+        if check and not self.is_finite(g):
             return False
         self.publish(w_in, w_out, g, slots, scalars, slots_out)
         return True

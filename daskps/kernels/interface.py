@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from daskps.kernels.finite import finite
+
 if TYPE_CHECKING:
     from daskps.kernels.compiled import Module
 
@@ -111,7 +113,9 @@ class Kernel(ABC):
     ) -> Fixed:
         """Return `publish` for arrays that stay where they are.
 
-        They are checked once, here; for a small shard that is most of the work.
+        They are checked once, here, which for a small shard is most of the work; for
+        float16, and for slots to write that do not begin cache lines together, in
+        each call.
 
         Parameters
         ----------
@@ -126,7 +130,7 @@ class Kernel(ABC):
         Raises
         ------
         ValueError
-            As `inplace`; the callable too, for the gradient and the scalars.
+            As `inplace`, here or from the callable.
         """
 
         def update(g: Array, scalars: Scalars) -> None:
@@ -236,6 +240,22 @@ class Kernel(ABC):
         """Loops this process compiled."""
         return self.module.cache_misses
 
+    def is_finite(self, g: Array) -> bool:
+        """Return whether a gradient has no NaN and no infinity.
+
+        Parameters
+        ----------
+        g : ndarray
+            As in `publish`. The loop for large ones is kept where those of the rule
+            are.
+
+        Returns
+        -------
+        bool
+            True iff every element is finite.
+        """
+        return finite(g, cache_dir=self.module.cache_dir)
+
     def check_scalars(self, scalars: Scalars) -> None:
         """Refuse scalars that a loop cannot take.
 
@@ -269,8 +289,15 @@ class Kernel(ABC):
     def _check_all(self, given: Given) -> Arrays:
         """Refuse arrays that do not fit; return the slots that are written."""
         w_in, w_out, g, slots, _, slots_out = given
+        self._check_gradient(g, (len(w_out),))
+        return self._check_fixed(w_in, w_out, slots, slots_out)
+
+    def _check_fixed(
+        self, w_in: Array, w_out: Array, slots: Arrays, slots_out: Arrays | None
+    ) -> Arrays:
+        """Do so for all arrays but the gradient."""
         written = slots if slots_out is None else slots_out
-        self._check(w_out, g, written)
+        self._check_written(w_out, written, (len(w_out),))
         check_input(w_in, self.dtype, len(w_out))
         if written is not slots:
             self._check_slots(slots, len(w_out))
@@ -288,14 +315,16 @@ class Kernel(ABC):
         check_input(g, self.compute_dtype if wide else self.dtype, shape)
 
     def _check(self, w: Array, g: Array, slots: Arrays) -> None:
-        self._check_updated(w, g, slots, (len(w),), (len(w),))
+        self._check_gradient(g, (len(w),))
+        self._check_written(w, slots, (len(w),))
 
     def _check_rows(self, w: Array, ids: Array, g: Array, slots: Arrays) -> None:
         """Refuse tables, rows of them or gradients that do not fit."""
         if w.ndim != 2:
             raise ValueError(f"expected weights of shape (rows, dim), got {w.shape}")
         check_input(ids, _ID, ids.size)
-        self._check_updated(w, g, slots, w.shape, (len(ids), w.shape[1]))
+        self._check_gradient(g, (len(ids), w.shape[1]))
+        self._check_written(w, slots, w.shape)
         # Numbers below 0 are the largest ones without a sign: one pass finds both.
         if len(ids) and np.maximum.reduce(ids.view(np.uint64)) >= len(w):
             raise ValueError(
@@ -303,10 +332,7 @@ class Kernel(ABC):
                 f"{ids.min()} to {ids.max()}"
             )
 
-    def _check_updated(
-        self, w: Array, g: Array, slots: Arrays, shape: _Shape, g_shape: _Shape
-    ) -> None:
-        self._check_gradient(g, g_shape)
+    def _check_written(self, w: Array, slots: Arrays, shape: _Shape) -> None:
         _output(w, self.dtype, shape, "weights")
         if len(slots) != self.n_slots:
             raise ValueError(f"the rule has {self.n_slots} slots, got {len(slots)}")

@@ -98,6 +98,10 @@ class Bound:
         """Update `w` and the slots in place."""
         self.kernel.inplace(w, g, slots, scalars)
 
+    def is_finite(self, g: _Array) -> bool:
+        """Return whether a gradient has no NaN and no infinity."""
+        return self.kernel.is_finite(g)
+
     def rows(
         self,
         w: _Array,

@@ -140,7 +140,10 @@ class Planner:
     def _look(self, step: Step) -> None:
         """Refuse arrays with NaN or infinity."""
         for item in step.items:
-            if not finite(item.data):
+            binding = self._bindings.get(self._indices[item.position])
+            # The rule's look is kept on disk, as its loops are.
+            look = finite if binding is None else binding.is_finite
+            if not look(item.data):
                 name = self._pieces[item.position].parameter.name
                 raise PushRejectedError(
                     f"the {step.kind} of {name[:60]!r} has NaN or Inf; nothing was "

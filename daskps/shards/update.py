@@ -82,6 +82,9 @@ class Binding(Protocol):
     ) -> None:
         """Update `w` in place."""
 
+    def is_finite(self, g: Array) -> bool:
+        """Return whether a gradient has no NaN and no infinity."""
+
 
 class Formed(Protocol):
     """An array that is formed part by part as it is sliced, and must not be kept."""

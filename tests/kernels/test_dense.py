@@ -96,6 +96,17 @@ def test_fixed_update_checks_its_arrays_before_the_first_one():
             bound.fixed(*arrays)
 
 
+@pytest.mark.parametrize("dtype", ["f2", "f4"])
+def test_fixed_updates_that_are_not_fast_refuse_arrays_too(dtype):
+    """At the latest in their first call: slots here begin no cache line together."""
+    bound, w, g, slots, scalars = state(optim.Adam(0.1), dtype, 9)
+    outs = (*lines(slots[:1]), *lines(slots[1:], 1))
+    before = w.copy()
+    with pytest.raises(ValueError, match="shape"):
+        bound.fixed(w, w[:-1], slots, outs)(g, scalars)
+    assert same_bits(w, before)
+
+
 def lines(slots, shift=0):
     """Copies of slots that start at a cache line, or `shift` elements after one."""
     found = []

@@ -158,7 +158,7 @@ class Partly:
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
-        self.scalars = inner.scalars
+        self.scalars, self.is_finite = inner.scalars, inner.is_finite
 
     def inplace(self, w, g, slots, scalars):
         self._die_within(w, (w, *slots), g, slots, scalars)

@@ -32,13 +32,16 @@ class Streamed:
 
     publish: Any
 
+    def is_finite(self, g):
+        return bool(np.isfinite(g).all())
+
     def fixed(self, w_in, w_out, slots, slots_out=None):
         return lambda g, scalars: self.publish(
             w_in, w_out, g, slots, scalars, *(() if slots_out is None else (slots_out,))
         )
 
     def stream(self, w_in, w_out, g, slots, scalars, slots_out=None, *, check=False):
-        if check and not np.isfinite(g).all():
+        if check and not self.is_finite(g):
             return False
         outs = () if slots_out is None else (slots_out,)
         self.publish(w_in, w_out, g, slots, scalars, *outs)

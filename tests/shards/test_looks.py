@@ -12,7 +12,7 @@ from daskps import optim
 from daskps.consistency import ASP
 from daskps.errors import PushRejectedError
 from daskps.layout import Layout
-from daskps.shards import planning, update
+from daskps.shards import update
 from daskps.shards.base import GRADIENT, READ, Item, Ready, Step
 from daskps.shards.dense import Shard
 from daskps.shards.segment import Segment
@@ -139,11 +139,11 @@ def test_large_shards_look_in_the_pass_itself(monkeypatch):
     monkeypatch.setattr(update, "PAST_NBYTES", 0)
     looked: list[Any] = []
 
-    def look(a: Any) -> bool:
+    def look(rule: Any, a: Any) -> bool:
         looked.append(a)
         return True
 
-    monkeypatch.setattr(planning, "finite", look)
+    monkeypatch.setattr(optim.binding.Bound, "is_finite", look)
     made = shard("Adam")
     assert refused(send(made, step(0, W))[0], "w")
     assert not looked
@@ -151,3 +151,15 @@ def test_large_shards_look_in_the_pass_itself(monkeypatch):
     assert made.segment.writing == made.segment.flip + 1
     send(shard("Adam", durable=False), step(0))
     assert len(looked) == 2
+
+
+def test_the_look_before_is_kept_for_other_processes(tmp_path):
+    """Compiled anew it takes a fifth of a second, while the shard is locked."""
+    n = 2**15
+    layout = Layout.build({"v": ((n,), "float32")}, 1)
+    rule = optim.bind(RULES["SGD"], "f4", cache_dir=str(tmp_path))
+    made = Shard(Segment(layout, 0, {V: ()}), {V: rule})
+    data = np.full(n, np.nan, "f4")
+    (ticket,) = send(made, Step(GRADIENT, [Item(V, 0, data)], weight=2.0, check=True))
+    assert refused(ticket, "v")
+    assert list(tmp_path.glob("daskps_*.py"))

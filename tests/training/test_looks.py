@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import daskps
-from daskps import intake, optim
+from daskps import config, intake, kernels, optim
 from daskps.shards.update import PAST_NBYTES
 
 #: Each of two shards is large enough to be written past the caches.
@@ -54,8 +54,15 @@ def mixed(trainer, part):
 
 def looks(trainer, part):
     """Return how many gradients of a push are looked at before it."""
-    with mock.patch.object(intake, "is_finite", wraps=intake.is_finite) as look:
+    with (
+        mock.patch.object(intake, "is_finite", wraps=intake.is_finite) as look,
+        mock.patch("daskps.cluster.deliveries.finite", wraps=kernels.finite) as later,
+    ):
         trainer.push(gradient())
+    # What the first shard does not get is looked at by a loop that is kept on disk.
+    assert later.call_count == (0 if look.call_count else 2), later.call_count
+    for call in later.call_args_list:
+        assert call.kwargs == {"cache_dir": str(config.load().cache)}
     return look.call_count
 
 
