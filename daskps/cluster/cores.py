@@ -32,6 +32,8 @@ PAUSE_SECONDS = 0.5
 ANSWER_SECONDS = 15.0
 #: Pause after a message that did not get through.
 AGAIN_SECONDS = 5.0
+#: Threads that an update takes at most: more than two cores were not measured.
+MOST = 8
 
 #: Hosts of this process by address, and what tells the directory of their cores.
 _following: dict[str, asyncio.Future[None] | None] = {}
@@ -47,7 +49,7 @@ def share(cores: int, claimed: int, workers: int) -> int:
     claimed, workers : int
         Threads of all workers of its machine, and how many workers these are.
     """
-    return 1 + max(0, cores - claimed) // workers
+    return min(MOST, 1 + max(0, cores - claimed) // workers)
 
 
 class Cores:
