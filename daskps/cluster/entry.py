@@ -115,6 +115,10 @@ class Hosts:
         self._scheduler = scheduler
         self._background: set[asyncio.Task[Any]] = set()
 
+    def has_client(self, client: str) -> bool:
+        """Return whether a client is connected."""
+        return client in self._scheduler.clients
+
     async def control(self, worker: str, method: str, **kwargs: Any) -> Any:
         """Send a control message to the host on a worker."""
         rpc: Any = self._scheduler.rpc(worker)

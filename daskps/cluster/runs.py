@@ -65,11 +65,14 @@ class Runs:
         began = time.monotonic()
         for tries in itertools.count(1):
             entry = await self._free_entry(uid)
+            if not self._hosts.has_client(who["client"]):
+                # Nobody would hear of the run, end it, or train the store after it.
+                raise RunCancelledError(f"client {who['client']} left before its run")
             run = Run(self._new_id(), entry, bsp=sync == "bsp", **who)
             try:
                 await self._begin(run, begin)
                 break
-            except (OSError, StaleGenerationError) as error:
+            except (OSError, StaleGenerationError, RunCancelledError) as error:
                 # A host dies: its shards find an owner, or are lost.
                 if time.monotonic() - began > OPEN_SECONDS:
                     raise NotEnoughWorkersError(
@@ -112,8 +115,14 @@ class Runs:
             found = await self._hosts.everywhere(
                 run.entry, "begin_run", run=run.id, resident=not run.graph, begin=begin
             )
-        except BaseException:
+            if run.fenced:
+                raise run.fenced
+        except BaseException as error:
+            fenced = run.fenced
+            # Also where it was fenced: that end may have come before its beginning.
             await self._end(run, "it could not begin")
+            if fenced and isinstance(error, Exception):
+                raise fenced from error
             raise
         of = {key: begin[key] for key in ("reduce", "codec")}
         run.mailboxes = {"rows": [row for rows in found for row in rows], **of}

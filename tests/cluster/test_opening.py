@@ -1,0 +1,137 @@
+"""How a run begins where hosts fail and clients leave, with hosts of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+from distributed.comm.core import CommClosedError
+
+from daskps.cluster.entry import Entry
+from daskps.cluster.runs import Runs
+from daskps.errors import RunCancelledError
+
+BEGIN = {"policy": ("bsp", 0), "n_ranks": 1, "reduce": b"", "reset": False, "codec": ""}
+WHO = {"client": "C", "size": 1, "restartable": False, "gated": False, "graph": False}
+
+
+class FakeHosts:
+    """One host, whose answers to `begin_run` are the test's to give, in order."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.clients = {"C", "D"}
+        self.heard: list[tuple[str, int]] = []
+        self.tasks: set[asyncio.Future] = set()
+
+    def has_client(self, client):
+        return client in self.clients
+
+    async def control(self, worker, method, **kwargs):
+        if method == "begin_run":
+            self.heard.append((method, kwargs["run"]))
+            return await self.answers.pop(0)()
+        if method == "end_run":
+            self.heard.append((method, kwargs["run"]))
+        return [-1]
+
+    async def everywhere(self, entry, method, **kwargs):
+        return [await self.control(entry.owners[0], method, **kwargs)]
+
+    def spawn(self, work):
+        task = asyncio.ensure_future(work)
+        self.tasks.add(task)
+        return task
+
+    def tell(self, action, entry, **more):
+        pass
+
+
+def runs_on(hosts):
+    entry = Entry("w-uid", "w", "C", True, {}, ("tcp://a",), {}, 1.0, b"", {})
+    return Runs(hosts, lambda uid: entry, itertools.count(1).__next__), entry
+
+
+async def fine():
+    return []
+
+
+async def gone():
+    raise CommClosedError("the other end has gone")
+
+
+async def opened(runs, client="C"):
+    return await runs.on_open_run("w-uid", BEGIN, **{**WHO, "client": client})
+
+
+@pytest.mark.parametrize("answer", [gone, fine])
+def test_client_that_leaves_while_its_run_begins_leaves_no_run(answer):
+    """Whether its host then fails or answers: the next client can train."""
+
+    async def check():
+        asked, go_on = asyncio.Event(), asyncio.Event()
+
+        async def late():
+            asked.set()
+            await go_on.wait()
+            return await answer()
+
+        hosts = FakeHosts(late, fine)
+        runs, _ = runs_on(hosts)
+        opening = asyncio.ensure_future(opened(runs))
+        await asked.wait()
+        hosts.clients.discard("C")
+        runs.client_left("C")
+        await asyncio.gather(*hosts.tasks - {opening})
+        go_on.set()
+        with pytest.raises(RunCancelledError, match="client C left"):
+            await opening
+        assert hosts.heard[-1] == ("end_run", 1)
+        assert await opened(runs, "D") == 2
+
+    asyncio.run(check())
+
+
+def test_client_that_leaves_between_two_tries_leaves_no_run():
+    """Then no run is known that could be fenced."""
+
+    async def check():
+        hosts = FakeHosts()
+
+        async def fails():
+            hosts.tasks.add(asyncio.ensure_future(leave()))
+            return await gone()
+
+        async def leave():
+            while runs._runs:
+                await asyncio.sleep(0)
+            hosts.clients.discard("C")
+            runs.client_left("C")
+
+        hosts.answers = [fails, fine, fine]
+        runs, _ = runs_on(hosts)
+        with pytest.raises(RunCancelledError, match="client C left"):
+            await opened(runs)
+        assert await opened(runs, "D") == 2
+
+    asyncio.run(check())
+
+
+def test_run_whose_shards_move_while_it_begins_begins_again():
+    """Its first try ends with that; who started it does not hear of it."""
+
+    async def check():
+        async def moving():
+            runs.shards_move(entry, "tcp://a", [0])
+            await asyncio.gather(*hosts.tasks - {asyncio.current_task()})
+            return []
+
+        hosts = FakeHosts(moving, fine)
+        runs, entry = runs_on(hosts)
+        assert await opened(runs) == 2
+        assert runs.why_over(2) is None
+        assert hosts.heard[0] == ("begin_run", 1)
+        assert hosts.heard[-1] == ("begin_run", 2)
+
+    asyncio.run(check())
