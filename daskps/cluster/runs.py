@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.entry import remember
 from daskps.cluster.messages import pack_error
+from daskps.cluster.opening import begin_everywhere, give_up
 from daskps.cluster.progress import Run, rounds_lost
 from daskps.cluster.settling import settle
 from daskps.errors import (
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 #: How long shards that are a round behind may take to catch up when a run is fenced.
 SETTLE_SECONDS = 0.5
-#: How long a run tries to begin while a host of its store does not answer.
+#: How long a run tries to begin while a host of its store fails or is silent.
 OPEN_SECONDS = 10.0
 
 
@@ -62,27 +63,24 @@ class Runs:
         client, size, restartable, gated and graph.
         """
         sync, staleness = begin["policy"]
-        began = time.monotonic()
+        left = OPEN_SECONDS
         for tries in itertools.count(1):
             entry = await self._free_entry(uid)
             if not self._hosts.has_client(who["client"]):
                 # Nobody would hear of the run, end it, or train the store after it.
                 raise RunCancelledError(f"client {who['client']} left before its run")
             run = Run(self._new_id(), entry, bsp=sync == "bsp", **who)
+            began, pause = time.monotonic(), min(0.05 * tries, 0.5)
             try:
-                await self._begin(run, begin)
+                await self._begin(run, begin, left)
                 break
             except (OSError, StaleGenerationError, RunCancelledError) as error:
-                # A host dies: its shards find an owner, or are lost.
-                if time.monotonic() - began > OPEN_SECONDS:
-                    raise NotEnoughWorkersError(
-                        f"a run on store {entry.name!r} could not begin within "
-                        f"{OPEN_SECONDS:g} s, for a worker that holds shards does not "
-                        f"answer ({error!r}); wait for it or end it, and start the "
-                        f"run again"
-                    ) from error
-                # The scheduler may have yet to hear of it.
-                await asyncio.sleep(min(0.05 * tries, 0.5))
+                # A host dies: its shards find an owner, or are lost. How long that
+                # takes does not count, and the scheduler may have yet to hear of it.
+                left -= time.monotonic() - began + pause
+                if left <= 0:
+                    give_up(entry, error, OPEN_SECONDS)
+                await asyncio.sleep(pause)
         self._tell(
             "run-begun",
             run,
@@ -108,13 +106,11 @@ class Runs:
             raise ShardLostError(entry.name, shard, worker, reason)
         return entry
 
-    async def _begin(self, run: Run, begin: dict[str, Any]) -> None:
+    async def _begin(self, run: Run, begin: dict[str, Any], seconds: float) -> None:
         """Begin a run on all hosts of its store; where one fails, on none."""
         self._runs[run.id] = run
         try:
-            found = await self._hosts.everywhere(
-                run.entry, "begin_run", run=run.id, resident=not run.graph, begin=begin
-            )
+            mailboxes = await begin_everywhere(self._hosts, run, begin, seconds)
             if run.fenced:
                 raise run.fenced
         except BaseException as error:
@@ -122,10 +118,9 @@ class Runs:
             # Also where it was fenced: that end may have come before its beginning.
             await self._end(run, "it could not begin")
             if fenced and isinstance(error, Exception):
-                raise fenced from error
+                raise fenced from None
             raise
-        of = {key: begin[key] for key in ("reduce", "codec")}
-        run.mailboxes = {"rows": [row for rows in found for row in rows], **of}
+        run.mailboxes = mailboxes
 
     async def on_close_run(self, run: int) -> None:
         """End a run that is over."""
@@ -180,12 +175,10 @@ class Runs:
         """Wait until `done()` or the run is fenced; return whether it was done."""
         timeout = None if math.isinf(seconds) else seconds
         async with run.changed:
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(
                     run.changed.wait_for(lambda: done() or run.fenced), timeout
                 )
-            except TimeoutError:
-                return bool(done())
         return bool(done())
 
     def why_over(self, run: int) -> Exception | None:

@@ -8,9 +8,14 @@ import itertools
 import pytest
 from distributed.comm.core import CommClosedError
 
+from daskps.cluster import runs as directory
 from daskps.cluster.entry import Entry
 from daskps.cluster.runs import Runs
-from daskps.errors import RunCancelledError
+from daskps.errors import (
+    NotEnoughWorkersError,
+    RunCancelledError,
+    StaleGenerationError,
+)
 
 BEGIN = {"policy": ("bsp", 0), "n_ranks": 1, "reduce": b"", "reset": False, "codec": ""}
 WHO = {"client": "C", "size": 1, "restartable": False, "gated": False, "graph": False}
@@ -24,6 +29,9 @@ class FakeHosts:
         self.clients = {"C", "D"}
         self.heard: list[tuple[str, int]] = []
         self.tasks: set[asyncio.Future] = set()
+        self.ended = asyncio.Event()
+        self.greeted = asyncio.Event()
+        self.is_silent = False
 
     def has_client(self, client):
         return client in self.clients
@@ -32,8 +40,12 @@ class FakeHosts:
         if method == "begin_run":
             self.heard.append((method, kwargs["run"]))
             return await self.answers.pop(0)()
+        if method == "hello":
+            self.greeted.set()
+            await (asyncio.Event().wait() if self.is_silent else asyncio.sleep(0))
         if method == "end_run":
             self.heard.append((method, kwargs["run"]))
+            self.ended.set()
         return [-1]
 
     async def everywhere(self, entry, method, **kwargs):
@@ -61,6 +73,10 @@ async def gone():
     raise CommClosedError("the other end has gone")
 
 
+async def stale():
+    raise StaleGenerationError("no shard of it here")
+
+
 async def opened(runs, client="C"):
     return await runs.on_open_run("w-uid", BEGIN, **{**WHO, "client": client})
 
@@ -83,7 +99,7 @@ def test_client_that_leaves_while_its_run_begins_leaves_no_run(answer):
         await asked.wait()
         hosts.clients.discard("C")
         runs.client_left("C")
-        await asyncio.gather(*hosts.tasks - {opening})
+        await hosts.ended.wait()
         go_on.set()
         with pytest.raises(RunCancelledError, match="client C left"):
             await opening
@@ -104,8 +120,7 @@ def test_client_that_leaves_between_two_tries_leaves_no_run():
             return await gone()
 
         async def leave():
-            while runs._runs:
-                await asyncio.sleep(0)
+            await hosts.ended.wait()
             hosts.clients.discard("C")
             runs.client_left("C")
 
@@ -133,5 +148,61 @@ def test_run_whose_shards_move_while_it_begins_begins_again():
         assert runs.why_over(2) is None
         assert hosts.heard[0] == ("begin_run", 1)
         assert hosts.heard[-1] == ("begin_run", 2)
+
+    asyncio.run(check())
+
+
+def test_host_that_never_answers_is_waited_for_so_long(monkeypatch):
+    """When it wakes, what it begins late is ended after that."""
+    monkeypatch.setattr(directory, "OPEN_SECONDS", 0.02)
+
+    async def check():
+        woken = asyncio.Event()
+
+        async def stopped():
+            await woken.wait()
+            hosts.heard.append(("woken", 1))
+            return []
+
+        hosts = FakeHosts(stopped, fine)
+        hosts.is_silent = True
+        runs, _ = runs_on(hosts)
+        with pytest.raises(NotEnoughWorkersError, match=r"within 0\.02 s.*not answer"):
+            await opened(runs)
+        assert await opened(runs, "D") == 2
+        woken.set()
+        await asyncio.gather(*hosts.tasks)
+        assert hosts.heard[-2:] == [("woken", 1), ("end_run", 1)]
+
+    asyncio.run(check())
+
+
+def test_host_that_is_slow_to_begin_is_waited_for_as_long_as_it_answers(monkeypatch):
+    """There may be code to compile, or much memory to take."""
+    monkeypatch.setattr(directory, "OPEN_SECONDS", 0.001)
+
+    async def check():
+        async def slow():
+            # Greeted for the third time it has taken longer than a silent one may.
+            for _ in range(3):
+                await hosts.greeted.wait()
+                hosts.greeted.clear()
+            return []
+
+        hosts = FakeHosts(slow)
+        runs, _ = runs_on(hosts)
+        assert await opened(runs) == 1
+
+    asyncio.run(check())
+
+
+def test_host_without_the_shards_is_not_called_silent(monkeypatch):
+    """What lasts reaches the caller as it is."""
+    monkeypatch.setattr(directory, "OPEN_SECONDS", 0.02)
+
+    async def check():
+        runs, _ = runs_on(FakeHosts(*[stale] * 100))
+        with pytest.raises(StaleGenerationError, match="no shard of it here"):
+            await opened(runs)
 
     asyncio.run(check())

@@ -59,12 +59,13 @@ async def test_a_host_that_dies_while_a_run_begins(c, s, a, b, monkeypatch):
     monkeypatch.setattr(hosts, "control", breaking)
     failing += [nothing, nothing]
     assert await daskps.run(store, _pulls, [0, 1]) == [0, 0]
-    monkeypatch.setattr(runs, "OPEN_SECONDS", 0)
+    # Shorter than the pause before another try.
+    monkeypatch.setattr(runs, "OPEN_SECONDS", 0.04)
     failing += [nothing]
-    with pytest.raises(NotEnoughWorkersError, match=r"does not answer .*has gone"):
+    with pytest.raises(NotEnoughWorkersError, match="does not answer"):
         await daskps.run(store, _pulls, [0, 1])
-    assert await daskps.run(store, _pulls, [0, 1]) == [0, 0]
     monkeypatch.setattr(runs, "OPEN_SECONDS", 60)
+    assert await daskps.run(store, _pulls, [0, 1]) == [0, 0]
     failing += [b.close]
     with pytest.raises(daskps.ShardLostError) as caught:
         await daskps.run(store, _pulls, [0, 1])
