@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import logging
 import math
-import time
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.entry import remember
@@ -63,21 +62,21 @@ class Runs:
         client, size, restartable, gated and graph.
         """
         sync, staleness = begin["policy"]
-        left = OPEN_SECONDS
+        left, clock = OPEN_SECONDS, asyncio.get_running_loop().time
         for tries in itertools.count(1):
             entry = await self._free_entry(uid)
             if not self._hosts.has_client(who["client"]):
                 # Nobody would hear of the run, end it, or train the store after it.
                 raise RunCancelledError(f"client {who['client']} left before its run")
             run = Run(self._new_id(), entry, bsp=sync == "bsp", **who)
-            began, pause = time.monotonic(), min(0.05 * tries, 0.5)
+            began, pause = clock(), min(0.05 * tries, 0.5)
             try:
                 await self._begin(run, begin, left)
                 break
             except (OSError, StaleGenerationError, RunCancelledError) as error:
                 # A host dies: its shards find an owner, or are lost. How long that
                 # takes does not count, and the scheduler may have yet to hear of it.
-                left -= time.monotonic() - began + pause
+                left -= clock() - began + pause
                 if left <= 0:
                     give_up(entry, error, OPEN_SECONDS)
                 await asyncio.sleep(pause)
