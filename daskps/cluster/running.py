@@ -10,10 +10,9 @@ from daskps import codecs
 from daskps.cluster import arrivals, words
 from daskps.cluster.upstream import loads
 from daskps.consistency import ASP, BSP, SSP, Policy
-from daskps.errors import LayoutError
-from daskps.shards.dense import Shard
+from daskps.errors import LayoutError, RunCancelledError
 from daskps.shards.mailbox import Mailbox
-from daskps.shards.segment import PAGE_NBYTES
+from daskps.shards.segment import PAGE_NBYTES, RUN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from daskps.cluster.host import ShardHost
     from daskps.cluster.slot import Slot
     from daskps.reduction import Reducer
+    from daskps.shards.base import Ticket
+    from daskps.shards.dense import Shard
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +57,9 @@ async def begin_run(
         await host.in_thread(take)
     for slot in slots:
         start = partial(
-            Shard.begin_run,
-            run=run,
+            _begin,
+            slot,
+            run,
             policy=rule,
             n_ranks=n_ranks,
             reduce=function,
@@ -80,6 +82,30 @@ async def begin_run(
     ]
 
 
+def _begin(slot: Slot, run: int, shard: Shard, **how: Any) -> list[Ticket]:
+    """Begin a run on a shard, under its mutex."""
+    _refuse_old(slot, run)
+    return shard.begin_run(run=run, **how)
+
+
+def _refuse_old(slot: Slot, run: int) -> None:
+    """Refuse a run older than the one there: a host that was stopped hears of it late.
+
+    Raises
+    ------
+    RunCancelledError
+        Naming both; what is there goes on.
+    """
+    newest = int(slot.shard.segment.current.fixed[RUN])
+    if slot.mailbox is not None:
+        newest = max(newest, slot.mailbox[0])
+    if newest > run:
+        raise RunCancelledError(
+            f"run {run} of store {slot.name!r} was to begin after run {newest}, which "
+            f"began later; the run is over, start it again"
+        )
+
+
 def _take_mailboxes(
     host: ShardHost,
     slots: Sequence[Slot],
@@ -90,6 +116,8 @@ def _take_mailboxes(
     n_ranks, reduce, resident = of
     if all(slot.mailbox is not None and slot.mailbox[0] == run for slot in slots):
         return
+    for slot in slots:
+        _refuse_old(slot, run)
     sizes = [Mailbox.nbytes_of(s.shard.segment.pieces, n_ranks, reduce) for s in slots]
     _check_room(host, slots[0].name, sum(sizes))
     for slot in slots:

@@ -11,7 +11,9 @@ from distributed.comm.core import CommClosedError
 import daskps
 from daskps.cluster import runs
 from daskps.cluster.host import HOSTS
-from daskps.errors import LayoutError, NotEnoughWorkersError
+from daskps.cluster.upstream import dumps
+from daskps.errors import LayoutError, NotEnoughWorkersError, RunCancelledError
+from daskps.shards.segment import RUN
 from tests.support import gen_cluster
 
 # The limit is below what the process uses: Dask would pause the worker for that.
@@ -70,6 +72,41 @@ async def test_a_host_that_dies_while_a_run_begins(c, s, a, b, monkeypatch):
     with pytest.raises(daskps.ShardLostError) as caught:
         await daskps.run(store, _pulls, [0, 1])
     assert caught.value.worker == b.address
+    await store.close()
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 2)])
+async def test_a_run_that_begins_after_a_newer_one_is_refused(c, s, a):
+    """A host that was stopped may hear of the old one last; the new one trains on."""
+    store = await daskps.create({"w": np.zeros(4)}, client=c)
+    hosts = s.extensions["daskps-directory"].hosts
+    begin = {
+        "policy": ("bsp", 0),
+        "n_ranks": 1,
+        "reduce": dumps("mean"),
+        "reset": False,
+        "codec": "",
+    }
+    of = {"store": store.uid, "resident": True, "begin": begin}
+    [slot] = HOSTS[a.address].slots.values()
+
+    async def begins(run, policy="bsp"):
+        begin["policy"] = (policy, 0)
+        return await hosts.control(a.address, "begin_run", run=run, **of)
+
+    def state():
+        return int(slot.shard.segment.current.fixed[RUN]), slot.mailbox
+
+    assert len(await begins(102)) == 1
+    before = state()
+    assert before[0] == before[1][0] == 102
+    for policy in ("bsp", "asp"):
+        with pytest.raises(RunCancelledError, match=r"run 101 .* after run 102"):
+            await begins(101, policy)
+        assert state() == before
+    assert len(await begins(103)) == 1
+    assert state()[0] == 103
+    await hosts.control(a.address, "end_run", store=store.uid, run=103, reason="over")
     await store.close()
 
 
