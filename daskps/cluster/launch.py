@@ -63,8 +63,11 @@ async def launch(
         return await _followed(trainers.results(), _News(link, run, listen))
     except BaseException as error:
         reason = f"cancelled by its caller ({type(error).__name__})"
-        await link.wind_up(_fence(link, run, reason))
-        trainers.cancel()
+        try:
+            await link.wind_up(_fence(link, run, reason))
+        finally:
+            # Also where the caller is cancelled once more.
+            trainers.cancel()
         raise
     finally:
         await link.wind_up(_close(link, run))

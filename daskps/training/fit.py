@@ -135,7 +135,8 @@ def train(  # noqa: PLR0913 - the public contract
         What to do when a trainer's worker dies: go on at its clock on another
         worker, or end the run.
     timeout : float, str or None
-        Seconds or a duration such as "1h" for the whole run; None for none.
+        Seconds or a duration such as "1h" for the whole run; None for none. To end
+        what is left of it takes up to 3 s more where the cluster is slow to answer.
 
     Returns
     -------
@@ -249,7 +250,8 @@ def run(  # noqa: PLR0913 - the public contract
         Whether `loop` can be started again on another worker when its own died; it
         must then begin at ``trainer.clock``.
     timeout : float, str or None
-        Seconds or a duration such as "1h" for the whole run; None for none.
+        Seconds or a duration such as "1h" for the whole run; None for none. To end
+        what is left of it takes up to 3 s more where the cluster is slow to answer.
 
     Returns
     -------
