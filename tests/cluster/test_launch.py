@@ -59,13 +59,17 @@ class FakeTrainers:
         self.n_cancels += 1
 
 
+async def ignore(event):
+    pass
+
+
 def test_second_cancel_leaves_no_trainers_behind(monkeypatch):
     """It strikes while the directory is told of the first."""
 
     async def check():
         link, trainers = FakeLink(), FakeTrainers()
         monkeypatch.setattr(launch, "Trainers", lambda *args: trainers)
-        run = launch.launch(link, SPEC, lambda event: None, lambda run: None)
+        run = launch.launch(link, SPEC, ignore, began=lambda run: None)
         running = asyncio.ensure_future(run)
         await trainers.at_work.wait()
         running.cancel()
