@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 
     from daskps.optim import Rule
 
-logger = logging.getLogger(__name__)
 #: Dask's books charge at most this much for one anchor.
 ANCHOR_NBYTES = 64 * 2**20
 
@@ -65,15 +62,8 @@ async def create(link: Link, plan: Blueprint, seconds: float | None) -> Meta:
     except BaseException:
         release(link, uid)
         # A cancelled create must not leave its half behind.
-        await link.wind_up(_undo(link, uid))
+        await link.wind_up(link.over("close", uid=uid, undo=True))
         raise
-
-
-async def _undo(link: Link, uid: str) -> None:
-    try:
-        await asyncio.wait_for(link.directory("close", uid=uid, undo=True), 5)
-    except Exception:  # noqa: BLE001 - the first error is the one to report
-        logger.info("could not tell the scheduler to undo store %s", uid)
 
 
 async def _create(link: Link, plan: Blueprint, uid: str, seconds: float | None) -> Meta:

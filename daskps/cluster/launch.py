@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from daskps.cluster.messages import unpack_error
 from daskps.cluster.rounds import GraphRun
 from daskps.cluster.trainers import LAST_WORDS_SECONDS, Trainers
 from daskps.consistency import SSP
-from daskps.errors import ProtocolError, RunCancelledError
+from daskps.errors import RunCancelledError
 
 if TYPE_CHECKING:
     from daskps.cluster.link import Link
@@ -64,13 +63,13 @@ async def launch(
     except BaseException as error:
         reason = f"cancelled by its caller ({type(error).__name__})"
         try:
-            await link.wind_up(_fence(link, run, reason))
+            await link.wind_up(link.over("fence_run", run=run, reason=reason))
         finally:
             # Also where the caller is cancelled once more.
             trainers.cancel()
         raise
     finally:
-        await link.wind_up(_close(link, run))
+        await link.wind_up(link.over("close_run", run=run))
 
 
 async def _open(link: Link, spec: Launch, reduce: bytes) -> int:
@@ -105,7 +104,7 @@ async def _opened(link: Link, opening: Coroutine[Any, Any, int]) -> int:
         async def close_late() -> None:
             # Without a limit: a silent host may take as long as it likes to answer,
             # and until then nobody else can train the store.
-            await _close(link, await task)
+            await link.over("close_run", run=await task)
 
         await link.wind_up(close_late())
         raise
@@ -201,14 +200,3 @@ class _News:
         if news["clock"] > self._clock:
             self._clock = news["clock"]
             await self.listen({"clock": self._clock})
-
-
-async def _fence(link: Link, run: int, reason: str) -> None:
-    with contextlib.suppress(OSError, ProtocolError):
-        fence = link.directory("fence_run", run=run, reason=reason)
-        await asyncio.wait_for(fence, 5)
-
-
-async def _close(link: Link, run: int) -> None:
-    with contextlib.suppress(OSError, ProtocolError):
-        await asyncio.wait_for(link.directory("close_run", run=run), 5)

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 #: How long a call that is over waits for the end of what it leaves behind.
 GRACE_SECONDS = 1.5
+#: How long the scheduler may take to hear that something is over.
+OVER_SECONDS = 5.0
 
 
 class Link(SyncMethodMixin):
@@ -143,6 +145,18 @@ class Link(SyncMethodMixin):
         self._background.add(task)
         task.add_done_callback(self._wound_up)
         await asyncio.wait({task}, timeout=GRACE_SECONDS)
+
+    async def over(self, method: str, **kwargs: Any) -> None:
+        """Tell the directory that what a call began is over; for `wind_up`.
+
+        Where that fails it is logged: the caller has an error that says more.
+        """
+        try:
+            await asyncio.wait_for(self.directory(method, **kwargs), OVER_SECONDS)
+        except Exception as error:  # noqa: BLE001 - the first error is the one to report
+            logger.info(
+                "could not tell the scheduler: %s %r: %r", method, kwargs, error
+            )
 
     def _wound_up(self, task: asyncio.Future[Any]) -> None:
         self._background.discard(task)
