@@ -102,7 +102,7 @@ async def _opened(link: Link, opening: Coroutine[Any, Any, int]) -> int:
     except asyncio.CancelledError:
 
         async def close_late() -> None:
-            # Without a limit: a silent host may take as long as it likes to answer,
+            # Without a limit: a host may take as long as it likes to begin a run,
             # and until then nobody else can train the store.
             await link.over("close_run", run=await task)
 
