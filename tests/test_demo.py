@@ -232,7 +232,11 @@ def takes_interrupts(process: psutil.Process) -> bool:
     return not any(int(mask, 16) & 1 << signal.SIGINT - 1 for mask in masks)
 
 
-@pytest.mark.parametrize("whole_group", [False, True], ids=["kill", "terminal"])
+@pytest.mark.parametrize(
+    "whole_group",
+    [pytest.param(False, marks=pytest.mark.slow), True],
+    ids=["kill", "terminal"],
+)
 def test_interrupt_leaves_nothing(
     place: dict[str, str], tmp_path: Path, whole_group: bool
 ) -> None:

@@ -119,7 +119,7 @@ def slow_ones(params, X, y):
 
 
 @pytest.mark.parametrize(
-    "sync", ["bsp", pytest.param("ssp", marks=pytest.mark.slow), "asp"]
+    "sync", ["bsp", *(pytest.param(s, marks=pytest.mark.slow) for s in ("ssp", "asp"))]
 )
 def test_trainer_that_dies_goes_on_at_its_clock(sync):
     """SGD on constant gradients counts steps: none is lost, none is doubled."""

@@ -115,6 +115,7 @@ def test_slow_compilation_is_told(client, forwarded):
         client.run(slow_compile, 1.0)
 
 
+@pytest.mark.slow
 def test_fail_over_is_a_warning():
     with local_cluster(n_workers=3, threads=1) as client:
         a, _, c = client.scheduler_info()["workers"]

@@ -546,6 +546,7 @@ class Strike:
             self.action()
 
 
+@pytest.mark.slow
 def test_worker_that_retires_in_a_window(undisturbed):
     with local_cluster(n_workers=3, threads=1) as client:
         server, leaver, _ = sorted(client.scheduler_info()["workers"])
@@ -587,6 +588,7 @@ def test_killed_owner_ends_the_run_with_shard_lost_error():
         assert client.submit(sum, [1, 2]).result() == 3
 
 
+@pytest.mark.slow
 def test_trainer_lost_with_raise():
     with local_cluster(n_workers=2, threads=1) as client:
         server, other = sorted(client.scheduler_info()["workers"])

@@ -408,6 +408,9 @@ class KillHolder:
 
 
 @pytest.mark.parametrize(
+    "train", ["resident", pytest.param("graph", marks=pytest.mark.slow)], indirect=True
+)
+@pytest.mark.parametrize(
     "kind",
     [
         "dask",
@@ -458,9 +461,7 @@ def test_parts_are_computed_again_when_their_worker_dies(train, kind):
         assert loads[1] > 3
 
 
-@pytest.mark.parametrize(
-    "train", ["resident", pytest.param("graph", marks=pytest.mark.slow)], indirect=True
-)
+@pytest.mark.slow  # 15 s of Dask's waiting for the worker
 def test_scattered_part_that_is_lost_says_so(train):
     """Nobody can compute it again: the run ends, and names the part."""
     with local_cluster(n_workers=2, threads=1) as client:
