@@ -441,57 +441,26 @@ def learns(trainer, part):
     return found
 
 
-@pytest.mark.parametrize("sync", ["bsp", "asp"])
-def test_trainers_read_the_same_bits(charged, machine_cluster, sync):
-    """Of one trainer under ASP: of two, the order of their steps would count."""
+def same_runs(client, other, sync):
+    """Whether trainers of both clusters read the same bits.
+
+    Of one trainer under ASP: of two, the order of their steps would count.
+    """
     parts = [1.0, 3.0] if sync == "bsp" else [1.0]
     found = []
-    for client in (charged, machine_cluster):
-        with client.as_current(), store(client) as s:
+    for each in (client, other):
+        with each.as_current(), store(each) as s:
             found.append(daskps.run(s, learns, parts, sync=sync))
     for ours, theirs in zip(*found, strict=True):
-        for one, other in zip(ours, theirs, strict=True):
-            assert one.keys() == other.keys()
+        for one, two in zip(ours, theirs, strict=True):
+            assert one.keys() == two.keys()
             for name, value in one.items():
-                np.testing.assert_array_equal(value, other[name], strict=True)
+                np.testing.assert_array_equal(value, two[name], strict=True)
 
 
-def learns_by_message(trainer, part):
-    """As :func:`learns`, where no file can be read."""
-    with mock.patch.object(os, "preadv", return_value=0):
-        return learns(trainer, part)
-
-
-def reads_by_message(s):
-    """Return what is read where no file can be, and the messages for it."""
-    out = {"w": np.empty(10, "f4"), "b": np.empty(())}
-    with mock.patch.object(os, "preadv", return_value=0):
-        before = used(s)
-        found = [s.pull(), {n: v.copy() for n, v in s.pull(out=out).items()}]
-        return found, used(s)[1] - before[1]
-
-
-def test_files_that_cannot_be_read_leave_it_to_the_owner(charged):
-    owner, reader = charged.scheduler_info()["workers"]
-    with store(charged, servers=[owner]) as s:
-        s.add({"w": np.arange(10, dtype="f4")})
-        task = charged.submit(reads_by_message, s, workers=[reader], pure=False)
-        found, messages = task.result(30)
-        assert messages == 2
-        for read in found:
-            np.testing.assert_array_equal(read["w"], np.arange(10, dtype="f4"))
-
-
-def test_trainers_whose_files_cannot_be_read_read_the_same(charged):
-    found, owner = [], next(iter(charged.scheduler_info()["workers"]))
-    for loop in (learns, learns_by_message):
-        with store(charged, servers=[owner]) as s:
-            # Of two trainers one does not own the shard.
-            found.append(daskps.run(s, loop, [1.0, 3.0]))
-    for ours, theirs in zip(*found, strict=True):
-        for one, other in zip(ours, theirs, strict=True):
-            for name, value in one.items():
-                np.testing.assert_array_equal(value, other[name], strict=True)
+@pytest.mark.parametrize("sync", ["bsp", "asp"])
+def test_trainers_read_the_same_bits(charged, machine_cluster, sync):
+    same_runs(charged, machine_cluster, sync)
 
 
 def gradient(params, X, y):
@@ -508,16 +477,21 @@ def forbid_sheets(dask_worker):
     sheets.Neighbours._block = refuse  # type: ignore[method-assign]  # as monkeypatch
 
 
-def test_rounds_of_the_graph_have_the_same_bits(charged, machine_cluster, rng):
-    charged.run(forbid_sheets)
+def same_rounds(client, other, rng):
+    """Whether rounds of the graph have the same bits, and map no contribution."""
+    client.run(forbid_sheets)
     X, found = rng.normal(size=(60, 10)).astype("f4"), []
-    for client in (charged, machine_cluster):
-        with client.as_current(), store(client) as s:
+    for each in (client, other):
+        with each.as_current(), store(each) as s:
             trained = daskps.train(
                 s, gradient, X, execution="graph", trainers=3, batch_size=5
             )
             found.append(trained.weights["w"])
     np.testing.assert_array_equal(*found, strict=True)
+
+
+def test_rounds_of_the_graph_have_the_same_bits(charged, machine_cluster, rng):
+    same_rounds(charged, machine_cluster, rng)
 
 
 def test_the_log_says_each_reason_once(caplog, monkeypatch):

@@ -18,7 +18,7 @@ from daskps.errors import ConsistencyError, ShardBusyError
 from daskps.shards.base import READ, Ready, Step, Ticket
 from daskps.shards.update import Operation, Publication
 from tests.cluster.slots import shared_slot
-from tests.cluster.test_filed import forbid_sheets, gradient, learns
+from tests.cluster.test_filed import same_rounds, same_runs
 from tests.cluster.test_verbs import CONTRACTS, in_task, new
 from tests.support import cleaned, local_cluster, store
 
@@ -153,17 +153,9 @@ def test_a_read_that_gets_no_turn_ends_with_its_timeout(locked):
 
 @pytest.mark.parametrize("sync", ["bsp", "asp"])
 def test_trainers_read_the_same_bits(locked, machine_cluster, sync):
-    """Of one trainer under ASP: of two, the order of their steps would count."""
-    parts = [1.0, 3.0] if sync == "bsp" else [1.0]
-    found = []
-    for client in (locked, machine_cluster):
-        with client.as_current(), store(client) as s:
-            found.append(daskps.run(s, learns, parts, sync=sync))
-            assert client.submit(ways, s, pure=False).result(30) == {"machine"}
-    for ours, theirs in zip(*found, strict=True):
-        for one, other in zip(ours, theirs, strict=True):
-            for name, value in one.items():
-                np.testing.assert_array_equal(value, other[name], strict=True)
+    same_runs(locked, machine_cluster, sync)
+    with locked.as_current(), store(locked) as s:
+        assert locked.submit(ways, s, pure=False).result(30) == {"machine"}
 
 
 def test_nothing_is_seen_without_a_copy(locked):
@@ -173,12 +165,4 @@ def test_nothing_is_seen_without_a_copy(locked):
 
 
 def test_rounds_of_the_graph_have_the_same_bits(locked, machine_cluster, rng):
-    locked.run(forbid_sheets)
-    X, found = rng.normal(size=(60, 10)).astype("f4"), []
-    for client in (locked, machine_cluster):
-        with client.as_current(), store(client) as s:
-            trained = daskps.train(
-                s, gradient, X, execution="graph", trainers=3, batch_size=5
-            )
-            found.append(trained.weights["w"])
-    np.testing.assert_array_equal(*found, strict=True)
+    same_rounds(locked, machine_cluster, rng)
