@@ -256,7 +256,7 @@ class _Watch:
         self._grace = 0
 
     def __call__(self) -> None:
-        own = own_nbytes(self._nanny)
+        own = without_foreign(self._nanny)
         if own is None:
             self.monitor()
         elif own.is_within:
@@ -276,7 +276,7 @@ class Own(NamedTuple):
     has_foreign: bool
 
 
-def own_nbytes(nanny: Nanny) -> Own | None:
+def without_foreign(nanny: Nanny) -> Own | None:
     """Look at a worker as its nanny should see it.
 
     Parameters

@@ -17,7 +17,12 @@ import pytest
 from distributed import Nanny, get_worker
 
 from daskps.cluster import accounting
-from daskps.cluster.accounting import GRACE, NannyMemory, foreign_nbytes, own_nbytes
+from daskps.cluster.accounting import (
+    GRACE,
+    NannyMemory,
+    foreign_nbytes,
+    without_foreign,
+)
 from daskps.cluster.memory import attach, open_memory
 from daskps.cluster.plugin import DirectoryPlugin
 from daskps.cluster.registry import visit
@@ -149,8 +154,8 @@ def test_a_nanny_asks_its_monitor_only_above_the_limit(
     plugin.teardown(nanny)
     assert timer.callback is monitor
     # What cannot be told is left to Dask.
-    assert own_nbytes(fake_nanny(None, 1e15)) is None
-    assert own_nbytes(fake_nanny(2**22 + 1, 1e15)) is None
+    assert without_foreign(fake_nanny(None, 1e15)) is None
+    assert without_foreign(fake_nanny(2**22 + 1, 1e15)) is None
 
 
 @pytest.mark.parametrize("text", [None, ""])
