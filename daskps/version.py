@@ -51,7 +51,7 @@ class Version(int):
         4
         """
         found = tuple(pairs)
-        version = cls(max((v for _, v in found), default=0))
+        version = cls(max([v for _, v in found], default=0))
         version.pairs = found
         return version
 

@@ -101,7 +101,7 @@ class Prepared:
     @property
     def lag(self) -> int:
         """Clocks by which the slowest live trainer was behind."""
-        return max((glance.lag for glance, _, _ in self._parts), default=0)
+        return max([glance.lag for glance, _, _ in self._parts], default=0)
 
 
 def wait(glance: Glance, clock: int) -> int:

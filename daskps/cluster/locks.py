@@ -77,8 +77,7 @@ class FileLock:
         IllegalStateError
             In a process that was forked after the lock was made.
         """
-        self._refuse_fork()
-        if not self._has_passed and self._is_turn_of_other():
+        if self._is_turn_of_other() and not self._has_passed:
             self._has_passed = True
             return False
         return self._try()
@@ -98,7 +97,6 @@ class FileLock:
         IllegalStateError
             In a process that was forked after the lock was made.
         """
-        self._refuse_fork()
         if self._is_turn_of_other():
             start = time.perf_counter()
             self._pass_on(min(seconds, GRACE))
@@ -114,17 +112,14 @@ class FileLock:
         IllegalStateError
             In a process that was forked after the lock was made.
         """
-        self._refuse_fork()
+        if self._process is not _process:
+            raise _forked_error()
         fcntl.lockf(self._file.fd, fcntl.LOCK_UN, 1)
         self._file.mutex.release()
 
-    def _refuse_fork(self) -> None:
-        if self._process is not _process:
-            raise IllegalStateError(
-                "this lock was made before a fork; a child attaches to the memory itself"
-            )
-
     def _is_turn_of_other(self) -> bool:
+        if self._process is not _process:
+            raise _forked_error()
         words, pid = self._words, self._pid
         return words[HOLDER] == pid and words[WANTED] not in (0, pid)
 
@@ -171,6 +166,12 @@ class FileLock:
                     f"process up, or give a longer timeout="
                 )
             pause()
+
+
+def _forked_error() -> IllegalStateError:
+    return IllegalStateError(
+        "this lock was made before a fork; a child attaches to the memory itself"
+    )
 
 
 def _forked() -> None:

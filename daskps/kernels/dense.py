@@ -63,7 +63,7 @@ class _Native(Kernel):
         self, w_in: Array, w_out: Array, slots: Arrays, slots_out: Arrays | None = None
     ) -> Fixed:
         written = self._check_fixed(w_in, w_out, slots, slots_out)
-        n, outs = len(w_out), slots_out or ()
+        shape, outs = (len(w_out),), slots_out or ()
         fast = self._past(w_out, outs, past=False)
         if fast is None and outs:
             return super().fixed(w_in, w_out, slots, slots_out)
@@ -71,10 +71,18 @@ class _Native(Kernel):
         loop = self._module.function(name)
         before, between = (w_in, w_out), (*slots, *outs) if fast else written
         after = (first, False) if fast else ()
+        latest: tuple[Scalars | None, Array] = None, np.empty(0)
 
         def update(g: Array, scalars: Scalars) -> None:
-            self._check_gradient(g, n)
-            loop(*before, g, *between, self._cast(scalars), *after)
+            nonlocal latest
+            usual = g.dtype is self.compute_dtype and g.flags.c_contiguous
+            if not usual or g.shape != shape:
+                self._check_gradient(g, shape)
+            kept = latest
+            # Most rules have the same ones in every update.
+            if scalars is not kept[0]:
+                kept = latest = scalars, self._cast(scalars)
+            loop(*before, g, *between, kept[1], *after)
 
         return update
 

@@ -39,7 +39,8 @@ def finite(a: np.ndarray[Any, np.dtype[Any]], *, cache_dir: str | None = None) -
         return True
     loop = a.size >= _SMALL and a.dtype.kind == "f" and a.dtype.itemsize <= 8
     if not (loop and a.dtype.isnative and a.flags.forc):
-        return bool(np.logical_and.reduce(np.isfinite(a), axis=None))
+        # Half the time of a reduction, for small arrays.
+        return bool(np.count_nonzero(np.isfinite(a)) == a.size)
     flat = a.ravel(order="K")
     bits = flat.view(f"u{a.dtype.itemsize}")
     return threads.in_ranges(_module(a.dtype, cache_dir).function("finite"), (bits,))
@@ -47,7 +48,8 @@ def finite(a: np.ndarray[Any, np.dtype[Any]], *, cache_dir: str | None = None) -
 
 def _module(dtype: np.dtype[Any], cache_dir: str | None) -> Module:
     key = dtype, cache_dir
-    with _lock:
-        if key not in _modules:
-            _modules[key] = Module(finite_source(dtype), cache_dir)
-        return _modules[key]
+    module = _modules.get(key)
+    if module is None:
+        with _lock:
+            module = _modules.setdefault(key, Module(finite_source(dtype), cache_dir))
+    return module

@@ -15,7 +15,7 @@ from daskps.shards.tables import Arrival, Tables
 from daskps.shards.update import Publication
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from daskps.reduction import Reducer
     from daskps.shards.base import Array, Step
@@ -42,6 +42,8 @@ class Joining:
         fail: Callable[[int, Exception], None],
     ) -> None:
         self._segment, self._planner = segment, planner
+        #: Returns whether arrays by position may join a round.
+        self.fits = planner.are_whole
         # A cycle would keep the memory of shards that are gone.
         self._failing = weakref.WeakMethod(fail)
         #: The rounds of the run that has its mailboxes here, maybe over by now.
@@ -98,10 +100,6 @@ class Joining:
             self._planner.check(step, whole=True)
             self.arrived(rounds, rounds.arrive(step), may_apply)
         return verdict
-
-    def fits(self, arrays: Mapping[int, Array]) -> bool:
-        """Return whether arrays by position may join a round."""
-        return self._planner.are_whole(arrays)
 
     def finish(self, rank: int, may_apply: bool) -> bool:
         """Wait for a rank no longer; return whether there are rounds at all."""

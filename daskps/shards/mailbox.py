@@ -183,6 +183,8 @@ class Mailbox:
             Table(buffer[i : i + n_table].view(np.int64), n_ranks)
             for i in (at, at + align(n_table))
         )
+        one, two = self.tables
+        self._orders = (one, two), (two, one)
         self._slices_at = align(at + 2 * align(n_table), PAGE_NBYTES)
         self._slices: list[Slice | None] = [None] * self.n_slices
 
@@ -227,8 +229,7 @@ class Mailbox:
     @property
     def both(self) -> tuple[Table, Table]:
         """The table in force, and the one to write before the next turn."""
-        one, two = self.tables
-        return (two, one) if self.words[TURN] & 1 else (one, two)
+        return self._orders[self.words[TURN] & 1]
 
     def turn(self) -> None:
         """Put the other table in force."""

@@ -135,7 +135,7 @@ class Rounds:
             and table.next[rank] <= sequence
             and not self._open
             and not table.has_pushed(rank)
-            and (kind is None or KINDS[words[KIND]] in (None, kind))
+            and (kind is None or not words[KIND] or KINDS[words[KIND]] == kind)
         )
 
     def finish(self, rank: int) -> Arrival | None:

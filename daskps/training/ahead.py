@@ -204,7 +204,8 @@ class Ahead:
 
     def _settled(self, timeout: Any, what: str) -> float | None:
         """Wait for all that was issued before; return the seconds that are left."""
-        return self._background.settle(config.deadline(timeout), what)
+        seconds = None if timeout is None else config.deadline(timeout)
+        return self._background.settle(seconds, what)
 
     def _overtaken(self) -> None:
         """Drop a read ahead that a pull would no longer get; its clock may say so."""

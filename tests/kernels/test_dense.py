@@ -89,6 +89,21 @@ def test_fixed_update_has_the_bits_of_publish(rule, dtype, shift, moves):
     assert same_bits(again, out)
 
 
+def test_fixed_update_takes_the_scalars_of_each_call():
+    w, out, g = np.zeros(3, "f4"), np.empty(3, "f4"), np.ones(3, "f4")
+    fixed, kept = optim.bind(optim.SGD(0.1), "f4").fixed(w, out, ()), (0.5,)
+    for scalars in (kept, kept, (0.25,), kept, (0.5,)):
+        fixed(g, scalars)
+        assert out.tolist() == [-scalars[0]] * 3
+
+
+def test_fixed_update_needs_no_scalars():
+    kernel = kernels.build(lambda w, g: w - g, 0, 0, "f4")
+    out = np.zeros(3, "f4")
+    kernel.fixed(np.ones(3, "f4"), out, ())(np.full(3, 0.25, "f4"), ())
+    assert out.tolist() == [0.75] * 3
+
+
 def test_fixed_update_checks_its_arrays_before_the_first_one():
     bound, w, _, slots, _ = state(optim.Adam(0.1), "f4", 9)
     for arrays in ((w, w[:-1], slots), (w, w, slots[:1]), (w, w, slots, slots[:1])):
