@@ -11,7 +11,7 @@ from daskps import config, intake
 from daskps.cluster.deadline import Deadline
 from daskps.cluster.deliveries import LOOK_LATER_NBYTES, Look
 from daskps.errors import ClockError
-from daskps.targets import number, target_of
+from daskps.targets import flag, number, target_of
 from daskps.training.operation import Push, Read
 from daskps.training.prefetch import Prefetch
 
@@ -151,13 +151,13 @@ class Ahead:
         >>> daskps.run(store, loop, [None])
         [{'w1': array([-1., -1.]), 'w2': array([0., 0.])}]
         """
-        deadline = self._deadline(timeout, "a push")
+        deadline, ends = self._deadline(timeout, "a push"), flag(tick, "tick")
         arrays, weight = self._checked(grads, weight)
         if isinstance(priority, bool) or not isinstance(priority, (int, np.integer)):
             raise TypeError(f"priority is an int, found {priority!r}")
         self._overtaken()
         return self._background.submit(
-            Push(arrays, deadline, weight, bool(tick), priority=int(priority))
+            Push(arrays, deadline, weight, ends, priority=int(priority))
         )
 
     def prefetch(

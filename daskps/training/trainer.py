@@ -186,6 +186,8 @@ class Trainer(Ahead):
         >>> store["w"].pull()
         array([-1., -2.])
         """
+        if tick is not True:
+            tick = flag(tick, "tick")
         version: Version = self._deliver(grads, weight, timeout, tick=tick)
         return version
 

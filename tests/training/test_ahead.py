@@ -97,6 +97,8 @@ def refused(trainer, part):
         trainer.push_async(full(1.0), weight=-1)
     with pytest.raises(TypeError, match="priority"):
         trainer.push_async(full(1.0), priority="high")
+    with pytest.raises(TypeError, match="tick is True or False, found 'no'"):
+        trainer.push_async(full(1.0), tick="no")
     with pytest.raises(daskps.UnknownParameterError):
         trainer.pull_async("c")
     with pytest.raises(ValueError, match="shape"):

@@ -153,7 +153,9 @@ def bad_weights(trainer, part):
     for grads, kind in refused:
         with pytest.raises(kind):
             trainer.push(grads)
-    trainer.push(full(2.0), weight=np.float32(2))
+    with pytest.raises(TypeError, match="tick is True or False, found 'no'"):
+        trainer.push(full(1.0), tick="no")
+    trainer.push(full(2.0), weight=np.float32(2), tick=np.True_)
     return trainer.clock
 
 
