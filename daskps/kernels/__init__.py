@@ -9,5 +9,6 @@ from daskps.kernels.finite import finite as finite
 from daskps.kernels.interface import Kernel as Kernel
 from daskps.kernels.source import content_name as content_name
 from daskps.kernels.threads import in_ranges as in_ranges
+from daskps.kernels.words import plain as plain
 
-__all__ = ["Kernel", "build", "content_name", "finite", "in_ranges"]
+__all__ = ["Kernel", "build", "content_name", "finite", "in_ranges", "plain"]

@@ -13,13 +13,14 @@ from daskps.kernels.past import COPY, past_source
 from daskps.kernels.rows import rows_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = [
     "bfloat16_source",
     "content_name",
     "copy_source",
     "finite_source",
+    "plain_source",
     "update_source",
 ]
 
@@ -156,6 +157,23 @@ SIGNATURES = {{
 """
 
 
+_PLAIN = """\
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, types
+
+
+def _read(kind):
+    return types.Array(kind, 1, "C", readonly=True, aligned=False)
+
+
+WORDS = types.Array(types.int64, 1, "C")
+F4, F8 = types.Array(types.float32, 1, "C"), types.Array(types.float64, 1, "C")
+R4, R8 = _read(types.float32), _read(types.float64)
+"""
+
+
 def content_name(source: str) -> str:
     """Return the module name of a generated source.
 
@@ -284,3 +302,30 @@ def bfloat16_source() -> str:
         Python source.
     """
     return _HEADER + _BFLOAT16.format()
+
+
+def plain_source(
+    numbers: Mapping[str, int], texts: Sequence[str], signatures: Mapping[str, str]
+) -> str:
+    """Return the module of functions whose text is given.
+
+    Parameters
+    ----------
+    numbers : mapping of str to int
+        What else they name.
+    texts : sequence of str
+        Their definitions.
+    signatures : mapping of str to str
+        The types of the arguments of each.
+
+    Returns
+    -------
+    str
+        Python source.
+    """
+    names = "".join(f"{name} = {value}\n" for name, value in sorted(numbers.items()))
+    # They take less time than to give the interpreter to another thread.
+    jit = '@njit(error_model="numpy", cache=CACHE)\n'
+    bodies = "\n\n".join(jit + text for text in texts)
+    types = "".join(f"    {n!r}: ({types},),\n" for n, types in signatures.items())
+    return f"{_PLAIN}{names}\n\n{bodies}\n\nSIGNATURES = {{\n{types}}}\n"
