@@ -182,7 +182,8 @@ class _Taker:
                 raise WayClosed("its owner was about to free it")
             block = memory.adopt(registry, *place)
             segment.words[GENERATION] = generation
-            mine = Shard(segment, self._rules, generation)
+            rules = self._rules
+            mine = Shard(segment, rules, generation, cache_dir=rules.cache_dir)
             mailbox = self._open_round(mine, shard)
             mine.take_over()
         finally:

@@ -75,7 +75,7 @@ class Lane(Serving):
             block = memory.attach(self._members, place.name, place.nbytes, place.nonce)
             self._owner = registry.owner_of(place.name)
             segment = Segment(meta.layout, shard, slots, block.buffer, durable=True)
-            deputy = Deputy(segment, rules)
+            deputy = Deputy(segment, rules, cache_dir=rules.cache_dir)
             copier = reading.copier if self.is_mapped else Filed(block).copier
             self.slots[meta.uid, shard] = Slot(
                 meta.name, meta.layout, shard, deputy, block=block, copier=copier

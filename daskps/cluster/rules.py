@@ -9,6 +9,7 @@ from daskps import config
 from daskps.cluster import reading
 from daskps.cluster.upstream import loads
 from daskps.optim import Rule, bind
+from daskps.shards import tablework
 from daskps.shards.update import PAST_NBYTES
 
 if TYPE_CHECKING:
@@ -46,6 +47,11 @@ class Rules:
         """Initial values of the optimizer slots by parameter index."""
         return {i: initial_slots(rule) for i, rule in self.by_index.items()}
 
+    @cached_property
+    def cache_dir(self) -> str:
+        """Where compiled functions are kept."""
+        return str(config.load().cache)
+
     def get(self, index: int) -> Bound | None:
         """Return the rule of a parameter, ready to apply; None where it has none."""
         if index not in self._bound:
@@ -57,13 +63,13 @@ class Rules:
         dtype = self._layout.parameters[index].dtype
         key = id(rule), dtype
         if key not in self._shared:
-            cache = str(config.load().cache)
-            self._shared[key] = bind(rule, dtype, cache_dir=cache)
+            self._shared[key] = bind(rule, dtype, cache_dir=self.cache_dir)
         return self._shared[key]
 
     def warm(self, *, durable: bool) -> None:
         """Compile what there is to compile, so that the first push finds it ready."""
         reading.warm(self._layout.nbytes)
+        tablework.compiled(self.cache_dir)
         nbytes = -(-self._layout.nbytes // self._layout.n_shards)
         for index in self.by_index:
             bound = self.get(index)

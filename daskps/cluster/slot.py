@@ -374,8 +374,8 @@ def make_slots(
         segment = Segment(layout, shard, slots, buffer, durable=bool(shared))
         segment.words[GENERATION] = 1
         segment.words[NONCE] = shared.nonce if shared else 0
-        slot = Slot(name, layout, shard, Shard(segment, rules), block=shared)
-        made.append(slot)
+        machine = Shard(segment, rules, cache_dir=rules.cache_dir)
+        made.append(Slot(name, layout, shard, machine, block=shared))
     return made
 
 

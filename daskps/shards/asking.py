@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from daskps.shards import producers
+from daskps.shards.base import Ready, Ticket
 from daskps.shards.segment import N_APPLIED, N_DUPLICATES, POLICY, ROUNDS, RUN
 from daskps.shards.waiting import CODES, policy_of
 
@@ -14,11 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from daskps.consistency import Policy
-    from daskps.shards.base import Array, Ready
+    from daskps.shards.base import Array, Step
     from daskps.shards.segment import Segment
 
 
-class Asked:
+class Asked(ABC):
     """Answers about one shard.
 
     Parameters
@@ -56,6 +58,18 @@ class Asked:
         for dtype, start, stop, out in parts:
             copy(out, vectors[dtype][start:stop])
         return ready if self.segment.writing <= ready.flip + 1 else None
+
+    def latest(self, step: Step) -> Ready | None:
+        """Return where a read outside runs may read; None if it must ask or wait."""
+        flip = self.segment.flip
+        ready = Ready(flip, self.segment.record(flip).version)
+        if self._refused(Ticket(step)) or ready.version < step.at_least:
+            return None
+        return ready
+
+    @abstractmethod
+    def _refused(self, ticket: Ticket) -> bool:
+        """Give a ticket that cannot be served its error; return whether that is so."""
 
     @property
     def policy(self) -> Policy:

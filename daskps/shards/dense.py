@@ -18,7 +18,7 @@ import numpy as np
 from daskps.consistency import BSP, Policy
 from daskps.shards import runs
 from daskps.shards.asking import Asked
-from daskps.shards.base import Ready, Ticket
+from daskps.shards.base import Ticket
 from daskps.shards.cuts import Cut, broken
 from daskps.shards.doubts import Doubts
 from daskps.shards.gates import OPEN, READING, set_gate
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from daskps.reduction import Reducer
-    from daskps.shards.base import Array, Step
+    from daskps.shards.base import Array
     from daskps.shards.planning import Bindings
 
 
@@ -54,10 +54,17 @@ class Shard(Asked):
         The update rule of each parameter index that has one.
     generation : int
         Incarnation of this shard.
+    cache_dir : str, optional
+        Where compiled functions are kept.
     """
 
     def __init__(
-        self, segment: Segment, bindings: Bindings, generation: int = 1
+        self,
+        segment: Segment,
+        bindings: Bindings,
+        generation: int = 1,
+        *,
+        cache_dir: str | None = None,
     ) -> None:
         super().__init__(segment)
         self.generation = generation
@@ -67,7 +74,7 @@ class Shard(Asked):
         self._pushes = Pushes(segment, self._planner, self.doubts)
         #: The cut in progress: no step is applied and no round completed but by it.
         self.cut: Cut | None = None
-        self._joining = Joining(segment, self._planner, self._fail)
+        self._joining = Joining(segment, self._planner, self._fail, cache_dir)
         #: The run that ended last, and what its steps get.
         self._ended: tuple[int, Exception | None] = (0, None)
         self._reason = "it has ended"
@@ -151,14 +158,6 @@ class Shard(Asked):
     def waiting(self) -> list[Ticket]:
         """Tickets that wait: those that are parked, and those a cut holds."""
         return self.parked + self.cut.held if self.cut is not None else self.parked
-
-    def latest(self, step: Step) -> Ready | None:
-        """Return where a read outside runs may read; None if it must ask or wait."""
-        flip = self.segment.flip
-        ready = Ready(flip, self.segment.record(flip).version)
-        if self._refused(Ticket(step)) or ready.version < step.at_least:
-            return None
-        return ready
 
     def overrun(self, ticket: Ticket) -> Exception:
         """Return why the round that a ticket was to read is there no more."""

@@ -35,10 +35,15 @@ class Deputy(Shard):
         The memory.
     bindings : Bindings
         The update rule of each parameter index that has one.
+    cache_dir : str, optional
+        Where compiled functions are kept.
     """
 
-    def __init__(self, segment: Segment, bindings: Bindings) -> None:
-        super().__init__(segment, bindings, int(segment.words[GENERATION]))
+    def __init__(
+        self, segment: Segment, bindings: Bindings, *, cache_dir: str | None = None
+    ) -> None:
+        generation = int(segment.words[GENERATION])
+        super().__init__(segment, bindings, generation, cache_dir=cache_dir)
 
     def _refused(self, ticket: Ticket) -> bool:
         """Hand back whatever the owner would refuse, or alone can take."""

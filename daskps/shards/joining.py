@@ -13,6 +13,7 @@ from daskps.shards.rounds import EARLY, NEW, Rounds
 from daskps.shards.segment import N_APPLIED
 from daskps.shards.tables import Arrival, Tables
 from daskps.shards.update import Publication
+from daskps.shards.usual import Usual, usual_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +34,8 @@ class Joining:
         Makes operations of arrays.
     fail : callable
         Gets a run and the error for which a round of it cannot be applied.
+    cache_dir : str, optional
+        Where compiled functions are kept.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class Joining:
         segment: Segment,
         planner: Planner,
         fail: Callable[[int, Exception], None],
+        cache_dir: str | None = None,
     ) -> None:
         self._segment, self._planner = segment, planner
         #: Returns whether arrays by position may join a round.
@@ -48,6 +52,7 @@ class Joining:
         self._failing = weakref.WeakMethod(fail)
         #: The rounds of the run that has its mailboxes here, maybe over by now.
         self.attached: Rounds | None = None
+        self._cache_dir = cache_dir
 
     @property
     def rounds(self) -> Rounds | None:
@@ -83,7 +88,15 @@ class Joining:
         self._take(run, mailbox, reduce)
 
     def _take(self, run: int, mailbox: Mailbox, reduce: str | Reducer) -> None:
-        self.attached = Rounds(Tables(run, self._segment, mailbox, reduce))
+        tables = Tables(run, self._segment, mailbox, reduce, self._cache_dir)
+        self.attached = Rounds(tables)
+
+    def usual(self) -> Usual | None:
+        """Return what takes the usual steps of the run in progress, if any are."""
+        rounds = self.rounds
+        if rounds is None:
+            return None
+        return usual_of(self._segment, self._planner, rounds.tables, self._fail)
 
     def end(self) -> None:
         """Leave the mailboxes of a run that is over."""
@@ -146,7 +159,13 @@ class Joining:
             planned = self._planner.round(reduced, kind, record)
             publication.add(planned)
             count(planned, record)
-            n_pushes = tables.note(publication.flip, arrival)
+            n_pushes = tables.note(
+                publication.flip,
+                arrival.rank,
+                arrival.bits,
+                arrival.next,
+                arrival.weight,
+            )
         except Exception as error:  # noqa: BLE001  (every trainer gets it)
             publication.drop()
             self._fail(tables.run, error)

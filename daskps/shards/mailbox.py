@@ -34,6 +34,7 @@ import numpy as np
 from daskps.errors import ProtocolError
 from daskps.layout import align, compute_dtype
 from daskps.shards.segment import PAGE_NBYTES, integers
+from daskps.shards.tablework import HEAD, MASK, ROUND, SHIFT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,16 +48,6 @@ FORMAT = 2
 HEADER_WORDS = 16
 #: Words of the header.
 MAGIC_AT, FORMAT_AT, N_RANKS_AT, RUN_AT, N_SLICES_AT, NBYTES_AT, TURN = range(7)
-#: Words at the head of a table: its round, the kind of it, the sum of the ranks'
-#: weights (a float64), the ranks that are in, and those of them that ticked.
-HEAD = 8
-ROUND, KIND, WEIGHT, N_IN, N_TICKED = range(5)
-#: Bits of a rank's word.
-TICKED, FINISHED = 1, 2
-#: A word of bits has 32 ranks: where a rank's word is, and its bit there.
-SHIFT, MASK = 5, 31
-#: First rank of a slice that holds nothing.
-FREE = -1
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -74,16 +65,13 @@ class Table:
     """One of the two tables, as views of the mailbox: plain integers, quickly read."""
 
     def __init__(self, words: Array, n_ranks: int) -> None:
-        self.words = integers(words)
-        self.weight: memoryview[float] = (
-            words[WEIGHT : WEIGHT + 1].data.cast("B").cast("d")
-        )
+        #: Its words as the compiled functions take them, and one by one.
+        self.array, self.words = words, integers(words)
         self.ranks = self.words[HEAD : HEAD + n_ranks]
         self.next = self.words[HEAD + n_ranks : HEAD + 2 * n_ranks]
         n_bits = _n_bits(n_ranks)
         slices = self.words[HEAD + 2 * n_ranks : -n_bits]
         n = len(slices) // 2
-        self._nothing = [*[FREE] * n, *[0] * (n + n_bits)]
         #: Ranks [first, last) whose sum each slice holds.
         self.first, self.last = slices[:n], slices[n:]
         self.bits = self.words[-n_bits:]
@@ -101,21 +89,6 @@ class Table:
         """Note whether a rank has pushed in this round before its tick."""
         word, bit = self.bits[rank >> SHIFT], 1 << (rank & MASK)
         self.bits[rank >> SHIFT] = word | bit if pushed else word & ~bit
-
-    def empty(self, now: int, live: list[int], following: list[int]) -> None:
-        """Become the table of round `now`, in which only finished ranks are in.
-
-        Parameters
-        ----------
-        now : int
-            Number of the round.
-        live, following : list of int
-            Whether each rank is waited for, and its next sequence number.
-        """
-        head = [0] * HEAD
-        head[ROUND], head[N_IN] = now, live.count(0)
-        ranks = [0 if one else FINISHED for one in live]
-        self.words[:] = packed([*head, *ranks, *following, *self._nothing])
 
 
 class Slice:
@@ -137,6 +110,10 @@ class Slice:
             weights[position] = total.weight
             total.write(self.arrays[position])
         self.weights[:] = memoryview(array("d", weights))
+
+    def weigh(self, weight: float) -> None:
+        """Say that every piece is there, with the same weight."""
+        self.weights[:] = memoryview(array("d", [weight] * len(self.arrays)))
 
     def node(self) -> Node:
         """Return what it holds as a contribution."""

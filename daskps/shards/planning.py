@@ -54,6 +54,10 @@ class Planner:
         self._shapes = [(piece.size,) for piece in segment.pieces]
         self._bindings = bindings
 
+    def binding(self, position: int) -> Binding | None:
+        """Return the rule of a piece, None where it has none."""
+        return self._bindings.get(self._indices[position])
+
     def check(self, step: Step, whole: bool = False) -> None:
         """Refuse arrays that do not fit, with `whole` also parts of a piece.
 
@@ -140,7 +144,7 @@ class Planner:
     def _look(self, step: Step) -> None:
         """Refuse arrays with NaN or infinity."""
         for item in step.items:
-            binding = self._bindings.get(self._indices[item.position])
+            binding = self.binding(item.position)
             # The rule's look is kept on disk, as its loops are.
             look = finite if binding is None else binding.is_finite
             if not look(item.data):
@@ -160,7 +164,7 @@ class Planner:
         lr: float | None,
         check: bool = False,
     ) -> Operation:
-        binding = self._bindings.get(self._indices[position])
+        binding = self.binding(position)
         if binding is None:
             name = self._pieces[position].parameter.name
             raise NoOptimizerError(

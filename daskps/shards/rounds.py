@@ -15,11 +15,12 @@ import numpy as np
 
 from daskps.errors import ClockError, ConsistencyError, ContributionLostError
 from daskps.shards import runs
-from daskps.shards.mailbox import FINISHED, KIND, N_IN, N_TICKED, ROUND, TICKED, Table
 from daskps.shards.tables import KINDS, Arrival, Tables
+from daskps.shards.tablework import FINISHED, KIND, N_IN, N_TICKED, ROUND, TICKED
 
 if TYPE_CHECKING:
     from daskps.shards.base import Step
+    from daskps.shards.mailbox import Table
 
 #: What a round says to a step.
 NEW: Final = "new"
@@ -121,22 +122,13 @@ class Rounds:
             arrays=arrays,
         )
 
-    def is_next(self, rank: int, clock: int, sequence: int, kind: str | None) -> bool:
-        """Return whether a step with a tick joins the open round as it is.
+    def look(self, rank: int, clock: int, sequence: int, kind: str | None) -> int:
+        """Return how many slices a step with a tick meets that joins as it is.
 
-        True only where :meth:`verdict` says NEW, the kind fits and nothing was pushed
+        Not -1 only where :meth:`verdict` says NEW, the kind fits and nothing was pushed
         before the tick. Whatever else there is to say is for the verdict.
         """
-        table = self.tables.table()
-        words = table.words
-        return (
-            words[ROUND] == clock
-            and not table.ranks[rank]
-            and table.next[rank] <= sequence
-            and not self._open
-            and not table.has_pushed(rank)
-            and (kind is None or not words[KIND] or KINDS[words[KIND]] == kind)
-        )
+        return -1 if self._open else self.tables.look(rank, clock, sequence, kind)
 
     def finish(self, rank: int) -> Arrival | None:
         """Wait for `rank` no longer, from the open round on."""

@@ -51,7 +51,7 @@ class Seat:
         self._shard, self._joining = shard, joining
         self._run, self._rank = run, rank
         #: None where the mailboxes are not here.
-        self._rounds = joining.rounds
+        self._rounds, self._usual = joining.rounds, joining.usual()
         segment = shard.segment
         self._header = segment.header
         self._records = tuple(record.plain for record in segment.records)
@@ -75,19 +75,26 @@ class Seat:
             or header[GATE] != OPEN
             or header[GENERATION] != shard.generation
             or not shard.is_idle
-            or not rounds.is_next(rank, tick.clock, tick.sequence, kind)
-            or not joining.fits(arrays)
         ):
             return ASK
+        n = rounds.look(rank, tick.clock, tick.sequence, kind)
+        if n < 0 or not joining.fits(arrays):
+            return ASK
+        usual = self._usual
         try:
-            arrival = rounds.tables.arrival(
-                rank,
-                sequence=tick.sequence,
-                kind=kind,
-                weight=tick.weight,
-                arrays=arrays,
-            )
-            joining.arrived(rounds, arrival)
+            if (
+                usual is None
+                or not usual.fits(tick, arrays)
+                or not usual.take(n, rank, tick, arrays)
+            ):
+                arrival = rounds.tables.arrival(
+                    rank,
+                    sequence=tick.sequence,
+                    kind=kind,
+                    weight=tick.weight,
+                    arrays=arrays,
+                )
+                joining.arrived(rounds, arrival)
         except Exception:  # noqa: BLE001  (nothing came of it; a ticket gets the reason)
             return ASK
         if joining.attached is not rounds:  # the round has failed

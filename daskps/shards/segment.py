@@ -91,8 +91,8 @@ class Record:
 
     def __init__(self, words: Words, n_pieces: int) -> None:
         at = HEAD + PIECE_WORDS * n_pieces
-        #: All of it as plain integers.
-        self.plain = integers(words)
+        #: All of it, and the same as plain integers.
+        self.words, self.plain = words, integers(words)
         #: Head, then for each piece the steps applied, the flip of its last change
         #: and the buffer of its slots.
         self.fixed = words[:at]

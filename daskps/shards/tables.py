@@ -1,43 +1,45 @@
 """The table of the open round: who is in, and where the sums of their arrays are."""
+# ruff: noqa: PLR0917  (what the compiled functions take)
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from daskps.reduction import Node, Reducer, path, reduce_all
+from daskps.shards import tablework
 from daskps.shards.base import GRADIENT, MODEL
 from daskps.shards.forming import Sum, gather
-from daskps.shards.mailbox import (
-    FINISHED,
-    FREE,
-    KIND,
-    N_IN,
-    N_TICKED,
-    ROUND,
-    TICKED,
-    Mailbox,
-    Table,
-    packed,
-)
 from daskps.shards.segment import (
     CLOCK,
-    FIRST,
     FLIP,
-    LIVE,
-    NEXT,
     RANK_WORDS,
     ROUNDS,
     RUN,
-    VERSION,
     Segment,
     integers,
+)
+from daskps.shards.tablework import (
+    FREE,
+    HI,
+    INTO,
+    KIND,
+    LO,
+    N_IN,
+    N_TICKED,
+    ROUND,
+    SLICES,
+    TICKED,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from daskps.shards.mailbox import Mailbox, Table
+    from daskps.shards.tablework import Work
 
 #: Kinds of a round, by their word in a table.
 KINDS: Final = (None, GRADIENT, MODEL)
@@ -79,17 +81,35 @@ class Tables:
         The memory of the contributions.
     reduce : "mean", "sum" or callable
         How contributions become one gradient.
+    cache_dir : str, optional
+        Where compiled functions are kept.
     """
 
     def __init__(
-        self, run: int, segment: Segment, mailbox: Mailbox, reduce: str | Reducer
+        self,
+        run: int,
+        segment: Segment,
+        mailbox: Mailbox,
+        reduce: str | Reducer,
+        cache_dir: str | None = None,
     ) -> None:
         self.run, self.size, self.reduce = run, mailbox.n_ranks, reduce
-        self._mailbox = mailbox
+        self.mailbox = mailbox
+        self._cache_dir = cache_dir
         self._words = integers(segment.words)
         self._heads = [integers(record.fixed) for record in segment.records]
-        rows = (record.ranks[: self.size] for record in segment.records)
-        self._rows = [integers(of_ranks) for of_ranks in rows]
+        self._records = [record.words for record in segment.records]
+        #: Where the rows of the ranks begin in a record.
+        self._ranks_at = len(segment.records[0].fixed)
+        self._paths: dict[int, Array] = {}
+        #: What was found last, see `tablework`; the same as plain integers.
+        self._found = np.zeros(SLICES + 2 * self.size.bit_length(), np.int64)
+        self.found = integers(self._found)
+
+    @cached_property
+    def work(self) -> Work:
+        """The functions of :mod:`tablework`; who only reads needs no compiler."""
+        return tablework.compiled(self._cache_dir)
 
     @property
     def current(self) -> bool:
@@ -98,32 +118,60 @@ class Tables:
 
     def clock(self, rank: int) -> int:
         """Return where the last complete round left a rank."""
-        return self._rows[self._words[FLIP] & 1][rank * RANK_WORDS + CLOCK]
+        record = self._records[self._words[FLIP] & 1]
+        return int(record[self._ranks_at + rank * RANK_WORDS + CLOCK])
 
     def table(self) -> Table:
         """Return the table of the open round, after emptying it where that is due."""
-        mailbox, side = self._mailbox, self._words[FLIP] & 1
+        mailbox, side = self.mailbox, self._words[FLIP] & 1
         now, (table, other) = self._heads[side][ROUNDS], mailbox.both
         if table.words[ROUND] != now:
             table = other
-            rows = self._rows[side].tolist()
-            table.empty(now, rows[LIVE::RANK_WORDS], rows[NEXT::RANK_WORDS])
+            record, at = self._records[side], self._ranks_at
+            self.work.empty(table.array, record, at, self.size, mailbox.n_slices)
             mailbox.turn()
         return table
 
+    def _path(self, rank: int) -> Array:
+        """Return the nodes above a rank whose sums are formed."""
+        known = self._paths.get(rank)
+        if known is None:
+            above = () if callable(self.reduce) else path(rank, self.size)
+            known = self._paths[rank] = np.array(above, np.int64).reshape(-1)
+        return known
+
+    def look(self, rank: int, clock: int, sequence: int, kind: str | None) -> int:
+        """Return how many slices meet a step that joins as it is; -1 for any other.
+
+        What else there is to say of it is in :attr:`found`.
+        """
+        n: int = self.work.look(
+            self.table().array,
+            self.size,
+            self.mailbox.n_slices,
+            rank,
+            clock,
+            sequence,
+            KINDS.index(kind),
+            self._path(rank),
+            self._found,
+        )
+        return n
+
     def climb(self, rank: int) -> tuple[tuple[int, int], list[tuple[int, bool]]]:
         """Return the node that `rank` completes, and the slices that make it up."""
-        table, node, slices = self._mailbox.table, (rank, rank + 1), []
-        if not callable(self.reduce):
-            first = table.first.tolist()
-            for lo, hi, border, left in path(rank, self.size):
-                a, b = (lo, border) if left else (border, hi)
-                if 0 in table.ranks[a:b].tolist():
-                    break
-                if a in first:
-                    slices.append((first.index(a), left))
-                node = lo, hi
-        return node, slices
+        table, n_slices = self.mailbox.table, self.mailbox.n_slices
+        n = self.work.climb(
+            table.array, self.size, n_slices, rank, self._path(rank), self._found
+        )
+        return self._climbed(n)
+
+    def _climbed(self, n: int) -> tuple[tuple[int, int], list[tuple[int, bool]]]:
+        found = self.found
+        slices = [
+            (found[SLICES + 2 * i], bool(found[SLICES + 2 * i + 1])) for i in range(n)
+        ]
+        return (found[LO], found[HI]), slices
 
     def arrival(
         self,
@@ -136,7 +184,7 @@ class Tables:
     ) -> Arrival:
         """Return what the open round gets by the tick of a rank that was not in."""
         node, slices = self.climb(rank)
-        last = self._mailbox.table.words[N_IN] + 1 == self.size
+        last = self.mailbox.table.words[N_IN] + 1 == self.size
         given = arrays if weight else {}
         return Arrival(
             rank, TICKED, sequence + 1, kind, weight, node, slices, given, last=last
@@ -158,31 +206,59 @@ class Tables:
 
     def store(self, arrival: Arrival) -> None:
         """Note that a rank is in, and keep the sum of the node it completes."""
-        mailbox = self._mailbox
-        table, other = mailbox.both
+        mailbox, found = self.mailbox, self.found
+        table = mailbox.table
         into = arrival.slices[0][0] if arrival.slices else FREE
         if arrival.arrays or len(arrival.slices) > 1:
             into = table.first.tolist().index(FREE)
             mailbox.slice(into).fill(self._sums(arrival))
-        other.words[:] = table.words
-        for index, _ in arrival.slices:
-            other.first[index] = FREE
-        if into != FREE:
-            other.first[into], other.last[into] = arrival.node
-        if table.has_pushed(arrival.rank):
-            other.note_pushed(arrival.rank, False)
-        other.ranks[arrival.rank] |= arrival.bits
-        other.next[arrival.rank] = arrival.next
-        if arrival.kind is not None:
-            other.words[KIND] = KINDS.index(arrival.kind)
-        other.words[N_IN] += arrival.new
-        other.words[N_TICKED] += arrival.bits == TICKED
-        other.weight[0] += arrival.weight
+        found[LO], found[HI] = arrival.node
+        found[INTO] = into
+        for i, (index, _) in enumerate(arrival.slices):
+            found[SLICES + 2 * i] = index
+        self.join(
+            len(arrival.slices),
+            arrival.rank,
+            arrival.bits,
+            arrival.next,
+            KINDS.index(arrival.kind),
+            arrival.weight,
+            new=arrival.new,
+        )
+
+    def join(
+        self,
+        n: int,
+        rank: int,
+        bits: int,
+        after: int,
+        kind: int,
+        weight: float,
+        *,
+        new: bool = True,
+    ) -> None:
+        """Put the table in force that has a rank in it; see :func:`tablework.join`."""
+        mailbox = self.mailbox
+        table, other = mailbox.both
+        self.work.join(
+            table.array,
+            other.array,
+            self.size,
+            mailbox.n_slices,
+            self._found,
+            n,
+            rank,
+            bits,
+            after,
+            kind,
+            new,
+            weight,
+        )
         mailbox.turn()
 
     def _sums(self, arrival: Arrival) -> dict[int, Sum]:
         scale = arrival.weight if self.reduce == "mean" else 1.0
-        slices = [(self._mailbox.slice(i), left) for i, left in arrival.slices]
+        slices = [(self.mailbox.slice(i), left) for i, left in arrival.slices]
         return gather(arrival.arrays, arrival.weight, scale, slices)
 
     def reduced(self, arrival: Arrival) -> dict[int, Sum | Array]:
@@ -201,9 +277,9 @@ class Tables:
     def _nodes(self, arrival: Arrival) -> dict[int, Node]:
         """Return every contribution, where each is kept."""
         nodes: dict[int, Node] = {}
-        for index, rank in enumerate(self._mailbox.table.first.tolist()):
+        for index, rank in enumerate(self.mailbox.table.first.tolist()):
             if rank != FREE:
-                nodes[rank] = self._mailbox.slice(index).node()
+                nodes[rank] = self.mailbox.slice(index).node()
         if arrival.arrays:
             weights = dict.fromkeys(arrival.arrays, arrival.weight)
             nodes[arrival.rank] = dict(arrival.arrays), weights
@@ -211,26 +287,21 @@ class Tables:
 
     def kind_of(self, arrival: Arrival) -> str:
         """Return whether the round averages models or reduces gradients."""
-        return arrival.kind or KINDS[self._mailbox.table.words[KIND]] or GRADIENT
+        return arrival.kind or KINDS[self.mailbox.table.words[KIND]] or GRADIENT
 
-    def note(self, flip: int, arrival: Arrival) -> int:
+    def note(self, flip: int, rank: int, bits: int, after: int, weight: float) -> int:
         """Note the complete round in the record of a flip; return how many pushed."""
-        table, rank = self._mailbox.table, arrival.rank
-        ranks, following = table.ranks.tolist(), table.next.tolist()
-        if rank >= 0:
-            ranks[rank] |= arrival.bits
-            following[rank] = arrival.next
-        weight = table.weight[0] + arrival.weight
-        head, rows = self._heads[flip & 1], self._rows[flip & 1].tolist()
-        head[ROUNDS] += 1
-        head[VERSION] += weight > 0
-        clocks = zip(rows[CLOCK::RANK_WORDS], ranks, strict=True)
-        rows[CLOCK::RANK_WORDS] = [clock + (state & TICKED) for clock, state in clocks]
-        rows[LIVE::RANK_WORDS] = [state < FINISHED for state in ranks]
-        rows[NEXT::RANK_WORDS] = rows[FIRST::RANK_WORDS] = following
-        self._rows[flip & 1][:] = packed(rows)
-        ticked = table.words[N_TICKED] + (arrival.bits == TICKED)
-        return ticked if weight > 0 else 0
+        n: int = self.work.note(
+            self._records[flip & 1],
+            self._ranks_at,
+            self.mailbox.table.array,
+            self.size,
+            rank,
+            bits,
+            after,
+            weight,
+        )
+        return n
 
     # -- checks --------------------------------------------------------------
 

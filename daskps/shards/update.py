@@ -257,7 +257,7 @@ class Publication:
                     )
             elif not self._whole or self.old.changed[position] == flip - 1:
                 in_ranges(np.copyto, (w_out, w_in))
-        segment.flip = flip
+        self.finish()
 
     def _plain(self, operations: Sequence[Operation], n: int) -> Binding | None:
         """Return the rule, where this is one update of a whole piece in one part."""
@@ -266,6 +266,21 @@ class Publication:
         if self._is_large or not (isinstance(data, np.ndarray) or n <= data.step):
             return None
         return binding if fits else None
+
+    def update(
+        self, position: int, binding: Binding, data: Array, scalars: tuple[float, ...]
+    ) -> None:
+        """Note one optimizer step of a whole piece and apply it at once.
+
+        Where every piece is given to it, :meth:`finish` takes the place of `commit`.
+        """
+        self.record.steps[position] += 1
+        self.record.changed[position] = self.flip
+        self._update(position, binding, data, scalars)
+
+    def finish(self) -> None:
+        """Put all updates in force in one store."""
+        self.segment.flip = self.flip
 
     def _update(
         self, position: int, binding: Binding, data: Array, scalars: tuple[float, ...]

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from daskps.errors import (
 )
 from daskps.layout import Layout
 from daskps.reduction import leaf, reduce_all
-from daskps.shards import cutting, forming
+from daskps.shards import cutting, forming, tablework
 from daskps.shards.base import GRADIENT, MODEL, Item, Ready, Step, Ticket
 from daskps.shards.dense import Shard
 from daskps.shards.deputies import Deputy, NotHereError
@@ -31,6 +31,7 @@ from daskps.shards.gates import OPEN, gate_of
 from daskps.shards.mailbox import FORMAT_AT, MAGIC_AT, Mailbox, n_slices
 from daskps.shards.seats import ASK, Tick
 from daskps.shards.segment import GENERATION, ROUNDS, Segment
+from daskps.shards.tablework import Work
 from tests.shards.making import (
     RUN,
     A,
@@ -47,6 +48,8 @@ from tests.shards.making import (
 LAYOUT = Layout.build(
     {"a": ((9,), "float32"), "b": ((5,), "float16"), "c": ((3,), "float32")}, 1
 )
+#: Two pieces as most are: steps with both of them are usual ones.
+USUAL = Layout.build({"a": ((9,), "float32"), "b": ((5,), "float32")}, 1)
 RULES = {0: Momentum(), 1: Momentum()}
 SLOTS = dict.fromkeys(RULES, (0.0,))
 N_PIECES = 3
@@ -57,28 +60,42 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forming, "TILE_NBYTES", 16)
 
 
-def memory_of(n_ranks: int, reduce: Any) -> np.ndarray[Any, Any]:
-    return np.zeros(Mailbox.nbytes_of(LAYOUT.pieces[0], n_ranks, reduce), np.uint8)
+def memory_of(
+    n_ranks: int, reduce: Any, layout: Layout = LAYOUT
+) -> np.ndarray[Any, Any]:
+    return np.zeros(Mailbox.nbytes_of(layout.pieces[0], n_ranks, reduce), np.uint8)
 
 
 def pair(n_ranks: int, reduce: Any = "mean", layout: Layout = LAYOUT) -> Any:
     """The owner of a shard and its deputy, both in a run; and the mailboxes."""
     segment = Segment(layout, 0, SLOTS, durable=True)
     segment.words[GENERATION] = 1
-    owner, memory = Shard(segment, RULES), memory_of(n_ranks, reduce)
+    owner, memory = Shard(segment, RULES), memory_of(n_ranks, reduce, layout)
     owner.begin_run(RUN, BSP(), n_ranks, reduce, memory=memory)
-    return owner, another(segment.buffer, memory, n_ranks, reduce), memory
+    return owner, another(segment.buffer, memory, n_ranks, reduce, layout), memory
 
 
-def another(buffer: Any, memory: Any, n_ranks: int, reduce: Any = "mean") -> Deputy:
-    deputy = Deputy(Segment(LAYOUT, 0, SLOTS, buffer, durable=True), RULES)
+def another(
+    buffer: Any,
+    memory: Any,
+    n_ranks: int,
+    reduce: Any = "mean",
+    layout: Layout = LAYOUT,
+) -> Deputy:
+    deputy = Deputy(Segment(layout, 0, SLOTS, buffer, durable=True), RULES)
     deputy.attach_rounds(RUN, n_ranks, reduce, memory)
     return deputy
 
 
-def heir(buffer: Any, memory: Any, n_ranks: int, reduce: Any = "mean") -> Shard:
+def heir(
+    buffer: Any,
+    memory: Any,
+    n_ranks: int,
+    reduce: Any = "mean",
+    layout: Layout = LAYOUT,
+) -> Shard:
     """Who takes over from an owner that died."""
-    shard = Shard(Segment(LAYOUT, 0, SLOTS, buffer, durable=True), RULES)
+    shard = Shard(Segment(layout, 0, SLOTS, buffer, durable=True), RULES)
     shard.attach_rounds(RUN, n_ranks, reduce, memory)
     shard.take_over()
     shard.validate()
@@ -183,7 +200,7 @@ def test_models_are_averaged_by_two():
 def test_memory_is_what_was_said():
     for size in (1, 2, 5, 64):
         owner, _, memory = pair(size)
-        last = owner.rounds.tables._mailbox.slice(n_slices(size, "mean") - 1)
+        last = owner.rounds.tables.mailbox.slice(n_slices(size, "mean") - 1)
         end = last.arrays[C].ctypes.data + last.arrays[C].nbytes
         assert 0 <= memory.ctypes.data + len(memory) - end < 64
         with pytest.raises(ProtocolError, match=f"need {len(memory):,} bytes"):
@@ -518,7 +535,7 @@ class Words:
 
     def __setitem__(self, at: Any, value: Any) -> None:
         value = value._words if isinstance(value, Words) else value
-        if isinstance(at, slice) and len(value) > 1:
+        if isinstance(at, slice) and np.ndim(value) and len(value) > 1:
             values, parts = value.tolist(), self._words[at]
             half = len(values) // 2
             parts[:half] = value[:half]
@@ -528,6 +545,13 @@ class Words:
 
     def tolist(self) -> Any:
         return self._words.tolist()
+
+    def view(self, dtype: Any) -> Words:
+        return Words(self._words.view(dtype), self._watch)
+
+
+#: The functions that are compiled, as they are written.
+PLAIN = Work(*(getattr(tablework, name) for name in Work._fields))
 
 
 class Dying(Momentum):
@@ -543,20 +567,22 @@ class Dying(Momentum):
         self._watch.stored()
 
 
-def watched(buffer: Any, memory: Any, n_ranks: int, watch: Watch) -> Shard:
+def watched(
+    buffer: Any, memory: Any, n_ranks: int, watch: Watch, layout: Layout
+) -> Shard:
     """A state machine all of whose stores are watched."""
-    segment = Segment(LAYOUT, 0, SLOTS, buffer, durable=True)
+    segment = Segment(layout, 0, SLOTS, buffer, durable=True)
     segment.header = Words(segment.header, watch)  # type: ignore[assignment]
     shard = Shard(segment, dict.fromkeys(RULES, Dying(watch)))
     shard.attach_rounds(RUN, n_ranks, "mean", memory)
     assert shard.rounds
     tables: Any = shard.rounds.tables
-    tables._heads = [Words(words, watch) for words in tables._heads]
-    tables._rows = [Words(words, watch) for words in tables._rows]
-    mailbox = tables._mailbox
+    tables.work = PLAIN
+    tables._records = [Words(words, watch) for words in tables._records]
+    mailbox = tables.mailbox
     mailbox.words = Words(mailbox.words, watch)
     for table in mailbox.tables:
-        for name in ("words", "weight", "ranks", "next", "first", "last", "bits"):
+        for name in ("array", "words", "ranks", "next", "first", "last", "bits"):
             setattr(table, name, Words(getattr(table, name), watch))
     for index in range(mailbox.n_slices):
         found = mailbox.slice(index)
@@ -564,17 +590,20 @@ def watched(buffer: Any, memory: Any, n_ranks: int, watch: Watch) -> Shard:
     return shard
 
 
-def rounds_of_three() -> Iterator[Step]:
+def rounds_of_three(*, ragged: bool) -> Iterator[Step]:
     """The steps of two rounds of three ranks, in an order that merges sums."""
     rng = np.random.default_rng(3)
     for clock, rank in itertools.product((0, 1), (2, 0, 1)):
         arrays = {A: rough(rng, 9), 1: rough(rng, 5)}
-        if (clock, rank) == (0, 0):
+        if ragged and (clock, rank) == (0, 0):
             del arrays[1]
         yield gradient(rank, arrays, 0.3 + rank, clock)
 
 
-STEPS = list(rounds_of_three())
+#: In the usual ones every step has all pieces.
+STEPS = {
+    layout: list(rounds_of_three(ragged=layout is LAYOUT)) for layout in (LAYOUT, USUAL)
+}
 
 
 def state(shard: Shard) -> Any:
@@ -583,12 +612,12 @@ def state(shard: Shard) -> Any:
     return weights(shard), slots, record.ranks[:3].tolist(), shard.rounds_of(RUN)
 
 
-@pytest.fixture(scope="module")
-def states() -> list[Any]:
+@cache
+def states(layout: Layout) -> list[Any]:
     """What the shard holds after so many steps, without a crash."""
-    owner, _, _ = pair(3)
+    owner, _, _ = pair(3, layout=layout)
     found = [state(owner)]
-    for one in STEPS:
+    for one in STEPS[layout]:
         send(owner, one)
         found.append(state(owner))
     return found
@@ -609,29 +638,37 @@ def sit(shard: Shard, ticket: Ticket) -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "follower"), [(submit, another), (submit, heir), (sit, heir)]
+    ("way", "follower", "layout"),
+    [
+        (submit, another, LAYOUT),
+        (submit, heir, LAYOUT),
+        (sit, heir, LAYOUT),
+        (sit, heir, USUAL),
+    ],
+    ids=["followed", "inherited", "seated", "usual"],
 )
-@pytest.mark.parametrize("nth", range(len(STEPS)))
-def test_step_killed_after_any_store_counts_once(nth, way, states, follower):
-    owner, _, memory = pair(3)
-    send(owner, *STEPS[:nth])
+@pytest.mark.parametrize("nth", range(6))
+def test_step_killed_after_any_store_counts_once(nth, way, follower, layout):
+    wanted, steps = states(layout), STEPS[layout]
+    owner, _, memory = pair(3, layout=layout)
+    send(owner, *steps[:nth])
     buffer, n_kills = owner.segment.buffer, 0
     for last in itertools.count():
         copies = buffer.copy(), memory.copy()
-        shard = watched(*copies, 3, Watch(last))
-        ticket = Ticket(STEPS[nth])
+        shard = watched(*copies, 3, Watch(last), layout)
+        ticket = Ticket(steps[nth])
         with suppress(Killed):
             way(shard, ticket)
-        survivor = follower(*copies, 3)
+        survivor = follower(*copies, 3, layout=layout)
         survivor.validate()
-        assert state(survivor) in states[nth : nth + 2]
+        assert state(survivor) in wanted[nth : nth + 2]
         killed = ticket.outcome is None
         assert killed or isinstance(ticket.outcome, Ready)
-        (again,) = send(survivor, STEPS[nth])
+        (again,) = send(survivor, steps[nth])
         assert done(again).duplicate or killed
-        assert state(survivor) == states[nth + 1]
-        send(survivor, *STEPS[nth + 1 :])
-        assert state(survivor) == states[-1]
+        assert state(survivor) == wanted[nth + 1]
+        send(survivor, *steps[nth + 1 :])
+        assert state(survivor) == wanted[-1]
         if not killed:
             break
         n_kills += 1
