@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from daskps.bench import sides
 from daskps.bench.pairs import Comparison, alternate, steps_in
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from daskps.bench.jobs import Job, Measure
-    from daskps.bench.pairs import Effort
+    from daskps.bench.pairs import Effort, Samples
 
 #: Modules of `daskps.bench.peers`, in the order of reports.
 PEERS = (
@@ -88,19 +88,18 @@ class Field:
                 try:
                     with peer.opened(*shape, client) as measure:
                         for job in covered:
-                            found = _alternated(client, job, measure, effort)
+                            found, ways = _alternated(client, job, measure, effort)
                             rate = job.kind == "train"
-                            yield Comparison(job.title, peer.TITLE, *found, rate)
+                            yield Comparison(job.title, peer.TITLE, *found, ways, rate)
                 except PeerError as error:
                     self.missing[name] = str(error)
                     del self.peers[name]
 
 
-_Found: TypeAlias = tuple[tuple[float, ...], tuple[float, ...], tuple[str, ...]]
-
-
-def _alternated(client: Client, job: Job, measure: Measure, effort: Effort) -> _Found:
-    """Return our seconds, the peer's, and our ways."""
+def _alternated(
+    client: Client, job: Job, measure: Measure, effort: Effort
+) -> tuple[Samples, tuple[str, ...]]:
+    """Return what was measured, and our ways."""
     with sides.opened(client, job) as ours:
         our_steps = steps_in(effort.seconds, ours.measure)
         their_steps = steps_in(effort.seconds, lambda n: measure(job, n))
@@ -108,8 +107,9 @@ def _alternated(client: Client, job: Job, measure: Measure, effort: Effort) -> _
             lambda: ours.measure(our_steps),
             lambda: measure(job, their_steps),
             effort.pairs,
+            effort.looks,
         )
-        return *found, ours.ways()
+        return found, ours.ways()
 
 
 def chosen(names: Collection[str] | None, *, on_dask: bool = False) -> Field:

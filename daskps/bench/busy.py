@@ -81,10 +81,10 @@ def compare(
             steps = steps_in(effort.seconds, pull)
             idle = partial(pull, steps)
             busy = partial(_beside, client, server, idle)
-            ours, theirs = alternate(busy, idle, effort.pairs)
+            found = alternate(busy, idle, effort.pairs, effort.looks)
             ways = tuple(run(_ways, store))
         yield Comparison(
-            f"pull of {job.nbytes:,} B, owner busy", "owner idle", ours, theirs, ways
+            f"pull of {job.nbytes:,} B, owner busy", "owner idle", *found, ways
         )
 
 

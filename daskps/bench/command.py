@@ -6,11 +6,11 @@ import argparse
 import importlib
 import importlib.util
 import math
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from daskps.bench import against, clusters
+from daskps.bench import against, clusters, cores
 from daskps.bench.pairs import Effort
 from daskps.bench.report import Report
 
@@ -107,7 +107,12 @@ def parser(name: str, *, pairs: int, peers: bool = False) -> argparse.ArgumentPa
     """
     found = plain(name)
     add = found.add_argument
-    add("--pairs", type=count, default=pairs, help="alternating pairs [%(default)s]")
+    add(
+        "--pairs",
+        type=count,
+        default=pairs,
+        help="undisturbed ones wanted [%(default)s]",
+    )
     add("--json", metavar="FILE", type=_file, help="write all samples, too")
     add("--svg", metavar="FILE", type=_svg, help="plot the ratios, too")
     add("--scheduler", metavar="ADDRESS", help="of your own cluster")
@@ -244,10 +249,12 @@ def reported(name: str, options: argparse.Namespace) -> Iterator[Report]:
     Report
         To add comparisons to.
     """
-    report = Report(name, dict(vars(options)))
-    report.begin()
-    yield report
-    report.end(options.json, options.svg)
+    # The cores of a user's cluster are not those of this machine.
+    with nullcontext() if options.scheduler else cores.watched() as looks:
+        report = Report(name, dict(vars(options)), looks)
+        report.begin()
+        yield report
+        report.end(options.json, options.svg)
 
 
 @contextmanager
@@ -304,7 +311,7 @@ def compare(options: argparse.Namespace, jobs: Sequence[Job], report: Report) ->
     field = against.chosen(options.peers, on_dask=options.scheduler is not None)
     workers = max(job.trainers + job.servers for job in these)
     with cluster(options, workers) as client:
-        effort = Effort(options.pairs, options.seconds)
+        effort = Effort(options.pairs, options.seconds, report.looks)
         for found in field.compare(client, these, effort):
             report.add(found)
     report.missing.update(field.missing)

@@ -1,78 +1,128 @@
-"""What a core is worth while another one is busy.
+"""Looks at the speed of the cores, all at once.
 
-Cores of a virtual machine may be the two threads of one real core, and change from run
-to run: what two processes do at the same time then takes up to twice as long.
+What shares a real core with a virtual one slows it down for milliseconds to seconds: an
+interpreter then runs at 0.5 to 0.7 of its speed, and what happens in two processes at
+once suffers most. A look therefore times a fixed piece of interpreter work, in a process
+on each core at the same time.
 """
 
 from __future__ import annotations
 
-import statistics
+import math
+import os
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from daskps.bench import looker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import IO
 
-#: Seconds of each sample, and how many there are of both kinds.
-SECONDS, SAMPLES = 0.05, 5
-#: Busy after one byte, idle after the next, and over with whoever writes them, however
-#: that one ends.
-_OTHER = """
-import os
-print(flush=True)
-while os.read(0, 1):
-    os.set_blocking(0, False)
-    while True:
-        for _ in range(1000):
-            pass
-        try:
-            os.read(0, 1)
-            break
-        except BlockingIOError:
-            pass
-    os.set_blocking(0, True)
-"""
+#: From this share of the best speed on, cores count as being at full speed: well above
+#: the 0.7 of a slow phase, and not so near 1 that what always varies is taken for one.
+FULL = 0.85
+#: From asking to the look: the first process asked, were it to begin at once, might take
+#: the core of the one that has yet to ask the others.
+_LEAD_SECONDS = 0.5e-3
 
 
-def beside_another() -> float:
-    """Return the speed of this process beside a busy one, 1.0 for that without it.
+def full(looks: Sequence[float], best: float) -> tuple[int, ...]:
+    """Return which looks found the cores at full speed.
 
-    Takes half a second. Near 1 the cores are cores; 0.5 to 0.7 says that they share one,
-    or that something else is busy.
+    Parameters
+    ----------
+    looks : sequence of float
+        Seconds of each.
+    best : float
+        Seconds of the best one known; of these, where they have a better one.
+
+    Returns
+    -------
+    tuple of int
+        Indices, in order.
     """
-    with _another() as (_, switch):
-        return statistics.median(_ratio(switch) for _ in range(SAMPLES))
+    least = min((best, *looks))
+    return tuple(i for i, took in enumerate(looks) if least / took >= FULL)
+
+
+class Looks:
+    """The looks of one report.
+
+    Parameters
+    ----------
+    look : callable
+        Takes one; returns seconds.
+    """
+
+    def __init__(self, look: Callable[[], float]) -> None:
+        self._look = look
+        #: Of every look so far.
+        self.seconds: list[float] = []
+
+    def __call__(self) -> float:
+        """Take a look; return what the work took on the slowest core, in seconds."""
+        self.seconds.append(self._look())
+        return self.seconds[-1]
+
+    @property
+    def best(self) -> float:
+        """Seconds of the best look so far."""
+        return min(self.seconds, default=math.inf)
+
+    @property
+    def share(self) -> float:
+        """Share of the looks that found the cores at full speed."""
+        return len(full(self.seconds, self.best)) / max(1, len(self.seconds))
 
 
 @contextmanager
-def _another() -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
-    """Run another process; give what makes it busy, and idle again."""
-    command, pipe = [sys.executable, "-S", "-c", _OTHER], subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, bufsize=0) as other:
-        if other.stdin is None or other.stdout is None:
-            raise RuntimeError("the other process has no pipes")
-        try:
-            other.stdout.readline()  # it runs
-            yield other, other.stdin
-        finally:
-            other.kill()
+def watched() -> Iterator[Looks]:
+    """Start a process on each core, which sleeps between looks.
+
+    Yields
+    ------
+    Looks
+        Until the end, and the processes with them.
+    """
+    with ExitStack() as stack:
+        helpers = [stack.enter_context(_helper(core)) for core in _cores()]
+        yield Looks(partial(_look, helpers))
 
 
-def _ratio(switch: IO[bytes]) -> float:
-    alone = _turns()
-    switch.write(b".")
-    beside = _turns()
-    switch.write(b".")
-    return beside / alone
+def _cores() -> list[int]:
+    """Return the cores that this process may use."""
+    try:
+        return sorted(os.sched_getaffinity(0))
+    except AttributeError:  # not on this system
+        return list(range(os.cpu_count() or 1))
 
 
-def _turns() -> int:
-    end, turns = time.perf_counter() + SECONDS, 0
-    while time.perf_counter() < end:
-        for _ in range(1000):
-            pass
-        turns += 1
-    return turns
+def _helper(core: int) -> subprocess.Popen[bytes]:
+    # Not the site, nor what the environment adds. In a group of its own: Ctrl-C is for
+    # this process, and the helper hears of its end through the pipe.
+    command = [sys.executable, "-S", "-I", looker.__file__, str(core)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, bufsize=0, process_group=0
+    )
+
+
+def _look(helpers: Sequence[subprocess.Popen[bytes]]) -> float:
+    begin = f"{time.perf_counter() + _LEAD_SECONDS!r}\n".encode()
+    for helper in helpers:
+        _open(helper.stdin).write(begin)
+    answers = [_open(helper.stdout).readline() for helper in helpers]
+    if not all(answers):
+        raise RuntimeError("a process that looks at the cores has ended")
+    return max(map(float, answers))
+
+
+def _open(pipe: IO[bytes] | None) -> IO[bytes]:
+    if pipe is None:
+        raise RuntimeError("a process that looks at the cores has no pipes")
+    return pipe

@@ -54,7 +54,7 @@ def measure(memory: Memory, nbytes: int, n_pairs: int) -> Iterator[str]:
     for title, clock in (("wall", time.perf_counter), ("cpu", time.thread_time)):
         n = pairs.steps_in(SECONDS, partial(_sample, file, clock))
         ours, theirs = (partial(_sample, f, clock, n) for f in (file, mapped))
-        a, b = pairs.alternate(ours, theirs, n_pairs)
+        a, b, _ = pairs.alternate(ours, theirs, n_pairs)
         ratios = [x / y for x, y in zip(a, b, strict=True)]
         yield (
             f"{nbytes:>10}  {title:<4}{statistics.median(a) * 1e6:>10.1f}"

