@@ -18,10 +18,12 @@ import daskps
 from daskps import optim
 from daskps.bench import bare, clusters, command
 from daskps.bench.jobs import Job
-from daskps.bench.pairs import Comparison, seconds
+from daskps.bench.pairs import Comparison, alternate, seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from daskps.bench.pairs import Samples
 
 ELEMENTS = 256
 #: On which the shards of a step are.
@@ -59,8 +61,15 @@ def _bare_both(client: Client, n: int) -> float:
     return max(found)
 
 
+def _step_both(store: daskps.ParameterStore, n: int) -> float:
+    return float(max(daskps.run(store, _steps, [n, n])))
+
+
 def _beside_bare(
-    client: Client, pairs: int, n: int, titles: Sequence[str]
+    client: Client,
+    titles: Sequence[str],
+    n: int,
+    measure: Callable[[Callable[[], float], Callable[[], float]], Samples],
 ) -> Iterator[Comparison]:
     """Give a step on two hosts or one, as titles say, beside the bare round trip."""
     client.run(partial(bare.install, ELEMENTS))
@@ -69,14 +78,12 @@ def _beside_bare(
     for title in titles:
         servers = "all" if HOSTS[0] in title else [a]
         store = daskps.create(spec, optimizer=optim.SGD(0.1), servers=servers)
-        ours, theirs, before = [], [], _calls(store)
-        for _ in range(pairs):
-            ours.append(max(daskps.run(store, _steps, [n, n])))
-            theirs.append(_bare_both(client, n))
+        before = _calls(store)
+        found = measure(partial(_step_both, store, n), partial(_bare_both, client, n))
         # A pull and 50 steps to warm up come before the n steps of each trainer.
-        messages = (_calls(store) - before) / (2 * pairs * (n + 51))
+        messages = (_calls(store) - before) / (2 * len(found.ours) * (n + 51))
         job = f"{title}, {messages:.2f} messages"
-        yield Comparison(job, "bare RPC round trip", tuple(ours), tuple(theirs))
+        yield Comparison(job, "bare RPC round trip", *found)
         store.close()
 
 
@@ -146,13 +153,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     jobs = [Job("round", nbytes, 2, 2) for nbytes in (options.mib * 2**20, 1024)]
     with command.reported("rounds", options) as report:
         command.compare(options, jobs, report)
+        measure = partial(alternate, pairs=options.pairs, looks=report.looks)
         for how, close in _series(options.close).items():
             titles = [f"step, {name}, {how}" for name in HOSTS]
             wanted = [title for title in titles if options.job in title]
             if options.scheduler is None and wanted:
                 with clusters.local(2, close=close) as client:
-                    pairs, steps = options.pairs, options.steps
-                    for found in _beside_bare(client, pairs, steps, wanted):
+                    for found in _beside_bare(client, wanted, options.steps, measure):
                         report.add(found)
     return 0
 
