@@ -53,7 +53,8 @@ LO, HI, INTO, LAST, SLICES = range(5)
 def empty(table: Array, record: Array, ranks_at: int, size: int, n_slices: int) -> None:
     """Make a table that of a record's open round, in which only finished ranks are in."""
     slices = HEAD + 2 * size
-    table[:] = 0
+    for at in range(len(table)):
+        table[at] = 0
     table[ROUND] = record[ROUNDS]
     for rank in range(size):
         at = ranks_at + rank * RANK_WORDS
@@ -80,7 +81,7 @@ def climb(
         if table[slices + index] == FREE:
             found[INTO] = index
             break
-    for at in range(0, path.size, 4):
+    for at in range(0, len(path), 4):
         lo, hi, border, left = path[at], path[at + 1], path[at + 2], path[at + 3]
         first, stop = (lo, border) if left else (border, hi)
         for other in range(first, stop):
@@ -144,7 +145,9 @@ def join(
     number, `bits` come to its word; `new` is 1 where it was not in.
     """
     slices = HEAD + 2 * size
-    other[:] = table
+    # A loop: assigning a whole array takes the compiler ten times as long.
+    for at in range(len(table)):
+        other[at] = table[at]
     for i in range(n):
         other[slices + found[SLICES + 2 * i]] = FREE
     into = found[INTO]
@@ -193,13 +196,13 @@ def note(
 def form4(out: Array, a: Array, scale: float, b: Array, divisor: float) -> None:
     """Write (a * scale + b) / divisor to `out`, each operation rounded to float32."""
     s, d = np.float32(scale), np.float32(divisor)
-    for i in range(out.size):
+    for i in range(len(out)):
         out[i] = (a[i] * s + b[i]) / d
 
 
 def form8(out: Array, a: Array, scale: float, b: Array, divisor: float) -> None:
     """As :func:`form4`, in float64."""
-    for i in range(out.size):
+    for i in range(len(out)):
         out[i] = (a[i] * scale + b[i]) / divisor
 
 
