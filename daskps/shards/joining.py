@@ -53,13 +53,15 @@ class Joining:
         #: The rounds of the run that has its mailboxes here, maybe over by now.
         self.attached: Rounds | None = None
         self._cache_dir = cache_dir
+        #: What takes the usual steps of a run, for all of its trainers here.
+        self._usual: tuple[Rounds, Usual | None] | None = None
 
     @property
     def rounds(self) -> Rounds | None:
         """The rounds of the run in progress, if it has any."""
         if self.attached is not None and not self.attached.tables.current:
             # Another process has ended the run: its mailboxes are not needed here.
-            self.attached = None
+            self.end()
         return self.attached
 
     def begin(
@@ -96,11 +98,14 @@ class Joining:
         rounds = self.rounds
         if rounds is None:
             return None
-        return usual_of(self._segment, self._planner, rounds.tables, self._fail)
+        if self._usual is None or self._usual[0] is not rounds:
+            segment, planner, tables = self._segment, self._planner, rounds.tables
+            self._usual = rounds, usual_of(segment, planner, tables, self._fail)
+        return self._usual[1]
 
     def end(self) -> None:
         """Leave the mailboxes of a run that is over."""
-        self.attached = None
+        self.attached = self._usual = None
 
     def join(self, rounds: Rounds, step: Step, may_apply: bool) -> str:
         """Take a step into the open round if it is new; return the verdict."""

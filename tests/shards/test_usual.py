@@ -170,3 +170,15 @@ def test_failing_rule_ends_the_run_as_for_tickets(early):
     assert failed([ticket], wanted)
     assert reason in str(ticket.outcome)
     assert shard.segment.current.version == 1
+
+
+def test_trainers_of_a_process_share_the_memory_for_sums():
+    """Those of the next run have another table, and so other memory."""
+    shard = shard_of(2)
+    joining = shard._joining
+    first = joining.usual()
+    assert first is joining.usual() is not None
+    shard.begin_run(RUN + 1, BSP(), 3)
+    assert joining.usual() not in (first, None)
+    shard.end_run(RUN + 1, "test")
+    assert joining.usual() is None
