@@ -98,10 +98,13 @@ class Joining:
         rounds = self.rounds
         if rounds is None:
             return None
-        if self._usual is None or self._usual[0] is not rounds:
+        # Seats are made without the shard's mutex: the run may end meanwhile.
+        known = self._usual
+        if known is None or known[0] is not rounds:
             segment, planner, tables = self._segment, self._planner, rounds.tables
-            self._usual = rounds, usual_of(segment, planner, tables, self._fail)
-        return self._usual[1]
+            known = rounds, usual_of(segment, planner, tables, self._fail)
+            self._usual = known
+        return known[1]
 
     def end(self) -> None:
         """Leave the mailboxes of a run that is over."""
