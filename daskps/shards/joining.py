@@ -59,10 +59,17 @@ class Joining:
     @property
     def rounds(self) -> Rounds | None:
         """The rounds of the run in progress, if it has any."""
-        if self.attached is not None and not self.attached.tables.current:
+        rounds = self.current
+        if rounds is None:
             # Another process has ended the run: its mailboxes are not needed here.
             self.end()
-        return self.attached
+        return rounds
+
+    @property
+    def current(self) -> Rounds | None:
+        """The same for who does not hold the shard: nothing is dropped."""
+        rounds = self.attached
+        return rounds if rounds is not None and rounds.tables.current else None
 
     def begin(
         self, run: int, n_ranks: int, reduce: str | Reducer, memory: Array | None
@@ -94,11 +101,13 @@ class Joining:
         self.attached = Rounds(tables)
 
     def usual(self) -> Usual | None:
-        """Return what takes the usual steps of the run in progress, if any are."""
-        rounds = self.rounds
+        """Return what takes the usual steps of the run in progress, if any are.
+
+        Also for who does not hold the shard: the run may end meanwhile.
+        """
+        rounds = self.current
         if rounds is None:
             return None
-        # Seats are made without the shard's mutex: the run may end meanwhile.
         known = self._usual
         if known is None or known[0] is not rounds:
             segment, planner, tables = self._segment, self._planner, rounds.tables
