@@ -53,23 +53,14 @@ class Joining:
         #: The rounds of the run that has its mailboxes here, maybe over by now.
         self.attached: Rounds | None = None
         self._cache_dir = cache_dir
-        #: What takes the usual steps of a run, for all of its trainers here.
-        self._usual: tuple[Rounds, Usual | None] | None = None
 
     @property
     def rounds(self) -> Rounds | None:
         """The rounds of the run in progress, if it has any."""
-        rounds = self.current
-        if rounds is None:
+        if self.attached is not None and not self.attached.tables.current:
             # Another process has ended the run: its mailboxes are not needed here.
-            self.end()
-        return rounds
-
-    @property
-    def current(self) -> Rounds | None:
-        """The same for who does not hold the shard: nothing is dropped."""
-        rounds = self.attached
-        return rounds if rounds is not None and rounds.tables.current else None
+            self.attached = None
+        return self.attached
 
     def begin(
         self, run: int, n_ranks: int, reduce: str | Reducer, memory: Array | None
@@ -101,23 +92,15 @@ class Joining:
         self.attached = Rounds(tables)
 
     def usual(self) -> Usual | None:
-        """Return what takes the usual steps of the run in progress, if any are.
-
-        Also for who does not hold the shard: the run may end meanwhile.
-        """
-        rounds = self.current
+        """Return what takes the usual steps of the run in progress, if any are."""
+        rounds = self.rounds
         if rounds is None:
             return None
-        known = self._usual
-        if known is None or known[0] is not rounds:
-            segment, planner, tables = self._segment, self._planner, rounds.tables
-            known = rounds, usual_of(segment, planner, tables, self._fail)
-            self._usual = known
-        return known[1]
+        return usual_of(self._segment, self._planner, rounds.tables, self._fail)
 
     def end(self) -> None:
         """Leave the mailboxes of a run that is over."""
-        self.attached = self._usual = None
+        self.attached = None
 
     def join(self, rounds: Rounds, step: Step, may_apply: bool) -> str:
         """Take a step into the open round if it is new; return the verdict."""

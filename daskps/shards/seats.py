@@ -50,8 +50,8 @@ class Seat:
     def __init__(self, shard: Shard, joining: Joining, run: int, rank: int) -> None:
         self._shard, self._joining = shard, joining
         self._run, self._rank = run, rank
-        #: None where the mailboxes are not here. Seats are made without the lock.
-        self._rounds, self._usual = joining.current, joining.usual()
+        #: None where the mailboxes are not here.
+        self._rounds, self._usual = joining.rounds, joining.usual()
         segment = shard.segment
         self._header = segment.header
         self._records = tuple(record.plain for record in segment.records)

@@ -16,7 +16,6 @@ from daskps.shards.base import GRADIENT, MODEL, NOTHING
 from daskps.shards.dense import Shard
 from daskps.shards.seats import ASK, Tick
 from daskps.shards.segment import GENERATION, Segment
-from daskps.shards.segment import RUN as RUN_AT
 from daskps.shards.usual import Usual
 from tests.shards.making import RUN, Momentum, contents, failed, send
 from tests.shards.test_mailbox import gradient
@@ -171,25 +170,3 @@ def test_failing_rule_ends_the_run_as_for_tickets(early):
     assert failed([ticket], wanted)
     assert reason in str(ticket.outcome)
     assert shard.segment.current.version == 1
-
-
-def test_trainers_of_a_process_share_the_memory_for_sums():
-    """Those of the next run have another table, and so other memory."""
-    shard = shard_of(2)
-    joining = shard._joining
-    first = joining.usual()
-    assert first is joining.usual() is not None
-    shard.begin_run(RUN + 1, BSP(), 3)
-    assert joining.usual() not in (first, None)
-    shard.end_run(RUN + 1, "test")
-    assert joining.usual() is None
-
-
-def test_seat_that_is_made_late_drops_nothing():
-    """Whoever makes one holds no lock: another run may be about to begin."""
-    shard = shard_of(2)
-    joining, rounds = shard._joining, shard.rounds
-    shard.segment.current.fixed[RUN_AT] = RUN + 1  # as another process may
-    assert shard.seat(RUN, 0).take(Tick(GRADIENT, 0, 0, 1.0), {}) == ASK
-    assert joining.attached is rounds is not None
-    assert shard.rounds is None is joining.attached
