@@ -45,7 +45,8 @@ def usual_of(
     """Return what takes the usual steps of a run; None where none is usual.
 
     A shard that is written past the caches, or whose pieces are formed tile by tile,
-    costs so much that the rest does not count. Pieces of float16 are widened first.
+    costs so much that the rest does not count. Pieces of float16 are widened first. A
+    shard without pieces gets no arrays, so its steps are of another kind.
 
     Parameters
     ----------
@@ -58,7 +59,9 @@ def usual_of(
     fail : callable
         Gets a run and the error for which a round of it cannot be applied.
     """
-    if tables.reduce not in REDUCTIONS or segment.weights_nbytes >= PAST_NBYTES:
+    if tables.reduce not in REDUCTIONS or not segment.pieces:
+        return None
+    if segment.weights_nbytes >= PAST_NBYTES:
         return None
     bindings = []
     for position, piece in enumerate(segment.pieces):

@@ -27,9 +27,13 @@ RULES = {0: Momentum(), 1: Momentum()}
 
 
 def shard_of(
-    n_ranks: int, reduce: Any = "mean", rules: Any = RULES, layout: Layout = LAYOUT
+    n_ranks: int,
+    reduce: Any = "mean",
+    rules: Any = RULES,
+    layout: Layout = LAYOUT,
+    index: int = 0,
 ) -> Shard:
-    segment = Segment(layout, 0, dict.fromkeys(rules, (0.0,)), durable=True)
+    segment = Segment(layout, index, dict.fromkeys(rules, (0.0,)), durable=True)
     segment.words[GENERATION] = 1
     shard = Shard(segment, rules)
     shard.begin_run(RUN, BSP(), n_ranks, reduce)
@@ -107,6 +111,19 @@ def test_unusual_steps_are_left_to_the_shard(odd, lack, taken):
             )
             assert contents(seated) == contents(asked)
     assert len(taken) == (0 if lack == "model" else 6)
+
+
+def test_shard_without_pieces_takes_steps():
+    few = Layout.build({"a": ((1,), "float32")}, 2)
+    seated, asked = (shard_of(3, layout=few, index=1) for _ in range(2))
+    for clock in range(2):
+        for rank in range(3):
+            (ticket,) = send(asked, gradient(rank, {}, 1.0, clock))
+            assert sit(seated, rank, Tick(GRADIENT, clock, clock, 1.0), {}) == (
+                ticket.version
+            )
+            assert contents(seated) == contents(asked)
+    assert seated.segment.current.version == 2
 
 
 def without_rule() -> Shard:
