@@ -91,11 +91,8 @@ class Joining:
         tables = Tables(run, self._segment, mailbox, reduce, self._cache_dir)
         self.attached = Rounds(tables)
 
-    def usual(self) -> Usual | None:
-        """Return what takes the usual steps of the run in progress, if any are."""
-        rounds = self.rounds
-        if rounds is None:
-            return None
+    def usual(self, rounds: Rounds) -> Usual | None:
+        """Return what takes the usual steps of rounds, if any are."""
         return usual_of(self._segment, self._planner, rounds.tables, self._fail)
 
     def end(self) -> None:

@@ -35,7 +35,8 @@ class Tick(NamedTuple):
 class Seat:
     """The place of one rank at one shard.
 
-    Whoever calls holds the segment's lock.
+    Whoever calls :meth:`take` holds the segment's lock. One may be made without: that
+    changes nothing.
 
     Parameters
     ----------
@@ -50,8 +51,12 @@ class Seat:
     def __init__(self, shard: Shard, joining: Joining, run: int, rank: int) -> None:
         self._shard, self._joining = shard, joining
         self._run, self._rank = run, rank
+        # Not `joining.rounds`: a run may be about to begin, which that would take for
+        # one that is over.
+        found = joining.attached
         #: None where the mailboxes are not here.
-        self._rounds, self._usual = joining.rounds, joining.usual()
+        self._rounds = found if found and found.tables.run == run else None
+        self._usual = joining.usual(self._rounds) if self._rounds else None
         segment = shard.segment
         self._header = segment.header
         self._records = tuple(record.plain for record in segment.records)

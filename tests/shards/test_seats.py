@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from daskps.consistency import BSP
-from daskps.shards import cutting
+from daskps.shards import cutting, runs
 from daskps.shards.base import GRADIENT, MODEL, NOTHING, READ, Ready, Step, Ticket
 from daskps.shards.dense import Shard
 from daskps.shards.seats import ASK, Tick
@@ -142,6 +142,20 @@ def test_shard_decides_about_a_step_with(more: dict[str, Any]):
 def test_shard_decides_about_arrays_that_do_not_fit(data):
     shard = shard_of()
     assert shard.seat(RUN, 0).take(Tick(GRADIENT, 0, 0, 1.0), {A: data}) == ASK
+
+
+def test_seat_made_while_a_run_begins_leaves_it_alone(monkeypatch):
+    """By a trainer of the run before, in another thread and without the lock."""
+    shard, begin = shard_of(), runs.begin
+
+    def meanwhile(record: Any, *given: Any) -> None:
+        shard.seat(RUN, 0)
+        begin(record, *given)
+
+    monkeypatch.setattr(runs, "begin", meanwhile)
+    shard.begin_run(RUN + 1, BSP(), 2)
+    assert shard.rounds
+    assert shard.rounds.tables.run == RUN + 1
 
 
 def test_round_that_fails_is_left_to_the_shard():

@@ -140,14 +140,14 @@ def of_users() -> Shard:
 
 @pytest.mark.parametrize("make", [without_rule, narrow, of_users])
 def test_shards_without_usual_steps_have_none(make):
-    assert make()._joining.usual() is None
+    assert make().seat(RUN, 0)._usual is None
 
 
 @pytest.mark.parametrize("name", ["TILE_NBYTES", "PAST_NBYTES"])
 def test_large_shards_have_no_usual_steps(name, monkeypatch):
-    assert shard_of(2)._joining.usual() is not None
+    assert shard_of(2).seat(RUN, 0)._usual is not None
     monkeypatch.setattr(usual, name, 8)
-    assert shard_of(2)._joining.usual() is None
+    assert shard_of(2).seat(RUN, 0)._usual is None
 
 
 class Failing(Momentum):
