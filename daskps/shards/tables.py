@@ -105,11 +105,18 @@ class Tables:
         #: What was found last, see `tablework`; the same as plain integers.
         self._found = np.zeros(SLICES + 2 * self.size.bit_length(), np.int64)
         self.found = integers(self._found)
+        sizes = (piece.size for piece in segment.pieces)
+        self._largest = max(sizes, default=0) * np.dtype(np.float64).itemsize
 
     @cached_property
     def work(self) -> Work:
         """The functions of :mod:`tablework`; who only reads needs no compiler."""
         return tablework.compiled(self._cache_dir)
+
+    @cached_property
+    def scratch(self) -> Array:
+        """Room to form any one piece in, for all trainers of this process in turn."""
+        return np.empty(self._largest, np.uint8)
 
     @property
     def current(self) -> bool:

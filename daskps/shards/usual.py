@@ -97,9 +97,10 @@ class Usual:
         forms = {4: tables.work.form4, 8: tables.work.form8}
         dtypes = [np.dtype(piece.parameter.dtype) for piece in segment.pieces]
         self._forms = [forms[dtype.itemsize] for dtype in dtypes]
-        #: Where gradients are formed.
+        #: Where gradients are formed, one after the other in the same place: trainers
+        #: are many, and all of a shard for each of them would be a copy of the store.
         self._formed = [
-            np.empty(piece.size, dtype)
+            tables.scratch[: piece.size * dtype.itemsize].view(dtype)
             for piece, dtype in zip(segment.pieces, dtypes, strict=True)
         ]
 

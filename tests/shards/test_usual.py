@@ -150,6 +150,15 @@ def test_large_shards_have_no_usual_steps(name, monkeypatch):
     assert shard_of(2).seat(RUN, 0)._usual is None
 
 
+def test_trainers_of_a_process_form_gradients_in_one_place():
+    """As large as one piece: each of them is applied before the next is formed."""
+    shard: Any = shard_of(4)
+    formed = [shard.seat(RUN, rank)._usual._formed for rank in range(4)]
+    starts = {array.ctypes.data for arrays in formed for array in arrays}
+    assert len(starts) == 1
+    assert shard.rounds.tables.scratch.nbytes == 8 * 9
+
+
 class Failing(Momentum):
     """A rule that fails at its second step, before or while it is applied."""
 
