@@ -92,7 +92,12 @@ class Joining:
         self.attached = Rounds(tables)
 
     def usual(self, rounds: Rounds) -> Usual | None:
-        """Return what takes the usual steps of rounds, if any are."""
+        """Return what takes the usual steps of rounds, if any are.
+
+        What any step of theirs needs compiled is ready then.
+        """
+        # Not by the first step, which would keep all others from the shard meanwhile.
+        _ = rounds.tables.work
         return usual_of(self._segment, self._planner, rounds.tables, self._fail)
 
     def end(self) -> None:
