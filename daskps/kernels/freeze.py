@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["Frozen", "freeze"]
+__all__ = ["Frozen", "freeze", "written"]
 
 _BUILTINS = ("abs", "max", "min", "pow")
 _MODULES = {"np": np, "math": math}
@@ -73,25 +73,44 @@ def freeze(
         that has no place in a kernel.
     """
     function = _check(update, n_arguments)
-    code = function.__code__
     patch = _Patch(function, dtype)
     names, cells = patch.run()
+    return Frozen(written(function.__code__, patch.units, patch.consts), names, cells)
+
+
+def written(code: CodeType, units: bytes | bytearray, consts: Iterable[str]) -> str:
+    """Return the keyword arguments with which `CodeType.replace` makes code again.
+
+    Parameters
+    ----------
+    code : code
+        Of a plain function.
+    units : bytes
+        Its instructions.
+    consts : iterable of str
+        Expressions of its constants.
+
+    Returns
+    -------
+    str
+        Lines of Python, without where the function was defined.
+    """
     fields: dict[str, object] = {
         "co_argcount": code.co_argcount,
         "co_posonlyargcount": 0,
         "co_nlocals": code.co_nlocals,
         "co_stacksize": code.co_stacksize,
         "co_flags": 0x01 | 0x02,  # fast locals; the rest says where it was defined
-        "co_code": bytes(patch.units),
+        "co_code": bytes(units),
         "co_names": code.co_names,
         "co_varnames": code.co_varnames,
         "co_freevars": code.co_freevars,
-        "co_linetable": _one_line(len(patch.units) // 2),
+        "co_linetable": _one_line(len(units) // 2),
         "co_exceptiontable": code.co_exceptiontable,
     }
     text = "".join(f"    {name}={value!r},\n" for name, value in fields.items())
-    consts = "".join(f"        {const},\n" for const in patch.consts)
-    return Frozen(f"{text}    co_consts=(\n{consts}    ),\n", names, cells)
+    items = "".join(f"        {const},\n" for const in consts)
+    return f"{text}    co_consts=(\n{items}    ),\n"
 
 
 def _check(update: Callable[..., Any], n_arguments: int) -> FunctionType:

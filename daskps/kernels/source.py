@@ -13,7 +13,7 @@ from daskps.kernels.past import COPY, past_source
 from daskps.kernels.rows import rows_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
 __all__ = [
     "bfloat16_source",
@@ -158,10 +158,8 @@ SIGNATURES = {{
 
 
 _PLAIN = """\
-from __future__ import annotations
-
-import numpy as np
-from numba import njit, types
+def _template():
+    pass  # lends its code object; every field that matters is replaced
 
 
 def _read(kind):
@@ -171,6 +169,22 @@ def _read(kind):
 WORDS = types.Array(types.int64, 1, "C")
 F4, F8 = types.Array(types.float32, 1, "C"), types.Array(types.float64, 1, "C")
 R4, R8 = _read(types.float32), _read(types.float64)
+{numbers}
+# They take less time than to give the interpreter to another thread.
+_jit = njit(error_model="numpy", cache=CACHE)
+{functions}
+SIGNATURES = {{
+{types}}}
+"""
+
+_PLAIN_FUNCTION = """
+_code = _template.__code__.replace(
+    co_name="{name}",
+    co_qualname="{name}",
+    co_filename=__file__,
+    co_firstlineno=1,
+{code})
+{name} = _jit(FunctionType(_code, globals(), "{name}"))
 """
 
 
@@ -305,16 +319,16 @@ def bfloat16_source() -> str:
 
 
 def plain_source(
-    numbers: Mapping[str, int], texts: Sequence[str], signatures: Mapping[str, str]
+    numbers: Mapping[str, int], codes: Mapping[str, str], signatures: Mapping[str, str]
 ) -> str:
-    """Return the module of functions whose text is given.
+    """Return the module of plain functions.
 
     Parameters
     ----------
     numbers : mapping of str to int
         What else they name.
-    texts : sequence of str
-        Their definitions.
+    codes : mapping of str to str
+        The code of each, from `freeze.written`.
     signatures : mapping of str to str
         The types of the arguments of each.
 
@@ -323,9 +337,9 @@ def plain_source(
     str
         Python source.
     """
-    names = "".join(f"{name} = {value}\n" for name, value in sorted(numbers.items()))
-    # They take less time than to give the interpreter to another thread.
-    jit = '@njit(error_model="numpy", cache=CACHE)\n'
-    bodies = "\n\n".join(jit + text for text in texts)
-    types = "".join(f"    {n!r}: ({types},),\n" for n, types in signatures.items())
-    return f"{_PLAIN}{names}\n\n{bodies}\n\nSIGNATURES = {{\n{types}}}\n"
+    made = (_PLAIN_FUNCTION.format(name=n, code=code) for n, code in codes.items())
+    return _HEADER + _PLAIN.format(
+        numbers="".join(f"{name} = {n}\n" for name, n in sorted(numbers.items())),
+        functions="".join(made),
+        types="".join(f"    {n!r}: ({types},),\n" for n, types in signatures.items()),
+    )

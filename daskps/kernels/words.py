@@ -1,16 +1,21 @@
-"""Plain functions of integers, compiled: their text is taken as it stands."""
+"""Plain functions of integers, compiled as they are.
+
+Their code is taken, not their text: an installation may have none, and a file may be a
+newer one by now than what this process runs.
+"""
 
 from __future__ import annotations
 
-import inspect
-import textwrap
+import dis
 from typing import TYPE_CHECKING, Any
 
 from daskps.kernels.compiled import Module
+from daskps.kernels.freeze import written
 from daskps.kernels.source import plain_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+    from types import CodeType
 
 __all__ = ["plain"]
 
@@ -36,15 +41,21 @@ def plain(
         Its functions have the names of those. Nothing is compiled before the first use.
     """
     numbers: dict[str, int] = {}
-    texts = []
+    codes = {}
     for function in functions:
-        known = function.__globals__
-        numbers |= {
-            n: known[n] for n in function.__code__.co_names if _is_int(n, known)
-        }
-        texts.append(textwrap.dedent(inspect.getsource(function)))
+        known, code = function.__globals__, function.__code__
+        numbers |= {n: known[n] for n in code.co_names if _is_int(n, known)}
+        codes[function.__name__] = written(code, code.co_code, _constants(code))
     signatures = {f.__name__: signature for f, signature in functions.items()}
-    return Module(plain_source(numbers, texts, signatures), cache_dir)
+    return Module(plain_source(numbers, codes, signatures), cache_dir)
+
+
+def _constants(code: CodeType) -> Iterator[str]:
+    """Yield the constants of a function as text, None for its docstring."""
+    steps = dis.get_instructions(code)
+    used = {step.arg for step in steps if step.opcode in dis.hasconst}
+    for index, const in enumerate(code.co_consts):
+        yield repr(const) if index in used else "None"
 
 
 def _is_int(name: str, known: Mapping[str, Any]) -> bool:

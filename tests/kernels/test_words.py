@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -30,6 +32,16 @@ def test_plain_functions_are_compiled_with_their_numbers(kept, tmp_path):
         assert module.function("sums")(words, 1, out) == 10
         assert out[0] == (hits + 1) * (1 + 4 + 7)
         assert module.cache_hits == (hits if kept else 0)
+
+
+def test_plain_functions_need_no_text(tmp_path):
+    """As of an installation without sources."""
+    space: dict[str, Any] = {"STEP": STEP}
+    exec("def of(words, n):\n    'Text.'\n    return words[n * STEP] - 1", space)
+    for hits in (0, 1):
+        module = plain({space["of"]: "WORDS, types.int64"}, cache_dir=str(tmp_path))
+        assert module.function("of")(np.arange(10), 2) == 5
+        assert module.cache_hits == hits
 
 
 def test_plain_function_that_does_not_compile_says_so():
