@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,7 +44,7 @@ class Bound:
         if latest is not None and latest[0] == asked:
             return latest[1]
         scalars = self.rule.scalars(step, lr)
-        if latest is not None and latest[1] == scalars:
+        if latest is not None and _same(latest[1], scalars):
             # Checked, and cast by whoever has kept them.
             scalars = latest[1]
         else:
@@ -116,6 +117,15 @@ class Bound:
     ) -> None:
         """Update some rows of `w` and the slots in place, each named at most once."""
         self.kernel.rows(w, ids, g, slots, scalars)
+
+
+def _same(some: tuple[float, ...], others: tuple[float, ...]) -> bool:
+    """Return whether scalars have the same bits: 0.0 and -0.0 are equal."""
+    return some == others and (0.0 not in some or _bits(some) == _bits(others))
+
+
+def _bits(scalars: tuple[float, ...]) -> bytes:
+    return array("d", scalars).tobytes()
 
 
 def bind(rule: Rule, dtype: Any, *, cache_dir: str | None = None) -> Bound:

@@ -114,6 +114,18 @@ def test_import_of_optim_and_kernels_is_free_of_numba():
     run(code)
 
 
+def test_scalars_keep_the_sign_of_zero():
+    """A process that was not asked for the step before gives the same bits."""
+
+    class Signed(optim.SGD):
+        def prepare(self, step, lr):
+            return (0.0 if step % 2 else -0.0,)
+
+    bound = optim.bind(Signed(0.1), "f8")
+    signs = [np.signbit(bound.scalars(step)[0]) for step in (1, 2, 4, 5)]
+    assert signs == [False, True, True, False]
+
+
 def test_scalars_are_asked_of_a_rule_once_for_all_its_parameters():
     asked = []
 
