@@ -158,7 +158,7 @@ def three_steps(trainer, part):
 
 
 def test_b21_one_worker_and_one_trainer_need_no_network(client):
-    worker = next(iter(client.scheduler_info()["workers"]))
+    worker = next(iter(client.nthreads()))
     with daskps.create(
         {"w": np.zeros(5)}, optimizer=optim.SGD(1.0), servers=[worker]
     ) as store:

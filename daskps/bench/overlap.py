@@ -178,7 +178,7 @@ def _store(client: Client, mib: int) -> Any:
     """Return a store on the worker on which a single trainer does not run."""
     with daskps.create({"w": np.zeros(1)}) as probe:
         [trainer] = daskps.run(probe, _where, [None])
-    [server] = set(client.scheduler_info()["workers"]) - {trainer}
+    [server] = set(client.nthreads()) - {trainer}
     spec = daskps.ArraySpec((mib * 2**18 // LAYERS,), "float32")
     params = {f"w{i}": spec for i in range(LAYERS)}
     return daskps.create(params, optimizer=optim.SGD(0.1), servers=[server])

@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     n, pairs = options.mib * 2**20 // 4, options.pairs
     with bare.cluster() as client:
         client.run(install)
-        a, b = client.scheduler_info()["workers"]
+        a, b = client.nthreads()
         spec = {"w": daskps.ArraySpec((n,), "float32")}
         store = daskps.create(spec, optimizer=optim.SGD(0.1), servers=[a])
         found = client.submit(_verbs, store, a, n, pairs, workers=[b]).result()

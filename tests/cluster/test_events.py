@@ -177,7 +177,7 @@ def test_subscribers_hear_at_once(client):
 
 def test_lost_shards_and_trainers():
     with local_cluster(n_workers=3, threads=1) as client:
-        a, b, c = client.scheduler_info()["workers"]
+        a, b, c = client.nthreads()
         pids = client.run(os.getpid)
         s = daskps.create(
             {"w": np.zeros(10, "f4")}, optimizer=optim.SGD(1.0), servers=[a]

@@ -28,7 +28,7 @@ def pid_of(client, address):
 
 
 def other(client, address):
-    return next(w for w in client.scheduler_info()["workers"] if w != address)
+    return next(w for w in client.nthreads() if w != address)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_killed_owner_gives_shard_lost_error(apart):
     s = store(apart)
     victim = s.placement[0]
     os.kill(pid_of(apart, victim), signal.SIGKILL)
-    until(lambda: victim not in apart.scheduler_info()["workers"])
+    until(lambda: victim not in apart.nthreads())
     for call in (s.pull, lambda: s.push({"w": np.ones(10, "f4")})):
         with pytest.raises(daskps.ShardLostError, match="shard 0") as caught:
             call()
@@ -67,7 +67,7 @@ def test_killed_owner_gives_shard_lost_error(apart):
 
 def test_call_in_flight_ends_when_its_owner_dies(apart):
     """A pull that waits on a shard ends when the worker is killed, not later."""
-    s = store(apart, servers=[next(iter(apart.scheduler_info()["workers"]))])
+    s = store(apart, servers=[next(iter(apart.nthreads()))])
     victim = s.placement[0]
     waiting = s.pull_async(min_version=10**6, timeout=60)
     until(lambda: s.stats()["shards"][0]["parked"] == 1)
@@ -124,7 +124,7 @@ def slow_ones(params, X, y):
 def test_trainer_that_dies_goes_on_at_its_clock(sync):
     """SGD on constant gradients counts steps: none is lost, none is doubled."""
     with local_cluster(n_workers=3, threads=1) as client:
-        a, _, c = client.scheduler_info()["workers"]
+        a, _, c = client.nthreads()
         s = daskps.create({"w": np.zeros(4)}, optimizer=optim.SGD(1.0), servers=[a])
         pid = pid_of(client, c)
         killed: list[int] = []
@@ -155,7 +155,7 @@ def test_trainer_that_dies_goes_on_at_its_clock(sync):
 
 
 def test_trainer_lost_with_raise(fresh):
-    a = next(iter(fresh.scheduler_info()["workers"]))
+    a = next(iter(fresh.nthreads()))
     b = other(fresh, a)
     s = daskps.create({"w": np.zeros(4)}, optimizer=SGD, servers=[a])
     pid = pid_of(fresh, b)
@@ -183,7 +183,7 @@ def endless(trainer, part):
 
 
 def test_run_is_not_resumable_by_default(fresh):
-    a = next(iter(fresh.scheduler_info()["workers"]))
+    a = next(iter(fresh.nthreads()))
     s = daskps.create({"w": np.zeros(4)}, optimizer=SGD, servers=[a])
     pid = pid_of(fresh, other(fresh, a))
 
@@ -206,7 +206,7 @@ def count_to(trainer, part):
 
 def test_resumable_run_begins_at_its_clock():
     with local_cluster(n_workers=3, threads=1) as client:
-        a, b, _ = client.scheduler_info()["workers"]
+        a, b, _ = client.nthreads()
         s = daskps.create({"w": np.zeros(4)}, optimizer=optim.SGD(1.0), servers=[a])
         pid = pid_of(client, b)
 
@@ -369,7 +369,7 @@ def push_twice(handle, path):
 
 def test_pushes_of_a_task_that_runs_again_count_once(tmp_path):
     with local_cluster(n_workers=2, threads=1) as client:
-        a = next(iter(client.scheduler_info()["workers"]))
+        a = next(iter(client.nthreads()))
         b = other(client, a)
         s = daskps.create({"w": np.zeros(4)}, optimizer=optim.SGD(1.0), servers=[a])
         future = client.submit(

@@ -95,7 +95,7 @@ def test_stopped_worker_ends_the_run_in_time(fresh, tmp_path, verb, n_hosts):
 
     With one host all trainers wait for an answer of the silent worker.
     """
-    there, silent = fresh.scheduler_info()["workers"]
+    there, silent = fresh.nthreads()
     s = store(fresh, servers=[there, silent][-n_hosts:])
     pid = pid_of(fresh, silent)
     notes = [str(tmp_path / "0"), str(tmp_path / "1")]
@@ -216,7 +216,7 @@ def test_trainer_killed_at_a_gate_changes_no_bit(sync_every, n_epochs):
     rng = np.random.default_rng(5)
     X, y = rng.normal(size=(60, 2)), rng.normal(size=60)
     with local_cluster(n_workers=3, threads=1) as client:
-        a, _, c = client.scheduler_info()["workers"]
+        a, _, c = client.nthreads()
         pid = pid_of(client, c)
         found: list[object] = []
         gates: list[np.ndarray] = []
@@ -227,7 +227,7 @@ def test_trainer_killed_at_a_gate_changes_no_bit(sync_every, n_epochs):
                 gates.append(params["w"].copy())
                 if len(gates) == 2 and victim:
                     os.kill(victim, signal.SIGKILL)
-                    until(lambda: c not in client.scheduler_info()["workers"], 60)
+                    until(lambda: c not in client.nthreads(), 60)
                 return {"first": float(params["w"][0])}
 
             s = daskps.create(

@@ -376,7 +376,7 @@ def stop_looking(dask_worker):
     reason="needs memory in /dev/shm",
 )
 def test_worker_that_is_charged_reads_more_than_it_may_map(charged):
-    owner, reader = charged.scheduler_info()["workers"]
+    owner, reader = charged.nthreads()
     pids = charged.run(os.getpid)
     # A limit would not let one worker own so much; owners need no more than is theirs.
     charged.run(stop_looking, workers=[owner])
@@ -406,7 +406,7 @@ def test_worker_that_is_charged_reads_more_than_it_may_map(charged):
 
 @pytest.mark.parametrize("contract", CONTRACTS)
 def test_every_verb_of_a_worker_that_is_charged(contract, charged):
-    worker = next(iter(charged.scheduler_info()["workers"]))
+    worker = next(iter(charged.nthreads()))
     with new(charged, servers=[worker]) as s:
         charged.submit(in_task, contract, s, workers=[worker]).result(60)
 
@@ -422,7 +422,7 @@ def reads_and_pushes(s):
 
 
 def test_reads_need_no_message_and_pushes_do(charged):
-    worker = next(iter(charged.scheduler_info()["workers"]))
+    worker = next(iter(charged.nthreads()))
     with store(charged, servers=[worker]) as s:
         found = charged.submit(reads_and_pushes, s).result(30)
         assert found == [(1, 0), (0, 1), (1, 0)]

@@ -639,7 +639,7 @@ def test_too_little_memory():
         ) as cluster,
         Client(cluster) as client,
     ):
-        [worker] = client.scheduler_info()["workers"]
+        [worker] = client.nthreads()
         with pytest.raises(daskps.LayoutError) as caught:
             daskps.create({"w": np.zeros(10**6)}, client=client)
         assert worker in str(caught.value)

@@ -114,7 +114,7 @@ def locked(locked_cluster):
 
 @pytest.mark.parametrize("contract", CONTRACTS)
 def test_every_verb_with_locked_reads(contract, locked):
-    worker = next(iter(locked.scheduler_info()["workers"]))
+    worker = next(iter(locked.nthreads()))
     with new(locked, servers=[worker]) as s:
         locked.submit(in_task, contract, s, workers=[worker]).result(60)
 
@@ -131,7 +131,7 @@ def shares(trainer, part):
 
 def test_a_read_that_gets_no_turn_ends_with_its_timeout(locked):
     """Neither earlier, with another error, nor once for each shard."""
-    worker = next(iter(locked.scheduler_info()["workers"]))
+    worker = next(iter(locked.nthreads()))
     with store(locked, servers=[worker], shards=2) as s:
         s.pull()
         lane = s.attached().ways.reader(worker)
@@ -159,7 +159,7 @@ def test_trainers_read_the_same_bits(locked, machine_cluster, sync):
 
 
 def test_nothing_is_seen_without_a_copy(locked):
-    worker = next(iter(locked.scheduler_info()["workers"]))
+    worker = next(iter(locked.nthreads()))
     with locked.as_current(), store(locked, servers=[worker]) as s:
         assert daskps.run(s, shares, [1, 2]) == [False, False]
 

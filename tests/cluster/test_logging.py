@@ -118,7 +118,7 @@ def test_slow_compilation_is_told(client, forwarded):
 @pytest.mark.slow
 def test_fail_over_is_a_warning():
     with local_cluster(n_workers=3, threads=1) as client:
-        a, _, c = client.scheduler_info()["workers"]
+        a, _, c = client.nthreads()
         s = daskps.create(
             {"w": np.zeros(10, "f4")}, optimizer=optim.SGD(1.0), servers=[a]
         )

@@ -31,7 +31,7 @@ W = np.arange(10, dtype="f4")
 @pytest.fixture
 def shard(client):
     """A store of one shard on one worker."""
-    [worker, *_] = client.scheduler_info()["workers"]
+    [worker, *_] = client.nthreads()
     with daskps.create(
         {"w": W}, optimizer=optim.SGD(1.0), servers=[worker], client=client
     ) as s:

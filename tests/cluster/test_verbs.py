@@ -474,7 +474,7 @@ def test_from_client(contract, name, request):
 def test_from_task(contract, where, way, request):
     """All shards on the worker of the task, or all by message."""
     name = request.node.callspec.params["way"]
-    worker = next(iter(way.scheduler_info()["workers"]))
+    worker = next(iter(way.nthreads()))
     with new(way, servers=[worker]) as s:
         future = way.submit(where, contract, s, workers=[worker])
         check_way(contract, future.result(timeout=60), name)

@@ -463,7 +463,7 @@ def three():
 
 
 def server_of(client):
-    return min(client.scheduler_info()["workers"])
+    return min(client.nthreads())
 
 
 OPTIONS: Any = {"trainers": 6, "batch_size": 2, "epochs": 50 // 8 + 1, "seed": 3}
@@ -508,7 +508,7 @@ def test_kill_of_a_worker_with_contributions(three, undisturbed, seed, with_shar
     """At a random moment: the result has the bits of the undisturbed run."""
     client, rng = three(), random.Random(seed)
     server = server_of(client)
-    victim = rng.choice([w for w in client.scheduler_info()["workers"] if w != server])
+    victim = rng.choice([w for w in client.nthreads() if w != server])
     pid = client.run(os.getpid, workers=[victim])[victim]
     servers = [server]
     if with_shards:
@@ -549,7 +549,7 @@ class Strike:
 @pytest.mark.slow
 def test_worker_that_retires_in_a_window(undisturbed):
     with local_cluster(n_workers=3, threads=1) as client:
-        server, leaver, _ = sorted(client.scheduler_info()["workers"])
+        server, leaver, _ = sorted(client.nthreads())
         strike = Strike(lambda: client.retire_workers([leaver]))
         with a_store(client=client, servers=[server]) as store:
             result = daskps.train(
@@ -563,7 +563,7 @@ def test_worker_that_retires_in_a_window(undisturbed):
                 **OPTIONS,
             )
         assert strike.done
-        assert leaver not in client.scheduler_info()["workers"]
+        assert leaver not in client.nthreads()
     assert result.weights["w"].tobytes() == undisturbed
 
 
@@ -591,7 +591,7 @@ def test_killed_owner_ends_the_run_with_shard_lost_error():
 @pytest.mark.slow
 def test_trainer_lost_with_raise():
     with local_cluster(n_workers=2, threads=1) as client:
-        server, other = sorted(client.scheduler_info()["workers"])
+        server, other = sorted(client.nthreads())
         pid = client.run(os.getpid)[other]
         strike = Strike(lambda: os.kill(pid, signal.SIGKILL))
         with a_store(servers=[server]) as store:
@@ -705,7 +705,7 @@ def test_gradient_that_kills_its_worker(tmp_path):
     """The round is made good."""
     rows = np.arange(4.0)[:, None]
     with local_cluster(n_workers=2, threads=1) as client:
-        server, other = sorted(client.scheduler_info()["workers"])
+        server, other = sorted(client.nthreads())
         client.run_on_scheduler(
             lambda dask_scheduler: setattr(dask_scheduler, "allowed_failures", 1)
         )

@@ -110,7 +110,7 @@ def four():
 @pytest.fixture
 def spread(four):
     """X and Y in eight chunks, dealt out to four workers out of turn."""
-    workers = sorted(four.scheduler_info(n_workers=-1)["workers"])
+    workers = sorted(four.nthreads())
     with four.as_current():
         blocks = [
             [
@@ -202,7 +202,7 @@ def test_default_number_of_trainers(four, chunks, expected):
 
 
 def test_futures_are_trained_where_they_lie(train, four):
-    workers = sorted(four.scheduler_info(n_workers=-1)["workers"])
+    workers = sorted(four.nthreads())
     pairs = [
         four.submit(load, i, workers=[workers[i + 1]], pure=False) for i in range(3)
     ]
@@ -218,7 +218,7 @@ def test_futures_are_trained_where_they_lie(train, four):
 
 
 def test_labels_elsewhere_are_counted(four):
-    a, b, *_ = sorted(four.scheduler_info(n_workers=-1)["workers"])
+    a, b, *_ = sorted(four.nthreads())
     features = [four.scatter(X[:16], workers=[a], hash=False)]
     labels = [four.scatter(Y[:16], workers=[b], hash=False)]
     (part,) = parts_on(four, features, labels)
@@ -422,7 +422,7 @@ def test_parts_are_computed_again_when_their_worker_dies(train, kind):
     # A round of the graph takes ten times as long.
     epochs = 6 if train.execution == "resident" else 2
     with local_cluster(n_workers=3, threads=1) as client:
-        a, *_ = client.scheduler_info()["workers"]
+        a, *_ = client.nthreads()
         found, loads = [], []
         for kill in (False, True):
             topic = f"load-{uuid.uuid4().hex}"
@@ -465,7 +465,7 @@ def test_parts_are_computed_again_when_their_worker_dies(train, kind):
 def test_scattered_part_that_is_lost_says_so(train):
     """Nobody can compute it again: the run ends, and names the part."""
     with local_cluster(n_workers=2, threads=1) as client:
-        a, b = client.scheduler_info()["workers"]
+        a, b = client.nthreads()
         parts = [client.scatter(X[:16], workers=[w], hash=False) for w in (a, b)]
         killer = KillHolder(client, a, parts[1].key)
         with sgd_store(client=client, servers=[a]) as store:

@@ -172,7 +172,7 @@ def test_bsp_has_the_same_bits_on_any_shards_and_workers(cluster, rpc_cluster):
     with local_cluster(
         n_workers=3, threads=1, processes=False, protocol="tcp"
     ) as third:
-        one = [next(iter(cluster.scheduler_info()["workers"]))]
+        one = [next(iter(cluster.nthreads()))]
         cases: list[Any] = [(cluster, {"shards": n}) for n in (1, 2, 3, 5, 5)]
         cases += [
             (cluster, {"shards": 3, "servers": one}),

@@ -13,7 +13,7 @@ from tests.support import until
 
 
 def one_shard(client):
-    a, _ = client.scheduler_info()["workers"]
+    a, _ = client.nthreads()
     params = {"w": np.arange(8.0, dtype="f4"), "b": np.float64(1)}
     return daskps.create(params, servers=[a], optimizer=optim.SGD(1.0))
 
@@ -94,7 +94,7 @@ def test_waiting_for_a_view_copies_nothing(machine_cluster, tmp_path):
     """Or a worker that has no room for the model is paused because another is slow."""
     n = 10_000
     with machine_cluster.as_current():
-        a, _ = machine_cluster.scheduler_info()["workers"]
+        a, _ = machine_cluster.nthreads()
         params = {"w": np.zeros(n, "f4"), "b": np.zeros(n)}
         s = daskps.create(params, servers=[a], optimizer=optim.SGD(1.0))
         part = str(tmp_path / "waiting"), n
