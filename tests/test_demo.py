@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil  # type: ignore[import-untyped]
+import psutil  # type: ignore[import-untyped]  # without type hints
 import pytest
 from distributed import Client
 

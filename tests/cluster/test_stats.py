@@ -6,7 +6,7 @@ import asyncio
 import gc
 
 import numpy as np
-import psutil  # type: ignore[import-untyped]
+import psutil  # type: ignore[import-untyped]  # without type hints
 from distributed import Client, get_worker
 
 import daskps
