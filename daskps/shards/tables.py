@@ -27,6 +27,7 @@ from daskps.shards.tablework import (
     HI,
     INTO,
     KIND,
+    LAST,
     LO,
     N_IN,
     N_TICKED,
@@ -171,9 +172,6 @@ class Tables:
         n = self.work.climb(
             table.array, self.size, n_slices, rank, self._path(rank), self._found
         )
-        return self._climbed(n)
-
-    def _climbed(self, n: int) -> tuple[tuple[int, int], list[tuple[int, bool]]]:
         found = self.found
         slices = [
             (found[SLICES + 2 * i], bool(found[SLICES + 2 * i + 1])) for i in range(n)
@@ -191,8 +189,7 @@ class Tables:
     ) -> Arrival:
         """Return what the open round gets by the tick of a rank that was not in."""
         node, slices = self.climb(rank)
-        last = self.mailbox.table.words[N_IN] + 1 == self.size
-        given = arrays if weight else {}
+        last, given = bool(self.found[LAST]), arrays if weight else {}
         return Arrival(
             rank, TICKED, sequence + 1, kind, weight, node, slices, given, last=last
         )
