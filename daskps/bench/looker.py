@@ -22,7 +22,9 @@ def work() -> int:
     lines = []
     for i in range(TURNS):
         number, upper = seen[_named(i, seen)]
-        lines.append("%s %d" % (upper, number))  # noqa: UP031 - one more kind of work
+        # Beside the f-string below: it runs another part of the interpreter, and how
+        # much of that is fetched is what a look is about.
+        lines.append("%s %d" % (upper, number))  # noqa: UP031
     return sum(map(len, lines))
 
 

@@ -191,7 +191,7 @@ async def _report(worker: Worker) -> None:
             return
         except OSError as error:
             logger.debug("%s updates in one thread yet: %r", worker.address, error)
-        except Exception as error:  # noqa: BLE001 - nobody awaits this
+        except Exception as error:  # noqa: BLE001 - a task nobody awaits
             logger.info("%s updates in one thread: %r", worker.address, error)
             return
         await asyncio.sleep(AGAIN_SECONDS)
