@@ -18,8 +18,7 @@ from daskps import config
 from daskps.bench import command, pairs
 from daskps.cluster import reading
 from daskps.cluster.filed import Filed
-from daskps.cluster.memory import Memory
-from daskps.cluster.registry import join
+from daskps.cluster.memory import Memory, open_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -92,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     print("     bytes   us        file    mapped   ratio")
     with tempfile.TemporaryDirectory(dir=config.load().shared_memory) as base:
-        memory = Memory(join(base, "bench"))
+        memory = open_memory(base, "bench")
         for kib in options.kib:
             for line in measure(memory, kib * 1024, options.pairs):
                 print(line, flush=True)

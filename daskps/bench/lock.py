@@ -18,8 +18,8 @@ import numpy as np
 from daskps import config
 from daskps.bench import command
 from daskps.cluster.locks import FileLock
-from daskps.cluster.memory import Memory, attach
-from daskps.cluster.registry import join, visit
+from daskps.cluster.memory import attach, open_memory
+from daskps.cluster.registry import visit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +54,7 @@ def _compete(
 
 
 def _round(base: str, hold: float, seconds: float, n: int) -> list[Any]:
-    memory = Memory(join(base, "bench"))
+    memory = open_memory(base, "bench")
     block = memory.take(NBYTES)
     block.stamp()
     context = multiprocessing.get_context("spawn")
@@ -72,7 +72,7 @@ def _round(base: str, hold: float, seconds: float, n: int) -> list[Any]:
 
 
 def _alone(base: str, n: int = 20_000) -> float:
-    memory = Memory(join(base, "bench"))
+    memory = open_memory(base, "bench")
     lock = FileLock(memory.take(NBYTES))
     start = time.perf_counter()
     for _ in range(n):

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from daskps import codecs
-from daskps.cluster import memory, words
-from daskps.cluster.locks import FileLock
+from daskps.cluster import words
 from daskps.cluster.registry import WayClosed, owner_of
 from daskps.cluster.rules import Rules
 from daskps.cluster.slot import Slot
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.cluster.host import ShardHost
-    from daskps.cluster.memory import Block
-    from daskps.cluster.registry import Registry
+    from daskps.cluster.memory import Block, Members
 
 logger = logging.getLogger(__name__)
 #: Name, bytes and nonce of shared memory.
@@ -106,10 +104,10 @@ def _row(slot: Slot) -> dict[str, Any]:
     }
 
 
-def _found(registry: Registry, place: Place) -> Place:
+def _found(members: Members, place: Place) -> Place:
     """Return where a block is now: an adopter may have died before it answered."""
     _, nbytes, nonce = place
-    return memory.find(registry, *place), nbytes, nonce
+    return members.find(*place), nbytes, nonce
 
 
 def _place(block: Block) -> Place:
@@ -159,7 +157,7 @@ class _Taker:
         self._is_warm = False
 
     @property
-    def _registry(self) -> Registry:
+    def _registry(self) -> Members:
         if self._memory is None or self._memory.registry is None:
             raise WayClosed(f"worker {self._where} maps no shared memory")
         return self._memory.registry
@@ -169,18 +167,18 @@ class _Taker:
         registry = self._registry
         place = _found(registry, place)
         # What is not there, or is another shard's, is found before it is touched.
-        seen = memory.attach(registry, *place)
+        seen = registry.attach(*place)
         self._warm()
         slots = self._rules.slots
         segment = Segment(self._layout, shard, slots, seen.buffer, durable=True)
         if registry.lives(owner_of(place[0])):
             raise OwnerLivesError(f"its owner {owner_of(place[0]):x} lives")
-        lock = FileLock(seen)
+        lock = seen.lock()
         lock.acquire(LOCK_SECONDS)
         try:
             if gate_of(segment) == CLOSED:
                 raise WayClosed("its owner was about to free it")
-            block = memory.adopt(registry, *place)
+            block = registry.adopt(*place)
             segment.words[GENERATION] = generation
             rules = self._rules
             mine = Shard(segment, rules, generation, cache_dir=rules.cache_dir)
@@ -211,7 +209,7 @@ class _Taker:
             if place is None:
                 mine.attach_rounds(run, n_ranks, reduce, None)
                 return None
-            block = memory.adopt(self._registry, *_found(self._registry, place))
+            block = self._registry.adopt(*_found(self._registry, place))
             buffer = block.buffer[PAGE_NBYTES:]
             mine.attach_rounds(run, n_ranks, reduce, buffer)
         except (WayClosed, ProtocolError) as error:

@@ -18,7 +18,7 @@ from daskps import config
 from daskps.cluster import accounting, arrivals, control, cores
 from daskps.cluster.contributions import Contributions
 from daskps.cluster.copies import Copies
-from daskps.cluster.memory import Block, Memory, open_memory
+from daskps.cluster.machine import HERE, Machine
 from daskps.cluster.messages import (
     Answer,
     Call,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from distributed import Worker
 
+    from daskps.cluster.memory import Block, Memory
     from daskps.cluster.slot import Slot
 
 T = TypeVar("T")
@@ -69,11 +70,18 @@ class ShardHost(Serving):
 
     Threads: `begin_now` is for threads that may wait (tasks, trainers), `call` for the
     event loop; both end in :meth:`Slot.serve`.
+
+    Parameters
+    ----------
+    worker : Worker
+        The worker.
+    machine : Machine
+        Where it shares memory with others.
     """
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, machine: Machine = HERE) -> None:
         settings = config.load()
-        self.worker = worker
+        self.worker, self.machine = worker, machine
         self.scratch = Scratch(limit_of(worker.memory_manager.memory_limit))
         super().__init__(self.scratch.empty, WAIT_SECONDS)
         #: Stores freed lately: a create that was cut short may still be at work.
@@ -226,7 +234,7 @@ class ShardHost(Serving):
             return None
         with self._opening:
             if self._memory is None:
-                self._memory = open_memory(config.load().shared_memory, cluster)
+                self._memory = self.machine.memory(cluster)
             return self._memory
 
     def shared_blocks(self, sizes: Sequence[int]) -> list[Block]:
@@ -360,19 +368,20 @@ class HostPlugin(WorkerPlugin):
     """Gives a worker its host. Registering it again changes nothing.
 
     `cluster` is the scheduler's id, "" where who registers it does not know that.
+    `machine` is where the host shares memory with others.
     """
 
     name = "daskps-host"
     idempotent = True
 
-    def __init__(self, cluster: str = "") -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: str = "", machine: Machine = HERE) -> None:
+        self._cluster, self._machine = cluster, machine
 
     def setup(self, worker: Worker) -> None:
         """Create the host unless this worker has one."""
         host = HOSTS.get(worker.address)
         if host is None or host.worker is not worker:
-            host = HOSTS[worker.address] = ShardHost(worker)
+            host = HOSTS[worker.address] = ShardHost(worker, self._machine)
             accounting.begin(worker)
             _log_from_info_on(worker)
         # Now, and not with its first shard: with its last member goes what is there,

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daskps import config
-from daskps.cluster import accounting, memory, reading, registry
+from daskps.cluster import accounting, reading
 from daskps.cluster.filed import Filed
-from daskps.cluster.registry import WayClosed
+from daskps.cluster.machine import HERE, Machine
+from daskps.cluster.registry import WayClosed, owner_of
 from daskps.cluster.rules import Rules
 from daskps.cluster.serving import Exchange, Serving
 from daskps.cluster.slot import Slot
@@ -45,6 +45,8 @@ class Lane(Serving):
         Who owns the shards.
     joined : Joined, optional
         The run whose trainer calls.
+    machine : Machine
+        Where the shards' memory is looked for.
 
     Attributes
     ----------
@@ -58,7 +60,14 @@ class Lane(Serving):
         Where one of them cannot be mapped here.
     """
 
-    def __init__(self, meta: Meta, worker: str, joined: Joined | None) -> None:
+    def __init__(
+        self,
+        meta: Meta,
+        worker: str,
+        joined: Joined | None,
+        *,
+        machine: Machine = HERE,
+    ) -> None:
         super().__init__(np.empty, PATIENCE_SECONDS)
         where = meta.where
         shards = where.hosts.get(worker, ())
@@ -67,13 +76,13 @@ class Lane(Serving):
             raise WayClosed("it has no shards, or they are in private memory")
         # Not waited for: who opens lanes holds a lock.
         self.is_mapped = accounting.charged(0) is None
-        self._members = registry.visit(config.load().shared_memory, meta.cluster)
+        self._members = machine.visit(meta.cluster)
         weakref.finalize(self, self._members.leave)
         rules = Rules(meta.layout, meta.rules)
         slots = rules.slots
         for shard, place in places.items():
-            block = memory.attach(self._members, place.name, place.nbytes, place.nonce)
-            self._owner = registry.owner_of(place.name)
+            block = self._members.attach(place.name, place.nbytes, place.nonce)
+            self._owner = owner_of(place.name)
             segment = Segment(meta.layout, shard, slots, block.buffer, durable=True)
             deputy = Deputy(segment, rules, cache_dir=rules.cache_dir)
             copier = reading.copier if self.is_mapped else Filed(block).copier
@@ -90,7 +99,7 @@ class Lane(Serving):
             return
         at = place.name, place.nbytes, place.nonce
         try:
-            buffer = memory.attach(self._members, *at).buffer[PAGE_NBYTES:]
+            buffer = self._members.attach(*at).buffer[PAGE_NBYTES:]
             deputy.attach_rounds(joined.run, joined.size, joined.reduce, buffer)
         except (WayClosed, ProtocolError, RunCancelledError) as reason:
             logger.debug("no mailboxes of run %d here: %s", joined.run, reason)

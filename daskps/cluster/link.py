@@ -19,6 +19,7 @@ from distributed.utils import SyncMethodMixin
 
 from daskps.cluster import upstream
 from daskps.cluster.host import HOSTS
+from daskps.cluster.machine import HERE, Machine
 from daskps.cluster.messages import identity, unpack_reply
 from daskps.cluster.plugin import DirectoryPlugin
 from daskps.errors import ProtocolError
@@ -56,6 +57,8 @@ class Link(SyncMethodMixin):
         else:
             self.is_worker, self._asynchronous = False, bool(node.asynchronous)
             self.owner = ("client", node.id)
+        #: Where memory is shared with the hosts that are near.
+        self.machine: Machine = HERE
         #: Identities of pushes by store and task, and anchors by store.
         self.producers: dict[Any, Any] = {}
         self.anchors: dict[str, Any] = {}

@@ -16,14 +16,14 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from daskps.cluster.pauses import Pause
 from daskps.errors import IllegalStateError, ShardBusyError
 from daskps.shards.segment import HEADER_WORDS, HOLDER, WANTED
 
 if TYPE_CHECKING:
-    from daskps.cluster.memory import Block
+    from daskps.cluster.mapping import Array, Mapped
 
 #: Seconds that a waiter spins before it sleeps.
 SPIN = 100e-6
@@ -31,6 +31,37 @@ SPIN = 100e-6
 GRACE = 2e-3
 #: Another object in each forked child; asking the system for it takes longer.
 _process = object()
+
+
+class Lock(Protocol):
+    """The lock of one segment between the processes of a machine."""
+
+    @property
+    def holder(self) -> int:
+        """Process that has the lock, or had it last; 0 before the first."""
+
+    def try_acquire(self) -> bool:
+        """Take the lock if it is free and it is not the turn of somebody who waits."""
+
+    def acquire(self, seconds: float) -> None:
+        """Take the lock, waiting so long at most, or raise ShardBusyError."""
+
+    def release(self) -> None:
+        """Give the lock back."""
+
+
+class Locked(Protocol):
+    """What a lock needs to know of the memory that it is for."""
+
+    name: str
+
+    @property
+    def file(self) -> Mapped:
+        """The file that carries the lock."""
+
+    @property
+    def buffer(self) -> Array:
+        """The memory, whose header passes the turn on."""
 
 
 class FileLock:
@@ -50,7 +81,7 @@ class FileLock:
         If the block is private.
     """
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: Locked) -> None:
         self._file, self._name = block.file, block.name
         # Also keeps the file open after the block was freed.
         # Not an array: reading a word of one takes three times as long.

@@ -14,10 +14,11 @@ import logging
 import os
 import secrets
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from daskps.cluster.locks import FileLock, Lock
 from daskps.cluster.mapping import FILES, Array, Mapped
 from daskps.cluster.once import warn_once
 from daskps.cluster.presence import check_file
@@ -35,13 +36,51 @@ from daskps.shards.segment import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 logger = logging.getLogger(__name__)
 
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _OLD = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _HEADER_NBYTES = 8 * HEADER_WORDS
+
+
+class Members(Protocol):
+    """A process among those of a cluster on its machine, and the memory they share.
+
+    All that is asked of a machine: :class:`FileMembers` by files and record locks.
+    """
+
+    @property
+    def path(self) -> str:
+        """Where the blocks are, for messages."""
+
+    def lives(self, owner: int) -> bool:
+        """Whether the process of an owner number is still there."""
+
+    def litter(self) -> list[str]:
+        """Return the names of blocks whose owner does not live."""
+
+    def sweep(self, names: Collection[str]) -> list[str]:
+        """Remove blocks whose owner does not live; return their names."""
+
+    def make(self, nbytes: int) -> Block:
+        """Return a new block of this process; OSError where there is no room."""
+
+    def attach(self, name: str, nbytes: int, nonce: int) -> Block:
+        """Map a block of another process; see :func:`attach`."""
+
+    def adopt(self, name: str, nbytes: int, nonce: int) -> Block:
+        """Take over a block whose owner does not live; see :func:`adopt`."""
+
+    def find(self, name: str, nbytes: int, nonce: int) -> str:
+        """Return the name that a block has now; see :func:`find`."""
+
+    def remove(self, name: str) -> bool:
+        """Remove a block of this process; whether it was there."""
+
+    def leave(self) -> None:
+        """Stop being a member; what this process still has there is removed."""
 
 
 class Block:
@@ -64,7 +103,7 @@ class Block:
         name: str = "",
         *,
         file: Mapped | None = None,
-        registry: Registry | None = None,
+        registry: Members | Registry | None = None,
     ) -> None:
         self.name, self.nonce, self.nbytes = name, nonce, buffer.nbytes
         self._buffer: Array | None = buffer
@@ -91,6 +130,10 @@ class Block:
         """Whether other processes can attach to it."""
         return self._file is not None
 
+    def lock(self) -> Lock:
+        """Return the lock of the segment it holds, as this process sees it."""
+        return FileLock(self)
+
     def stamp(self) -> None:
         """Write the header that :func:`attach` looks for.
 
@@ -115,12 +158,12 @@ class Memory:
 
     Parameters
     ----------
-    registry : Registry or None
+    registry : Members or None
         The membership on this machine, which this object leaves in :meth:`close`;
         None for private memory only.
     """
 
-    def __init__(self, registry: Registry | None) -> None:
+    def __init__(self, registry: Members | None) -> None:
         self.registry = registry
 
     @property
@@ -188,7 +231,7 @@ class Memory:
         try:
             for nbytes in sizes:
                 # A comprehension would lose those that are to be freed.
-                taken.append(_make(self.registry, nbytes))  # noqa: PERF401
+                taken.append(self.registry.make(nbytes))  # noqa: PERF401
             return taken
         except (OSError, WayClosed) as error:
             need, where = sum(sizes), self.registry.path
@@ -208,6 +251,26 @@ class Memory:
             self.registry = None
 
 
+class FileMembers(Registry):
+    """A membership by files and record locks, with what shares memory there."""
+
+    def make(self, nbytes: int) -> Block:
+        """Return a new block of this process."""
+        return _make(self, nbytes)
+
+    def attach(self, name: str, nbytes: int, nonce: int) -> Block:
+        """Map a segment that another process made; see :func:`attach`."""
+        return attach(self, name, nbytes, nonce)
+
+    def adopt(self, name: str, nbytes: int, nonce: int) -> Block:
+        """Take over a segment whose owner does not live; see :func:`adopt`."""
+        return adopt(self, name, nbytes, nonce)
+
+    def find(self, name: str, nbytes: int, nonce: int) -> str:
+        """Return the name that a segment has now; see :func:`find`."""
+        return find(self, name, nbytes, nonce)
+
+
 def open_memory(base: str | os.PathLike[str], cluster_id: str) -> Memory:
     """Return a host's memory: shared where this machine allows it.
 
@@ -225,7 +288,7 @@ def open_memory(base: str | os.PathLike[str], cluster_id: str) -> Memory:
         is closed.
     """
     try:
-        return Memory(join(base, cluster_id))
+        return Memory(join(base, cluster_id).of_kind(FileMembers))
     except WayClosed as error:
         _say_once(str(error))
         return Memory(None)

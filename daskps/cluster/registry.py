@@ -23,7 +23,7 @@ import os
 import re
 import secrets
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from daskps.cluster.presence import (
     PID_BITS,
@@ -51,6 +51,7 @@ __all__ = [
     "visit",
 ]
 
+R = TypeVar("R", bound="Registry")
 #: Name of a block, the owner's number first.
 BLOCK = re.compile(r"([0-9a-f]{16})-[0-9a-f]{16}")
 
@@ -90,6 +91,10 @@ class Registry:
     def __init__(self, presence: Presence, member: bool) -> None:
         self._presence, self._member = presence, member
         self._left = False
+
+    def of_kind(self, kind: type[R]) -> R:
+        """Return the same membership as another kind, which leaves in its place."""
+        return kind(self._presence, self._member)
 
     @property
     def path(self) -> str:

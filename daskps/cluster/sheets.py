@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from daskps.cluster import memory
-from daskps.cluster.registry import Registry, WayClosed
+from daskps.cluster.registry import WayClosed
 from daskps.layout import align
 from daskps.shards.segment import PAGE_NBYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from daskps.cluster.memory import Block, Memory
+    from daskps.cluster.memory import Block, Members, Memory
 
 Array = np.ndarray[Any, np.dtype[Any]]
 #: Where arrays begin.
@@ -188,11 +187,11 @@ class Neighbours:
 
     Parameters
     ----------
-    registry : Registry or None
+    registry : Members or None
         A membership in the cluster; None where the way is closed here.
     """
 
-    def __init__(self, registry: Registry | None) -> None:
+    def __init__(self, registry: Members | None) -> None:
         self._registry = registry
         #: By name; None for what is not on this machine.
         self._blocks: dict[str, Block | None] = {}
@@ -207,11 +206,11 @@ class Neighbours:
         found = block.buffer[spot.start :]
         return found if int(_ticket(found)[0]) == spot.ticket else None
 
-    def _block(self, spot: Spot, registry: Registry) -> Block | None:
+    def _block(self, spot: Spot, registry: Members) -> Block | None:
         name = spot.name
         if name not in self._blocks:
             try:
-                block = memory.attach(registry, name, spot.nbytes, spot.nonce)
+                block = registry.attach(name, spot.nbytes, spot.nonce)
             except WayClosed:
                 self._blocks[name] = None
             else:

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from daskps import config
 from daskps.cluster import reading
-from daskps.cluster.locks import FileLock
 from daskps.errors import ShardBusyError
 from daskps.shards.base import Array, Ready, Step, Ticket
 from daskps.shards.dense import Shard
@@ -102,7 +101,7 @@ class Slot:
         self.is_shared = block is not None
         #: Whether readers take the lock too, as where processors reorder stores.
         self.locks_reads = self.is_shared and config.load().locked_reads
-        self._lock = None if block is None else FileLock(block)
+        self._lock = None if block is None else block.lock()
         self._mutex = threading.Lock()
         self._inbox: deque[Ticket | Callable[[], Sequence[Ticket]]] = deque()
 

@@ -155,7 +155,7 @@ class Ways:
 
     def _open(self, worker: str) -> Lane | None:
         try:
-            return Lane(self._meta, worker, self._joined)
+            return Lane(self._meta, worker, self._joined, machine=self._link.machine)
         except WayClosed as reason:
             logger.debug(
                 "store %r: no way on the machine to %s: %s",

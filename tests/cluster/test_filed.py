@@ -21,6 +21,7 @@ import daskps
 from daskps.cluster import accounting, filed, once, sheets, upstream
 from daskps.cluster.accounting import Charge
 from daskps.cluster.filed import Filed
+from daskps.cluster.machine import HERE
 from daskps.cluster.messages import Call, Part
 from daskps.cluster.slot import Pending, Slot
 from daskps.cluster.ways import Ways
@@ -268,7 +269,7 @@ HOSTS = [f"tcp://other:{i}" for i in range(16)]
 @pytest.fixture
 def ways():
     """The ways to a store on sixteen hosts, none of which can be mapped."""
-    link: Any = None
+    link: Any = SimpleNamespace(machine=HERE)
     meta: Any = SimpleNamespace(name="s", where=SimpleNamespace(hosts={}, segments={}))
     return Ways(link, meta, None)
 

@@ -20,6 +20,7 @@ from daskps import ArraySpec, optim
 from daskps.cluster import control, directory
 from daskps.cluster.host import HOSTS, HostPlugin
 from daskps.cluster.mapping import mapped_nbytes
+from daskps.cluster.memory import FileMembers
 from daskps.cluster.messages import unpack_reply
 from daskps.cluster.plugin import DirectoryPlugin
 from tests.support import gen_cluster, store, until
@@ -385,7 +386,7 @@ async def test_worker_without_a_shard_keeps_the_memory_of_others(c, s, a, b):
         for worker in (a, b, late):
             memory = HOSTS[worker.address]._memory
             assert memory is not None
-            assert memory.registry is not None
+            assert isinstance(memory.registry, FileMembers)
             assert memory.registry.is_open
     await made.close()
 

@@ -18,13 +18,14 @@ from daskps.cluster import once, presence
 from daskps.cluster.mapping import FILES, mapped_nbytes, owned_nbytes
 from daskps.cluster.memory import (
     Block,
+    FileMembers,
     Memory,
     adopt,
     attach,
     find,
     open_memory,
 )
-from daskps.cluster.registry import Registry, WayClosed, join, visit
+from daskps.cluster.registry import WayClosed, join, visit
 from daskps.errors import IllegalStateError
 from daskps.shards.segment import FORMAT_AT, MAGIC_AT, NONCE
 from tests.cluster.forks import child, left
@@ -45,13 +46,13 @@ def memory(tmp_path: Path) -> Iterator[Memory]:
 
 
 @pytest.fixture
-def registry(memory: Memory) -> Registry:
-    assert memory.registry is not None
+def registry(memory: Memory) -> FileMembers:
+    assert isinstance(memory.registry, FileMembers)
     return memory.registry
 
 
 def test_a_block_is_a_zeroed_file_of_its_own(
-    memory: Memory, registry: Registry
+    memory: Memory, registry: FileMembers
 ) -> None:
     block, other = memory.take_all([N, 1])
     assert block.is_shared
@@ -75,7 +76,7 @@ def test_a_block_is_a_zeroed_file_of_its_own(
         _ = block.buffer
 
 
-def test_views_outlive_their_block(memory: Memory, registry: Registry) -> None:
+def test_views_outlive_their_block(memory: Memory, registry: FileMembers) -> None:
     block = memory.take(N)
     view = block.buffer[64:128].view("f4")
     block.free()
@@ -201,7 +202,7 @@ def test_another_process_sees_the_same_memory(tmp_path: Path, memory: Memory) ->
 
 
 def test_one_descriptor_for_all_of_a_process(
-    tmp_path: Path, memory: Memory, registry: Registry
+    tmp_path: Path, memory: Memory, registry: FileMembers
 ) -> None:
     block = memory.take(N)
     block.stamp()
@@ -250,7 +251,7 @@ def link(path: Path, block: Block) -> None:
     ],
 )
 def test_what_is_not_the_segment_is_refused(
-    memory: Memory, registry: Registry, change: Callable[..., None], reason: str
+    memory: Memory, registry: FileMembers, change: Callable[..., None], reason: str
 ) -> None:
     block = memory.take(N)
     block.stamp()
@@ -286,13 +287,13 @@ def in_new_process(function: Callable[..., None], pipe: Connection) -> None:
         "G" * 16 + "-" + "0" * 16,
     ],
 )
-def test_other_names_are_refused(registry: Registry, name: str) -> None:
+def test_other_names_are_refused(registry: FileMembers, name: str) -> None:
     with pytest.raises(WayClosed, match="no name of shared memory"):
         attach(registry, name, N, 0)
 
 
 def test_files_of_another_user_are_refused(
-    memory: Memory, registry: Registry, monkeypatch: pytest.MonkeyPatch
+    memory: Memory, registry: FileMembers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     block = memory.take(N)
     block.stamp()
@@ -313,7 +314,7 @@ def owner(pipe: Connection, base: Path) -> None:
 
 
 def test_adoption_of_what_a_dead_process_left(
-    memory: Memory, registry: Registry, tmp_path: Path
+    memory: Memory, registry: FileMembers, tmp_path: Path
 ) -> None:
     with child(owner, tmp_path) as other:
         name, nonce = other.receive()
@@ -342,7 +343,7 @@ def adopter(pipe: Connection, base: Path, name: str, nonce: int) -> None:
 
 
 def test_what_an_adopter_has_renamed_is_found_again(
-    memory: Memory, registry: Registry, tmp_path: Path
+    memory: Memory, registry: FileMembers, tmp_path: Path
 ) -> None:
     """It died before it could say so, and the directory knows the old name."""
     others = memory.take_all([N, 2 * N])
@@ -363,7 +364,7 @@ def test_what_an_adopter_has_renamed_is_found_again(
         taken.free()
 
 
-def test_a_forked_child_removes_nothing(memory: Memory, registry: Registry) -> None:
+def test_a_forked_child_removes_nothing(memory: Memory, registry: FileMembers) -> None:
     block, spare = memory.take_all([N, N])
 
     def forked(pipe: Connection) -> None:
@@ -388,14 +389,14 @@ def test_what_was_not_freed_goes_with_the_last_leave(tmp_path: Path) -> None:
     assert one.take(N).is_shared is False
     # The membership it came from was left, this process is still there.
     block.free()
-    assert two.registry is not None
+    assert isinstance(two.registry, FileMembers)
     assert two.registry.names() == [other.name]
     two.close()
     other.free()
     assert not os.listdir(tmp_path)
 
 
-def test_threads_attach_and_let_go(memory: Memory, registry: Registry) -> None:
+def test_threads_attach_and_let_go(memory: Memory, registry: FileMembers) -> None:
     block = memory.take(N)
     block.stamp()
     errors: list[BaseException] = []
@@ -422,7 +423,7 @@ def test_threads_attach_and_let_go(memory: Memory, registry: Registry) -> None:
 
 def test_a_member_that_exits_removes_its_blocks(tmp_path: Path) -> None:
     def exits(pipe: Connection) -> None:
-        registry = join(tmp_path, "a")
+        registry = join(tmp_path, "a").of_kind(FileMembers)
         Memory(registry).take(N)
         assert len(registry.names()) == 1
         # As the interpreter does when it ends.

@@ -11,8 +11,7 @@ import pytest
 
 from daskps.cluster import memory as module
 from daskps.cluster.mapping import FILES
-from daskps.cluster.memory import Memory, open_memory
-from daskps.cluster.registry import Registry
+from daskps.cluster.memory import FileMembers, Memory, open_memory
 from daskps.cluster.sheets import BLOCK_NBYTES, Neighbours, Sheet, Sheets, Spot, spans
 from tests.cluster.forks import left
 
@@ -32,8 +31,8 @@ def memory(tmp_path: Path) -> Iterator[Memory]:
 
 
 @pytest.fixture
-def registry(memory: Memory) -> Registry:
-    assert memory.registry is not None
+def registry(memory: Memory) -> FileMembers:
+    assert isinstance(memory.registry, FileMembers)
     return memory.registry
 
 
@@ -60,7 +59,7 @@ def read(neighbours: Neighbours, spot: Spot) -> list[float] | None:
 
 
 def test_a_contribution_is_read_where_it_lies(
-    memory: Memory, registry: Registry
+    memory: Memory, registry: FileMembers
 ) -> None:
     sheets, neighbours = Sheets(memory, SIZES), Neighbours(registry)
     kept = [filled(taken(sheets), value) for value in (1.5, 2.5)]
@@ -72,7 +71,7 @@ def test_a_contribution_is_read_where_it_lies(
 
 
 def test_what_is_no_longer_looked_at_is_no_longer_found(
-    memory: Memory, registry: Registry
+    memory: Memory, registry: FileMembers
 ) -> None:
     sheets, neighbours = Sheets(memory, [BLOCK_NBYTES]), Neighbours(registry)
     [first, second], spot = filled(taken(sheets), 1.0)
@@ -91,7 +90,7 @@ def test_what_is_no_longer_looked_at_is_no_longer_found(
 
 
 def test_nothing_is_found_before_it_is_complete(
-    memory: Memory, registry: Registry
+    memory: Memory, registry: FileMembers
 ) -> None:
     sheets, neighbours = Sheets(memory, SIZES), Neighbours(registry)
     _, spot = filled(taken(sheets), 1.0)
@@ -102,7 +101,7 @@ def test_nothing_is_found_before_it_is_complete(
 
 
 def test_rounds_take_no_more_memory_than_one_of_them(
-    memory: Memory, registry: Registry
+    memory: Memory, registry: FileMembers
 ) -> None:
     sheets = Sheets(memory, SIZES)
     for _ in range(5):
@@ -124,7 +123,7 @@ def test_rounds_take_no_more_memory_than_one_of_them(
 
 
 def test_the_end_of_a_run_gives_all_back_and_views_stay(
-    memory: Memory, registry: Registry
+    memory: Memory, registry: FileMembers
 ) -> None:
     sheets, neighbours = Sheets(memory, SIZES), Neighbours(registry)
     arrays, spot = filled(taken(sheets), 1.0)
@@ -154,7 +153,7 @@ def test_without_shared_memory_there_is_none(
     assert sheets.take(SIZES) is None
 
 
-def test_what_lies_on_another_machine_is_not_found(registry: Registry) -> None:
+def test_what_lies_on_another_machine_is_not_found(registry: FileMembers) -> None:
     name = "0" * 16 + "-" + "1" * 16
     spot = Spot(name, 8192, 5, 4096, 1, (0, 1))
     assert Neighbours(registry).find(spot) is None

@@ -1,0 +1,55 @@
+"""A process reaches its machine by one interface, of which there may be other forms."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from daskps.cluster.lane import Lane
+from daskps.cluster.machine import HERE
+from daskps.cluster.memory import Members, Memory
+from daskps.cluster.registry import WayClosed
+from tests.cluster.slots import bare_host
+
+
+class Closed:
+    """A machine without shared memory; notes which clusters were asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def memory(self, cluster: str) -> Memory:
+        self.asked.append(cluster)
+        return Memory(None)
+
+    def visit(self, cluster: str) -> Members:
+        self.asked.append(cluster)
+        raise WayClosed("this machine shares nothing")
+
+
+def test_a_host_takes_memory_from_the_machine_it_was_given() -> None:
+    host, closed = bare_host(None), Closed()
+    host.machine, host._memory, host._opening = closed, None, threading.Lock()
+    memory = host.memory("a")
+    assert memory is not None
+    assert not memory.take(8).is_shared
+    assert host.memory("a") is memory
+    assert closed.asked == ["a"]
+    host._executor.shutdown()
+
+
+def test_a_lane_looks_for_shards_on_the_machine_it_was_given() -> None:
+    where = SimpleNamespace(hosts={"w": [0]}, segments={0: None})
+    meta: Any = SimpleNamespace(where=where, cluster="a")
+    closed = Closed()
+    with pytest.raises(WayClosed, match="shares nothing"):
+        Lane(meta, "w", None, machine=closed)
+    assert closed.asked == ["a"]
+
+
+def test_this_machine_has_no_visitors_where_nobody_is() -> None:
+    with pytest.raises(WayClosed):
+        HERE.visit("of no cluster at all")
