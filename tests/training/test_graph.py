@@ -442,7 +442,7 @@ class Three:
     def __call__(self):
         """Return a client of three live workers; a nanny may fail to restart one."""
         try:
-            until(lambda: self.client and self.n_workers() == 3)
+            until(lambda: self.client and self.n_workers() == 3, 20)
         except AssertionError:
             self.stack.close()
             self.client = self.stack.enter_context(local_cluster(3))
@@ -478,12 +478,13 @@ def undisturbed(three):
     return result.weights["w"].tobytes()
 
 
-#: Moments in every run of the tests, and all of them by the marker.
+#: Twenty moments in every run of the tests, every other one at a worker with shards;
+#: the other twenty by the marker.
 MOMENTS = [
     pytest.param(
         seed,
         with_shards,
-        marks=[pytest.mark.slow] if seed >= 1 else [],
+        marks=[pytest.mark.slow] if seed % 2 != with_shards else [],
         id=f"{seed}-shards" if with_shards else f"{seed}",
     )
     for with_shards in (False, True)
@@ -546,7 +547,6 @@ class Strike:
             self.action()
 
 
-@pytest.mark.slow
 def test_worker_that_retires_in_a_window(undisturbed):
     with local_cluster(n_workers=3, threads=1) as client:
         server, leaver, _ = sorted(client.nthreads())
@@ -588,7 +588,6 @@ def test_killed_owner_ends_the_run_with_shard_lost_error():
         assert client.submit(sum, [1, 2]).result() == 3
 
 
-@pytest.mark.slow
 def test_trainer_lost_with_raise():
     with local_cluster(n_workers=2, threads=1) as client:
         server, other = sorted(client.nthreads())
@@ -609,7 +608,6 @@ def test_trainer_lost_with_raise():
             until(lambda: store.push({"w": np.zeros(6, "f4")}) > 0)
 
 
-@pytest.mark.slow
 def test_restart_of_the_cluster_in_a_run():
     with local_cluster(n_workers=2, threads=1) as client:
         store = a_store()
