@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import secrets
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import settings
 
 from tests import support
+from tests.completeness import Completeness
 from tests.support import client, cluster, machine_cluster, rpc_cluster, train, way
 
 __all__ = ["client", "cluster", "machine_cluster", "rpc_cluster", "train", "way"]
@@ -32,6 +34,12 @@ settings.load_profile("daskps")
 #: Fixtures that stand for a cluster.
 CLUSTERS = {"client", "cluster", "loop", "machine_cluster", "rpc_cluster", "way"}
 _FDS = Path("/proc/self/fd")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Count the tests that ran, in the process that reports them."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Completeness(), "daskps-completeness")
 
 
 def pytest_report_header() -> str:
@@ -85,6 +93,17 @@ def seed(request: pytest.FixtureRequest) -> int:
 def rng(seed: int) -> np.random.Generator:
     """A generator of this test in this run."""
     return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let this process and those it starts take Ctrl-C, as at a terminal.
+
+    A shell has what it starts in the background ignore it, and children inherit that.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)
