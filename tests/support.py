@@ -52,6 +52,10 @@ LOST = "distributed.deploy.lost-worker-timeout"
 dask.config.set({LOST: "1 hour"})
 utils_test.original_config["distributed"]["deploy"]["lost-worker-timeout"] = "1 hour"
 
+#: How long a test waits for what other processes do, in seconds. On a machine of two
+#: cores with a load of ten everything takes five times as long: what takes so long hangs.
+PATIENCE = 240.0
+
 #: For each way to a shard the configuration of workers that leave open no other but
 #: messages.
 WAYS = {
@@ -187,7 +191,7 @@ def train(request: pytest.FixtureRequest) -> Train:
     return Train(request.param)
 
 
-def until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
+def until(condition: Callable[[], Any], seconds: float = PATIENCE) -> Any:
     """Wait until a condition of another process holds; fail when it never does."""
     event, deadline = threading.Event(), time.monotonic() + seconds
     while not (found := condition()):

@@ -22,7 +22,7 @@ from distributed import Client
 from daskps import demo
 from daskps.demo import digits as data
 from daskps.demo import plain
-from tests.support import popen, until
+from tests.support import PATIENCE, popen, until
 
 ROOT = Path(__file__).parent.parent
 COMMAND = [sys.executable, "-m", "daskps.cli", "demo"]
@@ -203,7 +203,7 @@ def cpu_seconds() -> float:
 def test_defaults_from_a_cold_start(place: dict[str, str], tmp_path: Path) -> None:
     before = cpu_seconds()
     with started(place, tmp_path) as process:
-        out, err = process.communicate(timeout=100)
+        out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     # Of all its processes together. On an idle machine the clock shows less; on one
     # that others use it shows anything.
@@ -237,6 +237,7 @@ def takes_interrupts(process: psutil.Process) -> bool:
     [pytest.param(False, marks=pytest.mark.slow), True],
     ids=["kill", "terminal"],
 )
+@pytest.mark.usefixtures("interruptible")
 def test_interrupt_leaves_nothing(
     place: dict[str, str], tmp_path: Path, whole_group: bool
 ) -> None:
@@ -250,11 +251,11 @@ def test_interrupt_leaves_nothing(
         assert not any(map(takes_interrupts, children))
         addresses = listening([psutil.Process(process.pid), *children])
         (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=PATIENCE)
     assert addresses == {"127.0.0.1"}
     assert process.returncode == 130, err
     assert err == "daskps demo: interrupted\n"
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=PATIENCE)
     assert not alive
     assert not left_behind(tmp_path)
 
@@ -264,19 +265,20 @@ def test_interrupt_leaves_nothing(
     [pytest.param(False, marks=pytest.mark.slow), True],
     ids=["kill", "terminal"],
 )
+@pytest.mark.usefixtures("interruptible")
 def test_interrupt_while_workers_start(
     place: dict[str, str], tmp_path: Path, whole_group: bool
 ) -> None:
     with started(place, tmp_path) as process:
         parent = psutil.Process(process.pid)
-        until(lambda: process.poll() is not None or len(parent.children()) >= 2, 60)
+        until(lambda: process.poll() is not None or len(parent.children()) >= 2)
         (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
         children = parent.children(recursive=True)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, err
     assert err == "daskps demo: interrupted\n"
     assert not LINE.search(out)
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=PATIENCE)
     assert not alive
     assert not left_behind(tmp_path)
 
@@ -294,12 +296,12 @@ def test_running_cluster(place: dict[str, str], tmp_path: Path) -> None:
         popen(worker, **flags),
         Client(scheduler_file=str(file)) as client,
     ):
-        client.wait_for_workers(2, timeout=30)
+        client.wait_for_workers(2, timeout=PATIENCE)
         address = client.scheduler.address
         with started(
             place, tmp_path, "--scheduler", address, "--epochs", "3", "--trainers", "3"
         ) as process:
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, err
         assert not err
         assert check_output(out, epochs=3) > 0.8
@@ -331,11 +333,11 @@ def test_cluster_that_cannot_be_used(
             stack.enter_context(popen(["dask", "worker", *here], env=env))
         client = stack.enter_context(Client(scheduler_file=str(file)))
         if n_workers:
-            client.wait_for_workers(n_workers, timeout=30)
+            client.wait_for_workers(n_workers, timeout=PATIENCE)
         process = stack.enter_context(
             started(place, tmp_path, "--scheduler", client.scheduler.address)
         )
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
     assert err.count("\n") == 1
     assert ("install the same daskps" if n_workers else "has no workers") in err

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from distributed import Client
 
-from tests.support import until
+from tests.support import PATIENCE, until
 from tests.test_docstrings import shown_names
 from tests.test_readme import DOCS, ROOT, TUTORIAL, blocks, run_python
 
@@ -31,7 +31,7 @@ def build(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **proxies, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE,
     )
 
 
@@ -96,7 +96,7 @@ def test_tutorial_works_as_written(tmp_path: Path) -> None:
         for command in servers:
             command = command.replace("127.0.0.1:8787", "127.0.0.1:0")
             stack.enter_context(running(command, tmp_path))
-        until(lambda: n_workers(f"tcp://127.0.0.1:{port}") == 2, seconds=60)
+        until(lambda: n_workers(f"tcp://127.0.0.1:{port}") == 2)
         said = run_python(code.replace("8786", port), tmp_path)
     accuracy = re.search(r"not seen: ([\d.]+)", said)
     assert accuracy is not None

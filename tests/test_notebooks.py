@@ -12,6 +12,8 @@ from typing import Any
 import nbformat
 import pytest
 
+from tests.support import PATIENCE
+
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # In a process of its own: Jupyter's libraries leave sockets and warnings behind.
@@ -22,7 +24,7 @@ import nbformat
 from nbclient import NotebookClient
 source, target = sys.argv[1:]
 notebook = nbformat.read(source, as_version=4)
-NotebookClient(notebook, timeout=60, kernel_name="python3").execute(cwd=".")
+NotebookClient(notebook, timeout=200, kernel_name="python3").execute(cwd=".")
 nbformat.write(notebook, target)
 """
 
@@ -47,7 +49,7 @@ def execute(source: Path, folder: Path) -> Any:
         },
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     return nbformat.read(target, as_version=4)

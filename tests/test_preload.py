@@ -18,7 +18,7 @@ from distributed import Client
 import daskps
 from daskps.optim import SGD
 from daskps.preload import dask_setup
-from tests.support import popen, until
+from tests.support import PATIENCE, popen, until
 
 ROOT = Path(__file__).parent.parent
 HERE = ["--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0"]
@@ -100,7 +100,7 @@ def test_preloaded_servers_keep_shards_when_registered_again(servers: Servers) -
     servers.worker("one", *PRELOAD)
     servers.worker("two", *PRELOAD, "--no-nanny")
     client = servers.client()
-    client.wait_for_workers(2, timeout=30)
+    client.wait_for_workers(2, timeout=PATIENCE)
     with pickled_by_value():
         # Before any client uses daskps.
         assert set(client.run(has_host).values()) == {True}
@@ -130,7 +130,7 @@ def test_preloaded_worker_of_a_plain_scheduler(servers: Servers) -> None:
     servers.scheduler()
     servers.worker("one", *PRELOAD)
     client = servers.client()
-    client.wait_for_workers(1, timeout=30)
+    client.wait_for_workers(1, timeout=PATIENCE)
     with pickled_by_value():
         # Nobody but the preload can have made it.
         assert list(client.run(has_host).values()) == [True]
@@ -148,18 +148,20 @@ def test_worker_that_joins_later(servers: Servers, options: list[str]) -> None:
     servers.scheduler(*PRELOAD)
     servers.worker("first", *PRELOAD)
     client = servers.client()
-    client.wait_for_workers(1, timeout=30)
+    client.wait_for_workers(1, timeout=PATIENCE)
     with (
         pickled_by_value(),
         daskps.create({"w": np.zeros(10)}, optimizer=SGD(0.5), client=client) as store,
     ):
         store.push({"w": np.ones(10)})
         servers.worker("later", *options)
-        client.wait_for_workers(2, timeout=30)
+        client.wait_for_workers(2, timeout=PATIENCE)
         later = until(lambda: addresses(client).get("later"))
         assert store.placement == (addresses(client)["first"],)
         # A task with a handle, then trainers on both.
-        assert client.submit(learn, store, workers=[later]).result(timeout=30) == 2
+        assert (
+            client.submit(learn, store, workers=[later]).result(timeout=PATIENCE) == 2
+        )
         assert np.array_equal(store.pull()["w"], np.full(10, -1.0))
         result = daskps.train(
             store, gradient, np.ones((40, 10)), epochs=20, batch_size=10, timeout=60

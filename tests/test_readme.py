@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import PATIENCE
+
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(
@@ -42,7 +44,7 @@ def run_python(code: str, folder: Path) -> str:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr

@@ -18,7 +18,7 @@ from distributed import get_worker
 import daskps
 from daskps import config, optim
 from daskps.cluster.deadline import Deadline
-from tests.support import local_cluster, store, until
+from tests.support import PATIENCE, local_cluster, store, until
 
 SGD = optim.SGD(0.1)
 
@@ -188,7 +188,7 @@ def test_run_is_not_resumable_by_default(fresh):
     pid = pid_of(fresh, other(fresh, a))
 
     def kill():
-        until(lambda: s.version > 5, 30)
+        until(lambda: s.version > 5)
         os.kill(pid, signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
@@ -211,7 +211,7 @@ def test_resumable_run_begins_at_its_clock():
         pid = pid_of(client, b)
 
         def kill():
-            until(lambda: s.version > 100, 30)
+            until(lambda: s.version > 100)
             os.kill(pid, signal.SIGKILL)
 
         killer = threading.Thread(target=kill)
@@ -255,7 +255,7 @@ def test_store_of_a_client_that_vanished_is_freed(client):
         uid = process.stdout.readline().strip()
         assert uid in held(client)
         process.kill()
-        until(lambda: uid not in held(client), 60)
+        until(lambda: uid not in held(client))
         assert "kept" in [info.name for info in daskps.list_stores()]
         np.testing.assert_array_equal(daskps.open("kept")["w"].pull(), 0.0)
     finally:
@@ -284,6 +284,7 @@ daskps.run(store, loop, [0, 1])
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.usefixtures("interruptible")
 def test_run_of_a_client_that_left_is_fenced(client, how):
     """Its trainers stop, and the store takes the next run."""
     s = daskps.create({"w": np.zeros(4)}, optimizer=SGD, name="victim", overwrite=True)
@@ -294,9 +295,9 @@ def test_run_of_a_client_that_left_is_fenced(client, how):
         text=True,
     )
     try:
-        until(lambda: s.version > 10, 30)
+        until(lambda: s.version > 10)
         process.send_signal(how)
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE)
         until(lambda: not client.processing() or not any(client.processing().values()))
         assert daskps.run(s, count_to, [5, 5]) == [5, 5]
     finally:

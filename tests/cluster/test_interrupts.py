@@ -30,12 +30,7 @@ class Ours(Serving):
         return True
 
 
-@pytest.fixture(autouse=True)
-def handler():
-    """A shell may have had the tests' process ignore Ctrl-C."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("interruptible")
 
 
 @pytest.fixture
