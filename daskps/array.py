@@ -31,13 +31,13 @@ class _Store(Protocol):
     name: str
 
     @property
-    def attach(self) -> Callable[[Any], Any]: ...
+    def _attach(self) -> Callable[[Any], Any]: ...
     @property
-    def bind(self) -> Callable[[], Any]: ...
+    def _bind(self) -> Callable[[], Any]: ...
     @property
-    def call_of(self) -> Callable[..., Any]: ...
+    def _call_of(self) -> Callable[..., Any]: ...
     @property
-    def do(self) -> Callable[..., Any]: ...
+    def _do(self) -> Callable[..., Any]: ...
     @property
     def push(self) -> Callable[..., Any]: ...
     @property
@@ -82,11 +82,6 @@ class ParameterArray:
         return self._parameter.name
 
     @property
-    def store_name(self) -> str:
-        """Name of the store."""
-        return self._store.name
-
-    @property
     def shape(self) -> tuple[int, ...]:
         """Lengths of the axes."""
         return self._parameter.shape
@@ -123,7 +118,7 @@ class ParameterArray:
         )
 
     def _repr_html_(self) -> str:
-        return array_html(self)
+        return array_html(self, self._store.name)
 
     def pull(self, out: Array | None = None, *, timeout: Any = DEFAULT) -> Any:
         """Read the parameter.
@@ -154,9 +149,9 @@ class ParameterArray:
 
         def make(meta: Meta) -> Plan:
             target.append(target_of(meta, [self.name], given))
-            return plans.read(meta, target[0], None, self._store.call_of())
+            return plans.read(meta, target[0], None, self._store._call_of())
 
-        return self._store.do(
+        return self._store._do(
             make,
             timeout,
             f"a pull of {self.name!r}",
@@ -258,11 +253,13 @@ class ParameterArray:
 
         def make(meta: Meta) -> Plan:
             target = plans.spanning(meta, spans, lambda: None)
-            return plans.read(meta, target, None, self._store.call_of())
+            return plans.read(meta, target, None, self._store._call_of())
 
         if not self.shape:
             return self._read(None, lambda value: value[index], DEFAULT)
-        return self._store.do(make, DEFAULT, f"a slice of {self.name!r}", finish=finish)
+        return self._store._do(
+            make, DEFAULT, f"a slice of {self.name!r}", finish=finish
+        )
 
     def to_dask_array(self, *, timeout: Any = DEFAULT) -> Any:
         """Copy the parameter at one moment into a dask array on the owners.
@@ -305,7 +302,7 @@ class ParameterArray:
                 f"np.asarray(..., copy=False) of parameter {self.name!r}: its values "
                 f"are on other workers, a pull must copy them"
             )
-        if self._store.bind().asynchronous:
+        if self._store._bind().asynchronous:
             raise TypeError(
                 f"np.asarray of parameter {self.name!r} cannot wait on an event loop; "
                 f"use await store[{self.name!r}].pull(), and in a task that is a "

@@ -45,11 +45,12 @@ class Handle:
         self._producer: Producer | None = None
 
     @classmethod
-    def of(cls, meta: Meta, link: Link) -> Self:
-        """Return a handle that is bound already."""
+    def _of(cls, meta: Meta, link: Link, producer: Producer | None = None) -> Self:
+        """Return a handle that is bound already; it may push as one producer."""
         store = cls(meta.uid, meta.name)
         store._link = link
         store._shards = ShardClient(link, meta)
+        store._producer = producer
         return store
 
     # -- identity ------------------------------------------------------------
@@ -81,7 +82,7 @@ class Handle:
 
     # -- binding -------------------------------------------------------------
 
-    def bind(self) -> Link:
+    def _bind(self) -> Link:
         """Return the way to the cluster from where this is called."""
         if self._closed:
             raise StoreClosedError(
@@ -93,16 +94,16 @@ class Handle:
             self._shards = None
         return self._link
 
-    async def attach(self, link: Link) -> ShardClient:
+    async def _attach(self, link: Link) -> ShardClient:
         """Return what routes calls, asking the directory the first time."""
         if self._shards is None or self._shards.link is not link:
             wire = await link.directory("find", uid=self.uid)
             self._shards = ShardClient(link, Meta(wire))
         return self._shards
 
-    def attached(self, deadline: Deadline | None = None) -> ShardClient:
+    def _attached(self, deadline: Deadline | None = None) -> ShardClient:
         """Return what routes calls, asking the directory the first time."""
-        link = self.bind()
+        link = self._bind()
         if self._shards is not None and self._shards.link is link:
             return self._shards
         if link.asynchronous and not link.is_worker:
@@ -112,7 +113,7 @@ class Handle:
             )
         what = f"store {self.name!r}"
         left = config.deadline() if deadline is None else deadline.remaining()
-        return link.run(lambda: link.within(self.attach(link), left, what))
+        return link.run(lambda: link.within(self._attach(link), left, what))
 
     def bound(self) -> Self:
         """Return a handle for threads that a task starts.
@@ -138,29 +139,24 @@ class Handle:
         >>> sorted(client.submit(task, store).result())
         [1, 2, 3, 4]
         """
-        shards = self.attached()
-        store = type(self).of(shards.meta, shards.link)
-        store.pushes_as(self.producer_here(shards.link))
-        return store
+        shards = self._attached()
+        producer = self._producer_here(shards.link)
+        return self._of(shards.meta, shards.link, producer)
 
-    def pushes_as(self, producer: Producer) -> None:
-        """Push under this identity from now on, whatever thread pushes."""
-        self._producer = producer
-
-    def producer_here(self, link: Link) -> Producer:
+    def _producer_here(self, link: Link) -> Producer:
         """Return the identity of pushes from this thread: its task, or the handle."""
         if self._producer is not None:
             return self._producer
         task = current_task() if link.is_worker else None
         return producer_of(link, self.uid, task)
 
-    def call_of(self, **head: Any) -> Call:
+    def _call_of(self, **head: Any) -> Call:
         """Return what every message of one call has in common."""
         return Call(self.uid, (), **head)
 
     # -- the one way through which every verb goes ----------------------------
 
-    def do(
+    def _do(
         self,
         make: Callable[[Meta], Plan],
         timeout: Any,
@@ -171,17 +167,17 @@ class Handle:
     ) -> Any:
         """Make a plan and carry it out, in a thread or as an awaitable."""
         seconds = config.deadline(timeout)
-        link = self.bind()
-        source = self.producer_here(link) if producer else None
+        link = self._bind()
+        source = self._producer_here(link) if producer else None
         what = f"{what} of store {self.name!r}"
         deadline = Deadline(seconds, what)
         if link.asynchronous:
             return link.run(
-                lambda: self.do_async(
+                lambda: self._do_async(
                     link, make, deadline, finish=finish, source=source
                 )
             )
-        shards = self.attached(deadline)
+        shards = self._attached(deadline)
         if source is None:
             plan = make(shards.meta)
             found = shards.call(plan.calls, plan.outs, deadline)
@@ -195,7 +191,7 @@ class Handle:
             found = shards.call(calls, plan.outs, deadline)
             return finish(plan.finish(found))
 
-    async def do_async(
+    async def _do_async(
         self,
         link: Link,
         make: Callable[[Meta], Plan],
@@ -206,7 +202,7 @@ class Handle:
     ) -> Any:
         """Make a plan and carry it out, on the event loop."""
         what = deadline.what
-        shards = await link.within(self.attach(link), deadline.remaining(), what)
+        shards = await link.within(self._attach(link), deadline.remaining(), what)
         plan = make(shards.meta)
         if source is None:
             found = await shards.call_async(plan.calls, plan.outs, deadline)
@@ -218,15 +214,15 @@ class Handle:
             found = await shards.call_async(calls, plan.outs, deadline)
             return finish(plan.finish(found))
 
-    def ask(
+    def _ask(
         self, method: str, finish: Callable[[Any], Any], timeout: Any = DEFAULT
     ) -> Any:
         """Send a control message to all hosts and make something of the replies."""
         seconds = config.deadline(timeout)
-        link = self.bind()
+        link = self._bind()
 
         async def question() -> Any:
-            shards = await self.attach(link)
+            shards = await self._attach(link)
             return finish(await shards.control(method))
 
         what = f"the {method} of store {self.name!r}"
@@ -314,7 +310,7 @@ class Handle:
             self._closed = True
             self._unmap()
             return self._nothing_to_do()
-        link = self.bind()
+        link = self._bind()
         self._closed = True
         self._unmap()
 

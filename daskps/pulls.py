@@ -79,7 +79,7 @@ class Readable(Handle):
         True
         """
         make, finish = self._pulling(names, out, min_version)
-        return self.do(make, timeout, "a pull", finish=finish)
+        return self._do(make, timeout, "a pull", finish=finish)
 
     def pull_async(
         self,
@@ -109,12 +109,12 @@ class Readable(Handle):
         array([0., 1., 2.])
         """
         seconds = config.deadline(timeout)
-        link = self.bind()
+        link = self._bind()
         make, finish = self._pulling(names, out, min_version)
         # One deadline for all of it, from here on.
         deadline = Deadline(seconds, f"a pull of store {self.name!r}")
         return link.start(
-            lambda: self.do_async(link, make, deadline, finish=finish, source=None)
+            lambda: self._do_async(link, make, deadline, finish=finish, source=None)
         )
 
     def _pulling(
@@ -128,7 +128,7 @@ class Readable(Handle):
 
         def make(meta: Meta) -> Plan:
             target.append(target_of(meta, names, out))
-            return plans.read(meta, target[0], min_version, self.call_of())
+            return plans.read(meta, target[0], min_version, self._call_of())
 
         def finish(_: Any) -> dict[str, Array]:
             found: dict[str, Array] = target[0].finish()
@@ -159,12 +159,12 @@ class Readable(Handle):
     @property
     def layout(self) -> Layout:
         """Names, shapes, dtypes and how they are cut into shards."""
-        return self.attached().meta.layout
+        return self._attached().meta.layout
 
     @property
     def placement(self) -> tuple[str, ...]:
         """Address of the worker that owns each shard."""
-        return self.attached().meta.owners
+        return self._attached().meta.owners
 
     @property
     def nbytes(self) -> int:
@@ -174,7 +174,7 @@ class Readable(Handle):
     @property
     def optimizer(self) -> dict[str, str]:
         """For each parameter with an update rule, the rule's repr."""
-        meta = self.attached().meta
+        meta = self._attached().meta
         return {
             meta.layout.parameters[i].name: rule for i, rule in meta.optimizers.items()
         }
@@ -182,12 +182,12 @@ class Readable(Handle):
     @property
     def version(self) -> Any:
         """Smallest version of all shards; awaitable with an asynchronous client."""
-        return self.ask("versions", lambda rows: min(self._told(rows)))
+        return self._ask("versions", lambda rows: min(self._told(rows)))
 
     @property
     def versions(self) -> Any:
         """Version of each shard; awaitable with an asynchronous client."""
-        return self.ask("versions", self._told)
+        return self._ask("versions", self._told)
 
     def stats(self, *, timeout: Any = DEFAULT) -> Any:
         """Return counters.
@@ -215,7 +215,7 @@ class Readable(Handle):
         >>> [row["pushes"] for row in store.stats()["shards"]]
         [1, 1]
         """
-        on_loop = self.bind().asynchronous
+        on_loop = self._bind().asynchronous
 
         def finish(rows: list[list[dict[str, Any]]]) -> dict[str, Any]:
             found = sorted((r for rs in rows for r in rs), key=lambda r: r["shard"])
@@ -224,7 +224,7 @@ class Readable(Handle):
                 handle = {"ways": shards.ways.names(on_loop), **asdict(shards.counters)}
             return {"shards": found, "handle": handle}
 
-        return self.ask("stats", finish, timeout)
+        return self._ask("stats", finish, timeout)
 
     def __contains__(self, name: object) -> bool:
         return name in self.layout.by_name

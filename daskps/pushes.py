@@ -80,7 +80,7 @@ class Writable(Readable):
         array([-0.1, -0.1, -0.1])
         """
         make = self._pushing(grads, weight, lr)
-        return self.do(make, timeout, "a push", finish=self._seen, producer=True)
+        return self._do(make, timeout, "a push", finish=self._seen, producer=True)
 
     def _pushing(
         self,
@@ -91,7 +91,7 @@ class Writable(Readable):
     ) -> Callable[[Meta], Plan]:
         """Check the numbers now; check the gradients once the store is known."""
         rate = None if lr is None else number(lr, "lr", least=0.0)
-        head = self.call_of(kind=GRADIENT, lr=rate)
+        head = self._call_of(kind=GRADIENT, lr=rate)
         factor = number(weight, "weight")
 
         def make(meta: Meta) -> Plan:
@@ -136,13 +136,13 @@ class Writable(Readable):
         1
         """
         seconds = config.deadline(timeout)
-        link = self.bind()
-        source = self.producer_here(link)
+        link = self._bind()
+        source = self._producer_here(link)
         given = {n: _copied(n, v) for n, v in intake.plain(grads).items()}
         make = self._pushing(given, weight, lr)
         what = f"a push of store {self.name!r}"
         return link.start(
-            lambda: self.do_async(
+            lambda: self._do_async(
                 link,
                 make,
                 Deadline(seconds, what),
@@ -179,7 +179,7 @@ class Writable(Readable):
         array([3, 4])
         """
         make = self._placing(ADD, deltas, "delta")
-        return self.do(make, timeout, "an add", finish=self._seen, producer=True)
+        return self._do(make, timeout, "an add", finish=self._seen, producer=True)
 
     def assign(
         self,
@@ -226,7 +226,7 @@ class Writable(Readable):
             extra=flag(allow_extra, "allow_extra"),
             missing=flag(allow_missing, "allow_missing"),
         )
-        return self.do(make, timeout, "an assign", finish=self._seen, producer=True)
+        return self._do(make, timeout, "an assign", finish=self._seen, producer=True)
 
     def _placing(
         self,
@@ -249,7 +249,7 @@ class Writable(Readable):
                 )
             finite = config.load().check_finite
             arrays = intake.values(meta.layout, named, what, finite=finite)
-            return plans.push(meta, arrays, self.call_of(kind=kind))
+            return plans.push(meta, arrays, self._call_of(kind=kind))
 
         return make
 
@@ -296,7 +296,7 @@ class Writable(Readable):
             return target[0]
 
         make = self._pushing(grads, weight, lr, where)
-        return self.do(
+        return self._do(
             make,
             timeout,
             "a pushpull",

@@ -85,12 +85,12 @@ def store_html(name: str, meta: Meta | None, versions: Sequence[int]) -> str:
     )
 
 
-def array_html(array: Any) -> str:
+def array_html(array: Any, store: str) -> str:
     """Return the table of one parameter."""
     return get_template("daskps_array.html.j2").render(
         name=array.name,
         shape=array.shape,
         dtype=str(array.dtype),
         nbytes=format_bytes(array.nbytes),
-        store=array.store_name,
+        store=store,
     )

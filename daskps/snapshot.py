@@ -31,9 +31,9 @@ class _Handle(Protocol):
     """What taking a snapshot needs of a store."""
 
     @property
-    def bind(self) -> Callable[[], Any]: ...
+    def _bind(self) -> Callable[[], Any]: ...
     @property
-    def attach(self) -> Callable[[Any], Any]: ...
+    def _attach(self) -> Callable[[Any], Any]: ...
 
 
 def taken_by(
@@ -46,10 +46,10 @@ def taken_by(
 ) -> Any:
     """Take a snapshot through a handle and make something of it."""
     deadline = Deadline(config.deadline(timeout), what)
-    link = store.bind()
+    link = store._bind()
 
     async def work() -> Any:
-        attached = store.attach(link)
+        attached = store._attach(link)
         shards = await link.within(attached, deadline.remaining(), what)
         return make(await snapshots.take(shards, index, deadline))
 

@@ -94,10 +94,10 @@ class ParameterStore(Writable):
         if not given:
             raise ValueError("aggregate needs at least one contribution")
         seconds = config.deadline(timeout)
-        link = self.bind()
+        link = self._bind()
 
         async def work() -> dict[str, Array]:
-            shards = await self.attach(link)
+            shards = await self._attach(link)
             layout = shards.meta.layout
             finite = config.load().check_finite
             arrays = [

@@ -129,7 +129,7 @@ def create(  # noqa: PLR0913 - the public contract
 
     async def make() -> ParameterStore:
         meta = await creation.create(link, plan, seconds)
-        return ParameterStore.of(meta, link)
+        return ParameterStore._of(meta, link)
 
     return link.run(make)
 
@@ -183,7 +183,7 @@ def open(  # noqa: A001 - as in zarr.open
     link = current_link(client)
 
     async def attach() -> ParameterStore:
-        return ParameterStore.of(await find(link, name, waiting), link)
+        return ParameterStore._of(await find(link, name, waiting), link)
 
     return link.run(lambda: link.within(attach(), seconds, f"store {name!r}"))
 

@@ -24,19 +24,6 @@ from tests.test_exported_members import PUBLIC, existing
 
 CONFIG = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
 CHECKS = set(CONFIG["tool"]["numpydoc_validation"]["checks"])
-#: Methods of handles that connect the layers and are no verbs of a user.
-WIRING = {
-    "ask",
-    "attach",
-    "attached",
-    "bind",
-    "call_of",
-    "do",
-    "do_async",
-    "of",
-    "producer_here",
-    "pushes_as",
-}
 
 
 def public_names() -> Iterator[str]:
@@ -103,7 +90,7 @@ def verbs(name: str, cls: type) -> Iterator[str]:
     """Give the public methods of a class, inherited ones too, less callbacks'."""
     for method, value in inspect.getmembers(cls, inspect.isroutine):
         ours = getattr(value, "__module__", None) or ""
-        if method.startswith("_") or method in EVENTS or method in WIRING:
+        if method.startswith("_") or method in EVENTS:
             continue
         if ours.startswith("daskps"):
             yield f"daskps.{name}.{method}"

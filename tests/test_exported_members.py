@@ -4,6 +4,7 @@ import importlib.util
 import inspect
 import pkgutil
 import types
+from unittest import mock
 
 import pytest
 
@@ -18,6 +19,17 @@ PUBLIC = [
     "daskps.optim.schedules",
     "daskps.training.callbacks",
 ]
+
+#: What tab completion shows of the handles, and nothing that connects their layers.
+SHOWN = {
+    "ParameterStore": "add aggregate assign bound close delete layout name names "
+    "nbytes optimizer placement pull pull_async push push_async pushpull snapshot "
+    "stats uid version versions",
+    "ParameterArray": "add assign dtype name nbytes ndim pull push shape size "
+    "to_dask_array",
+    "Trainer": "barrier clock finish prefetch pull pull_async push push_async "
+    "pushpull rank size tick",
+}
 
 
 def existing(names: list[str]) -> list[types.ModuleType]:
@@ -61,3 +73,14 @@ def test_public_modules_are_reached_from_the_package() -> None:
     for name in ("init", "optim"):
         assert name in vars(daskps)["__all__"]
         assert inspect.ismodule(getattr(daskps, name))
+
+
+@pytest.mark.parametrize("cls", SHOWN)
+def test_tab_completion_shows_verbs_and_properties_alone(cls: str) -> None:
+    made = {
+        "ParameterStore": lambda: daskps.ParameterStore("0", "model"),
+        "ParameterArray": lambda: daskps.ParameterArray(*[mock.MagicMock()] * 2),
+        "Trainer": lambda: daskps.Trainer(*[mock.MagicMock()] * 2),
+    }
+    names = [name for name in dir(made[cls]()) if not name.startswith("_")]
+    assert sorted(names) == sorted(SHOWN[cls].split())

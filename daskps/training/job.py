@@ -144,7 +144,7 @@ class Job:
                 f"expected a ParameterStore, found {type(self.store).__name__}; make "
                 f"one with daskps.create"
             )
-        link = self.store.bind()
+        link = self.store._bind()
         what = f"a run on store {self.store.name!r}"
         if link.asynchronous:
             return link.within(work(call_directly), seconds, what)
@@ -160,7 +160,7 @@ class Job:
         graph: Schedule | None = None,
     ) -> list[Any]:
         """Run the trainers and hear what they say."""
-        link: Link = self.store.bind()
+        link: Link = self.store._bind()
         spec = Launch(
             uid=self.store.uid,
             policy=self.policy,
@@ -193,7 +193,7 @@ class Job:
         split: dict[str, Any],
     ) -> TrainResult:
         """Cut the data, train, read what came out."""
-        link: Link = self.store.bind()
+        link: Link = self.store._bind()
         parts = await parts_of(link, X, y, trainers=self.trainers, split=split)
         try:
             lengths = [part.rows for part in parts]
@@ -211,7 +211,7 @@ class Job:
                 self._validation.cancel()
             # The traceback of an error must not keep our data on the cluster.
             parts.clear()
-        shards = await self.store.attach(link)
+        shards = await self.store._attach(link)
         rows = await shards.control("stats")
         found = await self._pull()
         self.stats["duplicates"] = sum(r["duplicates"] for of in rows for r in of)
@@ -225,7 +225,7 @@ class Job:
         """Return the rounds of graph execution, None for resident trainers."""
         execution = self.execution
         if execution == "auto":
-            threads = sum((await threads_of(self.store.bind())).values())
+            threads = sum((await threads_of(self.store._bind())).values())
             many = plan.bsp and len(lengths) > MOST_PER_THREAD * threads
             execution = "graph" if many else "resident"
         if execution == "resident":
@@ -285,14 +285,14 @@ class Job:
 
     async def _snapshot(self) -> Callable[[], Awaitable[dict[str, Array]]]:
         """Copy the parameters where they are; return what brings them here."""
-        shards = await self.store.attach(self.store.bind())
+        shards = await self.store._attach(self.store._bind())
         what = f"the snapshot that is validated of store {self.store.name!r}"
         taken = await snapshots.take(shards, None, Deadline(config.deadline(), what))
         return lambda: snapshots.values(taken)
 
     async def _decide(self, epoch: int, *, stop: bool) -> None:
         if self.gated:
-            await self.store.bind().directory(
+            await self.store._bind().directory(
                 "verdict", run=self.run, epoch=epoch, stop=stop
             )
 

@@ -141,7 +141,7 @@ def test_acknowledged_pushes_count_once(machine, workers):
     assert [row["version"] for row in rows] == [N_PUSHES] * 4
     assert {row["worker"] for row in rows[2:]} == {b}
     # A handle that has heard of nothing finds its way, also to copies.
-    assert asleep.attached().meta.owners == before
+    assert asleep._attached().meta.owners == before
     np.testing.assert_array_equal(asleep.snapshot()["w"].compute(), 1.0)
     np.testing.assert_array_equal(asleep["w"].pull(), 1.0)
     actions = [e["action"] for e in events(machine, s)]
@@ -200,7 +200,7 @@ def test_push_whose_answer_was_lost_counts_once(machine, workers):
     s = daskps.create({"w": np.zeros(8)}, servers=[a, b])
     far = pickle.loads(pickle.dumps(s))
     with config.open_ways(process=False, machine=False):
-        far.attached()
+        far._attached()
     machine.run(die_before_answering, workers=[a])
     assert far.add({"w": np.ones(8)}) == 1
     np.testing.assert_array_equal(s["w"].pull(), 1.0)

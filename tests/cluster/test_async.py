@@ -131,7 +131,7 @@ async def test_attach_and_call_share_one_timeout(c, s, a, b, monkeypatch):
     async with await made(c) as store:
         clock, left = SimpleNamespace(now=100.0), []
         monotonic = SimpleNamespace(monotonic=lambda: clock.now)
-        attach, call = ParameterStore.attach, ShardClient.call_async
+        attach, call = ParameterStore._attach, ShardClient.call_async
 
         async def slow(store, link):
             clock.now += 4
@@ -142,7 +142,7 @@ async def test_attach_and_call_share_one_timeout(c, s, a, b, monkeypatch):
             return await call(shards, calls, outs, end)
 
         monkeypatch.setattr(deadline, "time", monotonic)
-        monkeypatch.setattr(ParameterStore, "attach", slow)
+        monkeypatch.setattr(ParameterStore, "_attach", slow)
         monkeypatch.setattr(ShardClient, "call_async", noting)
         await store.pull_async(timeout=10)
         await store.push_async({"w": W}, timeout=10)

@@ -348,7 +348,7 @@ def test_repeated_message_is_applied_once(client):
     from daskps.shards.base import ADD
 
     s = daskps.create({"w": np.zeros(4)})
-    shards = s.attached()
+    shards = s._attached()
     head = Call(s.uid, (), kind=ADD, producer=10**9, sequence=3)
     plan = plans.push(shards.meta, {0: np.ones(4)}, head)
     for expected in (False, True, True):

@@ -172,12 +172,12 @@ async def test_a_silent_host_keeps_no_caller_beyond_its_timeout(
     async with await daskps.create(params, client=c, optimizer=sgd) as made:
         with pytest.raises(TimeoutError, match="a run on store"):
             await daskps.run(made, step, [1], timeout=0.05)
-        [left] = made.bind()._background
+        [left] = made._bind()._background
         with pytest.raises(daskps.ConsistencyError, match="is training store"):
             await daskps.run(made, step, [1])
         go_on.set()
         await left
-        assert not made.bind()._background
+        assert not made._bind()._background
         assert await daskps.run(made, step, [2]) == [2]
 
         async def fails(host, **kwargs):
@@ -188,7 +188,7 @@ async def test_a_silent_host_keeps_no_caller_beyond_its_timeout(
         monkeypatch.setitem(control.METHODS, "begin_run", fails)
         with pytest.raises(TimeoutError, match="a run on store"):
             await daskps.run(made, step, [1], timeout=0.05)
-        [left] = made.bind()._background
+        [left] = made._bind()._background
         go_on.set()
         await asyncio.wait({left})
         assert "ended with ValueError('not now')" in caplog.text

@@ -167,7 +167,7 @@ def test_a_closed_handle_keeps_no_memory_of_a_store_that_goes_on(machine_cluster
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
 async def test_close_that_nobody_answers_keeps_no_anchor(c, s, a, monkeypatch):
     made = await daskps.create({"w": W}, client=c)
-    link = made.bind()
+    link = made._bind()
     assert made.uid in link.anchors
     never = asyncio.Event()
     monkeypatch.setattr(link, "directory", lambda *_, **__: never.wait())

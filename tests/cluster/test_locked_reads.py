@@ -134,7 +134,7 @@ def test_a_read_that_gets_no_turn_ends_with_its_timeout(locked):
     worker = next(iter(locked.nthreads()))
     with store(locked, servers=[worker], shards=2) as s:
         s.pull()
-        lane = s.attached().ways.reader(worker)
+        lane = s._attached().ways.reader(worker)
         first, second = (FileLock(slot.block) for slot in lane.slots.values())
         first.acquire(1)
         second.acquire(1)

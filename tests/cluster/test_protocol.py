@@ -42,7 +42,7 @@ def call_of(store, data=None, **head):
     """Return a call that adds ones, and its wire form."""
     head = {"kind": ADD, "producer": 10**9, "sequence": 0, **head}
     data = np.ones(10, "f4") if data is None else data
-    meta = store.attached().meta
+    meta = store._attached().meta
     plan = plans.push(meta, {0: data}, Call(store.uid, (), **head))
     [call] = plan.calls.values()
     return call, pack_call(call)
@@ -50,7 +50,7 @@ def call_of(store, data=None, **head):
 
 def send(store, message, op="daskps_call"):
     """Send a message to the store's worker and return the raw reply."""
-    link = store.attached().link
+    link = store._attached().link
     return link.run(lambda: link.rpc(store.placement[0], op, **message))
 
 
@@ -230,7 +230,7 @@ def test_unknown_methods_are_refused(shard, client, op):
     if op == "daskps_control":
         reply = send(shard, {"method": "sing"}, op)
     else:
-        link = shard.attached().link
+        link = shard._attached().link
         reply = link.run(lambda: link.node.scheduler.daskps_directory(method="sing"))
     with pytest.raises((daskps.ProtocolError, ValueError, daskps.DaskPSError)):
         unpack_reply(reply, "it")
@@ -270,7 +270,7 @@ def n_producers(uid, dask_worker):
 
 def producers_of_client(store, owner, n):
     """Have the directory issue identities to a client of that id."""
-    link = store.attached().link
+    link = store._attached().link
 
     async def issue():
         return [
@@ -282,7 +282,7 @@ def producers_of_client(store, owner, n):
 
 
 def deliver_all(store, ids):
-    link = store.attached().link
+    link = store._attached().link
     _, message = call_of(store)
     at = pack_head().index("producer")
 
@@ -338,7 +338,7 @@ def test_open_producers_are_kept(shard, client):
 
 def test_gradient_of_a_task_that_is_no_longer_the_schedulers(shard):
     """A cancelled task that goes on gets no identity."""
-    link = shard.attached().link
+    link = shard._attached().link
     with pytest.raises(daskps.ConsistencyError, match="no longer"):
         link.run(lambda: link.directory("producer", kind="task", owner="gone-task"))
 

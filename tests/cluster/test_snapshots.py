@@ -198,7 +198,7 @@ async def test_snapshot_of_an_asynchronous_client(c, s, a, b):
 async def test_values_on_the_event_loop(c, s, a, b):
     """What a validation during a run uses."""
     made = await daskps.create(PARAMS, client=c, shards=3)
-    shards = await made.attach(made.bind())
+    shards = await made._attach(made._bind())
     taken = await snapshots.take(shards, None, Deadline(10, "a snapshot"))
     found = await snapshots.values(taken)
     for name, wanted in PARAMS.items():
@@ -222,7 +222,7 @@ async def test_copy_that_outlives_its_cut_is_made_again(c, s, a):
         return read(ready, parts)
 
     shard.read = late
-    shards = await made.attach(made.bind())
+    shards = await made._attach(made._bind())
     await snapshots.take(shards, None, Deadline(10, "a snapshot"))
     assert len(copied) == 2
     await made.close()
@@ -236,7 +236,7 @@ def half_pushed(s, client, value=1.0):
 
     Returns the identity of the push, and what sends the rest.
     """
-    shards = s.attached()
+    shards = s._attached()
     source = Producer()
     shards.link.run(lambda: source.identify(shards.link))
     grads = {0: np.full(10, value, "f4")}
@@ -297,9 +297,9 @@ def test_snapshot_that_waits_too_long_names_the_push(client):
 def test_cancelled_snapshot_releases_the_shards(client):
     s = store(client)
     _, send_rest = half_pushed(s, client)
-    link = s.bind()
+    link = s._bind()
     work = link.start(
-        lambda: snapshots.take(s.attached(), None, Deadline(60, "a snapshot"))
+        lambda: snapshots.take(s._attached(), None, Deadline(60, "a snapshot"))
     )
     pushes = until_held(s)
     work.cancel()
@@ -315,7 +315,7 @@ def test_push_that_was_given_up_blocks_no_snapshot(client):
     """Its producer says so on its own: no later push of it says it."""
     s = store(client)
     owner, _ = half_pushed(s, client)
-    s.attached().settle(owner, 1)
+    s._attached().settle(owner, 1)
     snapshot = s.snapshot(timeout=10)
     assert snapshot.version.pairs == ((0, 1), (1, 0))
 
@@ -348,7 +348,7 @@ def test_producer_announces_what_it_gave_up():
 def test_timed_out_push_blocks_no_snapshot(client):
     """A real one: the second host does not get it, and its caller gives up."""
     s = store(client)
-    shards = s.attached()
+    shards = s._attached()
     send, second = shards._send, s.placement[1]
 
     async def lose(worker, call, seconds):
@@ -376,7 +376,7 @@ def test_producer_that_ended_is_excused(client):
 def test_hosts_release_a_cut_that_was_left_to_itself(client):
     """The directory never comes back: pushes wait as long as the lease."""
     s = store(client)
-    link = s.bind()
+    link = s._bind()
     about = {"store": s.uid, "cut": "orphan", "index": None}
     for worker in s.placement:
         begin = {"attempt": 1, "lease_seconds": 0.3}
