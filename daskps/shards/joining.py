@@ -154,13 +154,14 @@ class Joining:
             rounds.store(arrival)
 
     def _apply(self, rounds: Rounds, arrival: Arrival) -> None:
-        tables, publication = rounds.tables, Publication(self._segment)
+        tables = rounds.tables
         try:
-            record = publication.record
             reduced, kind = tables.reduced(arrival), tables.kind_of(arrival)
-            planned = self._planner.round(reduced, kind, record)
+            planned = self._planner.round(reduced, kind, self._segment.current)
+            # Not before: it overwrites the round before the one in force.
+            publication = Publication(self._segment)
             publication.add(planned)
-            count(planned, record)
+            count(planned, publication.record)
             n_pushes = tables.note(
                 publication.flip,
                 arrival.rank,
@@ -168,11 +169,6 @@ class Joining:
                 arrival.next,
                 arrival.weight,
             )
-        except Exception as error:  # noqa: BLE001  (every trainer gets it)
-            publication.drop()
-            self._fail(tables.run, error)
-            return
-        try:
             publication.commit()
         except Exception as error:  # noqa: BLE001  (every trainer gets it)
             self._fail(tables.run, error)

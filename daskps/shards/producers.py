@@ -159,6 +159,15 @@ def full(record: Record, producer: int) -> bool:
     )
 
 
+def crowded(record: Record) -> ShardBusyError:
+    """Return what a push of a new producer gets that finds no room."""
+    return ShardBusyError(
+        f"all {MAX_PRODUCERS} producers of this shard are still open (the "
+        f"first is {int(record.producers[0, PRODUCER])}); end tasks or close "
+        f"handles that no longer push, or push through fewer of them"
+    )
+
+
 def _find(record: Record, producer: int) -> Words | None:
     rows = record.producers[: record.fixed[N_PRODUCERS]]
     at = np.flatnonzero(rows[:, PRODUCER] == producer)
@@ -173,11 +182,7 @@ def _open(record: Record, producer: int) -> Words:
     else:
         closed = np.flatnonzero(record.producers[:, CLOSED])
         if not len(closed):
-            raise ShardBusyError(
-                f"all {MAX_PRODUCERS} producers of this shard are still open (the "
-                f"first is {int(record.producers[0, PRODUCER])}); end tasks or close "
-                f"handles that no longer push, or push through fewer of them"
-            )
+            raise crowded(record)
         row = record.producers[int(closed[np.argmin(record.producers[closed, CLOSED])])]
         _expire(record, int(row[PRODUCER]))
     row[:] = producer, -WINDOW, 0, 0, 0, 0

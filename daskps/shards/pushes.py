@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from daskps.shards import producers, runs
 from daskps.shards.base import NOTHING, Step, Ticket
-from daskps.shards.planning import Planner, count
+from daskps.shards.planning import Operations, Planner, count
 from daskps.shards.segment import (
     N_APPLIED,
     N_DUPLICATES,
@@ -18,7 +18,7 @@ from daskps.shards.segment import (
     Record,
     Segment,
 )
-from daskps.shards.update import Publication
+from daskps.shards.update import Publication, looks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,38 +65,59 @@ class Pushes:
     def apply(self, tickets: Sequence[Ticket]) -> None:
         """Apply the pushes of some tickets, in order, in one publication."""
         changing = [t for t in tickets if runs.changes(t.step)]
-        if changing:
-            publication = Publication(self._segment)
-            alone = len(changing) == 1
-            new = [t for t in changing if self._one(t, publication, alone)]
-            if new:
-                self._commit(publication, new)
-            else:
-                publication.drop()
+        publication: Publication | None = None
+        new: list[Ticket] = []
+        for ticket in changing:
+            record = publication.record if publication else self._segment.current
+            planned = self._planned(ticket, record, alone=len(changing) == 1)
+            if planned is None:
+                continue
+            if publication is None:
+                # Not for a repeat or a refusal: it overwrites the record before the
+                # one in force, which somebody may be reading from.
+                publication = Publication(self._segment)
+            self._take(ticket, planned, publication)
+            new.append(ticket)
+        if publication is not None:
+            self._commit(publication, new)
         for ticket in tickets:
             ticket.applied = ticket.outcome is None
 
-    def _one(self, ticket: Ticket, publication: Publication, alone: bool) -> bool:
-        """Plan the update of one push; return whether it is new and fine."""
-        step, record = ticket.step, publication.record
+    def _planned(
+        self, ticket: Ticket, record: Record, *, alone: bool
+    ) -> Operations | None:
+        """Plan the update of one push; None where it is a repeat or is refused.
+
+        Whatever can be wrong with it is found here, and nothing is written.
+        """
+        step = ticket.step
+        ticket.version = record.version
         try:
             if _repeats(step, record):
                 ticket.duplicate = True
                 self.n_duplicates += 1
-            else:
-                # Else the others would be refused with it.
-                fused = step.check and alone and publication.looks(step.items)
-                planned = self._planner.step(step, record, fused=fused)
-                _note(step, record)
-                self._doubts.note(step)
-                publication.add(planned)
-                count(planned, record)
-                record.fixed[VERSION] += bool(planned)
+                return None
+            # Else the others would be refused with it.
+            fused = step.check and alone and looks(self._segment, step.items)
+            planned = self._planner.step(step, record, fused=fused)
+            if not step.run and producers.full(record, step.producer):
+                raise producers.crowded(record)
         except Exception as error:  # noqa: BLE001  (it is this ticket's answer)
             ticket.outcome = error
-            return False
+            return None
+        return planned
+
+    def _take(
+        self, ticket: Ticket, planned: Operations, publication: Publication
+    ) -> None:
+        """Make a planned push part of a publication."""
+        step, record = ticket.step, publication.record
+        _note(step, record)
+        self._doubts.note(step)
+        publication.add(planned)
+        count(planned, record)
+        record.fixed[VERSION] += bool(planned)
         ticket.version = record.version
-        return not ticket.duplicate
 
     def _commit(self, publication: Publication, new: Sequence[Ticket]) -> None:
         try:

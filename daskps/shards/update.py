@@ -139,7 +139,7 @@ class Operation(NamedTuple):
     binding: Binding | None = None
     scalars: tuple[float, ...] = ()
     replace: bool = False
-    #: Whether NaN and infinity are looked for in the pass, as :meth:`Publication.looks`.
+    #: Whether NaN and infinity are looked for in the pass, as :func:`looks`.
     check: bool = False
 
     def apply(self, target: Target, lo: int, hi: int) -> None:
@@ -183,7 +183,7 @@ class Publication:
     """The updates that become visible together, by position of their piece.
 
     Takes the record that is not in force for its own, so at most one is under way,
-    and each ends with :meth:`commit` or :meth:`drop`.
+    and none is begun that may be given up: what can fail is planned before.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -203,27 +203,9 @@ class Publication:
             self._operations.setdefault(position, []).append(operation)
             self.record.changed[position] = self.flip
 
-    def looks(self, items: Sequence[Item]) -> bool:
-        """Return whether gradients can be looked at in the pass that applies them.
-
-        They must be all that this publication applies, each to a whole piece, and
-        nothing may be written that is in force: slots of one buffer are.
-        """
-        segment = self.segment
-        return (
-            self._is_large
-            and not self._operations
-            and len({item.position for item in items}) == len(items)
-            and all(
-                len(item.data) == segment.pieces[item.position].size
-                and (segment.n_sides > 1 or not segment.slot_init[item.position])
-                for item in items
-            )
-        )
-
     @property
     def _is_large(self) -> bool:
-        return self.segment.weights_nbytes >= PAST_NBYTES
+        return _is_large(self.segment)
 
     def commit(self) -> None:
         """Write the weights that changed and flip.
@@ -300,7 +282,7 @@ class Publication:
     def reset(self) -> None:
         """Begin anew with the steps of every piece and the first values of its slots.
 
-        Written at once, so a publication that resets is not dropped.
+        Written at once.
         """
         self.record.steps[:] = 0
         for position, values in enumerate(self.segment.slot_init):
@@ -321,10 +303,26 @@ class Publication:
         new[position] = 1 - old[position]
         return slots, segment.slots_of(self.record, position)
 
-    def drop(self) -> None:
-        """Give up before a weight was written: no reader need start again."""
-        if self._whole:
-            self.segment.writing = self.flip - 1
+
+def looks(segment: Segment, items: Sequence[Item]) -> bool:
+    """Return whether gradients can be looked at in the pass that applies them.
+
+    They must be all that a publication applies, each to a whole piece, and nothing may
+    be written that is in force: slots of one buffer are.
+    """
+    return (
+        _is_large(segment)
+        and len({item.position for item in items}) == len(items)
+        and all(
+            len(item.data) == segment.pieces[item.position].size
+            and (segment.n_sides > 1 or not segment.slot_init[item.position])
+            for item in items
+        )
+    )
+
+
+def _is_large(segment: Segment) -> bool:
+    return segment.weights_nbytes >= PAST_NBYTES
 
 
 def _assign(out: Array, data: Array) -> None:

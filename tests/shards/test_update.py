@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from daskps import optim
 from daskps.consistency import ASP
 from daskps.layout import Layout, compute_dtype
-from daskps.shards.base import ADD, ASSIGN, GRADIENT, Item, Step
+from daskps.shards import producers
+from daskps.shards.base import ADD, ASSIGN, GRADIENT, Item, Ready, Step
 from daskps.shards.dense import Shard
 from daskps.shards.segment import Segment
 from daskps.shards.update import TILE, Operation, Publication
@@ -171,14 +172,23 @@ def test_everything_becomes_visible_in_one_store():
     assert segment.writing == segment.flip == 1
 
 
-def test_a_publication_that_is_dropped_leaves_no_trace():
+@pytest.mark.parametrize("refused", [{"lr": 0.25}, {"sequence": 1}, {"producer": 9}])
+def test_a_push_that_is_refused_or_repeated_leaves_no_trace(refused, monkeypatch):
+    """Nor in the record of the version before, which somebody may be reading."""
+    monkeypatch.setattr(producers, "MAX_PRODUCERS", 1)
     shard = make()
-    send(shard, Step(ADD, items({B: 1.0}), producer=1))
-    publication = Publication(shard.segment)
-    publication.drop()
-    shard.validate()
-    assert shard.segment.writing == shard.segment.flip
-    assert LAYOUT.parameters[3].size == 0
+    segment, one = shard.segment, items({A: np.ones(5)})
+    for sequence in (0, 1):
+        send(shard, Step(GRADIENT, one, producer=1, sequence=sequence))
+    before = [record.words.copy() for record in segment.records]
+    step = {"producer": 1, "sequence": 2, **refused}
+    send(shard, Step(GRADIENT, one, **step))
+    np.testing.assert_array_equal([record.words for record in segment.records], before)
+    assert segment.writing == segment.flip == 2
+    # What a reader says that has looked at the flip before that push came.
+    ready, out = Ready(1, segment.record(1).version), np.empty(5)
+    assert shard.read(ready, [("float64", 0, 5, out)]) is ready
+    assert ready.version == out[0] == 1
 
 
 def test_durable_slots_in_force_are_not_written():
@@ -190,7 +200,7 @@ def test_durable_slots_in_force_are_not_written():
     publication.reset()
     segment.slots_of(publication.record, A)[0][:] = 9
     np.testing.assert_equal(slots_of(segment), before)
-    publication.drop()
+    # It stopped half-way.
     send(shard, Step(GRADIENT, items({A: np.ones(5)}), producer=1))
     assert segment.record(1).sides.tolist() == [1, 0, 0]
     assert segment.record(0).sides.tolist() == [0, 0, 0]
