@@ -8,19 +8,20 @@ copy, so all of that is looked up once.
 from __future__ import annotations
 
 import itertools
-import operator
 import time
 from typing import TYPE_CHECKING, Any
 
-from daskps.cluster.messages import Array
+import numpy as np
+
+from daskps.cluster.messages import Array, Range
 from daskps.cluster.pauses import Pause
+from daskps.cluster.plans import Target
 from daskps.shards.deputies import NotHereError
 from daskps.shards.glance import NOT_YET, Glance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from daskps.cluster.plans import Target
     from daskps.cluster.reading import Copy
     from daskps.cluster.session import Session
     from daskps.shards.segment import Segment
@@ -33,33 +34,46 @@ WAIT_SECONDS, SPIN_SECONDS = 0.01, 0.0005
 #: and what is read from its memory would look as if nobody pushed.
 LOOK_SECONDS = 0.1
 
-#: Copies to make for the flips of either parity.
-Copies = tuple[tuple[tuple[Array, Array], ...], tuple[tuple[Array, Array], ...]]
+#: Which array, which of its elements, and what to copy there.
+Piece = tuple[int, slice, Array]
+#: The pieces of one shard for the flips of either parity.
+Pieces = tuple[tuple[Piece, ...], tuple[Piece, ...]]
 
 
 class Prepared:
-    """One read of one trainer, ready to be repeated.
+    """One read of one trainer, ready to be repeated into whatever arrays.
+
+    It holds none of them: what a loop has let go of must not be kept alive here.
 
     Parameters
     ----------
     session : Session
         The trainer's place in its run.
-    target : Target
-        What to read and where to put it.
+    ranges : mapping of int to tuple of Range
+        What to read of which shard.
+    cuts : mapping of int to sequence of (int, slice), optional
+        For each of these which array it goes to, and where; by default each has an
+        array of its own.
     """
 
-    def __init__(self, session: Session, target: Target) -> None:
-        self.target = target
-        self._parts: list[tuple[Glance, Copies, Copy]] = []
+    def __init__(
+        self,
+        session: Session,
+        ranges: Mapping[int, tuple[Range, ...]],
+        cuts: Mapping[int, Sequence[tuple[int, slice]]] | None = None,
+    ) -> None:
+        self.ranges = ranges
+        self._parts: list[tuple[Glance, Pieces, Copy | None]] = []
         self._lives: list[Callable[[], bool]] = []
         self._next_look = 0.0
-        outs = itertools.chain.from_iterable(target.outs.values())
-        nbytes = sum(out.nbytes for out in outs)
+        each = itertools.chain.from_iterable(ranges.values())
+        nbytes = sum((b - a) * np.dtype(dtype).itemsize for dtype, a, b in each)
+        numbers = itertools.count()
         ways, meta = session.shards.ways, session.meta
         owners = meta.where.owners
         #: Whether all shards can be read without a message.
         self.is_possible = True
-        for shard, ranges in target.ranges.items():
+        for shard, asked in ranges.items():
             serving = ways.reader(owners[shard])
             if serving is None or (meta.uid, shard) not in serving.slots:
                 self.is_possible = False
@@ -70,33 +84,53 @@ class Prepared:
                 return
             segment = slot.shard.segment
             glance = Glance(segment, session.run, session.rank)
-            copies = _copies(segment, ranges, target.outs[shard])
-            self._parts.append((glance, copies, slot.copier(nbytes)))
+            to = cuts[shard] if cuts else [(next(numbers), slice(None)) for _ in asked]
+            copy = slot.copier(nbytes)
+            # An assignment to a slice costs half of what a call of `copyto` does.
+            self._parts.append(
+                (
+                    glance,
+                    (_pieces(segment, 0, asked, to), _pieces(segment, 1, asked, to)),
+                    None if copy is np.copyto else copy,
+                )
+            )
             self._lives.append(serving.is_live)
 
-    def read(self, clock: int) -> Any:
-        """Read what a clock may; None where the shards must be asked."""
+    def read(self, clock: int, outs: Sequence[Array]) -> bool:
+        """Read what a clock may; False where the shards must be asked.
+
+        Parameters
+        ----------
+        clock : int
+            The trainer's.
+        outs : sequence of ndarray, shape (n,)
+            Where the ranges go.
+
+        Returns
+        -------
+        bool
+            Whether all of it was read.
+        """
         if (now := time.monotonic()) > self._next_look:
             if not all(lives() for lives in self._lives):
-                return None
+                return False
             self._next_look = now + LOOK_SECONDS
-        for glance, copies, copy in self._parts:
+        for glance, pieces, copy in self._parts:
             for _ in range(TRIES):
                 flip = glance.flip(clock)
                 if flip == NOT_YET:
                     flip = wait(glance, clock)
                 if flip < 0:
-                    return None
+                    return False
                 try:
-                    for out, source in copies[flip & 1]:
-                        copy(out, source)
+                    _fill(outs, pieces[flip & 1], copy)
                 except NotHereError:  # the shard's file cannot be read
-                    return None
+                    return False
                 if glance.is_whole(flip):
                     break
             else:
-                return None
-        return self.target.finish()
+                return False
+        return True
 
     @property
     def lag(self) -> int:
@@ -112,17 +146,77 @@ def wait(glance: Glance, clock: int) -> int:
     return flip
 
 
-def _copies(
-    segment: Segment, ranges: Iterable[tuple[str, int, int]], outs: Iterable[Array]
-) -> Copies:
-    pairs = [
-        tuple(
-            (out, segment.vectors[side][dtype][start:stop])
-            for (dtype, start, stop), out in zip(ranges, outs, strict=True)
-        )
-        for side in (0, 1)
-    ]
-    return pairs[0], pairs[1]
+def _fill(outs: Sequence[Array], pieces: tuple[Piece, ...], copy: Copy | None) -> None:
+    for position, where, source in pieces:
+        if copy is None:
+            outs[position][where] = source
+        else:
+            copy(outs[position][where], source)
+
+
+def _pieces(
+    segment: Segment,
+    side: int,
+    ranges: Iterable[Range],
+    cuts: Iterable[tuple[int, slice]],
+) -> tuple[Piece, ...]:
+    return tuple(
+        (position, where, segment.vectors[side][dtype][start:stop])
+        for (dtype, start, stop), (position, where) in zip(ranges, cuts, strict=True)
+    )
+
+
+class Named:
+    """A read of whole parameters by their names, in that order.
+
+    Parameters
+    ----------
+    session : Session
+        The trainer's place in its run.
+    names : tuple of str
+        Which parameters.
+    target : Target
+        The same read into some arrays.
+    """
+
+    def __init__(
+        self, session: Session, names: tuple[str, ...], target: Target
+    ) -> None:
+        layout = session.meta.layout
+        parameters = [layout[name] for name in names]
+        self._wanted = [(p.shape, np.dtype(p.dtype)) for p in parameters]
+        self._cuts: dict[int, list[tuple[int, slice]]] = {s: [] for s in target.ranges}
+        for position, p in enumerate(parameters):
+            for piece in layout.pieces_of[p.index]:
+                if piece.start < piece.stop:
+                    where = slice(piece.start, piece.stop)
+                    self._cuts[piece.shard].append((position, where))
+        self.prepared = Prepared(session, target.ranges, self._cuts)
+
+    def flats(self, out: Mapping[str, Array]) -> list[Array] | None:
+        """Return the arrays as vectors; None for others to look at them."""
+        flats = []
+        for array, (shape, dtype) in zip(out.values(), self._wanted, strict=True):
+            if not (
+                type(array) is np.ndarray
+                and array.shape == shape
+                and array.dtype == dtype
+                and array.flags.carray
+            ):
+                return None
+            flats.append(array.ravel())
+        return flats
+
+    def target(self, out: Mapping[str, Array]) -> Target | None:
+        """Return this read into the arrays of `out`; None for others to look at them."""
+        flats, found = self.flats(out), dict(out)
+        if flats is None:
+            return None
+        outs = {
+            shard: [flats[position][where] for position, where in cuts]
+            for shard, cuts in self._cuts.items()
+        }
+        return Target(self.prepared.ranges, outs, lambda: found)
 
 
 class Glances:
@@ -139,46 +233,45 @@ class Glances:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        #: By identity of `out`, which is kept so that the number stays its own.
-        self._known: dict[Any, tuple[Any, list[Array], Prepared]] = {}
+        self._known: dict[tuple[str, ...], Named] = {}
         #: Where the shards were when these were learned.
         self._where = session.meta.where
-        #: The target that was read last: loops have one.
-        self._latest: tuple[Target, Prepared] | None = None
+        #: What was read last: loops read the same again.
+        self._latest: Prepared | None = None
 
-    def read(self, names: Any, out: Mapping[str, Array]) -> Any:
+    def read(self, names: Any, out: Mapping[str, Array]) -> dict[str, Array] | None:
         """Repeat a read that is known; None where it is not, or has to wait."""
-        prepared = self._find(names, out)
-        if prepared is None or not prepared.is_possible:
+        known = self._find(names, out)
+        if known is None or not known.prepared.is_possible:
             return None
-        found = prepared.read(self._session.clock)
-        if found is not None:
-            self._session.lag = max(self._session.lag, prepared.lag)
-        return found
+        flats = known.flats(out)
+        if flats is None or not self._read(known.prepared, flats):
+            return None
+        return dict(out)
 
     def target(self, names: Any, out: Mapping[str, Array]) -> Target | None:
         """Return where a known read goes; None where it is not known."""
-        prepared = self._find(names, out)
-        return None if prepared is None else prepared.target
+        known = self._find(names, out)
+        return None if known is None else known.target(out)
 
-    def _find(self, names: Any, out: Mapping[str, Array]) -> Prepared | None:
-        known = self._known.get(_key(names, out))
-        if known is None:
-            return None
-        kept, arrays, prepared = known
-        same = kept[0] is out and _are_same(arrays, [*out.values()])
-        return prepared if same else None
+    def _find(self, names: Any, out: Mapping[str, Array]) -> Named | None:
+        asked = _asked(names, out)
+        return None if asked is None else self._known.get(asked)
+
+    def _read(self, prepared: Prepared, outs: Sequence[Array]) -> bool:
+        if not prepared.read(self._session.clock, outs):
+            return False
+        self._session.lag = max(self._session.lag, prepared.lag)
+        return True
 
     def fill(self, target: Target) -> bool:
         """Repeat the read of a target; return whether that was possible."""
         self._refresh()
-        if self._latest is None or self._latest[0] is not target:
-            self._latest = target, Prepared(self._session, target)
-        prepared = self._latest[1]
-        if not prepared.is_possible or prepared.read(self._session.clock) is None:
-            return False
-        self._session.lag = max(self._session.lag, prepared.lag)
-        return True
+        latest = self._latest
+        if latest is None or latest.ranges != target.ranges:
+            latest = self._latest = Prepared(self._session, target.ranges)
+        outs = [out for shard in target.ranges for out in target.outs[shard]]
+        return latest.is_possible and self._read(latest, outs)
 
     def _refresh(self) -> None:
         """Forget what was learned before shards moved."""
@@ -193,23 +286,20 @@ class Glances:
 
     def learn(self, names: Any, out: Mapping[str, Array], target: Target) -> None:
         """Make a read ready for the next time, unless it is."""
-        if names is not None and not isinstance(names, (str, tuple)):
-            # A list may be another one next time; an iterator is used up.
-            return
         self._refresh()
-        key, arrays = _key(names, out), list(out.values())
-        before = self._known.pop(key, None)
-        if before is not None and _are_same(before[1], arrays):
-            self._known[key] = before
+        asked = _asked(names, out)
+        if asked is None or asked in self._known:
             return
         if len(self._known) >= self.MOST:
             del self._known[next(iter(self._known))]
-        self._known[key] = (out, names), arrays, Prepared(self._session, target)
+        self._known[asked] = Named(self._session, asked, target)
 
 
-def _key(names: Any, out: Mapping[str, Array]) -> Any:
-    return id(out), names if type(names) is str else id(names)
-
-
-def _are_same(one: Sequence[Array], other: Sequence[Array]) -> bool:
-    return len(one) == len(other) and all(map(operator.is_, one, other))
+def _asked(names: Any, out: Mapping[str, Array]) -> tuple[str, ...] | None:
+    """Return the names of a read whose arrays are all in `out`, in that order."""
+    if not isinstance(out, dict):
+        return None
+    given = tuple(out)
+    if names is None or given == ((names,) if type(names) is str else names):
+        return given
+    return None
