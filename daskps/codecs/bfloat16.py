@@ -54,6 +54,12 @@ class BFloat16:
         -------
         bool
             Whether all of them are finite.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For another dtype, for arrays that are no contiguous vectors of the same
+            length, and where `words` is read-only. Nothing has been written.
         """
         return bfloat16.encode(array, words, cache_dir=cache_dir)
 
@@ -68,6 +74,11 @@ class BFloat16:
             Takes the numbers.
         cache_dir : str, optional
             Where compiled loops are kept; None for in memory.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As :meth:`encode`; `out` is what must not be read-only.
         """
         bfloat16.decode(words, out, cache_dir=cache_dir)
 

@@ -43,8 +43,10 @@ def encode(a: Array, out: Array, *, cache_dir: str | None = None) -> bool:
     ------
     TypeError
         For another dtype.
+    ValueError
+        Where they are no contiguous vectors of the same length, or `out` is read-only.
     """
-    _check(a)
+    _check(a, out, out)
     loop = _module(cache_dir).function("encode")
     if a.dtype == np.float32:
         return bool(loop(a.view(np.uint32), out))
@@ -77,8 +79,10 @@ def decode(words: Array, out: Array, *, cache_dir: str | None = None) -> None:
     ------
     TypeError
         For another dtype.
+    ValueError
+        Where they are no contiguous vectors of the same length, or `out` is read-only.
     """
-    _check(out)
+    _check(out, words, out)
     loop = _module(cache_dir).function("decode")
     if out.dtype == np.float32:
         loop(words, out.view(np.uint32))
@@ -103,9 +107,22 @@ def warm(*, cache_dir: str | None = None) -> None:
         _module(cache_dir).function(name)
 
 
-def _check(a: Array) -> None:
-    if a.dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
-        raise TypeError(f"no bfloat16 for {a.dtype}: use float32 or float64")
+def _check(numbers: Array, words: Array, out: Array) -> None:
+    """Refuse what the loops, which look at no length, would run out of."""
+    if numbers.dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
+        raise TypeError(f"no bfloat16 for {numbers.dtype}: use float32 or float64")
+    if words.dtype != np.dtype(WORD):
+        raise TypeError(f"words of bfloat16 are {WORD}, found {words.dtype}")
+    if numbers.ndim != 1 or numbers.shape != words.shape:
+        raise ValueError(
+            f"bfloat16 goes between vectors of one length, found numbers of shape "
+            f"{numbers.shape} and words of shape {words.shape}; use reshape(-1), and "
+            f"np.empty(len(numbers), {WORD!r})"
+        )
+    if not (numbers.flags.c_contiguous and words.flags.c_contiguous):
+        raise ValueError("bfloat16 needs contiguous arrays; use np.ascontiguousarray")
+    if not out.flags.writeable:
+        raise ValueError("bfloat16 cannot write to a read-only array; use np.empty")
 
 
 def _module(cache_dir: str | None) -> Module:

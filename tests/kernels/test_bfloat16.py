@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from daskps.codecs import BFloat16
 from daskps.kernels import bfloat16
 
 RNG = np.random.default_rng(7)
@@ -122,3 +123,39 @@ def test_other_dtypes_are_refused():
         bfloat16.encode(np.ones(1, "f2"), np.empty(1, "u2"))
     with pytest.raises(TypeError, match="int32"):
         bfloat16.decode(np.ones(1, "u2"), np.empty(1, "i4"))
+
+
+def unfit():
+    """Arrays that do not belong together, and how that is said."""
+    n, length = np.empty, "vectors of one length"
+    yield n(5, "f4"), n(4, "u2"), length
+    yield n(4, "f4"), n(5, "u2"), length
+    yield n(40_000, "f8"), n(39_999, "u2"), length
+    yield n(1, "f8"), n(0, "u2"), length
+    yield n((2, 2), "f4"), n((2, 2), "u2"), length
+    yield n((), "f4"), n((), "u2"), length
+    yield n(8, "f4")[::2], n(4, "u2"), "contiguous"
+    yield n(4, "f8"), n(8, "u2")[::2], "contiguous"
+    yield n(4, "f2"), n(4, "u2"), "no bfloat16 for float16"
+    yield n(4, "f4"), n(4, "i2"), "are uint16, found int16"
+
+
+@pytest.mark.parametrize(("numbers", "words", "error"), [*unfit()])
+def test_arrays_that_do_not_fit_are_refused(numbers, words, error):
+    codec = BFloat16()
+    with pytest.raises((ValueError, TypeError), match=error):
+        codec.encode(numbers, words)
+    with pytest.raises((ValueError, TypeError), match=error):
+        codec.decode(words, numbers)
+
+
+def test_read_only_arrays_are_refused():
+    numbers, words = np.zeros(4, "f4"), np.zeros(4, "u2")
+    numbers.flags.writeable = words.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        BFloat16().encode(numbers, words)
+    with pytest.raises(ValueError, match="read-only"):
+        BFloat16().decode(words, numbers)
+    # What is only read may be.
+    assert BFloat16().encode(numbers, np.empty(4, "u2"))
+    BFloat16().decode(words, np.empty(4, "f4"))
