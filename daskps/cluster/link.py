@@ -8,10 +8,12 @@ thread the scheduler may need.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
 from concurrent.futures import Future as ThreadFuture
+from concurrent.futures import InvalidStateError
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distributed import Client, Worker, get_client, get_worker
@@ -206,27 +208,36 @@ class Pending(ThreadFuture[T]):
     def __init__(self, link: Link) -> None:
         super().__init__()
         self._link = link
+        #: Held by the one thread that tells who waits that this was cancelled.
+        self._told = threading.Lock()
         #: Kept so that it is not collected half way.
         self.task: asyncio.Future[T] | None = None
 
     def take(self, task: asyncio.Future[T]) -> None:
         """Take over the outcome of the task behind it."""
         error = None if task.cancelled() else task.exception()
-        if self.cancelled():
-            return
-        if task.cancelled():
-            super().cancel()
-            self.set_running_or_notify_cancel()
-        elif error:
-            self.set_exception(error)
-        else:
-            self.set_result(task.result())
+        # The caller's thread may cancel it meanwhile.
+        with contextlib.suppress(InvalidStateError):
+            if task.cancelled():
+                self._cancel()
+            elif error:
+                self.set_exception(error)
+            else:
+                self.set_result(task.result())
 
     def cancel(self) -> bool:
         """Cancel the future and the work behind it."""
-        done = super().cancel()
+        done = self._cancel()
         if done:
             self.stop()
+        return done
+
+    def _cancel(self) -> bool:
+        """Cancel it and wake who waits: `wait` and `as_completed` need to be told."""
+        done = super().cancel()
+        # Once: it raises at the second time. Nobody lets go of the lock.
+        if done and self._told.acquire(blocking=False):
+            self.set_running_or_notify_cancel()
         return done
 
     def stop(self) -> None:

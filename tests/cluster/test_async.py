@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from concurrent.futures import CancelledError, as_completed, wait
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import daskps
 from daskps import ParameterStore, optim
 from daskps.cluster import deadline
 from daskps.cluster.client import ShardClient
+from daskps.cluster.link import Pending
 from tests.support import gen_cluster
 
 W = np.arange(6, dtype="f8").reshape(2, 3)
@@ -221,3 +224,35 @@ def test_asynchronous_client_beside_a_synchronous_one(cluster):
     assert asyncio.run(other()) == store.version == 1
     np.testing.assert_array_equal(store["w"].pull(), W + 1)
     store.delete()
+
+
+async def nothing():
+    """A work that is over at once."""
+
+
+@pytest.mark.parametrize("by", ["caller", "work", "both"])
+def test_a_cancelled_future_is_done_for_all_who_wait(by):
+    heard = list[Any]()
+    link: Any = SimpleNamespace(loop=SimpleNamespace(add_callback=lambda call: None))
+    future: Pending[None] = Pending(link)
+    future.add_done_callback(heard.append)
+
+    async def cancelled():
+        task = future.task = asyncio.ensure_future(nothing())
+        task.add_done_callback(future.take)
+        if by != "work":
+            assert future.cancel()
+            assert future.cancel()
+        if by != "caller":
+            task.cancel()
+        await asyncio.wait({task})
+        with pytest.raises(asyncio.CancelledError):
+            await future
+
+    asyncio.run(cancelled())
+    assert wait([future], timeout=0).done == {future}
+    assert list(as_completed([future], timeout=0)) == [future]
+    assert heard == [future]
+    assert future.cancelled()
+    with pytest.raises(CancelledError):
+        future.result()
