@@ -135,6 +135,13 @@ class ParameterArray:
         ndarray
             The values; `out` itself, if given.
 
+        Raises
+        ------
+        ValueError, TypeError
+            For an `out` that does not fit.
+        ShardLostError, StoreClosedError, TimeoutError
+            For what its name says.
+
         Examples
         --------
         >>> store = daskps.create({"w": np.arange(3.0)})
@@ -180,6 +187,13 @@ class ParameterArray:
         Version
             What the shards reached.
 
+        Raises
+        ------
+        PushRejectedError, NoOptimizerError, ConsistencyError
+            As for :meth:`ParameterStore.push`; nothing was changed.
+        ShardLostError, StoreClosedError, TimeoutError
+            For what its name says; each shard applied it once or not at all.
+
         Examples
         --------
         >>> store = daskps.create({"w": np.zeros(3)}, optimizer=daskps.optim.SGD(0.1))
@@ -205,6 +219,13 @@ class ParameterArray:
         Version
             What the shards reached.
 
+        Raises
+        ------
+        PushRejectedError, ConsistencyError
+            As for :meth:`ParameterStore.push`; nothing was changed.
+        ShardLostError, StoreClosedError, TimeoutError
+            For what its name says; each shard applied it once or not at all.
+
         Examples
         --------
         >>> store = daskps.create({"w": np.arange(3.0)})
@@ -228,6 +249,13 @@ class ParameterArray:
         -------
         Version
             What the shards reached.
+
+        Raises
+        ------
+        PushRejectedError, ConsistencyError
+            As for :meth:`ParameterStore.push`; nothing was changed.
+        ShardLostError, StoreClosedError, TimeoutError
+            For what its name says; each shard applied it once or not at all.
 
         Examples
         --------

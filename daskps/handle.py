@@ -127,6 +127,13 @@ class Handle:
         ParameterStore
             A handle that stays in this process.
 
+        Raises
+        ------
+        ValueError
+            Where neither a client nor a worker is there to bind to.
+        StoreNotFoundError, StoreClosedError, TimeoutError
+            If the store is gone, or the directory does not answer.
+
         Examples
         --------
         >>> from concurrent.futures import ThreadPoolExecutor
@@ -245,6 +252,11 @@ class Handle:
         -------
         None
             With an asynchronous client an awaitable. Closing twice is fine.
+
+        Raises
+        ------
+        TimeoutError
+            If the directory does not answer; the handle is closed all the same.
 
         Examples
         --------

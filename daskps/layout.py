@@ -174,6 +174,11 @@ class Layout:
         """Return start and stop of a shard's part of the vector of `dtype`."""
         return bounds(self.lengths[dtype], self.n_shards, shard)
 
+    def shard_nbytes(self, shard: int) -> int:
+        """Return the bytes of one copy of a shard's values."""
+        extents = [(np.dtype(d), *self.extent(shard, d)) for d in self.lengths]
+        return sum((stop - start) * d.itemsize for d, start, stop in extents)
+
     @cached_property
     def pieces(self) -> tuple[tuple[Piece, ...], ...]:
         """For each shard its non-empty pieces, in order of the parameters."""

@@ -101,6 +101,13 @@ class Readable(Handle):
         Future
             Like one of `concurrent.futures`, and awaitable.
 
+        Raises
+        ------
+        ValueError, TypeError
+            For arguments that cannot be, before anything is sent.
+        StoreClosedError
+            If this handle was closed. All other errors of :meth:`pull` are the future's.
+
         Examples
         --------
         >>> store = daskps.create({"w": np.arange(3.0)})
@@ -201,12 +208,19 @@ class Readable(Handle):
         -------
         dict
             "shards": one row per shard, with its worker, generation, version, bytes
-            of its segment ("nbytes"), pushes, duplicates and parked calls, and the
-            calls its host has served for all its shards ("calls"). "handle": of this
-            handle in this process, the way that verbs take from here to each worker
-            ("ways": "process" is a call, "machine" acts on the shards' memory, "machine,
-            reading" does so for reads alone, "message" goes over the network), messages, calls without one ("local_calls"), bytes
-            of the arrays in messages ("nbytes"), and retries.
+            of its values ("nbytes") and of all its memory ("segment_nbytes"), whether
+            readers take its lock ("locked_reads"), pushes, duplicates and parked calls,
+            and the calls its host has served for all its shards ("calls"). "handle":
+            of this handle in this process, the way that verbs take from here to each
+            worker ("ways": "process" is a call, "machine" acts on the shards' memory,
+            "machine, reading" does so for reads alone, "message" goes over the
+            network), messages, calls without one ("local_calls"), bytes of the arrays
+            in messages ("nbytes"), and retries.
+
+        Raises
+        ------
+        ShardLostError, StoreClosedError, TimeoutError
+            For what its name says.
 
         Examples
         --------

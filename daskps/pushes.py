@@ -128,6 +128,13 @@ class Writable(Readable):
         Future
             Like one of `concurrent.futures`, and awaitable.
 
+        Raises
+        ------
+        PushRejectedError, ValueError, TypeError
+            For arguments that cannot be, before anything is sent.
+        StoreClosedError
+            If this handle was closed. All other errors of :meth:`push` are the future's.
+
         Examples
         --------
         >>> store = daskps.create({"w": np.zeros(3)}, optimizer=daskps.optim.SGD(0.1))

@@ -66,12 +66,7 @@ def store_html(name: str, meta: Meta | None, versions: Sequence[int]) -> str:
         {
             "index": i,
             "worker": owner,
-            "nbytes": format_bytes(
-                sum(
-                    s.size * (s.parameter.nbytes // max(s.parameter.size, 1))
-                    for s in layout.pieces[i]
-                )
-            ),
+            "nbytes": format_bytes(layout.shard_nbytes(i)),
             "version": versions[i] if i < len(versions) else "not asked yet",
         }
         for i, owner in enumerate(meta.owners[:MOST_ROWS])

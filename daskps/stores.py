@@ -203,6 +203,13 @@ def list_stores(*, client: Any = None, timeout: Any = DEFAULT) -> Any:
     list of StoreInfo
         One row per store; with an asynchronous client an awaitable of it.
 
+    Raises
+    ------
+    ValueError
+        Without a client.
+    TimeoutError
+        If the directory does not answer.
+
     Examples
     --------
     >>> store = daskps.create({"w": np.zeros(2)}, name="model")

@@ -252,6 +252,10 @@ def test_show(client: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["parked"] for row in found["shards"]] == [1, 1]
     for row in found["shards"]:
         assert row["worker"] in text
+        assert row["nbytes"] == store.layout.shard_nbytes(row["shard"])
+        assert row["segment_nbytes"] > row["nbytes"]
+    heads = text.splitlines()[-3].split()
+    assert heads[:6] == ["shard", "worker", "generation", "version", "bytes", "memory"]
 
 
 def test_show_names_optimizers(client: Any, capsys: pytest.CaptureFixture[str]) -> None:

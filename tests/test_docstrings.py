@@ -2,7 +2,8 @@
 
 `numpydoc lint` reads files and so cannot tell the public names from the others, nor
 what a dataclass takes; it runs over the whole package with the remaining checks.
-Here too: every public name shows an example, which pytest runs as a doctest.
+Here too: every public name shows an example, which pytest runs as a doctest, and
+every one that asks the cluster says what it raises.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import doctest
 import inspect
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -99,6 +100,42 @@ def verbs(name: str, cls: type) -> Iterator[str]:
 @pytest.mark.parametrize("name", sorted(set(shown_names())))
 def test_docstring_has_an_example(name: str) -> None:
     assert examples(inspect.getdoc(resolve_name(name)))
+
+
+def raising_names() -> Iterator[str]:
+    """Give the full name of everything public that asks the cluster for something."""
+    for name in vars(daskps)["__all__"]:
+        value = getattr(daskps, name)
+        if inspect.isfunction(value) and takes_timeout(value):
+            yield f"daskps.{name}"
+        if inspect.isclass(value):
+            for verb in verbs(name, value):
+                if takes_timeout(resolve_name(verb)) or verb in QUIETLY:
+                    yield verb
+
+
+#: They ask the cluster too, for as long as that takes.
+QUIETLY = {"daskps.ParameterStore.bound", "daskps.Trainer.finish"}
+
+
+def takes_timeout(function: Callable[..., object]) -> bool:
+    return "timeout" in inspect.signature(function).parameters
+
+
+@pytest.mark.parametrize("name", sorted(set(raising_names())))
+def test_docstring_says_what_is_raised(name: str) -> None:
+    assert raises(inspect.getdoc(resolve_name(name)))
+
+
+def raises(doc: str | None) -> bool:
+    return bool(NumpyDocString(doc or "")["Raises"])
+
+
+def test_a_missing_raises_is_found() -> None:
+    names = set(raising_names())
+    assert {"daskps.train", "daskps.ParameterArray.pull", *QUIETLY} <= names
+    assert "daskps.Trainer.tick" in names
+    assert not raises("Return it.\n\nReturns\n-------\nint\n    It.")
 
 
 def examples(doc: str | None) -> list[doctest.Example]:

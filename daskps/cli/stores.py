@@ -21,7 +21,17 @@ T = TypeVar("T")
 CONNECT_SECONDS = 10.0
 NO_DASKPS = "no daskps stores on this cluster"
 #: Counters of a shard that are shown, in this order.
-COUNTERS = ("generation", "version", "nbytes", "pushes", "duplicates", "parked")
+COUNTERS = (
+    "generation",
+    "version",
+    "nbytes",
+    "segment_nbytes",
+    "pushes",
+    "duplicates",
+    "parked",
+)
+#: Heads of columns that are not named as their keys.
+HEADS = {"nbytes": "bytes", "segment_nbytes": "memory"}
 
 _scheduler = click.option(
     "--scheduler",
@@ -60,6 +70,9 @@ def list_(scheduler: str | None, as_json: bool) -> None:
 @_as_json
 def show(name: str, scheduler: str | None, as_json: bool) -> None:
     """Show the parameters and shards of the store NAME, which may be its uid.
+
+    Of a shard "bytes" are those of its values, and "memory" is what it takes on its
+    worker, with a second buffer, optimizer state and records.
 
     Nothing is changed on the cluster, also where it has never seen daskps.
     """
@@ -153,7 +166,7 @@ def table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
     name  bytes
     w     2.00 kiB
     """
-    heads = [c.removeprefix("n") if c == "nbytes" else c for c in columns]
+    heads = [HEADS.get(column, column) for column in columns]
     cells = [[_cell(column, row) for column in columns] for row in rows]
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     lines = []
@@ -168,7 +181,7 @@ def _cell(column: str, row: dict[str, Any]) -> str:
     value = row.get(column)
     if value is None:
         return "" if "error" in row else "-"
-    if column == "nbytes":
+    if column in HEADS:
         return str(format_bytes(value))
     if column == "shape":
         return str(tuple(value))

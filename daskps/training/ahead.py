@@ -83,6 +83,11 @@ class Ahead:
             runs in the thread that carries out the operations: it may issue more, but
             waiting for one raises RuntimeError.
 
+        Raises
+        ------
+        UnknownParameterError, ValueError, TypeError
+            For names or an `out` that do not fit.
+
         Examples
         --------
         >>> def loop(trainer, part):
@@ -180,6 +185,11 @@ class Ahead:
         timeout : float, str or None
             Seconds from now or a duration such as "30s"; None waits until the run
             ends. As any other error, a TimeoutError is raised by the next call.
+
+        Raises
+        ------
+        UnknownParameterError, TypeError
+            For names that do not fit. All other errors are raised by the next call.
 
         Examples
         --------

@@ -266,6 +266,13 @@ class Trainer(Ahead):
         Version
             What the shards are at.
 
+        Raises
+        ------
+        ClockError
+            If this trainer has finished.
+        RunCancelledError, ShardLostError, TimeoutError
+            As in :meth:`push`; after a TimeoutError the clock stays: tick again.
+
         Examples
         --------
         Two gradients, one step:
@@ -296,6 +303,11 @@ class Trainer(Ahead):
         timeout : float, str or None
             Seconds or a duration such as "30s"; None waits until the run ends.
 
+        Raises
+        ------
+        RunCancelledError, ShardLostError, TimeoutError
+            For what its name says.
+
         Examples
         --------
         >>> def loop(trainer, part):
@@ -315,6 +327,11 @@ class Trainer(Ahead):
 
         Called when the loop returns; earlier calls are for loops that go on with
         something else. Calling it twice is fine.
+
+        Raises
+        ------
+        RunCancelledError, ShardLostError
+            For what its name says.
 
         Examples
         --------

@@ -156,6 +156,7 @@ def test_trainers_read_the_same_bits(locked, machine_cluster, sync):
     same_runs(locked, machine_cluster, sync)
     with locked.as_current(), store(locked) as s:
         assert locked.submit(ways, s, pure=False).result(30) == {"machine"}
+        assert all(row["locked_reads"] for row in s.stats()["shards"])
 
 
 def test_nothing_is_seen_without_a_copy(locked):

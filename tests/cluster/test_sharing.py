@@ -116,7 +116,7 @@ def test_closed_cluster_leaves_nothing_while_a_handle_lives():
 def test_what_a_store_shares_has_no_more_bytes_than_it_says(machine):
     with store(machine, optimizer=optim.Adam(0.1)) as s:
         sizes = {os.stat(name).st_size for name in files(machine)}
-        assert {row["nbytes"] for row in s.stats()["shards"]} <= sizes
+        assert {row["segment_nbytes"] for row in s.stats()["shards"]} <= sizes
 
 
 @pytest.mark.parametrize("base", ["/nowhere", "/proc"])

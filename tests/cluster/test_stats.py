@@ -19,6 +19,8 @@ SHARD = {
     "generation",
     "version",
     "nbytes",
+    "segment_nbytes",
+    "locked_reads",
     "pushes",
     "duplicates",
     "parked",
@@ -37,6 +39,8 @@ def test_from_a_client_all_goes_by_message(client):
         before = s.stats()
         assert [set(row) for row in before["shards"]] == [SHARD, SHARD]
         assert set(before["handle"]) == HANDLE
+        assert [row["nbytes"] for row in before["shards"]] == [20, 20]
+        assert not any(row["locked_reads"] for row in before["shards"])
         assert before["handle"]["ways"] == dict.fromkeys(s.placement, "message")
         s.push({"w": np.ones(10, "f4")})
         s.pull()
@@ -131,7 +135,8 @@ def test_bytes_are_those_of_the_memory(client):
     s.push({"w": np.ones(n)})  # touches both buffers and all slots
     by_worker = dict.fromkeys(s.placement, 0)
     for row in s.stats()["shards"]:
-        by_worker[row["worker"]] += row["nbytes"]
+        by_worker[row["worker"]] += row["segment_nbytes"]
+        assert row["nbytes"] == 8 * n / 4
     for worker, nbytes in by_worker.items():
         # Two buffers of weights and two slots, each of half the elements.
         assert 4 * 8 * n / 2 <= nbytes < 4 * 8 * n / 2 + 2**21
