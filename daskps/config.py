@@ -63,6 +63,8 @@ class Config:
 
     timeout_seconds: float | None
     register_timeout_seconds: float
+    lost_after_seconds: float
+    run_away_seconds: float | None
     check_finite: bool
     memory_share: float
     correct_memory: bool
@@ -360,6 +362,8 @@ _NBYTES = 'a number of bytes or a string like "64 KiB"'
 _KEYS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     "timeout_seconds": ("timeout", _seconds, _SECONDS),
     "register_timeout_seconds": ("register-timeout", _positive, _POSITIVE),
+    "lost_after_seconds": ("lost-after", _positive, _POSITIVE),
+    "run_away_seconds": ("run-away-timeout", _seconds, _SECONDS),
     "check_finite": ("finite", _check_finite, '"reject" or "allow"'),
     "memory_share": ("memory-share", _share, "a number above 0, at most 1"),
     "correct_memory": ("correct-memory", _flag, "true or false"),

@@ -291,6 +291,8 @@ class ShardLostError(DaskPSError, RuntimeError):
         Address of the worker that held it.
     reason : str
         What happened to that worker.
+    away : bool
+        Whether its memory is whole, as far as is known, and only its run has ended.
 
     Examples
     --------
@@ -299,12 +301,21 @@ class ShardLostError(DaskPSError, RuntimeError):
     (0, 'tcp://10.0.0.7:4040')
     """
 
-    def __init__(self, store: str, shard: int, worker: str, reason: str) -> None:
-        super().__init__(store, shard, worker, reason)
+    def __init__(  # noqa: PLR0917 - what is not given by position is not pickled
+        self, store: str, shard: int, worker: str, reason: str, away: bool = False
+    ) -> None:
+        super().__init__(store, shard, worker, reason, away)
         self.store, self.shard = store, shard
-        self.worker, self.reason = worker, reason
+        self.worker, self.reason, self.away = worker, reason, away
 
     def __str__(self) -> str:
+        if self.away:
+            return (
+                f"shard {self.shard} of store {self.store!r} was away for too long: "
+                f"worker {self.worker} {self.reason}. Its memory is whole: end or "
+                f"wake who keeps it, then begin the run again; a run waits as long as "
+                f"daskps.run-away-timeout says."
+            )
         return (
             f"shard {self.shard} of store {self.store!r} is lost: worker "
             f"{self.worker} {self.reason}. No other copy exists and there is no "
@@ -325,6 +336,8 @@ class RoundLostError(ShardLostError):
         Address of its worker.
     reason : str
         What failed the last time.
+    away : bool
+        As of a :class:`ShardLostError`; never so here.
 
     Examples
     --------
@@ -356,6 +369,8 @@ class SnapshotLostError(ShardLostError):
         Address of the worker that had the copy.
     reason : str
         What happened to it.
+    away : bool
+        As of a :class:`ShardLostError`; never so here.
 
     Examples
     --------

@@ -28,6 +28,7 @@ def sample(cls: type[DaskPSError]) -> DaskPSError:
     parameters = list(inspect.signature(cls).parameters.values())
     assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
     values = {"int": 3, "int | None": None, "str": "some text", "str | None": None}
+    values["bool"] = True
     return cls(*(values[p.annotation] for p in parameters))
 
 

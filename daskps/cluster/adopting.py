@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps import codecs
 from daskps.cluster import words
-from daskps.cluster.registry import WayClosed, owner_of
+from daskps.cluster.registry import WayClosed, owner_of, pid_of
 from daskps.cluster.rules import Rules
 from daskps.cluster.slot import Slot
 from daskps.cluster.upstream import loads
+from daskps.cluster.verdict import Sight
 from daskps.errors import (
     IllegalStateError,
     ProtocolError,
@@ -32,8 +36,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 #: Name, bytes and nonce of shared memory.
 Place = tuple[str, int, int]
+#: How often a block is looked for that others may be about to rename.
+FIND_TRIES = 3
 #: How long another process that acts for the shard may take to release it.
-LOCK_SECONDS = 2.0
+LOCK_SECONDS = 0.5
 
 
 class OwnerLivesError(Exception):
@@ -55,7 +61,7 @@ async def adopt(
     `rounds` is the run in rounds that is to go on: its number, mailboxes as rows of
     the same kind, pickled function that reduces, and codec.
     Returns for each shard what the directory has to know of it, or "why" not, and
-    whether the owner "lives".
+    what was seen of its memory.
     """
     found = list[dict[str, Any]]()
     name, goes_on = about["name"], _Rounds.of(rounds)
@@ -71,9 +77,10 @@ async def adopt(
                     taken.append(slot)
                 found.append(_row(slot))
             except (OwnerLivesError, ShardBusyError) as error:
-                found.append({"shard": shard, "why": str(error), "lives": True})
+                found.append(_said(shard, Sight.FOUND, str(error)))
             except (WayClosed, ProtocolError) as error:
-                found.append({"shard": shard, "why": str(error), "lives": False})
+                sight, _ = taker.look((block, nbytes, nonce))
+                found.append(_said(shard, sight, str(error)))
         return taken
 
     slots = await host.in_thread(work)
@@ -87,6 +94,52 @@ async def adopt(
         where, n = host.worker.address, counted(len(slots), "shard")
         logger.info("%s adopted %s of store %r", where, n, name)
     return found
+
+
+async def look(
+    host: ShardHost, *, cluster: str, rows: Sequence[Sequence[Any]]
+) -> list[dict[str, Any]]:
+    """Say what is here of the memory of shards that have no owner.
+
+    `rows` are shard, name, bytes and nonce. On the event loop, where nobody waits for
+    a lock: the host's own threads may, for a shard whose holder is stopped.
+    """
+    found = []
+    for shard, *place in rows:
+        name, nbytes, nonce = place
+        sight, why = _look(host, cluster, (name, nbytes, nonce))
+        found.append(_said(shard, sight, why))
+        await asyncio.sleep(0)
+    return found
+
+
+def _look(host: ShardHost, cluster: str, place: Place) -> tuple[Sight, str]:
+    """Return what is here of a shard's memory, and who keeps it from a new owner."""
+    shared, where = host.memory(cluster), host.worker.address
+    if shared is None or shared.registry is None:
+        return Sight.UNKNOWN, f"worker {where} maps no shared memory"
+    registry = shared.registry
+    for _ in range(FIND_TRIES):
+        # Who adopts it just now gives it another name.
+        with contextlib.suppress(WayClosed, FileNotFoundError):
+            block = registry.attach(*_found(registry, place))
+            break
+    else:
+        return Sight.ABSENT, f"worker {where} finds no memory of it"
+    owner = owner_of(block.name)
+    if registry.lives(owner):
+        return Sight.FOUND, _owner_lives(owner)
+    if holder := block.lock().held_by():
+        return Sight.FOUND, f"process {holder} of its machine has locked it"
+    return Sight.FOUND, ""
+
+
+def _owner_lives(owner: int) -> str:
+    return f"its owner, process {pid_of(owner)} of its machine, lives"
+
+
+def _said(shard: int, sight: Sight, why: str) -> dict[str, Any]:
+    return {"shard": shard, "sight": sight.value, "why": why}
 
 
 def _row(slot: Slot) -> dict[str, Any]:
@@ -152,6 +205,9 @@ class _Taker:
         self, host: ShardHost, about: Mapping[str, Any], rounds: _Rounds
     ) -> None:
         self._memory, self._where = host.memory(about["cluster"]), host.worker.address
+        self.look = partial(_look, host, about["cluster"])
+        #: How long the next lock is waited for; who is stopped may hold many.
+        self._patience = LOCK_SECONDS
         self._name, self._layout = about["name"], Layout.from_wire(about["layout"])
         self._rules, self._rounds = Rules(self._layout, about["rules"]), rounds
         self._is_warm = False
@@ -172,9 +228,15 @@ class _Taker:
         slots = self._rules.slots
         segment = Segment(self._layout, shard, slots, seen.buffer, durable=True)
         if registry.lives(owner_of(place[0])):
-            raise OwnerLivesError(f"its owner {owner_of(place[0]):x} lives")
+            raise OwnerLivesError(_owner_lives(owner_of(place[0])))
         lock = seen.lock()
-        lock.acquire(LOCK_SECONDS)
+        try:
+            lock.acquire(self._patience)
+        except ShardBusyError:
+            self._patience = 0.0
+            raise ShardBusyError(
+                f"process {lock.holder} of its machine has locked it"
+            ) from None
         try:
             if gate_of(segment) == CLOSED:
                 raise WayClosed("its owner was about to free it")
@@ -228,14 +290,26 @@ async def litter(host: ShardHost, *, cluster: str) -> list[str]:
     return shared.registry.litter()
 
 
-async def sweep(host: ShardHost, *, cluster: str, names: Sequence[str]) -> None:
-    """Remove what dead workers left and nobody needs."""
+async def sweep(
+    host: ShardHost,
+    *,
+    cluster: str,
+    names: Sequence[str],
+    keep: Sequence[Sequence[Any]],
+) -> None:
+    """Remove what dead workers left and nobody needs.
+
+    `keep` are shard, name, bytes and nonce of what a store still wants: a worker may
+    have died when it had given that another name, and told nobody.
+    """
     shared = host.memory(cluster)
     if shared is None or shared.registry is None:
         return
-    if swept := shared.registry.sweep(set(names)):
+    registry = shared.registry
+    kept = {registry.find(*place) for _, *place in keep}
+    if swept := registry.sweep(set(names) - kept):
         where, n = host.worker.address, len(swept)
         logger.info("%s removed %d blocks of dead workers", where, n)
 
 
-METHODS = (adopt, litter, sweep)
+METHODS = (adopt, look, litter, sweep)

@@ -2,9 +2,10 @@
 
 The memory of a shard outlives its process where other processes of the machine can
 map it. The directory asks workers of that machine to take it over: who can map it is
-there, whatever its address says. Until that is decided the shards are neither lost nor
-served, and their callers wait. A shard's generation rises with its owner, so whatever
-was meant for the dead one is refused and sent again.
+there, whatever its address says. Until one has, the shards are away and their callers
+wait, or lost, as :class:`~daskps.cluster.verdict.Verdict` says of each; also of a lost
+one somebody is asked now and then. A shard's generation rises with its owner, so
+whatever was meant for the former one is refused and sent again.
 """
 
 from __future__ import annotations
@@ -12,17 +13,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distributed.comm.addressing import get_address_host
 from distributed.core import Status
 
-from daskps.errors import DaskPSError, LayoutError, ProtocolError
+from daskps import config
+from daskps.cluster.verdict import Due, Sight, Verdict
+from daskps.errors import DaskPSError, LayoutError, ProtocolError, ShardLostError
 from daskps.layout import counted
 from daskps.placement import check_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from distributed import Scheduler
 
@@ -30,12 +35,11 @@ if TYPE_CHECKING:
     from daskps.cluster.runs import Runs
 
 logger = logging.getLogger(__name__)
-#: How long a worker may take to die, or a new one to appear where there is none.
-ADOPT_SECONDS = 5.0
-#: How long an adopter may take to answer: it may have to compile an update rule.
+#: How long an adopter is waited for alone: it may have to compile an update rule.
+#: Then others are asked too; only one of them can have the memory.
 ANSWER_SECONDS = 15.0
-#: Between two questions.
-PAUSE_SECONDS = 0.05
+#: How long an adopter may take to end a run.
+END_SECONDS = 5.0
 #: Workers of other addresses that are asked: a machine may have several.
 MOST_FAR = 3
 
@@ -72,6 +76,7 @@ class Adoptions:
         self._scheduler, self._hosts = scheduler, hosts
         self.runs = runs
         self._stores, self._lose, self._left = stores, lose, left
+        self._moves: set[_Move] = set()
 
     def is_possible(self, entry: Entry, shards: Iterable[int]) -> bool:
         """Return whether other processes can have the memory of shards."""
@@ -90,22 +95,34 @@ class Adoptions:
             entry.adopting.update(shards)
             entry.settled.clear()
             self.runs.shards_move(entry, worker, shards)
-            self._hosts.spawn(self._one(_Move(self, entry, worker, shards), reason))
+            move = _Move(self, entry, (worker, reason), shards)
+            self._moves.add(move)
+            work = self._hosts.spawn(move.run())
+            work.add_done_callback(partial(self._ended, move))
 
-    async def _one(self, move: _Move, reason: str) -> None:
-        entry = move.entry
-        try:
-            await move.run()
-        finally:
-            left = sorted(move.left & entry.adopting)
-            entry.adopting.difference_update(left)
-            if not entry.adopting:
-                entry.settled.set()
-            if left and entry.uid in self._stores:
-                why = f"{reason}; nobody could adopt it: {move.why}"
-                self._lose(entry, left, move.worker, why)
+    def _ended(self, move: _Move, work: object) -> None:
+        self._moves.discard(move)
+
+    def came(self) -> None:
+        """Hear that a worker came, who may find what others did not."""
+        for move in self._moves:
+            move.look_now()
+
+    def freed(self, entry: Entry) -> None:
+        """Look for nobody any more for a store that has ended."""
+        for move in self._moves:
+            if move.entry is entry:
+                move.look_now()
 
     # -- what a move needs to know and do ------------------------------------
+
+    def now(self) -> float:
+        """Return the time, in seconds of the event loop."""
+        return asyncio.get_running_loop().time()
+
+    def spawn(self, work: Any) -> asyncio.Future[Any]:
+        """Do something beside all else."""
+        return self._hosts.spawn(work)
 
     def is_known(self, entry: Entry) -> bool:
         """Return whether a store is still there."""
@@ -137,43 +154,60 @@ class Adoptions:
             return str(error)
         return ""
 
-    async def ask(
-        self, entry: Entry, worker: str, shards: list[int], rounds: Any
+    async def adopt(
+        self, entry: Entry, worker: str, shards: Sequence[int], rounds: Any
     ) -> list[dict[str, Any]]:
         """Ask a worker to adopt shards, and rounds; return what became of each."""
         places = {row[0]: list(row) for row in entry.segments}
         rows = [[*places[i], entry.generations[i] + 1] for i in shards]
-        asked = self._hosts.control(
-            worker,
-            "adopt",
-            store=entry.uid,
-            about={
-                "name": entry.name,
-                "layout": entry.layout,
-                "rules": entry.rules,
-                "cluster": entry.cluster,
-            },
-            rows=rows,
-            rounds=rounds,
-        )
+        about = {
+            "name": entry.name,
+            "layout": entry.layout,
+            "rules": entry.rules,
+            "cluster": entry.cluster,
+        }
+        # Until it has answered it may have done so: it is told when the store ends.
+        entry.strays.add(worker)
+        more = {"store": entry.uid, "about": about, "rows": rows, "rounds": rounds}
+        found = await self._asked(worker, "adopt", shards, **more)
+        if not any(answer.get("silent") for answer in found):
+            entry.strays.discard(worker)
+        return found
+
+    async def look(
+        self, entry: Entry, worker: str, shards: Sequence[int]
+    ) -> list[dict[str, Any]]:
+        """Ask a worker what it sees of the memory of shards."""
+        places = {row[0]: list(row) for row in entry.segments}
+        rows = [places[i] for i in shards]
+        more = {"cluster": entry.cluster, "rows": rows}
+        return await self._asked(worker, "look", shards, **more)
+
+    async def _asked(
+        self, worker: str, method: str, shards: Sequence[int], **more: Any
+    ) -> list[dict[str, Any]]:
+        why, silent = "", False
         try:
-            found: list[dict[str, Any]] = await asyncio.wait_for(asked, ANSWER_SECONDS)
+            found: list[dict[str, Any]] = await self._hosts.control(
+                worker, method, **more
+            )
         except ProtocolError as error:
             # A worker that has just come gets its host in a moment.
-            return [{"shard": i, "why": str(error), "lives": True} for i in shards]
-        except (OSError, DaskPSError) as error:
-            # It may do so yet: it is told when the store ends.
-            entry.strays.add(worker)
+            why = str(error)
+        except Exception as error:  # noqa: BLE001 - whatever a host's errors are
             why, silent = f"{worker}: {error!r}", isinstance(error, OSError)
-            return [{"shard": i, "why": why, "silent": silent} for i in shards]
-        return found
+        else:
+            return found
+        said = {"sight": Sight.UNKNOWN, "why": why, "silent": silent}
+        return [{"shard": i, **said} for i in shards]
 
     async def settle_run(self, entry: Entry, worker: str, run: int) -> None:
         """Have an adopter end a run that has ended while nobody held its shards."""
         if run and (over := self.runs.why_over(run)) is not None:
-            await self._hosts.control(
+            ended = self._hosts.control(
                 worker, "end_run", store=entry.uid, run=run, reason=str(over)
             )
+            await asyncio.wait_for(ended, END_SECONDS)
 
     def drop(self, entry: Entry, worker: str) -> None:
         """Tell an adopter that the store has ended meanwhile."""
@@ -195,112 +229,248 @@ class Adoptions:
             worker,
         )
 
+    def say(self, entry: Entry, worker: str, shards: list[int], why: str) -> None:
+        """Say that shards have been away for a while, to who waits for them too."""
+        self._hosts.tell("shards-away", entry, shards=shards, worker=worker, reason=why)
+        self.runs.shards_away(entry, shards, why)
+        logger.warning(
+            "daskps: %s of store %r %s: %s",
+            counted(len(shards), "shard"),
+            entry.name,
+            "is away" if len(shards) == 1 else "are away",
+            why,
+        )
+
+    def end_runs(self, entry: Entry, worker: str, shard: int, why: str) -> None:
+        """End the runs that have waited long enough for a shard."""
+        error = ShardLostError(entry.name, shard, worker, why, True)
+        self.runs.store_gone(entry, error)
+
+    def lose(self, entry: Entry, worker: str, shards: list[int], why: str) -> None:
+        """Say that shards are lost."""
+        entry.settle(shards)
+        self._lose(entry, shards, worker, why)
+
 
 class _Move:
-    """The shards of one store that one worker left."""
+    """The shards of one store that one worker left, until others have them."""
 
     def __init__(
-        self, adoptions: Adoptions, entry: Entry, worker: str, shards: list[int]
+        self,
+        adoptions: Adoptions,
+        entry: Entry,
+        left_by: tuple[str, str],
+        shards: list[int],
     ) -> None:
-        self.entry, self.worker, self.left = entry, worker, set(shards)
-        #: What was said last against it.
-        self.why = "there is no other worker on its machine"
+        self.entry, self.left = entry, set(shards)
+        self.worker, self._reason = left_by
         self._all = adoptions
-        self._asked: set[tuple[str, int]] = set()
+        settings, now = config.load(), adoptions.now()
+        self._verdicts = {
+            shard: Verdict(
+                now,
+                "there is no other worker on its machine",
+                lost_after=settings.lost_after_seconds,
+                runs_end_after=settings.run_away_seconds,
+            )
+            for shard in shards
+        }
+        #: Who is asked to adopt a shard, or to look for it, and since when.
+        self._adopting: dict[tuple[str, int], float] = {}
+        self._looking: set[tuple[str, int]] = set()
+        #: How often a worker was asked; who cannot have a shard.
+        self._asked: Counter[tuple[str, int]] = Counter()
         self._refused: set[tuple[str, int]] = set()
         #: How often those did not answer who may hold a shard: nobody else has it then.
         self._silent: Counter[tuple[str, int]] = Counter()
         self._nbytes = {row[0]: int(row[2]) for row in entry.segments}
+        self._news = asyncio.Event()
+        for shard in shards:
+            entry.waits[shard] = self._verdicts[shard].why
 
     async def run(self) -> None:
-        """Ask until all shards have an owner, nobody is left, or time is over."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + ADOPT_SECONDS
+        """Ask until all shards have an owner, or nobody wants them any more."""
         while self.left and self._all.is_known(self.entry):
-            # Then only who was not asked yet, the others may have been slow, and once
-            # more who did not answer.
-            late = loop.time() > end
-            asked, is_near = self._choose(late)
-            waits = await asyncio.gather(
-                *(self._ask(by, shards) for by, shards in asked.items())
-            )
-            if not self.left or (not asked and (is_near or late)):
-                return
-            if any(waits) or not asked:
-                await asyncio.sleep(PAUSE_SECONDS)
+            self._ask_around()
+            self._act()
+            self._news.clear()
+            wakes = min(self._verdicts[i].wakes_at() for i in self.left)
+            with suppress(TimeoutError):
+                seconds = max(0.0, wakes - self._all.now())
+                await asyncio.wait_for(self._news.wait(), seconds)
 
-    def _choose(self, late: bool) -> tuple[dict[str, list[int]], bool]:
-        """Deal the shards out, and say whether there is anybody on the machine."""
+    def look_now(self) -> None:
+        """Ask again at once, or stop."""
+        now = self._all.now()
+        for shard in self.left:
+            self._verdicts[shard].ask_now(now)
+        self._news.set()
+
+    # -- whom to ask ---------------------------------------------------------
+
+    def _ask_around(self) -> None:
+        """Have whoever may have them adopt the shards, and others look for them."""
+        now = self._all.now()
+        due = [i for i in sorted(self.left) if self._verdicts[i].is_to_ask(now)]
+        if not due:
+            return
+        adopt, look = self._deal(due, now)
+        for shard in due:
+            self._verdicts[shard].asked(now)
+        for by, shards in adopt.items():
+            self._adopting |= dict.fromkeys(((by, i) for i in shards), now)
+            self._all.spawn(self._adopt(by, shards))
+        for by, shards in look.items():
+            self._looking.update((by, i) for i in shards)
+            self._all.spawn(self._look(by, shards))
+
+    def _deal(
+        self, due: list[int], now: float
+    ) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+        """Deal shards out to those who are to adopt them, and to look for them."""
         entry, candidates = self.entry, self._all.candidates(self.worker)
-        held, asked = self._all.held(), dict[str, list[int]]()
-        n = Counter(w for i, w in enumerate(entry.owners) if i not in entry.adopting)
-        for shard in sorted(self.left):
-            nbytes, fit = self._nbytes[shard], []
-            for w in candidates:
-                if not self._may_ask(w, shard, late):
-                    continue
-                if why := self._all.why_not(w, nbytes, held, entry.memory_share):
-                    self.why = why
-                else:
-                    fit.append(w)
-            if fit:
-                silent = {w: self._silent[w, shard] for w in fit}
+        held = self._all.held()
+        adopt, look = dict[str, list[int]](), dict[str, list[int]]()
+        away = entry.adopting | entry.lost.keys()
+        n = Counter(w for i, w in enumerate(entry.owners) if i not in away)
+        for shard in due:
+            nbytes = self._nbytes[shard]
+            may = [w for w in candidates if (w, shard) not in self._refused]
+            if fit := self._fit(shard, may, held, now):
                 by = min(
                     fit,
-                    # First who may hold it already, last who never answers.
                     key=lambda w: (
-                        (1, 0, 2)[min(silent[w], 2)],
+                        self._turn(w, shard),
                         not candidates[w],
+                        self._asked[w, shard],
                         n[w],
                         held[w],
                     ),
                 )
-                asked.setdefault(by, []).append(shard)
-                self._asked.add((by, shard))
+                adopt.setdefault(by, []).append(shard)
                 n[by] += 1
                 held[by] += nbytes
-        return asked, any(candidates.values())
+            elif can := [w for w in may if (w, shard) not in self._looking]:
+                by = min(can, key=lambda w: (not candidates[w], self._asked[w, shard]))
+                look.setdefault(by, []).append(shard)
+            else:
+                continue
+            self._asked[by, shard] += 1
+        return adopt, look
 
-    def _may_ask(self, worker: str, shard: int, late: bool) -> bool:
-        key = worker, shard
-        if not late:
-            return key not in self._refused
-        return key not in self._asked or self._silent[key] == 1
+    def _fit(
+        self, shard: int, may: list[str], held: Mapping[str, int], now: float
+    ) -> list[str]:
+        """Return the workers that can be asked to adopt a shard now."""
+        asked = {w: at for (w, i), at in self._adopting.items() if i == shard}
+        if any(now - at < ANSWER_SECONDS for at in asked.values()):
+            return []
+        fit = []
+        for w in may:
+            if w in asked:
+                continue
+            nbytes, share = self._nbytes[shard], self.entry.memory_share
+            if why := self._all.why_not(w, nbytes, held, share):
+                self._wait_for(shard, why)
+            else:
+                fit.append(w)
+        return fit
 
-    async def _ask(self, by: str, shards: list[int]) -> bool:
-        """Have a worker adopt shards; return whether to ask it again."""
+    def _turn(self, worker: str, shard: int) -> int:
+        """Return whose turn it is: first who may hold it, last who never answers."""
+        return (1, 0, 2)[min(self._silent[worker, shard], 2)]
+
+    def _act(self) -> None:
+        """Do what the verdicts ask for."""
+        now, found = self._all.now(), dict[Due, list[int]]()
+        near = [
+            w for w, is_near in self._all.candidates(self.worker).items() if is_near
+        ]
+        for shard in sorted(self.left):
+            others = any((w, shard) not in self._refused for w in near)
+            for due in self._verdicts[shard].due(now, others=others):
+                found.setdefault(due, []).append(shard)
+        for due, shards in found.items():
+            why = f"{self._reason}; {self._verdicts[shards[0]].why}"
+            if due is Due.SAY:
+                self._all.say(self.entry, self.worker, shards, why)
+            elif due is Due.END_RUNS:
+                self._all.end_runs(self.entry, self.worker, shards[0], why)
+            else:
+                why = why.replace("; ", "; nobody could adopt it: ", 1)
+                self._all.lose(self.entry, self.worker, shards, why)
+
+    # -- what they say -------------------------------------------------------
+
+    async def _look(self, by: str, shards: list[int]) -> None:
+        """Have a worker look for shards."""
+        try:
+            answers = await self._all.look(self.entry, by, shards)
+        finally:
+            self._looking.difference_update((by, i) for i in shards)
+        for answer in answers:
+            self._hear(by, answer)
+        self._news.set()
+
+    async def _adopt(self, by: str, shards: list[int]) -> None:
+        """Have a worker adopt shards."""
         entry, need = self.entry, sum(self._nbytes[i] for i in shards)
         entry.nbytes[by] = entry.nbytes.get(by, 0) + need
         rounds = self._all.runs.rounds_of(entry)
-        answers = await self._all.ask(entry, by, shards, rounds)
-        taken = [a for a in answers if "name" in a]
-        if rounds and any(a["run"] != rounds["run"] for a in taken):
-            self._all.runs.rounds_lost(entry, self.worker)
         try:
-            for run in {a["run"] for a in taken}:
-                await self._all.settle_run(entry, by, run)
-        except (OSError, DaskPSError) as error:
-            logger.info("daskps: an adopter left at once: %r", error)
+            answers = await self._all.adopt(entry, by, shards, rounds)
+            taken = [a for a in answers if "name" in a]
+            await self._settle_runs(by, taken, rounds)
+        finally:
+            for shard in shards:
+                del self._adopting[by, shard]
         need -= sum(a["nbytes"] for a in taken)
         kept = entry.nbytes.pop(by, 0) - need
         if kept > 0:
             entry.nbytes[by] = kept
-        again = False
         for answer in answers:
-            key = by, answer["shard"]
-            if answer.get("silent"):
-                self._silent[key] += 1
-            else:
-                del self._silent[key]
-            if "why" in answer:
-                self.why = answer["why"]
-                waits = bool(answer.get("lives") or answer.get("silent"))
-                again = again or waits
-                if not waits:
-                    self._refused.add(key)
+            self._hear(by, answer)
         if taken:
             self._install(by, taken)
-        return again
+        self._news.set()
+
+    async def _settle_runs(
+        self, by: str, taken: list[dict[str, Any]], rounds: Mapping[str, Any] | None
+    ) -> None:
+        """End what runs an adopter found that cannot go on."""
+        if rounds and any(a["run"] != rounds["run"] for a in taken):
+            self._all.runs.rounds_lost(self.entry, self.worker)
+        try:
+            for run in {a["run"] for a in taken}:
+                await self._all.settle_run(self.entry, by, run)
+        except (OSError, DaskPSError) as error:
+            logger.info("daskps: an adopter left at once: %r", error)
+
+    def _hear(self, by: str, answer: dict[str, Any]) -> None:
+        """Take in what a worker says of one shard."""
+        shard, key = answer["shard"], (by, answer["shard"])
+        if answer.get("silent"):
+            self._silent[key] += 1
+        else:
+            del self._silent[key]
+        if "sight" not in answer or shard not in self.left:
+            return
+        sight, why = Sight(answer["sight"]), answer["why"]
+        if sight is not Sight.FOUND and "silent" not in answer:
+            self._refused.add(key)
+            if not self._all.candidates(self.worker).get(by, False):
+                # Perhaps it is not on that machine.
+                sight = Sight.UNKNOWN
+        adopters = [w for w, i in self._adopting if i == shard and w != by]
+        if sight is Sight.FOUND and not why and adopters:
+            why = f"worker {adopters[-1]} takes long to take it over"
+        self._verdicts[shard].see(sight, why, self._all.now())
+        self._wait_for(shard, why)
+
+    def _wait_for(self, shard: int, why: str) -> None:
+        """Note what keeps a shard from an owner, for who waits for it."""
+        if why:
+            self._verdicts[shard].why = self.entry.waits[shard] = why
 
     def _install(self, by: str, taken: list[dict[str, Any]]) -> None:
         entry = self.entry
@@ -319,9 +489,7 @@ class _Move:
         entry.segments = [places[shard] for shard in sorted(places)]
         shards = sorted(row["shard"] for row in taken)
         self.left.difference_update(shards)
-        entry.adopting.difference_update(shards)
-        if not entry.adopting:
-            entry.settled.set()
+        entry.settle(shards)
         self._all.tell(entry, self.worker, by, shards)
         self._all.look_after(by)
 

@@ -54,8 +54,9 @@ WAIT_SECONDS = 20.0
 #: How long a control message to a host that cannot be reached is tried again: new
 #: owners of its shards may have to be found first.
 CONTROL_SECONDS = 20.0
-#: How long the directory may think about where shards are that a worker left.
-ADOPT_SECONDS = 5.0
+#: How long the directory may think about where shards are that a worker left: the
+#: first time, and after that.
+FIRST_SECONDS, ADOPT_SECONDS = 1.0, 5.0
 #: Pauses between two tries to reach a host that does not answer.
 BACKOFF_SECONDS = (0.01, 0.05, 0.2, 0.5)
 
@@ -89,6 +90,8 @@ class ShardClient:
         self._name, self._numbers = uuid.uuid4().hex, itertools.count()
         self.ways = Ways(link, meta, joined)
         size = joined.size if joined else 1
+        #: What shards that were away when they were last looked for wait for.
+        self.waits: dict[int, str] = {}
         self._locate = partial(_locate, link, meta.uid)
         self.lookout = Lookout(self._locate, meta.name, size)
 
@@ -166,7 +169,7 @@ class ShardClient:
                 answers = await self._send(worker, call, left)
                 raise_first(answers)
             except TimeoutError:
-                raise late(deadline, worker, call) from None
+                raise late(deadline, worker, call, self.waits) from None
             except (OSError, StaleGenerationError) as error:
                 parts = {part.shard: part for part in call.parts}
                 try:
@@ -174,7 +177,7 @@ class ShardClient:
                         list(parts), error, tries=tries, deadline=deadline
                     )
                 except TimeoutError:
-                    raise late(deadline, worker, call) from error
+                    raise late(deadline, worker, call, self.waits) from error
                 calls = by_host(self.meta, parts, call)
                 if list(calls) != [worker]:
                     found = await gather(
@@ -232,12 +235,14 @@ class ShardClient:
 
         Returns how often it was tried in vain where the shards still are.
         """
-        where = self.meta.where
+        where, wait = self.meta.where, FIRST_SECONDS
         while True:
             left = deadline.left()
-            work = self._locate(self.ways.run, wait_seconds=min(left, ADOPT_SECONDS))
+            # The first time for half of what is left: an answer says what keeps them.
+            work = self._locate(self.ways.run, wait_seconds=min(left / 2, wait))
             seconds = None if left == float("inf") else left
             located = await self.link.within(work, seconds, deadline.what)
+            self.waits, wait = dict(located["waits"]), ADOPT_SECONDS
             check_located(self.meta.name, located, shards)
             if not set(shards) & set(located["adopting"]):
                 break

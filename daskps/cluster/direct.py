@@ -158,7 +158,7 @@ class Direct:
         try:
             return self._deadline.left()
         except TimeoutError:
-            raise late(self._deadline, worker, call) from None
+            raise late(self._deadline, worker, call, self._shards.waits) from None
 
     def __enter__(self) -> Self:
         return self

@@ -250,6 +250,7 @@ class Directory:
         lost = [(shard, *why) for shard, why in entry.lost.items()]
         adopting = sorted(entry.adopting)
         about = {"lost": lost, "adopting": adopting, "name": entry.name}
+        about["waits"] = list(entry.waits.items())
         return {**entry.where(), **about, "mailboxes": self.runs.mailboxes_at(run)}
 
     def free(
@@ -272,6 +273,9 @@ class Directory:
         self._release_anchors(f"daskps-{uid}")
         # Who waits for an adoption hears of it at once.
         entry.settled.set()
+        self.adoptions.freed(entry)
+        for worker in {entry.owners[i] for i in entry.adopting | entry.lost.keys()}:
+            self.litter.left(worker)
         strays = entry.strays - set(entry.hosts)
         return [
             self.hosts.spawn(self.hosts.everywhere(entry, "drop")),
@@ -323,14 +327,18 @@ class Directory:
         self.cuts.left("worker", worker)
         self.identities.forget("worker", worker)
 
-    def _named(self) -> set[str] | None:
-        """Return the names of memory in use; None while some are not known."""
-        entries = self.stores.values()
-        if any(e.adopting or not e.ready for e in entries):
-            return None
-        rows = [row for e in entries for row in e.segments if row[0] not in e.lost]
-        rounds = [found for e in entries if (found := self.runs.rounds_of(e))]
-        return {row[1] for row in [*rows, *(r for of in rounds for r in of["rows"])]}
+    def _named(self) -> tuple[set[str], list[Any]] | None:
+        """Return what memory is in use; see :class:`Litter`."""
+        names, keep = set[str](), list[Any]()
+        for entry in self.stores.values():
+            if not entry.ready:
+                return None
+            rounds = self.runs.rounds_of(entry) or {"rows": []}
+            rows = [*entry.segments, *rounds["rows"]]
+            names.update(row[1] for row in rows)
+            if entry.adopting or entry.lost:
+                keep += rows
+        return names, keep
 
     def _lose(self, entry: Entry, shards: list[int], worker: str, reason: str) -> None:
         for shard in shards:

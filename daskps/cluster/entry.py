@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from daskps.cluster.messages import unpack_reply
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Iterable, Sequence
 
     from distributed import Scheduler
 
@@ -48,6 +48,8 @@ class Entry:
     lost: dict[int, tuple[str, str]] = field(default_factory=dict)
     #: Shards whose worker is gone and whose next owner is being looked for.
     adopting: set[int] = field(default_factory=set)
+    #: What each of these waits for, and each lost one did.
+    waits: dict[int, str] = field(default_factory=dict)
     #: Workers that were asked to adopt and did not answer.
     strays: set[str] = field(default_factory=set)
     #: Set while no shard is being adopted.
@@ -73,6 +75,15 @@ class Entry:
         away = self.adopting | self.lost.keys()
         held = (w for i, w in enumerate(self.owners) if i not in away)
         return list(dict.fromkeys(held))
+
+    def settle(self, shards: Iterable[int]) -> None:
+        """Note that shards are away no longer; nor lost, where they were found."""
+        for shard in shards:
+            self.adopting.discard(shard)
+            self.waits.pop(shard, None)
+            self.lost.pop(shard, None)
+        if not self.adopting:
+            self.settled.set()
 
     def to_wire(self) -> dict[str, Any]:
         """Return what a handle needs."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distributed.comm.addressing import get_address_host
 
@@ -40,12 +40,17 @@ class Litter:
     hosts : Hosts
         The way to them.
     named : callable
-        Returns the names of all blocks that stores or runs still need; None while
-        some are not known, as those of a store that is being made or adopted.
+        Returns the names of all blocks that stores or runs still need, and rows of
+        shard, name, bytes and nonce of those that may have got another name, as
+        without an owner; None while some are not known, as those of a store that is
+        being made.
     """
 
     def __init__(
-        self, scheduler: Scheduler, hosts: Hosts, named: Callable[[], set[str] | None]
+        self,
+        scheduler: Scheduler,
+        hosts: Hosts,
+        named: Callable[[], tuple[set[str], list[Any]] | None],
     ) -> None:
         self._scheduler, self._hosts, self._named = scheduler, hosts, named
         #: Machines by address: those to look at, and those where somebody does.
@@ -88,11 +93,12 @@ class Litter:
             # First what is there: what comes later is nobody's litter yet.
             asked = self._hosts.control(worker, "litter", cluster=cluster)
             found = await asyncio.wait_for(asked, ANSWER_SECONDS)
-            if (named := self._named()) is None:
+            if (known := self._named()) is None:
                 return False
+            named, keep = known
             if names := sorted(set(found) - named):
                 asked = self._hosts.control(
-                    worker, "sweep", cluster=cluster, names=names
+                    worker, "sweep", cluster=cluster, names=names, keep=keep
                 )
                 await asyncio.wait_for(asked, ANSWER_SECONDS)
         except (OSError, DaskPSError) as error:

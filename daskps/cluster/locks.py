@@ -40,6 +40,9 @@ class Lock(Protocol):
     def holder(self) -> int:
         """Process that has the lock, or had it last; 0 before the first."""
 
+    def held_by(self) -> int:
+        """Return the process that has the lock now, 0 where none has."""
+
     def try_acquire(self) -> bool:
         """Take the lock if it is free and it is not the turn of somebody who waits."""
 
@@ -93,6 +96,25 @@ class FileLock:
     def holder(self) -> int:
         """Process that has the lock, or had it last; 0 before the first."""
         return self._words[HOLDER]
+
+    def held_by(self) -> int:
+        """Return the process that has the lock now, also where it is stopped.
+
+        Returns
+        -------
+        int
+            Its id, as its own namespace knows it; 0 where nobody has the lock.
+        """
+        if not self._file.mutex.acquire(blocking=False):
+            return self._pid
+        try:
+            fcntl.lockf(self._file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+            fcntl.lockf(self._file.fd, fcntl.LOCK_UN, 1)
+        except (BlockingIOError, PermissionError):
+            return self.holder
+        finally:
+            self._file.mutex.release()
+        return 0
 
     def try_acquire(self) -> bool:
         """Take the lock if it is free and it is not the turn of somebody who waits.

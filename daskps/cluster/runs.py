@@ -361,6 +361,12 @@ class Runs:
         """Fence the runs of a store that lost a shard."""
         self.store_gone(entry, ShardLostError(entry.name, shard, worker, reason))
 
+    def shards_away(self, entry: Entry, shards: Sequence[int], why: str) -> None:
+        """Tell the runs of a store that they wait for shards."""
+        for run in self._of(entry):
+            run.events.append({"away": list(shards), "why": why})
+            self._hosts.spawn(self._notify(run))
+
     def store_gone(self, entry: Entry, error: Exception) -> None:
         """Fence the runs of a store that is gone."""
         for run in self._of(entry):

@@ -9,9 +9,7 @@ import pickle
 import signal
 import threading
 import time
-from collections import Counter
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import dask
@@ -21,8 +19,6 @@ from distributed.core import Status
 
 import daskps
 from daskps import config, optim
-from daskps.cluster import adoption
-from daskps.cluster.entry import Entry
 from daskps.cluster.registry import directory
 from tests.support import gen_cluster, local_cluster, until
 
@@ -213,13 +209,13 @@ def test_push_whose_answer_was_lost_counts_once(machine, workers):
 def held_back(client, monkeypatch):
     """Have the directory ask nobody to adopt before an event is set."""
     adoptions = book(client).adoptions
-    ask, go_on = adoptions.ask, asyncio.Event()
+    adopt, go_on = adoptions.adopt, asyncio.Event()
 
     async def later(*args):
         await go_on.wait()
-        return await ask(*args)
+        return await adopt(*args)
 
-    monkeypatch.setattr(adoptions, "ask", later)
+    monkeypatch.setattr(adoptions, "adopt", later)
     return lambda: client.loop.add_callback(go_on.set)
 
 
@@ -276,18 +272,29 @@ def held(client, uid):
 
 
 def test_no_room_to_adopt(machine, workers):
-    """The shard is lost as it ever was, and its memory is given back."""
+    """The shard is away, and its memory stays, until somebody has room or it ends."""
     a, b = workers[:2]
     s = daskps.create({"w": np.zeros(8)}, servers=[a, b])
+    s.add({"w": np.ones(8)})
     [owner, _] = owners_of(machine, s)
-    book(machine).stores[s.uid].memory_share = 1e-12
+    entry = book(machine).stores[s.uid]
+    share, entry.memory_share = entry.memory_share, 1e-12
     kill(pids(machine)[a])
-    with pytest.raises(daskps.ShardLostError, match="memory limit") as caught:
-        until(lambda: s.pull() is None)
-    assert (caught.value.shard, caught.value.worker) == (0, a)
-    until(lambda: not left_of(machine, owner))
-    np.testing.assert_array_equal(s["w"][4:], 0.0)
+    until(lambda: "memory limit" in entry.waits.get(0, ""))
+    with pytest.raises(TimeoutError, match=r"shard 0 .* memory limit"):
+        s.pull(timeout=0.5)
+    np.testing.assert_array_equal(s["w"][4:], 1.0)
+    assert left_of(machine, owner)
+    waiting = s.pull_async()
+    entry.memory_share = share
+    np.testing.assert_array_equal(waiting.result(30)["w"], 1.0)
+    # Its end frees it though it has no owner.
+    [owner, _] = owners_of(machine, s)
+    entry.memory_share = 1e-12
+    kill(pids(machine)[entry.owners[0]])
+    until(lambda: entry.waits)
     s.close()
+    until(lambda: not left_of(machine, owner))
 
 
 def ones(params, X, y):
@@ -518,93 +525,3 @@ async def test_worker_that_closes_in_order_is_not_followed(c, s, a, b):
 async def _events(c):
     for _, event in await c.get_events("daskps"):
         yield event["action"]
-
-
-def test_slow_answers_keep_nobody_from_being_asked(monkeypatch):
-    """When time is over each candidate is asked once, and nobody again."""
-    asked = []
-
-    class All:
-        runs = SimpleNamespace(rounds_of=lambda entry: None)
-
-        def is_known(self, entry):
-            return True
-
-        def candidates(self, worker):
-            return {"slow": True, "slower": True, "able": True}
-
-        def held(self):
-            return Counter()
-
-        def why_not(self, *_):
-            return ""
-
-        async def ask(self, entry, worker, shards, rounds):
-            asked.append(worker)
-            return [{"shard": 0, "why": "its owner lives", "lives": worker == "slow"}]
-
-    entry = SimpleNamespace(
-        segments=[(0, "name", 10, 1)],
-        nbytes={},
-        adopting={0},
-        owners=("dead",),
-        memory_share=0.5,
-    )
-    monkeypatch.setattr(adoption, "ADOPT_SECONDS", -1.0)
-    everybody: Any = All()
-    of: Any = entry
-    asyncio.run(adoption._Move(everybody, of, "dead", [0]).run())
-    assert asked == ["slow", "slower", "able"]
-
-
-def test_adopter_whose_answer_was_lost_is_asked_again():
-    """It has renamed the memory: the others find none, and would call it lost."""
-    asked, lost, one, two = [], [], "tcp://127.0.0.1:2", "tcp://127.0.0.1:3"
-
-    class Hosts:
-        async def control(self, worker, method, **more):
-            if method != "adopt":
-                return None
-            asked.append(worker)
-            if len(asked) == 1:
-                raise OSError("the connection was reset")
-            if worker != asked[0]:
-                return [{"shard": 0, "why": "there is no such file", "lives": False}]
-            row = {"shard": 0, "name": "n", "nbytes": 10, "nonce": 1}
-            return [{**row, "generation": 2, "run": 0, "mailbox": None}]
-
-        def spawn(self, work):
-            return asyncio.ensure_future(work)
-
-        def tell(self, *args, **more):
-            pass
-
-    async def adopt():
-        states = [SimpleNamespace(address=w, memory_limit=0) for w in (one, two)]
-        cluster: Any = SimpleNamespace(
-            status=Status.running,
-            running=states,
-            workers={state.address: state for state in states},
-        )
-        dead, name = "tcp://127.0.0.1:1", f"{5:016x}-{5:016x}"
-        entry = Entry(
-            *("u", "s", "client", False, {}, (dead,), {}, 0.5, b"", {}, "cluster"),
-            segments=[(0, name, 10, 1)],
-            ready=True,
-        )
-        runs: Any = SimpleNamespace(
-            shards_move=lambda *_: None, rounds_of=lambda _: None
-        )
-        hosts: Any = Hosts()
-        adoptions = adoption.Adoptions(
-            *(cluster, hosts, runs, {"u": entry}),
-            lose=lambda *args: lost.append(args),
-            left=lambda *_: None,
-        )
-        adoptions.begin(dead, "died", [(entry, [0])])
-        await asyncio.wait_for(entry.settled.wait(), 30)
-        return entry.owners
-
-    assert asyncio.run(adopt()) == (one,)
-    assert asked == [one, one]
-    assert not lost

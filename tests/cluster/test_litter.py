@@ -20,7 +20,7 @@ class Hosts:
         self.work: list[Any] = []
 
     async def control(self, worker: str, method: str, **more: Any) -> Any:
-        self.told.append((worker, method, more.get("names")))
+        self.told.append((worker, method, more.get("names"), more.get("keep")))
         if len(self.told) == 1:
             raise OSError("it is just going")
         return ["a", "b"]
@@ -30,9 +30,9 @@ class Hosts:
 
 
 def test_what_no_store_names_is_removed_once_that_is_known(monkeypatch: Any) -> None:
-    """Not while a shard is adopted, nor by a worker of another machine."""
+    """Not while a store is made, nor by a worker of another machine."""
     monkeypatch.setattr(litter, "PAUSE_SECONDS", 0.0)
-    known: list[set[str] | None] = [None, {"a", "c"}]
+    known: list[tuple[set[str], list[Any]] | None] = [None, ({"a", "c"}, [(0, "c")])]
     cluster: Any = SimpleNamespace(id="x", workers=[FAR])
     hosts: Any = Hosts()
 
@@ -50,5 +50,5 @@ def test_what_no_store_names_is_removed_once_that_is_known(monkeypatch: Any) -> 
         await asyncio.gather(*hosts.work)
 
     asyncio.run(look())
-    asks = [(OTHER, "litter", None)] * 3
-    assert hosts.told == [*asks, (OTHER, "sweep", ["b"])]
+    asks = [(OTHER, "litter", None, None)] * 3
+    assert hosts.told == [*asks, (OTHER, "sweep", ["b"], [(0, "c")])]

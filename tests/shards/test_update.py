@@ -16,7 +16,6 @@ from daskps.shards.dense import Shard
 from daskps.shards.segment import Segment
 from daskps.shards.update import TILE, Operation, Publication
 from tests.shards.making import (
-    LAYOUT,
     RUN,
     A,
     Adding,
