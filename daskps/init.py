@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from daskps.errors import LayoutError
+from daskps.usercode import user_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -325,7 +326,8 @@ def _draw(
         drawn = _draw_known(initializer, rng, n, to.shape)
     else:
         try:
-            drawn = np.asarray(initializer((n,), to.dtype, rng))
+            with user_code(f"the initializer of parameter {to.name!r:.60}"):
+                drawn = np.asarray(initializer((n,), to.dtype, rng))
         except Exception as error:
             error.add_note(f"raised by the initializer of parameter {to.name!r}")
             raise

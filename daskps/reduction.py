@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from daskps.usercode import user_code
+
 Array = np.ndarray[Any, np.dtype[Any]]
 #: One contribution: arrays and their weights, both by key.
 Node = tuple[dict[int, Array], dict[int, float]]
@@ -258,12 +260,13 @@ def _reduce_by(nodes: Mapping[int, Node], reduce: Reducer) -> dict[int, Array]:
         ranks = [r for r in sorted(nodes) if key in nodes[r][0]]
         stacked = np.stack([nodes[r][0][key] for r in ranks])
         weights = np.array([nodes[r][1][key] for r in ranks], dtype=np.float64)
-        found[key] = _checked(reduce(stacked, weights), stacked)
+        with user_code("the reduce function"):
+            result = np.asarray(reduce(stacked, weights))
+        found[key] = _checked(result, stacked)
     return found
 
 
-def _checked(result: Any, stacked: Array) -> Array:
-    value = np.asarray(result)
+def _checked(value: Array, stacked: Array) -> Array:
     if value.shape != stacked.shape[1:]:
         raise ValueError(
             f"the reduce function returned shape {value.shape} for stacked "

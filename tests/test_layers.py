@@ -52,6 +52,7 @@ LAYERS = {
     "config": 0,
     "errors": 0,
     "typing": 0,
+    "usercode": 0,
 }
 MAY_START_CLUSTERS = {"bench", "demo"}
 CONCURRENCY = {

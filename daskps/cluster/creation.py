@@ -15,7 +15,9 @@ from daskps.cluster.client import gather
 from daskps.cluster.link import Link, current_link
 from daskps.cluster.messages import Array, pack_array
 from daskps.cluster.meta import Meta
+from daskps.cluster.rules import initial_slots
 from daskps.errors import LayoutError
+from daskps.usercode import user_code
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,10 +73,9 @@ async def _create(link: Link, plan: Blueprint, uid: str, seconds: float | None) 
     settings = config.load()
     client = link.client
     wait = settings.register_timeout_seconds
-    slots = [
-        (i, [rule.slot_init.get(s, 0.0) for s in rule.slots])
-        for i, rule in plan.rules.items()
-    ]
+    with user_code("the optimizer"):
+        optimizers = [(i, repr(rule)) for i, rule in plan.rules.items()]
+    slots = [(i, initial_slots(rule)) for i, rule in plan.rules.items()]
     wire = await link.directory(
         "create",
         request={
@@ -86,7 +87,7 @@ async def _create(link: Link, plan: Blueprint, uid: str, seconds: float | None) 
             "shards": plan.shards,
             "servers": plan.servers,
             "rules": _pickled(plan.rules),
-            "optimizers": [(i, repr(rule)) for i, rule in plan.rules.items()],
+            "optimizers": optimizers,
             "slots": slots,
             "overwrite": plan.overwrite,
             "memory_share": settings.memory_share,

@@ -12,9 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from daskps.cluster.answers import again, late, raise_first
-from daskps.cluster.interrupts import is_main, shielded
+from daskps.cluster.interrupts import shielded
 from daskps.errors import ShardBusyError, StaleGenerationError
 from daskps.shards.deputies import NotHereError
+from daskps.usercode import is_main
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

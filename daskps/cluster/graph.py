@@ -20,6 +20,7 @@ from daskps.cluster.messages import Part
 from daskps.cluster.sums import Sums
 from daskps.errors import ConsistencyError
 from daskps.shards.base import NOTHING, Item
+from daskps.usercode import user_code
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +79,9 @@ def compute_gradient(work: Work, duty: Duty, part: Any, after: Any) -> Receipt:
     try:
         desk.host.contributions.begin(place)
         desk.read(place)
-        found: Delivery = desk.stepper(part, rank, place.round, desk.shared)
+        # What it takes from the part may be the user's code too.
+        with user_code("the trainer"):
+            found: Delivery = desk.stepper(part, rank, place.round, desk.shared)
         kept = desk.shelf.keep(found)
     except Exception as error:
         if not isinstance(error, ConsistencyError):

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
-import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
+
+from daskps.usercode import is_main
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,11 +24,6 @@ LOOK_SECONDS = 0.2
 #: Made when it is first needed, by the one main thread: workers have no use for it.
 _EXECUTOR: list[ThreadPoolExecutor] = []
 os.register_at_fork(after_in_child=_EXECUTOR.clear)
-
-
-def is_main() -> bool:
-    """Return whether this is the thread that Ctrl-C interrupts."""
-    return threading.current_thread() is threading.main_thread()
 
 
 def shielded(work: Callable[[], T], stop: Callable[[], None]) -> T:

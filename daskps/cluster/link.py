@@ -25,6 +25,7 @@ from daskps.cluster.machine import HERE, Machine
 from daskps.cluster.messages import identity, unpack_reply
 from daskps.cluster.plugin import DirectoryPlugin
 from daskps.errors import ProtocolError
+from daskps.usercode import CALLBACK, guarded
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -212,6 +213,10 @@ class Pending(ThreadFuture[T]):
         self._told = threading.Lock()
         #: Kept so that it is not collected half way.
         self.task: asyncio.Future[T] | None = None
+
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        """Have a function called with this future, at its end."""
+        super().add_done_callback(guarded(fn, CALLBACK))
 
     def take(self, task: asyncio.Future[T]) -> None:
         """Take over the outcome of the task behind it."""

@@ -11,6 +11,7 @@ from daskps.cluster.upstream import loads
 from daskps.optim import Rule, bind
 from daskps.shards import tablework
 from daskps.shards.update import PAST_NBYTES
+from daskps.usercode import user_code
 
 if TYPE_CHECKING:
     from daskps.layout import Layout
@@ -79,4 +80,5 @@ class Rules:
 
 def initial_slots(rule: Rule) -> tuple[float, ...]:
     """Return the initial value of each optimizer slot of a rule."""
-    return tuple(rule.slot_init.get(name, 0.0) for name in rule.slots)
+    with user_code(f"the optimizer {type(rule).__name__}"):
+        return tuple(rule.slot_init.get(name, 0.0) for name in rule.slots)

@@ -28,6 +28,7 @@ from daskps.shards.dense import Shard
 from daskps.shards.gates import CLOSED, set_gate
 from daskps.shards.seats import ASK
 from daskps.shards.segment import GENERATION, NONCE, PAGE_NBYTES, Segment
+from daskps.usercode import holding_interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -178,18 +179,20 @@ class Slot:
             How long to wait for another process to release the lock; 0 takes it
             only where it is free.
         """
-        while self._inbox and self._mutex.acquire(blocking=False):
-            try:
-                if not self._enter(seconds):
-                    return
+        # An event loop may be the main thread's.
+        with holding_interrupts():
+            while self._inbox and self._mutex.acquire(blocking=False):
                 try:
-                    done = self._serve_once()
+                    if not self._enter(seconds):
+                        return
+                    try:
+                        done = self._serve_once()
+                    finally:
+                        self._leave()
                 finally:
-                    self._leave()
-            finally:
-                self._mutex.release()
-            for ticket in done:
-                ticket.owner.one_done()
+                    self._mutex.release()
+                for ticket in done:
+                    ticket.owner.one_done()
 
     def submit_now(self, ticket: Ticket, seconds: float) -> bool:
         """Have the shard look at one ticket before all others, if nobody is at it.

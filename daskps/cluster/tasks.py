@@ -13,6 +13,7 @@ from daskps.cluster.meta import Joined, Meta
 from daskps.cluster.session import Session
 from daskps.cluster.upstream import loads, secede
 from daskps.errors import RunCancelledError
+from daskps.usercode import user_code
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,9 @@ def run_trainer(
     session: Session | None = None
     try:
         session = _join(link, place, wait_seconds)
-        result = loads(body)(session, part)
+        # What it takes from the part may be the user's code too.
+        with user_code("the trainer"):
+            result = loads(body)(session, part)
         session.finish()
     except RunCancelledError:
         raise

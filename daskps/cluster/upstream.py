@@ -25,6 +25,8 @@ from distributed.threadpoolexecutor import thread_state as _pool_state
 # not declared as exported.
 from distributed.utils import thread_state  # type: ignore[attr-defined]
 
+from daskps.usercode import holding_interrupts, user_code
+
 if TYPE_CHECKING:
     from collections.abc import (
         AsyncIterator,
@@ -70,13 +72,16 @@ _RUNNING = (Status.running, Status.paused, Status.closing_gracefully)
 
 def dumps(value: Any) -> bytes:
     """Pickle as Dask does, functions of the user's by value."""
-    pickled: bytes = _pickle.dumps(value)
+    with user_code("what was to be pickled"):
+        pickled: bytes = _pickle.dumps(value)
     return pickled
 
 
 def loads(pickled: bytes) -> Any:
     """Undo :func:`dumps`."""
-    return _pickle.loads(pickled)
+    # On an event loop, which may be the main thread's, nobody else must raise Ctrl-C.
+    with holding_interrupts(), user_code("what was pickled"):
+        return _pickle.loads(pickled)
 
 
 def frame(array: Any) -> Any:

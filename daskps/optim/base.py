@@ -14,11 +14,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from daskps.optim.checks import in_range
+from daskps.usercode import user_code
 
 __all__ = ["LearningRate", "Rule"]
 
 #: A number, or a schedule: updates already applied -> learning rate.
 LearningRate: TypeAlias = float | Callable[[int], float]
+_RATE, _PREPARE = user_code("the schedule"), user_code("prepare of the optimizer")
 
 
 class Rule(ABC):
@@ -122,7 +124,9 @@ class Rule(ABC):
         """
         if not callable(self.lr):
             return self.lr
-        return in_range(f"the learning rate of {self!r} at {step0}", self.lr(step0))
+        with _RATE:
+            lr = self.lr(step0)
+        return in_range(f"the learning rate of {self!r} at {step0}", lr)
 
     def scalars(self, step: int, lr: float | None = None) -> tuple[float, ...]:
         """Return what `prepare` gives for the effective learning rate.
@@ -150,7 +154,8 @@ class Rule(ABC):
         (0.1, 0.9, 0.0)
         """
         effective = self.rate(step - 1) if lr is None else in_range("lr", lr)
-        return tuple(map(float, self.prepare(step, effective)))
+        with _PREPARE:
+            return tuple(map(float, self.prepare(step, effective)))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Rule):

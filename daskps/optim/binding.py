@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daskps.usercode import user_code
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -157,6 +159,7 @@ def bind(rule: Rule, dtype: Any, *, cache_dir: str | None = None) -> Bound:
     from daskps import kernels
 
     n_scalars = len(rule.scalars(1))
-    n_slots = len(rule.slots)
-    kernel = kernels.build(rule.update, n_slots, n_scalars, dtype, cache_dir)
+    with user_code(f"the optimizer {type(rule).__name__}"):
+        n_slots = len(rule.slots)
+        kernel = kernels.build(rule.update, n_slots, n_scalars, dtype, cache_dir)
     return Bound(rule, kernel)

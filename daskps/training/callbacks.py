@@ -6,6 +6,8 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from daskps.usercode import user_code
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -95,7 +97,8 @@ def notify(callbacks: Iterable[object], event: str, run: Run) -> None:
     for callback in callbacks:
         method = getattr(callback, event, None)
         if method is not None:
-            method(run)
+            with user_code(f"{event} of {type(callback).__name__}"):
+                method(run)
 
 
 class ProgressBar:

@@ -16,6 +16,7 @@ from daskps.training.background import Background
 from daskps.training.job import Epoch, Job, TrainResult, check_trainers, whole
 from daskps.training.parts import check
 from daskps.training.trainer import Trainer
+from daskps.usercode import user_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -307,7 +308,7 @@ class _Loop:
     loop: Callable[[Trainer, Any], Any]
 
     def __call__(self, session: Session, part: Any) -> Any:
-        with Background(session) as background:
+        with Background(session) as background, user_code("the loop"):
             return self.loop(Trainer(session, background), part)
 
 

@@ -22,6 +22,7 @@ from daskps.training.graph import GraphBody
 from daskps.training.parts import parts_of
 from daskps.training.resident import FitLoop
 from daskps.training.steps import FitPlan
+from daskps.usercode import guarded
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -279,7 +280,8 @@ class Job:
         await self._enter(event, call, progress, self._pull)
         stop = False
         if self.stop is not None:
-            stop = bool(await call(self.stop, list(progress.history)))
+            stopping = guarded(self.stop, "stop")
+            stop = bool(await call(stopping, list(progress.history)))
         await self._decide(event["epoch"], stop=stop)
         return stop
 
@@ -305,7 +307,7 @@ class Job:
     ) -> None:
         metrics: dict[str, float] = {}
         if self.validate is not None:
-            found = await call(self.validate, await params())
+            found = await call(guarded(self.validate, "validate"), await params())
             metrics = {str(k): float(v) for k, v in dict(found).items()}
         reports = sorted(event["reports"], key=lambda r: int(r["rank"]))
         rows = sum(r["rows"] for r in reports)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.plans import GRADIENT, Target
+from daskps.usercode import CALLBACK, guarded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -68,6 +69,10 @@ class Operation(Future[Any]):
         self._heard, self._check_thread = heard, check_thread
         # Others may count on it: a pull on the tick before it, a round on the push.
         self.set_running_or_notify_cancel()
+
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        """Have a function called with this future, at its end."""
+        super().add_done_callback(guarded(fn, CALLBACK))
 
     def result(self, timeout: float | None = None) -> Any:
         """Return what came of it, waiting for it, or raise its error."""

@@ -22,11 +22,13 @@ from daskps.cluster.plans import (
 from daskps.errors import PushRejectedError
 from daskps.training.data import batches, n_rows, take
 from daskps.training.local import LocalModel
+from daskps.usercode import user_code
 
 if TYPE_CHECKING:
     from daskps.cluster.meta import Meta
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_GRADIENT = user_code("the gradient")
 #: Rows of the features and of the labels.
 Batch: TypeAlias = tuple[Any, Any]
 
@@ -162,7 +164,9 @@ class Stepper:
 
     def _gradient(self, batch: Batch) -> tuple[dict[int, Array], int, float | None]:
         X, y = batch
-        loss, grads = self._split(self.plan.gradient(self.params, X, y))
+        with _GRADIENT:
+            result = self.plan.gradient(self.params, X, y)
+        loss, grads = self._split(result)
         rows = n_rows(X)
         checked = self._checked(grads, model=False)
         return checked, rows, None if loss is None else loss * rows

@@ -96,6 +96,24 @@ def test_interrupt_ends_a_wait_and_leaves_no_lock(serving, lockers):
     assert threading.main_thread() not in looks + lockers
 
 
+def test_an_event_loop_of_the_main_thread_ends_its_turn_first(serving, lockers):
+    """As that of an asynchronous client with workers in its own process."""
+    slot, turns = serving.slots["s", 0], []
+
+    def interrupted(shard):
+        signal.raise_signal(signal.SIGINT)
+        turns.append(shard)
+
+    futures = [slot.run(interrupted), slot.run(turns.append)]
+    with pytest.raises(KeyboardInterrupt):
+        slot.serve()
+    assert turns == [slot.shard] * 2
+    assert all(future.done() for future in futures)
+    assert lockers == [threading.main_thread()]
+    assert not slot._mutex.locked()
+    assert not slot._lock._file.mutex.locked()
+
+
 def test_interrupt_waits_for_the_end_of_the_work():
     stopped, ended, main = threading.Event(), [], threading.get_ident()
 

@@ -1,0 +1,136 @@
+"""Where code of the user's runs: whatever it raises is an error of that one call.
+
+A process of the cluster serves others too. An exception that is no `Exception` would
+leave its thread, its event loop and the process with it: `SystemExit` of a call of
+`sys.exit`, `KeyboardInterrupt` raised by hand, `asyncio.CancelledError`.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["CALLBACK", "guarded", "holding_interrupts", "is_main", "user_code"]
+
+T = TypeVar("T")
+#: What a function is that waits for the end of a future.
+CALLBACK = "the callback of a future"
+#: How many times the main thread is inside of `holding_interrupts`.
+_held = 0
+
+
+def is_main() -> bool:
+    """Return whether this is the thread that Ctrl-C interrupts."""
+    return threading.current_thread() is threading.main_thread()
+
+
+class user_code:  # noqa: N801  (a context, named like those of contextlib)
+    """The context in which code of the user's runs.
+
+    Exceptions pass; all else becomes a RuntimeError. Only in the main thread, and not
+    where Ctrl-C is held, a KeyboardInterrupt passes too: it is the user's Ctrl-C.
+
+    Parameters
+    ----------
+    what : str
+        What the code is, as in "the gradient".
+
+    Raises
+    ------
+    RuntimeError
+        Which says what the code did instead of returning.
+
+    Examples
+    --------
+    >>> import sys
+    >>> with user_code("the gradient"):
+    ...     sys.exit(3)
+    Traceback (most recent call last):
+        ...
+    RuntimeError: the gradient called sys.exit(3); raise an error instead: ...
+    """
+
+    __slots__ = ("_what",)
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None or isinstance(error, Exception):
+            return
+        if isinstance(error, KeyboardInterrupt) and is_main() and not _held:
+            return
+        raise RuntimeError(
+            f"{self._what} {_deed(error)}; raise an error instead: this call ends, and "
+            f"not the process, which serves others too"
+        ) from error
+
+
+def _deed(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"called sys.exit({'' if error.code is None else repr(error.code)})"
+    said = str(error)
+    return f"raised {type(error).__name__}{f' ({said})' if said else ''}"
+
+
+def guarded(function: Callable[..., T], what: str) -> Callable[..., T]:
+    """Return a function of the user's that raises no more than an `Exception`.
+
+    Parameters
+    ----------
+    function : callable
+        The user's.
+    what : str
+        As of :class:`user_code`.
+
+    Returns
+    -------
+    callable
+        Takes and returns the same.
+    """
+
+    def call(*args: Any) -> T:
+        with user_code(what):
+            return function(*args)
+
+    return call
+
+
+class holding_interrupts:  # noqa: N801  (as `user_code`)
+    """A context of the main thread at whose end Ctrl-C is raised, and not within.
+
+    For what must not end half way. A KeyboardInterrupt within is one that code of the
+    user's raised by hand. In other threads it does nothing: they are not interrupted.
+    """
+
+    __slots__ = ("_came", "_main", "_raises")
+
+    def __enter__(self) -> None:
+        global _held
+        self._main = is_main()
+        if self._main:
+            self._came: list[Any] = []
+            # Other handlers (an event loop's, a command's) raise nothing in the middle.
+            self._raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            _held += 1
+            if self._raises:
+                signal.signal(signal.SIGINT, self._note)
+
+    def _note(self, number: int, frame: Any) -> None:
+        self._came.append(frame)
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        global _held
+        if self._main:
+            _held -= 1
+            if self._raises:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+            if self._came:
+                signal.default_int_handler(signal.SIGINT, self._came[0])
