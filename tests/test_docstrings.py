@@ -25,6 +25,8 @@ from tests.test_exported_members import PUBLIC, existing
 
 CONFIG = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
 CHECKS = set(CONFIG["tool"]["numpydoc_validation"]["checks"])
+#: Functions beside the callbacks, for who calls them.
+CALLED_BY_TRAIN = {"check", "chosen", "end", "notify"}
 
 
 def public_names() -> Iterator[str]:
@@ -79,7 +81,7 @@ def shown_names() -> Iterator[str]:
                 yield value.__name__
             if not getattr(value, "__module__", "").startswith("daskps"):
                 continue
-            if inspect.isfunction(value) and name not in {"check", "notify"}:
+            if inspect.isfunction(value) and name not in CALLED_BY_TRAIN:
                 yield f"{module.__name__}.{name}"
             if inspect.isclass(value):
                 yield f"{module.__name__}.{name}"

@@ -37,7 +37,8 @@ def _half(params: Any, X: Any, y: Any) -> Any:
 
 def _train(store: daskps.ParameterStore, rounds: int, parts: int, how: str) -> None:
     data = np.zeros((parts * rounds, 1))
-    daskps.train(store, _half, data, trainers=parts, batch_size=1, execution=how)
+    options: dict[str, Any] = {"batch_size": 1, "execution": how, "callbacks": ()}
+    daskps.train(store, _half, data, trainers=parts, **options)
 
 
 # -- the same round with plain Dask -------------------------------------------
@@ -206,7 +207,7 @@ def _idle(client: Client, idle_seconds: float) -> None:
     with daskps.create({"w": np.ones(256, "f4")}, optimizer=optim.SGD(0.1)) as store:
         thread = threading.Thread(
             target=lambda: daskps.train(
-                store, _Late(), rows, trainers=12, execution="graph"
+                store, _Late(), rows, trainers=12, execution="graph", callbacks=()
             )
         )
         thread.start()

@@ -119,7 +119,7 @@ def resident(
     loop, ranks = _Loop(shape.elements, steps), list(range(shape.trainers))
     with counting.wire() as wire, counting.scheduler(server) as desk:
         _DESKS["now"] = desk
-        times = daskps.run(store, loop, ranks)
+        times = daskps.run(store, loop, ranks, callbacks=())
     during = _DESKS["after"].since(_DESKS["before"])
     seconds, cpu = np.array(times).max(axis=0)
     return Sample(
@@ -172,6 +172,7 @@ def graph(server: Scheduler, store: daskps.ParameterStore, shape: Shape) -> Grap
         "batch_size": 1,
         "trainers": shape.trainers,
         "execution": "graph",
+        "callbacks": (),
     }
     daskps.train(store, _ones, X[: shape.trainers], **options)
     with counting.scheduler(server) as desk:

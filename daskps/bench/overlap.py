@@ -150,7 +150,9 @@ def _first(params: Any, X: Any, y: Any) -> Any:
 def _train(store: Any, gradient: Any, X: Any, ahead: str, **options: Any) -> float:
     """Return milliseconds of a step of `train`, once it is warm."""
     with double_buffer(ahead):
-        result = daskps.train(store, gradient, X, epochs=4, trainers=1, **options)
+        result = daskps.train(
+            store, gradient, X, epochs=4, trainers=1, callbacks=(), **options
+        )
     shortest: float = min(epoch.seconds for epoch in result.history[1:])
     steps: int = len(X) // options["batch_size"]
     return shortest / steps * 1e3
@@ -177,7 +179,7 @@ def _compare_train(store: Any, ms: float, options: Any) -> None:
 def _store(client: Client, mib: int) -> Any:
     """Return a store on the worker on which a single trainer does not run."""
     with daskps.create({"w": np.zeros(1)}) as probe:
-        [trainer] = daskps.run(probe, _where, [None])
+        [trainer] = daskps.run(probe, _where, [None], callbacks=())
     [server] = set(client.nthreads()) - {trainer}
     spec = daskps.ArraySpec((mib * 2**18 // LAYERS,), "float32")
     params = {f"w{i}": spec for i in range(LAYERS)}
@@ -219,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with bare.cluster() as client:
         store = _store(client, options.mib)
-        [found] = daskps.run(store, _loop, [(options.pairs, n, device)])
+        [found] = daskps.run(store, _loop, [(options.pairs, n, device)], callbacks=())
         ideal = [max(p) for p in zip(found["compute"], found["exchange"], strict=True)]
         alone = {kind: statistics.median(found[kind]) for kind in KINDS}
         print(

@@ -62,7 +62,7 @@ def _bare_both(client: Client, n: int) -> float:
 
 
 def _step_both(store: daskps.ParameterStore, n: int) -> float:
-    return float(max(daskps.run(store, _steps, [n, n])))
+    return float(max(daskps.run(store, _steps, [n, n], callbacks=())))
 
 
 def _beside_bare(

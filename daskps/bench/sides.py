@@ -89,7 +89,9 @@ class Ours:
     def _run(self, loop: Callable[[daskps.Trainer, Any], Any]) -> list[Any]:
         sync = "bsp" if self.job.kind in ("round", "train") else "asp"
         ranks = list(range(self.job.trainers))
-        found: list[Any] = daskps.run(self.store, loop, ranks, sync=sync, reduce="mean")
+        found: list[Any] = daskps.run(
+            self.store, loop, ranks, sync=sync, reduce="mean", callbacks=()
+        )
         return found
 
 

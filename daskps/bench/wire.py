@@ -125,7 +125,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         loop = partial(_second, peer=a, n=n)
         for k in range(2 * pairs):
             codec = "bf16" if (k + k // 2) % 2 else None
-            rows = daskps.run(store, loop, [0, 1], sync="asp", codec=codec)
+            rows = daskps.run(
+                store, loop, [0, 1], sync="asp", codec=codec, callbacks=()
+            )
             found.setdefault(f"step, {codec or 'float32'}", []).append(rows[1])
     print(f"{f'{options.mib} MiB':<22}{'ms':>9}{'CPU ms':>9}{'faults':>9}")
     for name, rows in found.items():

@@ -160,7 +160,7 @@ class _News:
 
     def __init__(self, link: Link, run: int, listen: Listener) -> None:
         self.link, self.run, self.listen = link, run, listen
-        self._seen, self._clock = 0, 0
+        self._seen, self._clock, self._slowest = 0, 0, 0
         self._telling = asyncio.Lock()
 
     async def follow(self) -> None:
@@ -189,6 +189,7 @@ class _News:
             run=self.run,
             seen=self._seen,
             clock=self._clock,
+            slowest=self._slowest,
             wait_seconds=wait_seconds,
         )
         return news
@@ -197,6 +198,9 @@ class _News:
         for event in news["events"]:
             self._seen += 1
             await self.listen(event)
-        if news["clock"] > self._clock:
-            self._clock = news["clock"]
-            await self.listen({"clock": self._clock})
+        clock, slowest = news["clock"], news["slowest"]
+        if clock > self._clock or slowest > self._slowest:
+            self._clock, self._slowest = clock, slowest
+            await self.listen(
+                {"clock": clock, "slowest": slowest, "loss": news["loss"]}
+            )

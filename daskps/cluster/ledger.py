@@ -46,6 +46,12 @@ class Ledger:
         epoch, within = divmod(self.round, self._schedule.per_epoch)
         return None if within else self.end(epoch - 1)
 
+    @property
+    def loss(self) -> float | None:
+        """Mean loss over the rows entered of the epoch in progress."""
+        rows = sum(self._rows)
+        return sum(self._losses) / rows if rows and any(self._has_loss) else None
+
     def end(self, epoch: int) -> dict[str, Any]:
         """Return what the ranks report of an epoch that has ended."""
         now = time.monotonic()

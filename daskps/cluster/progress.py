@@ -36,6 +36,8 @@ class Run:
     allowed: int = 0
     stopped: bool = False
     clock: int = 0
+    #: Clock, sum of losses and rows of the epoch under way, as each rank told them.
+    told: dict[int, tuple[int, float | None, int]] = field(default_factory=dict)
     fenced: Exception | None = None
     #: Memory of the mailboxes that trainers on its machine may fill, as rows of
     #: shard, name, bytes and nonce; how contributions are reduced, pickled; codec.
@@ -52,6 +54,29 @@ class Run:
     events: list[dict[str, Any]] = field(default_factory=list)
     first_event: int = 0
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    def tell(self, rank: int, clock: int, loss: float | None, rows: int) -> None:
+        """Note how far a trainer is."""
+        self.told[rank] = clock, loss, rows
+        self.clock = max(self.clock, clock)
+
+    @property
+    def slowest(self) -> int:
+        """Clock of the live trainer that is furthest behind; rounds have one clock."""
+        if self.bsp:
+            return self.clock
+        live = (rank for rank in range(self.size) if rank not in self.finished)
+        told = (self.told.get(rank, (0,))[0] for rank in live)
+        return min(told, default=self.clock)
+
+    @property
+    def loss(self) -> float | None:
+        """Mean loss over the epoch under way, as far as it was told."""
+        told = [
+            (loss, rows) for _, loss, rows in self.told.values() if loss is not None
+        ]
+        rows = sum(n for _, n in told)
+        return sum(loss for loss, _ in told) / rows if rows else None
 
     @property
     def mailboxes_at(self) -> list[Any]:

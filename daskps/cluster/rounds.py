@@ -144,7 +144,11 @@ class GraphRun:
         now = time.monotonic()
         if now - self._told >= PROGRESS_SECONDS:
             self._told = now
-            await self.listen({"clock": clock})
+            await self._tell(clock)
+
+    async def _tell(self, clock: int) -> None:
+        loss = self._ledger.loss
+        await self.listen({"clock": clock, "slowest": clock, "loss": loss})
 
     async def _enter(self, stop: int) -> None:
         """Enter the rounds before `stop`, which are complete on all shards.
@@ -161,7 +165,7 @@ class GraphRun:
             if number != self._ledger.round or number >= stop:
                 continue
             if event := self._ledger.add([Receipt(*row) for row in receipts]):
-                await self.listen({"clock": self._ledger.round})
+                await self._tell(self._ledger.round)
                 self._stopped = await self.listen(event) or self._stopped
 
     # -- when something was lost ---------------------------------------------

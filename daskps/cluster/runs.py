@@ -256,10 +256,11 @@ class Runs:
                 )
             )
 
-    async def on_finished(self, run: int, rank: int) -> None:
+    async def on_finished(self, run: int, rank: int, clock: int) -> None:
         """Hear that a trainer has ended."""
         entry = self._get(run)
         entry.finished.add(rank)
+        entry.clock = max(entry.clock, clock)
         await self._announce(entry)
 
     async def on_report(
@@ -290,34 +291,46 @@ class Runs:
             run.announced += 1
         await self._notify(run)
 
-    async def on_progress(self, run: int, clock: int) -> None:
-        """Hear which clock a trainer is at."""
+    async def on_progress(
+        self, run: int, rank: int, *, clock: int, loss: float | None, rows: int
+    ) -> None:
+        """Hear how far a trainer is: its clock, and the epoch's losses and rows."""
         entry = self._get(run)
-        entry.clock = max(entry.clock, clock)
+        entry.tell(rank, clock, loss, rows)
         await self._notify(entry)
 
     # -- the client ----------------------------------------------------------
 
     async def on_watch(
-        self, run: int, seen: int, clock: int, wait_seconds: float
+        self, run: int, *, seen: int, clock: int, slowest: int, wait_seconds: float
     ) -> dict[str, Any]:
-        """Wait for news of a run: events after the first `seen`, another clock."""
+        """Wait for news of a run: events after the first `seen`, a later clock."""
         entry = self._runs.get(run)
         if entry is None:
             unknown = f"the scheduler knows no run {run}; start it again"
             error = self._ended.get(run) or RunCancelledError(unknown)
-            return {"events": [], "clock": clock, "error": pack_error(error)}
+            return {
+                "events": [],
+                "clock": clock,
+                "slowest": slowest,
+                "loss": None,
+                "error": pack_error(error),
+            }
         # What the client has seen need not be kept.
         del entry.events[: seen - entry.first_event]
         entry.first_event = seen
         await self._wait(
             entry,
-            lambda: bool(entry.events) or entry.clock > clock,
+            lambda: (
+                bool(entry.events) or entry.clock > clock or entry.slowest > slowest
+            ),
             wait_seconds,
         )
         return {
             "events": list(entry.events),
             "clock": entry.clock,
+            "slowest": entry.slowest,
+            "loss": entry.loss,
             "error": pack_error(entry.fenced) if entry.fenced else None,
         }
 

@@ -59,6 +59,9 @@ class Session:
         self.sequence = 0
         #: Largest number of clocks a live trainer was behind one of our pulls.
         self.lag = 0
+        #: Losses and rows of the epoch under way, where the loop counts them.
+        self.loss_sum: float | None = None
+        self.rows = 0
         #: Reads and steps that the trainer repeats.
         self.glances = Glances(self)
         self._deliveries = Deliveries(self)
@@ -200,7 +203,9 @@ class Session:
 
     async def _finish(self) -> None:
         await self.shards.control("finish", run=self.run, rank=self.rank)
-        await self.link.directory("finished", run=self.run, rank=self.rank)
+        await self.link.directory(
+            "finished", run=self.run, rank=self.rank, clock=self.clock
+        )
 
     def report(self, epoch: int, report: dict[str, Any]) -> bool:
         """Report an epoch, return whether to stop."""
@@ -208,13 +213,6 @@ class Session:
             "report", run=self.run, rank=self.rank, epoch=epoch, report=report
         )
         return bool(self.link.run(lambda: work))
-
-    def progress(self) -> None:
-        """Tell the directory the clock, without waiting for it."""
-        clock = self.clock
-        self.link.start(
-            lambda: self.link.directory("progress", run=self.run, clock=clock)
-        )
 
     def _call(self, **head: Any) -> Call:
         return Call(

@@ -33,6 +33,8 @@ class Launch:
     #: What each trainer trains on: a `Part`, a future of it, or itself.
     parts: Sequence[Any]
     name: str
+    #: Whether somebody wants to hear how far its trainers are.
+    watched: bool = False
     #: How gradients travel; None as they are.
     codec: Codec | None = None
     #: The rounds of graph execution; None for resident trainers.

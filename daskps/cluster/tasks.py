@@ -11,6 +11,7 @@ from daskps.cluster import words
 from daskps.cluster.link import Link, link_of
 from daskps.cluster.meta import Joined, Meta
 from daskps.cluster.session import Session
+from daskps.cluster.telling import telling
 from daskps.cluster.upstream import loads, secede
 from daskps.errors import RunCancelledError
 from daskps.usercode import user_code
@@ -31,7 +32,8 @@ def run_trainer(
     body : bytes
         Pickled function of a session and a part of the data.
     place : dict
-        uid of the store, run, rank, size, whether it is a BSP run, and its codec.
+        uid of the store, run, rank, size, whether it is a BSP run, its codec, and
+        whether somebody watches how far it is.
     wait_seconds : float
         How long to wait for the other trainers to register.
     part : object
@@ -48,7 +50,7 @@ def run_trainer(
     try:
         session = _join(link, place, wait_seconds)
         # What it takes from the part may be the user's code too.
-        with user_code("the trainer"):
+        with telling(session, watched=place["watched"]), user_code("the trainer"):
             result = loads(body)(session, part)
         session.finish()
     except RunCancelledError:

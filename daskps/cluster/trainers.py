@@ -89,6 +89,7 @@ class Trainers:
                 "size": len(self.spec.parts),
                 "bsp": isinstance(self.spec.policy, BSP),
                 "codec": self.spec.codec,
+                "watched": self.spec.watched,
             },
             config.load().register_timeout_seconds,
             part,

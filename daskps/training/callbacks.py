@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from daskps.cluster.upstream import current_task
+from daskps.training import bars
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["EVENTS", "Log", "ProgressBar", "check", "notify"]
+    from daskps.training.bars import Bar, State
+
+__all__ = ["EVENTS", "Log", "ProgressBar", "check", "chosen", "end", "notify"]
 
 #: The methods a callback may have, each called with the run.
 EVENTS = ("on_start", "on_round", "on_epoch", "on_failover", "on_stop")
-_WIDTH = 40
+logger = logging.getLogger(__name__)
 
 
 class Entry(Protocol):
@@ -41,9 +46,49 @@ class Run(Protocol):
     @property
     def clock(self) -> int: ...
     @property
+    def slowest(self) -> int: ...
+    @property
+    def rounds(self) -> int: ...
+    @property
+    def loss(self) -> float | None: ...
+    @property
     def history(self) -> Sequence[Entry]: ...
     @property
     def epochs(self) -> int: ...
+
+
+def chosen(callbacks: str | Iterable[object]) -> tuple[object, ...]:
+    """Return what "auto" stands for here, or the callbacks given, checked.
+
+    Parameters
+    ----------
+    callbacks : "auto" or iterable of object
+        "auto" is a progress bar where a person looks, and nothing in tasks, under
+        pytest, or where standard error is neither a terminal nor a notebook's.
+
+    Returns
+    -------
+    tuple of object
+        The callbacks, in order.
+
+    Raises
+    ------
+    ValueError
+        For another text.
+    TypeError
+        As `check` does.
+    """
+    if not isinstance(callbacks, str):
+        return check(callbacks)
+    if callbacks != "auto":
+        raise ValueError(
+            f"callbacks={callbacks!r} is not known; choose 'auto', a sequence of "
+            f"objects, or () for silence"
+        )
+    # A worker's standard error may be the terminal it was started in.
+    if current_task() or bars.in_tests() or not bars.is_watched(sys.stderr):
+        return ()
+    return (ProgressBar(),)
 
 
 def check(callbacks: Iterable[object]) -> tuple[object, ...]:
@@ -101,56 +146,103 @@ def notify(callbacks: Iterable[object], event: str, run: Run) -> None:
                 method(run)
 
 
+def end(callbacks: Iterable[object]) -> None:
+    """End the lines of progress bars, also of a run that has failed.
+
+    Parameters
+    ----------
+    callbacks : iterable of object
+        What `check` has let through.
+    """
+    for callback in callbacks:
+        if isinstance(callback, ProgressBar):
+            callback.close()
+
+
 class ProgressBar:
-    """Show the progress of a run as one line of text.
+    """Show the progress of a run: round, epoch, loss, rounds per second, time left.
+
+    ``callbacks="auto"`` of :func:`train` and :func:`run` is one of these where a
+    person looks. The rounds are those that the slowest trainer has ended, the loss is
+    the mean over the epoch so far.
 
     Parameters
     ----------
     file : text stream, optional
-        Where the line is written. By default standard output, and nothing at all
-        where that is not a terminal.
+        Where a line of text is written again and again. By default the bar is on
+        standard error, drawn by tqdm where that is installed, and nothing is shown
+        where that is neither a terminal nor a notebook's.
 
     Examples
     --------
     >>> import io
     >>> from types import SimpleNamespace
     >>> file = io.StringIO()
-    >>> run = SimpleNamespace(store=None, clock=7, history=[], epochs=2)
-    >>> ProgressBar(file).on_stop(run)
+    >>> run = SimpleNamespace(
+    ...     store=None, clock=5, slowest=5, rounds=20, loss=0.25, history=[], epochs=2
+    ... )
+    >>> ProgressBar(file).on_round(run)
     >>> print(file.getvalue().strip())
-    [                                        ] | 0/2 epochs | round 7
+    [#####               ]  25% | round 5/20 | epoch 1/2 | loss 0.25
     """
 
     def __init__(self, file: TextIO | None = None) -> None:
         self._given = file
-        self._length = 0
+        self._bar: Bar | None = None
+        self._broken = False
 
     def on_start(self, run: Run) -> None:
         """Draw the empty bar."""
-        self._length = 0
-        self._draw(run)
+        self.close()
+        self._broken = False
+        self._draw(describe(run))
 
     def on_round(self, run: Run) -> None:
         """Draw the bar with the latest round."""
-        self._draw(run)
+        self._draw(describe(run))
 
     def on_epoch(self, run: Run) -> None:
         """Draw the bar with the epoch that has ended."""
-        self._draw(run)
+        self._draw(describe(run))
 
     def on_stop(self, run: Run) -> None:
         """Draw the bar for the last time and end its line."""
-        self._draw(run, end="\n")
+        state = describe(run)
+        # A run that was told to stop is over too.
+        self._draw(replace(state, rounds=state.done) if state.rounds else state)
+        self.close()
 
-    def _draw(self, run: Run, end: str = "") -> None:
-        file = sys.stdout if self._given is None else self._given
-        if self._given is None and not file.isatty():
+    def close(self) -> None:
+        """End the line of the bar, if it has one; of a run that has failed, too.
+
+        Examples
+        --------
+        >>> ProgressBar().close()
+        """
+        bar, self._bar = self._bar, None
+        if bar is not None and not self._broken:
+            self._guarded(bar.close)
+
+    def _draw(self, state: State) -> None:
+        if self._broken:
             return
-        line = describe(run)
-        # Blanks wipe what a longer line has left behind.
-        file.write(f"\r{line:<{self._length}}{end}")
-        file.flush()
-        self._length = len(line)
+        if self._bar is None:
+            if self._given is not None:
+                self._bar = bars.Text(self._given)
+            elif bars.is_watched(sys.stderr):
+                self._bar = bars.make_bar()
+            else:
+                return
+        self._guarded(self._bar.draw, state)
+
+    def _guarded(self, method: Callable[..., None], *args: Any) -> None:
+        """Draw; where that fails, a terminal that went for one, draw no more."""
+        try:
+            method(*args)
+        except Exception:
+            # A run must not end for its bar.
+            self._broken = True
+            logger.info("the progress bar cannot be drawn", exc_info=True)
 
 
 class Log:
@@ -190,7 +282,7 @@ class Log:
             self._level,
             "epoch %d: %s, %.2f s, staleness %s",
             entry.epoch,
-            _values(entry),
+            _text(_values(entry)) or "no loss",
             entry.seconds,
             entry.staleness,
         )
@@ -210,19 +302,28 @@ class Log:
         )
 
 
-def describe(run: Run) -> str:
-    """Return one line about the state of a run."""
+def describe(run: Run) -> State:
+    """Return what a bar shows of a run."""
     done = len(run.history)
-    bar = "#" * (_WIDTH * done // max(run.epochs, 1))
-    line = f"[{bar:<{_WIDTH}}] | {done}/{run.epochs} epochs | round {run.clock}"
+    values: dict[str, float] = {}
     if run.history:
-        seconds = sum(entry.seconds for entry in run.history)
-        line += f" | {_values(run.history[-1])} | {seconds:.1f} s"
-    return line
+        values = _values(run.history[-1])
+    if run.loss is not None:
+        values["loss"] = run.loss
+    return bars.State(
+        done=run.slowest,
+        rounds=run.rounds,
+        epoch=min(done + 1, run.epochs),
+        epochs=run.epochs,
+        values=_text(values),
+    )
 
 
-def _values(entry: Entry) -> str:
-    """Return loss and metrics of an epoch as text."""
-    loss = [] if entry.loss is None else [("loss", entry.loss)]
-    pairs = [*loss, *(entry.metrics or {}).items()]
-    return ", ".join(f"{name} {value:.4g}" for name, value in pairs) or "no loss"
+def _values(entry: Entry) -> dict[str, float]:
+    """Return loss and metrics of an epoch."""
+    loss = {} if entry.loss is None else {"loss": entry.loss}
+    return {**loss, **entry.metrics}
+
+
+def _text(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in values.items())

@@ -52,7 +52,7 @@ def train(  # noqa: PLR0913 - the public contract
     execution: str = "auto",
     codec: str | codecs.Codec | None = None,
     validate: Callable[[dict[str, Array]], Mapping[str, float]] | None = None,
-    callbacks: Iterable[object] = (),
+    callbacks: str | Iterable[object] = "auto",
     stop: Callable[[list[Epoch]], bool] | None = None,
     reset_optimizer: bool = False,
     on_trainer_lost: str = "restart",
@@ -126,8 +126,10 @@ def train(  # noqa: PLR0913 - the public contract
         ``validate(params) -> dict of str to float``, called here after each epoch
         with a snapshot. Training goes on meanwhile, for one epoch at most; with
         `stop` it waits.
-    callbacks : iterable of object
+    callbacks : "auto" or iterable of object
         Objects with any of ``on_start, on_round, on_epoch, on_failover, on_stop``.
+        "auto" is a :class:`ProgressBar` where a person looks, in a terminal or a
+        notebook; nothing in tasks, under pytest, or into a pipe. ``()`` is silence.
     stop : callable, optional
         ``stop(history) -> bool``, called here after each epoch.
     reset_optimizer : bool
@@ -190,7 +192,7 @@ def train(  # noqa: PLR0913 - the public contract
         gated=validate is not None or stop is not None,
         validate=validate,
         stop=stop,
-        callbacks=callbacks_module.check(callbacks),
+        callbacks=callbacks_module.chosen(callbacks),
         reset=flag(reset_optimizer, "reset_optimizer"),
         restartable=on_trainer_lost == "restart",
         execution=execution,
@@ -209,7 +211,6 @@ def train(  # noqa: PLR0913 - the public contract
         "shuffle": flag(shuffle, "shuffle"),
         "seed": whole("seed", seed, least=0),
         "bsp": isinstance(chosen, BSP),
-        "progress": bool(job.callbacks),
         "batch_ahead": ahead != "none",
         "read_ahead": read_ahead,
     }
@@ -232,6 +233,7 @@ def run(  # noqa: PLR0913 - the public contract
     sync: str | Policy = "bsp",
     reduce: Any = "mean",
     codec: str | codecs.Codec | None = None,
+    callbacks: str | Iterable[object] = "auto",
     resumable: bool = False,
     timeout: Any = None,
 ) -> Any:
@@ -247,6 +249,9 @@ def run(  # noqa: PLR0913 - the public contract
         One part of the data per trainer.
     sync, reduce, codec
         As in :func:`train`.
+    callbacks : "auto" or iterable of object
+        As in :func:`train`. A run of your own has no epochs, and nobody knows how many
+        rounds there will be: the bar shows those that there were.
     resumable : bool
         Whether `loop` can be started again on another worker when its own died; it
         must then begin at ``trainer.clock``.
@@ -296,9 +301,10 @@ def run(  # noqa: PLR0913 - the public contract
         trainers=len(given),
         gated=False,
         restartable=flag(resumable, "resumable"),
+        callbacks=callbacks_module.chosen(callbacks),
         codec=codecs.choose(codec),
     )
-    return job.start(lambda work: job.launch(work, _Loop(loop), given), timeout)
+    return job.start(lambda work: job.run_loops(work, _Loop(loop), given), timeout)
 
 
 @dataclass(frozen=True)

@@ -102,12 +102,27 @@ class TrainResult:
 
 @dataclass
 class Progress:
-    """What callbacks are called with."""
+    """What callbacks are called with.
+
+    `rounds` is how many rounds there will be, 0 where nobody knows; `clock` that of
+    the trainer that is furthest, `slowest` that of the one furthest behind; `loss` the
+    mean over the epoch so far, None where it is not known.
+    """
 
     store: ParameterStore
     epochs: int
+    rounds: int = 0
     clock: int = 0
+    slowest: int = 0
+    loss: float | None = None
     history: list[Epoch] = field(default_factory=list)
+
+    def advance(self, clock: int, slowest: int) -> bool:
+        """Note how far the trainers are; return whether that is news."""
+        news = clock > self.clock or slowest > self.slowest
+        self.clock = max(self.clock, clock)
+        self.slowest = max(self.slowest, slowest)
+        return news
 
 
 @dataclass
@@ -148,8 +163,20 @@ class Job:
         link = self.store._bind()
         what = f"a run on store {self.store.name!r}"
         if link.asynchronous:
-            return link.within(work(call_directly), seconds, what)
-        return Pump().drive(link, lambda call: link.within(work(call), seconds, what))
+            return self._ended(link.within(work(call_directly), seconds, what))
+        try:
+            return Pump().drive(
+                link, lambda call: link.within(work(call), seconds, what)
+            )
+        finally:
+            # Here: what is drawn from now on belongs to the caller.
+            callbacks_module.end(self.callbacks)
+
+    async def _ended(self, work: Awaitable[Any]) -> Any:
+        try:
+            return await work
+        finally:
+            callbacks_module.end(self.callbacks)
 
     async def launch(
         self,
@@ -157,7 +184,7 @@ class Job:
         body: Body,
         parts: Sequence[Any],
         *,
-        progress: Progress | None = None,
+        progress: Progress,
         graph: Schedule | None = None,
     ) -> list[Any]:
         """Run the trainers and hear what they say."""
@@ -172,6 +199,7 @@ class Job:
             body=body,
             parts=parts,
             name=self.store.name,
+            watched=bool(self.callbacks),
             codec=self.codec,
             graph=graph,
         )
@@ -183,6 +211,16 @@ class Job:
             self.run = run
 
         return await launch(link, spec, listen, began)
+
+    async def run_loops(
+        self, call: UserCall, body: Body, parts: Sequence[Any]
+    ) -> list[Any]:
+        """Run loops of the user's; return what they return."""
+        progress = Progress(self.store, self.epochs)
+        await self._notify(call, "on_start", progress)
+        found = await self.launch(call, body, parts, progress=progress)
+        await self._notify(call, "on_stop", progress)
+        return found
 
     async def train(
         self,
@@ -202,7 +240,7 @@ class Job:
             plan = replace(plan, rounds=plan.n_groups(max(lengths)))
             graph = await self._graph(plan, lengths)
             body = FitLoop(plan) if graph is None else GraphBody(plan)
-            progress = Progress(self.store, self.epochs)
+            progress = Progress(self.store, self.epochs, plan.epochs * plan.rounds)
             self.stats["moved_parts"] = sum(part.moved for part in parts)
             await self._notify(call, "on_start", progress)
             await self.launch(call, body, parts, progress=progress, graph=graph)
@@ -240,17 +278,15 @@ class Job:
         return found
 
     async def _hear(
-        self, event: dict[str, Any], call: UserCall, progress: Progress | None
+        self, event: dict[str, Any], call: UserCall, progress: Progress
     ) -> bool:
         """Take in one event of the run; return whether it should stop."""
-        if progress is None:
-            return False
         if self._validation is not None and self._validation.done():
             await self._validated()
         if "clock" in event:
             # An epoch that ended meanwhile may have said more.
-            if event["clock"] > progress.clock:
-                progress.clock = event["clock"]
+            if progress.advance(event["clock"], event["slowest"]):
+                progress.loss = event["loss"]
                 await self._notify(call, "on_round", progress)
         elif "lost" in event:
             self.stats["lost_trainers"] += len(event["lost"])
@@ -321,7 +357,9 @@ class Job:
                 staleness=max(r["lag"] for r in reports),
             )
         )
-        progress.clock = max(progress.clock, *(r["clock"] for r in reports))
+        clocks = [r["clock"] for r in reports]
+        progress.advance(max(clocks), min(clocks))
+        progress.loss = None
         await self._notify(call, "on_epoch", progress)
 
     async def _validated(self) -> None:

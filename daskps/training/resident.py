@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 #: How long taking a batch and a delivery take, each, where they are done side by side.
 #: Changing threads costs 0.1 to 0.2 ms; below this no gain was measured.
 WORTH_SECONDS = 1e-3
-#: Seconds between two progress messages of a trainer, and how many of them a second
-#: reach the scheduler at most, those of all trainers together.
-PROGRESS_SECONDS = 0.1
-MOST_PROGRESS = 100
 
 
 @dataclass(frozen=True)
@@ -54,12 +50,6 @@ class _Loop:
         self._taken: Batch | None = None
         #: Seconds that was the last time, and a delivery that nothing went on beside.
         self._taking, self._delivering = 0.0, 0.0
-        self.loss_sum: float | None = None
-        self.rows = 0
-        size = session.size
-        self._pause = max(PROGRESS_SECONDS, size / MOST_PROGRESS)
-        # They begin together, and would tell together ever after.
-        self._told = time.monotonic() - self._pause * (size - 1 - session.rank) / size
 
     def run(self) -> None:
         plan = self.plan
@@ -95,17 +85,17 @@ class _Loop:
             else:
                 # Under BSP only: no batch is left, so it sits the round out.
                 self.session.deliver({}, None, weight=0.0, target=self.stepper.target)
-            self._progress()
         self.pipeline.settle()
 
     def _step(self, group: Sequence[Any], following: Sequence[Sequence[Any]]) -> None:
+        session = self.session
         first, self._taken = self._taken, None
         if first is None:
             first = self._take(group)
         found = self.stepper.step(self.X, self.y, group, first)
         if found.loss_sum is not None:
-            self.loss_sum = (self.loss_sum or 0.0) + found.loss_sum
-        self.rows += found.rows
+            session.loss_sum = (session.loss_sum or 0.0) + found.loss_sum
+        session.rows += found.rows
         weight = float(found.rows) if self.plan.bsp else 1.0
         target = self.stepper.target
         if self.plan.read_ahead:
@@ -116,7 +106,7 @@ class _Loop:
                 self._taken = self._take(following[0])
         else:
             began = time.perf_counter()
-            self.session.deliver(
+            session.deliver(
                 found.arrays, None, kind=found.kind, weight=weight, target=target
             )
             self._delivering = time.perf_counter() - began
@@ -132,21 +122,16 @@ class _Loop:
         self._taking = time.perf_counter() - began
         return found
 
-    def _progress(self) -> None:
-        now = time.monotonic()
-        if self.plan.progress and now - self._told > self._pause:
-            self._told = now
-            self.session.progress()
-
     def _report(self, epoch: int, began: float) -> bool:
+        session = self.session
         report = {
-            "rank": self.session.rank,
-            "rows": self.rows,
-            "loss": self.loss_sum,
+            "rank": session.rank,
+            "rows": session.rows,
+            "loss": session.loss_sum,
             "seconds": time.monotonic() - began,
             # What was read at one clock was used at the next.
-            "lag": self.session.lag + (self.plan.read_ahead and self.rows > 0),
-            "clock": self.session.clock,
+            "lag": session.lag + (self.plan.read_ahead and session.rows > 0),
+            "clock": session.clock,
         }
-        self.loss_sum, self.rows, self.session.lag = None, 0, 0
-        return self.session.report(epoch, report)
+        session.loss_sum, session.rows, session.lag = None, 0, 0
+        return session.report(epoch, report)

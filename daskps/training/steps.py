@@ -48,8 +48,6 @@ class FitPlan:
     bsp: bool
     #: Rounds of one epoch under BSP: that of the rank with the most.
     rounds: int
-    #: Whether somebody wants to hear of every round.
-    progress: bool
     #: Whether the rows of a batch are taken while the step before is delivered.
     batch_ahead: bool = False
     #: Whether a step is delivered, and the next but one read, during the next one.

@@ -2,12 +2,28 @@ from __future__ import annotations
 
 import io
 import logging
+import re
+import sys
+import threading
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from daskps.training.callbacks import EVENTS, Log, ProgressBar, check, notify
+from daskps.training import callbacks
+from daskps.training.callbacks import (
+    EVENTS,
+    Log,
+    ProgressBar,
+    check,
+    chosen,
+    end,
+    notify,
+)
+
+#: What depends on the clock.
+TIMES = re.compile(r" \| [\d.e+]+ rounds/s| \| [\d:]+ left")
 
 
 @dataclass
@@ -23,6 +39,9 @@ class Entry:
 class Run:
     store: Any = "a store"
     clock: int = 0
+    slowest: int = 0
+    rounds: int = 28
+    loss: float | None = None
     history: list[Entry] = field(default_factory=list)
     epochs: int = 4
 
@@ -30,6 +49,21 @@ class Run:
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+def closed() -> io.StringIO:
+    file = io.StringIO()
+    file.close()
+    return file
+
+
+def at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """A terminal for standard error, outside of pytest; not for other phases of it."""
+    found = Terminal()
+    monkeypatch.setattr("sys.stderr", found)
+    monkeypatch.delenv("PYTEST_VERSION", raising=False)
+    monkeypatch.delenv("PYTEST_CURRENT_TEST", raising=False)
+    return found
 
 
 class Recorder:
@@ -44,8 +78,10 @@ def whole_run(*callbacks: object) -> None:
     """Send the events of a run of one epoch."""
     run = Run()
     notify(callbacks, "on_start", run)
-    run.clock = 7
+    run.clock = run.slowest = 7
+    run.loss = 0.5
     notify(callbacks, "on_round", run)
+    run.loss = None
     run.history.append(Entry(metrics={"accuracy": 0.9375}))
     notify(callbacks, "on_epoch", run)
     notify(callbacks, "on_failover", run)
@@ -94,41 +130,99 @@ def test_progress_bar_draws_one_line() -> None:
     text = file.getvalue()
     assert text.endswith("\n")
     assert text.count("\n") == 1
-    lines = [line.rstrip() for line in text.split("\r")[1:]]
+    lines = [TIMES.sub("", line.rstrip()) for line in text.split("\r")[1:]]
     assert lines == [
-        f"[{'':40}] | 0/4 epochs | round 0",
-        f"[{'':40}] | 0/4 epochs | round 7",
-        f"[{'#' * 10:40}] | 1/4 epochs | round 7 | loss 0.25, accuracy 0.9375 | 0.5 s",
-        f"[{'#' * 10:40}] | 1/4 epochs | round 7 | loss 0.25, accuracy 0.9375 | 0.5 s",
+        f"[{'':20}]   0% | round 0/28 | epoch 1/4",
+        f"[{'#' * 5:20}]  25% | round 7/28 | epoch 1/4 | loss 0.5",
+        f"[{'#' * 5:20}]  25% | round 7/28 | epoch 2/4 | loss 0.25, accuracy 0.9375",
+        # It was told to stop: there are no more rounds to come.
+        f"[{'#' * 20}] 100% | round 7/7 | epoch 2/4 | loss 0.25, accuracy 0.9375 | 0:00",
     ]
 
 
-def test_progress_bar_wipes_a_longer_line() -> None:
-    file, run = io.StringIO(), Run(clock=1000)
+def test_progress_bar_of_a_failed_run_ends_its_line() -> None:
+    file = io.StringIO()
     bar = ProgressBar(file)
-    bar.on_round(run)
-    run.clock = 1
-    bar.on_round(run)
-    *_, long, short = file.getvalue().split("\r")
-    assert len(short) == len(long)
+    bar.on_start(Run())
+    end([bar, Recorder()])
+    end([bar])
+    assert file.getvalue().endswith("epoch 1/4\n")
+    assert file.getvalue().count("\n") == 1
+
+
+def test_progress_bar_that_cannot_be_drawn_is_given_up() -> None:
+    """A terminal that has gone ends no run."""
+    file = io.StringIO()
+    bar = ProgressBar(file)
+    file.close()
+    whole_run(bar)
+    bar.close()
 
 
 def test_progress_bar_is_quiet_without_a_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pipe, terminal = io.StringIO(), Terminal()
-    monkeypatch.setattr("sys.stdout", pipe)
+    pipe = io.StringIO()
+    monkeypatch.setattr("sys.stderr", pipe)
     whole_run(ProgressBar())
     assert pipe.getvalue() == ""
-    monkeypatch.setattr("sys.stdout", terminal)
+
+
+@pytest.mark.parametrize("tqdm", [True, False], ids=["tqdm", "text"])
+def test_progress_bar_is_drawn_on_a_terminal(
+    tqdm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = at_a_terminal(monkeypatch)
+    if tqdm:
+        pytest.importorskip("tqdm")
+    else:
+        monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    threads = set(threading.enumerate())
     whole_run(ProgressBar())
-    assert terminal.getvalue().endswith("\n")
+    said = terminal.getvalue()
+    last = [line for line in re.split(r"[\r\n]", said) if line.strip()][-1]
+    for text in ("7/7", "2/4", "loss 0.25", "accuracy 0.9375"):
+        assert text in last
+    assert said.endswith("\n")
+    assert ("it/s" in said, "left" in said) == (False, False)
+    assert set(threading.enumerate()) == threads
 
 
-def test_progress_bar_without_epochs_or_loss() -> None:
-    file = io.StringIO()
-    ProgressBar(file).on_stop(Run(epochs=0, history=[Entry(loss=None)]))
-    assert "no loss" in file.getvalue()
+def test_auto_is_a_bar_where_a_person_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at_a_terminal(monkeypatch)
+    assert [type(c) for c in chosen("auto")] == [ProgressBar]
+    for found in (io.StringIO(), None, closed()):
+        monkeypatch.setattr("sys.stderr", found)
+        assert chosen("auto") == ()
+    kernel = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=object()))
+    monkeypatch.setitem(sys.modules, "IPython", kernel)
+    assert [type(c) for c in chosen("auto")] == [ProgressBar]
+    shell = SimpleNamespace(get_ipython=lambda: SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "IPython", shell)
+    assert chosen("auto") == ()
+
+
+def test_auto_is_silent_in_tests_and_in_tasks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at_a_terminal(monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTEST_CURRENT_TEST", "of a parent")
+        assert chosen("auto") == ()
+    with monkeypatch.context() as patch:
+        patch.setattr(callbacks, "current_task", lambda: ("key", 0.0))
+        assert chosen("auto") == ()
+    assert chosen("auto")
+
+
+def test_silence_and_what_callbacks_may_be() -> None:
+    assert chosen(()) == ()
+    log = Log()
+    assert chosen([log]) == (log,)
+    with pytest.raises(ValueError, match=r"callbacks='bar'.*'auto'.*\(\)"):
+        chosen("bar")
 
 
 def test_log_says_what_happens(caplog: pytest.LogCaptureFixture) -> None:

@@ -424,7 +424,7 @@ def test_progress_bar_and_log_with_a_run(train, client, caplog):
             callbacks=[daskps.ProgressBar(file), daskps.Log(logger)],
         )
     last = file.getvalue().rstrip("\n").split("\r")[-1]
-    assert "2/2 epochs | round 6 | loss " in last
+    assert "100% | round 6/6 | epoch 2/2 | loss " in last
     assert "accuracy 0.5" in last
     start, *epochs, end = [record.getMessage() for record in caplog.records]
     assert start.endswith("starts")
