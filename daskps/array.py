@@ -9,6 +9,11 @@ import numpy as np
 
 from daskps import config
 from daskps.cluster import plans
+from daskps.mistaken import (
+    no_array_attribute,
+    not_written_in_part,
+    refuses_arithmetic,
+)
 from daskps.repr import array_html
 from daskps.snapshot import dask_array, taken_by
 from daskps.targets import target_of
@@ -46,6 +51,7 @@ class _Store(Protocol):
     def assign(self) -> Callable[..., Any]: ...
 
 
+@refuses_arithmetic
 class ParameterArray:
     """A dense parameter: NumPy's attributes, and verbs that act on it alone.
 
@@ -105,6 +111,14 @@ class ParameterArray:
     def nbytes(self) -> int:
         """Bytes of the values."""
         return self._parameter.nbytes
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_array_attribute(self, name)
+
+        def __setitem__(self, index: Any, value: Any) -> None:
+            raise not_written_in_part(self.name)
 
     def __len__(self) -> int:
         if not self.shape:

@@ -114,8 +114,7 @@ class StoreClosedError(DaskPSError):
     ...     store.pull()
     ... except daskps.StoreClosedError as error:
     ...     print(error)
-    this handle of store 'shut' was closed; open the store again with
-    daskps.open, or create it
+    store 'shut' was deleted by this handle; create it again
     """
 
 

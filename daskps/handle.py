@@ -38,7 +38,8 @@ class Handle:
     def __init__(self, uid: str, name: str) -> None:
         self.uid = uid
         self.name = name
-        self._closed = False
+        #: Why this handle cannot be used any more, and what can.
+        self._closed = ""
         self._link: Link | None = None
         self._shards: ShardClient | None = None
         #: Set by `bound`: the producer of the task that made it.
@@ -85,10 +86,7 @@ class Handle:
     def _bind(self) -> Link:
         """Return the way to the cluster from where this is called."""
         if self._closed:
-            raise StoreClosedError(
-                f"this handle of store {self.name!r} was closed; open the store "
-                f"again with daskps.open, or create it"
-            )
+            raise StoreClosedError(self._closed)
         if self._link is None or not self._link.live:
             self._link = current_link()
             self._shards = None
@@ -268,17 +266,33 @@ class Handle:
         ...     print("closed")
         closed
         """
-        named = self._shards is not None and not self._shards.meta.session
-        if self._closed or named:
-            self._closed = True
-            self._unmap()
+        meta = self._meta_if_known()
+        if self._closed or (meta is not None and not meta.session):
+            self._shut("close")
             return self._nothing_to_do()
         return self._end("close", timeout)
 
-    def _unmap(self) -> None:
-        """Let go of the shards' memory: a mapping keeps what the owners free."""
+    def _shut(self, method: str) -> None:
+        """Refuse all verbs from now on, and let go of the shards' memory.
+
+        A mapping would keep what the owners free.
+        """
+        self._closed = self._closed or self._why_shut(method)
         if self._shards is not None:
             self._shards.ways.close()
+
+    def _why_shut(self, method: str) -> str:
+        """Return what became of the store, and what its user can still do."""
+        if method == "delete":
+            return f"store {self.name!r} was deleted by this handle; create it again"
+        closed = f"this handle of store {self.name!r} was closed"
+        another = f"daskps.open({self.name!r}) gives another handle"
+        meta = self._meta_if_known()
+        if meta is None:
+            return f"{closed}; if the store was given a name {another}"
+        if meta.session:
+            return f"{closed}, which freed the store; create it again"
+        return f"{closed}; {another}"
 
     def _nothing_to_do(self) -> Any:
         """Return None, or with an asynchronous client an awaitable of it.
@@ -319,12 +333,10 @@ class Handle:
         seconds = config.deadline(timeout)
         if method == "close" and self._link is not None and not self._link.live:
             # Its client is gone, and took the session store along.
-            self._closed = True
-            self._unmap()
+            self._shut(method)
             return self._nothing_to_do()
         link = self._bind()
-        self._closed = True
-        self._unmap()
+        self._shut(method)
 
         async def end() -> None:
             try:

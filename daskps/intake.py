@@ -40,6 +40,17 @@ def as_array(value: Any, what: str, error: type[ValueError]) -> Array:
         raise error(f"{what} is a dask collection; call .compute() on it first")
     if getattr(value, "requires_grad", False):
         raise error(f"{what} is a tensor that requires grad; pass .detach().numpy()")
+    if isinstance(value, (list, tuple)) and _holds_arrays(value):
+        raise error(
+            f"{what} is a {type(value).__name__} of arrays, which are not stacked to "
+            f"one; give each a name of its own, or pass numpy.stack(...) if they are "
+            f"one array"
+        )
+    if "bfloat16" in str(getattr(value, "dtype", "")):
+        raise error(
+            f"{what} is a {type(value).__name__} of bfloat16, which a store cannot "
+            f"hold; convert it to float32 first, in torch with .float()"
+        )
     try:
         array = np.asarray(value)
     except Exception as cause:
@@ -52,6 +63,20 @@ def as_array(value: Any, what: str, error: type[ValueError]) -> Array:
             f"to one of {', '.join(DTYPES)}"
         )
     return array
+
+
+def _holds_arrays(values: list[Any] | tuple[Any, ...], level: int = 0) -> bool:
+    """Whether there is an array, tensor or dask collection somewhere in a list."""
+    kinds = set(map(type, values))
+    if any(
+        hasattr(kind, "__dask_graph__")
+        or (hasattr(kind, "__array__") and not issubclass(kind, np.generic))
+        for kind in kinds
+    ):
+        return True
+    # Below that many levels NumPy refuses it, also a list that contains itself.
+    nested = tuple(k for k in kinds if issubclass(k, (list, tuple)) and level < 64)
+    return any(_holds_arrays(v, level + 1) for v in values if isinstance(v, nested))
 
 
 def gradients(
@@ -227,9 +252,9 @@ def look(layout: Layout, arrays: Mapping[int, Array]) -> None:
 def _look(flat: Array, p: Parameter, what: str) -> None:
     if not is_finite(flat):
         raise PushRejectedError(
-            f"the {what} of {p.name[:60]!r} has NaN or Inf (as {flat.dtype}); lower "
-            f"the learning rate, clip it, or set the configuration value daskps.finite "
-            f"to 'allow'"
+            f"the {what} of {p.name[:60]!r} has NaN or Inf (as {flat.dtype}); look for "
+            f"them in the data it comes from, lower the learning rate, clip it, or set "
+            f"the configuration value daskps.finite to 'allow'"
         )
 
 

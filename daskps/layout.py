@@ -7,8 +7,9 @@ parameter therefore meets a shard in at most one contiguous run, a *piece*.
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,6 +26,8 @@ DTYPES = (
     "bool",
 )
 ALIGN_NBYTES = 64
+#: Levels of nested mappings; who has more has made a mistake.
+MOST_LEVELS = 100
 
 
 def compute_dtype(dtype: str) -> str:
@@ -49,8 +52,17 @@ def bounds(n: int, k: int, i: int) -> tuple[int, int]:
     return start, start + size + (i < longer)
 
 
-def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested mappings into one, joining the names with "/"."""
+def flatten(
+    params: Mapping[str, Any],
+    prefix: str = "",
+    above: tuple[Mapping[str, Any], ...] = (),
+) -> dict[str, Any]:
+    """Flatten nested mappings into one, joining the names with "/".
+
+    `above` are the mappings that `params` lies in.
+    """
+    if above:
+        _check_nesting(params, prefix, above)
     flat: dict[str, Any] = {}
     for key, value in params.items():
         if not isinstance(key, str):
@@ -65,7 +77,9 @@ def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         name = f"{prefix}{key}"
         # Arrays first: an abstract class takes ten times as long to say no.
         is_leaf = isinstance(value, np.ndarray) or not isinstance(value, Mapping)
-        below = {name: value} if is_leaf else flatten(value, f"{name}/")
+        below = (
+            {name: value} if is_leaf else flatten(value, f"{name}/", (*above, params))
+        )
         for leaf, leaf_value in below.items():
             if leaf in flat:
                 raise LayoutError(
@@ -74,6 +88,22 @@ def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
                 )
             flat[leaf] = leaf_value
     return flat
+
+
+def _check_nesting(
+    params: Mapping[str, Any], prefix: str, above: tuple[Mapping[str, Any], ...]
+) -> None:
+    """Refuse a mapping that would never end, or hardly."""
+    if any(params is mapping for mapping in above):
+        raise LayoutError(
+            f"the mapping under {prefix[:60]!r} contains itself; give each parameter a "
+            f"name of its own"
+        )
+    if len(above) > MOST_LEVELS:
+        raise LayoutError(
+            f"parameters are nested more than {MOST_LEVELS} levels deep, under "
+            f"{prefix[:60]!r}; use fewer levels, or names with '/' in them"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,16 +189,30 @@ class Layout:
     def __getitem__(self, name: str) -> Parameter:
         try:
             return self.by_name[name]
-        except KeyError:
-            raise UnknownParameterError(
-                f"no parameter {name!r} in this store; it holds {self.some_names()}"
-            ) from None
+        except (KeyError, TypeError):
+            raise self._unknown(name) from None
+
+    def _unknown(self, name: object) -> UnknownParameterError | TypeError:
+        """Return what to say of a name that is none, or of what is no name."""
+        if not isinstance(name, str):
+            return TypeError(
+                f"parameter names are str, found {name!r:.60}; to read several "
+                f"parameters use store.pull([...])"
+            )
+        said = f"no parameter {name[:60]!r} in this store; it holds"
+        if below := [n for n in self.by_name if n.startswith(f"{name}/")]:
+            return UnknownParameterError(
+                f"{said} {_shortened(below)}: nested names are joined with '/'"
+            )
+        said = f"{said} {self.some_names()}"
+        near = difflib.get_close_matches(name[:60], list(self.by_name)[:1000], 1)
+        return UnknownParameterError(
+            f"{said}; did you mean {near[0]!r}?" if near else said
+        )
 
     def some_names(self, most: int = 8) -> str:
         """Return the names for a message, cut after `most`."""
-        names = [p.name[:40] for p in self.parameters[:most]]
-        more = len(self.parameters) - len(names)
-        return f"{names}" + (f" and {more} more" if more > 0 else "")
+        return _shortened(list(self.by_name), most)
 
     def extent(self, shard: int, dtype: str) -> tuple[int, int]:
         """Return start and stop of a shard's part of the vector of `dtype`."""
@@ -230,3 +274,9 @@ class Layout:
         """Rebuild a layout from :meth:`to_wire`."""
         shapes = {n: (tuple(s), d) for n, s, d in wire["parameters"]}
         return cls.build(shapes, wire["shards"])
+
+
+def _shortened(names: Sequence[str], most: int = 8) -> str:
+    """Return names for a message, cut after `most`."""
+    shown, more = [name[:40] for name in names[:most]], len(names) - most
+    return f"{shown}" + (f" and {more} more" if more > 0 else "")

@@ -11,7 +11,7 @@ from daskps import config
 from daskps.cluster import plans
 from daskps.cluster.deadline import Deadline
 from daskps.handle import Handle
-from daskps.targets import target_of
+from daskps.targets import least_version, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -68,6 +68,8 @@ class Readable(Handle):
         ------
         UnknownParameterError, ShardLostError, StoreClosedError, TimeoutError
             For what its name says.
+        ValueError, TypeError
+            For an `out` that does not fit, and a `min_version` that no store reaches.
 
         Examples
         --------
@@ -132,10 +134,11 @@ class Readable(Handle):
     ) -> tuple[Callable[[Meta], Plan], Callable[[Any], dict[str, Array]]]:
         """Return what plans a pull, and what makes its result of the answers."""
         target: list[Target] = []
+        least = least_version(min_version)
 
         def make(meta: Meta) -> Plan:
             target.append(target_of(meta, names, out))
-            return plans.read(meta, target[0], min_version, self._call_of())
+            return plans.read(meta, target[0], least, self._call_of())
 
         def finish(_: Any) -> dict[str, Array]:
             found: dict[str, Array] = target[0].finish()

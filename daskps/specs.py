@@ -92,6 +92,7 @@ def blueprint(
     collections: dict[int, Any] = {}
     initializers: dict[int, Any] = {}
     for index, (key, value) in enumerate(flat.items()):
+        _encoded(key, "parameter name", LayoutError)
         if isinstance(value, ArraySpec):
             shapes[key] = (value.shape, value.dtype)
             initializers[index] = value.init
@@ -102,7 +103,7 @@ def blueprint(
             shapes[key] = (array.shape, array.dtype.name)
             arrays[index] = np.ascontiguousarray(array).reshape(-1)
     return Blueprint(
-        name=_checked_name(name),
+        name=None if name is None else checked_name(name),
         shapes=shapes,
         arrays=arrays,
         collections=collections,
@@ -168,19 +169,30 @@ def _rules(
     return {i: resolved[n] for i, n in enumerate(shapes) if n in resolved}
 
 
-def _checked_name(name: Any) -> str | None:
-    if name is None:
-        return None
+def checked_name(name: Any) -> str:
+    """Return the name of a store, or refuse what can be none."""
     if not isinstance(name, str):
-        raise TypeError(f"name is a str, found {name!r}")
+        raise TypeError(f"the name of a store is a str, found {name!r:.60}")
     if not name:
-        raise ValueError("name is empty; leave it out for a session store")
-    if len(name.encode()) > MAX_NAME_NBYTES:
+        raise ValueError("name is empty; create a store without name= for a session")
+    nbytes = len(_encoded(name, "name", ValueError))
+    if nbytes > MAX_NAME_NBYTES:
         raise ValueError(
-            f"name has {len(name.encode())} bytes, at most {MAX_NAME_NBYTES} are "
+            f"name has {nbytes} bytes, at most {MAX_NAME_NBYTES} are "
             f"allowed; choose a shorter one"
         )
     return name
+
+
+def _encoded(name: str, what: str, error: type[ValueError]) -> bytes:
+    """Return a name as it travels."""
+    try:
+        return name.encode()
+    except UnicodeEncodeError:
+        raise error(
+            f"{what} {name[:60]!r} has half of a character (a lone surrogate) and "
+            f"cannot be sent; decode it with errors='replace' where it comes from"
+        ) from None
 
 
 def _checked_shards(shards: Any) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,15 +10,20 @@ import numpy as np
 from daskps import config, intake
 from daskps.array import ParameterArray
 from daskps.cluster.aggregate import aggregate
+from daskps.mistaken import (
+    no_store_attribute,
+    not_deleted,
+    not_set,
+    not_written,
+)
 from daskps.pushes import Writable
 from daskps.reduction import check_reduce
 from daskps.snapshot import Snapshot, taken_by
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
 Array = np.ndarray[Any, np.dtype[Any]]
 DEFAULT = config.DEFAULT
+#: What a handle has itself.
+_ATTRIBUTES = {"uid", "name"}
 
 
 class ParameterStore(Writable):
@@ -78,7 +84,7 @@ class ParameterStore(Writable):
 
         Raises
         ------
-        PushRejectedError, UnknownParameterError, ValueError
+        PushRejectedError, UnknownParameterError, ValueError, TypeError
             For arrays that do not fit, or an unknown `reduce`.
 
         Examples
@@ -90,7 +96,7 @@ class ParameterStore(Writable):
         array([0., 0.])
         """
         check_reduce(reduce)
-        given = list(contributions)
+        given = _listed(contributions)
         if not given:
             raise ValueError("aggregate needs at least one contribution")
         seconds = config.deadline(timeout)
@@ -151,3 +157,37 @@ class ParameterStore(Writable):
 
     def __getitem__(self, name: str) -> ParameterArray:
         return ParameterArray(self, self.layout[name])
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            meta = None if name.startswith("_") else self._meta_if_known()
+            names = None if meta is None else meta.layout.by_name
+            raise no_store_attribute(self, name, names)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            # Or `store.w = values` would look as if it had done something.
+            if (
+                name[0] != "_"
+                and name not in _ATTRIBUTES
+                and not hasattr(type(self), name)
+            ):
+                raise not_set(name)
+            super().__setattr__(name, value)
+
+        def __setitem__(self, name: Any, value: Any) -> None:
+            raise not_written(name)
+
+        def __delitem__(self, name: Any) -> None:
+            raise not_deleted(name)
+
+
+def _listed(contributions: Any) -> list[Any]:
+    """Return contributions as a list, or refuse what is none of several."""
+    one = isinstance(contributions, (str, bytes, np.ndarray, Mapping))
+    if one or not isinstance(contributions, Iterable):
+        raise TypeError(
+            f"contributions is a list with one mapping of names to arrays for each "
+            f"contributor, found {type(contributions).__name__}; pass [{{'w': array}}]"
+        )
+    return list(contributions)

@@ -9,7 +9,7 @@ from daskps import config
 from daskps.cluster import creation
 from daskps.cluster.finding import find
 from daskps.cluster.link import current_link
-from daskps.specs import blueprint
+from daskps.specs import blueprint, checked_name
 from daskps.store import ParameterStore
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ def create(  # noqa: PLR0913 - the public contract
         For values no store can hold, patterns that do not fit, too little memory.
     NotEnoughWorkersError
         If no worker, or not all that were named, can be found.
-    ValueError
-        Dask's own, without a client.
+    ValueError, TypeError
+        For arguments that cannot be, and without a client.
 
     Examples
     --------
@@ -164,6 +164,8 @@ def open(  # noqa: A001 - as in zarr.open
     ------
     StoreNotFoundError
         If there is none of that name, or none when the wait is over.
+    ValueError, TypeError
+        For what can be no name, and without a client.
     TimeoutError
         If `timeout` ends first.
 
@@ -176,6 +178,7 @@ def open(  # noqa: A001 - as in zarr.open
     array([0., 1., 2.])
     >>> store.delete()
     """
+    name = checked_name(name)
     waiting = 0.0 if wait is None else config.deadline(wait, "wait")
     seconds = config.deadline(timeout)
     if timeout is DEFAULT and seconds is not None:

@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from daskps.cluster import plans
+from daskps.version import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from daskps.cluster.meta import Meta
     from daskps.cluster.plans import Target
 
 Array = np.ndarray[Any, np.dtype[Any]]
+#: What the word that holds a version can count to.
+_LARGEST = 2**63 - 1
 
 
 def number(value: Any, what: str, least: float | None = None) -> float:
     """Return a finite float, or refuse what is none."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
         raise TypeError(f"{what} is a number, found {value!r}")
-    found = float(value)
-    if not math.isfinite(found) or (least is not None and found < least):
-        raise ValueError(
-            f"{what} must be finite and not below {least}, found {value!r}"
-        )
+    try:
+        found = float(value)
+    except OverflowError:
+        found = math.inf
+    if not math.isfinite(found):
+        raise ValueError(f"{what} must be a finite number, found {value!r:.60}")
+    if least is not None and found < least:
+        raise ValueError(f"{what} must be at least {least:g}, found {value!r}")
     return found
 
 
@@ -35,6 +42,22 @@ def flag(value: Any, what: str) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{what} is True or False, found {value!r}")
     return bool(value)
+
+
+def least_version(value: Any) -> int | None:
+    """Return the version that a pull waits for, or refuse what is none."""
+    if value is None or isinstance(value, Version):
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(
+            f"min_version is a Version that a push returned, or an int, found {value!r}"
+        )
+    if not 0 <= value <= _LARGEST:
+        raise ValueError(
+            f"min_version must be from 0 to {_LARGEST}, found {value!r:.60}; a store "
+            f"begins at 0 and each update adds 1"
+        )
+    return int(value)
 
 
 def sign_of(meta: Meta, names: Iterable[str]) -> Target:
@@ -52,6 +75,11 @@ def target_of(
     """Return where a pull goes: new arrays, or those of `out`."""
     if names is None and out is None:
         return plans.whole(meta)
+    if out is not None and not isinstance(out, (dict, Mapping)):
+        raise TypeError(
+            f"out is a mapping of parameter names to arrays, found "
+            f"{type(out).__name__}; pass {{'w': array}}"
+        )
     chosen = chosen_names(meta, names if names is not None else out)
     if out is not None and (unasked := [n for n in out if n not in chosen]):
         raise ValueError(
@@ -86,14 +114,15 @@ def chosen_names(meta: Meta, names: Any) -> list[str]:
     """Return the parameters that are asked for, each once; all for None."""
     if names is None:
         return list(meta.layout.by_name)
-    if isinstance(names, str):
-        names = [names]
-    chosen = list(dict.fromkeys(names))
-    for name in chosen:
-        if not isinstance(name, str):
-            raise TypeError(f"parameter names are str, found {name!r}")
+    try:
+        given = [names] if isinstance(names, str) else list(names)
+    except TypeError:
+        raise TypeError(
+            f"names is the name of a parameter or a list of them, found {names!r:.60}"
+        ) from None
+    for name in given:
         meta.layout[name]
-    return chosen
+    return list(dict.fromkeys(given))
 
 
 def checked_out(array: Any, p: Any) -> Array:

@@ -28,6 +28,7 @@ LAYERS = {
     "pulls": 4,
     "pushes": 4,
     "intake": 4,
+    "mistaken": 4,
     "repr": 4,
     "snapshot": 4,
     "specs": 4,

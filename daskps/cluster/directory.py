@@ -174,13 +174,27 @@ class Directory:
         """Return what a handle needs to know of a store."""
         if uid is None:
             if name not in self.names:
-                raise StoreNotFoundError(
-                    f"no store named {name!r} on this cluster; there are "
-                    f"{sorted(self.names)[:8]}. Create it with daskps.create(..., "
-                    f"name={name!r})"
-                )
+                raise StoreNotFoundError(self._not_named(name))
             uid = self.names[name]
         return self.entry(uid).to_wire()
+
+    def _not_named(self, name: str | None) -> str:
+        """Return what to say where no named store has a name."""
+        for entry in self.stores.values():
+            if name not in (entry.name, entry.uid) or not entry.ready:
+                continue
+            if not entry.session:
+                return f"{name!r} is the uid of store {entry.name!r}; open that name"
+            return (
+                f"{name!r} is a session store: it goes with the client that made it and "
+                f"is not opened by name. Give its handle to the tasks that use it, or "
+                f"create a store with a name of its own, daskps.create(..., name='...')"
+            )
+        return (
+            f"no store named {name!r} on this cluster; there are "
+            f"{sorted(self.names)[:8]}. Create it with daskps.create(..., "
+            f"name={name!r})"
+        )
 
     def entry(self, uid: str) -> Entry:
         """Return a store, or say what became of it."""

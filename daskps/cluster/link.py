@@ -302,9 +302,16 @@ def current_link(client: Client | None = None) -> Link:
     Raises
     ------
     ValueError
-        Dask's own, when there is none of these.
+        When there is none of these.
+    TypeError
+        For a `client` that is none.
     """
     if client is not None:
+        if not isinstance(client, (Client, Worker)):
+            raise TypeError(
+                f"client is a distributed.Client, found {client!r:.60}; make one with "
+                f"client = distributed.Client(...)"
+            )
         return link_of(client)
     try:
         return link_of(get_worker())
@@ -316,4 +323,8 @@ def current_link(client: Client | None = None) -> Link:
         hosts = list(HOSTS.values())
         if len(hosts) == 1:
             return link_of(hosts[0].worker)
-        raise
+        raise ValueError(
+            "there is no Dask client here to reach a cluster with; make one with "
+            "client = distributed.Client(), or Client(address) for a cluster that runs "
+            "already"
+        ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from daskps.training.trainer import Trainer
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from daskps.cluster.session import Session
     from daskps.store import ParameterStore
@@ -269,6 +270,8 @@ def run(  # noqa: PLR0913 - the public contract
     ------
     RunCancelledError
         If a trainer was lost and the run is not resumable.
+    ValueError, TypeError
+        For arguments that cannot be, before anything is started.
     Exception
         What `loop` raised, with the trainer's rank in a note; else as :func:`train`.
 
@@ -289,7 +292,7 @@ def run(  # noqa: PLR0913 - the public contract
     checks = _checked_run(chosen, reduce)
     if not callable(loop):
         raise TypeError(f"loop must be a function, found {loop!r}")
-    given = list(parts)
+    given = _listed(parts)
     if not given:
         raise ValueError("parts is empty; give one part per trainer")
     check_trainers(len(given))
@@ -316,6 +319,19 @@ class _Loop:
     def __call__(self, session: Session, part: Any) -> Any:
         with Background(session) as background, user_code("the loop"):
             return self.loop(Trainer(session, background), part)
+
+
+def _listed(parts: Any) -> list[Any]:
+    """Return parts as a list, or refuse what would be cut in no way that is meant."""
+    whole = isinstance(parts, (str, bytes, Mapping)) or any(
+        hasattr(parts, name) for name in ("iloc", "__dask_graph__")
+    )
+    if whole or not isinstance(parts, Iterable):
+        raise TypeError(
+            f"parts is a list with one part of the data for each trainer, found "
+            f"{type(parts).__name__}; daskps.partition(X, y, k) cuts data into such"
+        )
+    return list(parts)
 
 
 def _may_read_ahead(chosen: Policy) -> bool:

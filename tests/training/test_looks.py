@@ -13,7 +13,7 @@ from daskps.shards.update import PAST_NBYTES
 
 #: Each of two shards is large enough to be written past the caches.
 N = PAST_NBYTES // 2 + 1000
-NAN = r"the gradient of '{}' has NaN or Inf \(as float32\); lower the learning rate"
+NAN = r"the gradient of '{}' has NaN or Inf \(as float32\); look for them in the data"
 
 
 def gradient(*bad):

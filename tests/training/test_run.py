@@ -419,7 +419,7 @@ def test_loop_may_not_go_round_its_trainer(way):
     [
         ((describe, []), {}, ValueError, "parts"),
         (("describe", [1]), {}, TypeError, "loop"),
-        ((describe, 3), {}, TypeError, "iterable"),
+        ((describe, 3), {}, TypeError, "parts is a list with one part"),
         ((describe, [1]), {"sync": "sbp"}, ValueError, "bsp.*ssp.*asp"),
         ((describe, [1]), {"reduce": "median"}, ValueError, "mean.*sum"),
         ((describe, [1]), {"reduce": max, "sync": "ssp"}, ValueError, "bsp"),

@@ -1,0 +1,132 @@
+"""What handles say to those who take them for arrays and dicts in memory.
+
+Python's own words, such as "unsupported operand", do not say where the values are nor
+which verb was meant. All of it is out of a type checker's sight, which therefore finds
+these mistakes before they are made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T", bound=type)
+
+_BINARY = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "matmul": "@",
+    "truediv": "/",
+    "floordiv": "//",
+    "mod": "%",
+    "pow": "**",
+}
+_COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_UNARY = {"neg": "-", "pos": "+", "abs": "abs "}
+
+
+def refuses_arithmetic(cls: T) -> T:
+    """Have the operators of a parameter's class say where the values are.
+
+    Those with an array on the other side stay NumPy's, which pulls the parameter.
+    """
+    for name, symbol in (_BINARY | _COMPARISONS).items():
+        setattr(cls, f"__{name}__", _binary(cls, f"{{}} {symbol} ..."))
+    for name, symbol in _BINARY.items():
+        setattr(cls, f"__r{name}__", _binary(cls, f"... {symbol} {{}}"))
+    for name, symbol in _UNARY.items():
+        setattr(cls, f"__{name}__", _unary(f"{symbol}{{}}"))
+    return cls
+
+
+def _binary(cls: type, form: str) -> Callable[[Any, Any], Any]:
+    def operator(self: Any, other: Any) -> Any:
+        if hasattr(type(other), "__array__") and not isinstance(other, cls):
+            return NotImplemented
+        raise _not_here(self.name, form)
+
+    return operator
+
+
+def _unary(form: str) -> Callable[[Any], Any]:
+    def operator(self: Any) -> Any:
+        raise _not_here(self.name, form)
+
+    return operator
+
+
+def _not_here(name: str, form: str) -> TypeError:
+    parameter = f"store[{name!r}]"
+    return TypeError(
+        f"the values of parameter {name!r} are on the workers: "
+        f"{form.format(parameter + '.pull()')} computes with a copy of them, and "
+        f"{parameter}.add(...) or .assign(...) changes them"
+    )
+
+
+def no_array_attribute(array: Any, attribute: str) -> AttributeError:
+    """Return what to say where a parameter lacks an attribute."""
+    text = f"{type(array).__name__!r} object has no attribute {attribute!r}"
+    # Not of a private one: what copies and pickles asks for those before there is a name.
+    if not attribute.startswith("_") and hasattr(np.ndarray, attribute):
+        call = attribute + "()" * callable(getattr(np.ndarray, attribute))
+        parameter = f"store[{array.name!r}]"
+        text += (
+            f": its values are on the workers. {parameter}.pull().{call} takes a copy "
+            f"of them, {parameter}.to_dask_array().{call} works where they are"
+        )
+    return AttributeError(text, name=attribute, obj=array)
+
+
+def no_store_attribute(store: Any, attribute: str, names: Any) -> AttributeError:
+    """Return what to say where a store lacks an attribute.
+
+    `names` are those of its parameters, None where this handle has not met its store.
+    """
+    text = f"{type(store).__name__!r} object has no attribute {attribute!r}"
+    if attribute.startswith("_"):
+        return AttributeError(text, name=attribute, obj=store)
+    below = next((n for n in names or () if n.startswith(f"{attribute}/")), None)
+    if names is None or attribute in names:
+        text += f"; a parameter of that name is store[{attribute!r}]"
+    elif below is not None:
+        text += f"; parameters below that name are read as store[{below!r}]"
+    return AttributeError(text, name=attribute, obj=store)
+
+
+def not_set(attribute: str) -> AttributeError:
+    """Return what to say to those who set an attribute of a store."""
+    return AttributeError(
+        f"a store has no attributes to set; to replace parameter {attribute!r} use "
+        f"store.assign({{{attribute!r}: value}})"
+    )
+
+
+def not_written(name: Any) -> TypeError:
+    """Return what to say to those who write to a store as to a dict."""
+    return TypeError(
+        f"store[{name!r:.60}] = value writes nothing to the workers; use "
+        f"store.assign({{{name!r:.60}: value}}), or store.add(...) for a plain +="
+    )
+
+
+def not_written_in_part(name: str) -> TypeError:
+    """Return what to say to those who write to a part of a parameter."""
+    return TypeError(
+        f"store[{name!r}][...] = value writes nothing to the workers; pull the "
+        f"parameter, change the copy and give it to store[{name!r}].assign(...), or "
+        f"add a difference with store[{name!r}].add(...)"
+    )
+
+
+def not_deleted(name: Any) -> TypeError:
+    """Return what to say to those who delete a parameter."""
+    return TypeError(
+        f"parameter {name!r:.60} cannot be taken out of its store; create another "
+        f"store without it, or free all of this one with store.delete()"
+    )
