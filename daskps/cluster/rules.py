@@ -75,7 +75,11 @@ class Rules:
         for index in self.by_index:
             bound = self.get(index)
             if bound is not None:
-                bound.kernel.warm(durable=durable, past=nbytes >= PAST_NBYTES)
+                past = nbytes >= PAST_NBYTES
+                if not durable:
+                    bound.kernel.warm(past=past)
+                # Slots in private memory have two buffers during a run in rounds.
+                bound.kernel.warm(durable=True, past=past)
 
 
 def initial_slots(rule: Rule) -> tuple[float, ...]:

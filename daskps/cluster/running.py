@@ -119,7 +119,8 @@ def _take_mailboxes(
     for slot in slots:
         _refuse_old(slot, run)
     sizes = [Mailbox.nbytes_of(s.shard.segment.pieces, n_ranks, reduce) for s in slots]
-    _check_room(host, slots[0].name, sum(sizes))
+    more = sum(slot.shard.segment.more_nbytes for slot in slots)
+    _check_room(host, slots[0].name, sum(sizes) + more)
     for slot in slots:
         slot.free_mailbox()
     if not resident or not all(slot.is_shared for slot in slots):

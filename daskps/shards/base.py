@@ -87,6 +87,21 @@ class Ready:
     exact: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a run stands in one shard."""
+
+    #: Rounds completed, -1 where the run is not in progress.
+    rounds: int
+    version: int
+    #: Whether it cannot go on here, so that it can only be ended.
+    is_stuck: bool = False
+    #: Whether the last round can be withdrawn.
+    has_last: bool = False
+    #: Ranks that are no longer waited for.
+    finished: tuple[int, ...] = ()
+
+
 @dataclass(eq=False, slots=True)
 class Ticket:
     """A step under way in a shard; `outcome` is set when it is done."""

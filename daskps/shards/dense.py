@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.consistency import BSP, Policy
-from daskps.shards import runs
+from daskps.errors import IllegalStateError
+from daskps.shards import runs, withdrawal
 from daskps.shards.asking import Asked
-from daskps.shards.base import Ticket
+from daskps.shards.base import Standing, Ticket
 from daskps.shards.cuts import Cut, broken
 from daskps.shards.doubts import Doubts
 from daskps.shards.gates import OPEN, READING, set_gate
@@ -28,9 +29,10 @@ from daskps.shards.planning import Planner
 from daskps.shards.pushes import Pushes
 from daskps.shards.rounds import EARLY, REPEAT, Rounds
 from daskps.shards.seats import Seat
-from daskps.shards.segment import LIVE, ROUNDS, RUN, Segment
+from daskps.shards.segment import LIVE, N_RANKS, ROUNDS, RUN, Segment
 from daskps.shards.update import Publication
 from daskps.shards.waiting import gone, outcome
+from daskps.shards.withdrawal import Withdrawal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -79,8 +81,9 @@ class Shard(Asked):
         self._ended: tuple[int, Exception | None] = (0, None)
         self._reason = "it has ended"
         self._abandoned: Exception | None = None
-        #: The round from which on none is completed, while the run is being fenced.
-        self._limit: int | None = None
+        #: A run that is held, and what its steps get: one of its rounds cannot be
+        #: applied here, or it is being fenced and no more is waited for.
+        self._stopped: tuple[int, Exception | None] = (0, None)
         #: What the parked tickets were asked at last.
         self._asked = -1
 
@@ -151,8 +154,19 @@ class Shard(Asked):
 
     def set_gate(self) -> None:
         """Let other processes only read while this one holds steps or rounds back."""
-        held = self.cut is not None or self._limit is not None
+        held = self.cut is not None or self.is_held
         set_gate(self.segment, READING if held else OPEN)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the run in progress is being fenced, or cannot go on here."""
+        return self.segment.limit is not None or self.why_stopped is not None
+
+    @property
+    def why_stopped(self) -> Exception | None:
+        """What steps of the run in progress get, where it can only be ended here."""
+        run, error = self._stopped
+        return error if run and run == self.segment.current.fixed[RUN] else None
 
     @property
     def waiting(self) -> list[Ticket]:
@@ -175,6 +189,8 @@ class Shard(Asked):
             ticket.outcome = runs.stale(step, self.generation)
         elif step.run and step.run != record.fixed[RUN]:
             ticket.outcome = self._over(step.run)
+        elif step.run and (stopped := self.why_stopped) is not None:
+            ticket.outcome = stopped
         elif not ticket.applied:
             ticket.outcome = runs.misplaced(step, record)
         return ticket.outcome is not None
@@ -194,13 +210,24 @@ class Shard(Asked):
     @property
     def _open(self) -> bool:
         """Whether a round that is complete may be applied now."""
-        if self.cut is not None:
+        if self.cut is not None or self.why_stopped is not None:
             return False
-        return self._limit is None or self.segment.current.fixed[ROUNDS] < self._limit
+        limit = self.segment.limit
+        return limit is None or bool(self.segment.current.fixed[ROUNDS] < limit)
 
     def _fail(self, run: int, error: Exception) -> None:
-        """End a run one of whose rounds cannot be applied: every trainer gets why."""
-        self._end(run, str(error), error)
+        """Hold a run one of whose rounds cannot be applied: every trainer gets why.
+
+        It ends with all shards: those that have applied the round take it back.
+        """
+        if self.segment.current.fixed[RUN] == run:
+            self._stop(run, error)
+
+    def _stop(self, run: int, error: Exception) -> None:
+        self._stopped = run, error
+        self.set_gate()
+        # Parked steps are told why.
+        self._asked = -1
 
     def _join(self, ticket: Ticket, rounds: Rounds | None) -> list[Ticket]:
         """Take a trainer's step into the open round, or park it for the next."""
@@ -217,7 +244,7 @@ class Shard(Asked):
             if verdict == REPEAT:
                 ticket.duplicate = True
                 self._pushes.n_duplicates += 1
-        if self.rounds is not rounds and self._refused(ticket):  # the round has failed
+        if self.is_held and self._refused(ticket):  # the round has failed
             return [ticket]
         ticket.applied = True
         ticket.version = ticket.version or self.segment.current.version
@@ -283,14 +310,16 @@ class Shard(Asked):
         if run == self._ended[0]:
             raise self._over(run)
         runs.check_size(n_ranks)
+        if over := int(self.segment.current.fixed[RUN]):
+            self._end(over, "another run has begun", None)
         if isinstance(policy, BSP):
             self._joining.begin(run, n_ranks, reduce, memory)
+            self.segment.double_slots()
         publication = Publication(self.segment)
         runs.begin(publication.record, run, policy, n_ranks)
         if reset:
             publication.reset()
         publication.commit()
-        self._reason, self._limit = "another run has begun", None
         self.set_gate()
         self.doubts.forget_ranks()
         return self.release_cut("a run has begun") + self._wake()
@@ -318,29 +347,66 @@ class Shard(Asked):
         return self._wake()
 
     def end_run(
-        self, run: int, reason: str, error: Exception | None = None
+        self,
+        run: int,
+        reason: str,
+        error: Exception | None = None,
+        *,
+        rounds: int | None = None,
+        version: int = 0,
     ) -> list[Ticket]:
         """End a run: its steps are refused from here on, its parked ones now.
 
-        With `error` they get that, otherwise RunCancelledError with the reason.
+        With `error` they get that, otherwise RunCancelledError with the reason. The
+        shard goes back to `rounds`, where it is one ahead of that: its last round is
+        withdrawn. Its version is `version` then, at least.
+
+        Raises
+        ------
+        IllegalStateError
+            When it cannot go back so far; nothing was changed.
         """
         ended = self.segment.current.fixed[RUN] == run
-        self._end(run, reason, error)
+        self._end(run, reason, error, rounds=rounds, version=version)
         released = self.release_cut("a run has ended") if ended else []
         return released + self._wake()
 
-    def _end(self, run: int, reason: str, error: Exception | None) -> None:
+    def _end(
+        self,
+        run: int,
+        reason: str,
+        error: Exception | None,
+        *,
+        rounds: int | None = None,
+        version: int = 0,
+    ) -> None:
         if self.segment.current.fixed[RUN] != run:
             if not self.segment.current.fixed[RUN] and run != self._ended[0]:
                 # Its beginning may still be on the way, and must not come after.
                 self._ended, self._reason = (run, error), reason
             return
-        self._ended, self._reason = (run, error), reason
+        segment = self.segment
+        back = 0 if rounds is None else int(segment.current.fixed[ROUNDS]) - rounds
+        if back not in (0, 1) or (back and not withdrawal.is_possible(segment)):
+            raise IllegalStateError(
+                f"run {run} is to end after round {rounds}, this shard is {back} ahead "
+                f"of that and cannot go back"
+            )
+        self._ended, self._reason = (run, error or self.why_stopped), reason
         self._joining.end()
-        self._limit = None
-        publication = Publication(self.segment)
-        runs.end(publication.record)
-        publication.commit()
+        if back:
+            publication: Publication = Withdrawal(segment)
+        else:
+            segment.withdraws = 0
+            publication = Publication(segment)
+        publication.gather_slots()
+        # A version that had the round is never one without it.
+        runs.end(publication.record, max(version, publication.old.version + back))
+        if back:
+            publication.finish()
+        else:
+            publication.commit()
+        segment.single_slots()
         self.set_gate()
 
     def _over(self, run: int) -> Exception:
@@ -348,10 +414,14 @@ class Shard(Asked):
         return error if run == ended and error else runs.ended(run, self._reason)
 
     def finish(self, run: int, rank: int) -> list[Ticket]:
-        """Wait for a trainer no longer: it ended, or has no data."""
+        """Wait for a trainer no longer: it ended, or has no data.
+
+        Where its run cannot go on here it gets why.
+        """
         current = self.segment.current
         if current.fixed[RUN] != run:
             return []
+        self._check_goes_on()
         with np.errstate(all="ignore"):
             if not self._joining.finish(rank, self._open) and current.ranks[rank, LIVE]:
                 publication = Publication(self.segment)
@@ -363,23 +433,52 @@ class Shard(Asked):
         self.cut.excuse([-1 - rank])
         return done + self.cut.advance(self.segment)
 
-    def hold(self, run: int, limit: int | None = None) -> list[Ticket]:
+    def hold(
+        self, run: int, limit: int | None = None, error: Exception | None = None
+    ) -> list[Ticket]:
         """Complete no round from `limit` on, by default the open one.
 
         A run is fenced on one shard after the other. Held first, none of them gets
-        ahead of the rest meanwhile, and those that are behind can catch up.
+        ahead of the rest meanwhile, and those that are behind can catch up. With
+        `error` that is over: steps get it from here on, and parked ones now.
         """
-        fixed = self.segment.current.fixed
-        if fixed[RUN] != run:
+        if self.segment.current.fixed[RUN] != run:
             return []
-        self._limit = int(fixed[ROUNDS]) if limit is None else limit
-        self.set_gate()
-        # A fence settles in less time than a cut may take.
+        # A fence settles in less time than a cut may take. What that kept from being
+        # applied is complete on all shards: it was answered.
         released = self.release_cut("a run is being fenced")
+        if error is not None and self.why_stopped is None:
+            self._stop(run, error)
+        now = int(self.segment.current.fixed[ROUNDS])
+        self.segment.fence(now if limit is None else limit)
+        self.set_gate()
         self._asked = -1
         with np.errstate(all="ignore"):
             self._joining.complete(self._open)
             return released + self._wake()
+
+    def stop(self, run: int, error: Exception) -> None:
+        """Hold a run that cannot go on here: its steps get `error`, until it is ended."""
+        if self.segment.current.fixed[RUN] == run:
+            self._stop(run, error)
+
+    def standing(self, run: int) -> Standing:
+        """Return where a run stands here."""
+        record = self.segment.current
+        if record.fixed[RUN] != run:
+            return Standing(-1, record.version)
+        ranks = record.ranks[: record.fixed[N_RANKS]]
+        return Standing(
+            int(record.fixed[ROUNDS]),
+            record.version,
+            is_stuck=self.why_stopped is not None,
+            has_last=withdrawal.is_possible(self.segment),
+            finished=tuple(np.flatnonzero(ranks[:, LIVE] == 0).tolist()),
+        )
+
+    def _check_goes_on(self) -> None:
+        if (error := self.why_stopped) is not None:
+            raise error
 
     def resume(self, run: int, rank: int) -> tuple[int, int]:
         """Return (clock, next sequence) of a rank that starts again.
@@ -390,10 +489,12 @@ class Shard(Asked):
         record = self.segment.current
         if record.fixed[RUN] != run:
             raise self._over(run)
+        self._check_goes_on()
         return self._joining.place(rank) or runs.place(record, rank)
 
     # -- checks --------------------------------------------------------------
 
     def validate(self) -> None:
         """Raise IllegalStateError where an invariant does not hold."""
-        check(self.segment, self.rounds, self.parked, self.cut)
+        stopped = self.why_stopped is not None
+        check(self.segment, self.rounds, self.parked, self.cut, stopped=stopped)

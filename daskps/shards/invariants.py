@@ -40,13 +40,15 @@ def check(
     rounds: Rounds | None,
     parked: Sequence[Ticket],
     cut: Cut | None = None,
+    *,
+    stopped: bool = False,
 ) -> None:
     """Raise IllegalStateError with everything that does not hold."""
     wrong = [
         *_words(segment),
         *_sides(segment),
         *_buffers(segment),
-        *_run(segment, rounds, cut),
+        *_run(segment, rounds, cut, stopped),
         *_tickets(segment, rounds, parked),
         *_cut(segment, rounds, cut),
     ]
@@ -70,7 +72,7 @@ def _words(segment: Segment) -> Iterator[str]:
 
 def _sides(segment: Segment) -> Iterator[str]:
     """Look at which buffer holds the slots of each piece."""
-    if segment.words[N_SIDES_AT] != segment.n_sides:
+    if segment.words[N_SIDES_AT] != 1 + segment.is_durable:
         yield f"a header with {segment.words[N_SIDES_AT]} slot buffers"
     sides = zip(segment.current.sides.tolist(), segment.slot_init, strict=True)
     for position, (side, init) in enumerate(sides):
@@ -89,9 +91,11 @@ def _buffers(segment: Segment) -> Iterator[str]:
             yield f"piece {position} is stale in the buffer that is not current"
 
 
-def _run(segment: Segment, rounds: Rounds | None, cut: Cut | None) -> Iterator[str]:
+def _run(
+    segment: Segment, rounds: Rounds | None, cut: Cut | None, stopped: bool
+) -> Iterator[str]:
     fixed, n_ranks = segment.current.fixed, int(segment.current.fixed[N_RANKS])
-    if (rounds is not None) != (fixed[POLICY] == CODES["bsp"]):
+    if (rounds is not None) != (fixed[POLICY] == CODES["bsp"]) and not stopped:
         yield "rounds without a BSP run, or the reverse"
     if bool(fixed[RUN]) != bool(fixed[POLICY]) or bool(fixed[RUN]) != bool(n_ranks):
         yield "half a run"

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daskps.shards.mailbox import Mailbox, untouched
+from daskps.shards.mailbox import Mailbox
 from daskps.shards.planning import Planner, count
 from daskps.shards.rounds import EARLY, NEW, Rounds
-from daskps.shards.segment import N_APPLIED
+from daskps.shards.segment import N_APPLIED, untouched
 from daskps.shards.tables import Arrival, Tables
 from daskps.shards.update import Publication
 from daskps.shards.usual import Usual, usual_of
@@ -68,6 +68,7 @@ class Joining:
         """Make the mailboxes of a run that the record is going to have."""
         pieces = self._segment.pieces
         if memory is None:
+            # Most rounds need far fewer slices than the worst order of arrival.
             memory = untouched(Mailbox.nbytes_of(pieces, n_ranks, reduce))
         mailbox = Mailbox(pieces, n_ranks, reduce, memory)
         mailbox.clear(run)

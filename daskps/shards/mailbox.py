@@ -232,16 +232,6 @@ def packed(words: list[int]) -> memoryview[int]:
     return memoryview(array("q", words))
 
 
-def untouched(nbytes: int) -> Array:
-    """Return private memory, aligned to a page, whose pages are taken as they fill.
-
-    Most rounds need far fewer slices than the worst order of arrival.
-    """
-    raw = np.zeros(nbytes + PAGE_NBYTES, dtype=np.uint8)
-    start = -raw.ctypes.data % PAGE_NBYTES
-    return raw[start : start + nbytes]
-
-
 def _dtypes(pieces: Sequence[Piece]) -> list[tuple[Piece, np.dtype[Any]]]:
     return [(p, np.dtype(compute_dtype(p.parameter.dtype))) for p in pieces]
 

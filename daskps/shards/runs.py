@@ -22,6 +22,7 @@ from daskps.shards.segment import (
     ROUNDS,
     RUN,
     STALENESS,
+    VERSION,
     Record,
 )
 from daskps.shards.waiting import CODES
@@ -53,9 +54,10 @@ def check_size(n_ranks: int) -> None:
         raise IllegalStateError(f"a run of {n_ranks} ranks reached a shard")
 
 
-def end(record: Record) -> None:
-    """Take the run out of a record."""
+def end(record: Record, version: int) -> None:
+    """Take the run out of a record, which is of `version` from then on."""
     record.fixed[[RUN, POLICY, N_RANKS]] = 0
+    record.fixed[VERSION] = version
 
 
 def changes(step: Step) -> bool:

@@ -102,6 +102,6 @@ class Seat:
                 joining.arrived(rounds, arrival)
         except Exception:  # noqa: BLE001  (nothing came of it; a ticket gets the reason)
             return ASK
-        if joining.attached is not rounds:  # the round has failed
+        if joining.attached is not rounds or header[GATE] != OPEN:  # it has failed
             return ASK
         return self._records[header[FLIP] & 1][VERSION]

@@ -2,9 +2,10 @@
 
 ::
 
-    header      128 B   magic, format, number of pieces, flip word, writing word,
-                        generation, gate, nonce; number of slot buffers, 3 words
-                        that are free, counters, two words for a lock
+    header      256 B   magic, format, number of pieces, flip word, writing word,
+                        generation, gate, nonce; number of slot buffers, how far a run
+                        in rounds that is fenced may go, the flip of a withdrawal;
+                        counters, two words for a lock; 16 words that are free
     record 0            version, rounds, run, counters; steps, last change and slot
     record 1            buffer per piece; one row per rank; one row per producer; the
                         producers that lost their row last
@@ -26,7 +27,8 @@ the publication before it whole, for others to go on with. It has two buffers fo
 slots as well, and each record says for each piece which of them holds its slots: a
 publication writes the slots of the pieces that it updates to the other buffer, and
 the flip word selects them with the rest. Private memory goes with its only process:
-its slots have one buffer and are updated in place.
+its slots have one buffer and are updated in place, but during a run in rounds, whose
+last round may have to be taken back: for so long they have a second one beside it.
 """
 
 from __future__ import annotations
@@ -42,11 +44,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 MAGIC = 0x5350_4B53_4144  # "DASKPS"
-FORMAT = 4
-HEADER_WORDS = 16
+FORMAT = 5
+HEADER_WORDS = 32
 #: Words of the header.
 MAGIC_AT, FORMAT_AT, N_PIECES_AT, FLIP, WRITING, GENERATION, GATE, NONCE = range(8)
 N_SIDES_AT = 8
+#: The run in rounds that is being fenced, and the round from which on it completes none.
+#: The flip of a publication that withdraws a round, from before its first byte on: where
+#: that stopped half-way, the round it goes back to is whole all the same.
+FENCED, LIMIT, WITHDRAWS = 9, 10, 11
 #: Counted after the flip, for statistics: a kill between the two loses a count.
 N_APPLIED, N_DUPLICATES = 12, 13
 #: For a lock: who holds it, and whether others want it.
@@ -117,6 +123,16 @@ class Record:
         stop = at + RANK_WORDS * theirs[N_RANKS]
         mine[:stop] = theirs[:stop]
         at += RANK_WORDS * MAX_RANKS
+        self._copy_producers(other, at)
+
+    def take_producers(self, other: Record) -> None:
+        """Take over what `other` says of producers, and nothing else."""
+        for at in (N_PRODUCERS, TURN, N_EXPIRED, FORGOTTEN):
+            self.plain[at] = other.plain[at]
+        self._copy_producers(other, len(self.fixed) + RANK_WORDS * MAX_RANKS)
+
+    def _copy_producers(self, other: Record, at: int) -> None:
+        mine, theirs = self.plain, other.plain
         for room, n in (
             (PRODUCER_WORDS * MAX_PRODUCERS, PRODUCER_WORDS * theirs[N_PRODUCERS]),
             (MAX_PRODUCERS, theirs[N_EXPIRED]),
@@ -174,6 +190,7 @@ class Segment:
         self.pieces: tuple[Piece, ...] = layout.pieces[shard]
         #: How many buffers the slots have.
         self.n_sides = 2 if durable else 1
+        self.is_durable = durable
         self.nbytes = self.needed_nbytes(layout, shard, slots, durable=durable)
         self.buffer = private(self.nbytes) if buffer is None else buffer
         self._check_length(HEADER_WORDS * 8)
@@ -202,6 +219,8 @@ class Segment:
             tuple(map(float, slots.get(p.parameter.index, ()))) for p in self.pieces
         ]
         self._slots_at = weights_at + 2 * self.weights_nbytes
+        sizes = zip(map(_slot_nbytes, self.pieces), self.slot_init, strict=True)
+        self._slots_nbytes = sum(align(n) * len(init) for n, init in sizes)
         self._slots = tuple(self._slot_views(side) for side in range(self.n_sides))
         #: What :mod:`daskps.shards.update` makes ready once, by piece and buffers.
         self.updates: dict[tuple[int, int, int, bool], Any] = {}
@@ -281,17 +300,38 @@ class Segment:
 
     def _slot_views(self, side: int) -> list[tuple[Array, ...]]:
         """Return the slots of every piece in one of their buffers."""
-        sizes = map(_slot_nbytes, self.pieces)
-        counts = map(len, self.slot_init)
-        each = sum(align(n) * k for n, k in zip(sizes, counts, strict=True))
-        at = self._slots_at + side * each
+        at = self._slots_at + side * self._slots_nbytes
+        return self._views_in(self.buffer, at)
+
+    def _views_in(self, buffer: Array, at: int) -> list[tuple[Array, ...]]:
         views = []
         for piece, init in zip(self.pieces, self.slot_init, strict=True):
             dtype, nbytes = compute_dtype(piece.parameter.dtype), _slot_nbytes(piece)
             starts = [at + i * align(nbytes) for i in range(len(init))]
-            views.append(tuple(self._view(start, nbytes, dtype) for start in starts))
+            views.append(tuple(buffer[s : s + nbytes].view(dtype) for s in starts))
             at += len(init) * align(nbytes)
         return views
+
+    @property
+    def more_nbytes(self) -> int:
+        """Bytes that a run in rounds takes beside this memory, for slots."""
+        return 0 if self.is_durable else self._slots_nbytes
+
+    def double_slots(self) -> None:
+        """Give slots of one buffer a second one: a round may have to be taken back."""
+        if self.n_sides == 1 and self._slots_nbytes:
+            self._slots = (
+                self._slots[0],
+                self._views_in(untouched(self._slots_nbytes), 0),
+            )
+            self.n_sides = 2
+
+    def single_slots(self) -> None:
+        """Free the second buffer of slots that had one to begin with."""
+        if not self.is_durable and self.n_sides == 2:
+            # Which keeps what was made ready for that buffer.
+            self.updates.clear()
+            self._slots, self.n_sides = self._slots[:1], 1
 
     def slots_of(self, record: Record, position: int) -> tuple[Array, ...]:
         """Return the optimizer slots of a piece as a record has them."""
@@ -315,6 +355,29 @@ class Segment:
     def writing(self, value: int) -> None:
         self.header[WRITING] = value
 
+    @property
+    def withdraws(self) -> int:
+        """The flip of the withdrawal that was begun last."""
+        return self.header[WITHDRAWS]
+
+    @withdraws.setter
+    def withdraws(self, value: int) -> None:
+        self.header[WITHDRAWS] = value
+
+    @property
+    def limit(self) -> int | None:
+        """The round from which on the run in progress completes none, if it has one."""
+        header = self.header
+        run = self.records[header[FLIP] & 1].plain[RUN]
+        return header[LIMIT] if run and header[FENCED] == run else None
+
+    def fence(self, limit: int) -> None:
+        """Let the run in progress complete no round from `limit` on."""
+        header = self.header
+        # In this order: a limit without its run says nothing.
+        header[LIMIT] = limit
+        header[FENCED] = self.current.plain[RUN]
+
     def record(self, flip: int) -> Record:
         """Return the record of a flip: the current one, or the one before it."""
         return self.records[flip & 1]
@@ -337,6 +400,13 @@ def _slot_nbytes(piece: Piece) -> int:
 def integers(words: Words) -> memoryview[int]:
     """Return words of memory as plain integers: far quicker than NumPy's, one by one."""
     return words.data.cast("B").cast("q")
+
+
+def untouched(nbytes: int) -> Array:
+    """Return zeroed private memory, aligned to a page, whose pages are taken as they fill."""
+    raw = np.zeros(nbytes + PAGE_NBYTES, dtype=np.uint8)
+    start = -raw.ctypes.data % PAGE_NBYTES
+    return raw[start : start + nbytes]
 
 
 def private(nbytes: int) -> Array:

@@ -194,7 +194,11 @@ class Publication:
         self._operations: dict[int, list[Operation]] = {}
         #: Whether the weights written to hold the publication before the current one.
         self._whole = segment.writing == flip
-        segment.writing = self.flip
+        self._begin()
+
+    def _begin(self) -> None:
+        """Say what is being written, and begin with the record in force."""
+        self.segment.writing = self.flip
         self.record.copy_from(self.old)
 
     def add(self, operations: Sequence[tuple[int, Operation]]) -> None:
@@ -289,6 +293,22 @@ class Publication:
             _, slots = self._slots(position)
             for slot, value in zip(slots, values, strict=True):
                 slot[:] = value
+
+    def gather_slots(self) -> None:
+        """Bring the slots of memory that is to have one buffer of them back into it.
+
+        The other one holds nothing that is in force, for these pieces.
+        """
+        segment, record = self.segment, self.record
+        if segment.is_durable:
+            return
+        for position in np.flatnonzero(record.sides).tolist():
+            slots = segment.slots_of(record, position)
+            record.sides[position] = 0
+            for slot, out in zip(
+                slots, segment.slots_of(record, position), strict=True
+            ):
+                in_ranges(np.copyto, (out, slot))
 
     def _slots(self, position: int) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
         """Return where to read the slots of a piece and where to write them.

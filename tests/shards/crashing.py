@@ -24,7 +24,7 @@ from daskps import optim
 from daskps.consistency import ASP, BSP
 from daskps.kernels import threads
 from daskps.layout import Layout, compute_dtype
-from daskps.shards import update
+from daskps.shards import tablework, update
 from daskps.shards.base import ADD, GRADIENT, Item, Step, Ticket
 from daskps.shards.dense import Shard
 from daskps.shards.mailbox import Mailbox
@@ -39,6 +39,8 @@ SLOTS = {0: (0.0, 0.5), 1: (0.0, 0.5)}
 RUN = 5
 #: Pushes that were acknowledged before the update in which a child is killed.
 ACKNOWLEDGED = 4
+#: Rounds of a run whose last one is withdrawn, and the version that leads to.
+ROUNDS, VERSION = 3, 9
 PARTIAL = ("half of a tile", "weights without slots", "weights and one slot")
 LABELS = (
     "writing word",
@@ -50,6 +52,13 @@ LABELS = (
     "all but the flip",
     "flip",
     "applied",
+)
+WITHDRAW_LABELS = (
+    "withdraws word",
+    "writing word",
+    "producers taken",
+    "all but the flip",
+    "flip",
 )
 RESET_LABELS = ("writing word", "slots 1", "slots 2", "all but the flip", "flip")
 
@@ -130,6 +139,15 @@ def passed(label: str) -> None:
 
 class Watched(Segment):
     """A segment whose control words are watched."""
+
+    @property
+    def withdraws(self) -> int:
+        return int(super().withdraws)
+
+    @withdraws.setter
+    def withdraws(self, value: int) -> None:
+        Segment.withdraws.fset(self, value)  # type: ignore[attr-defined]  # a property
+        passed("withdraws word")
 
     @property
     def writing(self) -> int:
@@ -215,9 +233,19 @@ def watch(owner: Any, name: str, label: str) -> None:
 def die_at(case: dict[str, Any], bound: dict[int, Any]) -> None:
     """Apply some pushes, then one batch, or begin a run, and die on the way."""
     global armed
-    shard = Shard(at(case["path"], Watched), {i: Partly(b) for i, b in bound.items()})
+    partly = {i: Partly(b) for i, b in bound.items()}
+    shard = Shard(at(case["path"], Watched), partly, cache_dir=sys.argv[1])
     for sequence in range(ACKNOWLEDGED):
         push(shard, sequence)
+    if case.get("withdraw"):
+        shard.begin_run(RUN, BSP(), 2, "mean", memory=mailboxes(case["path"]))
+        for number in range(2 * ROUNDS):
+            deliver(shard, number)
+        shard.hold(RUN)
+        watch(Record, "take_producers", "producers taken")
+        armed = case["label"]
+        shard.end_run(RUN, "over", rounds=ROUNDS - 1, version=VERSION)
+        passed("applied")
     watch(Record, "copy_from", "record copied")
     watch(Publication, "add", "push noted")
     watch(Publication, "_slots", "slots %d")
@@ -235,7 +263,7 @@ def run_on(case: dict[str, Any], bound: dict[int, Any], ready: int) -> None:
 
     Of a run in rounds the steps of its two trainers.
     """
-    shard = Shard(at(case["path"]), bound)
+    shard = Shard(at(case["path"]), bound, cache_dir=sys.argv[1])
     acknowledged = np.memmap(case["path"] + ".ack", np.int64, "r+")
     one: Callable[[Shard, int], object] = push
     if case.get("rounds"):
@@ -252,6 +280,8 @@ def main() -> None:
     bound = bindings(sys.argv[1])
     for binding in bound.values():
         binding.kernel.warm(durable=True, past=True)
+    # Here and not in each child.
+    tablework.compiled(sys.argv[1])
     for line in sys.stdin:
         sys.stdout.write(f"{fork(json.loads(line), bound)}\n")
         sys.stdout.flush()

@@ -16,10 +16,18 @@ import numpy as np
 import pytest
 
 from daskps.consistency import ASP, BSP
+from daskps.shards import tablework
 from daskps.shards.dense import Shard
 from daskps.shards.segment import N_PRODUCERS, RUN, VERSION, Segment
 from tests.shards import crashing
-from tests.shards.crashing import ACKNOWLEDGED, LABELS, LAYOUT, RESET_LABELS, SLOTS
+from tests.shards.crashing import (
+    ACKNOWLEDGED,
+    LABELS,
+    LAYOUT,
+    RESET_LABELS,
+    SLOTS,
+    WITHDRAW_LABELS,
+)
 from tests.shards.making import slots_of
 
 #: Pushes a child is killed among; a push takes 0.1 ms or so.
@@ -40,12 +48,13 @@ class Reference:
     """States after so many pushes, one by one in private memory, without a crash."""
 
     def __init__(self, cache: str) -> None:
-        self.bindings = crashing.bindings(cache)
+        self.cache, self.bindings = cache, crashing.bindings(cache)
         self._shard = self.new()
         self._states = [state(self._shard)]
 
     def new(self) -> Shard:
-        return Shard(Segment(LAYOUT, 0, SLOTS), self.bindings)
+        segment = Segment(LAYOUT, 0, SLOTS)
+        return Shard(segment, self.bindings, cache_dir=self.cache)
 
     def after(self, n: int) -> str:
         while len(self._states) <= n:
@@ -58,7 +67,8 @@ class Successor(Shard):
     """Who goes on with the shard in a file."""
 
     def __init__(self, path: str, reference: Reference) -> None:
-        super().__init__(crashing.at(path), reference.bindings)
+        segment, bound = crashing.at(path), reference.bindings
+        super().__init__(segment, bound, cache_dir=reference.cache)
         self.path = path
 
 
@@ -74,6 +84,7 @@ def kill(
     """Run a case in a child that is killed, and return the shard it leaves."""
     # Compiled here, loaded there.
     reference.after(1)
+    tablework.compiled(reference.cache)
     for binding in reference.bindings.values():
         binding.kernel.warm(durable=True, past=True)
     cache = str(tmp_path_factory.getbasetemp() / "kernels0")
@@ -153,6 +164,32 @@ def test_killed_while_a_run_begins_with_fresh_slots(kill, reference, label):
     for one in (shard, expected):
         one.end_run(crashing.RUN, "over")
         crashing.push(one, 4, 5)
+    assert state(shard) == state(expected)
+
+
+@pytest.mark.parametrize("label", WITHDRAW_LABELS)
+def test_killed_while_a_round_is_withdrawn(kill, reference, label):
+    """Who goes on still has the round, and withdraws it; or the run is over."""
+    shard, _ = kill(label=label, withdraw=True)
+    expected = reference.new()
+    crashing.push(expected, *range(ACKNOWLEDGED))
+    expected.begin_run(crashing.RUN, BSP(), 2, "mean")
+    for number in range(2 * (crashing.ROUNDS - 1)):
+        crashing.deliver(expected, number)
+    expected.end_run(crashing.RUN, "over", version=crashing.VERSION)
+    assert shard.is_bsp == (label != "flip")
+    if shard.is_bsp:
+        box = crashing.mailboxes(shard.path)
+        shard.attach_rounds(crashing.RUN, 2, "mean", box)
+        shard.take_over()
+        shard.validate()
+        assert shard.rounds_of(crashing.RUN) == crashing.ROUNDS
+        told = {"rounds": crashing.ROUNDS - 1, "version": crashing.VERSION}
+        shard.end_run(crashing.RUN, "over", **told)
+    assert state(shard) == state(expected)
+    for one in (shard, expected):
+        crashing.push(one, 4, 5)
+        one.validate()
     assert state(shard) == state(expected)
 
 

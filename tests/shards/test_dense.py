@@ -25,6 +25,7 @@ from daskps.shards.base import (
     READ,
     Item,
     Ready,
+    Standing,
     Step,
     Ticket,
 )
@@ -263,7 +264,7 @@ class Dying(Streamed):
     def scalars(self, step, lr):
         return (1.0,)
 
-    def publish(self, w_in, w_out, g, slots, scalars):
+    def publish(self, w_in, w_out, g, slots, scalars, slots_out=None):
         w_out[:] = -1e9
         if g[0] == 13:
             raise MemoryError("in the middle")
@@ -299,7 +300,11 @@ def test_a_round_that_dies_half_way_ends_the_run():
     assert isinstance(tickets[0].outcome, MemoryError)
     assert failed(tickets, MemoryError)
     assert weights(shard)[A] == [1, 0, 0, 0, 0]
-    assert shard.rounds_of(RUN) == -1
+    # It holds, until all shards end with the same round.
+    assert shard.standing(RUN) == Standing(1, 1, is_stuck=True)
+    assert failed(send(shard, step(0, 1)), MemoryError)
+    with pytest.raises(MemoryError):
+        shard.finish(RUN, 0)
 
 
 def test_sums_that_overflow_warn_nobody():

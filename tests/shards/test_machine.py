@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,7 @@ from daskps.shards.segment import (
     LIVE,
     NEXT,
     ROUNDS,
+    RUN,
     VERSION,
     Segment,
 )
@@ -604,6 +606,81 @@ class Machine(RuleBasedStateMachine):
             assert not any(t.step.run for _, t in self.outstanding.values())
             self.run = None
 
+    @precondition(lambda self: self.run is not None)
+    @rule(
+        order=st.permutations(range(N_SHARDS)),
+        sends=st.lists(st.tuples(ranks_, shards_), max_size=8),
+        stuck=st.sampled_from([None, None, *range(N_SHARDS)]),
+        ahead=st.sampled_from([None, *range(N_SHARDS)]),
+        inherited=st.booleans(),
+    )
+    def settle(self, order, sends, stuck, ahead, inherited) -> None:
+        """All shards are held, one after the other, and end with the same round."""
+        run = self.run
+        assert run is not None
+        if run.ended or not isinstance(run.policy, BSP):
+            return
+        if ahead is not None:
+            self.get_ahead(run, ahead)
+        if stuck is not None:
+            self.shards[stuck].stop(run.id, MemoryError("a round fails here"))
+        goes_on = [i for i in order if i != stuck]
+        self.catch_up(run, order, goes_on)
+        for rank, i in sends:
+            if i in goes_on:
+                self.train_one(rank, i, READ)
+        found = self.standings(order)
+        first = min(s.rounds for s in found)
+        version = max(s.version for s in found)
+        version += any(s.rounds != first for s in found)
+        for i in order:
+            standing = self.shards[i].standing(run.id)
+            assert standing.rounds == first or standing.has_last
+            if inherited:
+                self.interrupted(i, standing.rounds != first)
+            told = {"rounds": first, "version": version}
+            self.collect(i, self.shards[i].end_run(run.id, "fenced", **told))
+            assert self.shards[i].end_run(run.id, "fenced", **told) == []
+            self.weights[i], self.steps[i] = self.after(i, first)
+            self.versions[i] = version
+            run.ended.add(i)
+        assert not any(t.step.run for _, t in self.outstanding.values())
+        self.run = None
+
+    def get_ahead(self, run: Run, shard: int) -> None:
+        """The last steps of a round reach one shard and no other."""
+        for rank, trainer in enumerate(run.trainers):
+            for i in (0, 1, 0, 1):
+                self.train_one(rank, i, "no")
+                n, _ = run.script(rank, trainer.clock)
+                if trainer.nth == n - 1 and not trainer.accepted:
+                    break
+            self.train_one(rank, shard, "no")
+
+    def catch_up(self, run: Run, order: Sequence[int], goes_on: Sequence[int]) -> None:
+        """Let shards that are behind complete what the others have."""
+        found = self.standings(order)
+        for rank, i in product({r for s in found for r in s.finished}, goes_on):
+            run.told[rank].add(i)
+            self.collect(i, self.shards[i].finish(run.id, rank))
+        last = max(s.rounds for s in found)
+        for i in order:
+            self.collect(i, self.shards[i].hold(run.id, last))
+
+    def standings(self, order: Sequence[int]) -> list[Any]:
+        run = self.run
+        assert run is not None
+        for i in order:
+            self.collect(i, self.shards[i].hold(run.id))
+        return [self.shards[i].standing(run.id) for i in order]
+
+    def interrupted(self, shard: int, goes_back: bool) -> None:
+        """A process is killed in the withdrawal, and its successor does it again."""
+        segment = self.shards[shard].segment
+        if goes_back and segment.is_durable:
+            segment.withdraws = segment.writing = segment.flip + 1
+            segment.record(segment.flip + 1).fixed[[VERSION, RUN]] = 99, 0
+
     # -- what must hold ------------------------------------------------------
 
     def same(self, found: list[np.ndarray], wanted: list[np.ndarray]) -> None:
@@ -784,8 +861,11 @@ class Both(Shard):
             self.deputy.attach_rounds(run, n_ranks, reduce, memory)
         return done + self.wake()
 
-    def end_run(self, run, reason, error=None):
-        return super().end_run(run, reason, error) + self.wake()
+    def end_run(self, run, reason, error=None, **told):
+        return super().end_run(run, reason, error, **told) + self.wake()
+
+    def hold(self, run, limit=None, error=None):
+        return super().hold(run, limit, error) + self.wake()
 
     def finish(self, run, rank):
         return super().finish(run, rank) + self.wake()
@@ -799,9 +879,9 @@ class Pairs(Shards):
     """The same of shards over whose memory two processes take turns."""
 
     def new(self, i: int, durable: bool) -> Shard:
-        segment = Segment(LAYOUT, i, SLOTS, durable=durable)
+        segment = Segment(LAYOUT, i, SLOTS, durable=True)
         segment.words[GENERATION] = 1
-        same = Segment(LAYOUT, i, SLOTS, segment.buffer, durable=durable)
+        same = Segment(LAYOUT, i, SLOTS, segment.buffer, durable=True)
         return Both(segment, Deputy(same, RULES))
 
     @initialize(seed=st.integers(0, 10**6))

@@ -27,7 +27,7 @@ from daskps.shards import cutting, forming, tablework
 from daskps.shards.base import GRADIENT, MODEL, Item, Ready, Step, Ticket
 from daskps.shards.dense import Shard
 from daskps.shards.deputies import Deputy, NotHereError
-from daskps.shards.gates import OPEN, gate_of
+from daskps.shards.gates import OPEN, READING, gate_of
 from daskps.shards.mailbox import FORMAT_AT, MAGIC_AT, Mailbox, n_slices
 from daskps.shards.seats import ASK, Tick
 from daskps.shards.segment import GENERATION, ROUNDS, Segment
@@ -270,8 +270,12 @@ def test_round_that_fails_is_left_to_the_owner():
     assert contents(owner) == before
     np.testing.assert_array_equal(memory, kept)
     assert failed(send(owner, ticket.step), NoOptimizerError)
-    assert owner.rounds_of(RUN) == deputy.rounds_of(RUN) == -1
+    assert owner.rounds_of(RUN) == deputy.rounds_of(RUN) == 0
+    assert owner.standing(RUN).is_stuck
     assert failed(send(deputy, ticket.step), NotHereError)
+    owner.end_run(RUN, "over")
+    assert failed(send(deputy, ticket.step), NotHereError)
+    assert failed(send(owner, ticket.step), NoOptimizerError)
 
 
 def test_numbers_that_cannot_be_weighed_change_nothing():
@@ -445,18 +449,34 @@ def test_each_rank_has_a_bit(rank):
     assert [r for r in range(70) if table.has_pushed(r)] == [rank]
 
 
-@pytest.mark.parametrize("how", ["cut", "fence"])
-def test_round_that_was_held_back_is_applied(how):
+def test_round_that_a_cut_held_back_is_applied():
     owner, follow = taken_over()
     one = {A: np.ones(9, "f4")}
-    if how == "cut":
-        cutting.begin(owner, "cut", 0)
-    else:
-        owner.hold(RUN)
+    cutting.begin(owner, "cut", 0)
     send(owner, gradient(0, one), gradient(1, one))
     assert owner.rounds_of(RUN) == 0
     assert follow().rounds_of(RUN) == 1
     assert gate_of(owner.segment) == OPEN
+
+
+def test_round_that_a_fence_held_back_is_not():
+    """All shards are about to end with the same round: the limit is in the segment."""
+    owner, follow = taken_over()
+    one = {A: np.ones(9, "f4")}
+    owner.hold(RUN)
+    send(owner, gradient(0, one), gradient(1, one))
+    mine = follow()
+    mine.validate()
+    assert mine.rounds_of(RUN) == 0
+    assert gate_of(mine.segment) == READING
+    mine.hold(RUN, 1)
+    assert mine.rounds_of(RUN) == 1
+    # And no further.
+    send(mine, gradient(0, one, clock=1), gradient(1, one, clock=1))
+    assert follow().rounds_of(RUN) == 1
+    mine.end_run(RUN, "over")
+    mine.begin_run(RUN + 1, BSP(), 1)
+    assert gate_of(mine.segment) == OPEN
 
 
 @pytest.mark.parametrize("how", ["cut", "fence"])

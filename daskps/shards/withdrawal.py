@@ -1,0 +1,57 @@
+"""Taking back the last round of a run, where other shards do not have it.
+
+A round is one publication, so what a shard was before it is all there: weights and
+slots in the buffers that are not in force, counts in the record that is not. To
+*withdraw* the round is to publish that once more, under a flip and a version of its
+own: no version ever names two states.
+
+Nothing of it is written but words of the record. A process that is killed on the way
+leaves a shard that still has the round, and a header word that says what was under
+way; whoever holds the lock next does all of it again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from daskps.shards.segment import ROUNDS, RUN
+from daskps.shards.update import Publication
+
+if TYPE_CHECKING:
+    from daskps.shards.segment import Segment
+
+
+def is_possible(segment: Segment) -> bool:
+    """Return whether the last round of the run in progress can be withdrawn."""
+    flip, now = segment.flip, segment.current.plain
+    before = segment.record(flip - 1).plain
+    if segment.withdraws == segment.writing == flip + 1:
+        # Begun and not ended; the run may be out of that record already.
+        return before[ROUNDS] == now[ROUNDS] - 1
+    return (
+        segment.writing == flip
+        and before[RUN] == now[RUN] != 0
+        and before[ROUNDS] == now[ROUNDS] - 1
+    )
+
+
+class Withdrawal(Publication):
+    """The publication that takes back the one in force; :meth:`finish` ends it.
+
+    Parameters
+    ----------
+    segment : Segment
+        The memory; :func:`is_possible` says whether its last round can be withdrawn.
+    """
+
+    def _begin(self) -> None:
+        """Begin with what was in force before, as it stands in the other record."""
+        segment, flip = self.segment, self.flip
+        # First: without it nobody could tell that the weights to go back to are whole.
+        segment.withdraws = flip
+        segment.writing = flip
+        # Producers that have ended are noted in the record in force, at any time.
+        self.record.take_producers(self.old)
+        # Or the next publication would leave the other buffer as it is, with the round
+        # that was taken back in every piece that it does not change itself.
+        self.record.changed[self.old.changed == flip - 1] = flip
