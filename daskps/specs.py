@@ -12,10 +12,9 @@ from daskps.cluster.creation import Blueprint
 from daskps.errors import LayoutError
 from daskps.intake import Array, spec_of
 from daskps.layout import DTYPES, FLOATS, flatten
+from daskps.limits import STORE_NAME_NBYTES, check_parameters, check_shards
 from daskps.optim import Rule, resolve
 from daskps.targets import flag
-
-MAX_NAME_NBYTES = 200
 
 
 @dataclass(frozen=True)
@@ -87,6 +86,9 @@ def blueprint(
     flat = flatten(params)
     if not flat:
         raise LayoutError("params is empty; a store needs at least one parameter")
+    number = _checked_shards(shards)
+    # Before anything of their number is made; once more when their shapes are known.
+    check_parameters((), len(flat), number or 1)
     shapes: dict[str, tuple[tuple[int, ...], str]] = {}
     arrays: dict[int, Array] = {}
     collections: dict[int, Any] = {}
@@ -102,6 +104,8 @@ def blueprint(
             array = spec_of(value, key)
             shapes[key] = (array.shape, array.dtype.name)
             arrays[index] = np.ascontiguousarray(array).reshape(-1)
+    rows = ((key, shape, dtype) for key, (shape, dtype) in shapes.items())
+    check_parameters(rows, len(shapes), number or 1)
     return Blueprint(
         name=None if name is None else checked_name(name),
         shapes=shapes,
@@ -109,7 +113,7 @@ def blueprint(
         collections=collections,
         initializers=initializers,
         rules=_rules(optimizer, shapes),
-        shards=_checked_shards(shards),
+        shards=number,
         servers=_checked_servers(servers),
         seed=_checked_seed(seed),
         overwrite=flag(overwrite, "overwrite"),
@@ -176,9 +180,9 @@ def checked_name(name: Any) -> str:
     if not name:
         raise ValueError("name is empty; create a store without name= for a session")
     nbytes = len(_encoded(name, "name", ValueError))
-    if nbytes > MAX_NAME_NBYTES:
+    if nbytes > STORE_NAME_NBYTES:
         raise ValueError(
-            f"name has {nbytes} bytes, at most {MAX_NAME_NBYTES} are "
+            f"name has {nbytes} bytes, at most {STORE_NAME_NBYTES} are "
             f"allowed; choose a shorter one"
         )
     return name
@@ -200,8 +204,7 @@ def _checked_shards(shards: Any) -> int | None:
         return None
     if isinstance(shards, bool) or not isinstance(shards, (int, np.integer)):
         raise TypeError(f"shards is an int, found {shards!r}")
-    if shards < 1:
-        raise ValueError(f"shards must be at least 1, found {shards}")
+    check_shards(int(shards))
     return int(shards)
 
 

@@ -78,7 +78,7 @@ def create(  # noqa: PLR0913 - the public contract
     optimizer : daskps.optim.Rule or mapping of str to Rule, optional
         The update rule of pushes, or one per pattern of parameter names.
     shards : int, optional
-        Number of shards; one per server by default.
+        Number of shards, at most 16,384; one per server by default.
     servers : {"auto", "all"}, "resource:NAME" or list of str
         Workers that own shards: all of them, or those with the resource ``PS`` when
         any has it ("auto"); or worker addresses.

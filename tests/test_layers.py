@@ -52,6 +52,7 @@ LAYERS = {
     "backend": 0,
     "config": 0,
     "errors": 0,
+    "limits": 0,
     "typing": 0,
     "usercode": 0,
 }

@@ -8,8 +8,8 @@ import click
 
 from daskps import demo as module
 from daskps.cli.group import Misuse
+from daskps.limits import MOST_TRAINERS
 
-MOST_TRAINERS = 1024
 DEFAULTS = module.Options()
 
 

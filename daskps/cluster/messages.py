@@ -182,6 +182,7 @@ def unpack_call(protocol: int, head: Sequence[Any], parts: Any, layout: Layout) 
     if call.kind not in _KINDS:
         raise errors.ProtocolError(f"a message of unknown kind {call.kind!r}")
     codec = _codec(call)
+    _check_parts(parts, layout)
     unpacked = tuple(
         Part(
             shard,
@@ -197,6 +198,30 @@ def unpack_call(protocol: int, head: Sequence[Any], parts: Any, layout: Layout) 
     )
     touched = None if call.touched is None else tuple((a, b) for a, b in call.touched)
     return replace(call, parts=unpacked, touched=touched)
+
+
+def _check_parts(parts: Sequence[Any], layout: Layout) -> None:
+    """Refuse a message that says more than there is to say of a store's shards.
+
+    What is read twice would be sent twice: a short message could ask for an answer
+    that no host has the memory for.
+    """
+    shards = [part[0] for part in parts]
+    if len(set(shards)) < len(shards):
+        raise errors.ProtocolError("a message that names a shard twice")
+    for shard, _, _, items, ranges in parts:
+        pieces = layout.pieces[shard]
+        if len({item[0] for item in items}) < len(items):
+            raise errors.ProtocolError(f"a message that names a piece of {shard} twice")
+        asked = sum((b - a) * np.dtype(dtype).itemsize for dtype, a, b in ranges)
+        if len(ranges) > len(pieces) + len(
+            layout.lengths
+        ) or asked > layout.shard_nbytes(shard):
+            raise errors.ProtocolError(
+                f"a read of {len(ranges):,} ranges with {asked:,} bytes of shard "
+                f"{shard}, which has {layout.shard_nbytes(shard):,} bytes in "
+                f"{len(pieces):,} pieces"
+            )
 
 
 def _codec(call: Call) -> Codec | None:

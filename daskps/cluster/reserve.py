@@ -10,6 +10,7 @@ from daskps.cluster.entry import Entry, Hosts
 from daskps.cluster.messages import PROTOCOL
 from daskps.errors import NotEnoughWorkersError, ProtocolError
 from daskps.layout import Layout
+from daskps.limits import check_parameters, check_shards
 from daskps.placement import check_memory, place
 from daskps.shards.segment import Segment
 
@@ -51,11 +52,13 @@ def reserve(
 ) -> Entry:
     """Lay a store out over workers, or refuse it for want of memory."""
     n_shards = wanted.shards or len(workers)
+    check_shards(n_shards)
+    check_parameters(wanted.params, len(wanted.params), n_shards)
     layout = Layout.from_wire({"parameters": wanted.params, "shards": n_shards})
     owners = place(layout.n_shards, workers)
     nbytes: dict[str, int] = {}
+    slots = dict(wanted.slots)
     for shard, worker in enumerate(owners):
-        slots = dict(wanted.slots)
         need = Segment.needed_nbytes(layout, shard, slots, durable=wanted.machine)
         nbytes[worker] = nbytes.get(worker, 0) + need
     limits = {w: scheduler.workers[w].memory_limit for w in nbytes}

@@ -25,6 +25,7 @@ from daskps.errors import (
     ShardLostError,
     StaleGenerationError,
 )
+from daskps.limits import check_trainers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,6 +63,8 @@ class Runs:
         client, size, restartable, gated and graph.
         """
         sync, staleness = begin["policy"]
+        check_trainers(who["size"], graph=who["graph"])
+        check_trainers(begin["n_ranks"], graph=False)
         left, clock = OPEN_SECONDS, asyncio.get_running_loop().time
         for tries in itertools.count(1):
             entry = await self._free_entry(uid)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from daskps.limits import MOST_PARTS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -75,6 +77,11 @@ def rows(
 ) -> list[Rows]:
     """Return which of `n` rows each of `k` parts gets; see `partition`."""
     n, k = _whole(n, "n", 0), _whole(k, "k", 1)
+    if k > MOST_PARTS:
+        raise ValueError(
+            f"k must be at most {MOST_PARTS:,}, as many as a run may have parts, found "
+            f"{k:,}"
+        )
     if scheme not in SCHEMES:
         raise ValueError(f"{scheme=} is unknown; choose one of {', '.join(SCHEMES)}")
     if weights is not None and scheme in ("round_robin", "reshuffle"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from daskps import codecs, config
 from daskps.consistency import ASP, BSP, SSP, Policy, policy
+from daskps.limits import MOST_TRAINERS
 from daskps.reduction import check_reduce
 from daskps.targets import flag
 from daskps.training import callbacks as callbacks_module
@@ -331,7 +333,8 @@ def _listed(parts: Any) -> list[Any]:
             f"parts is a list with one part of the data for each trainer, found "
             f"{type(parts).__name__}; daskps.partition(X, y, k) cuts data into such"
         )
-    return list(parts)
+    # One more than there may be: it may go on for ever.
+    return list(itertools.islice(parts, MOST_TRAINERS + 1))
 
 
 def _may_read_ahead(chosen: Policy) -> bool:

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps import config
+from daskps import config, limits
 from daskps.cluster import snapshots
 from daskps.cluster.deadline import Deadline
 from daskps.cluster.launch import launch
 from daskps.cluster.pump import Pump, UserCall, call_directly
 from daskps.cluster.spec import Launch, threads_of
 from daskps.cluster.windows import Schedule
-from daskps.errors import LayoutError
 from daskps.store import ParameterStore
 from daskps.training import callbacks as callbacks_module
 from daskps.training.graph import GraphBody
@@ -34,10 +33,6 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: A shard's record has room for this many ranks.
-MOST_TRAINERS = 1024
-#: Parts of graph execution: a window of their tasks is what a scheduler can hold.
-MOST_PARTS = 16_384
 #: Trainers per thread of the cluster above which "auto" takes to the task graph.
 MOST_PER_THREAD = 4
 
@@ -376,13 +371,7 @@ class Job:
 def check_trainers(value: Any, execution: str = "resident") -> int:
     """Return a number of trainers, or refuse what an execution has no room for."""
     size = whole("trainers", value)
-    most = MOST_PARTS if execution in ("auto", "graph") else MOST_TRAINERS
-    if size > most:
-        raise LayoutError(
-            f"trainers={size} is too many: a shard has room for {MOST_TRAINERS} "
-            f"resident trainers, the task graph takes {MOST_PARTS}; give each more of "
-            f"the data"
-        )
+    limits.check_trainers(size, graph=execution in ("auto", "graph"))
     return size
 
 

@@ -1,0 +1,147 @@
+"""How large a store and a run may be, told by arithmetic before anything is built.
+
+A client asks first and says so to its user; the scheduler asks again, for messages come
+from others too: what it built for an absurd request would keep it from everybody.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.errors import LayoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = [
+    "MOST_DIMENSIONS",
+    "MOST_NAMES_NBYTES",
+    "MOST_NBYTES",
+    "MOST_PARAMETERS",
+    "MOST_PARTS",
+    "MOST_PIECES",
+    "MOST_SHARDS",
+    "MOST_TRAINERS",
+    "STORE_NAME_NBYTES",
+    "check_parameters",
+    "check_shards",
+    "check_trainers",
+]
+
+#: Shards of a store.
+MOST_SHARDS = 16_384
+#: Parameters of a store.
+MOST_PARAMETERS = 32_768
+#: Pieces of a store: a parameter has one in each shard that it meets.
+MOST_PIECES = 131_072
+#: Axes of a parameter, as of an ndarray.
+MOST_DIMENSIONS = 64
+#: Bytes of one copy of all values: more than a process can address.
+MOST_NBYTES = 2**47
+#: Bytes of all names of parameters together.
+MOST_NAMES_NBYTES = 16 * 2**20
+#: Bytes of the name of a store.
+STORE_NAME_NBYTES = 200
+#: Resident trainers of a run.
+MOST_TRAINERS = 1024
+#: Parts of a run in the task graph.
+MOST_PARTS = 16_384
+
+
+def check_shards(shards: Any) -> None:
+    """Refuse a number of shards that no store can have.
+
+    Raises
+    ------
+    LayoutError
+        Naming it and the limit.
+    """
+    if type(shards) is not int or not 1 <= shards <= MOST_SHARDS:
+        found = f"{shards:,}" if isinstance(shards, int) else repr(shards)
+        raise LayoutError(
+            f"shards must be at least 1 and at most {MOST_SHARDS:,}, found {found}; "
+            f"leave shards= out for one per server"
+        )
+
+
+def check_parameters(
+    parameters: Iterable[tuple[str, Any, str]], n: int, shards: int
+) -> None:
+    """Refuse parameters that are too many, or too large.
+
+    Parameters
+    ----------
+    parameters : iterable of (name, shape, dtype)
+        Those of a store.
+    n : int
+        How many there are.
+    shards : int
+        Into how many shards they are cut.
+
+    Raises
+    ------
+    LayoutError
+        Naming what is too large and the limit.
+    """
+    if n > MOST_PARAMETERS:
+        raise LayoutError(
+            f"{n:,} parameters are more than the {MOST_PARAMETERS:,} that a store may "
+            f"have; put small ones of a kind together into one array"
+        )
+    dtypes, names, nbytes = set[str](), 0, 0
+    for name, shape, dtype in parameters:
+        if any(type(length) is not int or length < 0 for length in shape):
+            raise LayoutError(
+                f"parameter {name[:60]!r} has the shape {shape!r:.60}; a shape has whole "
+                f"numbers of 0 or more"
+            )
+        if len(shape) > MOST_DIMENSIONS:
+            raise LayoutError(
+                f"parameter {name[:60]!r} has {len(shape):,} axes, more than the "
+                f"{MOST_DIMENSIONS} of an ndarray"
+            )
+        dtypes.add(dtype)
+        names += len(name.encode("utf-8", "surrogatepass"))
+        nbytes += math.prod(shape) * np.dtype(dtype).itemsize
+    for found, most, what in (
+        (
+            n + len(dtypes) * shards,
+            MOST_PIECES,
+            "pieces that parameters and shards make",
+        ),
+        (names, MOST_NAMES_NBYTES, "bytes of names"),
+        (nbytes, MOST_NBYTES, "bytes of values"),
+    ):
+        if found > most:
+            raise LayoutError(
+                f"{n:,} parameters in {shards:,} shards come to {found:,} {what}, more "
+                f"than the {most:,} that a store may have"
+            )
+
+
+def check_trainers(size: Any, *, graph: bool) -> None:
+    """Refuse trainers that an execution has no room for.
+
+    Parameters
+    ----------
+    size : int
+        How many.
+    graph : bool
+        Whether the rounds may be tasks of the graph.
+
+    Raises
+    ------
+    LayoutError
+        Naming their number and the limits.
+    """
+    most = MOST_PARTS if graph else MOST_TRAINERS
+    if type(size) is not int or not 1 <= size <= most:
+        found = f"{size:,}" if isinstance(size, int) else repr(size)
+        raise LayoutError(
+            f"trainers={found} is not possible: a shard has room for 1 to "
+            f"{MOST_TRAINERS:,} resident trainers, the task graph takes "
+            f"{MOST_PARTS:,}; give each more of the data"
+        )
