@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daskps.training.addresses import addresses
 from daskps.training.data import n_rows, take
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from daskps.training.addresses import Addresses
     from daskps.training.data import Rows
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -20,6 +23,7 @@ class Blocks:
     """The rows of several arrays, one array after the other, without joining them.
 
     Only what is asked for is copied: joining all of it would take the memory twice.
+    Taking rows costs as much as there are of them, whatever they are taken from.
 
     Parameters
     ----------
@@ -50,7 +54,10 @@ class Blocks:
         #: Row after the last of each block.
         self._ends = np.cumsum([n_rows(block) for block in blocks])
         self.shape: tuple[int, ...] = (int(self._ends[-1]), *trailing.pop())
-        self._arrays = all(type(block) is np.ndarray for block in blocks)
+
+    @cached_property
+    def _addresses(self) -> Addresses | None:
+        return addresses(self._blocks)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -60,7 +67,8 @@ class Blocks:
             start, stop, step = rows.indices(len(self))
             if step == 1:
                 return self._run(start, max(start, stop))
-        return self._gather(np.arange(len(self))[rows])
+            return self._gather(np.arange(start, stop, step))
+        return self._gather(_from_zero(rows, len(self)))
 
     def _run(self, start: int, stop: int) -> Any:
         """Return successive rows: a view where they are in one block."""
@@ -79,12 +87,16 @@ class Blocks:
     def _gather(self, index: Array) -> Any:
         """Return rows in any order."""
         owners = np.searchsorted(self._ends, index, "right")
+        if self._addresses is not None:
+            return self._addresses.take(index, owners)
         used = np.unique(owners)
         if len(used) < 2:
             number = used[0] if len(used) else 0
             return take(self._blocks[number], index - self._begin(number))
-        if self._arrays:
-            dtype = np.result_type(*self._blocks)
+        if all(type(block) is np.ndarray for block in self._blocks):
+            # Of several dtypes, say: that of the rows must not depend on which.
+            dtypes = {block.dtype for block in self._blocks}
+            dtype = dtypes.pop() if len(dtypes) == 1 else np.result_type(*dtypes)
             found = np.empty((len(index), *self.shape[1:]), dtype)
             for number in used:
                 where = owners == number
@@ -101,6 +113,16 @@ class Blocks:
 
     def _begin(self, number: int) -> int:
         return int(self._ends[number - 1]) if number else 0
+
+
+def _from_zero(index: Array, n: int) -> Array:
+    """Return the same of `n` rows, none of them counted from the end."""
+    if not len(index) or index.min() >= 0:
+        return index
+    index = np.where(index < 0, index + n, index)
+    if index.min() < 0:
+        raise IndexError(f"there is no row {index.min() - n}: there are {n}")
+    return index
 
 
 def joined(blocks: Sequence[Any]) -> Any:

@@ -174,7 +174,7 @@ async def _dealt(
         blocks = [(_assembled(link, pieces[rank]),) for pieces in cut]
         parts.append(
             Part(
-                rows=len(np.arange(n)[index]),
+                rows=len(_numbers(index, n)),
                 X=blocks[0],
                 y=None if y is None else blocks[1],
                 worker=worker,
@@ -183,6 +183,11 @@ async def _dealt(
         )
     await computed(future for part in parts for future in part.futures)
     return parts
+
+
+def _numbers(index: Any, n: int) -> Any:
+    """Return the rows a trainer gets of `n`, as numbers."""
+    return np.arange(*index.indices(n)) if isinstance(index, slice) else index
 
 
 def _each(array: Any, which: Sequence[Any]) -> list[Any]:
@@ -208,9 +213,8 @@ class _Source:
 
     def moved(self, index: Any, held: Places, worker: str) -> int:
         """Return how many blocks with some of the rows are not on a worker."""
-        used = np.unique(
-            np.searchsorted(self._ends, np.arange(self._n)[index], "right")
-        )
+        numbers = _numbers(index, self._n)
+        used = np.unique(np.searchsorted(self._ends, numbers, "right"))
         return sum(is_elsewhere(held, f, worker) for i in used for f in self._blocks[i])
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,62 @@ def test_batches_cover_every_row_once(shuffle):
     found = [view[b] for b in batches(23, 4, seed=1, epoch=0, rank=0, shuffle=shuffle)]
     assert [len(batch) for batch in found] == [4] * 5 + [3]
     assert sorted(np.concatenate(found)) == list(range(23))
+
+
+def laid_out(block, order):
+    """Return the same rows, otherwise laid out in memory."""
+    wide = np.empty((len(block), 2, *block.shape[1:]), block.dtype)
+    wide[:, 1] = block
+    return {
+        "C": np.ascontiguousarray(block),
+        "F": np.asfortranarray(block),
+        "strided": wide[:, 1],
+        "reversed": np.ascontiguousarray(block[::-1])[::-1],
+        "transposed": np.ascontiguousarray(block.swapaxes(1, -1)).swapaxes(1, -1),
+    }[order]
+
+
+@pytest.mark.parametrize("order", ["C", "F", "strided", "reversed", "transposed"])
+@pytest.mark.parametrize("dtype", ["f4", "?", "S3", "M8[s]", ">i2", "O", [("a", "i1")]])
+def test_rows_are_the_same_however_blocks_lie_in_memory(order, dtype):
+    whole = np.arange(60).reshape(10, 3, 2).astype(dtype)
+    blocks = [laid_out(block, order) for block in cut(whole, [3, 0, 6, 1])]
+    if order == "C":
+        blocks[0].flags.writeable = False
+    index = np.random.default_rng(0).permutation(10)[:9]
+    found = Blocks(blocks)[index]
+    assert found.dtype == whole.dtype
+    assert found.flags.carray
+    np.testing.assert_array_equal(found, whole[index])
+
+
+def test_rows_of_blocks_of_several_dtypes_have_one():
+    blocks = [np.ones(3, "f4"), np.ones(3, "f4"), np.ones(3)]
+    assert Blocks(blocks)[np.array([0, 3])].dtype == "f8"
+
+
+@pytest.mark.parametrize("dtype", ["f4", "O"])
+@pytest.mark.parametrize("row", [6, -7])
+def test_rows_that_are_not_there(row, dtype):
+    view = Blocks(cut(np.ones(6, dtype), [4, 2]))
+    with pytest.raises(IndexError):
+        view[np.array([1, row])]
+
+
+@pytest.mark.parametrize("order", ["C", "F", "mixed"])
+@pytest.mark.parametrize("rows", [np.arange(0, 10**6, 10**5), slice(3, 900_003, 10**5)])
+def test_a_batch_takes_the_memory_of_its_rows_only(order, rows):
+    dtypes = ["f4", "f8"] if order == "mixed" else ["f4", "f4"]
+    blocks = [np.zeros((500_000, 4), d, "F" if order == "F" else "C") for d in dtypes]
+    view = Blocks(blocks)
+    view[np.array([0])]
+    tracemalloc.start()
+    try:
+        view[rows]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 20_000  # a number for every row would be 8 MB
 
 
 def test_rows_inside_one_block_are_a_view():
