@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from distributed import Client, Worker, get_client, get_worker
 from distributed.utils import SyncMethodMixin
 
+from daskps import config
 from daskps.cluster import upstream
 from daskps.cluster.host import HOSTS
 from daskps.cluster.machine import HERE, Machine
@@ -53,6 +54,7 @@ class Link(SyncMethodMixin):
         self.loop: Any = node.loop
         self.pool = node.rpc
         self._ensured = False
+        self._in_process = config.load().process_way
         if isinstance(node, Worker):
             self.is_worker, self._asynchronous = True, False
             #: What the directory closes this link's producers with.
@@ -95,7 +97,7 @@ class Link(SyncMethodMixin):
 
     async def control(self, worker: str, method: str, **kwargs: Any) -> Any:
         """Send a control message to the host on a worker."""
-        if worker in HOSTS:
+        if self._in_process and worker in HOSTS:
             host = HOSTS[worker]
             if host.worker.loop is self.loop:
                 reply = await host.handle_control(method, **kwargs)

@@ -1,0 +1,100 @@
+"""What a simulated process stands on: time, chance and ids that a seed decides.
+
+Run as a file, so that all of it is laid before anything of Dask is imported: it takes
+clocks by name. As a module it only holds what was laid.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import runpy
+import secrets
+import sys
+import time
+import uuid
+from pathlib import Path
+
+#: Where virtual time begins: long ago, but no time that code may take for none.
+EPOCH = 1_000_000.0
+#: What reading a clock takes, or code that polls one would never end.
+TICK = 1e-7
+
+
+class Clock:
+    """Virtual time; only timers, sleeping and reading it make it go on."""
+
+    def __init__(self) -> None:
+        self.now = EPOCH
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the beginning."""
+        return self.now - EPOCH
+
+    def read(self) -> float:
+        """Return the time, as time.time and time.monotonic do."""
+        self.now += TICK
+        return self.now
+
+    def read_ns(self) -> int:
+        """Return the time in nanoseconds."""
+        return int(self.read() * 1e9)
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass without doing anything."""
+        self.now += max(0.0, seconds)
+
+
+CLOCK = Clock()
+#: Decides everything that a seed is to decide.
+CHANCE = random.Random(0)
+#: The processor time of this process; no virtual one.
+processor_time = time.process_time
+
+
+def _uuid(*args: object, **kwargs: object) -> uuid.UUID:
+    return uuid.UUID(int=CHANCE.getrandbits(128), version=4)
+
+
+def _token(nbytes: int | None = None) -> bytes:
+    return CHANCE.randbytes(nbytes or 32)
+
+
+def put(owner: object, **new: object) -> None:
+    """Put something in the place of attributes of a module or class."""
+    for name, value in new.items():
+        setattr(owner, name, value)
+
+
+def lay() -> None:
+    """Replace the clocks, chance and ids of this process."""
+    for name in ("time", "monotonic", "perf_counter"):
+        put(time, **{name: CLOCK.read, f"{name}_ns": CLOCK.read_ns})
+    put(time, sleep=CLOCK.sleep)
+    put(uuid, uuid1=_uuid, uuid4=_uuid)
+    put(
+        secrets,
+        randbits=CHANCE.getrandbits,
+        token_bytes=_token,
+        token_hex=lambda nbytes=None: _token(nbytes).hex(),
+    )
+    # What ends when it is collected must end at the same moment each time.
+    gc.disable()
+
+
+def sow(seed: int) -> None:
+    """Begin a simulation: all chance follows from its seed."""
+    CHANCE.seed(seed)
+    random.seed(seed)
+    CLOCK.now = EPOCH
+
+
+if __name__ == "__main__":
+    lay()
+    # The folder of this file: its modules would hide others of the same names.
+    sys.path.pop(0)
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    # Under its own name, for all who import it: there is one clock.
+    sys.modules["daskps.testing.ground"] = sys.modules["__main__"]
+    runpy.run_module("daskps.testing.nursery", run_name="__main__", alter_sys=False)

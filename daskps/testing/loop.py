@@ -1,0 +1,127 @@
+"""An event loop in virtual time, on which nodes can be stopped and die."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from contextvars import ContextVar, copy_context
+from typing import TYPE_CHECKING, Any
+
+from daskps.testing.ground import CHANCE, CLOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from contextvars import Context
+
+#: How long a thread takes to begin what it is given.
+HAND_OVER_SECONDS = (1e-5, 2e-4)
+
+
+class Process:
+    """A simulated process: what runs in its context stops and dies with it.
+
+    Parameters
+    ----------
+    name : str
+        Its address without the scheme, such as ``m0:1``: machine and number.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.machine, number = name.split(":")
+        self.pid = int(number)
+        self.is_dead = self.is_stopped = False
+        #: What would have run while it was stopped.
+        self.kept: list[asyncio.Handle] = []
+        self._context = copy_context()
+        self._context.run(PROCESS.set, self)
+
+    def __repr__(self) -> str:
+        return f"<process {self.name}>"
+
+    def context(self) -> Context:
+        """Return a context of this process, for what another one causes here."""
+        return self._context.copy()
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Start a coroutine in this process."""
+        loop = asyncio.get_running_loop()
+        return loop.create_task(work, context=self.context())
+
+
+#: Whose code is running; None for the simulator's own.
+PROCESS: ContextVar[Process | None] = ContextVar("daskps-process", default=None)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Time jumps to the next timer where nothing is ready; threads are timers.
+
+    No descriptor is ever looked at: what comes from outside the process would come at
+    another moment each time.
+    """
+
+    _ready: Any
+    _scheduled: list[asyncio.TimerHandle]
+
+    def time(self) -> float:
+        """Return the virtual time."""
+        return CLOCK.now
+
+    def _run_once(self) -> None:
+        timers, ready = self._scheduled, self._ready
+        if not ready:
+            self._skip_cancelled()
+            if not timers:
+                raise RuntimeError("nothing is ready and nothing is timed: it hangs")
+            CLOCK.now = max(CLOCK.now, timers[0].when())
+        while timers and timers[0].when() <= CLOCK.now:
+            timer = heapq.heappop(timers)
+            timer._scheduled = False  # type: ignore[attr-defined]  # noqa: SLF001
+            ready.append(timer)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            # What asyncio itself does with a handle that is due.
+            if not handle.cancelled():
+                process = handle._context.get(PROCESS)  # noqa: SLF001
+                if process is None or not (process.is_dead or process.is_stopped):
+                    handle._run()  # noqa: SLF001
+                elif not process.is_dead:
+                    process.kept.append(handle)
+
+    def _skip_cancelled(self) -> None:
+        while self._scheduled and self._scheduled[0].cancelled():
+            heapq.heappop(self._scheduled)
+
+    def go_on(self, process: Process) -> None:
+        """Let a stopped process go on with what it has missed."""
+        process.is_stopped = False
+        self._ready.extend(process.kept)
+        process.kept.clear()
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: object, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        """Call a function a moment later, in this thread."""
+        future: asyncio.Future[Any] = self.create_future()
+
+        def call() -> None:
+            if future.cancelled():
+                return
+            try:
+                result = func(*args)
+            except BaseException as error:  # noqa: BLE001 - the future's
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self.call_later(CHANCE.uniform(*HAND_OVER_SECONDS), call)
+        return future
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.Handle:
+        """Call a function soon; there is one thread."""
+        return self.call_soon(callback, *args, context=context)

@@ -1,0 +1,207 @@
+"""The machines of simulated processes: memory that they share, in this one.
+
+Names and promises are those of :mod:`daskps.cluster.registry` and
+:mod:`daskps.cluster.memory`; what files and record locks do there is done by plain
+objects here. What a process leaves behind when it dies stays until somebody adopts or
+sweeps it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daskps.cluster.memory import Block, Memory
+from daskps.cluster.registry import BLOCK, WayClosed, owner_of
+from daskps.errors import ShardBusyError
+from daskps.shards.segment import (
+    FORMAT,
+    FORMAT_AT,
+    HEADER_WORDS,
+    HOLDER,
+    MAGIC,
+    MAGIC_AT,
+    NONCE,
+    private,
+)
+from daskps.testing.ground import CHANCE
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from daskps.cluster.mapping import Array
+    from daskps.testing.loop import Process
+
+PID_BITS = 22
+
+
+@dataclass(eq=False)
+class Kept:
+    """A piece of a machine's memory, whoever has it now."""
+
+    buffer: Array
+    nonce: int
+    #: Who has its lock.
+    holder: Process | None = None
+
+
+@dataclass(eq=False)
+class SimMachine:
+    """One machine: its blocks by name, and processes by owner number."""
+
+    name: str
+    blocks: dict[str, Kept] = field(default_factory=dict)
+    owners: dict[int, Process] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class SimView:
+    """A machine as one of its processes reaches it."""
+
+    machine: SimMachine
+    process: Process
+
+    def memory(self, cluster: str) -> Memory:
+        """Join the processes there and return where to take memory from."""
+        return Memory(self.visit(cluster))
+
+    def visit(self, cluster: str) -> SimMembers:
+        """Return a membership."""
+        return SimMembers(self.machine, self.process)
+
+
+class SimMembers:
+    """A process among those of its machine."""
+
+    def __init__(self, machine: SimMachine, process: Process) -> None:
+        self._machine, self._process = machine, process
+        self.path = f"sim:{machine.name}"
+        self.owner = CHANCE.getrandbits(40) << PID_BITS | process.pid
+        machine.owners[self.owner] = process
+
+    def lives(self, owner: int) -> bool:
+        """Whether the process of an owner number is still there."""
+        process = self._machine.owners.get(owner)
+        return process is not None and not process.is_dead
+
+    def names(self) -> list[str]:
+        """Return the names of all blocks."""
+        return [name for name in self._machine.blocks if BLOCK.fullmatch(name)]
+
+    def litter(self) -> list[str]:
+        """Return the names of blocks whose owner does not live."""
+        return [name for name in self.names() if not self.lives(owner_of(name))]
+
+    def sweep(self, names: Collection[str]) -> list[str]:
+        """Remove blocks whose owner does not live; return their names."""
+        return [n for n in self.litter() if n in names and self.remove(n)]
+
+    def make(self, nbytes: int) -> Block:
+        """Return a new block of this process."""
+        name, nonce = self._new_name(), CHANCE.getrandbits(63)
+        kept = self._machine.blocks[name] = Kept(private(nbytes), nonce)
+        return SimBlock(kept, name, self._process, self)
+
+    def _new_name(self) -> str:
+        return f"{self.owner:016x}-{CHANCE.getrandbits(64):016x}"
+
+    def attach(self, name: str, nbytes: int, nonce: int) -> Block:
+        """Map a block of another process."""
+        owner_of(name)
+        kept = self._machine.blocks.get(name)
+        if kept is None or kept.buffer.nbytes != nbytes:
+            raise WayClosed(f"{self.path}/{name} cannot be attached")
+        words = kept.buffer[: 8 * HEADER_WORDS].view(np.int64)
+        found = tuple(int(words[at]) for at in (MAGIC_AT, FORMAT_AT, NONCE))
+        if found != (MAGIC, FORMAT, nonce):
+            raise WayClosed(f"{self.path}/{name} is not the segment that was meant")
+        return SimBlock(kept, name, self._process)
+
+    def adopt(self, name: str, nbytes: int, nonce: int) -> Block:
+        """Take over a block whose owner does not live."""
+        if self.lives(owner_of(name)):
+            raise WayClosed(f"{self.path}/{name} has an owner that lives")
+        self.attach(name, nbytes, nonce)
+        new, kept = self._new_name(), self._machine.blocks.pop(name)
+        self._machine.blocks[new] = kept
+        return SimBlock(kept, new, self._process, self)
+
+    def find(self, name: str, nbytes: int, nonce: int) -> str:
+        """Return the name that a block has now."""
+        if name not in self._machine.blocks:
+            for other, kept in self._machine.blocks.items():
+                if (kept.nonce, kept.buffer.nbytes) == (nonce, nbytes):
+                    return other
+        return name
+
+    def remove(self, name: str) -> bool:
+        """Remove a block; whether it was there."""
+        return self._machine.blocks.pop(name, None) is not None
+
+    def leave(self) -> None:
+        """Stop being a member; what this process still has there is removed."""
+        self._machine.owners.pop(self.owner, None)
+        for name in self.names():
+            if owner_of(name) == self.owner:
+                self.remove(name)
+
+
+class SimBlock(Block):
+    """A block of a simulated machine as one process has it."""
+
+    def __init__(
+        self,
+        kept: Kept,
+        name: str,
+        process: Process,
+        members: SimMembers | None = None,
+    ) -> None:
+        super().__init__(kept.buffer, kept.nonce, name, registry=members)
+        self._kept, self._process = kept, process
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes can attach to it."""
+        return True
+
+    def lock(self) -> SimLock:
+        """Return the lock of the segment it holds."""
+        return SimLock(self._kept, self._process)
+
+
+class SimLock:
+    """The lock of one block, as one process sees it; free when its holder dies."""
+
+    def __init__(self, kept: Kept, process: Process) -> None:
+        self._kept, self._process = kept, process
+        self._words = kept.buffer[: 8 * HEADER_WORDS].view(np.int64)
+
+    @property
+    def holder(self) -> int:
+        """Process that has the lock, or had it last; 0 before the first."""
+        return int(self._words[HOLDER])
+
+    def held_by(self) -> int:
+        """Return the process that has the lock now, 0 where none has."""
+        holder = self._kept.holder
+        return 0 if holder is None or holder.is_dead else holder.pid
+
+    def try_acquire(self) -> bool:
+        """Take the lock if it is free."""
+        holder = self._kept.holder
+        if holder is not None and not holder.is_dead:
+            return False
+        self._kept.holder = self._process
+        self._words[HOLDER] = self._process.pid
+        return True
+
+    def acquire(self, seconds: float) -> None:
+        """Take the lock; waiting would stop everything, so that nobody waits."""
+        if not self.try_acquire():
+            raise ShardBusyError(f"the shard is locked by process {self.holder}")
+
+    def release(self) -> None:
+        """Give the lock back."""
+        self._kept.holder = None

@@ -1,0 +1,69 @@
+"""``python -m daskps.testing.simulate --seeds N`` or ``--replay SEED``.
+
+A real scheduler, real workers on two machines and real clients live in one thread, in
+virtual time, over a network that loses, delays and cuts, on processes that stop and
+die; all of it follows from the seed. What must hold is looked at after every message.
+The first finding ends the command, with status 1.
+
+It starts a process of its own: clocks, ids and the order of sets have to be settled
+before Dask is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: The file that the process starts with.
+GROUND = Path(__file__).with_name("ground.py")
+
+
+#: Settings of the simulating process: no threads, no files, no sockets; and only ways
+#: that a network can disturb.
+SETTINGS: dict[str, object] = {
+    "temporary-directory": None,
+    "distributed.scheduler.http.routes": [],
+    "distributed.worker.http.routes": [],
+    "distributed.admin.system-monitor.interval": "1h",
+    "distributed.admin.tick.interval": "1h",
+    "distributed.worker.profile.enabled": False,
+    "distributed.scheduler.active-memory-manager.start": False,
+    "distributed.scheduler.worker-ttl": "10s",
+    "distributed.comm.timeouts.connect": "5s",
+    "distributed.worker.memory.pause": False,
+    "distributed.worker.memory.terminate": False,
+    "distributed.worker.memory.target": False,
+    "distributed.worker.memory.spill": False,
+    "daskps.ways.process": False,
+    "daskps.correct-memory": False,
+    "daskps.update-threads": 1,
+}
+
+
+def command(argv: Sequence[str]) -> list[str]:
+    """Return the command line of the process that simulates."""
+    return [sys.executable, str(GROUND), *argv]
+
+
+def environment() -> dict[str, str]:
+    """Return its environment: sets of names have one order."""
+    settings = {
+        "DASK_" + key.replace(".", "__").replace("-", "_").upper(): repr(value)
+        for key, value in SETTINGS.items()
+    }
+    return {**os.environ, **settings, "PYTHONHASHSEED": "0"}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Simulate, and return the exit status."""
+    return subprocess.run(command(argv), env=environment(), check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,153 @@
+"""A simulated cluster: scheduler, workers on two machines, and clients."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import sys
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import distributed
+import distributed.utils
+from distributed import Client, Scheduler, Worker
+
+from daskps.cluster.host import HOSTS, HostPlugin
+from daskps.cluster.link import link_of
+from daskps.testing import network
+from daskps.testing.loop import Process
+from daskps.testing.machines import SimMachine, SimView
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from daskps.cluster.host import ShardHost
+
+T = TypeVar("T")
+
+
+class InlineThreadPoolExecutor(concurrent.futures.Executor):
+    """Runs what it is given at once, in the thread that gives it.
+
+    Dask tells by the name whether functions can be given to it unpickled.
+    """
+
+    _threads = ()
+
+    def submit(  # type: ignore[override]
+        self, function: Callable[..., T], *args: Any, **kwargs: Any
+    ) -> concurrent.futures.Future[T]:
+        """Run a function and return its future, which is done."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        try:
+            future.set_result(function(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001 - the future's
+            future.set_exception(error)
+        return future
+
+
+async def _offload(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    return function(*args, **kwargs)
+
+
+def prepare() -> None:
+    """Have this process start no threads and know the scheme; before any server."""
+    network.register()
+    threaded = distributed.utils.offload
+    for name, module in list(sys.modules.items()):
+        if name.startswith("distributed") and vars(module).get("offload") is threaded:
+            module.offload = _offload  # type: ignore[attr-defined]
+
+
+class World:
+    """All processes of one simulation."""
+
+    def __init__(self) -> None:
+        self.network = network.Network()
+        network.NETWORK.append(self.network)
+        self.machines: dict[str, SimMachine] = {}
+        self.workers: dict[str, Worker] = {}
+        self.scheduler: Any = None
+        self._numbers: dict[str, int] = {}
+
+    def process(self, machine: str) -> Process:
+        """Return a new process of a machine."""
+        number = self._numbers[machine] = self._numbers.get(machine, 0) + 1
+        process = Process(f"{machine}:{number}")
+        self.network.processes[process.name] = process
+        return process
+
+    @property
+    def hub(self) -> Process:
+        """The scheduler's process."""
+        return self.network.processes["hub:1"]
+
+    async def start_scheduler(self) -> None:
+        """Start the scheduler."""
+        process = self.process("hub")
+
+        async def start() -> Scheduler:
+            scheduler = Scheduler(
+                host=f"sim://{process.name}",
+                dashboard=False,
+                dashboard_address=":0",
+                validate=False,
+            )
+            started: Scheduler = await scheduler
+            return started
+
+        self.scheduler = await process.spawn(start())
+
+    async def start_worker(self, machine: str) -> Process:
+        """Start a worker with a host that shares memory on its machine."""
+        process = self.process(machine)
+        shared = self.machines.setdefault(machine, SimMachine(machine))
+        plugin = HostPlugin(self.scheduler.id, SimView(shared, process))
+
+        async def start() -> Worker:
+            worker: Worker = await Worker(
+                self.scheduler.address,
+                host=f"sim://{process.name}",
+                name=process.name,
+                nthreads=1,
+                dashboard=False,
+                dashboard_address=":0",
+                memory_limit="1 GiB",
+                executor=InlineThreadPoolExecutor(),
+                heartbeat_interval="1s",
+                plugins=(plugin,),
+            )
+            return worker
+
+        self.workers[process.name] = await process.spawn(start())
+        return process
+
+    async def start_client(self) -> tuple[Process, Client]:
+        """Start a client on a machine of its own."""
+        process = self.process("user")
+
+        async def start() -> Client:
+            client = Client(
+                self.scheduler.address, asynchronous=True, set_as_default=False
+            )
+            started: Client = await client
+            return started
+
+        return process, await process.spawn(start())
+
+    async def within(self, process: Process, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in a process and return what it returns."""
+        result: T = await process.spawn(work)
+        return result
+
+    def link(self, node: Any) -> Any:
+        """Return the way of a client or worker to the cluster."""
+        return link_of(node)
+
+    def host(self, process: Process) -> ShardHost | None:
+        """Return the host of a worker's process."""
+        return HOSTS.get(f"sim://{process.name}")
+
+    @property
+    def live(self) -> list[Process]:
+        """Workers that have not died."""
+        found = (self.network.processes[name] for name in self.workers)
+        return [process for process in found if not process.is_dead]
