@@ -15,7 +15,7 @@ from daskps.mistaken import (
     refuses_arithmetic,
 )
 from daskps.repr import array_html
-from daskps.snapshot import dask_array, taken_by
+from daskps.snapshot import chunks_of, dask_array, taken_by
 from daskps.targets import target_of
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ class _Store(Protocol):
 
     name: str
 
+    @property
+    def _meta_if_known(self) -> Callable[[], Meta | None]: ...
     @property
     def _attach(self) -> Callable[[Any], Any]: ...
     @property
@@ -132,7 +134,16 @@ class ParameterArray:
         )
 
     def _repr_html_(self) -> str:
-        return array_html(self, self._store.name)
+        return array_html(self, self._store.name, self._chunks())
+
+    def _chunks(self) -> tuple[tuple[int, ...], ...]:
+        """Return how the shards cut it, to whole rows; nothing where nobody knows."""
+        meta = self._store._meta_if_known()
+        if meta is None or not self.size or not self.shape:
+            return ()
+        pieces = meta.layout.pieces_of[self._parameter.index]
+        rows = tuple(chunk.rows for chunk in chunks_of(pieces, self.shape))
+        return rows, *((length,) for length in self.shape[1:])
 
     def pull(self, out: Array | None = None, *, timeout: Any = DEFAULT) -> Any:
         """Read the parameter.

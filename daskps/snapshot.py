@@ -12,7 +12,7 @@ from dask.tokenize import tokenize
 from daskps import config
 from daskps.cluster import snapshots, upstream
 from daskps.cluster.deadline import Deadline
-from daskps.repr import snapshot_line
+from daskps.repr import snapshot_html, snapshot_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -149,6 +149,10 @@ class Snapshot(Mapping[str, Any]):
     def __repr__(self) -> str:
         taken = self._taken
         return snapshot_line(taken.name, int(taken.version), taken.layout)
+
+    def _repr_html_(self) -> str:
+        taken = self._taken
+        return snapshot_html(taken.name, int(taken.version), taken.layout)
 
 
 @dataclass(frozen=True, slots=True)

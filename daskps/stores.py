@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dask.utils import format_bytes
+
 from daskps import config
 from daskps.cluster import creation
 from daskps.cluster.finding import find
 from daskps.cluster.link import current_link
+from daskps.layout import counted
+from daskps.repr import html_table, text_table
 from daskps.specs import blueprint, checked_name
 from daskps.store import ParameterStore
 
@@ -49,6 +53,31 @@ class StoreInfo:
     shards: int
     workers: int
     nbytes: int
+
+
+class StoreList(list[StoreInfo]):
+    """The stores of a cluster, which show themselves as a table."""
+
+    def _table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        heads = ("name", "kind", "parameters", "bytes", "shards", "workers")
+        rows: list[tuple[str, ...]] = [
+            (
+                info.name,
+                "session" if info.session else "named",
+                str(info.parameters),
+                format_bytes(info.nbytes),
+                str(info.shards),
+                str(info.workers),
+            )
+            for info in self
+        ]
+        return heads, rows
+
+    def __repr__(self) -> str:
+        return "\n".join(text_table(*self._table())) if self else "no stores"
+
+    def _repr_html_(self) -> str:
+        return html_table(counted(len(self), "store"), *self._table())
 
 
 def create(  # noqa: PLR0913 - the public contract
@@ -204,7 +233,8 @@ def list_stores(*, client: Any = None, timeout: Any = DEFAULT) -> Any:
     Returns
     -------
     list of StoreInfo
-        One row per store; with an asynchronous client an awaitable of it.
+        One row per store, shown as a table; with an asynchronous client an awaitable
+        of it.
 
     Raises
     ------
@@ -225,6 +255,7 @@ def list_stores(*, client: Any = None, timeout: Any = DEFAULT) -> Any:
 
     async def rows() -> list[StoreInfo]:
         await link.ensure()
-        return [StoreInfo(**row) for row in await link.directory("list")]
+        found = await link.directory("list")
+        return StoreList(StoreInfo(**row) for row in found)
 
     return link.run(lambda: link.within(rows(), seconds, "the directory"))

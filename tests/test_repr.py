@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,6 +111,35 @@ def test_parameter(shown):
     assert "<script>" not in html
     for text in ("&lt;script&gt;", "(3, 4)", "float32", "48 B"):
         assert text in html
+
+
+def test_picture_of_a_parameter_has_its_shards(shown):
+    """dask.array's, of three shards cut to whole rows; none where there are no axes."""
+    html = shown[NASTY]._repr_html_()
+    assert "<svg" in html
+    assert "<th>shards</th><td>3</td>" in html
+    assert html.count("<line") == shown.snapshot()[NASTY]._repr_html_().count("<line")
+    assert "<svg" not in shown["b"]._repr_html_()
+
+
+def test_snapshot(shown):
+    html = shown.snapshot()._repr_html_()
+    assert "<script>" not in html
+    for text in ("at version 0", "&lt;script&gt;", "(3, 4)", "float32", "48 B"):
+        assert text in html
+
+
+def test_list_of_stores(shown):
+    found: Any = daskps.list_stores()
+    assert found == [*found]
+    head, *rows = repr(found).splitlines()
+    assert head.split() == ["name", "kind", "parameters", "bytes", "shards", "workers"]
+    assert len(rows) == len(found)
+    assert any(row.startswith(f"{NASTY}  named") for row in rows)
+    html = found._repr_html_()
+    assert "<script>" not in html
+    assert html.count("<tr>") == 1 + len(found)
+    assert repr(type(found)()) == "no stores"
 
 
 def test_repr_sends_nothing(shown, monkeypatch):

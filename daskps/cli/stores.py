@@ -13,6 +13,7 @@ from daskps import config
 from daskps.cli.demo import address
 from daskps.cli.group import Failure
 from daskps.cluster.outside import Sight, find_store, find_stores
+from daskps.repr import text_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -168,12 +169,10 @@ def table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
     """
     heads = [HEADS.get(column, column) for column in columns]
     cells = [[_cell(column, row) for column in columns] for row in rows]
-    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-    lines = []
-    for entries, row in zip([heads, *cells], [{}, *rows], strict=True):
-        padded = (e.ljust(w) for e, w in zip(entries, widths, strict=True))
-        line = "  ".join(padded).rstrip()
-        lines.append(f"{line}  {row['error']}" if "error" in row else line)
+    lines = text_table(heads, cells)
+    for number, row in enumerate(rows, 1):
+        if "error" in row:
+            lines[number] += f"  {row['error']}"
     return "\n".join(lines)
 
 

@@ -16,8 +16,9 @@ from daskps.reduction import check_reduce
 from daskps.targets import flag
 from daskps.training import callbacks as callbacks_module
 from daskps.training.background import Background
-from daskps.training.job import Epoch, Job, TrainResult, check_trainers, whole
+from daskps.training.job import Job, check_trainers, whole
 from daskps.training.parts import check
+from daskps.training.result import Epoch, TrainResult
 from daskps.training.trainer import Trainer
 from daskps.usercode import user_code
 

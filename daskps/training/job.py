@@ -20,6 +20,7 @@ from daskps.training import callbacks as callbacks_module
 from daskps.training.graph import GraphBody
 from daskps.training.parts import parts_of
 from daskps.training.resident import FitLoop
+from daskps.training.result import Epoch, TrainResult
 from daskps.training.steps import FitPlan
 from daskps.usercode import guarded
 
@@ -35,64 +36,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 #: Trainers per thread of the cluster above which "auto" takes to the task graph.
 MOST_PER_THREAD = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Epoch:
-    """One epoch of a run.
-
-    `loss` is the mean over the epoch's rows of what `gradient` returned, None where
-    it returned none; `seconds` that of the slowest trainer; `staleness` the largest
-    number of clocks a live trainer was behind one that pulled.
-    """
-
-    epoch: int
-    loss: float | None
-    metrics: dict[str, float]
-    seconds: float
-    staleness: int
-
-
-@dataclass(frozen=True, slots=True)
-class TrainResult:
-    """What a run led to.
-
-    Parameters
-    ----------
-    weights : dict of str to ndarray
-        The store's parameters at the end.
-    history : list of Epoch
-        One entry per epoch: loss, metrics, seconds, staleness.
-    version : int
-        Smallest version of the shards at the end.
-    execution : str
-        How it was executed.
-    stats : dict
-        `lost_trainers`, `retried_rounds` (rounds of the task graph that were begun
-        anew), `duplicates` (pushes the shards saw twice), the last `clock`, and
-        `moved_parts`: blocks of dask arrays, futures and delayed parts that lay on
-        another worker than the trainer they were for when it was started, and parts
-        that went to a gradient task elsewhere.
-
-    Examples
-    --------
-    >>> def gradient(params, X, y):
-    ...     error = X @ params["w"] - y
-    ...     return np.mean(error**2) / 2, {"w": X.T @ error / len(y)}
-    >>> X = np.eye(4)
-    >>> store = daskps.create({"w": np.zeros(4)}, optimizer=daskps.optim.SGD(1.0))
-    >>> result = daskps.train(store, gradient, X, np.ones(4), epochs=2)
-    >>> result.version, [round(epoch.loss, 3) for epoch in result.history]
-    (2, [0.5, 0.281])
-    >>> result.stats["lost_trainers"]
-    0
-    """
-
-    weights: dict[str, Array]
-    history: list[Epoch]
-    version: int
-    execution: str
-    stats: dict[str, Any]
 
 
 @dataclass

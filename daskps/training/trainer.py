@@ -51,8 +51,10 @@ class Trainer(Ahead):
     ...         trainer.push({"w": w - part})
     ...     return repr(trainer)
     >>> store = daskps.create({"w": np.zeros(1)}, optimizer=daskps.optim.SGD(1.0))
-    >>> daskps.run(store, loop, [np.array([1.0]), np.array([3.0])])
-    ['<daskps.Trainer 0 of 2 at clock 2>', '<daskps.Trainer 1 of 2 at clock 2>']
+    >>> for line in daskps.run(store, loop, [np.array([1.0]), np.array([3.0])]):
+    ...     print(line)
+    <daskps.Trainer 0 of 2 at clock 2 of store 'session-...'>
+    <daskps.Trainer 1 of 2 at clock 2 of store 'session-...'>
     """
 
     def pull(
@@ -351,4 +353,7 @@ class Trainer(Ahead):
             self._finished = True
 
     def __repr__(self) -> str:
-        return f"<daskps.Trainer {self.rank} of {self.size} at clock {self.clock}>"
+        return (
+            f"<daskps.Trainer {self.rank} of {self.size} at clock {self.clock} of "
+            f"store {self._session.meta.name!r}>"
+        )
