@@ -7,11 +7,13 @@ import itertools
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
-from distributed import Client, Future
+from distributed import Client, Future, KilledWorker
 
 from daskps import config
 from daskps.cluster import upstream
 from daskps.cluster.blocks import Part
+from daskps.cluster.client import ShardClient
+from daskps.cluster.meta import Meta
 from daskps.cluster.spec import Launch, workers_for
 from daskps.cluster.tasks import run_trainer
 from daskps.consistency import BSP
@@ -24,8 +26,25 @@ if TYPE_CHECKING:
 
 #: How long to wait for a better reason once a run has failed.
 LAST_WORDS_SECONDS = 2.0
-#: How often a trainer whose data went with its worker is given new data.
+#: How often in a row a trainer whose data went with its worker is given new data.
 MOST_RESTARTS = 5
+
+
+class Losses:
+    """Workers that one trainer has lost without a step between them.
+
+    What its shards say counts: a run may lose as many workers as it likes, as long as
+    it gets on.
+    """
+
+    def __init__(self) -> None:
+        self.clock, self.in_a_row = -1, 0
+
+    def add(self, clock: int, workers: int = 1) -> None:
+        """Count workers that were lost when the trainer was at a clock."""
+        if clock > self.clock:
+            self.clock, self.in_a_row = clock, 0
+        self.in_a_row += workers
 
 
 class Trainers:
@@ -101,23 +120,40 @@ class Trainers:
 
     async def _one(self, rank: int) -> Any:
         """Await one trainer, with new data where the old went with its worker."""
-        for attempt in range(1, MOST_RESTARTS + 2):
-            future = self.futures[rank]
+        losses, attempt = Losses(), 0
+        while True:
+            attempt += 1
             try:
-                return await upstream.result(future)
-            except CancelledError:
-                # The data it was given went with a worker, so Dask gave it up.
+                return await upstream.result(self.futures[rank])
+            except (CancelledError, KilledWorker) as error:
+                # The data it was given went with a worker, so Dask gave it up. Or Dask
+                # could make the data anew and has counted workers, over the whole run.
                 if not self.spec.restartable:
                     raise RunCancelledError(
                         f"trainer {rank} was lost with its worker; use "
                         f"on_trainer_lost='restart' in train, or resumable=True in run"
                     ) from None
-                if attempt <= MOST_RESTARTS:
-                    await self._restart(rank, attempt)
-        raise RunCancelledError(
-            f"trainer {rank} lost {attempt} workers in a row; see in the workers' logs "
-            f"what ends them (often memory), then start the run again"
-        )
+                workers = 1
+                if isinstance(error, KilledWorker):
+                    workers += error.allowed_failures
+                losses.add(await self._clock(rank), workers)
+                if losses.in_a_row > MOST_RESTARTS:
+                    raise RunCancelledError(
+                        f"trainer {rank} lost {losses.in_a_row} workers in a row at "
+                        f"clock {losses.clock}; see in the workers' logs what ends "
+                        f"them (often memory), then start the run again"
+                    ) from None
+                await self._restart(rank, attempt)
+
+    async def _clock(self, rank: int) -> int:
+        """Return how far the shards say a trainer is; -1 where none of them answers."""
+        try:
+            meta = Meta(await self.link.directory("find", uid=self.spec.uid))
+            shards = ShardClient(self.link, meta)
+            rows = await shards.control("resume", run=self.run, rank=rank)
+        except OSError:
+            return -1
+        return min(int(clock) for row in rows for clock, _ in row)
 
     async def _restart(self, rank: int, attempt: int) -> None:
         part = self.spec.parts[rank]

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import CancelledError
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from distributed import KilledWorker
 
-from daskps.cluster import launch
+import daskps
+from daskps.cluster import launch, upstream
 from daskps.cluster.link import Link
 from daskps.cluster.spec import Launch
+from daskps.cluster.trainers import Losses, Trainers
 from daskps.consistency import BSP
 
 SPEC = Launch(
@@ -82,3 +88,70 @@ def test_second_cancel_leaves_no_trainers_behind(monkeypatch):
         assert trainers.n_cancels == 1
 
     asyncio.run(check())
+
+
+KILLED = KilledWorker("trainer", SimpleNamespace(address="w"), 3)  # type: ignore[arg-type]
+
+
+def lost(monkeypatch, losses, **changes):
+    """Lose a trainer's worker at these clocks; return its result and its restarts."""
+    restarts, left = list[int](), iter([*losses, None])
+    trainers: Any = Trainers.__new__(Trainers)
+    trainers.spec = replace(SPEC, restartable=True, **changes)
+    trainers.futures, at = {0: "future"}, [0]
+
+    async def result(future):
+        if (loss := next(left)) is None:
+            return "done"
+        error, at[0] = loss if isinstance(loss, tuple) else (CancelledError(), loss)
+        raise error
+
+    async def restart(rank, attempt):
+        restarts.append(attempt)
+
+    async def clock(rank):
+        return at[0]
+
+    monkeypatch.setattr(upstream, "result", result)
+    trainers._restart, trainers._clock = restart, clock
+    return asyncio.run(trainers._one(0)), restarts
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        range(134),
+        [0] * 5,
+        [*[7] * 5, *[8] * 5],
+        [(KILLED, clock) for clock in range(20)],
+        # Where no shard answers, what was known of the clock still holds.
+        [3, -1, -1, -1, -1, 4, -1, -1, -1, -1],
+    ],
+)
+def test_a_run_that_gets_on_may_lose_any_number_of_workers(monkeypatch, losses):
+    found, restarts = lost(monkeypatch, losses)
+    assert found == "done"
+    # Each new task has a number of its own, which is part of its key.
+    assert restarts == [*range(1, len(losses) + 1)]
+
+
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [
+        ([0] * 6, "lost 6 workers in a row at clock 0;"),
+        ([*range(134), *[133] * 6], "lost 6 workers in a row at clock 133;"),
+        ([(KILLED, 5), (KILLED, 5)], "lost 8 workers in a row at clock 5;"),
+        ([-1] * 6, "lost 6 workers in a row"),
+    ],
+)
+def test_a_trainer_that_ends_each_worker_ends_its_run(monkeypatch, losses, said):
+    with pytest.raises(daskps.RunCancelledError, match=said):
+        lost(monkeypatch, losses)
+
+
+def test_losses_count_since_the_last_step():
+    losses, seen = Losses(), []
+    for clock in (0, 0, 1, 1, 1, 0, 5):
+        losses.add(clock)
+        seen.append(losses.in_a_row)
+    assert seen == [1, 2, 1, 2, 3, 4, 1]
