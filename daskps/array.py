@@ -361,7 +361,7 @@ class ParameterArray:
                 f"use await store[{self.name!r}].pull(), and in a task that is a "
                 f"coroutine await store.pull_async({self.name!r})"
             )
-        limit = config.load().warn_pull_nbytes
+        limit = config.warn_pull_nbytes()
         if self.nbytes > limit:
             logger.warning("np.asarray pulls %s of %d bytes", self, self.nbytes)
         value: Array = self.pull()

@@ -28,11 +28,13 @@ __all__ = [
     "DEFAULT",
     "Config",
     "Timeout",
+    "check_finite",
     "deadline",
     "double_buffer",
     "load",
     "open_ways",
     "scheduler_address",
+    "warn_pull_nbytes",
 ]
 
 with Path(__file__).with_name("daskps.yaml").open(encoding="utf-8") as _file:
@@ -101,6 +103,55 @@ def load() -> Config:
     1024
     """
     return Config(**{field: _read(key) for field, (key, _, _) in _KEYS.items()})
+
+
+def check_finite() -> bool:
+    """Tell whether NaN and Inf are refused, as it is now.
+
+    For what is done at every call of a verb: to read all values, which `load` does,
+    takes longer than a small push.
+
+    Returns
+    -------
+    bool
+        False where ``daskps.finite`` is "allow".
+
+    Raises
+    ------
+    ValueError
+        If the value is not allowed.
+
+    Examples
+    --------
+    >>> import dask
+    >>> with dask.config.set({"daskps.finite": "allow"}):
+    ...     check_finite()
+    False
+    """
+    found: bool = _read("finite")
+    return found
+
+
+def warn_pull_nbytes() -> int:
+    """Return from how many bytes on pulling a whole parameter is worth a warning.
+
+    Returns
+    -------
+    int
+        As ``daskps.warn-pull-size`` is now.
+
+    Raises
+    ------
+    ValueError
+        If the value is not allowed.
+
+    Examples
+    --------
+    >>> warn_pull_nbytes() == 2**30
+    True
+    """
+    found: int = _read("warn-pull-size")
+    return found
 
 
 def open_ways(*, process: bool, machine: bool) -> AbstractContextManager[object]:

@@ -96,17 +96,15 @@ class Writable(Readable):
 
         def make(meta: Meta) -> Plan:
             where = target(meta)
-            arrays = self._gradients(meta, grads)
+            finite = config.check_finite()
+            arrays = intake.gradients(
+                meta.layout, meta.optimizers, grads, finite=finite
+            )
             if factor != 1.0:
-                finite = config.load().check_finite
                 arrays = intake.scaled(meta.layout, arrays, factor, finite=finite)
             return plans.push(meta, arrays, head, target=where)
 
         return make
-
-    def _gradients(self, meta: Meta, grads: Any) -> dict[int, Array]:
-        finite = config.load().check_finite
-        return intake.gradients(meta.layout, meta.optimizers, grads, finite=finite)
 
     def push_async(
         self,
@@ -254,7 +252,7 @@ class Writable(Readable):
                     f"no value for {absent[:8]}; name all parameters or pass "
                     f"allow_missing=True"
                 )
-            finite = config.load().check_finite
+            finite = config.check_finite()
             arrays = intake.values(meta.layout, named, what, finite=finite)
             return plans.push(meta, arrays, self._call_of(kind=kind))
 

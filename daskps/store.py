@@ -105,7 +105,7 @@ class ParameterStore(Writable):
         async def work() -> dict[str, Array]:
             shards = await self._attach(link)
             layout = shards.meta.layout
-            finite = config.load().check_finite
+            finite = config.check_finite()
             arrays = [
                 intake.gradients(layout, {}, g, finite=finite, model=True)
                 for g in given

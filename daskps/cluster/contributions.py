@@ -12,7 +12,6 @@ the task that made it, and when its run ends.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -142,7 +141,8 @@ class Contributions:
         self._worker, self._empty = worker, empty
         self._lock = threading.Lock()
         self._runs: dict[int, _RunHere] = {}
-        self._ended: deque[int] = deque(maxlen=REMEMBERED)
+        #: In the order of their ends; every gradient task looks here.
+        self._ended: dict[int, None] = {}
 
     def begin(self, place: Place) -> None:
         """Drop the contributions of earlier rounds: they are complete.
@@ -270,7 +270,9 @@ class Contributions:
     def end(self, run: int) -> None:
         """Drop everything of a run and refuse what still comes."""
         with self._lock:
-            self._ended.append(run)
+            self._ended[run] = None
+            if len(self._ended) > REMEMBERED:
+                del self._ended[next(iter(self._ended))]
             here = self._runs.pop(run, None)
         for made in here.shared.values() if here else ():
             if isinstance(made, Sheets):

@@ -608,6 +608,35 @@ def test_concurrent_pushes_are_all_counted(way):
         assert s.versions == (7 * n,) * 3
 
 
+def test_verbs_read_the_configuration_they_need_and_no_more(client, monkeypatch):
+    ones, here = {"w": np.ones(3)}, threading.get_ident()
+    read, get = [], dask.config.get
+
+    def counted(key, *args, **kwargs):
+        if key.startswith("daskps.") and threading.get_ident() == here:
+            read.append(key)
+        return get(key, *args, **kwargs)
+
+    with daskps.create({"w": np.zeros(3)}, optimizer=optim.SGD(1.0)) as s:
+        s.pushpull(ones)
+        monkeypatch.setattr(dask.config, "get", counted)
+        for verb in (s.push, s.add, s.assign, s.pushpull, s["w"].push, s["w"].add):
+            read.clear()
+            verb(ones if verb.__self__ is s else ones["w"])
+            assert sorted(read) == ["daskps.finite", "daskps.timeout"]
+        read.clear()
+        s.push(ones, weight=2.0)
+        s.pull()
+        assert sorted(read) == ["daskps.finite", "daskps.timeout", "daskps.timeout"]
+        # What is set meanwhile counts.
+        nan = {"w": np.full(3, np.nan)}
+        for verb in (s.push, s.add, s.assign):
+            with pytest.raises(daskps.PushRejectedError, match="finite"):
+                verb(nan)
+            with dask.config.set({"daskps.finite": "allow"}):
+                verb(nan)
+
+
 def many_async(store, n):
     futures = [store.push_async({"w": np.ones(11, "f4")}) for _ in range(n)]
     return max(future.result(timeout=60) for future in futures)

@@ -21,7 +21,7 @@ from distributed import Client, Event, SchedulerPlugin, get_worker
 
 import daskps
 from daskps import config, optim
-from daskps.cluster import control
+from daskps.cluster import contributions, control
 from daskps.cluster.client import ShardClient
 from daskps.cluster.contributions import Contributions, Place, contribution
 from daskps.cluster.desk import Reading, Weights
@@ -390,6 +390,33 @@ def test_a_round_that_begins_frees_what_came_before():
     # Before the user's function is called, not when it has been.
     with pytest.raises(ContributionLostError, match="too late"):
         store.begin(Place(1, 0, 3))
+
+
+class Counted(int):
+    """A run's number that counts how often it is compared."""
+
+    compared = 0
+    __hash__ = int.__hash__
+
+    def __eq__(self, other):
+        Counted.compared += 1
+        return int(self) == other
+
+
+def test_a_task_does_not_look_through_all_runs_that_ended(monkeypatch):
+    monkeypatch.setattr(contributions, "REMEMBERED", 1000)
+    store = Contributions("a")
+    for run in range(1500):
+        store.end(Counted(run))
+    Counted.compared = 0
+    store.begin(Place(Counted(5000), 0, 0))
+    store.shared(Counted(5000), "x", dict)
+    assert Counted.compared <= 5
+    # The oldest are forgotten: the newest refuse what still comes.
+    store.begin(Place(499, 0, 0))
+    for run in (500, 1499):
+        with pytest.raises(RunCancelledError):
+            store.begin(Place(run, 0, 0))
 
 
 def test_contributions_are_freed_with_their_tasks_and_their_run():
