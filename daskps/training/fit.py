@@ -19,6 +19,7 @@ from daskps.training.background import Background
 from daskps.training.job import Job, check_trainers, whole
 from daskps.training.parts import check
 from daskps.training.result import Epoch, TrainResult
+from daskps.training.tables import array_of
 from daskps.training.trainer import Trainer
 from daskps.usercode import user_code
 
@@ -77,8 +78,10 @@ def train(  # noqa: PLR0913 - the public contract
         ``gradient(params, X_batch, y_batch)`` returns the mean gradients over the
         batch as a mapping of names to arrays, or ``(loss, gradients)``. `params` is
         a flat dict whose arrays are valid until it returns.
-    X : array_like or dask array, shape (n, ...), or list of Future or Delayed
-        Training rows. Dask computes lazy ones once, keeps them during the run, and
+    X : array_like, table or dask array, shape (n, ...), or list of Future or Delayed
+        Training rows. Tables are pandas and dask DataFrames and Series and pyarrow
+        Tables; each is converted once, to an array of the dtype that holds all its
+        columns, and a column that holds no numbers is refused. Dask computes lazy ones once, keeps them during the run, and
         computes again what goes with a worker. Each element of a list of futures or
         delayed objects is one trainer's part, an array of shape (n_i, ...).
     y : like X, optional
@@ -223,6 +226,7 @@ def train(  # noqa: PLR0913 - the public contract
         job.policy = SSP(chosen.staleness - 1)
     split: dict[str, Any] = {"scheme": scheme, "weights": weights, "seed": seed}
     # Here, so that bad data is refused before anything is started.
+    X, y = array_of(X, "X"), array_of(y, "y")
     check(X, y, job.trainers, split)
     return job.start(
         lambda work: job.train(work, X, y, loop=loop, split=split), timeout

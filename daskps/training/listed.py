@@ -11,6 +11,7 @@ from dask.delayed import Delayed
 from daskps.cluster import upstream
 from daskps.cluster.blocks import Part, beside, computed, placed, places
 from daskps.training.data import n_rows
+from daskps.training.tables import array_of, is_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,8 +75,9 @@ async def from_list(link: Link, X: list[Any], y: list[Any] | None) -> list[Part]
     futures = _futures(link, [*X, *(y or ())])
     await computed(futures)
     held = await places(link, futures)
-    asked = [beside(link.client, held, _length, future) for future in futures]
-    lengths = await upstream.results(link.client, asked)
+    asked = [beside(link.client, held, _look, future) for future in futures]
+    looked = await upstream.results(link.client, asked)
+    lengths = [length for length, _ in looked]
     for name, length in zip(names, lengths, strict=True):
         if not isinstance(length, Integral):
             raise TypeError(
@@ -88,6 +90,11 @@ async def from_list(link: Link, X: list[Any], y: list[Any] | None) -> list[Part]
             raise ValueError(
                 f"part {i} has {height} rows of X and {found} of y; they must be as many"
             )
+    # Of a table it makes an array on its worker, once and not in every round.
+    futures = [
+        beside(link.client, held, array_of, future, name) if is_table else future
+        for name, future, (_, is_table) in zip(names, futures, looked, strict=True)
+    ]
     blocks = [(future,) for future in futures]
     columns: list[Any] = [blocks[: len(X)]]
     columns.append([None] * len(X) if y is None else blocks[len(X) :])
@@ -107,8 +114,13 @@ def _futures(link: Link, given: list[Any]) -> list[Any]:
     ]
 
 
+def _look(part: Any) -> tuple[int | str, bool]:
+    """Return the rows of a part on its worker, and whether it is a table."""
+    return _length(part), is_table(part)
+
+
 def _length(part: Any) -> int | str:
-    """Return the rows of a part on its worker, or what it is where it has none."""
+    """Return the rows of a part, or what it is where it has none."""
     try:
         # Of a tuple, a dict or a string the length is not that of an axis.
         if hasattr(part, "shape") or isinstance(part, list):

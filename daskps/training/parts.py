@@ -14,6 +14,7 @@ from daskps.cluster.spec import workers_for
 from daskps.training.chunks import full_chunks, runs_of_chunks
 from daskps.training.data import n_rows, rows, take
 from daskps.training.listed import check_listed, from_list, listed
+from daskps.training.tables import LazyTable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,9 +45,11 @@ def check(X: Any, y: Any, trainers: int | None, split: Mapping[str, Any]) -> Non
                 f"{name} is one {type(array).__name__}, whose rows are unknown here; "
                 f"give a list with one for each trainer, or a dask array"
             )
-    n = n_rows(X)
-    if y is not None and n_rows(y) != n:
-        raise ValueError(f"X has {n} rows and y {n_rows(y)}; they must be as many")
+    n = 0
+    if not isinstance(X, LazyTable) and not isinstance(y, LazyTable):
+        n = n_rows(X)
+        if y is not None and n_rows(y) != n:
+            raise ValueError(f"X has {n} rows and y {n_rows(y)}; they must be as many")
     weights = split["weights"]
     rows(n, trainers or 1 if weights is None else len(weights), **split)
 
@@ -80,6 +83,7 @@ async def parts_of(
     Exception
         What a task that computes the data raised.
     """
+    X, y = await _counted(link, X, y)
     check(X, y, trainers, split)
     if (given := listed(X)) is not None:
         return await from_list(link, given, listed(y))
@@ -93,6 +97,27 @@ async def parts_of(
     size = trainers or len(workers)
     homes = [workers[i % len(workers)] for i in range(size)]
     return await _dealt(link, X, y, workers=homes, split=split)
+
+
+async def _counted(link: Link, *tables: Any) -> list[Any]:
+    """Return dask arrays in place of lazy tables, whose partitions are computed once."""
+    lazy = [table.array for table in tables if isinstance(table, LazyTable)]
+    stored = iter(upstream.persist(link.client, lazy) if lazy else ())
+    return [
+        await _measured(link, next(stored)) if isinstance(table, LazyTable) else table
+        for table in tables
+    ]
+
+
+async def _measured(link: Link, array: Any) -> Any:
+    """Return a persisted dask array that knows how many rows its chunks have."""
+    futures = [future for (future,) in upstream.chunk_futures(array)]
+    await computed(futures)
+    held = await places(link, futures)
+    asked = [beside(link.client, held, n_rows, future) for future in futures]
+    heights = tuple(await upstream.results(link.client, asked))
+    chunks = (heights, *array.chunks[1:])
+    return type(array)(array.dask, array.name, chunks, dtype=array.dtype)
 
 
 # -- dask arrays whose chunks stay where they are ------------------------------

@@ -1,0 +1,207 @@
+"""Tables as training data: each becomes one array of one dtype, once, before the run.
+
+What a gradient gets is then the same whoever made the data: rows of a NumPy array. The
+libraries of tables are asked for nothing but their types, and only those that the user
+has imported: data of one that nobody has imported cannot be here.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+Array = np.ndarray[Any, np.dtype[Any]]
+#: Kinds of dtypes whose values are numbers.
+_NUMBERS = "biufc"
+
+
+@dataclass(frozen=True, slots=True)
+class LazyTable:
+    """A dask DataFrame or Series as a dask array whose rows are yet to be counted."""
+
+    array: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    #: As messages have it: "column 'age' of X".
+    what: str
+    #: As its library names it.
+    kind: str
+    #: What NumPy makes of it; object where it is no number.
+    dtype: np.dtype[Any]
+    missing: int
+    values: Callable[[], Array]
+
+
+def is_table(data: Any) -> bool:
+    """Whether an array is to be made of this in memory."""
+    pandas, arrow = sys.modules.get("pandas"), sys.modules.get("pyarrow")
+    return (
+        pandas is not None and isinstance(data, (pandas.DataFrame, pandas.Series))
+    ) or (arrow is not None and isinstance(data, (arrow.Table, arrow.RecordBatch)))
+
+
+def array_of(data: Any, name: str) -> Any:
+    """Return a table as an array, or anything else as it is.
+
+    Parameters
+    ----------
+    data : object
+        Rows. DataFrames, Series and Indexes of pandas, Tables, RecordBatches and
+        Arrays of pyarrow, and dask DataFrames and Series are tables.
+    name : str
+        What messages call it.
+
+    Returns
+    -------
+    ndarray, LazyTable or object
+        Of shape (n, columns), or (n,) where there is one without columns.
+
+    Raises
+    ------
+    TypeError
+        For a column that holds no numbers, naming it.
+    ValueError
+        For a column of integers or bools with missing values, and without columns.
+    """
+    if isinstance(data, np.ndarray):
+        return data
+    for make in (_from_dask, _from_pandas, _from_arrow):
+        if (found := make(data, name)) is not None:
+            return found
+    return data
+
+
+def _from_pandas(data: Any, name: str) -> Array | None:
+    pandas = sys.modules.get("pandas")
+    if pandas is None:
+        return None
+    if isinstance(data, pandas.DataFrame):
+        named = [(c, data.iloc[:, i]) for i, c in enumerate(data.columns)]
+        return _matrix([_of_pandas(s, _named(c, name)) for c, s in named], name)
+    if isinstance(data, (pandas.Series, pandas.Index)):
+        return _checked(_of_pandas(data, name)).values()
+    return None
+
+
+def _from_arrow(data: Any, name: str) -> Array | None:
+    arrow = sys.modules.get("pyarrow")
+    if arrow is None:
+        return None
+    if isinstance(data, (arrow.Table, arrow.RecordBatch)):
+        named = list(zip(data.schema.names, data.columns, strict=True))
+        return _matrix([_of_arrow(s, _named(c, name)) for c, s in named], name)
+    if isinstance(data, (arrow.Array, arrow.ChunkedArray)):
+        return _checked(_of_arrow(data, name)).values()
+    return None
+
+
+def _from_dask(data: Any, name: str) -> LazyTable | None:
+    """Return a dask table; its columns are known before anything is computed."""
+    dask = sys.modules.get("dask.dataframe")
+    if dask is None or not isinstance(data, (dask.DataFrame, dask.Series, dask.Index)):
+        return None
+    shape: tuple[int, ...] = (0,)
+    pairs = [(name, getattr(data, "dtype", None))]
+    if isinstance(data, dask.DataFrame):
+        pairs = [(_named(c, name), t) for c, t in data.dtypes.items()]
+        shape = (0, len(pairs))
+    columns = [
+        _Column(what, str(dtype), _numpy_dtype(dtype), 0, lambda: np.empty(0))
+        for what, dtype in pairs
+    ]
+    dtype = _common([_checked(column).dtype for column in columns], name)
+    meta = np.empty(shape, dtype)
+    return LazyTable(data.map_partitions(_partition, dtype.str, name, meta=meta))
+
+
+def _partition(table: Any, dtype: str, name: str) -> Array:
+    """Return a partition of a dask table as an array, on its worker."""
+    found: Array = array_of(table, name).astype(dtype, copy=False)
+    return found
+
+
+def _named(column: Any, name: str) -> str:
+    return f"column {column!r:.60} of {name}"
+
+
+def _of_pandas(series: Any, what: str) -> _Column:
+    dtype = _numpy_dtype(series.dtype)
+    # An extension's missing values are no NaN of themselves.
+    missing = 0 if isinstance(series.dtype, np.dtype) else int(series.isna().sum())
+
+    def values() -> Array:
+        found: Array = (
+            series.to_numpy(dtype=dtype, na_value=np.nan)
+            if missing
+            else series.to_numpy(dtype=dtype)
+        )
+        return found
+
+    return _Column(what, str(series.dtype), dtype, missing, values)
+
+
+def _numpy_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return what NumPy has for a dtype of pandas; object where it has nothing."""
+    if isinstance(dtype, np.dtype):
+        return dtype
+    # Nullable and Arrow's dtypes have the first, sparse ones the second.
+    for name in ("numpy_dtype", "subtype"):
+        if isinstance(found := getattr(dtype, name, None), np.dtype):
+            return found
+    return np.dtype(object)
+
+
+def _of_arrow(array: Any, what: str) -> _Column:
+    try:
+        dtype = np.dtype(array.type.to_pandas_dtype())
+    except (NotImplementedError, TypeError):  # of types that pandas does not know
+        dtype = np.dtype(object)
+
+    def values() -> Array:
+        found: Array = array.to_numpy(zero_copy_only=False)
+        return found
+
+    return _Column(what, str(array.type), dtype, array.null_count, values)
+
+
+def _checked(column: _Column) -> _Column:
+    if column.dtype.kind not in _NUMBERS:
+        raise TypeError(
+            f"{column.what} is {column.kind}, and training takes numbers; encode it "
+            f"before, for example with pandas.get_dummies or pandas.factorize, or leave "
+            f"it out"
+        )
+    if column.missing and column.dtype.kind not in "fc":
+        raise ValueError(
+            f"{column.what} is {column.kind} and has {column.missing} missing values; "
+            f"fill them, for example with .fillna(0), or convert it to a float dtype, "
+            f"where they become NaN"
+        )
+    return column
+
+
+def _common(dtypes: Sequence[np.dtype[Any]], name: str) -> np.dtype[Any]:
+    """Return the dtype that holds the values of all columns."""
+    if not dtypes:
+        raise ValueError(f"{name} is a table without columns; give it some")
+    return np.result_type(*dtypes)
+
+
+def _matrix(columns: Sequence[_Column], name: str) -> Array:
+    # Before the first is copied.
+    dtype = _common([_checked(column).dtype for column in columns], name)
+    first = columns[0].values()
+    # Rows together, as batches take them; frames keep columns together.
+    found = np.empty((len(first), len(columns)), dtype)
+    found[:, 0] = first
+    for i, column in enumerate(columns[1:], 1):
+        found[:, i] = column.values()
+    return found
