@@ -10,7 +10,7 @@ import numpy as np
 from dask.tokenize import tokenize
 
 from daskps import config
-from daskps.cluster import snapshots, upstream
+from daskps.cluster import snapshots
 from daskps.cluster.deadline import Deadline
 from daskps.repr import snapshot_html, snapshot_line
 
@@ -53,10 +53,7 @@ def taken_by(
         shards = await link.within(attached, deadline.remaining(), what)
         return make(await snapshots.take(shards, index, deadline))
 
-    if link.asynchronous:
-        return link.run(work)
-    with upstream.stepped_aside():
-        return link.run(work)
+    return link.run_beside(work)
 
 
 class Snapshot(Mapping[str, Any]):

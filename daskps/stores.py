@@ -160,7 +160,7 @@ def create(  # noqa: PLR0913 - the public contract
         meta = await creation.create(link, plan, seconds)
         return ParameterStore._of(meta, link)
 
-    return link.run(make)
+    return link.run_beside(make)
 
 
 def open(  # noqa: A001 - as in zarr.open

@@ -188,6 +188,16 @@ class Link(SyncMethodMixin):
         result: T = upstream.sync(self, function)
         return result
 
+    def run_beside(self, function: Callable[[], Awaitable[T]]) -> T:
+        """As :meth:`run`, for what waits for tasks: called in one, it leaves the pool.
+
+        Tasks that fill all threads would wait for ever for those behind them.
+        """
+        if self.asynchronous:
+            return self.run(function)
+        with upstream.stepped_aside():
+            return self.run(function)
+
     def start(self, function: Callable[[], Awaitable[T]]) -> Pending[T]:
         """Start a coroutine function on the loop and return its future at once."""
         future: Pending[T] = Pending(self)

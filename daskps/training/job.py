@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps import config, limits
-from daskps.cluster import snapshots
+from daskps.cluster import snapshots, upstream
 from daskps.cluster.deadline import Deadline
 from daskps.cluster.launch import launch
 from daskps.cluster.pump import Pump, UserCall, call_directly
@@ -103,9 +103,11 @@ class Job:
         if link.asynchronous:
             return self._ended(link.within(work(call_directly), seconds, what))
         try:
-            return Pump().drive(
-                link, lambda call: link.within(work(call), seconds, what)
-            )
+            # In a task its trainers may need this very thread.
+            with upstream.stepped_aside():
+                return Pump().drive(
+                    link, lambda call: link.within(work(call), seconds, what)
+                )
         finally:
             # Here: what is drawn from now on belongs to the caller.
             callbacks_module.end(self.callbacks)
