@@ -223,15 +223,15 @@ class Handle:
         self, method: str, finish: Callable[[Any], Any], timeout: Any = DEFAULT
     ) -> Any:
         """Send a control message to all hosts and make something of the replies."""
-        seconds = config.deadline(timeout)
+        what = f"the {method} of store {self.name!r}"
+        deadline = Deadline(config.deadline(timeout), what)
         link = self._bind()
 
         async def question() -> Any:
-            shards = await self._attach(link)
-            return finish(await shards.control(method))
+            shards = await link.within(self._attach(link), deadline.remaining(), what)
+            return finish(await shards.control(method, deadline))
 
-        what = f"the {method} of store {self.name!r}"
-        return link.run(lambda: link.within(question(), seconds, what))
+        return link.run(question)
 
     # -- its end -------------------------------------------------------------
 

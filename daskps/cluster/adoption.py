@@ -285,8 +285,8 @@ class _Move:
         self._silent: Counter[tuple[str, int]] = Counter()
         self._nbytes = {row[0]: int(row[2]) for row in entry.segments}
         self._news = asyncio.Event()
-        for shard in shards:
-            entry.waits[shard] = self._verdicts[shard].why
+        for shard, verdict in self._verdicts.items():
+            self._wait_for(shard, verdict.why)
 
     async def run(self) -> None:
         """Ask until all shards have an owner, or nobody wants them any more."""
@@ -391,7 +391,7 @@ class _Move:
             for due in self._verdicts[shard].due(now, others=others):
                 found.setdefault(due, []).append(shard)
         for due, shards in found.items():
-            why = f"{self._reason}; {self._verdicts[shards[0]].why}"
+            why = self.entry.waits[shards[0]]
             if due is Due.SAY:
                 self._all.say(self.entry, self.worker, shards, why)
             elif due is Due.END_RUNS:
@@ -470,7 +470,8 @@ class _Move:
     def _wait_for(self, shard: int, why: str) -> None:
         """Note what keeps a shard from an owner, for who waits for it."""
         if why:
-            self._verdicts[shard].why = self.entry.waits[shard] = why
+            self._verdicts[shard].why = why
+            self.entry.waits[shard] = f"{self._reason}; {why}"
 
     def _install(self, by: str, taken: list[dict[str, Any]]) -> None:
         entry = self.entry

@@ -17,18 +17,12 @@ if TYPE_CHECKING:
 Outs = Mapping[int, Sequence[Array]]
 
 
-def late(
-    deadline: Deadline, worker: str, call: Call, waits: Mapping[int, str]
-) -> TimeoutError:
-    """Return the error that says which shards of which worker were waited for.
-
-    `waits` says of shards that are away what they wait for.
-    """
+def late(deadline: Deadline, worker: str, call: Call, why: str) -> TimeoutError:
+    """Return the error that says which shards of which worker were waited for."""
     shards = [part.shard for part in call.parts]
     named = ", ".join(map(str, shards[:8])) + (", ..." if len(shards) > 8 else "")
     where = f"{'shards' if len(shards) > 1 else 'shard'} {named} at worker {worker}"
-    if away := [shard for shard in shards if shard in waits]:
-        where += f", which has left; shard {away[0]} is away: {waits[away[0]]}"
+    where += f", {why}" if why else ""
     # In a run, what waits on may be the rest of a push that was accepted.
     return deadline.error(where, changes=call.changes or bool(call.run))
 

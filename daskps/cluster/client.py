@@ -31,6 +31,7 @@ from daskps.cluster.host import HOSTS
 from daskps.cluster.lookout import Lookout
 from daskps.cluster.messages import Answer, Call, pack_call, unpack_answers
 from daskps.cluster.plans import by_host
+from daskps.cluster.registry import owner_of, pid_of
 from daskps.cluster.ways import Ways
 from daskps.errors import DaskPSError, StaleGenerationError
 from daskps.shards.base import NO_WAIT
@@ -57,6 +58,8 @@ CONTROL_SECONDS = 20.0
 #: How long the directory may think about where shards are that a worker left: the
 #: first time, and after that.
 FIRST_SECONDS, ADOPT_SECONDS = 1.0, 5.0
+#: How long a host may take to say who keeps a call that is late.
+ASK_SECONDS = 0.5
 #: Pauses between two tries to reach a host that does not answer.
 BACKOFF_SECONDS = (0.01, 0.05, 0.2, 0.5)
 
@@ -91,7 +94,7 @@ class ShardClient:
         self.ways = Ways(link, meta, joined)
         size = joined.size if joined else 1
         #: What shards that were away when they were last looked for wait for.
-        self.waits: dict[int, str] = {}
+        self._waits: dict[int, str] = {}
         self._locate = partial(_locate, link, meta.uid)
         self.lookout = Lookout(self._locate, meta.name, size)
 
@@ -169,7 +172,7 @@ class ShardClient:
                 answers = await self._send(worker, call, left)
                 raise_first(answers)
             except TimeoutError:
-                raise late(deadline, worker, call, self.waits) from None
+                raise await self.late(deadline, worker, call) from None
             except (OSError, StaleGenerationError) as error:
                 parts = {part.shard: part for part in call.parts}
                 try:
@@ -177,7 +180,7 @@ class ShardClient:
                         list(parts), error, tries=tries, deadline=deadline
                     )
                 except TimeoutError:
-                    raise late(deadline, worker, call, self.waits) from error
+                    raise await self.late(deadline, worker, call) from error
                 calls = by_host(self.meta, parts, call)
                 if list(calls) != [worker]:
                     found = await gather(
@@ -229,20 +232,27 @@ class ShardClient:
             )
 
     async def _relocate(
-        self, shards: Sequence[int], error: Exception, *, tries: int, deadline: Deadline
+        self,
+        shards: Sequence[int],
+        error: Exception,
+        *,
+        tries: int,
+        deadline: Deadline,
+        run: int = 0,
     ) -> int:
         """Find out where to send a message again that failed, and whether to.
 
-        Returns how often it was tried in vain where the shards still are.
+        `run` is for whom, where no trainer calls. Returns how often it was tried in
+        vain where the shards still are.
         """
         where, wait = self.meta.where, FIRST_SECONDS
         while True:
             left = deadline.left()
-            # The first time for half of what is left: an answer says what keeps them.
-            work = self._locate(self.ways.run, wait_seconds=min(left / 2, wait))
+            # For half of what is left at most: an answer says what keeps them.
+            work = self._locate(run or self.ways.run, wait_seconds=min(left / 2, wait))
             seconds = None if left == float("inf") else left
             located = await self.link.within(work, seconds, deadline.what)
-            self.waits, wait = dict(located["waits"]), ADOPT_SECONDS
+            self._waits, wait = dict(located["waits"]), ADOPT_SECONDS
             check_located(self.meta.name, located, shards)
             if not set(shards) & set(located["adopting"]):
                 break
@@ -257,6 +267,35 @@ class ShardClient:
         pause = BACKOFF_SECONDS[min(tries, len(BACKOFF_SECONDS) - 1)]
         await asyncio.sleep(min(pause, deadline.left()))
         return tries + 1
+
+    async def late(self, deadline: Deadline, worker: str, call: Call) -> TimeoutError:
+        """Return the error that says what a call has waited for, and who keeps it."""
+        shards, why = [part.shard for part in call.parts], ""
+        await self._look_who_is_away()
+        for shard in shards:
+            if shard in self._waits:
+                return late(deadline, worker, call, f"which {self._waits[shard]}")
+        try:
+            asked = self.link.control(
+                worker, "locked", store=self.meta.uid, shards=shards
+            )
+            for shard, pid in await asyncio.wait_for(asked, ASK_SECONDS):
+                why = f"where process {pid} of its machine has locked shard {shard}"
+        except (OSError, DaskPSError):
+            why = f"which does not answer{self._process(shards)}"
+        return late(deadline, worker, call, why)
+
+    async def _look_who_is_away(self) -> None:
+        """Ask what shards wait for that are away, but not for long."""
+        with contextlib.suppress(OSError, DaskPSError):
+            located = await asyncio.wait_for(self._locate(self.ways.run), ASK_SECONDS)
+            self._waits = dict(located["waits"])
+
+    def _process(self, shards: Sequence[int]) -> str:
+        """Return the number of the process that owns shards, in words."""
+        places = self.meta.where.segments
+        names = [places[i].name for i in shards if i in places]
+        return f" (process {pid_of(owner_of(names[0]))} of its machine)" * bool(names)
 
     # -- control -------------------------------------------------------------
 
@@ -282,22 +321,36 @@ class ShardClient:
 
         self.link.start(lambda: asyncio.gather(*map(tell, self.meta.hosts)))
 
-    async def control(self, method: str, **kwargs: Any) -> list[Any]:
+    async def control(
+        self, method: str, deadline: Deadline | None = None, **kwargs: Any
+    ) -> list[Any]:
         """Send a control message to every host of the store.
 
         Where shards have moved meanwhile, to all hosts once more.
         """
         return await self.rerouted(
-            method, lambda: dict.fromkeys(self.meta.hosts, kwargs)
+            method,
+            lambda: dict.fromkeys(self.meta.hosts, kwargs),
+            deadline=deadline,
+            run=kwargs.get("run", 0),
         )
 
     async def control_at(self, shard: int, method: str, **kwargs: Any) -> Any:
         """Send a control message to the host of one shard."""
-        [found] = await self.rerouted(method, lambda: {self.meta.owners[shard]: kwargs})
+        [found] = await self.rerouted(
+            method,
+            lambda: {self.meta.owners[shard]: kwargs},
+            run=kwargs.get("run", 0),
+        )
         return found
 
     async def rerouted(
-        self, method: str, plan: Callable[[], Mapping[str, Mapping[str, Any]]]
+        self,
+        method: str,
+        plan: Callable[[], Mapping[str, Mapping[str, Any]]],
+        *,
+        deadline: Deadline | None = None,
+        run: int = 0,
     ) -> list[Any]:
         """Send control messages, planned anew when shards have moved.
 
@@ -307,6 +360,10 @@ class ShardClient:
             What is asked of the hosts; asking twice is fine.
         plan : callable
             Returns the arguments for each worker.
+        deadline : Deadline, optional
+            When to give up.
+        run : int
+            The run for which; it is tried until that is over, without a deadline.
 
         Returns
         -------
@@ -317,8 +374,30 @@ class ShardClient:
         ------
         ShardLostError
             Where a shard of the store is lost.
+        RunCancelledError
+            If the run is over.
         """
-        deadline = Deadline(CONTROL_SECONDS, f"{method} of store {self.meta.name!r}")
+        what = f"{method} of store {self.meta.name!r}"
+        seconds = None if run else CONTROL_SECONDS
+        # Who sets no limit waits for what a host has to work out.
+        scope = asyncio.timeout(deadline.remaining() if deadline else None)
+        deadline = deadline or Deadline(seconds, what)
+        try:
+            async with scope:
+                return await self._rerouted(method, plan, deadline, run)
+        except TimeoutError as error:
+            if not scope.expired() and not deadline.is_over:
+                raise
+            await self._look_who_is_away()
+            raise deadline.error(self._who_is_away(), changes=False) from error
+
+    async def _rerouted(
+        self,
+        method: str,
+        plan: Callable[[], Mapping[str, Mapping[str, Any]]],
+        deadline: Deadline,
+        run: int,
+    ) -> list[Any]:
         tries = 0
         while True:
             planned = plan()
@@ -329,8 +408,14 @@ class ShardClient:
             except (OSError, StaleGenerationError) as error:
                 every = range(self.meta.layout.n_shards)
                 tries = await self._relocate(
-                    every, error, tries=tries, deadline=deadline
+                    every, error, tries=tries, deadline=deadline, run=run
                 )
+
+    def _who_is_away(self) -> str:
+        """Return which shard was away when they were last looked for, in words."""
+        for shard, why in sorted(self._waits.items()):
+            return f"shard {shard} at worker {self.meta.owners[shard]}, which {why}"
+        return ""
 
     async def _tell(self, worker: str, method: str, of: Mapping[str, Any]) -> Any:
         async with self.lookout.over(worker, self.meta.hosts.get(worker, ())):

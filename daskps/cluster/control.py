@@ -205,6 +205,14 @@ async def versions(host: ShardHost, store: str) -> list[tuple[int, int]]:
     ]
 
 
+async def locked(
+    host: ShardHost, store: str, shards: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Return shards held here that are locked, and the process that has locked each."""
+    slots = [s for i in shards if (s := host.slots.get((store, i))) is not None]
+    return [(slot.index, pid) for slot in slots if (pid := slot.locked_by())]
+
+
 async def stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
     """Return a row of counters per shard held here."""
     return [
@@ -268,6 +276,7 @@ METHODS: dict[str, Callable[..., Awaitable[Any]]] = {
         give_up,
         aggregate,
         versions,
+        locked,
         stats,
         *adopting.METHODS,
         *cores.METHODS,

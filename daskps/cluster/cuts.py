@@ -13,6 +13,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from daskps import config
 from daskps.cluster.cutting import unpack_report
 from daskps.errors import ConsistencyError, ShardLostError, StaleGenerationError
 from daskps.shards.cuts import Order, agree
@@ -34,6 +35,8 @@ LEASE_SECONDS = 3.0
 GRACE_SECONDS = 0.2
 #: Between two attempts.
 PAUSE_SECONDS = 0.01
+#: How often to look what a shard that is away waits for.
+LOOK_SECONDS = 0.1
 #: How long a release is waited for; a silent host hears of it when it wakes.
 RELEASE_SECONDS = 0.5
 
@@ -150,13 +153,14 @@ class Cuts:
             + max(entry.nbytes.values(), default=0) / COPY_NBYTES_PER_SECOND
         )
         while True:
-            await entry.settled.wait()
+            await self._settled(entry, state)
             self._check(entry, request)
             state.attempt += 1
             try:
-                await self._everywhere(
-                    entry, request, "prepare_cut", index=request.index
-                )
+                async with asyncio.timeout(hold):
+                    await self._everywhere(
+                        entry, request, "prepare_cut", index=request.index
+                    )
                 async with asyncio.timeout(hold):
                     return await self._attempt(entry, request, state, hold)
             except (OSError, ConsistencyError) as error:
@@ -167,6 +171,20 @@ class Cuts:
             work = self._everywhere(entry, request, "drop_cut", keep=True)
             await asyncio.wait({self._hosts.spawn(work)}, timeout=RELEASE_SECONDS)
             await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _settled(self, entry: Entry, state: _State) -> None:
+        """Wait until no shard is away, as long as a run would at most."""
+        away = config.load().run_away_seconds
+        waiting = asyncio.ensure_future(entry.settled_within(away))
+        try:
+            while not waiting.done():
+                if entry.first_away:
+                    shard, worker, why = entry.first_away
+                    state.waited_for = f"shard {shard} at worker {worker}, which {why}"
+                await asyncio.wait({waiting}, timeout=LOOK_SECONDS)
+            waiting.result()
+        finally:
+            waiting.cancel()
 
     def _check(self, entry: Entry, request: Request) -> None:
         self._entry(entry.uid)

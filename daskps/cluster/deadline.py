@@ -21,6 +21,11 @@ class Deadline:
         self.timeout = timeout
         self._end = None if timeout is None else time.monotonic() + timeout
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it has passed."""
+        return self._end is not None and time.monotonic() >= self._end
+
     def left(self) -> float:
         """Return the seconds left, or raise TimeoutError."""
         if self._end is None:

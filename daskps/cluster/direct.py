@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from daskps.cluster.answers import again, late, raise_first
+from daskps.cluster.answers import again, raise_first
 from daskps.cluster.interrupts import shielded
 from daskps.errors import ShardBusyError, StaleGenerationError
 from daskps.shards.deputies import NotHereError
@@ -159,7 +159,9 @@ class Direct:
         try:
             return self._deadline.left()
         except TimeoutError:
-            raise late(self._deadline, worker, call, self._shards.waits) from None
+            shards, deadline = self._shards, self._deadline
+            error = shards.link.run(lambda: shards.late(deadline, worker, call))
+            raise error from None
 
     def __enter__(self) -> Self:
         return self

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.messages import unpack_reply
+from daskps.errors import ShardLostError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Sequence
@@ -48,7 +50,7 @@ class Entry:
     lost: dict[int, tuple[str, str]] = field(default_factory=dict)
     #: Shards whose worker is gone and whose next owner is being looked for.
     adopting: set[int] = field(default_factory=set)
-    #: What each of these waits for, and each lost one did.
+    #: Of each of these why its worker left, and what it waits for.
     waits: dict[int, str] = field(default_factory=dict)
     #: Workers that were asked to adopt and did not answer.
     strays: set[str] = field(default_factory=set)
@@ -75,6 +77,26 @@ class Entry:
         away = self.adopting | self.lost.keys()
         held = (w for i, w in enumerate(self.owners) if i not in away)
         return list(dict.fromkeys(held))
+
+    async def settled_within(self, seconds: float | None) -> None:
+        """Wait until no shard is away, so long at most.
+
+        Raises
+        ------
+        ShardLostError
+            Naming what the first one of them waits for.
+        """
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.settled.wait(), seconds)
+        if shard := self.first_away:
+            raise ShardLostError(self.name, *shard, True)
+
+    @property
+    def first_away(self) -> tuple[int, str, str] | None:
+        """The first shard that is away, its worker and what it waits for, if any."""
+        for shard in sorted(self.adopting):
+            return shard, self.owners[shard], self.waits.get(shard, "left")
+        return None
 
     def settle(self, shards: Iterable[int]) -> None:
         """Note that shards are away no longer; nor lost, where they were found."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
     from daskps.cluster.link import Link
     from daskps.cluster.spec import Launch
 
+logger = logging.getLogger(__name__)
 Listener = Callable[[dict[str, Any]], Awaitable[Any]]
+#: When it is said that a run cannot begin yet, as a shard is away.
+SAY_SECONDS = 5.0
 
 
 async def launch(
@@ -48,7 +52,11 @@ async def launch(
         The first error of a trainer's own code; else why the run was fenced.
     """
     body, reduce = _pickled(spec)
-    run = await _opened(link, _open(link, spec, reduce))
+    saying = asyncio.ensure_future(_say_away(link, spec))
+    try:
+        run = await _opened(link, _open(link, spec, reduce))
+    finally:
+        saying.cancel()
     began(run)
     trainers: Trainers | GraphRun
     if spec.graph:
@@ -92,6 +100,19 @@ async def _open(link: Link, spec: Launch, reduce: bytes) -> int:
         graph=spec.graph is not None,
     )
     return run
+
+
+async def _say_away(link: Link, spec: Launch) -> None:
+    """Say why a run cannot begin, once that takes long."""
+    await asyncio.sleep(SAY_SECONDS)
+    located = await link.directory("locate", uid=spec.uid)
+    for shard, why in sorted(located["waits"])[:1]:
+        worker = located["owners"][shard]
+        logger.warning(
+            "daskps: a run on store %r waits to begin: shard %d is away, for worker "
+            "%s %s",
+            *(spec.name, shard, worker, why),
+        )
 
 
 async def _opened(link: Link, opening: Coroutine[Any, Any, int]) -> int:
@@ -197,7 +218,10 @@ class _News:
     async def _tell(self, news: dict[str, Any]) -> None:
         for event in news["events"]:
             self._seen += 1
-            await self.listen(event)
+            if "away" in event:
+                logger.warning("daskps: run %d waits: %s", self.run, event["away"])
+            else:
+                await self.listen(event)
         clock, slowest = news["clock"], news["slowest"]
         if clock > self._clock or slowest > self._slowest:
             self._clock, self._slowest = clock, slowest

@@ -156,7 +156,7 @@ class GraphRun:
         Their receipts are where the first shard is; where that has moved, with the
         other shards. The results of their tasks may be anywhere, and go with any worker.
         """
-        about = {"run": self.work.run, "since": self._ledger.round}
+        about: dict[str, Any] = {"run": self.work.run, "since": self._ledger.round}
         found = dict(await self._shards.control_at(0, "receipts", **about))
         if not found.keys() >= set(range(self._ledger.round, stop)):
             for rows in await self._shards.control("receipts", **about):

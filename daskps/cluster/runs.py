@@ -13,6 +13,7 @@ import logging
 import math
 from typing import TYPE_CHECKING, Any
 
+from daskps import config
 from daskps.cluster.entry import remember
 from daskps.cluster.messages import pack_error
 from daskps.cluster.opening import begin_everywhere, give_up
@@ -95,8 +96,8 @@ class Runs:
 
     async def _free_entry(self, uid: str) -> Entry:
         """Return a store that can be trained now, or refuse."""
-        # Not for ever: shards find an owner, or are lost.
-        await self._entry(uid).settled.wait()
+        away = config.load().run_away_seconds
+        await self._entry(uid).settled_within(away)
         entry = self._entry(uid)
         for run in self._runs.values():
             if run.entry is entry and not run.fenced:
@@ -380,7 +381,10 @@ class Runs:
     def shards_away(self, entry: Entry, shards: Sequence[int], why: str) -> None:
         """Tell the runs of a store that they wait for shards."""
         for run in self._of(entry):
-            run.events.append({"away": list(shards), "why": why})
+            which = "shard" if len(shards) == 1 else "shards"
+            named = ", ".join(map(str, shards[:8])) + (", ..." if shards[8:] else "")
+            words = f"{which} {named} of store {entry.name!r} away: {why}"
+            run.events.append({"away": words})
             self._hosts.spawn(self._notify(run))
 
     def store_gone(self, entry: Entry, error: Exception) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import threading
 import time
 from collections import deque
@@ -139,6 +140,13 @@ class Slot:
     def waits(self) -> bool:
         """Whether anything waits here at all."""
         return bool(self._inbox) or bool(self.shard.waiting)
+
+    def locked_by(self) -> int:
+        """Return the process that is at the shard now, 0 where none is."""
+        # First: who has the mutex may wait for another process in his turn.
+        if self._lock is not None and (pid := self._lock.held_by()):
+            return pid
+        return os.getpid() if self._mutex.locked() else 0
 
     def close(self) -> None:
         """Tell who looks at the shard's memory that it is gone, and free it."""

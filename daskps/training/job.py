@@ -191,7 +191,8 @@ class Job:
             # The traceback of an error must not keep our data on the cluster.
             parts.clear()
         shards = await self.store._attach(link)
-        rows = await shards.control("stats")
+        what = f"the stats of store {self.store.name!r}"
+        rows = await shards.control("stats", Deadline(config.deadline(), what))
         found = await self._pull()
         self.stats["duplicates"] = sum(r["duplicates"] for of in rows for r in of)
         self.stats["clock"] = progress.clock

@@ -1,0 +1,222 @@
+"""Processes that are stopped where others wait for them: nothing is broken or lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+
+import daskps
+from daskps import config
+from daskps.cluster import adoption
+from tests.support import PATIENCE, local_cluster, until
+
+
+@pytest.fixture(scope="module")
+def machine():
+    """Three workers of one machine, whose memory this process maps too."""
+    with (
+        dask.config.set({"daskps.ways.process": False}),
+        local_cluster(n_workers=3, threads=1) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+def workers(machine):
+    """Addresses of all three, once those that died have followers."""
+    until(lambda: len(machine.cluster.scheduler.running) == 3)
+    with machine.as_current():
+        yield list(machine.cluster.scheduler.workers)
+
+
+def book(client):
+    return client.cluster.scheduler.extensions["daskps-directory"]
+
+
+def pid_of(client, address):
+    return client.run(os.getpid, workers=[address])[address]
+
+
+def is_stopped(pid):
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
+    return stat.rpartition(")")[2].split()[0] == "T"
+
+
+def by_message(handle):
+    """Return a handle that reaches the shards by message."""
+    far = pickle.loads(pickle.dumps(handle))
+    with config.open_ways(process=False, machine=False):
+        far._attached()
+    return far
+
+
+def add_and_stop(handle, at):
+    """Add one, and stop this process in the middle of it, at the shard's lock."""
+    from daskps.shards.update import Publication
+
+    publication: Any = Publication
+    finish = publication.finish
+
+    def stop(self, *args, **kwargs):
+        publication.finish = finish
+        # To this thread: others would stop while it goes on for a moment.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+        return finish(self, *args, **kwargs)
+
+    publication.finish = stop
+    return int(handle.add({"w": one(at)}))
+
+
+def one(at):
+    delta = np.zeros(8)
+    delta[at] = 1.0
+    return delta
+
+
+@pytest.fixture
+def stopped(machine, workers):
+    """A store on one worker, and another worker that stopped while it acts for it."""
+    a, b, _ = workers
+    s, pid = daskps.create({"w": np.zeros(8)}, servers=[a]), pid_of(machine, b)
+    task = machine.submit(add_and_stop, s, 0, workers=[b], pure=False)
+    until(lambda: is_stopped(pid))
+    try:
+        yield s, task, pid
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+        s.close()
+
+
+def test_a_stopped_process_keeps_the_lock_and_goes_on(stopped):
+    """Calls time out naming it, on all ways; then its own call lands, once."""
+    s, task, pid = stopped
+    for handle in (s, by_message(s)):
+        with pytest.raises(TimeoutError, match=rf"process {pid} .* locked shard 0"):
+            handle.add({"w": one(1)}, timeout=0.3)
+    # Reading takes no lock.
+    np.testing.assert_array_equal(s["w"].pull(timeout=5), 0.0)
+    later = threading.Thread(target=s.add, args=({"w": one(2)},))
+    later.start()
+    os.kill(pid, signal.SIGCONT)
+    assert task.result() >= 1
+    later.join()
+    found = s["w"].pull()
+    assert (found[0], found[2]) == (1.0, 1.0)
+    # Those that timed out: once or not at all.
+    assert found[1] in (0.0, 1.0, 2.0)
+    assert s.version == found.sum()
+
+
+def test_a_killed_process_lets_go_of_the_lock(stopped):
+    s, task, pid = stopped
+    later = threading.Thread(target=s.add, args=({"w": one(2)},))
+    later.start()
+    os.kill(pid, signal.SIGKILL)
+    later.join()
+    task.cancel()
+    # What it was at never was.
+    np.testing.assert_array_equal(s["w"].pull(), one(2))
+    assert s.version == 1
+
+
+def test_a_stopped_process_keeps_a_shard_away(machine, stopped):
+    """The owner dies meanwhile; adopters and calls wait for the lock."""
+    s, task, pid = stopped
+    owner = s.placement[0]
+    entry = book(machine).stores[s.uid]
+    os.kill(pid_of(machine, owner), signal.SIGKILL)
+    until(
+        lambda: f"process {pid} of its machine has locked it" in entry.waits.get(0, "")
+    )
+    far = by_message(s)
+    with pytest.raises(TimeoutError, match=rf"worker {owner}, which died .* {pid} of"):
+        far.pull(timeout=1)
+    with pytest.raises(TimeoutError, match=rf"worker {owner}, which died .* {pid} of"):
+        s.snapshot(timeout=0.5)
+    with pytest.raises(TimeoutError, match=rf"worker {owner}, which died .* {pid} of"):
+        s.stats(timeout=0.5)
+    waiting = far.pull_async()
+    os.kill(pid, signal.SIGCONT)
+    waiting.result(60)
+    until(lambda: task.done())
+    # It has landed, or an error said that its shard has moved: and then it was repeated.
+    assert task.status == "finished"
+    np.testing.assert_array_equal(s["w"].pull(), one(0))
+    assert entry.generations == (2,)
+    assert not entry.lost
+
+
+def test_a_slow_adopter_is_waited_for(machine, workers):
+    """The only ones who can adopt compile; each answer takes a second, as if."""
+    a, *others = workers
+    s = daskps.create({"w": np.zeros(8)}, servers=[a])
+    s.add({"w": one(3)})
+    entry, adoptions = book(machine).stores[s.uid], book(machine).adoptions
+    look, now, passed = adoptions.look, adoptions.now, []
+
+    async def later(*args):
+        found = await look(*args)
+        passed.append(1.0)
+        asyncio.get_running_loop().call_soon(adoptions.came)
+        return found
+
+    machine.run(compile_until_told, workers=others)
+    with pytest.MonkeyPatch.context() as patch:
+        # The worker that comes for the dead one would be asked, and adopt it.
+        patch.setattr(adoption, "ANSWER_SECONDS", 1000.0)
+        patch.setattr(adoptions, "look", later)
+        patch.setattr(adoptions, "now", lambda: now() + sum(passed))
+        os.kill(pid_of(machine, a), signal.SIGKILL)
+        # Longer than a shard without a sign is kept for.
+        until(lambda: sum(passed) > 2 * config.load().lost_after_seconds)
+        assert "takes long to take it over" in entry.waits[0]
+        assert not entry.lost
+        machine.run(tell, workers=others)
+        np.testing.assert_array_equal(s["w"].pull(), one(3))
+    assert entry.generations == (2,)
+    s.close()
+
+
+def compile_until_told(dask_worker):
+    from daskps.cluster.adopting import _Taker
+
+    taker: Any = _Taker
+    told, warm = threading.Event(), taker._warm
+
+    def slow(self):
+        told.wait(PATIENCE)
+        warm(self)
+
+    dask_worker.told, taker._warm = told, slow
+
+
+def tell(dask_worker):
+    dask_worker.told.set()
+
+
+def test_a_stopped_owner_is_named(machine, workers):
+    """Who takes messages to it waits; who shares its memory goes on without it."""
+    a = workers[0]
+    s, pid = daskps.create({"w": np.zeros(8)}, servers=[a]), pid_of(machine, a)
+    far = by_message(s)
+    s.pull()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(TimeoutError, match=rf"{a}, which .* \(process {pid} of"):
+            far.pull(timeout=0.5)
+        s.add({"w": one(5)}, timeout=30)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    np.testing.assert_array_equal(far["w"].pull(), one(5))
+    s.close()
