@@ -19,10 +19,17 @@ extensions = [
     "numpydoc",
 ]
 exclude_patterns = ["_build"]
-templates_path = ["_templates"]
 nitpicky = True
 
-html_theme = "dask_sphinx_theme"
+# What it shows comes from the site itself: fonts, styles and scripts.
+html_theme = "sphinx_book_theme"
+html_theme_options = {
+    # One search box: the other one is in the side bar.
+    "navbar_persistent": [],
+    "use_download_button": False,
+}
+html_static_path = ["_static"]
+html_css_files = ["daskps.css"]
 html_title = "daskps"
 html_copy_source = False
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pytest
 from distributed import Client
 
 from tests.support import PATIENCE, until
@@ -43,9 +44,75 @@ def test_site_builds_and_has_every_public_name(tmp_path: Path) -> None:
     # Errors and callbacks are shown as names of daskps.
     missing = {n for n in missing if f"daskps.{n.rpartition('.')[2]}" not in found}
     assert not missing, f"add them to docs/reference.md: {sorted(missing)}"
-    scripts = "".join(p.read_text() for p in (tmp_path / "html").rglob("*.html"))
-    assert not re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=.https?:", scripts)
-    assert "googletagmanager" not in scripts
+    assert not [fault for path in files(tmp_path / "html") for fault in faults(path)]
+
+
+def files(site: Path) -> list[Path]:
+    """Return the pages and styles of a site."""
+    found = sorted(p for p in site.rglob("*") if p.suffix in {".html", ".css"})
+    assert {p.suffix for p in found} == {".html", ".css"}
+    return found
+
+
+#: What a browser fetches by itself, from a host.
+FETCHED = re.compile(
+    r"""<(?:script|link|img|iframe)\b[^>]*?\s(?:src|href)=["']((?:https?:)?//[^"']+)"""
+    r"""|(?:url\(|@import)\s*["']?((?:https?:)?//[^"')]+)"""
+)
+TITLE = re.compile(r"<title>\s*([^<]+?)\s*</title>")
+HEAD_OF_SITE = re.compile(r'<p class="title logo__title">([^<]+)</p>')
+SEARCH_BOX = re.compile(r'<button class="[^"]*\bsearch-button-field\b')
+LOGO = re.compile(r'<a class="navbar-brand logo" href="([^"#]*)')
+
+
+def faults(path: Path) -> list[str]:
+    """Say what a reader without a network would miss, or trip over."""
+    text = path.read_text()
+    found = [f"{path.name} fetches {a or b}" for a, b in FETCHED.findall(text)]
+    if path.suffix == ".css" or "_static" in path.parts:
+        return found
+    if not any("daskps" in title for title in TITLE.findall(text)):
+        found.append(f"{path.name} has no title")
+    if HEAD_OF_SITE.findall(text) != ["daskps"]:
+        found.append(f"{path.name} does not say whose site it is")
+    if (n := len(SEARCH_BOX.findall(text))) != 1:
+        found.append(f"{path.name} has {n} search boxes")
+    dead = [t for t in LOGO.findall(text) if t and not (path.parent / t).is_file()]
+    return found + [f"{path.name}: the title leads to {target}" for target in dead]
+
+
+PAGE = """
+<title>A page &#8212; daskps</title>
+<a class="navbar-brand logo" href="index.html"><p class="title logo__title">daskps</p></a>
+<button class="btn search-button-field"></button>
+<a href="https://elsewhere.org">a link that a reader may follow</a>
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("", "", ""),
+        (
+            "<button",
+            '<link rel="x" href="https://fonts.org/a.css"><button',
+            "fonts.org",
+        ),
+        ("<button", "<style>@import url('//fonts.org/a')</style><button", "fonts.org"),
+        ("<button", '<script async src="https://t.org/x.js"></script><button', "t.org"),
+        ("A page &#8212; daskps", "", "has no title"),
+        (">daskps</p>", "></p>", "whose site"),
+        ("<button", '<button class="search-button-field"></button><button', "2 search"),
+        ("index.html", "logo.svg", "leads to logo.svg"),
+    ],
+)
+def test_faults_of_a_page_are_found(
+    old: str, new: str, fault: str, tmp_path: Path
+) -> None:
+    page = tmp_path / "index.html"
+    page.write_text(PAGE.replace(old, new))
+    found = faults(page)
+    assert [fault in text for text in found] == ([True] if fault else [])
 
 
 def inventory(path: Path) -> set[str]:
