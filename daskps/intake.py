@@ -7,7 +7,7 @@ anything, so that a refused call changes nothing anywhere.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -230,7 +230,11 @@ def _ready(value: Any, p: Parameter, dtype: str, what: str, *, finite: bool) -> 
     return flat
 
 
-def look(layout: Layout, arrays: Mapping[int, Array]) -> None:
+def look(
+    layout: Layout,
+    arrays: Mapping[int, Array],
+    advice: Callable[[], str] = lambda: _ADVICE,
+) -> None:
     """Look for NaN and Inf in gradients that were checked with ``finite=False``.
 
     Parameters
@@ -239,6 +243,8 @@ def look(layout: Layout, arrays: Mapping[int, Array]) -> None:
         The store's layout.
     arrays : mapping of int to ndarray, shape (n,)
         Gradients by parameter index.
+    advice : callable
+        Returns what may mend it, for whoever knows more.
 
     Raises
     ------
@@ -246,15 +252,21 @@ def look(layout: Layout, arrays: Mapping[int, Array]) -> None:
         Where there are any. Nothing has been changed anywhere.
     """
     for index, array in arrays.items():
-        _look(array, layout.parameters[index], "gradient")
+        _look(array, layout.parameters[index], "gradient", advice)
 
 
-def _look(flat: Array, p: Parameter, what: str) -> None:
+_ADVICE = (
+    "look for them in the data it comes from, lower the learning rate, clip it, or set "
+    "the configuration value daskps.finite to 'allow'"
+)
+
+
+def _look(
+    flat: Array, p: Parameter, what: str, advice: Callable[[], str] = lambda: _ADVICE
+) -> None:
     if not is_finite(flat):
         raise PushRejectedError(
-            f"the {what} of {p.name[:60]!r} has NaN or Inf (as {flat.dtype}); look for "
-            f"them in the data it comes from, lower the learning rate, clip it, or set "
-            f"the configuration value daskps.finite to 'allow'"
+            f"the {what} of {p.name[:60]!r} has NaN or Inf (as {flat.dtype}); {advice()}"
         )
 
 

@@ -16,6 +16,7 @@ from daskps.reduction import check_reduce
 from daskps.targets import flag
 from daskps.training import callbacks as callbacks_module
 from daskps.training.background import Background
+from daskps.training.functions import check_function
 from daskps.training.job import Job, check_trainers, whole
 from daskps.training.parts import check
 from daskps.training.result import Epoch, TrainResult
@@ -81,9 +82,10 @@ def train(  # noqa: PLR0913 - the public contract
     X : array_like, table or dask array, shape (n, ...), or list of Future or Delayed
         Training rows. Tables are pandas and dask DataFrames and Series and pyarrow
         Tables; each is converted once, to an array of the dtype that holds all its
-        columns, and a column that holds no numbers is refused. Dask computes lazy ones once, keeps them during the run, and
-        computes again what goes with a worker. Each element of a list of futures or
-        delayed objects is one trainer's part, an array of shape (n_i, ...).
+        columns, and a column that holds no numbers is refused. Dask computes lazy ones
+        once, keeps them during the run, and computes again what goes with a worker.
+        Each element of a list of futures or delayed objects is one trainer's part, an
+        array of shape (n_i, ...) or a table.
     y : like X, optional
         Labels. Those of a dask array in other chunks than `X` are rechunked along
         the first axis to those of `X`: they travel. For a list of parts, a list of
@@ -188,8 +190,10 @@ def train(  # noqa: PLR0913 - the public contract
     chosen_codec = codecs.choose(codec)
     if average == "models":
         _check_averaging(chosen, reduce, chosen_codec)
-    if not callable(gradient):
-        raise TypeError(f"gradient must be a function, found {gradient!r}")
+    check_function("gradient", gradient)
+    for what, function in (("validate", validate), ("stop", stop)):
+        if function is not None:
+            check_function(what, function)
     job = Job(
         store=store,
         policy=checks,
@@ -297,8 +301,7 @@ def run(  # noqa: PLR0913 - the public contract
     """
     chosen = policy(sync)
     checks = _checked_run(chosen, reduce)
-    if not callable(loop):
-        raise TypeError(f"loop must be a function, found {loop!r}")
+    check_function("loop", loop)
     given = _listed(parts)
     if not given:
         raise ValueError("parts is empty; give one part per trainer")

@@ -17,6 +17,7 @@ from daskps.cluster.spec import Launch, threads_of
 from daskps.cluster.windows import Schedule
 from daskps.store import ParameterStore
 from daskps.training import callbacks as callbacks_module
+from daskps.training.functions import metrics_of
 from daskps.training.graph import GraphBody
 from daskps.training.parts import parts_of
 from daskps.training.resident import FitLoop
@@ -285,7 +286,7 @@ class Job:
         metrics: dict[str, float] = {}
         if self.validate is not None:
             found = await call(guarded(self.validate, "validate"), await params())
-            metrics = {str(k): float(v) for k, v in dict(found).items()}
+            metrics = metrics_of(found)
         reports = sorted(event["reports"], key=lambda r: int(r["rank"]))
         rows = sum(r["rows"] for r in reports)
         losses = [r["loss"] for r in reports if r["loss"] is not None]

@@ -45,6 +45,11 @@ def check(X: Any, y: Any, trainers: int | None, split: Mapping[str, Any]) -> Non
                 f"{name} is one {type(array).__name__}, whose rows are unknown here; "
                 f"give a list with one for each trainer, or a dask array"
             )
+        if "bfloat16" in str(getattr(array, "dtype", "")):
+            raise TypeError(
+                f"{name} is a {type(array).__name__} of bfloat16, which cannot be sent "
+                f"to trainers; convert it to float32 first, in torch with .float()"
+            )
     n = 0
     if not isinstance(X, LazyTable) and not isinstance(y, LazyTable):
         n = n_rows(X)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -21,6 +22,7 @@ from daskps.cluster.plans import (
 )
 from daskps.errors import PushRejectedError
 from daskps.training.data import batches, n_rows, take
+from daskps.training.functions import advice, note_labels
 from daskps.training.local import LocalModel
 from daskps.usercode import user_code
 
@@ -156,17 +158,21 @@ class Stepper:
         if not self.plan.average_models:
             return Delivery(sums, GRADIENT, total, loss_sum)
         named = {self.meta.layout.parameters[i].name for i in sums}
-        models = self._checked({n: self.params[n] for n in named}, model=True)
+        models = self._checked({n: self.params[n] for n in named})
         models = {i: a.copy() for i, a in models.items()}
         return Delivery(models, MODEL, total, loss_sum)
 
     def _gradient(self, batch: Batch) -> tuple[dict[int, Array], int, float | None]:
         X, y = batch
-        with _GRADIENT:
-            result = self.plan.gradient(self.params, X, y)
+        try:
+            with _GRADIENT:
+                result = self.plan.gradient(self.params, X, y)
+        except Exception as error:
+            note_labels(error, y)
+            raise
         loss, grads = self._split(result)
         rows = n_rows(X)
-        checked = self._checked(grads, model=False)
+        checked = self._checked(grads, batch)
         return checked, rows, None if loss is None else loss * rows
 
     def _split(self, result: Any) -> tuple[float | None, Mapping[str, Any]]:
@@ -190,14 +196,18 @@ class Stepper:
             f"that is one number"
         )
 
-    def _checked(self, grads: Any, *, model: bool) -> dict[int, Array]:
+    def _checked(self, grads: Any, batch: Batch | None = None) -> dict[int, Array]:
+        """Return gradients of a batch, or without one the own model, ready to send."""
+        model = batch is None
         arrays = intake.gradients(
             self.meta.layout,
             self.meta.optimizers,
             grads,
-            finite=self._finite,
+            finite=self._finite and model,
             model=model,
         )
+        if self._finite and batch is not None:
+            intake.look(self.meta.layout, arrays, partial(advice, *batch))
         return {
             # What is read after the push lands in `params`: a gradient that is one
             # of them, or a view, would change on its way.
