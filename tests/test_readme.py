@@ -20,6 +20,7 @@ PAGES = sorted(
     for p in [ROOT / "README.md", *DOCS.rglob("*.md")]
     if not p.is_relative_to(DOCS / "_build")
 )
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 #: Its blocks need the cluster it starts; tests/test_docs.py runs them.
 TUTORIAL = DOCS / "tutorial.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -77,7 +78,7 @@ def test_the_two_commands() -> None:
     assert second == "bash tests/run\n"
     assert (ROOT / "tests" / "run").is_file()
     extras = re.findall(r'pip install "\.\[([\w,]+)\]"', first)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = PROJECT["project"]
     assert extras == ["demo"]
     assert set(extras) <= set(project["optional-dependencies"])
     assert "daskps demo" in first
@@ -89,3 +90,29 @@ def test_links_lead_to_files(page: Path) -> None:
     for target in LINK.findall(page.read_text()):
         if not target.startswith(("http://", "https://")):
             assert (page.parent / target).exists(), target
+
+
+def test_readme_of_the_package_index_has_no_dead_links() -> None:
+    """There is nothing there but the text: links to files become their names."""
+    hook = PROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    [fragment] = hook["fragments"]
+    text = (ROOT / fragment["path"]).read_text()
+    assert LINK.findall(text)
+    for rule in hook["substitutions"]:
+        text = re.sub(rule["pattern"], rule["replacement"], text)
+    assert not [t for t in LINK.findall(text) if not t.startswith("https://")]
+    assert "[Tutorial" not in text
+    assert "Tutorial (`docs/tutorial.md`)" in text
+
+
+def test_extras_name_each_other() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    named = [
+        name
+        for of in extras.values()
+        for need in of
+        if need.startswith("daskps[")
+        for name in need[len("daskps[") : -1].split(",")
+    ]
+    assert named
+    assert set(named) <= set(extras)
