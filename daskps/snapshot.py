@@ -17,7 +17,7 @@ from daskps.repr import snapshot_html, snapshot_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from daskps.cluster.copies import ShardCopy
+    from daskps.cluster.copies import CopyGroup, Edges
     from daskps.cluster.snapshots import Taken
     from daskps.layout import Layout, Parameter, Piece
     from daskps.version import Version
@@ -221,23 +221,17 @@ def dask_array(taken: Taken, parameter: Parameter, *, alone: bool = False) -> An
     told = [(piece.shard, versions[piece.shard]) for piece in pieces]
     token = tokenize(taken.uid, parameter.index, told, alone)
     name = f"daskps-snapshot-array-{token}"
-    base: dict[Any, Any] = {}
+    sources = Sources(taken, chunks)
     layer: dict[Any, Any] = {}
     for i, chunk in enumerate(chunks):
-        parts = []
-        for position, (shard, span) in enumerate(chunk.parts):
-            if position == chunk.home:
-                future: Any = taken.futures[shard]
-            else:
-                # A future of its own: as a task of the array it would be fused with
-                # the chunk, and the whole copy of the neighbour would travel.
-                future = snapshots.submit_edge(taken, shard, span)
-            base[future.key] = future
-            parts.append(TaskRef(future.key))
+        used = list({future.key: None for future in sources.of(chunk)})
+        refs = [TaskRef(key) for key in used]
+        where = [used.index(future.key) for future in sources.of(chunk)]
         key = (name, i, *(0,) * (len(shape) - 1)) if shape else (name,)
-        span = chunk.parts[chunk.home][1]
         wanted = (chunk.rows, *shape[1:]) if shape else ()
-        layer[key] = Task(key, assemble, span, wanted, *parts)
+        parts = list(zip(where, chunk.parts, strict=True))
+        layer[key] = Task(key, assemble, parts, wanted, *refs)
+    base = sources.by_key
     graph = HighLevelGraph(
         {f"copies-{name}": base, name: layer},
         {f"copies-{name}": set(), name: {f"copies-{name}"}},
@@ -248,12 +242,60 @@ def dask_array(taken: Taken, parameter: Parameter, *, alone: bool = False) -> An
     return array(graph, name, along + rest, dtype=np.dtype(parameter.dtype))
 
 
-def assemble(span: Span, shape: tuple[int, ...], *parts: ShardCopy | Array) -> Array:
-    """Put a chunk together: a span of a shard's copy, and edges of its neighbours.
+class Sources:
+    """The futures that chunks are put together from.
 
-    Alone a span is a view of the copy, which nobody may write to.
+    Where the largest part of a chunk is, it is put together; parts of the same group
+    are taken out of it there. The others are cut out by their owners, into futures of
+    their own: as tasks of the array they would be fused with the chunk, and the whole
+    copies would travel. What one group gets from another is one future.
+
+    Parameters
+    ----------
+    taken : Taken
+        The copies.
+    chunks : sequence of Chunk
+        Of one parameter.
     """
-    arrays = [p if isinstance(p, np.ndarray) else p.get(*span) for p in parts]
+
+    def __init__(self, taken: Taken, chunks: Sequence[Chunk]) -> None:
+        self._futures = taken.futures
+        wanted: dict[tuple[Any, Any], list[tuple[int, Span]]] = {}
+        for chunk in chunks:
+            for shard, span in chunk.parts:
+                way = self._way(chunk, shard)
+                if way[0] != way[1]:
+                    wanted.setdefault(way, []).append((shard, span))
+        self._edges = {
+            way: snapshots.submit_edges(taken, taken.futures[spans[0][0]], spans)
+            for way, spans in wanted.items()
+        }
+        #: All of them.
+        self.by_key = {f.key: f for chunk in chunks for f in self.of(chunk)}
+
+    def _way(self, chunk: Chunk, shard: int) -> tuple[Any, Any]:
+        """Return the keys of the groups that a part comes from, and goes to."""
+        home = chunk.parts[chunk.home][0]
+        return self._futures[shard].key, self._futures[home].key
+
+    def of(self, chunk: Chunk) -> list[Any]:
+        """Return where each part of a chunk is taken from."""
+        return [
+            self._edges.get(self._way(chunk, shard), self._futures[shard])
+            for shard, _ in chunk.parts
+        ]
+
+
+def assemble(
+    parts: Sequence[tuple[int, tuple[int, Span]]],
+    shape: tuple[int, ...],
+    *sources: CopyGroup | Edges,
+) -> Array:
+    """Put a chunk together: of each part its source, and where it is in that.
+
+    A single part is a view of the copy, which nobody may write to.
+    """
+    arrays = [sources[i].get(shard, *span) for i, (shard, span) in parts]
     whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
     found: Array = whole.reshape(shape)
     return found

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from dask.tokenize import tokenize
 
 from daskps.errors import ConsistencyError
 from daskps.layout import align
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from daskps.layout import Layout
 
 _PREFIX = "daskps-snapshot-"
+#: Copies of so much together at most are one Dask task's.
+GROUP_NBYTES = 64 * 2**20
 
 
 class ShardCopy:
@@ -56,6 +59,62 @@ class ShardCopy:
         return values[start - first : stop - first]
 
 
+class CopyGroup:
+    """Copies of some shards of one host, which live, travel and are spilled together.
+
+    Parameters
+    ----------
+    copies : mapping of int to ShardCopy
+        By shard.
+    """
+
+    def __init__(self, copies: Mapping[int, ShardCopy]) -> None:
+        self._copies = dict(copies)
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._copies,)
+
+    def __repr__(self) -> str:
+        return f"<copies of {len(self._copies)} shards, {self.nbytes} bytes>"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values."""
+        return sum(copy.nbytes for copy in self._copies.values())
+
+    def __sizeof__(self) -> int:
+        return object.__sizeof__(self) + self.nbytes
+
+    def get(self, shard: int, dtype: str, start: int, stop: int) -> Array:
+        """Return elements [start, stop) of a shard's vector of a dtype, a view."""
+        return self._copies[shard].get(dtype, start, stop)
+
+
+class Edges:
+    """A few elements of some shards, for neighbours whose rows end in these shards.
+
+    Parameters
+    ----------
+    found : mapping of (int, str, int, int) to ndarray
+        By shard, dtype, start and stop.
+    """
+
+    def __init__(self, found: Mapping[tuple[int, str, int, int], Array]) -> None:
+        self._found = dict(found)
+        for values in self._found.values():
+            values.flags.writeable = False
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._found,)
+
+    def __sizeof__(self) -> int:
+        return object.__sizeof__(self) + sum(a.nbytes for a in self._found.values())
+
+    def get(self, shard: int, dtype: str, start: int, stop: int) -> Array:
+        """Return elements that were asked for."""
+        return self._found[shard, dtype, start, stop]
+
+
 @dataclass(slots=True)
 class Room:
     """Memory for a copy, touched before a push must wait for it."""
@@ -66,7 +125,7 @@ class Room:
     @classmethod
     def of(cls, ranges: Sequence[Range]) -> Room:
         """Return room for some elements of a shard's vectors."""
-        sizes = [(b - a) * np.dtype(dtype).itemsize for dtype, a, b in ranges]
+        sizes = [nbytes_of([each]) for each in ranges]
         buffer, at, outs = private(sum(map(align, sizes))), 0, []
         for (dtype, _, _), size in zip(ranges, sizes, strict=True):
             outs.append(buffer[at : at + size].view(dtype))
@@ -169,7 +228,59 @@ def ranges_of(layout: Layout, shard: int, index: int | None) -> tuple[Range, ...
     )
 
 
+def nbytes_of(ranges: Sequence[Range]) -> int:
+    """Return how many bytes ranges of elements have."""
+    return sum((b - a) * np.dtype(dtype).itemsize for dtype, a, b in ranges)
+
+
+def groups_of(
+    sizes: Mapping[int, int], owners: Sequence[str]
+) -> list[tuple[str, list[int]]]:
+    """Return which copies share a Dask task: those of one host, but no large ones.
+
+    A task takes milliseconds of the scheduler, whatever it copies. What is one task's
+    is also kept, sent and written to disk as one: `GROUP_NBYTES` at most, or one copy.
+
+    Parameters
+    ----------
+    sizes : mapping of int to int
+        Bytes of each shard's copy.
+    owners : sequence of str
+        Host of every shard.
+
+    Returns
+    -------
+    list of (str, list of int)
+        Host and shards of each group.
+
+    Examples
+    --------
+    >>> groups_of({0: 10, 1: 10, 2: 10, 3: 2**26}, ["a", "b", "a", "a"])
+    [('a', [0, 2]), ('b', [1]), ('a', [3])]
+    """
+    groups: list[tuple[str, list[int]]] = []
+    #: Of each host the group that is not full, and the bytes in it.
+    filling: dict[str, tuple[list[int], int]] = {}
+    for shard, nbytes in sizes.items():
+        owner = owners[shard]
+        group, before = filling.get(owner, ([], GROUP_NBYTES))
+        if before + nbytes > GROUP_NBYTES:
+            group, before = [], 0
+            groups.append((owner, group))
+        group.append(shard)
+        filling[owner] = group, before + nbytes
+    return groups
+
+
+def group_key(
+    store: str, index: int | None, versions: Sequence[tuple[int, int]]
+) -> str:
+    """Return the Dask key of a group: what it contains follows from these."""
+    first = copy_key(store, index, *versions[0])
+    return first if len(versions) == 1 else f"{first}-{tokenize(versions)}"
+
+
 def copy_key(store: str, index: int | None, shard: int, version: int) -> str:
-    """Return the Dask key of a copy: what it contains follows from these."""
+    """Return the name of a copy: what it contains follows from these."""
     what = "" if index is None else f"{index}."
     return f"{_PREFIX}{store}-{what}{shard}.{version}"

@@ -1,4 +1,4 @@
-"""Taking a snapshot: the cut, then one Dask future for each shard's copy."""
+"""Taking a snapshot: the cut, then Dask futures for the copies of each host."""
 
 from __future__ import annotations
 
@@ -9,16 +9,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from dask.tokenize import tokenize
 from distributed import get_worker
 
 from daskps.cluster import upstream
-from daskps.cluster.copies import ShardCopy, copy_key
+from daskps.cluster.copies import (
+    CopyGroup,
+    Edges,
+    copy_key,
+    group_key,
+    groups_of,
+    nbytes_of,
+    ranges_of,
+)
 from daskps.cluster.host import HOSTS
 from daskps.errors import SnapshotLostError
 from daskps.version import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from distributed import Client, Future
 
@@ -43,7 +52,13 @@ class Taken:
     layout: Layout
     owners: tuple[str, ...]
     version: Version
-    futures: Mapping[int, Future[ShardCopy]]
+    #: By shard; those of one host share one.
+    futures: Mapping[int, Future[CopyGroup]]
+
+    @property
+    def groups(self) -> list[Future[CopyGroup]]:
+        """The futures, each once."""
+        return _distinct(self.futures)
 
     @property
     def client(self) -> Client | None:
@@ -52,6 +67,10 @@ class Taken:
             client: Client = future.client
             return client
         return None
+
+
+def _distinct(futures: Mapping[int, Future[CopyGroup]]) -> list[Future[CopyGroup]]:
+    return list({future.key: future for future in futures.values()}.values())
 
 
 async def take(shards: ShardClient, index: int | None, deadline: Deadline) -> Taken:
@@ -105,7 +124,7 @@ async def take(shards: ShardClient, index: int | None, deadline: Deadline) -> Ta
         version = Version.of((shard, v) for shard, v in found["versions"])
         futures = _submit(shards, index, version)
         # Also these may have to wait: for a thread of a busy worker.
-        took = upstream.settled(list(futures.values()))
+        took = upstream.settled(_distinct(futures))
         await link.within(took, deadline.remaining(), deadline.what)
     finally:
         # Shielded: a snapshot that is cancelled must not leave its half behind.
@@ -125,61 +144,64 @@ async def _forget(shards: ShardClient, cut: str) -> None:
 
 def _submit(
     shards: ShardClient, index: int | None, version: Version
-) -> dict[int, Future[ShardCopy]]:
-    """Have each owner take its copy over into Dask's own memory."""
+) -> dict[int, Future[CopyGroup]]:
+    """Have each owner take its copies over into Dask's own memory."""
     meta, client = shards.meta, shards.link.client
-    futures = {}
-    for shard, v in version.pairs:
-        key, owner = copy_key(meta.uid, index, shard, v), meta.owners[shard]
-        futures[shard] = client.submit(
-            take_copy,
-            key,
+    versions = dict(version.pairs)
+    sizes = {s: nbytes_of(ranges_of(meta.layout, s, index)) for s in versions}
+    futures: dict[int, Future[CopyGroup]] = {}
+    for owner, group in groups_of(sizes, meta.owners):
+        pairs = [(shard, versions[shard]) for shard in group]
+        future = client.submit(
+            take_copies,
+            [(shard, copy_key(meta.uid, index, shard, v)) for shard, v in pairs],
             meta.name,
-            shard,
             owner,
-            key=key,
+            key=group_key(meta.uid, index, pairs),
             workers=[owner],
             allow_other_workers=True,
             pure=False,
         )
+        futures |= dict.fromkeys(group, future)
     return futures
 
 
-def take_copy(key: str, name: str, shard: int, owner: str) -> ShardCopy:
-    """Take a copy from the host of this worker: the task behind a snapshot's shard.
+def take_copies(keys: Sequence[tuple[int, str]], name: str, owner: str) -> CopyGroup:
+    """Take copies from the host of this worker: the task behind a snapshot's shards.
 
     Raises
     ------
     SnapshotLostError
         On any worker but the owner, and wherever it runs a second time.
     """
-    host = HOSTS.get(get_worker().address)
-    found = None if host is None else host.snapshots.find(key)
-    if found is None:
-        raise SnapshotLostError(name, shard, owner, "no longer has the copy")
-    return found
+    host, found = HOSTS.get(get_worker().address), {}
+    for shard, key in keys:
+        copy = None if host is None else host.snapshots.find(key)
+        if copy is None:
+            raise SnapshotLostError(name, shard, owner, "no longer has the copy")
+        found[shard] = copy
+    return CopyGroup(found)
 
 
-def take_edge(copy: ShardCopy, span: Range) -> Array:
-    """Take a few elements of a copy, for a neighbour whose row ends in this shard."""
-    edge = copy.get(*span).copy()
-    edge.flags.writeable = False
-    return edge
+def take_edges(copies: CopyGroup, spans: Sequence[tuple[int, Range]]) -> Edges:
+    """Take a few elements of copies, for neighbours whose rows end in these shards."""
+    return Edges({(s, *span): copies.get(s, *span).copy() for s, span in spans})
 
 
-def submit_edge(taken: Taken, shard: int, span: Range) -> Future[Array]:
-    """Have the owner of a shard cut a few elements out of its copy."""
-    future, owner = taken.futures[shard], taken.owners[shard]
-    edge: Future[Array] = future.client.submit(
-        take_edge,
+def submit_edges(
+    taken: Taken, future: Future[CopyGroup], spans: Sequence[tuple[int, Range]]
+) -> Future[Edges]:
+    """Have the owner of some shards cut a few elements out of their copies."""
+    edges: Future[Edges] = future.client.submit(
+        take_edges,
         future,
-        span,
-        key=f"daskps-edge-{future.key}-" + "-".join(map(str, span)),
-        workers=[owner],
+        list(spans),
+        key=f"daskps-edge-{future.key}-{tokenize(spans)}",
+        workers=[taken.owners[spans[0][0]]],
         allow_other_workers=True,
         pure=False,
     )
-    return edge
+    return edges
 
 
 async def values(taken: Taken) -> dict[str, Array]:
@@ -187,13 +209,15 @@ async def values(taken: Taken) -> dict[str, Array]:
     layout = taken.layout
     flats = {d: np.empty(n, d) for d, n in layout.lengths.items()}
     client = taken.client
-    futures = list(taken.futures.values())
+    futures = taken.groups
     copies = [] if client is None else await upstream.results(client, futures)
-    for shard, copy in zip(taken.futures, copies, strict=True):
+    by_key = {f.key: copy for f, copy in zip(futures, copies, strict=True)}
+    for shard, future in taken.futures.items():
         for dtype, flat in flats.items():
             start, stop = layout.extent(shard, dtype)
             if stop > start:
-                flat[start:stop] = copy.get(dtype, 0, stop - start)
+                group = by_key[future.key]
+                flat[start:stop] = group.get(shard, dtype, 0, stop - start)
     return {
         p.name: flats[p.dtype][p.offset : p.offset + p.size].reshape(p.shape)
         for p in layout.parameters

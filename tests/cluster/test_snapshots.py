@@ -23,7 +23,7 @@ import daskps
 from daskps import config, optim
 from daskps.bench.snapshot import Oracle, check
 from daskps.cluster import cutting, plans, snapshots
-from daskps.cluster.copies import ShardCopy
+from daskps.cluster.copies import GROUP_NBYTES, CopyGroup, groups_of
 from daskps.cluster.deadline import Deadline
 from daskps.cluster.host import HOSTS
 from daskps.cluster.messages import Call
@@ -188,10 +188,40 @@ async def test_snapshot_of_an_asynchronous_client(c, s, a, b):
     alone = await made["w"].to_dask_array()
     assert await c.compute(alone.sum()) == 12
     for worker in (a, b):
-        nbytes = [x.nbytes for x in worker.data.values() if isinstance(x, ShardCopy)]
+        nbytes = [x.nbytes for x in worker.data.values() if isinstance(x, CopyGroup)]
         assert sum(nbytes) >= 48
         assert worker.metrics["daskps"](worker)["snapshots"] == 0
     await made.close()
+
+
+@gen_cluster(client=True)
+async def test_a_snapshot_takes_one_task_per_host_however_many_shards(c, s, a, b):
+    """And its arrays one more for what rows at the border of two hosts lack."""
+    params = {"w": np.arange(303.0).reshape(101, 3), "b": np.arange(40)}
+    made = await daskps.create(params, client=c, shards=40)
+    before = set(s.tasks)
+    snapshot = await made.snapshot()
+    assert len(set(s.tasks) - before) == 2
+    array = snapshot["w"]
+    assert array.numblocks == (40, 1)
+    same(await c.compute(array), params["w"])
+    assert len([key for key in s.tasks if "daskps-edge" in str(key)]) <= 2
+    same(await c.compute(await made["w"].to_dask_array()), params["w"])
+    found = await c.submit(lambda x: x["b"].sum().compute(), snapshot)
+    assert found == params["b"].sum()
+    await made.close()
+
+
+def test_copies_that_are_large_have_tasks_of_their_own():
+    sizes = dict.fromkeys(range(6), GROUP_NBYTES // 2) | {6: GROUP_NBYTES + 1, 7: 0}
+    assert groups_of(sizes, list("abababaa")) == [
+        ("a", [0, 2]),
+        ("b", [1, 3]),
+        ("a", [4]),
+        ("b", [5]),
+        ("a", [6]),
+        ("a", [7]),
+    ]
 
 
 @gen_cluster(client=True)
