@@ -12,6 +12,7 @@ from daskps.cluster import creation
 from daskps.cluster.finding import find
 from daskps.cluster.link import current_link
 from daskps.layout import counted
+from daskps.opening import opening
 from daskps.repr import html_table, text_table
 from daskps.specs import blueprint, checked_name
 from daskps.store import ParameterStore
@@ -121,7 +122,8 @@ def create(  # noqa: PLR0913 - the public contract
     Returns
     -------
     ParameterStore
-        A handle; with an asynchronous client an awaitable of one.
+        A handle; with an asynchronous client an awaitable of one, which ``async with``
+        takes too.
 
     Raises
     ------
@@ -160,7 +162,7 @@ def create(  # noqa: PLR0913 - the public contract
         meta = await creation.create(link, plan, seconds)
         return ParameterStore._of(meta, link)
 
-    return link.run_beside(make)
+    return opening(link.run_beside(make))
 
 
 def open(  # noqa: A001 - as in zarr.open
@@ -186,8 +188,8 @@ def open(  # noqa: A001 - as in zarr.open
     Returns
     -------
     ParameterStore
-        A handle; with an asynchronous client an awaitable of one. The store holds its
-        initial values.
+        A handle; with an asynchronous client an awaitable of one, which ``async with``
+        takes too. The store holds its initial values.
 
     Raises
     ------
@@ -217,7 +219,8 @@ def open(  # noqa: A001 - as in zarr.open
     async def attach() -> ParameterStore:
         return ParameterStore._of(await find(link, name, waiting), link)
 
-    return link.run(lambda: link.within(attach(), seconds, f"store {name!r}"))
+    what = f"store {name!r}"
+    return opening(link.run(lambda: link.within(attach(), seconds, what)))
 
 
 def list_stores(*, client: Any = None, timeout: Any = DEFAULT) -> Any:

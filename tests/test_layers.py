@@ -29,6 +29,7 @@ LAYERS = {
     "pushes": 4,
     "intake": 4,
     "mistaken": 4,
+    "opening": 4,
     "repr": 4,
     "snapshot": 4,
     "specs": 4,

@@ -17,6 +17,7 @@ from daskps import ParameterStore, optim
 from daskps.cluster import deadline
 from daskps.cluster.client import ShardClient
 from daskps.cluster.link import Pending
+from daskps.errors import StoreClosedError, StoreExistsError
 from tests.support import gen_cluster
 
 W = np.arange(6, dtype="f8").reshape(2, 3)
@@ -256,3 +257,33 @@ def test_a_cancelled_future_is_done_for_all_who_wait(by):
     assert future.cancelled()
     with pytest.raises(CancelledError):
         future.result()
+
+
+@gen_cluster(client=True)
+async def test_a_store_is_made_and_closed_by_async_with(c, s, a, b):
+    async with daskps.create({"w": W}, client=c) as store:
+        np.testing.assert_array_equal((await store.pull())["w"], W)
+    with pytest.raises(StoreClosedError, match="freed the store"):
+        await store.pull()
+    kept, other = await asyncio.gather(
+        asyncio.create_task(daskps.create({"w": W}, client=c, name="kept")),
+        daskps.create({"w": W}, client=c),
+    )
+    async with daskps.open("kept", client=c) as opened, other:
+        assert opened == kept
+    await kept.pull()
+    with pytest.raises(StoreExistsError):
+        async with daskps.create({"w": W}, client=c, name="kept"):
+            raise AssertionError("begun")
+
+
+@gen_cluster(client=True)
+async def test_a_store_that_was_not_awaited_says_so(c, s, a, b):
+    made = daskps.create({"w": W}, client=c)
+    with pytest.raises(TypeError, match=r"async with daskps\.create"), made:
+        raise AssertionError("begun")
+    for use in (lambda: made["w"], lambda: made.pull()):
+        with pytest.raises((TypeError, AttributeError), match="store = await daskps"):
+            use()
+    assert not hasattr(made, "_repr_html_")
+    await made
