@@ -153,6 +153,8 @@ class Claim:
     #: Memory by shard, and copies by key.
     rooms: dict[int, Room] = field(default_factory=dict)
     copies: dict[str, ShardCopy] = field(default_factory=dict)
+    #: The last that has begun.
+    attempt: int = 0
     #: Releases the shards if the directory never does.
     lease: asyncio.TimerHandle | None = None
     expired: asyncio.Future[None] | None = None

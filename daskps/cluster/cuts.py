@@ -168,7 +168,7 @@ class Cuts:
                 if not isinstance(error, TimeoutError):
                     state.waited_for = f"a cut that nothing disturbs ({error})"
                 logger.info("daskps: a cut of %s starts again: %r", entry.name, error)
-            work = self._everywhere(entry, request, "drop_cut", keep=True)
+            work = self._everywhere(entry, request, "drop_cut", attempt=state.attempt)
             await asyncio.wait({self._hosts.spawn(work)}, timeout=RELEASE_SECONDS)
             await asyncio.sleep(PAUSE_SECONDS)
 

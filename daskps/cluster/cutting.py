@@ -82,12 +82,15 @@ async def begin_cut(
     """Hold new steps on the shards concerned; report what they have applied."""
     slots = _concerned(host, store, index)
     claim = host.snapshots.claim(store, cut)
+    if attempt < claim.attempt:
+        raise broken("it has begun again since")
+    claim.attempt = attempt
     claim.end_lease()
     loop = asyncio.get_running_loop()
 
     def expire() -> None:
         logger.warning("daskps: a cut of store %s was left to itself", store)
-        released = drop_cut(host, store, cut, keep=True)
+        released = drop_cut(host, store, cut, attempt)
         claim.expired = asyncio.ensure_future(released)
 
     claim.lease = loop.call_later(lease_seconds, expire)
@@ -130,7 +133,8 @@ async def copy_cut(
         lacking = tuple(lacks[slot.index])
         what = Order(lacking, order["run"], order["rounds"])
         ready = await _reached(host, slot, _attempt(cut, attempt), what)
-        room = claim.rooms[slot.index]
+        # Taken out: should the cut begin again meanwhile, it reads into other memory.
+        room = claim.rooms.pop(slot.index)
         # Without the mutex: pulls go on, and no push can write into what is read.
         read = partial(slot.shard.read, ready, room.parts())
         whole = await host.in_thread(read)
@@ -143,7 +147,6 @@ async def copy_cut(
         await host.under(slot, end)
         if whole is None or held != [True]:
             raise broken("updates ran into the copy")
-        del claim.rooms[slot.index]
         key = copy_key(store, index, slot.index, ready.version)
         claim.copies[key] = room.filled()
         return slot.index, ready.version
@@ -182,22 +185,32 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None
     loop.call_soon_threadsafe(function)
 
 
-async def drop_cut(host: ShardHost, store: str, cut: str, keep: bool = False) -> None:
-    """Release the shards and free the copies; with `keep` not the memory for them."""
-    if keep:
-        claim = host.snapshots.claim(store, cut)
-        claim.copies.clear()
-        claim.end_lease()
-    else:
+async def drop_cut(
+    host: ShardHost, store: str, cut: str, attempt: int | None = None
+) -> None:
+    """Release the shards and free the copies, and the memory for them.
+
+    With an attempt only what that one and those before hold: the message may be so
+    late that the next has begun, or has copied. The memory is then kept for it.
+    """
+    if attempt is None:
         host.snapshots.drop(store, cut)
+    else:
+        claim = host.snapshots.claim(store, cut)
+        if attempt >= claim.attempt:
+            claim.copies.clear()
+            claim.end_lease()
     for slot in [s for (uid, _), s in host.slots.items() if uid == store]:
         # Also where no cut is to be seen: its beginning may be in the inbox.
-        await host.under(slot, partial(_release, cut=cut))
+        await host.under(slot, partial(_release, cut=cut, attempt=attempt))
 
 
-def _release(shard: Shard, cut: str) -> list[Ticket]:
+def _release(shard: Shard, cut: str, attempt: int | None) -> list[Ticket]:
     held = shard.cut
-    if held is None or held.name.split("/")[0] != cut:
+    if held is None:
+        return []
+    name, number = held.name.split("/")
+    if name != cut or (attempt is not None and int(number) > attempt):
         return []
     return cutting.end(shard, held.name)
 

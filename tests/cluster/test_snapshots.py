@@ -23,7 +23,7 @@ import daskps
 from daskps import config, optim
 from daskps.bench.snapshot import Oracle, check
 from daskps.cluster import cutting, plans, snapshots
-from daskps.cluster.copies import GROUP_NBYTES, CopyGroup, groups_of
+from daskps.cluster.copies import GROUP_NBYTES, CopyGroup, copy_key, groups_of
 from daskps.cluster.deadline import Deadline
 from daskps.cluster.host import HOSTS
 from daskps.cluster.messages import Call
@@ -439,6 +439,32 @@ async def test_cut_given_up_while_it_begins_holds_nothing(c, s, a):
     assert await made.add({"w": np.ones(10)}, timeout=5) == 1
     with pytest.raises(daskps.ConsistencyError, match="is over"):
         await cutting.prepare_cut(host, index=None, **about)
+    await made.close()
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 2)])
+async def test_a_late_word_of_an_attempt_leaves_the_next_one_alone(c, s, a):
+    """On a busy machine the release of one attempt comes after the next has copied."""
+    made = await daskps.create({"w": np.ones(10)}, client=c)
+    host = HOSTS[a.address]
+    slot = host.slots[made.uid, 0]
+    about = {"store": made.uid, "cut": "slow"}
+    more: Any = {"index": None, "lease_seconds": 60}
+    await cutting.prepare_cut(host, index=None, **about)
+    for attempt in (1, 2):
+        await cutting.begin_cut(host, attempt=attempt, **more, **about)
+    with pytest.raises(daskps.ConsistencyError, match="begun again"):
+        await cutting.begin_cut(host, attempt=1, **more, **about)
+    await cutting.drop_cut(host, **about, attempt=1)
+    assert slot.shard.cut is not None
+    order = {"missing": [], "run": 0, "rounds": 0}
+    copied: Any = {"attempt": 2, "index": None, "order": order}
+    assert await cutting.copy_cut(host, **about, **copied) == [(0, 0)]
+    key = copy_key(made.uid, None, 0, 0)
+    await cutting.drop_cut(host, attempt=1, **about)
+    assert host.snapshots.find(key) is not None
+    await cutting.drop_cut(host, **about, attempt=2)
+    assert host.snapshots.find(key) is None
     await made.close()
 
 
