@@ -10,6 +10,7 @@ import numpy as np
 from daskps import config, intake
 from daskps.array import ParameterArray
 from daskps.cluster.aggregate import aggregate
+from daskps.cluster.deadline import Deadline
 from daskps.mistaken import (
     no_store_attribute,
     not_deleted,
@@ -99,21 +100,21 @@ class ParameterStore(Writable):
         given = _listed(contributions)
         if not given:
             raise ValueError("aggregate needs at least one contribution")
-        seconds = config.deadline(timeout)
+        what = f"an aggregate of store {self.name!r}"
+        deadline = Deadline(config.deadline(timeout), what)
         link = self._bind()
 
         async def work() -> dict[str, Array]:
-            shards = await self._attach(link)
+            shards = await link.within(self._attach(link), deadline.remaining(), what)
             layout = shards.meta.layout
             finite = config.check_finite()
             arrays = [
                 intake.gradients(layout, {}, g, finite=finite, model=True)
                 for g in given
             ]
-            return await aggregate(shards, arrays, reduce)
+            return await aggregate(shards, arrays, reduce, deadline)
 
-        what = f"an aggregate of store {self.name!r}"
-        return link.run(lambda: link.within(work(), seconds, what))
+        return link.run(work)
 
     def snapshot(self, *, timeout: Any = DEFAULT) -> Any:
         """Copy all parameters at one moment, while others go on pushing.

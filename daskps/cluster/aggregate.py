@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.cluster.client import ShardClient
+    from daskps.cluster.deadline import Deadline
     from daskps.cluster.meta import Meta
 
 #: One contribution's rows for one host: shard, position of the piece, data.
@@ -21,7 +22,10 @@ Rows = list[tuple[int, int, Any]]
 
 
 async def aggregate(
-    shards: ShardClient, contributions: Sequence[Mapping[int, Array]], reduce: Any
+    shards: ShardClient,
+    contributions: Sequence[Mapping[int, Array]],
+    reduce: Any,
+    deadline: Deadline,
 ) -> dict[str, Array]:
     """Return the reduced arrays by name, in the compute dtype of the parameters."""
     meta = shards.meta
@@ -34,7 +38,7 @@ async def aggregate(
             if any(rows)
         }
 
-    found = await shards.rerouted("aggregate", plan)
+    found = await shards.rerouted("aggregate", plan, deadline=deadline)
     wanted = {index for arrays in contributions for index in arrays}
     parameters = [p for p in meta.layout.parameters if p.index in wanted]
     flats = {p.index: np.empty(p.size, compute_dtype(p.dtype)) for p in parameters}

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import daskps
-from daskps import config
-from daskps.cluster import adoption
+from daskps import config, optim
+from daskps.cluster import adoption, launch
 from tests.support import PATIENCE, local_cluster, until
 
 
@@ -157,26 +157,32 @@ def test_a_stopped_process_keeps_a_shard_away(machine, stopped):
     assert not entry.lost
 
 
-def test_a_slow_adopter_is_waited_for(machine, workers):
-    """The only ones who can adopt compile; each answer takes a second, as if."""
-    a, *others = workers
-    s = daskps.create({"w": np.zeros(8)}, servers=[a])
-    s.add({"w": one(3)})
-    entry, adoptions = book(machine).stores[s.uid], book(machine).adoptions
+def hurry(patch, adoptions):
+    """Have seconds pass between two questions in no time; return those that have."""
     look, now, passed = adoptions.look, adoptions.now, []
 
     async def later(*args):
         found = await look(*args)
-        passed.append(1.0)
+        passed.append(4.0)
         asyncio.get_running_loop().call_soon(adoptions.came)
         return found
 
+    patch.setattr(adoptions, "look", later)
+    patch.setattr(adoptions, "now", lambda: now() + sum(passed))
+    return passed
+
+
+def test_a_slow_adopter_is_waited_for(machine, workers):
+    """The only ones who can adopt compile."""
+    a, *others = workers
+    s = daskps.create({"w": np.zeros(8)}, servers=[a])
+    s.add({"w": one(3)})
+    entry = book(machine).stores[s.uid]
     machine.run(compile_until_told, workers=others)
     with pytest.MonkeyPatch.context() as patch:
         # The worker that comes for the dead one would be asked, and adopt it.
         patch.setattr(adoption, "ANSWER_SECONDS", 1000.0)
-        patch.setattr(adoptions, "look", later)
-        patch.setattr(adoptions, "now", lambda: now() + sum(passed))
+        passed = hurry(patch, book(machine).adoptions)
         os.kill(pid_of(machine, a), signal.SIGKILL)
         # Longer than a shard without a sign is kept for.
         until(lambda: sum(passed) > 2 * config.load().lost_after_seconds)
@@ -219,4 +225,46 @@ def test_a_stopped_owner_is_named(machine, workers):
     finally:
         os.kill(pid, signal.SIGCONT)
     np.testing.assert_array_equal(far["w"].pull(), one(5))
+    s.close()
+
+
+def add_until_it_ends(trainer, part):
+    while True:
+        trainer.push({"w": np.ones(8)})
+
+
+def test_a_run_says_what_it_waits_for_and_ends(machine, workers):
+    """Nobody has room for a shard of it; five minutes pass in no time."""
+    s = daskps.create({"w": np.zeros(8)}, optimizer=optim.SGD(1.0), servers=workers[:2])
+    entry, caught, said = book(machine).stores[s.uid], [], []
+
+    def work():
+        with pytest.raises(daskps.ShardLostError) as error:
+            daskps.run(s, add_until_it_ends, [None], sync="asp")
+        caught.append(str(error.value))
+
+    trainer = threading.Thread(target=work)
+    trainer.start()
+    until(lambda: s.version > 3)
+    [run] = book(machine).runs._runs.values()
+    [at] = run.ranks.values()
+    victim = next(w for w in s.placement if w != at)
+    entry.memory_share = 1e-12
+    with pytest.MonkeyPatch.context() as patch:
+        hurry(patch, book(machine).adoptions)
+        patch.setattr(launch.logger, "warning", lambda of, *a: said.append(of % a))
+        os.kill(pid_of(machine, victim), signal.SIGKILL)
+        trainer.join()
+    assert f"of store {s.name!r} away: died" in said[0]
+    assert "was away for too long" in caught[0]
+    assert "memory limit" in caught[0]
+    # The next run waits as long, and so does a snapshot that nobody limits.
+    with dask.config.set({"daskps.run-away-timeout": "100ms"}):
+        with pytest.raises(daskps.ShardLostError, match="away for too long"):
+            daskps.run(s, add_until_it_ends, [None], sync="asp")
+        with pytest.raises(daskps.ShardLostError, match="away for too long"):
+            s.snapshot(timeout=None)
+    # It is whole, and somebody may have room again.
+    entry.memory_share = 0.5
+    assert s.snapshot().version > 3
     s.close()
