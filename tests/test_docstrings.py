@@ -26,7 +26,7 @@ from tests.test_exported_members import PUBLIC, existing
 CONFIG = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
 CHECKS = set(CONFIG["tool"]["numpydoc_validation"]["checks"])
 #: Functions beside the callbacks, for who calls them.
-CALLED_BY_TRAIN = {"check", "chosen", "end", "notify"}
+CALLED_BY_TRAIN = {"check", "chosen", "end", "notify", "step_aside"}
 
 
 def public_names() -> Iterator[str]:

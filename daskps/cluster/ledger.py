@@ -12,6 +12,20 @@ if TYPE_CHECKING:
     from daskps.cluster.windows import Schedule
 
 
+#: Rows whose losses tell what a rank has begun with.
+FIRST_ROWS = 64
+
+
+def first_batches(
+    so_far: tuple[float, int], loss_sum: float | None, rows: int
+) -> tuple[float, int]:
+    """Add a batch to the first ones of a rank, until these have enough rows."""
+    total, n = so_far
+    if loss_sum is None or n >= FIRST_ROWS:
+        return so_far
+    return total + loss_sum, n + rows
+
+
 class Ledger:
     """Losses and rows of the epoch in progress, by rank, added in order of the rounds.
 
@@ -27,6 +41,7 @@ class Ledger:
         self.round = 0
         self.moved = 0
         self._began = time.monotonic()
+        self._first = [(0.0, 0)] * len(schedule.groups)
         self._clear()
 
     def _clear(self) -> None:
@@ -42,6 +57,10 @@ class Ledger:
             if receipt.loss_sum is not None:
                 self._losses[receipt.rank] += receipt.loss_sum
                 self._has_loss[receipt.rank] = True
+            first = self._first[receipt.rank]
+            self._first[receipt.rank] = first_batches(
+                first, receipt.loss_sum, receipt.rows
+            )
         self.round += 1
         epoch, within = divmod(self.round, self._schedule.per_epoch)
         return None if within else self.end(epoch - 1)
@@ -65,6 +84,7 @@ class Ledger:
                     "seconds": now - self._began,
                     "lag": 0,
                     "clock": self.round,
+                    "first": self._first[rank],
                 }
                 for rank, (rows, loss, has_loss) in enumerate(
                     zip(self._rows, self._losses, self._has_loss, strict=True)

@@ -85,7 +85,9 @@ async def begin_run(
 def _begin(slot: Slot, run: int, shard: Shard, **how: Any) -> list[Ticket]:
     """Begin a run on a shard, under its mutex."""
     _refuse_old(slot, run)
-    return shard.begin_run(run=run, **how)
+    done = shard.begin_run(run=run, **how)
+    slot.began = run, shard.segment.flip
+    return done
 
 
 def _refuse_old(slot: Slot, run: int) -> None:
@@ -195,4 +197,23 @@ async def rounds(host: ShardHost, store: str, run: int) -> list[int]:
     ]
 
 
-METHODS = (begin_run, end_run, finish, resume, hold, rounds)
+async def changed(host: ShardHost, store: str, run: int) -> list[list[int] | None]:
+    """Return the parameters that a run has changed, per shard held here.
+
+    None for a shard that has come here since it began.
+    """
+    return [
+        await host.under(slot, partial(_changed, slot, run)) for slot in host.of(store)
+    ]
+
+
+def _changed(slot: Slot, run: int, shard: Shard) -> list[int] | None:
+    began, flip = slot.began
+    if began != run:
+        return None
+    segment = shard.segment
+    changes = zip(segment.pieces, segment.current.changed, strict=True)
+    return sorted({p.parameter.index for p, last in changes if last > flip})
+
+
+METHODS = (begin_run, end_run, finish, resume, hold, rounds, changed)

@@ -100,6 +100,8 @@ class Slot:
         self.block, self.copier = block, copier
         #: Run and memory of the mailboxes that trainers here may fill themselves.
         self.mailbox: tuple[int, Block] | None = None
+        #: The run that has begun here last, and at which flip.
+        self.began = (0, 0)
         self.is_shared = block is not None
         #: Whether readers take the lock too, as where processors reorder stores.
         self.locks_reads = self.is_shared and config.load().locked_reads

@@ -37,6 +37,9 @@ class Bar(Protocol):
     def draw(self, state: State) -> None:
         """Show a state in the place of the one before."""
 
+    def clear(self) -> None:
+        """Wipe what is shown, until the next state."""
+
     def close(self) -> None:
         """Leave the last state where it is and end its line."""
 
@@ -109,6 +112,12 @@ class Text:
         self._file.write(f"\r{line:<{self._length}}")
         self._file.flush()
         self._length = len(line)
+
+    def clear(self) -> None:
+        """Leave an empty line."""
+        self._file.write(f"\r{'':<{self._length}}\r")
+        self._file.flush()
+        self._length = 0
 
     def close(self) -> None:
         """End the line."""
@@ -183,6 +192,11 @@ class Tqdm:
             bar.update(state.done - bar.n)
             return
         bar.refresh()
+
+    def clear(self) -> None:
+        """Leave an empty line."""
+        if self._bar is not None:
+            self._bar.clear()
 
     def close(self) -> None:
         """Leave the bar as it is."""

@@ -16,7 +16,16 @@ if TYPE_CHECKING:
 
     from daskps.training.bars import Bar, State
 
-__all__ = ["EVENTS", "Log", "ProgressBar", "check", "chosen", "end", "notify"]
+__all__ = [
+    "EVENTS",
+    "Log",
+    "ProgressBar",
+    "check",
+    "chosen",
+    "end",
+    "notify",
+    "step_aside",
+]
 
 #: The methods a callback may have, each called with the run.
 EVENTS = ("on_start", "on_round", "on_epoch", "on_failover", "on_stop")
@@ -159,6 +168,19 @@ def end(callbacks: Iterable[object]) -> None:
             callback.close()
 
 
+def step_aside(callbacks: Iterable[object]) -> None:
+    """Have progress bars leave their line, so that a message can be printed.
+
+    Parameters
+    ----------
+    callbacks : iterable of object
+        What `check` has let through.
+    """
+    for callback in callbacks:
+        if isinstance(callback, ProgressBar):
+            callback.clear()
+
+
 class ProgressBar:
     """Show the progress of a run: round, epoch, loss, rounds per second, time left.
 
@@ -211,6 +233,16 @@ class ProgressBar:
         # A run that was told to stop is over too.
         self._draw(replace(state, rounds=state.done) if state.rounds else state)
         self.close()
+
+    def clear(self) -> None:
+        """Wipe the bar, until it is drawn again.
+
+        Examples
+        --------
+        >>> ProgressBar().clear()
+        """
+        if self._bar is not None and not self._broken:
+            self._guarded(self._bar.clear)
 
     def close(self) -> None:
         """End the line of the bar, if it has one; of a run that has failed, too.

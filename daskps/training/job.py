@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,9 @@ from daskps.cluster.launch import launch
 from daskps.cluster.pump import Pump, UserCall, call_directly
 from daskps.cluster.spec import Launch, threads_of
 from daskps.cluster.windows import Schedule
+from daskps.errors import DaskPSError
 from daskps.store import ParameterStore
+from daskps.training import advice
 from daskps.training import callbacks as callbacks_module
 from daskps.training.functions import metrics_of
 from daskps.training.graph import GraphBody
@@ -34,9 +37,12 @@ if TYPE_CHECKING:
     from daskps.consistency import Policy
 
 Array = np.ndarray[Any, np.dtype[Any]]
+logger = logging.getLogger(__name__)
 
 #: Trainers per thread of the cluster above which "auto" takes to the task graph.
 MOST_PER_THREAD = 4
+#: How long the end of a run waits for what is to be said of it.
+ADVICE_SECONDS = 5.0
 
 
 @dataclass
@@ -82,6 +88,7 @@ class Job:
     run: int = 0
     execution: str = "resident"
     codec: Codec | None = None
+    losses: advice.Losses = field(default_factory=advice.Losses)
     _validation: asyncio.Task[None] | None = None
     stats: dict[str, Any] = field(
         default_factory=lambda: {
@@ -161,6 +168,7 @@ class Job:
         await self._notify(call, "on_start", progress)
         found = await self.launch(call, body, parts, progress=progress)
         await self._notify(call, "on_stop", progress)
+        await self._advise_of_names(call)
         return found
 
     async def train(
@@ -198,6 +206,8 @@ class Job:
         self.stats["duplicates"] = sum(r["duplicates"] for of in rows for r in of)
         self.stats["clock"] = progress.clock
         await self._notify(call, "on_stop", progress)
+        if progress.clock:
+            await self._advise_of_names(call, everything=True)
         version = min(r["version"] for of in rows for r in of)
         execution = "graph" if graph else "resident"
         return TrainResult(found, progress.history, version, execution, self.stats)
@@ -299,10 +309,47 @@ class Job:
                 staleness=max(r["lag"] for r in reports),
             )
         )
+        await self._advise_of_loss(call, progress.history[-1], reports)
         clocks = [r["clock"] for r in reports]
         progress.advance(max(clocks), min(clocks))
         progress.loss = None
         await self._notify(call, "on_epoch", progress)
+
+    async def _advise_of_loss(
+        self, call: UserCall, entry: Epoch, reports: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Say that the loss has grown out of all bounds, if it has."""
+        if entry.loss is None:
+            return
+        first = None if entry.epoch else advice.first_loss(reports)
+        if text := self.losses.look(entry.epoch, entry.loss, first):
+            await call(self._say, text)
+
+    async def _advise_of_names(
+        self, call: UserCall, *, everything: bool = False
+    ) -> None:
+        """Name the parameters that no gradient of the run has named.
+
+        All of them only if `everything`: a loop may do something else than train.
+        """
+        what = f"what a run has changed in store {self.store.name!r}"
+        deadline = Deadline(ADVICE_SECONDS, what)
+        try:
+            shards = await self.store._attach(self.store._bind())
+            rows = await shards.control("changed", deadline, run=self.run)
+        except (DaskPSError, OSError) as error:
+            # The run has ended well, whatever became of its store since.
+            logger.info("could not ask %s: %r", what, error)
+            return
+        meta = shards.meta
+        names = advice.unnamed(meta, [found for of in rows for found in of])
+        if names and (everything or len(names) < len(meta.optimizers)):
+            await call(self._say, advice.unnamed_text(meta.name, names))
+
+    def _say(self, text: str) -> None:
+        """Log a warning, where no bar is in its way."""
+        callbacks_module.step_aside(self.callbacks)
+        logger.warning("daskps: %s", text)
 
     async def _validated(self) -> None:
         """Wait for the validation that is under way, if one is, or raise its error."""

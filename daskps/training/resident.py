@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from daskps.cluster.ledger import FIRST_ROWS, first_batches
 from daskps.training.background import Background
 from daskps.training.blocks import rows_of
 from daskps.training.data import n_rows
@@ -50,6 +51,8 @@ class _Loop:
         self._taken: Batch | None = None
         #: Seconds that was the last time, and a delivery that nothing went on beside.
         self._taking, self._delivering = 0.0, 0.0
+        #: Losses and rows of the first batches.
+        self._first = (0.0, 0)
 
     def run(self) -> None:
         plan = self.plan
@@ -96,6 +99,8 @@ class _Loop:
         if found.loss_sum is not None:
             session.loss_sum = (session.loss_sum or 0.0) + found.loss_sum
         session.rows += found.rows
+        if self._first[1] < FIRST_ROWS:
+            self._first = first_batches(self._first, found.loss_sum, found.rows)
         weight = float(found.rows) if self.plan.bsp else 1.0
         target = self.stepper.target
         if self.plan.read_ahead:
@@ -132,6 +137,7 @@ class _Loop:
             # What was read at one clock was used at the next.
             "lag": session.lag + (self.plan.read_ahead and session.rows > 0),
             "clock": session.clock,
+            "first": self._first,
         }
         session.loss_sum, session.rows, session.lag = None, 0, 0
         return session.report(epoch, report)

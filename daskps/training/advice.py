@@ -1,0 +1,122 @@
+"""What a run says once it looks as if it were not meant so."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from daskps.layout import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from daskps.cluster.meta import Meta
+
+#: How much worse than its best a loss is that is said.
+MUCH_WORSE = 1000.0
+#: Losses below this share of the first one are as good as none: they are of the size
+#: of rounding errors, which may well grow a thousandfold.
+NOTHING = 1e-6
+#: Names that are said, before the rest is counted.
+_MOST_NAMES = 5
+
+
+class Losses:
+    """Looks at the losses of a run for one that is far worse than its best."""
+
+    def __init__(self) -> None:
+        self._first = 0.0
+        self._best = math.inf
+        self._said = False
+
+    def look(self, epoch: int, loss: float, first: float | None = None) -> str | None:
+        """Return what is to be said of an epoch's loss, once in a run.
+
+        Parameters
+        ----------
+        epoch : int
+            Which epoch.
+        loss : float
+            Its mean loss.
+        first : float, optional
+            The loss that the run began with, before it had changed much.
+
+        Returns
+        -------
+        str or None
+            The text; None where all is well, or all was said.
+        """
+        self._note(first)
+        best = max(self._best, NOTHING * self._first)
+        self._note(loss)
+        if self._said or not MUCH_WORSE * best < loss < math.inf:
+            return None
+        self._said = True
+        return (
+            f"the loss of epoch {epoch} is {loss:.3g}, and was {best:.3g} before: the "
+            f"run diverges. Are the gradients means over the batch, and not sums? "
+            f"If they are, try a smaller learning rate"
+        )
+
+    def _note(self, loss: float | None) -> None:
+        # Of losses below zero a multiple says nothing.
+        if loss is not None and 0 < loss < math.inf:
+            self._first = self._first or loss
+            self._best = min(self._best, loss)
+
+
+def first_loss(reports: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the mean loss over the first rows of all ranks; None where nobody knows.
+
+    Parameters
+    ----------
+    reports : sequence of mapping
+        What the ranks say of the first epoch, each with `first`: the sum of losses
+        and the number of rows of its first batches.
+
+    Returns
+    -------
+    float or None
+        The mean over these rows.
+    """
+    rows = sum(report["first"][1] for report in reports)
+    return sum(report["first"][0] for report in reports) / rows if rows else None
+
+
+def unnamed(meta: Meta, changed: Sequence[Sequence[int] | None]) -> list[str]:
+    """Return the parameters with an update rule that a run has not changed.
+
+    Parameters
+    ----------
+    meta : Meta
+        The store.
+    changed : sequence
+        For each shard the parameters it has changed in the run; None where it does
+        not know.
+
+    Returns
+    -------
+    list of str
+        Their names; none where one shard does not know.
+    """
+    known = [found for found in changed if found is not None]
+    if len(known) < len(changed):
+        return []
+    named = {index for found in known for index in found}
+    return [
+        p.name
+        for p in meta.layout.parameters
+        if p.size and p.index in meta.optimizers and p.index not in named
+    ]
+
+
+def unnamed_text(name: str, parameters: Sequence[str]) -> str:
+    """Return what is said of parameters that no gradient of a run has named."""
+    shown = ", ".join(map(repr, parameters[:_MOST_NAMES]))
+    if (more := len(parameters) - _MOST_NAMES) > 0:
+        shown += f" and {counted(more, 'other')}"
+    return (
+        f"no gradient of the run on store {name!r} has named {shown}, which stayed as "
+        f"before; return gradients under these names too, unless they are not to be "
+        f"trained"
+    )
