@@ -53,7 +53,7 @@ def test_results_come_in_the_order_of_ranks(way, sync):
         (1, 3, 0, None),
         (2, 3, 0, (1, 2)),
     ]
-    assert found[1][4] == "<daskps.Trainer 1 of 3 at clock 0>"
+    assert found[1][4] == f"<daskps.Trainer 1 of 3 at clock 0 of store {store.name!r}>"
 
 
 def pull_kinds(trainer, part):
