@@ -15,7 +15,7 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from daskps import config
-from daskps.cluster import accounting, arrivals, control, cores, exits
+from daskps.cluster import accounting, arrivals, control, cores, exits, upstream
 from daskps.cluster.contributions import Contributions
 from daskps.cluster.copies import Copies
 from daskps.cluster.machine import HERE, Machine
@@ -384,6 +384,7 @@ class HostPlugin(WorkerPlugin):
             host = HOSTS[worker.address] = ShardHost(worker, self._machine)
             accounting.begin(worker)
             _log_from_info_on(worker)
+            upstream.shorten_failures()
             exits.quicken(worker)
         # Now, and not with its first shard: with its last member goes what is there,
         # also memory of a worker that has died and that this one could adopt.

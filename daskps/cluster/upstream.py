@@ -6,8 +6,9 @@ A change in a release of distributed is mended here.
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from dask.core import flatten
 from distributed import Client, Future, rpc
@@ -59,6 +60,7 @@ __all__ = [
     "scatter",
     "secede",
     "settled",
+    "shorten_failures",
     "stepped_aside",
     "submit_graph",
     "sync",
@@ -302,6 +304,42 @@ def workers() -> list[Any]:
             return [w for w in _worker.Worker._instances if w.status in _RUNNING]
         except RuntimeError:  # another thread has just made one
             continue
+
+
+class _Shortened(logging.Filter):
+    """One line for a task of ours that failed: its caller gets error and traceback.
+
+    Dask logs "Compute Failed" with key, state, task, error and all frames on a line.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Rewrite the record of a failure; return whether it is worth a line."""
+        args = record.args
+        if not (str(record.msg).startswith("Compute Failed") and _is_long(args)):
+            return True
+        key, error = args[0], str(args[3])
+        name = key[0] if isinstance(key, tuple) else key
+        # What nobody should ever see keeps its frames.
+        if not str(name).startswith("daskps-") or error.startswith("IllegalState"):
+            return True
+        # Another trainer's error ended the run of this one.
+        if error.startswith("RunCancelledError("):
+            return False
+        record.msg = "%s failed: %s. The traceback is raised where its run was called"
+        record.args = (name, error if len(error) <= 500 else f"{error[:500]}...")
+        return True
+
+
+def _is_long(args: object) -> TypeGuard[tuple[Any, ...]]:
+    return isinstance(args, tuple) and len(args) >= 4
+
+
+_SHORTENED = _Shortened()
+
+
+def shorten_failures() -> None:
+    """Have this process's workers log the failures of our tasks in one line."""
+    _worker.logger.addFilter(_SHORTENED)  # once, however often this is called
 
 
 def current_task() -> tuple[Any, float] | None:

@@ -13,7 +13,8 @@ import pytest
 
 import daskps
 from daskps import optim
-from tests.support import local_cluster, store, until
+from daskps.cluster import upstream
+from tests.support import gen_cluster, local_cluster, store, until
 
 
 def count(trainer, part):
@@ -160,3 +161,70 @@ def test_exhausted_retries_are_a_warning(client, forwarded):
         assert record.levelno == logging.WARNING
         assert far in record.getMessage()
         assert record.worker == near
+
+
+def failure(key, error, logger="distributed.worker"):
+    """A record as Dask makes it of a task that failed."""
+    text = (
+        "Compute Failed\nKey:       %s\nState:     %s\nTask:  %s\nException: %r\n%r\n"
+    )
+    args = (key, "executing", "<Task>", error, "  File ...\n" * 30)
+    return logging.LogRecord(logger, logging.ERROR, "worker.py", 1, text, args, None)
+
+
+@pytest.mark.parametrize(
+    ("key", "error", "logged"),
+    [
+        (
+            "daskps-trainer-model-3-0-0",
+            "ValueError('no')",
+            "daskps-trainer-model-3-0-0 failed: ValueError('no'). The traceback is "
+            "raised where its run was called",
+        ),
+        (
+            ("daskps-gradient", 3, 0, 1, 0),
+            "E" * 1000,
+            f"daskps-gradient failed: {'E' * 500}.... The traceback is raised where "
+            f"its run was called",
+        ),
+        ("daskps-trainer-model-3-1-0", "RunCancelledError('run 3 is over')", None),
+    ],
+)
+def test_a_failure_of_ours_is_one_line_at_most(key, error, logged):
+    record = failure(key, error)
+    assert upstream._SHORTENED.filter(record) is (logged is not None)
+    assert logged in (None, record.getMessage())
+
+
+@pytest.mark.parametrize(
+    ("key", "error"),
+    [
+        ("inc-1", "ValueError('no')"),
+        (("sum", 0), "ValueError('no')"),
+        ("daskps-trainer-model-3-0-0", "IllegalStateError('a bug')"),
+    ],
+)
+def test_failures_of_others_and_bugs_keep_their_frames(key, error):
+    record = failure(key, error)
+    assert upstream._SHORTENED.filter(record)
+    assert record.getMessage().count("File") == 30
+    other = logging.makeLogRecord({"msg": "Compute Failed", "args": ()})
+    assert upstream._SHORTENED.filter(other)
+
+
+@gen_cluster(client=True)
+async def test_a_mistake_prints_no_frames(c, s, a, b, monkeypatch):
+    """In both executions, with a second trainer that is cancelled for it."""
+
+    def gradient(params, X, y):
+        raise ZeroDivisionError("on purpose")
+
+    keep, logger = Keep(), logging.getLogger("distributed.worker")
+    monkeypatch.setattr(logger, "handlers", [*logger.handlers, keep])
+    made = await daskps.create({"w": np.zeros(2)}, client=c, optimizer=optim.SGD(0.1))
+    for execution in ("resident", "graph"):
+        with pytest.raises(ZeroDivisionError):
+            await daskps.train(made, gradient, np.ones((8, 2)), execution=execution)
+    said = [record.getMessage() for record in keep.records]
+    assert not any("Compute Failed" in text or "File" in text for text in said)
+    assert any("failed: ZeroDivisionError('on purpose')" in text for text in said)
