@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.cluster import adopting, arrivals, cores, cutting, keeping, running
+from daskps.cluster import (
+    adopting,
+    arrivals,
+    cores,
+    cutting,
+    keeping,
+    running,
+    warming,
+)
 from daskps.cluster.messages import (
     Call,
     identity,
@@ -283,5 +291,6 @@ METHODS: dict[str, Callable[..., Awaitable[Any]]] = {
         *cutting.METHODS,
         *keeping.METHODS,
         *running.METHODS,
+        *warming.METHODS,
     )
 }

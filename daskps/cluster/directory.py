@@ -21,6 +21,7 @@ from daskps.cluster.entry import Entry, Hosts, is_gradient, remember
 from daskps.cluster.identities import Identities
 from daskps.cluster.litter import Litter
 from daskps.cluster.messages import PROTOCOL, identity, refusal
+from daskps.cluster.readiness import Readiness
 from daskps.cluster.reserve import Request, check_hosts, find_servers, reserve
 from daskps.cluster.runs import Runs
 from daskps.errors import (
@@ -62,6 +63,7 @@ class Directory:
             lose=self._lose,
             left=partial(self.worker_left, died=True),
         )
+        self.readiness = Readiness(scheduler, self.hosts, self.stores)
         self.litter = Litter(scheduler, self.hosts, self._named)
         self.cores = Cores(scheduler, self.hosts)
         self._freed: dict[str, str] = {}
@@ -143,6 +145,7 @@ class Directory:
             # As published data is: the keys are wanted by a client of no person.
             self.scheduler.client_desires_keys(anchors, f"daskps-{uid}")
         entry.ready = True
+        self.readiness.made(entry)
         self.hosts.tell(
             "store-created",
             entry,

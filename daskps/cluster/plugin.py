@@ -43,6 +43,7 @@ class DirectoryPlugin(SchedulerPlugin):
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Hear of a worker that came."""
         self._directory.adoptions.came()
+        self._directory.readiness.came(worker)
         self._directory.litter.came(worker)
         self._directory.cores.changed(worker)
 

@@ -1,0 +1,121 @@
+"""Who loads the loops of a store that it may come to adopt, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+from daskps import optim
+from daskps.cluster import readiness, warming
+from daskps.cluster.readiness import Readiness
+from daskps.cluster.rules import Rules
+from daskps.errors import ProtocolError
+from daskps.layout import Layout
+
+LAYOUT = Layout.build({"w": ((8,), "float32")}, 2)
+WORKERS = ["tcp://a:1", "tcp://a:2", "tcp://a:3", "tcp://b:1"]
+
+
+class Hosts:
+    """Hosts that are asked; those of new workers know no message at first."""
+
+    def __init__(self, new: int = 0) -> None:
+        self.asked: list[str] = []
+        self.work: list[Any] = []
+        self._new = new
+
+    def spawn(self, work: Any) -> None:
+        self.work.append(work)
+
+    async def control(self, worker: str, method: str, **about: Any) -> None:
+        assert method == "warm"
+        Layout.from_wire(about["layout"])
+        self.asked.append(worker)
+        if self._new:
+            self._new -= 1
+            raise ProtocolError("a worker that has just come")
+
+    def done(self) -> list[str]:
+        async def all_of_it() -> None:
+            await asyncio.gather(*self.work)
+
+        asyncio.run(all_of_it())
+        return sorted(self.asked)
+
+
+def store(segments: Any, owners: Any = ("tcp://a:1", "tcp://a:2")) -> Any:
+    return SimpleNamespace(
+        uid="s",
+        ready=True,
+        owners=owners,
+        segments=segments,
+        layout=LAYOUT.to_wire(),
+        rules=pickle.dumps({0: optim.SGD(0.1)}),
+    )
+
+
+def started(entry: Any, new: int = 0) -> tuple[Readiness, Hosts]:
+    hosts: Any = Hosts(new)
+    scheduler: Any = SimpleNamespace(workers=dict.fromkeys(WORKERS))
+    return Readiness(scheduler, hosts, {"s": entry}), hosts
+
+
+def test_workers_of_a_machine_without_a_shard_are_asked():
+    entry = store([[0, "x", 1, 1], [1, "y", 1, 1]])
+    ready, hosts = started(entry)
+    ready.made(entry)
+    assert hosts.done() == ["tcp://a:3"]
+
+
+def test_nobody_is_asked_for_memory_that_cannot_be_mapped():
+    entry = store([])
+    ready, hosts = started(entry)
+    ready.made(entry)
+    ready.came("tcp://a:3")
+    assert hosts.done() == []
+
+
+def test_who_comes_is_asked_until_it_has_its_host(monkeypatch):
+    monkeypatch.setattr(readiness, "PAUSE_SECONDS", 0)
+    ready, hosts = started(store([[0, "x", 1, 1]]), new=3)
+    ready.came("tcp://a:3")
+    ready.came("tcp://b:1")
+    assert hosts.done() == ["tcp://a:3"] * 4
+
+
+def test_nobody_is_asked_for_a_store_that_is_gone():
+    entry = store([[0, "x", 1, 1]])
+    ready, hosts = started(entry)
+    ready.made(entry)
+    ready._stores = {}
+    assert hosts.done() == []
+
+
+class Busy:
+    """A worker that looks idle after a few looks."""
+
+    looks = 3
+
+    @property
+    def executing_count(self) -> int:
+        self.looks -= 1
+        return max(self.looks, 0)
+
+
+def test_loops_are_loaded_beside_everything_when_the_worker_is_idle(monkeypatch):
+    monkeypatch.setattr(warming, "LOOK_SECONDS", 0)
+    state, found = Busy(), list[Any]()
+
+    def loaded(self: Rules, *, durable: bool) -> None:
+        found.append((durable, state.looks, threading.current_thread().name))
+
+    monkeypatch.setattr(Rules, "warm", loaded)
+    host: Any = SimpleNamespace(worker=SimpleNamespace(state=state))
+    asyncio.run(warming.warm(host, LAYOUT.to_wire(), b""))
+    [(durable, looks, name)] = found
+    assert durable
+    assert looks == 0
+    assert name.startswith("daskps-warm")
