@@ -157,17 +157,17 @@ def test_a_stopped_process_keeps_a_shard_away(machine, stopped):
     assert not entry.lost
 
 
-def hurry(patch, adoptions):
+def hurry(patch, adoptions, question="look"):
     """Have seconds pass between two questions in no time; return those that have."""
-    look, now, passed = adoptions.look, adoptions.now, []
+    ask, now, passed = getattr(adoptions, question), adoptions.now, []
 
     async def later(*args):
-        found = await look(*args)
+        found = await ask(*args)
         passed.append(4.0)
         asyncio.get_running_loop().call_soon(adoptions.came)
         return found
 
-    patch.setattr(adoptions, "look", later)
+    patch.setattr(adoptions, question, later)
     patch.setattr(adoptions, "now", lambda: now() + sum(passed))
     return passed
 
@@ -225,6 +225,37 @@ def test_a_stopped_owner_is_named(machine, workers):
     finally:
         os.kill(pid, signal.SIGCONT)
     np.testing.assert_array_equal(far["w"].pull(), one(5))
+    s.close()
+
+
+def removed(client, address):
+    """Have the scheduler give a worker up, as one that hangs longer than worker-ttl."""
+    scheduler = client.cluster.scheduler
+    client.sync(scheduler.remove_worker, address, stimulus_id="check-worker-ttl-1")
+
+
+def test_an_owner_that_hangs_is_removed_and_lives(machine, workers):
+    """Its shards are away, not lost; who shares their memory goes on."""
+    a = workers[0]
+    s, pid = daskps.create({"w": np.zeros(8)}, servers=[a]), pid_of(machine, a)
+    far, entry = by_message(s), book(machine).stores[s.uid]
+    s.pull()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            passed = hurry(patch, book(machine).adoptions, "adopt")
+            removed(machine, a)
+            until(lambda: sum(passed) > 2 * config.load().lost_after_seconds)
+            why = rf"{a}, which died .*its owner, process {pid} of its machine, lives"
+            with pytest.raises(TimeoutError, match=why):
+                far.pull(timeout=0.5)
+            s.add({"w": one(5)}, timeout=30)
+            assert entry.adopting == {0}
+            assert not entry.lost
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    np.testing.assert_array_equal(far["w"].pull(), one(5))
+    assert entry.generations == (2,)
     s.close()
 
 
