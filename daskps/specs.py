@@ -139,7 +139,12 @@ def _collection(key: str, value: Any) -> tuple[tuple[tuple[int, ...], str], Any]
             f"use one of {', '.join(DTYPES)}"
         )
     checked = value.map_blocks(
-        _checked_chunk, key, dtype=value.dtype, meta=np.empty((0,) * value.ndim, dtype)
+        _checked_chunk,
+        key,
+        dtype=value.dtype,
+        meta=np.empty((0,) * value.ndim, dtype),
+        # Ours, so that what fails in it is told once, where `create` was called.
+        token="daskps-checked",
     )
     return (tuple(int(n) for n in value.shape), dtype), checked
 

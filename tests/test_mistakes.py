@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import operator
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client
+from distributed.client import _current_client, _global_clients
 
 import daskps
 from daskps import optim
@@ -27,6 +29,17 @@ from tests.support import store
 # -- without a cluster ---------------------------------------------------------
 
 
+@pytest.fixture
+def no_client() -> Iterator[None]:
+    """Hide the clients of other tests."""
+    clients = dict(_global_clients)
+    _global_clients.clear()
+    current = _current_client.set(None)
+    yield
+    _current_client.reset(current)
+    _global_clients.update(clients)
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -36,6 +49,7 @@ from tests.support import store
         lambda: daskps.ParameterStore("0", "model").pull(),
     ],
 )
+@pytest.mark.usefixtures("no_client")
 def test_without_a_client_it_says_how_to_make_one(call):
     with pytest.raises(ValueError, match=r"make one with client = distributed\.Client"):
         call()
@@ -44,6 +58,13 @@ def test_without_a_client_it_says_how_to_make_one(call):
 def test_what_is_no_client_is_refused():
     with pytest.raises(TypeError, match=r"client is a distributed\.Client, found 'tcp"):
         daskps.create({"w": np.zeros(2)}, client="tcp://127.0.0.1:8786")
+
+
+def test_a_client_that_was_closed_is_refused(cluster):
+    closed = Client(cluster.scheduler.address, set_as_default=False)
+    closed.close()
+    with pytest.raises(ValueError, match=r"is closed; make another one with client ="):
+        daskps.create({"w": np.zeros(2)}, client=closed)
 
 
 def itself():

@@ -324,7 +324,11 @@ def current_link(client: Client | None = None) -> Link:
                 f"client is a distributed.Client, found {client!r:.60}; make one with "
                 f"client = distributed.Client(...)"
             )
-        return link_of(client)
+        if (link := link_of(client)).live:
+            return link
+        raise ValueError(
+            f"{client} is closed; make another one with client = distributed.Client()"
+        )
     try:
         return link_of(get_worker())
     except ValueError:

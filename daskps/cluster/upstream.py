@@ -319,13 +319,14 @@ class _Shortened(logging.Filter):
             return True
         key, error = args[0], str(args[3])
         name = key[0] if isinstance(key, tuple) else key
-        # What nobody should ever see keeps its frames.
-        if not str(name).startswith("daskps-") or error.startswith("IllegalState"):
+        # Not at its begin only: Dask joins the names of tasks that it fuses. What nobody
+        # should ever see keeps its frames.
+        if "daskps-" not in str(name) or error.startswith("IllegalState"):
             return True
         # Another trainer's error ended the run of this one.
         if error.startswith("RunCancelledError("):
             return False
-        record.msg = "%s failed: %s. The traceback is raised where its run was called"
+        record.msg = "%s failed: %s (its caller gets the traceback)"
         record.args = (name, error if len(error) <= 500 else f"{error[:500]}...")
         return True
 

@@ -67,12 +67,18 @@ def array_of(data: Any, name: str) -> Any:
     Raises
     ------
     TypeError
-        For a column that holds no numbers, naming it.
+        For a column that holds no numbers, naming it, and for a list of tables.
     ValueError
         For a column of integers or bools with missing values, and without columns.
     """
     if isinstance(data, np.ndarray):
         return data
+    if isinstance(data, (list, tuple)) and any(map(is_table, data[:1])):
+        raise TypeError(
+            f"{name} is a list of {type(data[0]).__name__}; join them, for example with "
+            f"pandas.concat, or give a list of futures, one for each trainer, as "
+            f"client.scatter returns it"
+        )
     for make in (_from_dask, _from_pandas, _from_arrow):
         if (found := make(data, name)) is not None:
             return found
@@ -119,13 +125,22 @@ def _from_dask(data: Any, name: str) -> LazyTable | None:
     ]
     dtype = _common([_checked(column).dtype for column in columns], name)
     meta = np.empty(shape, dtype)
-    return LazyTable(data.map_partitions(_partition, dtype.str, name, meta=meta))
+    rows = data.map_partitions(
+        _partition, dtype.str, name, meta=meta, token="daskps-rows"
+    )
+    return LazyTable(rows)
 
 
 def _partition(table: Any, dtype: str, name: str) -> Array:
     """Return a partition of a dask table as an array, on its worker."""
-    found: Array = array_of(table, name).astype(dtype, copy=False)
-    return found
+    found: Array = array_of(table, name)
+    if not np.can_cast(found.dtype, dtype, "same_kind"):
+        raise TypeError(
+            f"a partition of {name} holds {found.dtype}, but its dask DataFrame says "
+            f"{np.dtype(dtype)}; convert it with .astype(...), or give the function that "
+            f"made it the right meta="
+        )
+    return found.astype(dtype, copy=False)
 
 
 def _named(column: Any, name: str) -> str:

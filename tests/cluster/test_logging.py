@@ -178,14 +178,19 @@ def failure(key, error, logger="distributed.worker"):
         (
             "daskps-trainer-model-3-0-0",
             "ValueError('no')",
-            "daskps-trainer-model-3-0-0 failed: ValueError('no'). The traceback is "
-            "raised where its run was called",
+            "daskps-trainer-model-3-0-0 failed: ValueError('no') (its caller gets the "
+            "traceback)",
         ),
         (
             ("daskps-gradient", 3, 0, 1, 0),
             "E" * 1000,
-            f"daskps-gradient failed: {'E' * 500}.... The traceback is raised where "
-            f"its run was called",
+            f"daskps-gradient failed: {'E' * 500}... (its caller gets the traceback)",
+        ),
+        (
+            ("frompandas-daskps-rows-0123", 1, 0),
+            "ValueError('no')",
+            "frompandas-daskps-rows-0123 failed: ValueError('no') (its caller gets the "
+            "traceback)",
         ),
         ("daskps-trainer-model-3-1-0", "RunCancelledError('run 3 is over')", None),
     ],

@@ -94,6 +94,21 @@ def test_a_column_that_cannot_be_is_named(case: str) -> None:
         array_of(table, "X")
 
 
+@pytest.mark.parametrize("table", [FRAME, pa.table(TEXT), TEXT["b"]])
+def test_a_list_of_tables_is_not_stacked(table: Any) -> None:
+    with pytest.raises(TypeError, match=r"X is a list of .*join them.*scatter"):
+        array_of([table, table], "X")
+
+
+def test_a_partition_that_is_not_what_its_table_says() -> None:
+    lying = dd.from_pandas(FRAME[["c"]], 1).map_partitions(
+        lambda part: part + 0.5, meta=FRAME[["c"]][:0]
+    )
+    found = array_of(lying, "X")
+    with pytest.raises(TypeError, match=r"partition of X holds float64, .* says int8"):
+        found.array.compute(scheduler="sync")
+
+
 def test_a_lazy_table_is_of_the_dtype_that_holds_all() -> None:
     found = array_of(dd.from_pandas(FRAME, 3), "X")
     assert isinstance(found, LazyTable)
