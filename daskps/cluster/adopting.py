@@ -23,6 +23,7 @@ from daskps.errors import (
     StoreClosedError,
 )
 from daskps.layout import Layout, counted
+from daskps.shards import runs
 from daskps.shards.dense import Shard
 from daskps.shards.gates import CLOSED, gate_of
 from daskps.shards.segment import GENERATION, N_RANKS, PAGE_NBYTES, RUN, Segment
@@ -153,6 +154,7 @@ def _row(slot: Slot) -> dict[str, Any]:
         "nonce": block.nonce,
         "generation": slot.shard.generation,
         "run": int(slot.shard.segment.current.fixed[RUN]),
+        "stopped": slot.shard.why_stopped is not None,
         "mailbox": None if slot.mailbox is None else _place(slot.mailbox[1]),
     }
 
@@ -261,7 +263,7 @@ class _Taker:
                 words.warm(codecs.named(self._rounds.codec))
 
     def _open_round(self, mine: Shard, shard: int) -> tuple[int, Block] | None:
-        """Take over what came for the open round; where it is gone, end the run."""
+        """Take over what came for the open round; where it is gone, hold the run."""
         if not mine.is_bsp:
             return None
         fixed, block = mine.segment.current.fixed, None
@@ -277,7 +279,9 @@ class _Taker:
         except (WayClosed, ProtocolError) as error:
             if block is not None:
                 block.free()
-            mine.end_run(run, f"its open round went with a worker: {error}")
+            # It ends with all shards of the store, after the same round.
+            reason = f"its open round went with a worker: {error}"
+            mine.stop(run, runs.ended(run, reason))
             return None
         return run, block
 

@@ -203,9 +203,9 @@ class Adoptions:
 
     async def settle_run(self, entry: Entry, worker: str, run: int) -> None:
         """Have an adopter end a run that has ended while nobody held its shards."""
-        if run and (over := self.runs.why_over(run)) is not None:
+        if run and (how := self.runs.how_over(run)) is not None:
             ended = self._hosts.control(
-                worker, "end_run", store=entry.uid, run=run, reason=str(over)
+                worker, "end_run", store=entry.uid, run=run, **how
             )
             await asyncio.wait_for(ended, END_SECONDS)
 
@@ -244,7 +244,7 @@ class Adoptions:
     def end_runs(self, entry: Entry, worker: str, shard: int, why: str) -> None:
         """End the runs that have waited long enough for a shard."""
         error = ShardLostError(entry.name, shard, worker, why, True)
-        self.runs.store_gone(entry, error)
+        self.runs.fence_all(entry, error)
 
     def lose(self, entry: Entry, worker: str, shards: list[int], why: str) -> None:
         """Say that shards are lost."""
@@ -438,7 +438,7 @@ class _Move:
         self, by: str, taken: list[dict[str, Any]], rounds: Mapping[str, Any] | None
     ) -> None:
         """End what runs an adopter found that cannot go on."""
-        if rounds and any(a["run"] != rounds["run"] for a in taken):
+        if rounds and any(a["stopped"] or a["run"] != rounds["run"] for a in taken):
             self._all.runs.rounds_lost(self.entry, self.worker)
         try:
             for run in {a["run"] for a in taken}:

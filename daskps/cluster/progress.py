@@ -54,6 +54,13 @@ class Run:
     events: list[dict[str, Any]] = field(default_factory=list)
     first_event: int = 0
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    #: Whether all shards have begun it.
+    began: bool = False
+    #: The work that ends it on all shards, how long others wait for that, in time of
+    #: the event loop, and what it waits for.
+    ended: asyncio.Future[None] | None = None
+    end_by: float = 0.0
+    waits_for: str = "its shards"
 
     def tell(self, rank: int, clock: int, loss: float | None, rows: int) -> None:
         """Note how far a trainer is."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,8 @@ from daskps import codecs
 from daskps.cluster import arrivals, words
 from daskps.cluster.upstream import loads
 from daskps.consistency import ASP, BSP, SSP, Policy
-from daskps.errors import LayoutError, RunCancelledError
+from daskps.errors import IllegalStateError, LayoutError, RunCancelledError
+from daskps.shards.dense import Shard
 from daskps.shards.mailbox import Mailbox
 from daskps.shards.segment import PAGE_NBYTES, RUN
 
@@ -21,9 +24,10 @@ if TYPE_CHECKING:
     from daskps.cluster.slot import Slot
     from daskps.reduction import Reducer
     from daskps.shards.base import Ticket
-    from daskps.shards.dense import Shard
 
 logger = logging.getLogger(__name__)
+#: Ends a run on a shard.
+End = Callable[[Shard], "list[Ticket]"]
 
 
 def policy_of(code: Sequence[Any]) -> Policy:
@@ -155,16 +159,45 @@ def _check_room(host: ShardHost, name: str, nbytes: int) -> None:
         )
 
 
-async def end_run(host: ShardHost, store: str, run: int, reason: str) -> None:
-    """End a run on every shard of a store held here."""
-    for slot in host.of(store):
-        await host.under(slot, lambda shard: shard.end_run(run, reason))
+async def end_run(
+    host: ShardHost,
+    *,
+    store: str,
+    run: int,
+    reason: str,
+    rounds: int | None = None,
+    version: int = 0,
+) -> list[tuple[int]]:
+    """End a run on every shard of a store held here; return which these are.
+
+    They end after `rounds`, where a run in rounds says so, and at least at `version`.
+    """
+    slots = host.of(store)
+    end = partial(Shard.end_run, run=run, reason=reason)
+    last = partial(end, rounds=rounds, version=version)
+    await asyncio.gather(*(_end(host, slot, last, end) for slot in slots))
+    for slot in slots:
         if slot.mailbox is not None and slot.mailbox[0] == run:
             slot.free_mailbox()
     arrivals.clear()
     logger.info(
-        "%s ends run %d of store %r: %s", host.worker.address, run, slot.name, reason
+        "%s ends run %d of store %r: %s",
+        host.worker.address,
+        run,
+        slots[0].name,
+        reason,
     )
+    return [(slot.index,) for slot in slots]
+
+
+async def _end(host: ShardHost, slot: Slot, last: End, as_it_is: End) -> None:
+    """End a run on one shard after the last common round, or where that is gone, now."""
+    try:
+        await host.under(slot, last)
+    except IllegalStateError as error:
+        # A store that nobody can use would not be better.
+        logger.error("shard %d of store %r: %s", slot.index, slot.name, error)
+        await host.under(slot, as_it_is)
 
 
 async def finish(host: ShardHost, store: str, run: int, rank: int) -> None:
@@ -183,10 +216,41 @@ async def resume(
     ]
 
 
-async def hold(host: ShardHost, store: str, run: int, limit: int | None) -> None:
-    """Complete no round of a run from `limit` on, by default the open one."""
+async def hold(
+    host: ShardHost,
+    *,
+    store: str,
+    run: int,
+    limit: int | None = None,
+    finished: Sequence[int] = (),
+    reason: str = "",
+) -> list[tuple[Any, ...]]:
+    """Complete no round of a run from `limit` on, by default the open one.
+
+    `finished` are trainers of which other shards have heard that they ended. With a
+    `reason` no step of the run is taken any more. Returns shard and standing of each
+    shard held here.
+    """
+    error = RunCancelledError(f"run {run} is over: {reason}") if reason else None
+
+    def work(shard: Shard) -> list[Ticket]:
+        done = []
+        if shard.why_stopped is None:
+            done = [t for rank in finished for t in shard.finish(run, rank)]
+        return done + shard.hold(run, limit, error)
+
+    async def one(slot: Slot) -> tuple[Any, ...]:
+        await host.under(slot, work)
+        standing = await host.under(slot, lambda shard: shard.standing(run))
+        return slot.index, *standing.to_wire()
+
+    return await asyncio.gather(*map(one, host.of(store)))
+
+
+async def goes_on(host: ShardHost, store: str, run: int) -> None:
+    """Raise why a run cannot go on here, if so."""
     for slot in host.of(store):
-        await host.under(slot, lambda shard: shard.hold(run, limit))
+        await host.under(slot, lambda shard: shard.check_goes_on(run))
 
 
 async def rounds(host: ShardHost, store: str, run: int) -> list[int]:
@@ -216,4 +280,4 @@ def _changed(slot: Slot, run: int, shard: Shard) -> list[int] | None:
     return sorted({p.parameter.index for p, last in changes if last > flip})
 
 
-METHODS = (begin_run, end_run, finish, resume, hold, rounds, changed)
+METHODS = (begin_run, end_run, finish, resume, hold, goes_on, rounds, changed)

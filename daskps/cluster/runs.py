@@ -18,7 +18,7 @@ from daskps.cluster.entry import remember
 from daskps.cluster.messages import pack_error
 from daskps.cluster.opening import begin_everywhere, give_up
 from daskps.cluster.progress import Run, rounds_lost
-from daskps.cluster.settling import settle
+from daskps.cluster.settling import SETTLE_SECONDS, Ending
 from daskps.errors import (
     ConsistencyError,
     NotEnoughWorkersError,
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from daskps.cluster.entry import Entry, Hosts
 
 logger = logging.getLogger(__name__)
-#: How long shards that are a round behind may take to catch up when a run is fenced.
-SETTLE_SECONDS = 0.5
+#: How long who ends a run waits for its shards; the rest is done without him.
+END_SECONDS = 1.0
 #: How long a run tries to begin while a host of its store fails or is silent.
 OPEN_SECONDS = 10.0
 
@@ -53,7 +53,8 @@ class Runs:
         self._entry = entry
         self._new_id = new_id
         self._runs: dict[int, Run] = {}
-        self._ended: dict[int, Exception] = {}
+        #: Why runs have ended that are over, and what their shards were told.
+        self._ended: dict[int, tuple[Exception | None, dict[str, Any]]] = {}
 
     # -- life ----------------------------------------------------------------
 
@@ -99,12 +100,14 @@ class Runs:
         away = config.load().run_away_seconds
         await self._entry(uid).settled_within(away)
         entry = self._entry(uid)
-        for run in self._runs.values():
-            if run.entry is entry and not run.fenced:
+        while runs := [r for r in self._of(entry) if r.ended or not r.fenced]:
+            if not runs[0].fenced:
                 raise ConsistencyError(
-                    f"run {run.id} is training store {entry.name!r} already; wait for "
-                    f"it to end or cancel it, a store takes one run at a time"
+                    f"run {runs[0].id} is training store {entry.name!r} already; wait "
+                    f"for it to end or cancel it, a store takes one run at a time"
                 )
+            await self._over(runs[0], OPEN_SECONDS)
+            entry = self._entry(uid)
         for shard, (worker, reason) in entry.lost.items():
             raise ShardLostError(entry.name, shard, worker, reason)
         return entry
@@ -119,47 +122,93 @@ class Runs:
         except BaseException as error:
             fenced = run.fenced
             # Also where it was fenced: that end may have come before its beginning.
-            await self._end(run, "it could not begin")
+            await self._undo(run)
             if fenced and isinstance(error, Exception):
                 raise fenced from None
             raise
-        run.mailboxes = mailboxes
+        run.mailboxes, run.began = mailboxes, True
 
     async def on_close_run(self, run: int) -> None:
         """End a run that is over."""
         if run in self._runs:
             if not self._runs[run].fenced:
                 self._tell("run-ended", self._runs[run])
-            await self._end(self._runs[run], "it has ended")
+            await self._end(self._runs[run], RunCancelledError("it has ended"))
 
-    async def on_fence_run(self, run: int, reason: str) -> None:
-        """Cancel a run: its trainers' calls fail from here on."""
+    async def on_fence_run(self, run: int, reason: str, wait: bool = True) -> None:
+        """Cancel a run: its trainers' calls fail from here on.
+
+        With `wait` the caller hears of it when all shards have ended it.
+        """
         if run in self._runs:
-            await self._fence(self._runs[run], RunCancelledError(reason))
+            fencing = self._fence(self._runs[run], RunCancelledError(reason))
+            if wait:
+                await fencing
+            else:
+                self._hosts.spawn(fencing)
 
     async def _fence(self, run: Run, error: Exception) -> None:
-        if run.fenced:
-            return
-        run.fenced = error
-        self._tell("run-fenced", run, reason=str(error))
-        await self._notify(run)
-        with contextlib.suppress(TimeoutError):
-            # A silent host must not keep the fence from all others.
-            await asyncio.wait_for(settle(self._hosts, run), SETTLE_SECONDS)
-        await self._end(run, str(error))
+        if not run.fenced:
+            self._tell("run-fenced", run, reason=str(error))
+        await self._end(run, error)
 
-    async def _end(self, run: Run, reason: str) -> None:
-        run.fenced = run.fenced or RunCancelledError(reason)
-        self._runs.pop(run.id, None)
-        remember(self._ended, run.id, run.fenced)
+    async def _end(self, run: Run, error: Exception) -> None:
+        """End a run on all shards; wait for that as long as a caller may wait.
+
+        A store one of whose shards is away or silent stays held until that has heard
+        of it, and takes no other run.
+        """
+        now = asyncio.get_running_loop().time()
+        run.fenced = run.fenced or error
+        if not run.began:
+            await self._undo(run)
+        elif run.ended is None:
+            run.ended, run.end_by = (
+                self._hosts.spawn(self._settle(run)),
+                now + END_SECONDS,
+            )
         await self._notify(run)
-        ended = self._hosts.everywhere(run.entry, "end_run", run=run.id, reason=reason)
-        task = self._hosts.spawn(ended)
+        if run.ended is not None and run.end_by > now:
+            await asyncio.wait({run.ended}, timeout=run.end_by - now)
+
+    async def _settle(self, run: Run) -> None:
+        """End a run on all its shards, however long one of them is away."""
+        how: dict[str, Any] = {"reason": str(run.fenced)}
+        try:
+            found = await Ending(self._hosts, run, how["reason"]).settle()
+            how |= found.to_wire()
+        finally:
+            await self._forget(run, how)
+
+    async def _forget(self, run: Run, how: dict[str, Any]) -> None:
+        """Remember of a run what became of it, and nothing else."""
+        self._runs.pop(run.id, None)
+        remember(self._ended, run.id, (run.fenced, how))
+        await self._notify(run)
         if run.graph:
             # On all workers: a task of the run may be at work on any of them.
             self._hosts.spawn(self._hosts.broadcast("end_graph", run=run.id))
+
+    async def _undo(self, run: Run) -> None:
+        """End a run that could not begin everywhere: no shard has taken a step of it."""
+        reason = "it could not begin"
+        run.fenced = run.fenced or RunCancelledError(reason)
+        await self._forget(run, {"reason": reason})
+        ended = self._hosts.everywhere(run.entry, "end_run", run=run.id, reason=reason)
         # The others have ended when a silent host has not; it is told when it wakes.
-        await asyncio.wait({task}, timeout=SETTLE_SECONDS)
+        await asyncio.wait({self._hosts.spawn(ended)}, timeout=SETTLE_SECONDS)
+
+    async def _over(self, run: Run, seconds: float) -> None:
+        """Wait until a run that was fenced has ended on all shards, or refuse."""
+        if run.ended is None:
+            return
+        done, _ = await asyncio.wait({run.ended}, timeout=seconds)
+        if not done:
+            raise NotEnoughWorkersError(
+                f"run {run.id} on store {run.entry.name!r} is over, but has not ended on "
+                f"all shards yet: that waits for {run.waits_for}; start the run again "
+                f"when that is there, or end the worker"
+            )
 
     def _tell(self, action: str, run: Run, **more: Any) -> None:
         self._hosts.tell(action, run.entry, run=run.id, **more)
@@ -170,7 +219,7 @@ class Runs:
 
     def _get(self, run: int) -> Run:
         if run not in self._runs:
-            error = self._ended.get(run)
+            error = self.why_over(run)
             raise RunCancelledError(f"run {run} is over: {error or 'it is unknown'}")
         return self._runs[run]
 
@@ -188,7 +237,11 @@ class Runs:
         """Return why a run is over, None while it is not or where it is unknown."""
         if run in self._runs:
             return self._runs[run].fenced
-        return self._ended.get(run)
+        return self._ended[run][0] if run in self._ended else None
+
+    def how_over(self, run: int) -> dict[str, Any] | None:
+        """Return how a run has ended on all shards that could be reached, once it has."""
+        return self._ended[run][1] if run in self._ended else None
 
     # -- trainers ------------------------------------------------------------
 
@@ -312,7 +365,7 @@ class Runs:
         entry = self._runs.get(run)
         if entry is None:
             unknown = f"the scheduler knows no run {run}; start it again"
-            error = self._ended.get(run) or RunCancelledError(unknown)
+            error = self.why_over(run) or RunCancelledError(unknown)
             return {
                 "events": [],
                 "clock": clock,
@@ -376,7 +429,7 @@ class Runs:
 
     def shard_lost(self, entry: Entry, shard: int, worker: str, reason: str) -> None:
         """Fence the runs of a store that lost a shard."""
-        self.store_gone(entry, ShardLostError(entry.name, shard, worker, reason))
+        self.fence_all(entry, ShardLostError(entry.name, shard, worker, reason))
 
     def shards_away(self, entry: Entry, shards: Sequence[int], why: str) -> None:
         """Tell the runs of a store that they wait for shards."""
@@ -387,10 +440,20 @@ class Runs:
             run.events.append({"away": words})
             self._hosts.spawn(self._notify(run))
 
-    def store_gone(self, entry: Entry, error: Exception) -> None:
-        """Fence the runs of a store that is gone."""
+    def fence_all(self, entry: Entry, error: Exception) -> None:
+        """Fence the runs of a store."""
         for run in self._of(entry):
             self._hosts.spawn(self._fence(run, error))
+
+    def store_gone(self, entry: Entry, error: Exception) -> None:
+        """End the runs of a store that is gone: its shards go too."""
+        for run in self._of(entry):
+            if not run.fenced:
+                self._tell("run-fenced", run, reason=str(error))
+            run.fenced = run.fenced or error
+            if run.ended is not None:
+                run.ended.cancel()
+            self._hosts.spawn(self._forget(run, {"reason": str(error)}))
 
     def _of(self, entry: Entry) -> list[Run]:
         return [run for run in self._runs.values() if run.entry is entry]
@@ -411,8 +474,9 @@ class Runs:
 
     def rounds_of(self, entry: Entry) -> dict[str, Any] | None:
         """Return what an adopter needs to know of a store's run in rounds."""
-        found = [run for run in self._of(entry) if run.bsp and not run.fenced]
-        return found[0].rounds if found else None
+        # Also of one that is ending: its shards may have to catch up.
+        found = [run.rounds for run in self._of(entry) if run.bsp]
+        return found[0] if found else None
 
     def mailboxes_at(self, run: int) -> list[Any]:
         """Return where the mailboxes of a run are, for trainers that map them."""

@@ -68,6 +68,8 @@ class Session:
         self.views = Views(self)
         #: Whether pushes were accepted since the last tick, and what they were.
         self._open = False
+        #: Whether the last push ended with an error, which the caller may have caught.
+        self._failed = False
         self._unticked = Unticked(meta, joined.codec, self._scratch.empty)
         self._lock = threading.RLock()
 
@@ -115,6 +117,7 @@ class Session:
         before they take a message.
         """
         with self._lock:
+            self._failed = True
             codec = self._codec if arrays and kind == GRADIENT else None
             # What was pushed before the tick is with the owners of the shards.
             if tick and timeout is None and not self._open and codec is None:
@@ -122,6 +125,7 @@ class Session:
                 if version is not None:
                     self.sequence += 1
                     self.clock += 1
+                    self._failed = False
                     if target is not None:
                         self.read(target, None)
                     return version
@@ -145,7 +149,7 @@ class Session:
                 self.shards.settle(-1 - self.rank, self.sequence, self.run)
                 raise
             self.clock += tick
-            self._open = not tick
+            self._open, self._failed = not tick, False
             if tick:
                 self._unticked.clear()
             elif self.bsp:
@@ -202,6 +206,10 @@ class Session:
         self.shards.ways.close()
 
     async def _finish(self) -> None:
+        if self._failed:
+            # Where a round cannot be applied on one shard, no other may go on without
+            # this trainer.
+            await self.shards.control("goes_on", run=self.run)
         await self.shards.control("finish", run=self.run, rank=self.rank)
         await self.link.directory(
             "finished", run=self.run, rank=self.rank, clock=self.clock

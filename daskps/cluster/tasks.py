@@ -59,7 +59,9 @@ def run_trainer(
         rank, clock = place["rank"], session.clock if session else 0
         error.add_note(f"raised in trainer {rank} of {place['size']} at clock {clock}")
         reason = f"trainer {rank} raised {type(error).__name__}: {error}"[:500]
-        fence = link.directory("fence_run", run=place["run"], reason=reason)
+        # Whose error it is should be heard of before the fence has come to its end.
+        told = {"run": place["run"], "reason": reason, "wait": False}
+        fence = link.directory("fence_run", **told)
         link.run(lambda: fence)
         raise
     finally:

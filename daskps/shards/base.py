@@ -101,6 +101,16 @@ class Standing:
     #: Ranks that are no longer waited for.
     finished: tuple[int, ...] = ()
 
+    def to_wire(self) -> tuple[Any, ...]:
+        """Return it as plain values."""
+        return self.rounds, self.version, self.is_stuck, self.has_last, self.finished
+
+    @classmethod
+    def of(cls, wire: Sequence[Any]) -> Standing:
+        """Return what :meth:`to_wire` has made plain."""
+        rounds, version, is_stuck, has_last, finished = wire
+        return cls(rounds, version, is_stuck, has_last, tuple(finished))
+
 
 @dataclass(eq=False, slots=True)
 class Ticket:

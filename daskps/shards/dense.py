@@ -421,7 +421,7 @@ class Shard(Asked):
         current = self.segment.current
         if current.fixed[RUN] != run:
             return []
-        self._check_goes_on()
+        self.check_goes_on(run)
         with np.errstate(all="ignore"):
             if not self._joining.finish(rank, self._open) and current.ranks[rank, LIVE]:
                 publication = Publication(self.segment)
@@ -476,8 +476,9 @@ class Shard(Asked):
             finished=tuple(np.flatnonzero(ranks[:, LIVE] == 0).tolist()),
         )
 
-    def _check_goes_on(self) -> None:
-        if (error := self.why_stopped) is not None:
+    def check_goes_on(self, run: int) -> None:
+        """Raise why a run cannot go on here, if so."""
+        if run == self._stopped[0] and (error := self.why_stopped) is not None:
             raise error
 
     def resume(self, run: int, rank: int) -> tuple[int, int]:
@@ -489,7 +490,7 @@ class Shard(Asked):
         record = self.segment.current
         if record.fixed[RUN] != run:
             raise self._over(run)
-        self._check_goes_on()
+        self.check_goes_on(run)
         return self._joining.place(rank) or runs.place(record, rank)
 
     # -- checks --------------------------------------------------------------

@@ -495,12 +495,10 @@ def test_rounds_that_nobody_else_can_have_are_cancelled(machine, workers):
     strike = Strike(pids(machine)[d])
     with pytest.raises(daskps.RunCancelledError, match=f"{d} died"):
         daskps.run(s, steps_of, [strike] * N_TRAINERS, resumable=True)
-    # Whole on each shard.
-    found, before = np.array_split(s["w"].pull(), 4), s.versions
-    for shard, (values, version) in enumerate(zip(found, before, strict=True)):
-        expected = np.array_split(descended(version), 4)[shard]
-        np.testing.assert_array_equal(values, expected)
-    assert min(before) >= 20
+    # All shards have the same rounds; where one was withdrawn, that is a version too.
+    found, [version] = s["w"].pull(), set(s.versions)
+    assert any((found == descended(n)).all() for n in (version, version - 2))
+    assert version >= 20
     assert daskps.run(s, counted, [7] * 2) == [7] * 2
     s.close()
 

@@ -54,7 +54,7 @@ class Cluster:
             shards_move=lambda *_: None,
             rounds_of=lambda _: None,
             shards_away=lambda entry, shards, why: self.noted.append(why),
-            store_gone=lambda entry, error: self.ended.append((self.now, error)),
+            fence_all=lambda entry, error: self.ended.append((self.now, error)),
         )
         scheduler: Any = self
         hosts: Any = self
@@ -284,7 +284,7 @@ def test_an_adopter_that_cannot_end_a_run_does_not_hold_up_the_rest() -> None:
         (ONE, "look"): said("found", "its owner lives"),
         (ONE, "end_run"): lambda now: asyncio.sleep(1000.0),
     }
-    cluster.adoptions.runs.why_over = lambda run: ValueError("it is over")  # type: ignore[method-assign]
+    cluster.adoptions.runs.how_over = lambda run: {"reason": "it is over"}  # type: ignore[method-assign]
     look_after(cluster, 20.0)
     assert cluster.told() == [(adoption.END_SECONDS, "adopted")]
 
