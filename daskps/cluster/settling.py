@@ -145,7 +145,7 @@ class Ending:
         try:
             while left := every - found.keys() - entry.lost.keys():
                 there = {entry.owners[i] for i in left - entry.adopting}
-                for worker in there - asked.keys():
+                for worker in sorted(there - asked.keys()):
                     work = self._ask(worker, method, **about)
                     asked[worker] = asyncio.ensure_future(work)
                 self._note(left, there)
