@@ -238,7 +238,9 @@ class Job:
         if "clock" in event:
             # An epoch that ended meanwhile may have said more.
             if progress.advance(event["clock"], event["slowest"]):
-                progress.loss = event["loss"]
+                if event["loss"] is not None:
+                    # Between two epochs nobody has one; the last one stands.
+                    progress.loss = event["loss"]
                 await self._notify(call, "on_round", progress)
         elif "lost" in event:
             self.stats["lost_trainers"] += len(event["lost"])
