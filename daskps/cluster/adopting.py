@@ -25,7 +25,7 @@ from daskps.errors import (
 from daskps.layout import Layout, counted
 from daskps.shards import runs
 from daskps.shards.dense import Shard
-from daskps.shards.gates import CLOSED, gate_of
+from daskps.shards.gates import CLOSED, RELEASED, gate_of
 from daskps.shards.segment import GENERATION, N_RANKS, PAGE_NBYTES, RUN, Segment
 
 if TYPE_CHECKING:
@@ -64,37 +64,26 @@ async def adopt(
     Returns for each shard what the directory has to know of it, or "why" not, and
     what was seen of its memory.
     """
-    found = list[dict[str, Any]]()
-    name, goes_on = about["name"], _Rounds.of(rounds)
-
-    def work() -> list[Slot]:
-        taker, taken = _Taker(host, about, goes_on), list[Slot]()
-        for shard, block, nbytes, nonce, generation in rows:
-            # There already if an answer was lost on its way.
-            slot = host.slots.get((store, shard))
-            try:
-                if slot is None:
-                    slot = taker.take(shard, (block, nbytes, nonce), generation)
-                    taken.append(slot)
-                found.append(_row(slot))
-            except (OwnerLivesError, ShardBusyError) as error:
-                found.append(_said(shard, Sight.FOUND, str(error)))
-            except (WayClosed, ProtocolError) as error:
-                sight, _ = taker.look((block, nbytes, nonce))
-                found.append(_said(shard, sight, str(error)))
-        return taken
-
-    slots = await host.in_thread(work)
+    if host.leaves():
+        return _refused(host, rows)
+    name = about["name"]
+    taker = _Taker(host, about, _Rounds.of(rounds))
+    slots = await host.in_thread(partial(taker.take_all, host, store, rows))
     if store in host.dropped:
         for slot in slots:
             slot.close()
         raise StoreClosedError(f"store {name!r} was freed while it was adopted")
+    if host.leaves():
+        for slot in slots:
+            slot.release(StoreClosedError("its worker has left at once"))
+            slot.serve()
+        return _refused(host, rows)
     for slot in slots:
         host.slots[store, slot.index] = slot
     if slots:
         where, n = host.worker.address, counted(len(slots), "shard")
         logger.info("%s adopted %s of store %r", where, n, name)
-    return found
+    return taker.found
 
 
 async def look(
@@ -133,6 +122,11 @@ def _look(host: ShardHost, cluster: str, place: Place) -> tuple[Sight, str]:
     if holder := block.lock().held_by():
         return Sight.FOUND, f"process {holder} of its machine has locked it"
     return Sight.FOUND, ""
+
+
+def _refused(host: ShardHost, rows: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    why = f"worker {host.worker.address} is leaving too"
+    return [_said(row[0], Sight.FOUND, why) for row in rows]
 
 
 def _owner_lives(owner: int) -> str:
@@ -213,12 +207,34 @@ class _Taker:
         self._name, self._layout = about["name"], Layout.from_wire(about["layout"])
         self._rules, self._rounds = Rules(self._layout, about["rules"]), rounds
         self._is_warm = False
+        #: What became of each shard, as the directory has to know it.
+        self.found: list[dict[str, Any]] = []
 
     @property
     def _registry(self) -> Members:
         if self._memory is None or self._memory.registry is None:
             raise WayClosed(f"worker {self._where} maps no shared memory")
         return self._memory.registry
+
+    def take_all(
+        self, host: ShardHost, store: str, rows: Sequence[Sequence[Any]]
+    ) -> list[Slot]:
+        """Take over what can be had of these shards, and say what of each."""
+        taken = list[Slot]()
+        for shard, block, nbytes, nonce, generation in rows:
+            # There already if an answer was lost on its way.
+            slot = host.slots.get((store, shard))
+            try:
+                if slot is None:
+                    slot = self.take(shard, (block, nbytes, nonce), generation)
+                    taken.append(slot)
+                self.found.append(_row(slot))
+            except (OwnerLivesError, ShardBusyError) as error:
+                self.found.append(_said(shard, Sight.FOUND, str(error)))
+            except (WayClosed, ProtocolError) as error:
+                sight, _ = self.look((block, nbytes, nonce))
+                self.found.append(_said(shard, sight, str(error)))
+        return taken
 
     def take(self, shard: int, place: Place, generation: int) -> Slot:
         """Take a shard over under its lock; its generation rises before all else."""
@@ -229,7 +245,8 @@ class _Taker:
         self._warm()
         slots = self._rules.slots
         segment = Segment(self._layout, shard, slots, seen.buffer, durable=True)
-        if registry.lives(owner_of(place[0])):
+        is_released = gate_of(segment) == RELEASED
+        if not is_released and registry.lives(owner_of(place[0])):
             raise OwnerLivesError(_owner_lives(owner_of(place[0])))
         lock = seen.lock()
         try:
@@ -242,11 +259,12 @@ class _Taker:
         try:
             if gate_of(segment) == CLOSED:
                 raise WayClosed("its owner was about to free it")
-            block = registry.adopt(*place)
+            is_released = gate_of(segment) == RELEASED
+            block = registry.adopt(*place, released=is_released)
             segment.words[GENERATION] = generation
             rules = self._rules
             mine = Shard(segment, rules, generation, cache_dir=rules.cache_dir)
-            mailbox = self._open_round(mine, shard)
+            mailbox = self._open_round(mine, shard, is_released)
             mine.take_over()
         finally:
             lock.release()
@@ -262,7 +280,9 @@ class _Taker:
             if self._rounds.codec:
                 words.warm(codecs.named(self._rounds.codec))
 
-    def _open_round(self, mine: Shard, shard: int) -> tuple[int, Block] | None:
+    def _open_round(
+        self, mine: Shard, shard: int, is_released: bool
+    ) -> tuple[int, Block] | None:
         """Take over what came for the open round; where it is gone, hold the run."""
         if not mine.is_bsp:
             return None
@@ -273,7 +293,8 @@ class _Taker:
             if place is None:
                 mine.attach_rounds(run, n_ranks, reduce, None)
                 return None
-            block = self._registry.adopt(*_found(self._registry, place))
+            place = _found(self._registry, place)
+            block = self._registry.adopt(*place, released=is_released)
             buffer = block.buffer[PAGE_NBYTES:]
             mine.attach_rounds(run, n_ranks, reduce, buffer)
         except (WayClosed, ProtocolError) as error:

@@ -27,7 +27,7 @@ from daskps.layout import counted
 from daskps.placement import check_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from distributed import Scheduler
 
@@ -88,14 +88,25 @@ class Adoptions:
         )
 
     def begin(
-        self, worker: str, reason: str, left: list[tuple[Entry, list[int]]]
+        self,
+        worker: str,
+        reason: str,
+        left: list[tuple[Entry, list[int]]],
+        *,
+        in_order: bool = False,
     ) -> None:
-        """Look for new owners of what a worker left: stores and their shards."""
+        """Look for new owners of what a worker left: stores and their shards.
+
+        One that leaves in order has yet to let go of them, and others may leave with
+        it.
+        """
         for entry, shards in left:
             entry.adopting.update(shards)
             entry.settled.clear()
             self.runs.shards_move(entry, worker, shards)
             move = _Move(self, entry, (worker, reason), shards)
+            if in_order:
+                move.wait()
             self._moves.add(move)
             work = self._hosts.spawn(move.run())
             work.add_done_callback(partial(self._ended, move))
@@ -112,6 +123,13 @@ class Adoptions:
         """Look for nobody any more for a store that has ended."""
         for move in self._moves:
             if move.entry is entry:
+                move.look_now()
+
+    def give_up(self, entry: Entry, shards: Collection[int]) -> None:
+        """Look for shards no longer whose memory was removed."""
+        for move in self._moves:
+            if move.entry is entry:
+                move.left.difference_update(shards)
                 move.look_now()
 
     # -- what a move needs to know and do ------------------------------------
@@ -298,6 +316,12 @@ class _Move:
             with suppress(TimeoutError):
                 seconds = max(0.0, wakes - self._all.now())
                 await asyncio.wait_for(self._news.wait(), seconds)
+
+    def wait(self) -> None:
+        """Ask nobody for a moment."""
+        now = self._all.now()
+        for verdict in self._verdicts.values():
+            verdict.asked(now)
 
     def look_now(self) -> None:
         """Ask again at once, or stop."""

@@ -87,11 +87,11 @@ async def create(
         return slots
 
     built = await host.in_thread(build)
-    if store in host.dropped:
+    if store in host.dropped or host.leaves():
         for slot in built:
             slot.close()
         raise StoreClosedError(
-            f"store {name!r} was undone or freed while worker "
+            f"store {name!r} was undone or freed, or the worker closed, while worker "
             f"{host.worker.address} made its shards"
         )
     for slot in built:

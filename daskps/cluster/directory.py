@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.adoption import Adoptions
@@ -61,7 +60,7 @@ class Directory:
             self.runs,
             self.stores,
             lose=self._lose,
-            left=partial(self.worker_left, died=True),
+            left=self.worker_left,
         )
         self.readiness = Readiness(scheduler, self.hosts, self.stores)
         self.litter = Litter(scheduler, self.hosts, self._named)
@@ -315,16 +314,46 @@ class Directory:
 
     # -- what the cluster tells us -------------------------------------------
 
-    def worker_left(self, worker: str, reason: str, *, died: bool) -> None:
+    def on_leaving(self, worker: str) -> list[str]:
+        """Hear that a worker closes, and return of which stores others may have shards.
+
+        It lets go of those when it knows, and frees what it has of other stores.
+        """
+        self._shards_left(worker, "was closed", in_order=True)
+        return [
+            uid
+            for uid, entry in self.stores.items()
+            if any(entry.owners[i] == worker for i in entry.adopting)
+        ]
+
+    def on_removed(self, worker: str, names: Sequence[str]) -> None:
+        """Hear what memory went with a worker that was the last of its machine."""
+        gone, why = set(names), "was closed, as were all others of its machine"
+        for entry in self.stores.values():
+            shards = {row[0] for row in entry.segments if row[1] in gone}
+            if shards := shards - entry.lost.keys():
+                self.adoptions.give_up(entry, shards)
+                entry.settle(shards)
+                for owner in {entry.owners[i] for i in shards}:
+                    of = [i for i in sorted(shards) if entry.owners[i] == owner]
+                    self._lose(entry, of, owner, why)
+
+    def worker_left(self, worker: str, reason: str) -> None:
         """Look for new owners of what a worker held, or mark it as lost.
 
         Parameters
         ----------
         worker, reason : str
             Who left, and why.
-        died : bool
-            Whether it may have left its shards behind; else they are lost.
         """
+        self._shards_left(worker, reason, in_order=False)
+        self.litter.left(worker)
+        self.cores.left(worker)
+        self.runs.worker_left(worker)
+        self.cuts.left("worker", worker)
+        self.identities.forget("worker", worker)
+
+    def _shards_left(self, worker: str, reason: str, *, in_order: bool) -> None:
         adopted = []
         for entry in self.stores.values():
             entry.nbytes.pop(worker, None)
@@ -332,17 +361,12 @@ class Directory:
             held = [i for i, w in enumerate(entry.owners) if w == worker]
             if not (shards := [i for i in held if i not in away]):
                 continue
-            if died and self.adoptions.is_possible(entry, shards):
+            if self.adoptions.is_possible(entry, shards):
                 adopted.append((entry, shards))
             else:
                 self._lose(entry, shards, worker, reason)
         if adopted:
-            self.adoptions.begin(worker, reason, adopted)
-        self.litter.left(worker)
-        self.cores.left(worker)
-        self.runs.worker_left(worker)
-        self.cuts.left("worker", worker)
-        self.identities.forget("worker", worker)
+            self.adoptions.begin(worker, reason, adopted, in_order=in_order)
 
     def _named(self) -> tuple[set[str], list[Any]] | None:
         """Return what memory is in use; see :class:`Litter`."""

@@ -15,7 +15,15 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from daskps import config
-from daskps.cluster import accounting, arrivals, control, cores, exits, upstream
+from daskps.cluster import (
+    accounting,
+    arrivals,
+    control,
+    cores,
+    exits,
+    leaving,
+    upstream,
+)
 from daskps.cluster.contributions import Contributions
 from daskps.cluster.copies import Copies
 from daskps.cluster.machine import HERE, Machine
@@ -37,7 +45,6 @@ from daskps.errors import (
     StaleGenerationError,
     StoreClosedError,
 )
-from daskps.layout import counted
 from daskps.shards.dense import Shard
 
 if TYPE_CHECKING:
@@ -98,6 +105,7 @@ class ShardHost(Serving):
         self._looking: asyncio.Future[None] | None = None
         #: Shards that were dropped while somebody was at them.
         self._leaving: list[Slot] = []
+        self.is_leaving = False
         self._loop_thread = threading.get_ident()
         arrivals.join(worker.address, worker.memory_manager.memory_limit)
         self._executor = ThreadPoolExecutor(
@@ -140,7 +148,7 @@ class ShardHost(Serving):
             work = partial(self.widened, call)
             call, owned = work() if small else await self.in_thread(work), True
         pending, tickets = self.start(call, owned, self._waker(loop, woken))
-        small = small and all(self._is_small(slot) for slot, _, _ in tickets)
+        small = small and all(self.is_small(slot) for slot, _, _ in tickets)
 
         def serve(seconds: float) -> list[Answer] | None:
             for slot, _, _ in tickets:
@@ -177,7 +185,7 @@ class ShardHost(Serving):
         left = max(MIN_SECONDS, call.wait_seconds - (loop.time() - began))
         return await self.in_thread(partial(self.answers, tickets, seconds=left))
 
-    def _is_small(self, slot: Slot) -> bool:
+    def is_small(self, slot: Slot) -> bool:
         """Return whether a shard is small enough for the event loop."""
         return slot.nbytes <= SMALL * self.inline_nbytes
 
@@ -270,7 +278,7 @@ class ShardHost(Serving):
     async def under(self, slot: Slot, function: Callable[[Shard], T]) -> T:
         """Run a function of a shard under its mutex without blocking the loop."""
         future = slot.run(function)
-        if self._is_small(slot):
+        if self.is_small(slot):
             slot.serve()
         if not future.done():
             await self.in_thread(partial(slot.serve, LOCK_SECONDS))
@@ -301,7 +309,7 @@ class ShardHost(Serving):
             for slot in waiting:
                 if not slot.needs_look:
                     continue
-                if self._is_small(slot):
+                if self.is_small(slot):
                     slot.look()
                 else:
                     await self.in_thread(slot.look)
@@ -312,22 +320,26 @@ class ShardHost(Serving):
         shared = [slot for slot in self.slots.values() if slot.is_shared]
         return [slot for slot in shared if slot.waits] + self._leaving
 
-    def close(self, reason: str) -> None:
-        """End every waiting call with ShardLostError and free the shards."""
-        if self.slots:
-            where, n = self.worker.address, counted(len(self.slots), "shard")
-            logger.info("%s %s, with %s", where, reason, n)
+    def close(self, reason: str) -> list[str]:
+        """End every waiting call with ShardLostError and free the shards.
+
+        Returns the names of what went with this worker as the last of its machine.
+        """
         for (_, index), slot in list(self.slots.items()):
             error = ShardLostError(slot.name, index, self.worker.address, reason)
             slot.run(partial(Shard.abandon, error=error))
             slot.serve()
             slot.close()
         self.slots.clear()
-        if self._memory is not None:
-            self._memory.close()
+        removed = [] if self._memory is None else self._memory.close()
         self.snapshots.clear()
         arrivals.leave(self.worker.address)
         self._executor.shutdown(wait=False, cancel_futures=True)
+        return removed
+
+    def leaves(self) -> bool:
+        """Return whether the worker closes: no shard comes here any more."""
+        return self.is_leaving
 
     def give_up(self, token: str) -> None:
         """End the wait of a call whose caller is gone."""
@@ -391,7 +403,7 @@ class HostPlugin(WorkerPlugin):
         host.memory(self._cluster)
         cores.follow(worker, self._cluster)
 
-    def teardown(self, worker: Worker) -> None:
+    async def teardown(self, worker: Worker) -> None:
         """Close the host when the worker closes.
 
         Dask also tears a plugin down when one of the same name is added again, as
@@ -400,6 +412,8 @@ class HostPlugin(WorkerPlugin):
         host = HOSTS.get(worker.address)
         if host is None or worker.status not in _UNFINISHED:
             return
-        host.close("is closing")
-        cores.leave(worker)
-        del HOSTS[worker.address]
+        try:
+            await leaving.leave(host, "was closed")
+        finally:
+            cores.leave(worker)
+            del HOSTS[worker.address]

@@ -70,8 +70,10 @@ class Members(Protocol):
     def attach(self, name: str, nbytes: int, nonce: int) -> Block:
         """Map a block of another process; see :func:`attach`."""
 
-    def adopt(self, name: str, nbytes: int, nonce: int) -> Block:
-        """Take over a block whose owner does not live; see :func:`adopt`."""
+    def adopt(
+        self, name: str, nbytes: int, nonce: int, *, released: bool = False
+    ) -> Block:
+        """Take over a block without an owner; see :func:`adopt`."""
 
     def find(self, name: str, nbytes: int, nonce: int) -> str:
         """Return the name that a block has now; see :func:`find`."""
@@ -79,8 +81,8 @@ class Members(Protocol):
     def remove(self, name: str) -> bool:
         """Remove a block of this process; whether it was there."""
 
-    def leave(self) -> None:
-        """Stop being a member; what this process still has there is removed."""
+    def leave(self) -> list[str]:
+        """Stop being a member; the last one removes what is there, and names it."""
 
 
 class Block:
@@ -141,6 +143,12 @@ class Block:
         """
         words = self.buffer[:_HEADER_NBYTES].view(np.int64)
         words[[MAGIC_AT, FORMAT_AT, NONCE]] = MAGIC, FORMAT, self.nonce
+
+    def release(self) -> None:
+        """Leave the memory to whoever adopts it: this process answers for it no more."""
+        if self._file is not None:
+            self._file.is_owned = False
+        self._registry = None
 
     def free(self) -> None:
         """Give the memory back; of an owner's block the name goes at once.
@@ -244,11 +252,14 @@ class Memory:
                 for block in taken:
                     block.free()
 
-    def close(self) -> None:
-        """Leave the registry; blocks that are still taken lose their names with it."""
-        if self.registry is not None:
-            self.registry.leave()
-            self.registry = None
+    def close(self) -> list[str]:
+        """Leave the registry; return the names of the blocks that went with it.
+
+        Those are all, where nobody else is there, and none otherwise: what was not
+        freed others can adopt.
+        """
+        registry, self.registry = self.registry, None
+        return [] if registry is None else registry.leave()
 
 
 class FileMembers(Registry):
@@ -262,9 +273,11 @@ class FileMembers(Registry):
         """Map a segment that another process made; see :func:`attach`."""
         return attach(self, name, nbytes, nonce)
 
-    def adopt(self, name: str, nbytes: int, nonce: int) -> Block:
-        """Take over a segment whose owner does not live; see :func:`adopt`."""
-        return adopt(self, name, nbytes, nonce)
+    def adopt(
+        self, name: str, nbytes: int, nonce: int, *, released: bool = False
+    ) -> Block:
+        """Take over a segment without an owner; see :func:`adopt`."""
+        return adopt(self, name, nbytes, nonce, released=released)
 
     def find(self, name: str, nbytes: int, nonce: int) -> str:
         """Return the name that a segment has now; see :func:`find`."""
@@ -336,8 +349,10 @@ def attach(registry: Registry, name: str, nbytes: int, nonce: int) -> Block:
     return Block(buffer, nonce, name, file=file)
 
 
-def adopt(registry: Registry, name: str, nbytes: int, nonce: int) -> Block:
-    """Take over a segment whose owner does not live, without a copy.
+def adopt(
+    registry: Registry, name: str, nbytes: int, nonce: int, *, released: bool = False
+) -> Block:
+    """Take over a segment that has no owner any more, without a copy.
 
     Whoever has it attached keeps it. Its name is this process's from here on.
 
@@ -351,6 +366,8 @@ def adopt(registry: Registry, name: str, nbytes: int, nonce: int) -> Block:
         Its size.
     nonce : int
         What its header says, as its maker told.
+    released : bool
+        Whether its owner has let go of it; else it must not live.
 
     Returns
     -------
@@ -362,13 +379,12 @@ def adopt(registry: Registry, name: str, nbytes: int, nonce: int) -> Block:
     WayClosed
         If there is no such segment, it is another one, or its owner lives.
     """
-    if registry.lives(owner_of(name)):
+    if not released and registry.lives(owner_of(name)):
         raise WayClosed(f"{registry.path}/{name} has an owner that lives")
-    block, at = attach(registry, name, nbytes, nonce), registry.directory_fd
-    new = registry.new_name()
+    block = attach(registry, name, nbytes, nonce)
     try:
         # In one step: the name that sweepers look at, and who may remove it.
-        os.rename(name, new, src_dir_fd=at, dst_dir_fd=at)
+        new = registry.take(name)
     except OSError as error:
         raise WayClosed(f"{registry.path}/{name} went meanwhile: {error}") from error
     block.file.is_owned = True

@@ -47,16 +47,9 @@ class DirectoryPlugin(SchedulerPlugin):
         self._directory.litter.came(worker)
         self._directory.cores.changed(worker)
 
-    def remove_worker(
-        self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any
-    ) -> None:
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """Hear of a worker that left."""
-        retired = "retire" in stimulus_id
-        # A worker that closes in order frees its shards before it leaves; there is
-        # then nothing to adopt.
-        self._directory.worker_left(
-            worker, "was retired" if retired else "died or was closed", died=not retired
-        )
+        self._directory.worker_left(worker, "died or was removed")
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Hear of a client that left."""

@@ -46,6 +46,8 @@ class Presence:
         self.path, self.directory_fd, self.fd = path, directory_fd, fd
         self.owner, self.pid = owner, os.getpid()
         self.n_members = self.n_visitors = 0
+        #: What went with this process, where it was the last member to leave.
+        self.removed: list[str] = []
 
     @property
     def is_open(self) -> bool:
@@ -118,11 +120,10 @@ def enter(path: str, member: bool) -> Presence:
         time.sleep(0.001)
 
 
-def leave(presence: Presence, member: bool) -> None:
+def leave(presence: Presence, member: bool) -> list[str]:
     """Undo one :func:`enter`; the last member that leaves removes the directory.
 
-    Blocks of this process that are still there go with its last membership. While
-    another call is at work here, that one does it before it returns.
+    While another call is at work here, that one does it before it returns.
 
     Parameters
     ----------
@@ -130,9 +131,16 @@ def leave(presence: Presence, member: bool) -> None:
         What :func:`enter` gave. In a forked child nothing happens.
     member : bool
         As it entered.
+
+    Returns
+    -------
+    list of str
+        Names of the files that went with the directory. Where others are there still,
+        all files stay, those of this process too.
     """
     _over.append((presence, member))
     _settle()
+    return presence.removed
 
 
 def remove(presence: Presence, name: str) -> bool:
@@ -153,6 +161,53 @@ def remove(presence: Presence, name: str) -> bool:
     # Or the descriptor could be closed, and be another one, before it is used.
     with _locked():
         return presence.is_open and unlink(name, presence.directory_fd)
+
+
+def rename(presence: Presence, name: str) -> str:
+    """Make another's file one of this process, in one step: by its name.
+
+    Parameters
+    ----------
+    presence : Presence
+        What :func:`enter` gave.
+    name : str
+        The file.
+
+    Returns
+    -------
+    str
+        Its new name.
+
+    Raises
+    ------
+    OSError
+        If it is not there.
+    WayClosed
+        If this process is no member any more: who leaves takes nothing over.
+    """
+    # Or the last member could remove what is there, and this one be missed.
+    with _locked():
+        if not (presence.is_open and presence.n_members):
+            raise WayClosed(f"this process is leaving {presence.path}")
+        new, at = new_name(presence), presence.directory_fd
+        os.rename(name, new, src_dir_fd=at, dst_dir_fd=at)
+        return new
+
+
+def new_name(presence: Presence) -> str:
+    """Return a fresh name for a file of this process.
+
+    Parameters
+    ----------
+    presence : Presence
+        What :func:`enter` gave.
+
+    Returns
+    -------
+    str
+        The owner number comes first.
+    """
+    return f"{presence.owner:016x}-{secrets.token_hex(8)}"
 
 
 def clear(path: str) -> bool:
@@ -222,7 +277,7 @@ def _try_enter(path: str, member: bool) -> Presence | None:
         fd = os.open(FILE, flags, 0o600, dir_fd=directory_fd)
         check_file(os.fstat(fd), f"{path}/{FILE}")
         # While there is no lock yet, somebody may remove what was opened here.
-        owner = secrets.randbits(RANDOM_BITS) << PID_BITS | os.getpid()
+        owner = _new_owner()
         presence = Presence(path, directory_fd, fd, owner)
         if (
             presence.add(member)
@@ -243,19 +298,29 @@ def _try_enter(path: str, member: bool) -> Presence | None:
     return None
 
 
+def _new_owner() -> int:
+    return secrets.randbits(RANDOM_BITS) << PID_BITS | os.getpid()
+
+
 def _end_membership(presence: Presence) -> None:
-    """Remove this process's blocks, and the directory when no other member is there."""
-    prefix = f"{presence.owner:016x}-"
-    for name in os.listdir(presence.directory_fd):
-        if name.startswith(prefix):
-            unlink(name, presence.directory_fd)
+    """Leave the others what is there, and remove all of it when nobody is.
+
+    Who leaves has no lock on the first byte any more and sees by that of the others
+    whether they leave too: of many that go at once the last one finds itself alone.
+    """
     # First out, then alone: of two that turn their shared lock into an exclusive one
     # neither would succeed.
     fcntl.lockf(presence.fd, fcntl.LOCK_UN, 1, PRESENT_AT)
-    if _remove_if_alone(presence.path, presence.directory_fd, presence.fd):
-        return
-    # A visitor from here on.
-    fcntl.lockf(presence.fd, fcntl.LOCK_UN, 1, PRESENT_AT)
+    removed = _remove_if_alone(presence.path, presence.directory_fd, presence.fd)
+    if removed is None:
+        # A visitor from here on.
+        fcntl.lockf(presence.fd, fcntl.LOCK_UN, 1, PRESENT_AT)
+    else:
+        presence.removed = removed
+    # What this process leaves there is nobody's, also while it lives on.
+    fcntl.lockf(presence.fd, fcntl.LOCK_UN, 1, presence.owner)
+    presence.owner = _new_owner()
+    try_lock(presence.fd, presence.owner, fcntl.LOCK_EX, keep=True)
 
 
 def _depart(presence: Presence) -> None:
@@ -280,26 +345,26 @@ def _clear(path: str) -> bool:
         except FileNotFoundError:
             os.rmdir(path)  # Who is just making it tries again.
             return True
-        return _remove_if_alone(path, directory_fd, fd)
+        return _remove_if_alone(path, directory_fd, fd) is not None
     finally:
         for opened in (fd, directory_fd):
             if opened >= 0:
                 os.close(opened)
 
 
-def _remove_if_alone(path: str, directory_fd: int, fd: int) -> bool:
+def _remove_if_alone(path: str, directory_fd: int, fd: int) -> list[str] | None:
+    """Remove a directory and return what was in it; None where somebody is there."""
     if not try_lock(fd, PRESENT_AT, fcntl.LOCK_EX, keep=True):
-        return False
+        return None
     if not _is(fd, directory_fd):  # Somebody else was faster.
-        return False
-    for name in os.listdir(directory_fd):
-        if name != FILE:
-            unlink(name, directory_fd)
+        return None
+    names = [name for name in os.listdir(directory_fd) if name != FILE]
+    removed = [name for name in names if unlink(name, directory_fd)]
     # From here on others make a new one.
     unlink(FILE, directory_fd)
     with suppress(OSError):
         os.rmdir(path)
-    return True
+    return removed
 
 
 def _open_directory(path: str) -> int:

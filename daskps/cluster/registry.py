@@ -21,7 +21,6 @@ import fcntl
 import hashlib
 import os
 import re
-import secrets
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
@@ -32,7 +31,9 @@ from daskps.cluster.presence import (
     clear,
     enter,
     leave,
+    new_name,
     remove,
+    rename,
     try_lock,
     unlink,
 )
@@ -126,7 +127,29 @@ class Registry:
 
     def new_name(self) -> str:
         """Return a fresh name for a block of this process."""
-        return f"{self.owner:016x}-{secrets.token_hex(8)}"
+        return new_name(self._open())
+
+    def take(self, name: str) -> str:
+        """Make a block of another owner one of this process.
+
+        Parameters
+        ----------
+        name : str
+            Its name.
+
+        Returns
+        -------
+        str
+            Its new name.
+
+        Raises
+        ------
+        OSError
+            If it is not there.
+        WayClosed
+            If this process is no member any more.
+        """
+        return rename(self._open(), name)
 
     def lives(self, owner: int) -> bool:
         """Whether the process of an owner number is still there.
@@ -187,15 +210,21 @@ class Registry:
         at = self.directory_fd
         return [n for n in self.litter() if n in names and unlink(n, at)]
 
-    def leave(self) -> None:
+    def leave(self) -> list[str]:
         """Stop being a member by this registry; the last one removes the directory.
 
-        Blocks of this process that were not freed are removed when it leaves for the
-        last time. Calling it again, or in a forked child, does nothing.
+        Calling it again, or in a forked child, does nothing.
+
+        Returns
+        -------
+        list of str
+            Names of the blocks that went with the directory. Where others are there
+            still, blocks of this process that were not freed stay, for them to adopt.
         """
-        if not self._left:
-            self._left = True
-            leave(self._presence, self._member)
+        if self._left:
+            return []
+        self._left = True
+        return leave(self._presence, self._member)
 
 
 def join(base: str | os.PathLike[str], cluster_id: str) -> Registry:

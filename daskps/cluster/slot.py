@@ -26,7 +26,7 @@ from daskps.cluster import reading
 from daskps.errors import ShardBusyError
 from daskps.shards.base import Array, Ready, Step, Ticket
 from daskps.shards.dense import Shard
-from daskps.shards.gates import CLOSED, set_gate
+from daskps.shards.gates import CLOSED, RELEASED, set_gate
 from daskps.shards.seats import ASK
 from daskps.shards.segment import GENERATION, NONCE, PAGE_NBYTES, Segment
 from daskps.usercode import holding_interrupts
@@ -108,6 +108,8 @@ class Slot:
         self._lock = None if block is None else block.lock()
         self._mutex = threading.Lock()
         self._inbox: deque[Ticket | Callable[[], Sequence[Ticket]]] = deque()
+        #: What everybody gets since the shard was released.
+        self._released: Exception | None = None
 
     def put(self, ticket: Ticket) -> None:
         """Queue a ticket; :meth:`serve` does the work."""
@@ -127,6 +129,9 @@ class Slot:
 
         def call() -> Sequence[Ticket]:
             try:
+                if self._released is not None:
+                    # Another process may be its owner by now.
+                    raise self._released
                 result = function(self.shard)
             except Exception as error:  # noqa: BLE001 - the caller's to handle
                 future.set_exception(error)
@@ -149,6 +154,30 @@ class Slot:
         if self._lock is not None and (pid := self._lock.held_by()):
             return pid
         return os.getpid() if self._mutex.locked() else 0
+
+    def release(self, error: Exception) -> Future[list[Ticket]]:
+        """Let go of a shared shard under its lock: whoever adopts it owns it then.
+
+        All calls that wait here, and all later ones, get `error`.
+        """
+
+        def let_go(shard: Shard) -> list[Ticket]:
+            done, self._released = shard.abandon(error), error
+            segment, block = shard.segment, self.block
+            # Else it was taken for dead, and somebody has it already.
+            if block is not None and segment.words[GENERATION] == shard.generation:
+                block.release()
+                if self.mailbox is not None:
+                    self.mailbox[1].release()
+                set_gate(segment, RELEASED)
+            return done
+
+        return self.run(let_go)
+
+    @property
+    def is_released(self) -> bool:
+        """Whether others may own the shard by now."""
+        return self._released is not None
 
     def close(self) -> None:
         """Tell who looks at the shard's memory that it is gone, and free it."""

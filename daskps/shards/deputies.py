@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from daskps.shards import runs
 from daskps.shards.dense import Shard
-from daskps.shards.gates import CLOSED, N_GATES, OPEN, gate_of
+from daskps.shards.gates import CLOSED, N_GATES, OPEN, RELEASED, gate_of
 from daskps.shards.segment import GENERATION, RUN, Segment
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Deputy(Shard):
 
     def _is_closed_to(self, step: Step) -> bool:
         gate = gate_of(self.segment)
-        if gate == CLOSED:
+        if gate in (CLOSED, RELEASED):
             return True
         if not runs.changes(step):
             return False

@@ -9,11 +9,13 @@ from daskps.shards.segment import GATE
 if TYPE_CHECKING:
     from daskps.shards.segment import Segment
 
-#: Deputies may do anything, may only read, may do nothing any more.
+#: Deputies may do anything, may only read, may do nothing any more: the shard is being
+#: freed, or its owner has let go of it and the next one has yet to come.
 OPEN: Final = 0
 READING: Final = 1
 CLOSED: Final = 2
-N_GATES: Final = 3
+RELEASED: Final = 3
+N_GATES: Final = 4
 
 
 def gate_of(segment: Segment) -> int:

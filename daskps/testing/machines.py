@@ -54,6 +54,8 @@ class SimMachine:
     name: str
     blocks: dict[str, Kept] = field(default_factory=dict)
     owners: dict[int, Process] = field(default_factory=dict)
+    #: Those of them that may own blocks.
+    members: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +67,9 @@ class SimView:
 
     def memory(self, cluster: str) -> Memory:
         """Join the processes there and return where to take memory from."""
-        return Memory(self.visit(cluster))
+        members = self.visit(cluster)
+        self.machine.members.add(members.owner)
+        return Memory(members)
 
     def visit(self, cluster: str) -> SimMembers:
         """Return a membership."""
@@ -119,9 +123,13 @@ class SimMembers:
             raise WayClosed(f"{self.path}/{name} is not the segment that was meant")
         return SimBlock(kept, name, self._process)
 
-    def adopt(self, name: str, nbytes: int, nonce: int) -> Block:
-        """Take over a block whose owner does not live."""
-        if self.lives(owner_of(name)):
+    def adopt(
+        self, name: str, nbytes: int, nonce: int, *, released: bool = False
+    ) -> Block:
+        """Take over a block without an owner."""
+        if self.owner not in self._machine.members:
+            raise WayClosed(f"this process is leaving {self.path}")
+        if not released and self.lives(owner_of(name)):
             raise WayClosed(f"{self.path}/{name} has an owner that lives")
         self.attach(name, nbytes, nonce)
         new, kept = self._new_name(), self._machine.blocks.pop(name)
@@ -140,12 +148,15 @@ class SimMembers:
         """Remove a block; whether it was there."""
         return self._machine.blocks.pop(name, None) is not None
 
-    def leave(self) -> None:
-        """Stop being a member; what this process still has there is removed."""
-        self._machine.owners.pop(self.owner, None)
-        for name in self.names():
-            if owner_of(name) == self.owner:
-                self.remove(name)
+    def leave(self) -> list[str]:
+        """Stop being a member; the last one removes what is there, and names it."""
+        machine = self._machine
+        machine.owners.pop(self.owner, None)
+        if self.owner not in machine.members:
+            return []
+        machine.members.discard(self.owner)
+        others = any(self.lives(owner) for owner in machine.members)
+        return [] if others else [name for name in self.names() if self.remove(name)]
 
 
 class SimBlock(Block):

@@ -20,7 +20,7 @@ from distributed.core import Status
 import daskps
 from daskps import config, optim
 from daskps.cluster.registry import directory
-from tests.support import gen_cluster, local_cluster, until
+from tests.support import local_cluster, until
 
 N_PUSHES = 300
 
@@ -507,19 +507,3 @@ def counted(trainer, part):
     for _ in range(part):
         trainer.pushpull({"w": np.ones(WIDTH)})
     return trainer.clock
-
-
-@gen_cluster(client=True)
-async def test_worker_that_closes_in_order_is_not_followed(c, s, a, b):
-    made = await daskps.create({"w": np.zeros(4)}, client=c)
-    await a.close()
-    with pytest.raises(daskps.ShardLostError, match="nobody could adopt") as caught:
-        await made.pull()
-    assert caught.value.worker == a.address
-    assert [i async for i in _events(c)] == ["store-created", "shards-lost"]
-    await made.close()
-
-
-async def _events(c):
-    for _, event in await c.get_events("daskps"):
-        yield event["action"]

@@ -78,14 +78,14 @@ def test_call_in_flight_ends_when_its_owner_dies(apart):
     assert time.monotonic() - began < 20
 
 
-def test_retired_owner_gives_shard_lost_error(fresh):
-    s = store(fresh)
+def test_retired_owner_gives_shard_lost_error(apart):
+    s = store(apart)
     waiting = s.pull_async(min_version=10**6)
     until(lambda: s.stats()["shards"][0]["parked"] == 1)
-    fresh.retire_workers([s.placement[0]])
+    apart.retire_workers([s.placement[0]])
     with pytest.raises(daskps.ShardLostError):
         waiting.result(timeout=30)
-    with pytest.raises(daskps.ShardLostError, match="retired"):
+    with pytest.raises(daskps.ShardLostError, match="removed"):
         s.pull()
 
 

@@ -89,8 +89,10 @@ def test_sweep_removes_what_the_dead_left(tmp_path: Path) -> None:
         assert sorted(here.names()) == sorted([mine, *alive])
         two.send()
         assert two.end() == 0
-    assert here.names() == [mine]
-    here.leave()
+    # Who leaves in order leaves the others what it has not freed.
+    assert sorted(here.names()) == sorted([mine, *alive])
+    assert here.litter() == alive
+    assert sorted(here.leave()) == sorted([mine, *alive, "stray"])
     assert not os.listdir(tmp_path)
 
 
@@ -329,7 +331,7 @@ def test_the_last_two_leave_at_once(
         other.receive()
         remove = presence._remove_if_alone
 
-        def other_follows(*args: Any) -> bool:
+        def other_follows(*args: Any) -> list[str] | None:
             removed = remove(*args)
             if other.is_running:
                 other.send()
