@@ -71,6 +71,11 @@ class Readable(Handle):
         ValueError, TypeError
             For an `out` that does not fit, and a `min_version` that no store reaches.
 
+        Notes
+        -----
+        During a BSP run shards may be a round apart. What is pulled then may be a round
+        that is withdrawn when the run fails; a :meth:`snapshot` never is.
+
         Examples
         --------
         >>> store = daskps.create({"w": np.arange(3.0), "b": 1.0})
