@@ -293,8 +293,8 @@ class _Move:
             )
             for shard in shards
         }
-        #: Who is asked to adopt a shard, or to look for it, and since when.
-        self._adopting: dict[tuple[str, int], float] = {}
+        #: For each shard who is asked to adopt it and since when; who is to look for it.
+        self._adopting: dict[int, dict[str, float]] = {i: {} for i in shards}
         self._looking: set[tuple[str, int]] = set()
         #: How often a worker was asked; who cannot have a shard.
         self._asked: Counter[tuple[str, int]] = Counter()
@@ -342,7 +342,8 @@ class _Move:
         for shard in due:
             self._verdicts[shard].asked(now)
         for by, shards in adopt.items():
-            self._adopting |= dict.fromkeys(((by, i) for i in shards), now)
+            for shard in shards:
+                self._adopting[shard][by] = now
             self._all.spawn(self._adopt(by, shards))
         for by, shards in look.items():
             self._looking.update((by, i) for i in shards)
@@ -386,7 +387,7 @@ class _Move:
         self, shard: int, may: list[str], held: Mapping[str, int], now: float
     ) -> list[str]:
         """Return the workers that can be asked to adopt a shard now."""
-        asked = {w: at for (w, i), at in self._adopting.items() if i == shard}
+        asked = self._adopting[shard]
         if any(now - at < ANSWER_SECONDS for at in asked.values()):
             return []
         fit = []
@@ -447,7 +448,7 @@ class _Move:
             await self._settle_runs(by, taken, rounds)
         finally:
             for shard in shards:
-                del self._adopting[by, shard]
+                del self._adopting[shard][by]
         need -= sum(a["nbytes"] for a in taken)
         kept = entry.nbytes.pop(by, 0) - need
         if kept > 0:
@@ -485,7 +486,7 @@ class _Move:
             if not self._all.candidates(self.worker).get(by, False):
                 # Perhaps it is not on that machine.
                 sight = Sight.UNKNOWN
-        adopters = [w for w, i in self._adopting if i == shard and w != by]
+        adopters = [w for w in self._adopting[shard] if w != by]
         if sight is Sight.FOUND and not why and adopters:
             why = f"worker {adopters[-1]} takes long to take it over"
         self._verdicts[shard].see(sight, why, self._all.now())

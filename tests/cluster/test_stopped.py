@@ -259,6 +259,25 @@ def test_an_owner_that_hangs_is_removed_and_lives(machine, workers):
     s.close()
 
 
+def test_a_lost_shard_comes_back():
+    """Its machine had no worker for so long; the one that comes finds its memory."""
+    with local_cluster(n_workers=1, threads=1) as client:
+        s = daskps.create({"w": np.zeros(8)})
+        s.add({"w": one(6)})
+        entry = book(client).stores[s.uid]
+        with dask.config.set({"daskps.lost-after": "1ms"}):
+            os.kill(pid_of(client, s.placement[0]), signal.SIGKILL)
+            until(lambda: entry.lost)
+        with contextlib.suppress(daskps.ShardLostError):
+            s.add({"w": one(7)})
+        until(lambda: entry.generations == (2,))
+        found = s["w"].pull()
+        assert (found[6], s.version) == (1.0, found.sum())
+        said = [e["action"] for _, e in client.get_events("daskps")]
+        assert said == ["store-created", "shards-lost", "shards-adopted"]
+        s.add({"w": one(7)})
+
+
 def add_until_it_ends(trainer, part):
     while True:
         trainer.push({"w": np.ones(8)})
