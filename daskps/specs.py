@@ -221,7 +221,10 @@ def _checked_servers(servers: Any) -> str | list[str]:
                 f"servers is 'auto', 'all', 'resource:NAME' or a list of worker "
                 f"addresses, found {servers!r}"
             )
+        for server in found:
+            _encoded(server, "server", ValueError)
         return found
+    _encoded(servers, "servers", ValueError)
     if servers in ("auto", "all") or servers.removeprefix("resource:") != servers:
         return servers
     raise ValueError(

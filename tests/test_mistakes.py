@@ -131,6 +131,12 @@ def test_names_that_no_store_has(name, error, message):
             daskps.create({"w": np.zeros(1)}, name=name)
 
 
+@pytest.mark.parametrize("servers", ["resource:\ud800", ["tcp://\ud800:1"]])
+def test_servers_that_cannot_be_sent(servers):
+    with pytest.raises(ValueError, match=r"ud800.* has half of a character"):
+        daskps.create({"w": np.zeros(1)}, servers=servers)
+
+
 @pytest.mark.parametrize(
     ("value", "least", "error", "message"),
     [

@@ -351,11 +351,26 @@ def refusal(error: Exception) -> dict[str, Any]:
 
 def pack_error(error: Exception) -> list[Any]:
     """Return an error as its class name, arguments and notes."""
-    name, notes = type(error).__name__, list(getattr(error, "__notes__", ()))
+    name = type(error).__name__
+    notes = [sendable(note) for note in getattr(error, "__notes__", ())]
     if name in errors.__all__ or name in _BUILTINS:
-        args = [a if isinstance(a, (int, str)) else str(a) for a in error.args]
+        args = [a if _is_small(a) else sendable(str(a)) for a in error.args]
         return [name, args, notes]
-    return ["DaskPSError", [f"{name}: {error}"], notes]
+    return ["DaskPSError", [sendable(f"{name}: {error}")], notes]
+
+
+def _is_small(value: object) -> bool:
+    """Whether it is an integer that msgpack has."""
+    return isinstance(value, int) and -(2**63) <= value < 2**63
+
+
+def sendable(text: str) -> str:
+    """Return a text of the user's so that it can be sent.
+
+    Half of a character (a lone surrogate) cannot: the whole message would not be, and
+    who waits for it would go on waiting.
+    """
+    return text.encode(errors="backslashreplace").decode()
 
 
 def unpack_error(packed: Sequence[Any]) -> Exception:

@@ -9,6 +9,7 @@ from distributed import get_worker
 
 from daskps.cluster import words
 from daskps.cluster.link import Link, link_of
+from daskps.cluster.messages import sendable
 from daskps.cluster.meta import Joined, Meta
 from daskps.cluster.session import Session
 from daskps.cluster.telling import telling
@@ -58,9 +59,9 @@ def run_trainer(
     except BaseException as error:
         rank, clock = place["rank"], session.clock if session else 0
         error.add_note(f"raised in trainer {rank} of {place['size']} at clock {clock}")
-        reason = f"trainer {rank} raised {type(error).__name__}: {error}"[:500]
+        reason = f"trainer {rank} raised {type(error).__name__}: {error}"
         # Whose error it is should be heard of before the fence has come to its end.
-        told = {"run": place["run"], "reason": reason, "wait": False}
+        told = {"run": place["run"], "reason": sendable(reason[:500]), "wait": False}
         fence = link.directory("fence_run", **told)
         link.run(lambda: fence)
         raise

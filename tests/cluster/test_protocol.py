@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 from distributed import Client
@@ -19,11 +20,13 @@ from daskps.cluster.messages import (
     identity,
     pack_array,
     pack_call,
+    pack_error,
     unpack_answers,
     unpack_reply,
 )
 from daskps.shards.base import ADD, GRADIENT
 from daskps.shards.segment import MAX_PRODUCERS, N_PRODUCERS
+from tests.support import store
 
 W = np.arange(10, dtype="f4")
 
@@ -346,3 +349,23 @@ def test_gradient_of_a_task_that_is_no_longer_the_schedulers(shard):
 def test_lr_and_weight_travel(shard):
     deliver(shard, kind=GRADIENT, lr=0.5, weight=4.0)
     np.testing.assert_array_equal(shard["w"].pull(), W - 2)
+
+
+def unsendable(stacked, weights):
+    raise ValueError("half \ud800", 10**30)
+
+
+def test_errors_of_the_user_that_msgpack_has_no_form_for(client):
+    """The reply could not be sent, and its caller waited until it timed out."""
+    error = ValueError("half \ud800", 10**30, -(2**63))
+    error.add_note("half \ud800")
+    packed = msgpack.unpackb(msgpack.packb(pack_error(error)))
+    text = "half \\ud800"
+    assert packed == ["ValueError", [text, str(10**30), -(2**63)], [text]]
+    with store(client) as made:
+        one = [{"w": np.ones(10, "f4")}]
+        with pytest.raises(ValueError, match="half"):
+            made.aggregate(one, reduce=unsendable, timeout=20)
+        with pytest.raises(ValueError, match="half"):
+            daskps.run(made, lambda trainer, part: unsendable(1, 2), [1])
+        assert daskps.run(made, lambda trainer, part: part, [1]) == [1]

@@ -425,7 +425,7 @@ def test_loop_may_not_go_round_its_trainer(way):
         ((describe, [1]), {"reduce": max, "sync": "ssp"}, ValueError, "bsp"),
         ((describe, [1]), {"codec": "bf61"}, ValueError, "bf16"),
         ((describe, [1]), {"checkpoint": None}, TypeError, "checkpoint"),
-        ((describe, [1] * 1025), {}, daskps.LayoutError, "1024"),
+        ((describe, [1] * 1025), {}, daskps.LayoutError, "1,024"),
     ],
 )
 def test_bad_arguments(client, args: Any, kwargs: Any, error, match):
