@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.consistency import BSP, Policy
-from daskps.errors import IllegalStateError
-from daskps.shards import runs, withdrawal
+from daskps.shards import ending, runs
 from daskps.shards.asking import Asked
-from daskps.shards.base import Standing, Ticket
+from daskps.shards.base import Ticket
 from daskps.shards.cuts import Cut, broken
 from daskps.shards.doubts import Doubts
 from daskps.shards.gates import OPEN, READING, set_gate
@@ -29,16 +28,15 @@ from daskps.shards.planning import Planner
 from daskps.shards.pushes import Pushes
 from daskps.shards.rounds import EARLY, REPEAT, Rounds
 from daskps.shards.seats import Seat
-from daskps.shards.segment import LIVE, N_RANKS, ROUNDS, RUN, Segment
+from daskps.shards.segment import LIVE, ROUNDS, RUN, Segment
 from daskps.shards.update import Publication
 from daskps.shards.waiting import gone, outcome
-from daskps.shards.withdrawal import Withdrawal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from daskps.reduction import Reducer
-    from daskps.shards.base import Array
+    from daskps.shards.base import Array, Standing
     from daskps.shards.planning import Bindings
 
 
@@ -385,28 +383,10 @@ class Shard(Asked):
                 # Its beginning may still be on the way, and must not come after.
                 self._ended, self._reason = (run, error), reason
             return
-        segment = self.segment
-        back = 0 if rounds is None else int(segment.current.fixed[ROUNDS]) - rounds
-        if back not in (0, 1) or (back and not withdrawal.is_possible(segment)):
-            raise IllegalStateError(
-                f"run {run} is to end after round {rounds}, this shard is {back} ahead "
-                f"of that and cannot go back"
-            )
+        last = ending.Last(self.segment, rounds, version)
         self._ended, self._reason = (run, error or self.why_stopped), reason
         self._joining.end()
-        if back:
-            publication: Publication = Withdrawal(segment)
-        else:
-            segment.withdraws = 0
-            publication = Publication(segment)
-        publication.gather_slots()
-        # A version that had the round is never one without it.
-        runs.end(publication.record, max(version, publication.old.version + back))
-        if back:
-            publication.finish()
-        else:
-            publication.commit()
-        segment.single_slots()
+        last.publish()
         self.set_gate()
 
     def _over(self, run: int) -> Exception:
@@ -464,17 +444,7 @@ class Shard(Asked):
 
     def standing(self, run: int) -> Standing:
         """Return where a run stands here."""
-        record = self.segment.current
-        if record.fixed[RUN] != run:
-            return Standing(-1, record.version)
-        ranks = record.ranks[: record.fixed[N_RANKS]]
-        return Standing(
-            int(record.fixed[ROUNDS]),
-            record.version,
-            is_stuck=self.why_stopped is not None,
-            has_last=withdrawal.is_possible(self.segment),
-            finished=tuple(np.flatnonzero(ranks[:, LIVE] == 0).tolist()),
-        )
+        return ending.standing(self.segment, run, self.why_stopped is not None)
 
     def check_goes_on(self, run: int) -> None:
         """Raise why a run cannot go on here, if so."""
