@@ -18,7 +18,7 @@ from daskps.cluster.entry import remember
 from daskps.cluster.messages import pack_error
 from daskps.cluster.opening import begin_everywhere, give_up
 from daskps.cluster.progress import Run, rounds_lost
-from daskps.cluster.settling import SETTLE_SECONDS, Ending
+from daskps.cluster.settling import END_SECONDS, SETTLE_SECONDS, Ending
 from daskps.errors import (
     ConsistencyError,
     NotEnoughWorkersError,
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from daskps.cluster.entry import Entry, Hosts
 
 logger = logging.getLogger(__name__)
-#: How long who ends a run waits for its shards; the rest is done without him.
-END_SECONDS = 1.0
 #: How long a run tries to begin while a host of its store fails or is silent.
 OPEN_SECONDS = 10.0
 
@@ -153,23 +151,21 @@ class Runs:
         await self._end(run, error)
 
     async def _end(self, run: Run, error: Exception) -> None:
-        """End a run on all shards; wait for that as long as a caller may wait.
+        """End a run on all shards; wait for that as long as it gets on.
 
         A store one of whose shards is away or silent stays held until that has heard
         of it, and takes no other run.
         """
-        now = asyncio.get_running_loop().time()
+        clock = asyncio.get_running_loop().time
         run.fenced = run.fenced or error
         if not run.began:
             await self._undo(run)
         elif run.ended is None:
-            run.ended, run.end_by = (
-                self._hosts.spawn(self._settle(run)),
-                now + END_SECONDS,
-            )
+            run.end_by = clock() + END_SECONDS
+            run.ended = self._hosts.spawn(self._settle(run))
         await self._notify(run)
-        if run.ended is not None and run.end_by > now:
-            await asyncio.wait({run.ended}, timeout=run.end_by - now)
+        while run.ended and not run.ended.done() and (left := run.end_by - clock()) > 0:
+            await asyncio.wait({run.ended}, timeout=left)
 
     async def _settle(self, run: Run) -> None:
         """End a run on all its shards, however long one of them is away."""

@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 SETTLE_SECONDS = 0.5
 #: How long steps of the run wait where not all of its shards can be reached.
 REFUSE_SECONDS = 0.75
+#: How long who ends a run waits for the next thing to be done; the rest of it is done
+#: without him.
+END_SECONDS = 1.0
 #: Between two looks at who has caught up, and at shards that nobody holds.
 LOOK_SECONDS, PAUSE_SECONDS = 0.005, 0.05
 
@@ -84,6 +87,7 @@ class Ending:
 
     async def settle(self) -> Settlement:
         """End the run, however long that takes; return how."""
+        self._go_on()
         found = Settlement()
         if self._run.bsp:
             refusing = asyncio.ensure_future(self._refuse_later())
@@ -162,7 +166,13 @@ class Ending:
         finally:
             for silent in asked.values():
                 silent.cancel()
+        self._go_on()
         return {i: row for i, row in found.items() if i not in entry.lost}
+
+    def _go_on(self) -> None:
+        """Note that something was done, for who waits."""
+        now = asyncio.get_running_loop().time()
+        self._run.end_by = now + END_SECONDS
 
     def _note(self, left: set[int], there: set[str]) -> None:
         """Say what the end waits for."""
