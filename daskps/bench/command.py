@@ -29,6 +29,7 @@ NAMES = {
     "kernels": "compiled loops, beside torch and copying memory",
     "lock": "the lock of a shard between processes",
     "memory": "workers with a model as large as their memory",
+    "mixed": "a small push right after a large one, beside one after a small one",
     "overlap": "steps whose transfer and computation overlap",
     "pullpush": "small gets, pull + push + apply, and the same over RPC",
     "rounds": "BSP rounds, and a long run",

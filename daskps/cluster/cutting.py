@@ -137,7 +137,7 @@ async def copy_cut(
         room = claim.rooms.pop(slot.index)
         # Without the mutex: pulls go on, and no push can write into what is read.
         read = partial(slot.shard.read, ready, room.parts())
-        whole = await host.in_thread(read)
+        whole = read() if host.is_small(slot) else await host.in_thread(read)
         held: list[bool] = []
 
         def end(shard: Shard) -> list[Ticket]:

@@ -15,20 +15,26 @@ if TYPE_CHECKING:
 
     from daskps.cluster.host import ShardHost
 
-#: How often a host looks whether its worker has nothing to do, and how long at most.
+#: How often a host looks whether its worker has nothing to do, in how many looks in a
+#: row that must be so, and after how many it no longer matters.
 LOOK_SECONDS = 0.1
-PATIENCE_SECONDS = 5.0
+QUIET_LOOKS = 5
+MOST_LOOKS = 50
 
 
 async def warm(host: ShardHost, layout: Mapping[str, Any], rules: bytes) -> None:
     """Load the loops of a store in a thread, when the worker has nothing to do.
 
-    A thread of its own: those of the host serve calls of other stores meanwhile.
+    Not at once: the first tasks after a store was made, or a worker has come, would
+    share the interpreter with it. And in a thread of its own: those of the host serve
+    calls of other stores meanwhile.
     """
-    left = PATIENCE_SECONDS
-    while host.worker.state.executing_count and left > 0:
-        left -= LOOK_SECONDS
+    quiet = 0
+    for _ in range(MOST_LOOKS):
+        if quiet == QUIET_LOOKS:
+            break
         await asyncio.sleep(LOOK_SECONDS)
+        quiet = 0 if host.worker.state.executing_count else quiet + 1
     ready = partial(Rules(Layout.from_wire(layout), rules).warm, durable=True)
     thread = ThreadPoolExecutor(1, thread_name_prefix="daskps-warm")
     try:

@@ -8,6 +8,8 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from daskps import optim
 from daskps.cluster import readiness, warming
 from daskps.cluster.readiness import Readiness
@@ -95,27 +97,39 @@ def test_nobody_is_asked_for_a_store_that_is_gone():
 
 
 class Busy:
-    """A worker that looks idle after a few looks."""
+    """A worker that runs a task at some looks."""
 
-    looks = 3
+    def __init__(self, *counts: int) -> None:
+        self._counts = list(counts)
 
     @property
     def executing_count(self) -> int:
-        self.looks -= 1
-        return max(self.looks, 0)
+        return self._counts.pop(0)
 
 
-def test_loops_are_loaded_beside_everything_when_the_worker_is_idle(monkeypatch):
-    monkeypatch.setattr(warming, "LOOK_SECONDS", 0)
-    state, found = Busy(), list[Any]()
+def loaded_by(state: Busy, monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, str]]:
+    """Return how often loops were loaded: whether durable, and by which thread."""
+    found = list[tuple[bool, str]]()
 
     def loaded(self: Rules, *, durable: bool) -> None:
-        found.append((durable, state.looks, threading.current_thread().name))
+        found.append((durable, threading.current_thread().name))
 
+    monkeypatch.setattr(warming, "LOOK_SECONDS", 0)
     monkeypatch.setattr(Rules, "warm", loaded)
     host: Any = SimpleNamespace(worker=SimpleNamespace(state=state))
     asyncio.run(warming.warm(host, LAYOUT.to_wire(), b""))
-    [(durable, looks, name)] = found
+    return found
+
+
+def test_loops_are_loaded_beside_everything_when_the_worker_is_idle(monkeypatch):
+    state = Busy(0, 0, 0, 1, *[0] * warming.QUIET_LOOKS)
+    [(durable, name)] = loaded_by(state, monkeypatch)
     assert durable
-    assert looks == 0
     assert name.startswith("daskps-warm")
+    assert state._counts == []
+
+
+def test_loops_are_loaded_by_a_worker_that_is_always_busy(monkeypatch):
+    state = Busy(*[1] * warming.MOST_LOOKS)
+    assert len(loaded_by(state, monkeypatch)) == 1
+    assert state._counts == []
