@@ -13,6 +13,7 @@ from daskps.testing.faults import Faults
 from daskps.testing.ground import CHANCE, CLOCK
 from daskps.testing.oracles import EXPECTED, FoundError, Watch
 from daskps.testing.pushing import Pushes
+from daskps.testing.training import Training
 from daskps.testing.world import World
 
 if TYPE_CHECKING:
@@ -97,16 +98,35 @@ class _Scenario:
             optimizer=optim.SGD(lr=1.0),
             client=client,
         )
+        training = Training(self.world, self.watch, N_SHARDS)
+        trained = await daskps.create(
+            training.params(),
+            name=training.name,
+            shards=N_SHARDS,
+            optimizer=optim.SGD(lr=1.0),
+            client=client,
+        )
         faults = Faults(self.world, self.watch)
         self.happened = faults.happened
+        link = self.world.link(client)
         jobs = [faults.run()]
         for i, (process, user) in enumerate(users):
             jobs.append(self.world.within(process, pushes.push_all(user, i, N_CLIENTS)))
         if CHANCE.random() < 0.7:
-            jobs.append(pushes.snapshots(self.world.link(client), 3))
+            jobs.append(pushes.snapshots(link, 3))
+        jobs.append(training.run(link, trained.uid))
         await asyncio.gather(*jobs)
+        self.happened.append(
+            f"the {training.policy} run {'is complete' if training.is_complete else training.why}"
+        )
         try:
             await pushes.check(client)
+            work = trained.pull(timeout=10)
+            training.check(await self.watch.call("the last pull", _awaited(work), 10.0))
         except EXPECTED as error:
             if not (faults.lossy and isinstance(error, ShardLostError)):
                 self.watch.wrong(f"the last pull failed: {error!r}")
+
+
+async def _awaited(work: Any) -> Any:
+    return await work

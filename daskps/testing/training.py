@@ -1,0 +1,193 @@
+"""A run in a simulation: trainers on workers, which may die, and what it must lead to."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.cluster import upstream
+from daskps.errors import RunCancelledError
+from daskps.testing import steps
+from daskps.testing.ground import CHANCE
+from daskps.testing.oracles import EXPECTED
+
+if TYPE_CHECKING:
+    from daskps.cluster.link import Link
+    from daskps.testing.loop import Process
+    from daskps.testing.oracles import Watch
+    from daskps.testing.steps import Trainer
+    from daskps.testing.world import World
+
+#: Policies as the directory takes them, with their staleness.
+POLICIES = (("bsp", 0), ("bsp", 0), ("ssp", 1), ("asp", 0))
+N_RANKS, N_CLOCKS = 3, 5
+#: How much later than the last fault a call of a run, or all of it, must have ended.
+SECONDS = 30.0
+#: How often a trainer is looked for on a worker that has died.
+LOOK_SECONDS = 0.2
+
+
+@dataclass(eq=False)
+class Training:
+    """One run whose gradients are one-hot: an element for each shard, rank and clock."""
+
+    world: World
+    watch: Watch
+    n_shards: int
+    name: str = "trained"
+    #: Whether it has come to its end, and why it has not.
+    is_complete: bool = False
+    why: str = ""
+    #: Ranks and clocks that were acknowledged.
+    acknowledged: set[tuple[int, int]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.policy, self.staleness = CHANCE.choice(POLICIES)
+        #: Whether each step takes two pushes of half of it.
+        self._in_halves = self.policy == "bsp" and CHANCE.random() < 0.5
+
+    @property
+    def is_bsp(self) -> bool:
+        """Whether it is in rounds."""
+        return self.policy == "bsp"
+
+    def params(self) -> Any:
+        """Return the parameters of the store."""
+        return {"w": np.zeros(self.n_shards * N_RANKS * N_CLOCKS)}
+
+    def counts(self, values: Any) -> Any:
+        """Return what was counted, by shard, rank and clock."""
+        return -values["w"].reshape(self.n_shards, N_RANKS, N_CLOCKS)
+
+    # -- the run -------------------------------------------------------------
+
+    async def run(self, link: Link, uid: str) -> None:
+        """Open the run, see its trainers to their end, and close it."""
+        begin = {
+            "policy": (self.policy, self.staleness),
+            "n_ranks": N_RANKS,
+            "reduce": upstream.dumps("sum"),
+            "reset": False,
+            "codec": "",
+        }
+        opening = link.directory(
+            "open_run",
+            uid=uid,
+            begin=begin,
+            client=link.client.id,
+            size=N_RANKS,
+            restartable=True,
+            gated=False,
+            graph=False,
+        )
+        try:
+            run = await self.watch.call("open_run", opening, SECONDS)
+        except EXPECTED as error:
+            self.why = f"it could not begin: {error!r}"
+            return
+        ended = await asyncio.gather(
+            *(self._rank(uid, run, rank) for rank in range(N_RANKS))
+        )
+        self.is_complete = all(ended)
+        try:
+            await link.directory("close_run", run=run)
+        except EXPECTED as error:
+            self.why = self.why or f"it could not be closed: {error!r}"
+
+    async def _rank(self, uid: str, run: int, rank: int) -> bool:
+        """Have a rank train to its end, anew where its worker dies."""
+        while True:
+            process = CHANCE.choice(self.world.live)
+            work = process.spawn(self._train(process, uid, run, rank))
+            while not (await asyncio.wait({work}, timeout=LOOK_SECONDS))[0]:
+                if process.is_dead:
+                    break
+            else:
+                return work.result()
+
+    async def _train(self, process: Process, uid: str, run: int, rank: int) -> bool:
+        link = self.world.link(self.world.workers[process.name])
+        what = f"{{}} of trainer {rank} on {process.name}"
+        try:
+            joining = steps.join(
+                link, uid, run=run, rank=rank, size=N_RANKS, bsp=self.is_bsp
+            )
+            trainer = await self.watch.call(what.format("register"), joining, SECONDS)
+            while trainer.clock < N_CLOCKS:
+                read = trainer.read_async()
+                values = await self.watch.call(what.format("a read"), read, SECONDS)
+                self._compare(self.counts(values), rank, trainer.clock)
+                await asyncio.sleep(CHANCE.uniform(0.0, 0.3))
+                step = self._step(trainer)
+                await self.watch.call(what.format("a step"), step, SECONDS)
+            finish = trainer.finish_async()
+            await self.watch.call(what.format("finish"), finish, SECONDS)
+        except EXPECTED as error:
+            self.why = self.why or f"trainer {rank}: {error!r}"
+            if not isinstance(error, RunCancelledError):
+                await self._fence(link, run, rank, error)
+            return False
+        return True
+
+    async def _fence(self, link: Link, run: int, rank: int, error: Exception) -> None:
+        reason = f"trainer {rank} raised {error!r}"
+        try:
+            await link.directory("fence_run", run=run, reason=reason)
+        except EXPECTED:
+            return
+
+    async def _step(self, trainer: Trainer) -> None:
+        clock = trainer.clock
+        counts = np.zeros((self.n_shards, N_RANKS, N_CLOCKS))
+        counts[:, trainer.rank, clock] = 1.0
+        if self._in_halves:
+            counts /= 2
+            await trainer.deliver_async({0: counts.reshape(-1)}, tick=False)
+        await trainer.deliver_async({0: counts.reshape(-1)})
+        self.acknowledged.add((trainer.rank, clock))
+
+    # -- what must hold ------------------------------------------------------
+
+    def _compare(self, counts: Any, rank: int, clock: int) -> None:
+        """Look at what a trainer reads at a clock."""
+        where = f"trainer {rank} at clock {clock} ({self.policy})"
+        self._once(counts, where)
+        due = counts[:, :, : max(0, clock - self.staleness)]
+        if self.policy != "asp" and not due.all():
+            self.watch.wrong(f"{where} lacks {_first(due == 0)}")
+        own = counts[:, rank]
+        if not own[:, :clock].all():
+            self.watch.wrong(f"{where} lacks its own {_first(own[:, :clock] == 0)}")
+        early = counts[:, :, clock:] if self.is_bsp else own[:, clock:]
+        if early.any():
+            self.watch.wrong(f"{where} sees what is not pushed yet: {_first(early)}")
+
+    def _once(self, counts: Any, where: str) -> None:
+        wrong = (counts != 0) & (counts != 1)
+        if wrong.any():
+            at = _first(wrong)
+            self.watch.wrong(f"{where}: {counts[tuple(at)]:g} at {at} instead of 1")
+
+    def check(self, values: Any) -> None:
+        """Compare at the end what is there with what the run was."""
+        counts, end = self.counts(values), f"the end of the run ({self.policy})"
+        self._once(counts, end)
+        if self.is_complete and not counts.all():
+            self.watch.wrong(f"{end} lacks {_first(counts == 0)}")
+        if self.is_bsp:
+            if (counts != counts[:, :1]).any():
+                self.watch.wrong(f"{end}: a part of a round")
+            if (np.diff(counts[:, 0]) > 0).any():
+                self.watch.wrong(f"{end}: a round without those before it")
+        else:
+            for rank, clock in sorted(self.acknowledged):
+                if not counts[:, rank, clock].all():
+                    self.watch.wrong(f"{end} lacks clock {clock} of trainer {rank}")
+
+
+def _first(where: Any) -> list[int]:
+    found: list[int] = np.argwhere(where)[0].tolist()
+    return found
