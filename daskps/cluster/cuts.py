@@ -215,7 +215,11 @@ class Cuts:
                     owners = [owner for owner in owners if owner not in gone]
         finally:
             copying.cancel()
-        return sorted((i, version) for of in copying.result() for i, version in of)
+        found = sorted((i, version) for of in copying.result() for i, version in of)
+        if [i for i, _ in found] != sorted(request.shards):
+            # Who was asked to copy is not who had begun: a worker left in between.
+            raise StaleGenerationError("some shards of the cut have left their hosts")
+        return found
 
     def _everywhere(
         self, entry: Entry, request: Request, method: str, **kwargs: Any
