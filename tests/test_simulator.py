@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from daskps.testing import simulate
+from daskps.testing.known_bad import VARIANTS
 
 #: Much of it is processor time, of which a busy machine gives little.
 pytestmark = pytest.mark.timeout(600)
@@ -51,7 +52,7 @@ def test_seeds_repeat_message_by_message() -> None:
     assert len(set(traces)) == N_REPEATED
 
 
-@pytest.mark.parametrize("variant", sorted(["no-deduplication"]))
+@pytest.mark.parametrize("variant", sorted(VARIANTS))
 def test_known_bad_code_is_found(variant: str) -> None:
     status, reports = simulated("--seeds", "60", "--known-bad", variant)
     assert status == 1

@@ -27,17 +27,16 @@ class Faults:
     ----------
     happened : list of str
         What was done, in order.
-    lossy : set of str
-        Machines on which shards may be lost: no worker was left that could adopt.
     """
 
     def __init__(self, world: World, watch: Watch) -> None:
         self._world, self._watch = world, watch
         self.happened: list[str] = []
-        self.lossy: set[str] = set()
-        self._coming: list[asyncio.Future[None]] = []
+        #: Workers that take the place of others.
+        self.coming: list[asyncio.Future[None]] = []
         self._kinds = {
             self.crash: CHANCE.choice((0, 0, 1, 2)),
+            self.restart: CHANCE.choice((0, 0, 1)),
             self.stop: CHANCE.choice((0, 1, 3)),
             self.cut: CHANCE.choice((0, 1, 3)),
         }
@@ -76,26 +75,36 @@ class Faults:
     async def crash(self) -> None:
         """End a worker; another one comes to its machine later, perhaps at once."""
         victim = CHANCE.choice(self._world.live)
-        mates = [
-            p
-            for p in self._world.live
-            if p is not victim and p.machine == victim.machine
-        ]
-        if not any(not p.is_stopped for p in mates):
-            self.lossy.add(victim.machine)
         self._note(f"crash {victim.name}")
         self._world.network.crash(victim, CHANCE.uniform(0.0, SILENCE_SECONDS))
         if CHANCE.random() < 0.7:
-            self._coming.append(asyncio.ensure_future(self._replace(victim.machine)))
+            self._replace(victim.machine, CHANCE.uniform(0.0, 3.0))
 
-    async def _replace(self, machine: str) -> None:
-        await asyncio.sleep(CHANCE.uniform(0.0, 3.0))
-        process = await self._world.start_worker(machine)
-        self._note(f"{process.name} has come")
+    async def restart(self) -> None:
+        """End all workers of a machine; soon others come to the same addresses."""
+        machine = CHANCE.choice(self._world.live).machine
+        victims = [p for p in self._world.live if p.machine == machine]
+        self._note(f"restart {machine}")
+        for victim in victims:
+            self._world.network.crash(victim, CHANCE.uniform(0.0, 0.2))
+            # When the scheduler has heard of it, or it refuses them.
+            self._replace(machine, CHANCE.uniform(0.3, 0.8), victim.pid)
+
+    def _replace(self, machine: str, seconds: float, number: int = 0) -> None:
+        """Have a worker come, to a certain address of its machine if one is given."""
+
+        async def come() -> None:
+            await asyncio.sleep(seconds)
+            process = await self._world.start_worker(machine, number)
+            self._note(f"{process.name} has come")
+
+        self.coming.append(asyncio.ensure_future(come()))
 
     async def stop(self) -> None:
-        """Stop a process for a while."""
-        process = CHANCE.choice(self._world.live)
+        """Stop a worker or a client for a while."""
+        network = self._world.network
+        users = [p for p in network.processes.values() if p.machine == "user"]
+        process = CHANCE.choice(CHANCE.choice((self._world.live, users)))
         seconds = CHANCE.choice((0.05, 0.3, 1.0, 2.5))
         if process.is_stopped or process.is_dead:
             return

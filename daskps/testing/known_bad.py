@@ -1,29 +1,114 @@
 """Ways to break the code that a simulation must find: they show that it can.
 
-Each replaces something in the process that simulates, as an error would have it.
+Each replaces something in the process that simulates, as a mistake would have it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Any
 
+from daskps.cluster.entry import Hosts
+from daskps.cluster.host import ShardHost
+from daskps.cluster.messages import Answer
 from daskps.shards import producers
+from daskps.shards.base import NOTHING
+from daskps.shards.cuts import Cut
+from daskps.shards.dense import Shard
+from daskps.shards.segment import ROUNDS
 from daskps.testing.ground import put
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from daskps.cluster.entry import Entry
+    from daskps.cluster.messages import Call
+    from daskps.shards.base import Ticket
 
-@dataclass(frozen=True)
-class Variant:
-    """One way to break the code."""
-
-    install: Callable[[], None]
+#: How late the pushes are applied that were acknowledged before.
+LATE_SECONDS = 0.005
 
 
-def _repeats_are_new() -> None:
+def no_deduplication() -> None:
+    """Take every push for a new one."""
     put(producers, repeats=lambda *args: False)
 
 
-VARIANTS: dict[str, Variant] = {"no-deduplication": Variant(_repeats_are_new)}
+def acknowledged_before_applied() -> None:
+    """Answer pushes outside runs at once, and apply them a little later."""
+    call_now = ShardHost.call
+
+    async def call_late(
+        host: ShardHost, call: Call, owned: bool = False
+    ) -> list[Answer]:
+        if call.run or call.kind == NOTHING:
+            return await call_now(host, call, owned)
+
+        async def apply() -> None:
+            await asyncio.sleep(LATE_SECONDS)
+            await call_now(host, call, owned)
+
+        host.late = asyncio.ensure_future(apply())  # type: ignore[attr-defined]
+        slots = [host.slot(call.store, part.shard) for part in call.parts]
+        return [Answer(s.index, version=s.shard.segment.current.version) for s in slots]
+
+    put(ShardHost, call=call_late)
+
+
+def stale_generation_accepted() -> None:
+    """Serve calls that are meant for an owner that died."""
+    refused = Shard._refused  # noqa: SLF001 - what is broken here
+
+    def not_refused(shard: Shard, ticket: Ticket) -> bool:
+        # As if every call were meant for whoever gets it.
+        object.__setattr__(ticket.step, "generation", shard.generation)
+        return refused(shard, ticket)
+
+    put(Shard, _refused=not_refused)
+
+
+def fence_forgets_a_shard() -> None:
+    """End a run on all hosts of its store but one."""
+    everywhere = Hosts.everywhere
+
+    async def almost_everywhere(
+        hosts: Hosts, entry: Entry, method: str, **kwargs: Any
+    ) -> list[Any]:
+        if method != "end_run":
+            return await everywhere(hosts, entry, method, **kwargs)
+        told = (
+            hosts.control(w, method, store=entry.uid, **kwargs) for w in entry.hosts[1:]
+        )
+        return await asyncio.gather(*told, return_exceptions=True)
+
+    put(Hosts, everywhere=almost_everywhere)
+
+
+def cut_holds_nothing() -> None:
+    """Let pushes through while a cut is made."""
+    put(Cut, holds=lambda *args: False)
+
+
+def adopter_starts_at_the_wrong_round() -> None:
+    """Go on in a run a round later than the owner that died."""
+    take_over = Shard.take_over
+
+    def take_over_late(shard: Shard) -> list[Ticket]:
+        if shard.is_bsp:
+            shard.segment.current.fixed[ROUNDS] += 1
+        return take_over(shard)
+
+    put(Shard, take_over=take_over_late)
+
+
+VARIANTS: dict[str, Callable[[], None]] = {
+    function.__name__.replace("_", "-"): function
+    for function in (
+        no_deduplication,
+        acknowledged_before_applied,
+        stale_generation_accepted,
+        fence_forgets_a_shard,
+        cut_holds_nothing,
+        adopter_starts_at_the_wrong_round,
+    )
+}

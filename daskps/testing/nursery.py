@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     put(threading.Thread, start=_refuse)
     world.prepare()
     if options.known_bad:
-        VARIANTS[options.known_bad].install()
+        VARIANTS[options.known_bad]()
     first, n = options.first, options.seeds
     if options.replay is not None:
         first, n = options.replay, 1

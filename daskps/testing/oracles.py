@@ -7,15 +7,17 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from daskps.cluster.host import HOSTS
+from daskps.cluster.host import HOSTS, ShardHost
 from daskps.errors import DaskPSError, IllegalStateError
-from daskps.shards.segment import NONCE, VERSION
+from daskps.shards.segment import GENERATION, NONCE, RUN, VERSION
 from daskps.shards.update import Publication
 from daskps.testing.ground import CLOCK, put
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Iterable
 
+    from daskps.cluster.messages import Answer, Call
+    from daskps.cluster.slot import Slot
     from daskps.shards.segment import Segment
     from daskps.testing.loop import Process
 
@@ -65,6 +67,16 @@ class Watch:
             except IllegalStateError as error:
                 self.wrong(f"{process.name}, shard {slot.index}: {error}")
 
+    def look_for_runs(self, processes: Iterable[Process]) -> None:
+        """Find shards that are in a run when all runs are over."""
+        for process in processes:
+            host = HOSTS.get(f"sim://{process.name}")
+            for slot in () if host is None else host.slots.values():
+                if run := int(slot.shard.segment.current.fixed[RUN]):
+                    self.wrong(
+                        f"{process.name}, shard {slot.index}: still in run {run}"
+                    )
+
     def published(self, segment: Segment) -> None:
         """Compare what a shard shows as a version with what that was before."""
         nonce, flip = int(segment.words[NONCE]), segment.flip
@@ -86,6 +98,32 @@ class Watch:
             self.published(publication.segment)
 
         put(Publication, finish=finish_and_look)
+
+    def follow_calls(self) -> None:
+        """See every call that a host has answered from here on."""
+        call_host = ShardHost.call
+
+        async def call_and_look(
+            host: ShardHost, call: Call, owned: bool = False
+        ) -> list[Answer]:
+            # As they came: what they were taken for is another matter.
+            meant = {part.shard: part.generation for part in call.parts}
+            answers = await call_host(host, call, owned)
+            for answer in answers if call.changes else ():
+                slot = host.slots.get((call.store, answer.shard))
+                if slot is not None and not (answer.error or answer.parked):
+                    self._acknowledged(slot, meant[answer.shard])
+            return answers
+
+        put(ShardHost, call=call_and_look)
+
+    def _acknowledged(self, slot: Slot, meant: int) -> None:
+        generation = int(slot.shard.segment.words[GENERATION])
+        if generation != meant:
+            self.wrong(
+                f"shard {slot.index} of generation {generation} has acknowledged a "
+                f"call meant for generation {meant}"
+            )
 
     # -- calls ---------------------------------------------------------------
 

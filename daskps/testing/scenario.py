@@ -19,13 +19,15 @@ from daskps.testing.world import World
 if TYPE_CHECKING:
     from distributed import Client
 
-    from daskps.testing.loop import Process
-
 #: Machines of the workers at the beginning.
 MACHINES = ("m0", "m0", "m1", "m1")
 N_SHARDS = 4
 N_PUSHES = 24
 N_CLIENTS = 2
+#: How long after its last call a cluster may take to come to rest.
+SETTLE_SECONDS = 2.0
+#: Deadline of the last pull.
+LAST_SECONDS = 10.0
 #: Nothing takes longer, or it never ends.
 MOST_SECONDS = 120.0
 
@@ -78,55 +80,61 @@ class _Scenario:
         self.world, self.watch = World(), Watch()
         self.world.network.after = self.watch.look
         self.watch.follow_publications()
+        self.watch.follow_calls()
         self.happened: list[str] = []
 
     async def run(self) -> None:
-        world = self.world
+        """Begin, disturb, wait for the end of all calls, and compare."""
+        world, watch = self.world, self.watch
         await world.start_scheduler()
         for machine in MACHINES:
             await world.start_worker(machine)
         process, client = await world.start_client()
         users = [await world.start_client() for _ in range(N_CLIENTS)]
-        await world.within(process, self._work(client, users))
-
-    async def _work(self, client: Client, users: list[tuple[Process, Client]]) -> None:
-        pushes = Pushes(self.watch, N_SHARDS, N_PUSHES)
-        await daskps.create(
-            pushes.params(),
-            name=pushes.name,
-            shards=N_SHARDS,
-            optimizer=optim.SGD(lr=1.0),
-            client=client,
-        )
-        training = Training(self.world, self.watch, N_SHARDS)
-        trained = await daskps.create(
-            training.params(),
-            name=training.name,
-            shards=N_SHARDS,
-            optimizer=optim.SGD(lr=1.0),
-            client=client,
-        )
-        faults = Faults(self.world, self.watch)
+        pushes = Pushes(watch, N_SHARDS, N_PUSHES)
+        training = Training(world, watch, N_SHARDS)
+        for job in (pushes, training):
+            await world.within(process, _create(job, client))
+        faults, link = Faults(world, watch), world.link(client)
         self.happened = faults.happened
-        link = self.world.link(client)
-        jobs = [faults.run()]
-        for i, (process, user) in enumerate(users):
-            jobs.append(self.world.within(process, pushes.push_all(user, i, N_CLIENTS)))
-        if CHANCE.random() < 0.7:
-            jobs.append(pushes.snapshots(link, 3))
-        jobs.append(training.run(link, trained.uid))
-        await asyncio.gather(*jobs)
-        self.happened.append(
-            f"the {training.policy} run {'is complete' if training.is_complete else training.why}"
+        await asyncio.gather(
+            # In no process: it would be stopped with that.
+            faults.run(),
+            *(
+                world.within(user, pushes.push_all(its_client, i, N_CLIENTS))
+                for i, (user, its_client) in enumerate(users)
+            ),
+            world.within(process, pushes.snapshots(link, CHANCE.choice((0, 2, 4)))),
+            world.within(process, training.run(link)),
         )
+        await asyncio.gather(*faults.coming)
+        self.happened.append(f"the {training.policy} run {training.outcome}")
+        # A host that was silent is told of the end of a run when it wakes.
+        await asyncio.sleep(SETTLE_SECONDS)
+        watch.look_for_runs(world.live)
+        for job in (pushes, training):
+            await world.within(process, self._compare(job, client))
+
+    async def _compare(self, job: Pushes | Training, client: Client) -> None:
         try:
-            await pushes.check(client)
-            work = trained.pull(timeout=10)
-            training.check(await self.watch.call("the last pull", _awaited(work), 10.0))
+            work = _pull(job, client)
+            job.check(await self.watch.call("the last pull", work, LAST_SECONDS))
         except EXPECTED as error:
-            if not (faults.lossy and isinstance(error, ShardLostError)):
-                self.watch.wrong(f"the last pull failed: {error!r}")
+            without = set(MACHINES) - {process.machine for process in self.world.live}
+            if not (without and isinstance(error, ShardLostError)):
+                self.watch.wrong(f"{job.name} cannot be read at the end: {error!r}")
 
 
-async def _awaited(work: Any) -> Any:
-    return await work
+async def _create(job: Pushes | Training, client: Client) -> None:
+    await daskps.create(
+        job.params(),
+        name=job.name,
+        shards=N_SHARDS,
+        optimizer=optim.SGD(lr=1.0),
+        client=client,
+    )
+
+
+async def _pull(job: Pushes | Training, client: Client) -> Any:
+    store = await daskps.open(job.name, client=client)
+    return await store.pull(timeout=LAST_SECONDS)

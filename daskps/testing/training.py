@@ -26,6 +26,8 @@ POLICIES = (("bsp", 0), ("bsp", 0), ("ssp", 1), ("asp", 0))
 N_RANKS, N_CLOCKS = 3, 5
 #: How much later than the last fault a call of a run, or all of it, must have ended.
 SECONDS = 30.0
+#: The share of runs that their caller cancels.
+CANCELLED_SHARE = 0.3
 #: How often a trainer is looked for on a worker that has died.
 LOOK_SECONDS = 0.2
 
@@ -64,7 +66,12 @@ class Training:
 
     # -- the run -------------------------------------------------------------
 
-    async def run(self, link: Link, uid: str) -> None:
+    @property
+    def outcome(self) -> str:
+        """What became of it, in words."""
+        return "is complete" if self.is_complete else f"ended: {self.why}"
+
+    async def run(self, link: Link) -> None:
         """Open the run, see its trainers to their end, and close it."""
         begin = {
             "policy": (self.policy, self.staleness),
@@ -73,7 +80,27 @@ class Training:
             "reset": False,
             "codec": "",
         }
-        opening = link.directory(
+        opening = self._open(link, begin)
+        try:
+            uid, run = await self.watch.call("open_run", opening, SECONDS)
+        except EXPECTED as error:
+            self.why = f"it could not begin: {error!r}"
+            return
+        ranks = asyncio.gather(*(self._rank(uid, run, rank) for rank in range(N_RANKS)))
+        if CHANCE.random() < CANCELLED_SHARE:
+            await asyncio.wait({ranks}, timeout=CHANCE.uniform(0.3, 2.0))
+            if not ranks.done():
+                self.why = "cancelled by its caller"
+                await self._fence(link, run, self.why)
+        self.is_complete = all(await ranks)
+        try:
+            await link.directory("close_run", run=run)
+        except EXPECTED as error:
+            self.why = self.why or f"it could not be closed: {error!r}"
+
+    async def _open(self, link: Link, begin: dict[str, Any]) -> tuple[str, int]:
+        uid: str = (await link.directory("find", name=self.name))["uid"]
+        run: int = await link.directory(
             "open_run",
             uid=uid,
             begin=begin,
@@ -83,19 +110,7 @@ class Training:
             gated=False,
             graph=False,
         )
-        try:
-            run = await self.watch.call("open_run", opening, SECONDS)
-        except EXPECTED as error:
-            self.why = f"it could not begin: {error!r}"
-            return
-        ended = await asyncio.gather(
-            *(self._rank(uid, run, rank) for rank in range(N_RANKS))
-        )
-        self.is_complete = all(ended)
-        try:
-            await link.directory("close_run", run=run)
-        except EXPECTED as error:
-            self.why = self.why or f"it could not be closed: {error!r}"
+        return uid, run
 
     async def _rank(self, uid: str, run: int, rank: int) -> bool:
         """Have a rank train to its end, anew where its worker dies."""
@@ -106,7 +121,8 @@ class Training:
                 if process.is_dead:
                     break
             else:
-                return work.result()
+                ended: bool = work.result()
+                return ended
 
     async def _train(self, process: Process, uid: str, run: int, rank: int) -> bool:
         link = self.world.link(self.world.workers[process.name])
@@ -128,12 +144,11 @@ class Training:
         except EXPECTED as error:
             self.why = self.why or f"trainer {rank}: {error!r}"
             if not isinstance(error, RunCancelledError):
-                await self._fence(link, run, rank, error)
+                await self._fence(link, run, f"trainer {rank} raised {error!r}")
             return False
         return True
 
-    async def _fence(self, link: Link, run: int, rank: int, error: Exception) -> None:
-        reason = f"trainer {rank} raised {error!r}"
+    async def _fence(self, link: Link, run: int, reason: str) -> None:
         try:
             await link.directory("fence_run", run=run, reason=reason)
         except EXPECTED:
@@ -161,7 +176,8 @@ class Training:
         own = counts[:, rank]
         if not own[:, :clock].all():
             self.watch.wrong(f"{where} lacks its own {_first(own[:, :clock] == 0)}")
-        early = counts[:, :, clock:] if self.is_bsp else own[:, clock:]
+        # One who died may have left a step on its way; under BSP it is in no round.
+        early = counts[:, :, clock:] if self.is_bsp else own[:, clock + 1 :]
         if early.any():
             self.watch.wrong(f"{where} sees what is not pushed yet: {_first(early)}")
 

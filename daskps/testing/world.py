@@ -66,11 +66,13 @@ class World:
         self.machines: dict[str, SimMachine] = {}
         self.workers: dict[str, Worker] = {}
         self.scheduler: Any = None
+        self._n_workers = 0
         self._numbers: dict[str, int] = {}
 
-    def process(self, machine: str) -> Process:
-        """Return a new process of a machine."""
-        number = self._numbers[machine] = self._numbers.get(machine, 0) + 1
+    def process(self, machine: str, number: int = 0) -> Process:
+        """Return a new process of a machine, perhaps with the number of a dead one."""
+        if not number:
+            number = self._numbers[machine] = self._numbers.get(machine, 0) + 1
         process = Process(f"{machine}:{number}")
         self.network.processes[process.name] = process
         return process
@@ -96,9 +98,11 @@ class World:
 
         self.scheduler = await process.spawn(start())
 
-    async def start_worker(self, machine: str) -> Process:
+    async def start_worker(self, machine: str, number: int = 0) -> Process:
         """Start a worker with a host that shares memory on its machine."""
-        process = self.process(machine)
+        process = self.process(machine, number)
+        self._n_workers += 1
+        name = f"worker-{self._n_workers}"
         shared = self.machines.setdefault(machine, SimMachine(machine))
         plugin = HostPlugin(self.scheduler.id, SimView(shared, process))
 
@@ -106,7 +110,7 @@ class World:
             worker: Worker = await Worker(
                 self.scheduler.address,
                 host=f"sim://{process.name}",
-                name=process.name,
+                name=name,
                 nthreads=1,
                 dashboard=False,
                 dashboard_address=":0",
