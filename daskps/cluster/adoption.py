@@ -76,7 +76,7 @@ class Adoptions:
         self._scheduler, self._hosts = scheduler, hosts
         self.runs = runs
         self._stores, self._lose, self._left = stores, lose, left
-        self._moves: set[_Move] = set()
+        self._moves: dict[_Move, None] = {}
 
     def is_possible(self, entry: Entry, shards: Iterable[int]) -> bool:
         """Return whether other processes can have the memory of shards."""
@@ -107,12 +107,12 @@ class Adoptions:
             move = _Move(self, entry, (worker, reason), shards)
             if in_order:
                 move.wait()
-            self._moves.add(move)
+            self._moves[move] = None
             work = self._hosts.spawn(move.run())
             work.add_done_callback(partial(self._ended, move))
 
     def _ended(self, move: _Move, work: object) -> None:
-        self._moves.discard(move)
+        self._moves.pop(move, None)
 
     def came(self) -> None:
         """Hear that a worker came, who may find what others did not."""

@@ -57,7 +57,8 @@ class Lookout:
     ) -> None:
         self._locate, self._store = locate, store
         self.pause = max(SUSPECT_SECONDS, size / MOST_QUESTIONS)
-        self._late: set[_Call] = set()
+        #: In the order in which they became late, which is the order they end in.
+        self._late: dict[_Call, None] = {}
         self._asking: asyncio.Task[None] | None = None
 
     @contextlib.asynccontextmanager
@@ -86,13 +87,13 @@ class Lookout:
             raise call.error from None
         finally:
             timer.cancel()
-            self._late.discard(call)
+            self._late.pop(call, None)
             if not self._late and self._asking is not None:
                 self._asking.cancel()
                 self._asking = None
 
     def _suspect(self, call: _Call) -> None:
-        self._late.add(call)
+        self._late[call] = None
         if self._asking is None:
             self._asking = asyncio.get_running_loop().create_task(self._ask())
 
@@ -119,5 +120,5 @@ class Lookout:
                 check_located(self._store, located, call.shards, call.worker)
             except DaskPSError as error:
                 call.error = error
-                self._late.discard(call)
+                self._late.pop(call, None)
                 call.task.cancel()

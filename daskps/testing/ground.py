@@ -6,7 +6,9 @@ clocks by name. As a module it only holds what was laid.
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
 import random
 import runpy
 import secrets
@@ -15,6 +17,7 @@ import time
 import uuid
 from pathlib import Path
 
+_ASK, _NO_RANDOM_ADDRESSES = 0xFFFFFFFF, 0x0040000
 #: Where virtual time begins: long ago, but no time that code may take for none.
 EPOCH = 1_000_000.0
 #: What reading a clock takes, or code that polls one would never end.
@@ -83,6 +86,21 @@ def lay() -> None:
     gc.disable()
 
 
+def settle_addresses() -> None:
+    """Begin anew with memory at the same addresses each time, where that is allowed.
+
+    Sets of objects are in the order of their addresses: elsewhere a seed may take
+    another course in another process.
+    """
+    libc = ctypes.CDLL(None)
+    before = libc.personality(_ASK)
+    if before & _NO_RANDOM_ADDRESSES or before < 0:
+        return
+    libc.personality(before | _NO_RANDOM_ADDRESSES)
+    if libc.personality(_ASK) & _NO_RANDOM_ADDRESSES:
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+
+
 def sow(seed: int) -> None:
     """Begin a simulation: all chance follows from its seed."""
     CHANCE.seed(seed)
@@ -91,6 +109,7 @@ def sow(seed: int) -> None:
 
 
 if __name__ == "__main__":
+    settle_addresses()
     lay()
     # The folder of this file: its modules would hide others of the same names.
     sys.path.pop(0)

@@ -204,16 +204,15 @@ class SimComm(Comm):
         )
         # Copied: arrays of the sender must not be seen to change on the way.
         copies = [memoryview(bytearray(frame)) for frame in frames]
-        op = msg.get("op") if isinstance(msg, dict) else None
-        self._send(copies, op if isinstance(op, str) else type(msg).__name__)
+        self._send(copies, *_named(msg))
         return sum(frame.nbytes for frame in copies)
 
-    def _send(self, frames: Sequence[memoryview], what: str) -> None:
+    def _send(self, frames: Sequence[memoryview], what: str, method: str) -> None:
         net = network()
         net.n_sent += 1
         payload = b"".join(frames) if what in LOSSY else b""
         digest = hashlib.blake2b(payload, digest_size=8).hexdigest()
-        net.note(self._local_addr, self._peer_addr, what, digest)
+        net.note(self._local_addr, self._peer_addr, what, method, digest)
         net.after(self.process)
         if self.loses_next:
             # The answer: it was handled, and nobody hears of it.
@@ -268,6 +267,13 @@ class SimComm(Comm):
             comms.remove(self)
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
+
+
+def _named(message: Any) -> tuple[str, str]:
+    """Return what a message is: its operation, and its method if it has one."""
+    if not isinstance(message, dict) or not isinstance(message.get("op"), str):
+        return type(message).__name__, "-"
+    return message["op"], str(message.get("method", "-"))
 
 
 class SimListener(BaseListener):

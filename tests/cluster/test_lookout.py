@@ -49,7 +49,7 @@ def many_late_calls(monkeypatch: pytest.MonkeyPatch, asked: Asked) -> list[Any]:
         # So many trainers that it is not asked twice within the test's time.
         look = Lookout(asked.locate, "s", size=100_000)
         found = await waiting(look, 3, asyncio.Event())
-        assert (look._late, look._asking) == (set(), None)
+        assert (look._late, look._asking) == ({}, None)
         return found
 
     return asyncio.run(work())
