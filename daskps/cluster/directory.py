@@ -320,10 +320,12 @@ class Directory:
         It lets go of those when it knows, and frees what it has of other stores.
         """
         self._shards_left(worker, "was closed", in_order=True)
+        # Also who was given up: it may have hung for long.
+        self.adoptions.came()
         return [
             uid
             for uid, entry in self.stores.items()
-            if any(entry.owners[i] == worker for i in entry.adopting)
+            if any(entry.owners[i] == worker for i in entry.adopting | set(entry.lost))
         ]
 
     def on_removed(self, worker: str, names: Sequence[str]) -> None:

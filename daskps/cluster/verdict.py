@@ -68,14 +68,15 @@ class Verdict:
         self._left_at = self._evident_at = self._ask_at = now
         self._lost_after = lost_after
         end = math.inf if runs_end_after is None else runs_end_after
-        self._absent = False
+        self._found_at, self._absent = -math.inf, False
         self._to_come = {Due.SAY: now + SAY_SECONDS, Due.END_RUNS: now + end}
 
     def see(self, sight: Sight, why: str, now: float) -> None:
         """Take in what one worker says, and when to ask again."""
         self.why = why or self.why
         if sight is Sight.FOUND:
-            self._evident_at, self._absent = now, False
+            self._evident_at = self._found_at = now
+            self._absent = False
         elif sight is Sight.ABSENT:
             self._absent = True
         self._ask_at = now + self._pause(now)
@@ -119,7 +120,7 @@ class Verdict:
         return min(self._ask_at, silent_at, *self._to_come.values())
 
     def _pause(self, now: float) -> float:
-        if self.is_lost:
+        if self.is_lost and now > self._found_at:
             return LOST_SECONDS
         since = (now - self._left_at) * PATIENCE
         return min(max(FIRST_SECONDS, since), PAUSE_SECONDS, self._lost_after / 4)

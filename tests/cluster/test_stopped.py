@@ -259,6 +259,42 @@ def test_an_owner_that_hangs_is_removed_and_lives(machine, workers):
     s.close()
 
 
+@pytest.mark.parametrize("is_lost", [False, True], ids=["away", "lost"])
+def test_an_owner_that_wakes_hands_its_shards_over(is_lost):
+    """It hears that it was removed, and closes in order: with all that it has."""
+    # Of its own: the worker that closes has no follower.
+    with (
+        dask.config.set({"daskps.ways.process": False}),
+        local_cluster(n_workers=2, threads=1) as client,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        a = next(iter(client.nthreads()))
+        s, pid = daskps.create({"w": np.zeros(8)}, servers=[a]), pid_of(client, a)
+        s.add({"w": one(4)})
+        far, entry = by_message(s), book(client).stores[s.uid]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            if is_lost:
+                patch.setattr(book(client).adoptions, "adopt", silent)
+            with dask.config.set({"daskps.lost-after": "1ms" if is_lost else "10s"}):
+                removed(client, a)
+                until(lambda: entry.lost if is_lost else entry.adopting)
+            patch.undo()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        # Until then it may answer a call that came while it hung.
+        until(lambda: entry.generations == (2,))
+        far.add({"w": one(5)})
+        np.testing.assert_array_equal(s["w"].pull(), one(4) + one(5))
+        assert not entry.lost
+        s.close()
+
+
+async def silent(entry, worker, shards, rounds):
+    why = {"sight": "unknown", "why": "", "silent": True}
+    return [{"shard": shard, **why} for shard in shards]
+
+
 def test_a_lost_shard_comes_back():
     """Its machine had no worker for so long; the one that comes finds its memory."""
     with local_cluster(n_workers=1, threads=1) as client:

@@ -54,6 +54,8 @@ def test_a_lost_shard_stays_lost_until_somebody_has_it() -> None:
     found.see(Sight.FOUND, "its owner lives", 111.0)
     assert found.due(111.0, others=False) == []
     assert found.is_lost
+    # But whoever has it may let go of it soon.
+    assert found.wakes_at() == 112.0
 
 
 def test_questions_come_often_at_first_then_every_second() -> None:
