@@ -27,7 +27,13 @@ _BINARY = {
     "pow": "**",
 }
 _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_UNARY = {"neg": "-", "pos": "+", "abs": "abs "}
+_UNARY = {
+    "neg": "-{}",
+    "pos": "+{}",
+    "abs": "abs({})",
+    "float": "float({})",
+    "int": "int({})",
+}
 
 
 def refuses_arithmetic(cls: T) -> T:
@@ -39,8 +45,8 @@ def refuses_arithmetic(cls: T) -> T:
         setattr(cls, f"__{name}__", _binary(cls, f"{{}} {symbol} ..."))
     for name, symbol in _BINARY.items():
         setattr(cls, f"__r{name}__", _binary(cls, f"... {symbol} {{}}"))
-    for name, symbol in _UNARY.items():
-        setattr(cls, f"__{name}__", _unary(f"{symbol}{{}}"))
+    for name, form in _UNARY.items():
+        setattr(cls, f"__{name}__", _unary(form))
     return cls
 
 

@@ -214,6 +214,7 @@ def loop(trainer, part):
         (lambda s: s["w"] * s["w"], TypeError, r"\.add\(\.\.\.\) or \.assign"),
         (lambda s: s["w"] < 0, TypeError, r"pull\(\) < \.\.\. computes"),
         (lambda s: -s["w"], TypeError, r": -store\['w'\]\.pull\(\) computes"),
+        (lambda s: float(s["w"]), TypeError, r": float\(store\['w'\]\.pull\(\)\) comp"),
         (lambda s: s["w"].sum(), AttributeError, r"pull\(\)\.sum\(\) takes a copy"),
         (lambda s: s["w"].T, AttributeError, r"to_dask_array\(\)\.T works where"),
         (lambda s: s["w"].item_, AttributeError, "no attribute 'item_'$"),
@@ -246,6 +247,8 @@ def test_arrays_and_handles_are_what_they_were(s):
     np.testing.assert_array_equal(w * np.float64(2), [0.0, 0.0])
     np.testing.assert_array_equal(np.eye(2) @ w, [0.0, 0.0])
     assert np.sum(w) == 0.0
+    assert np.asarray(w, "f4").dtype == np.float32
+    assert np.float64(2) * w == pytest.approx(np.zeros(2))
     assert not hasattr(s, "__len_hint__")
     again = pickle.loads(pickle.dumps(s))
     with pytest.raises(AttributeError, match=r"of that name is store\['w'\]"):
