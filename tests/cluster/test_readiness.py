@@ -7,11 +7,17 @@ import pickle
 import threading
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import pytest
+from distributed import Worker
+from distributed.utils_test import gen_cluster
 
+import daskps
 from daskps import optim
-from daskps.cluster import readiness, warming
+from daskps.cluster import control, readiness, warming
+from daskps.cluster.host import ShardHost
 from daskps.cluster.readiness import Readiness
 from daskps.cluster.rules import Rules
 from daskps.errors import ProtocolError
@@ -94,6 +100,22 @@ def test_nobody_is_asked_for_a_store_that_is_gone():
     ready.made(entry)
     ready._stores = {}
     assert hosts.done() == []
+
+
+@gen_cluster(client=True)
+async def test_a_cluster_asks_when_a_store_is_made_and_when_a_worker_comes(c, s, a, b):
+    asked = asyncio.Queue[str]()
+
+    async def warm(host: ShardHost, **about: Any) -> None:
+        await asked.put(host.worker.address)
+
+    with patch.dict(control.METHODS, warm=warm):
+        made = await daskps.create({"w": np.zeros(4)}, client=c, servers=[a.address])
+        assert await asyncio.wait_for(asked.get(), 30) == b.address
+        async with Worker(s.address, nthreads=1) as late:
+            assert await asyncio.wait_for(asked.get(), 30) == late.address
+        assert asked.empty()
+        await made.close()
 
 
 class Busy:
