@@ -348,8 +348,8 @@ class RoundLostError(ShardLostError):
         return (
             f"a round of store {self.store!r} was begun anew too often; shard "
             f"{self.shard} on worker {self.worker} still lacks it. The last time: "
-            f"{self.reason}. store.versions says which shards have the round: where "
-            f"they differ assign values you kept, then mend the workers and train again"
+            f"{self.reason}. All shards hold the round before it; mend the workers and "
+            f"train again"
         )
 
 
