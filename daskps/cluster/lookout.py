@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How long a host may be silent before the directory is asked whether it is gone.
-SUSPECT_SECONDS = 1.0
+#: How long a host may be silent before the directory is asked whether it is gone, and
+#: outside runs, where nobody waits for other trainers: Dask would try for long to reach
+#: a worker that has closed.
+SUSPECT_SECONDS, SOON_SECONDS = 1.0, 0.25
 #: Questions a second that a run puts to the directory at most, all trainers together.
 MOST_QUESTIONS = 100
 
@@ -74,7 +76,8 @@ class Lookout:
             raise RuntimeError("a call to a host outside a task cannot be called off")
         call = _Call(task, worker, shards, run)
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(SUSPECT_SECONDS, self._suspect, call)
+        seconds = SUSPECT_SECONDS if run else SOON_SECONDS
+        timer = loop.call_later(seconds, self._suspect, call)
         try:
             yield
             if call.error is not None:

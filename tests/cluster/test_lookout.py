@@ -10,6 +10,7 @@ import pytest
 from daskps.cluster import lookout
 from daskps.cluster.lookout import Lookout
 from daskps.errors import RunCancelledError, ShardLostError
+from tests import virtual
 
 OWNERS = [f"tcp://127.0.0.1:{n}" for n in range(50)]
 
@@ -70,6 +71,22 @@ def test_the_end_of_a_run_ends_all_of_its_calls(
     found = many_late_calls(monkeypatch, asked)
     assert asked.runs == [3]
     assert {type(error) for error in found} == {RunCancelledError}
+
+
+@pytest.mark.parametrize(("run", "seconds"), [(0, 0.25), (3, 1.0)])
+def test_a_worker_that_is_gone_holds_nobody_up_for_long(
+    run: int, seconds: float
+) -> None:
+    """A push outside a run waits for nobody else: it is late sooner."""
+
+    async def work() -> float:
+        began = asyncio.get_running_loop().time()
+        look = Lookout(Asked().locate, "s", size=1)
+        found = await waiting(look, run, asyncio.Event())
+        assert isinstance(found[7], ShardLostError)
+        return asyncio.get_running_loop().time() - began
+
+    assert virtual.run(work()) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(("size", "pause"), [(1, 1.0), (100, 1.0), (1000, 10.0)])
