@@ -219,8 +219,7 @@ class SimComm(Comm):
             self.abort()
             raise CommClosedError("the network has lost an answer")
         delay = LEAST_SECONDS + CHANCE.expovariate(1 / MEAN_SECONDS)
-        is_lossy = what in LOSSY and self.process.machine != "hub"
-        if is_lossy and CHANCE.random() < net.loss:
+        if what in LOSSY and CHANCE.random() < net.loss:
             net.n_lost += 1
             if CHANCE.random() < 0.5:
                 self.abort()

@@ -196,6 +196,8 @@ class Training:
         if self.is_bsp:
             if (counts != counts[:, :1]).any():
                 self.watch.wrong(f"{end}: a part of a round")
+            if (counts != counts[:1]).any():
+                self.watch.wrong(f"{end}: shards at rounds {counts[:, 0].sum(1)}")
             if (np.diff(counts[:, 0]) > 0).any():
                 self.watch.wrong(f"{end}: a round without those before it")
         else:
