@@ -338,7 +338,8 @@ class Directory:
                 entry.settle(shards)
                 for owner in {entry.owners[i] for i in shards}:
                     of = [i for i in sorted(shards) if entry.owners[i] == owner]
-                    self._lose(entry, of, owner, why)
+                    # Most likely somebody has closed the cluster.
+                    self._lose(entry, of, owner, why, level=logging.INFO)
 
     def worker_left(self, worker: str, reason: str) -> None:
         """Look for new owners of what a worker held, or mark it as lost.
@@ -383,14 +384,23 @@ class Directory:
                 keep += rows
         return names, keep
 
-    def _lose(self, entry: Entry, shards: list[int], worker: str, reason: str) -> None:
+    def _lose(
+        self,
+        entry: Entry,
+        shards: list[int],
+        worker: str,
+        reason: str,
+        *,
+        level: int = logging.WARNING,
+    ) -> None:
         for shard in shards:
             entry.lost[shard] = (worker, reason)
         self.hosts.tell(
             "shards-lost", entry, shards=shards, worker=worker, reason=reason
         )
         self.runs.shard_lost(entry, shards[0], worker, reason)
-        logger.warning(
+        logger.log(
+            level,
             "daskps: store %r lost %s with worker %s",
             entry.name,
             counted(len(shards), "shard"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import threading
@@ -115,7 +116,7 @@ async def test_shards_of_a_worker_that_closes_go_to_another(c, s, a, b):
 
 
 @gen_cluster(client=True)
-async def test_the_last_of_a_machine_frees_all(c, s, a, b):
+async def test_the_last_of_a_machine_frees_all(c, s, a, b, caplog):
     """No file, and a typed error at once: nobody could come who has the memory."""
     made = await daskps.create({"w": np.zeros(4)}, client=c)
     path = directory(config.load().shared_memory, s.id)
@@ -127,6 +128,9 @@ async def test_the_last_of_a_machine_frees_all(c, s, a, b):
     assert time.monotonic() - began < config.load().lost_after_seconds
     assert os.path.basename(path) not in os.listdir(config.load().shared_memory)
     assert (await actions(c)).count("shards-adopted") == 0
+    # Nothing red where a cluster is closed.
+    red = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert not [r for r in red if r.name.startswith("daskps")]
     await made.close()
 
 
