@@ -332,7 +332,7 @@ async def closes(s, get):
     await get(s.close())
     await get(s.close())
     for verb in (s.pull, lambda: s.push({"w": close_to("w")}), s.stats, s.pull_async):
-        with pytest.raises(daskps.StoreClosedError, match="open"):
+        with pytest.raises(daskps.StoreClosedError, match="was closed"):
             await get(verb())
 
 
