@@ -155,6 +155,7 @@ class TrainResult:
             _, ax = plt.subplots()
         numbers = [entry.epoch for entry in self.history]
         ax.set(xlabel="epoch", ylabel="loss")
+        ax.xaxis.get_major_locator().set_params(integer=True)
         losses = [np.nan if e.loss is None else e.loss for e in self.history]
         ax.plot(numbers, losses, label="loss")
         if self._metrics:
@@ -165,7 +166,8 @@ class TrainResult:
             # Else the colours of both axes begin with the same one.
             for line, number in zip(right.lines, range(1, 10), strict=False):
                 line.set_color(f"C{number}")
-            right.legend(handles=[*ax.lines, *right.lines])
+            # It would look for room beside the metrics alone, and hide the loss.
+            right.legend(handles=[*ax.lines, *right.lines], loc="center right")
         return ax
 
     @property
