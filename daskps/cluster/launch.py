@@ -52,6 +52,7 @@ async def launch(
         The first error of a trainer's own code; else why the run was fenced.
     """
     body, reduce = _pickled(spec)
+    await upstream.connected(link.client)
     saying = asyncio.ensure_future(_say_away(link, spec))
     try:
         run = await _opened(link, _open(link, spec, reduce))

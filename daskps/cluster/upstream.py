@@ -296,6 +296,15 @@ def worker_client(worker: Any) -> Client:
     return client
 
 
+async def connected(client: Client) -> None:
+    """Wait until the scheduler knows a client.
+
+    That of a worker is made when a task needs it first, and connects meanwhile.
+    """
+    if client.status in ("newly-created", "connecting"):
+        await client
+
+
 def workers() -> list[Any]:
     """Return the workers that run in this process, of whatever cluster."""
     while True:

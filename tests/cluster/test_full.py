@@ -9,7 +9,7 @@ from distributed import get_client, worker_client
 
 import daskps
 from daskps import optim
-from tests.support import gen_cluster
+from tests.support import gen_cluster, local_cluster
 
 ONES = {"w": np.ones(4)}
 
@@ -56,3 +56,14 @@ async def test_tasks_that_fill_all_threads_end(c, s, a, b, task):
     futures = c.map(task, range(2), pure=False)
     assert await c.gather(futures) == [True] * 2
     assert {w.state.nthreads for w in (a, b)} == {1}
+
+
+def once(store):
+    return int(daskps.train(store, gradient, np.ones((8, 2))).version)
+
+
+def test_training_is_what_a_worker_does_first():
+    """The client of its process is made for it, and connects meanwhile."""
+    with local_cluster(1) as client:
+        store = daskps.create({"w": np.zeros(4)}, optimizer=optim.SGD(1.0))
+        assert client.submit(once, store).result(timeout=60) == 1
