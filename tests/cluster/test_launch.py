@@ -35,7 +35,7 @@ class FakeLink(Link):
     """A way to a directory that begins a run, and answers no more until it may."""
 
     def __init__(self):
-        self.is_worker, self.node = False, SimpleNamespace(id="C")
+        self.is_worker, self.node = False, SimpleNamespace(id="C", status="running")
         self.heard: list[str] = []
         self.fencing, self.go_on = asyncio.Event(), asyncio.Event()
         self._background = set()
