@@ -342,7 +342,11 @@ class Handle:
             try:
                 if link.live:
                     # Waiting for a silent host is not what it times out by.
-                    wait = {} if seconds is None else {"wait_seconds": seconds / 2}
+                    wait = (
+                        {}
+                        if seconds is None
+                        else {"wait_seconds": min(60, seconds / 2)}
+                    )
                     work = link.directory(method, uid=self.uid, **wait)
                     await link.within(work, seconds, f"the {method} of {self.name!r}")
             finally:

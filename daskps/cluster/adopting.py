@@ -17,7 +17,6 @@ from daskps.cluster.slot import Slot
 from daskps.cluster.upstream import loads
 from daskps.cluster.verdict import Sight
 from daskps.errors import (
-    IllegalStateError,
     ProtocolError,
     ShardBusyError,
     StoreClosedError,
@@ -140,7 +139,7 @@ def _said(shard: int, sight: Sight, why: str) -> dict[str, Any]:
 def _row(slot: Slot) -> dict[str, Any]:
     block = slot.block
     if block is None:
-        raise IllegalStateError(f"shard {slot.index} is in private memory")
+        raise ProtocolError(f"shard {slot.index} is in private memory, and stays here")
     return {
         "shard": slot.index,
         "name": block.name,

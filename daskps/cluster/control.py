@@ -22,17 +22,18 @@ from daskps.cluster.messages import (
     Call,
     identity,
     pack_array,
-    unpack_array,
+    unpack_item,
     unpack_reply,
 )
 from daskps.cluster.rules import Rules
 from daskps.cluster.slot import Slot, make_slots
 from daskps.cluster.upstream import loads
-from daskps.errors import StoreClosedError
+from daskps.cluster.wellformed import layout_of
+from daskps.errors import ProtocolError, PushRejectedError, StoreClosedError
 from daskps.init import fill
-from daskps.layout import Layout, compute_dtype, counted
-from daskps.reduction import Node, leaf, reduce_all
-from daskps.shards.base import NOTHING
+from daskps.layout import counted
+from daskps.reduction import Node, check_reduce, leaf, reduce_all
+from daskps.shards.base import ASSIGN, GRADIENT, NOTHING
 from daskps.shards.dense import Shard
 from daskps.shards.segment import MAX_PRODUCERS, N_PRODUCERS, VERSION, Segment
 
@@ -67,7 +68,9 @@ async def create(
     update loops, so that the first push finds them ready. Returns shard, name, bytes
     and nonce of the memory that other processes may map.
     """
-    made = Layout.from_wire(layout)
+    made = layout_of(layout)
+    if not all(0 <= shard < made.n_shards for shard in shards):
+        raise ProtocolError(f"shards {shards!r:.60} of the {made.n_shards} of a store")
     rules, fills = pickled
 
     def build() -> list[Slot]:
@@ -136,15 +139,17 @@ def _log_compile(host: ShardHost, name: str, seconds: float) -> None:
         )
 
 
-async def load(host: ShardHost, store: str, items: Sequence[Any]) -> None:
+async def load(
+    host: ShardHost, store: str, items: Sequence[tuple[int, int, int, Any]]
+) -> None:
     """Write initial values into shards nobody can see yet; repeating it is harmless."""
 
     def write() -> None:
-        for shard, position, start, data in items:
-            slot = host.slots[store, shard]
-            weights = slot.shard.segment.weights[0][position]
-            array = unpack_array(data, weights.dtype.name)
-            weights[start : start + len(array)] = array
+        for shard, *packed in items:
+            slot = host.slot(store, shard)
+            item = unpack_item(slot.layout, shard, packed, kind=ASSIGN, codec=None)
+            weights = slot.shard.segment.weights[0][item.position]
+            weights[item.start : item.start + len(item.data)] = item.data
 
     await host.in_thread(write)
 
@@ -177,7 +182,7 @@ async def give_up(host: ShardHost, store: str, token: str) -> None:
 async def aggregate(
     host: ShardHost,
     store: str,
-    contributions: Sequence[Sequence[Any]],
+    contributions: Sequence[Sequence[tuple[int, int, Any]]],
     reduce: bytes,
 ) -> list[tuple[int, int, Any]]:
     """Reduce contributions to the shards held here; the shards stay as they are.
@@ -185,7 +190,9 @@ async def aggregate(
     Each contribution is a list of (shard, position, data); so is the result.
     """
     function = loads(reduce)
-    layout = host.of(store)[0].layout
+    check_reduce(function)
+    if not contributions:
+        raise ProtocolError("a reduction of no contributions")
 
     def work() -> list[tuple[int, int, Any]]:
         keys = sorted({(s, p) for rows in contributions for s, p, _ in rows})
@@ -193,10 +200,15 @@ async def aggregate(
         for rank, rows in enumerate(contributions):
             arrays = []
             for shard, position, data in rows:
-                dtype = compute_dtype(layout.pieces[shard][position].parameter.dtype)
+                layout, packed = host.slot(store, shard).layout, (position, 0, data)
+                item = unpack_item(layout, shard, packed, kind=GRADIENT, codec=None)
+                if len(item.data) != layout.pieces[shard][position].size:
+                    raise PushRejectedError(
+                        f"{len(item.data)} elements of a contribution to piece "
+                        f"{position} of shard {shard}, which has others as well"
+                    )
                 # Copied: a sum is made in place, and the caller may be this process.
-                array = np.array(unpack_array(data, dtype))
-                arrays.append((keys.index((shard, position)), array))
+                arrays.append((keys.index((shard, position)), np.array(item.data)))
             nodes[rank] = leaf(arrays, 1.0, function)
         reduced = reduce_all(nodes, len(contributions), function)
         return [(*keys[key], pack_array(array)) for key, array in reduced.items()]
@@ -274,6 +286,8 @@ async def make_room(host: ShardHost, call: Call) -> None:
             await host.under(slot, partial(Shard.close_producers, ids=ended))
 
 
+#: Those that call code of the user's, whose errors pass as they are.
+USER_CODE = frozenset({"create", "aggregate"})
 METHODS: dict[str, Callable[..., Awaitable[Any]]] = {
     f.__name__: f
     for f in (

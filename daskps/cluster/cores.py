@@ -16,7 +16,7 @@ from distributed.comm.addressing import get_address_host
 
 from daskps import config
 from daskps.cluster.messages import unpack_reply
-from daskps.errors import DaskPSError
+from daskps.errors import DaskPSError, ProtocolError
 from daskps.kernels import threads
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ ANSWER_SECONDS = 15.0
 AGAIN_SECONDS = 5.0
 #: Threads that an update takes at most: more than two cores were not measured.
 MOST = 8
+#: Cores that a machine may have; more are a mistake.
+MOST_CORES = 65_536
 
 #: Hosts of this process by address, and what tells the directory of their cores.
 _following: dict[str, asyncio.Future[None] | None] = {}
@@ -76,6 +78,8 @@ class Cores:
 
     def on_cores(self, worker: str, n: int) -> None:
         """Hear from a host how many cores it may use; a new one takes one thread."""
+        if not 1 <= n <= MOST_CORES:
+            raise ProtocolError(f"worker {worker} with {n} cores")
         self._cores[worker] = n
         self._told.setdefault(worker, 1)
         self.changed(worker)

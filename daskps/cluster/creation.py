@@ -16,6 +16,7 @@ from daskps.cluster.link import Link, current_link
 from daskps.cluster.messages import Array, pack_array
 from daskps.cluster.meta import Meta
 from daskps.cluster.rules import initial_slots
+from daskps.cluster.wellformed import MOST_SECONDS
 from daskps.errors import LayoutError
 from daskps.usercode import user_code
 
@@ -72,7 +73,7 @@ async def _create(link: Link, plan: Blueprint, uid: str, seconds: float | None) 
     await link.ensure()
     settings = config.load()
     client = link.client
-    wait = settings.register_timeout_seconds
+    wait = min(settings.register_timeout_seconds, MOST_SECONDS)
     with user_code("the optimizer"):
         optimizers = [(i, repr(rule)) for i, rule in plan.rules.items()]
     slots = [(i, initial_slots(rule)) for i, rule in plan.rules.items()]

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import config
 from daskps.cluster.cutting import unpack_report
-from daskps.errors import ConsistencyError, ShardLostError, StaleGenerationError
+from daskps.cluster.entry import remember
+from daskps.errors import (
+    ConsistencyError,
+    ProtocolError,
+    ShardLostError,
+    StaleGenerationError,
+)
+from daskps.layout import Layout
 from daskps.shards.cuts import Order, agree
 
 if TYPE_CHECKING:
@@ -73,24 +80,38 @@ class Cuts:
         self._entry = entry
         self._ended = ended
         self._claims: dict[str, Claim] = {}
+        #: Cuts that were dropped lately, of which the hosts take no message any more.
+        self._over: dict[str, None] = {}
 
     # -- messages ------------------------------------------------------------
 
-    async def on_cut(
+    async def on_cut(  # noqa: PLR0917 - a message, which names them
         self,
         uid: str,
-        owner: Sequence[str],
+        owner: tuple[str, str],
         seconds: float | None,
-        **what: Any,
+        cut: str,
+        shards: Sequence[int],
+        index: int | None,
     ) -> dict[str, Any]:
         """Copy a cut on the hosts; `drop_cut` frees the copies.
 
-        `what` is a :class:`Request`. Returns "versions", or after `seconds`
-        "waited_for".
+        Returns "versions", or after `seconds` "waited_for".
         """
-        entry, request = self._entry(uid), Request(**what)
-        work = asyncio.ensure_future(self._within(entry, request, seconds))
+        entry, request = self._entry(uid), Request(cut, shards, index)
+        layout = Layout.from_wire(entry.layout)
+        every = list(range(layout.n_shards))
+        if index is not None:
+            every = [piece.shard for piece in layout.pieces_of.get(index, ())]
         kind, name = owner
+        known = cut in self._claims or cut in self._over
+        if known or not entry.ready or not every or sorted(shards) != every:
+            # It would wait for ever: for shards that no host has to copy.
+            raise ProtocolError(
+                f"a cut through shards {list(shards)!r:.60} and parameter {index} of "
+                f"store {entry.name!r}"
+            )
+        work = asyncio.ensure_future(self._within(entry, request, seconds))
         self._claims[request.cut] = Claim(entry, (kind, name), work)
         try:
             await asyncio.wait({work})
@@ -124,6 +145,7 @@ class Cuts:
 
     def _drop(self, cut: str) -> None:
         claim = self._claims.pop(cut, None)
+        remember(self._over, cut, None)
         if claim is not None:
             claim.work.cancel()
             entry = claim.entry

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from daskps.cluster.copies import Room, copy_key, ranges_of
 from daskps.cluster.slot import Pending, Slot
+from daskps.cluster.wellformed import check
 from daskps.shards import cutting
 from daskps.shards.base import Ready, Step, Ticket
 from daskps.shards.cuts import Order, Report, broken
@@ -22,6 +24,16 @@ if TYPE_CHECKING:
     from daskps.shards.dense import Shard
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class OrderWire:
+    """What the shards of a host must have applied before they are copied."""
+
+    #: Shard, owner and sequence.
+    missing: Sequence[tuple[int, int, int]]
+    run: int
+    rounds: int
 
 
 def pack_report(report: Report) -> list[Any]:
@@ -122,8 +134,11 @@ async def copy_cut(
 
     Returns shard and version of each.
     """
+    check(OrderWire, order, "the order of a cut")
     slots = _concerned(host, store, index)
     claim = host.snapshots.claim(store, cut)
+    if not claim.rooms.keys() >= {slot.index for slot in slots}:
+        raise broken("no memory was taken for it")
     lacks: dict[int, list[tuple[int, int]]] = {slot.index: [] for slot in slots}
     for shard, owner, sequence in order["missing"]:
         if shard in lacks:

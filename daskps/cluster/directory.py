@@ -13,7 +13,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.adoption import Adoptions
-from daskps.cluster.anchors import store_of_anchor
+from daskps.cluster.anchors import anchor_key, store_of_anchor
 from daskps.cluster.cores import Cores
 from daskps.cluster.cuts import Cuts
 from daskps.cluster.entry import Entry, Hosts, is_gradient, remember
@@ -23,8 +23,8 @@ from daskps.cluster.messages import PROTOCOL, identity, refusal
 from daskps.cluster.readiness import Readiness
 from daskps.cluster.reserve import Request, check_hosts, find_servers, reserve
 from daskps.cluster.runs import Runs
+from daskps.cluster.wellformed import check, refused
 from daskps.errors import (
-    DaskPSError,
     ProtocolError,
     RunCancelledError,
     StoreClosedError,
@@ -72,17 +72,22 @@ class Directory:
 
     async def handle(self, method: str, **kwargs: Any) -> dict[str, Any]:
         """Serve one message: the method `on_...` of the part that has it."""
+        what = f"a message {method!r:.60} to the directory"
         try:
             for part in (self, self.runs, self.identities, self.cuts, self.cores):
                 function = getattr(part, f"on_{method}", None)
                 if function is not None:
+                    check(function.__func__, kwargs, what)
                     value = function(**kwargs)
                     if inspect.isawaitable(value):
                         value = await value
                     return {"status": "OK", "value": value}
-            raise ProtocolError(f"the directory knows no message {method!r}")
-        except (DaskPSError, ValueError, TypeError) as error:
-            return refusal(error)
+            raise ProtocolError(f"the directory knows no message {method!r:.60}")
+        except Exception as error:
+            refusing = refused(error, what)
+            if refusing is not error:
+                logger.exception("%s failed", what)
+            return refusal(refusing)
 
     # -- stores --------------------------------------------------------------
 
@@ -99,7 +104,10 @@ class Directory:
 
     async def on_create(self, request: dict[str, Any]) -> dict[str, Any]:
         """Choose hosts for a new store and reserve it."""
+        check(Request, request, "a request for a store")
         wanted = Request(**request)
+        if wanted.uid in self.stores:
+            raise StoreExistsError(f"there is a store {wanted.uid!r:.60} already")
         self._check_free(wanted.name, wanted.overwrite)
         workers = await find_servers(
             self.scheduler, wanted.servers, wanted.wait_seconds
@@ -126,11 +134,15 @@ class Directory:
         self,
         uid: str,
         anchors: Sequence[str],
-        segments: Sequence[Any],
+        segments: Sequence[tuple[int, str, int, int]],
         overwrite: bool,
     ) -> None:
-        """Make a store visible; it holds its initial values."""
+        """Make a store visible; it holds its initial values. Twice is fine."""
         entry = self.entry(uid)
+        if entry.ready:
+            return
+        if list(anchors) != [anchor_key(uid, i) for i in range(len(entry.owners))]:
+            raise ProtocolError(f"store {entry.name!r} with anchors of another one")
         entry.segments = segments
         if not entry.session:
             self._check_free(entry.name, overwrite)

@@ -37,6 +37,7 @@ from daskps.cluster.messages import (
 from daskps.cluster.scratch import Scratch, limit_of
 from daskps.cluster.serving import Exchange, Serving
 from daskps.cluster.slot import LOCK_SECONDS
+from daskps.cluster.wellformed import check, refused
 from daskps.errors import (
     DaskPSError,
     ProtocolError,
@@ -122,13 +123,18 @@ class ShardHost(Serving):
     ) -> dict[str, Any]:
         """Serve one message of another process."""
         try:
-            store = head[0]
-            layout = self._layout(store, parts)
-            call = unpack_call(protocol, head, parts, layout)
+            call = self._unpacked(protocol, head, parts)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with it
+            return refusal(refused(error, "a call"))
+        try:
             owned = not self.worker.address.startswith("inproc")
             return pack_answers(await self.call(call, owned=owned))
         except (DaskPSError, ValueError, TypeError) as error:
             return refusal(error)
+
+    def _unpacked(self, protocol: int, head: Sequence[Any], parts: Any) -> Call:
+        """Return the call that a message is, or raise."""
+        return unpack_call(protocol, head, parts, self._layout(head[0], parts))
 
     def _layout(self, store: str, parts: Sequence[Sequence[Any]]) -> Any:
         for part in parts:
@@ -251,14 +257,18 @@ class ShardHost(Serving):
 
     async def handle_control(self, method: str, **kwargs: Any) -> dict[str, Any]:
         """Serve a control message: create, drop, runs, versions, statistics."""
+        method = str(method)
         try:
             function = control.METHODS.get(method)
             if function is None:
-                raise ProtocolError(f"a host knows no message {method!r}")
+                raise ProtocolError(f"a host knows no message {method!r:.60}")
+            check(function, kwargs, f"a message {method!r}")
             return {"status": "OK", "value": await function(self, **kwargs)}
         except Exception as error:
             if not isinstance(error, (DaskPSError, ValueError, TypeError)):
                 logger.exception("control message %s failed", method)
+            if method not in control.USER_CODE:
+                error = refused(error, f"a message {method!r:.60}")
             return refusal(error)
 
     async def in_thread(self, function: Callable[[], T]) -> T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from daskps.errors import ConsistencyError
+from daskps.errors import ConsistencyError, ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +33,8 @@ class Identities:
         A task gets the same number each time it runs until the scheduler forgets it,
         so what a re-run pushes again is told from what is new.
         """
+        if kind not in ("task", "client", "worker"):
+            raise ProtocolError(f"a producer that is a {kind!r:.60}")
         if kind != "task":
             number = self.new()
         else:

@@ -18,7 +18,7 @@ Packed = tuple[str, float, list[tuple[int, float, Any]]]
 async def sums(
     host: ShardHost,
     *,
-    place: Sequence[int],
+    place: tuple[int, int, int],
     shards: Sequence[int],
     ranks: Sequence[int],
     nodes: Sequence[tuple[int, int]],

@@ -7,15 +7,28 @@ not an explicit acknowledgement is an error.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from daskps import codecs, errors
 from daskps.cluster.upstream import frame, unframe
+from daskps.cluster.wellformed import MOST_SECONDS
 from daskps.layout import Layout, compute_dtype
-from daskps.shards.base import ADD, ASSIGN, GRADIENT, MODEL, NOTHING, Item
+from daskps.shards.base import (
+    ADD,
+    ASSIGN,
+    BARRIER,
+    GRADIENT,
+    MODEL,
+    NO_WAIT,
+    NOTHING,
+    READ,
+    Item,
+)
 from daskps.version import VERSION
 
 if TYPE_CHECKING:
@@ -128,25 +141,30 @@ class Answer:
 
 
 _KINDS = (NOTHING, GRADIENT, MODEL, ADD, ASSIGN)
-_HEAD = (
-    "store",
-    "kind",
-    "run",
-    "rank",
-    "clock",
-    "tick",
-    "producer",
-    "sequence",
-    "weight",
-    "lr",
-    "wait",
-    "wait_seconds",
-    "floor",
-    "touched",
-    "token",
-    "whole",
-    "codec",
-)
+_WAITS = (NO_WAIT, READ, BARRIER)
+_NUMBER = (float, int)
+#: What travels of a call beside its parts, and of which types.
+_HEAD: dict[str, tuple[type, ...]] = {
+    "store": (str,),
+    "kind": (str,),
+    "run": (int,),
+    "rank": (int,),
+    "clock": (int,),
+    "tick": (bool,),
+    "producer": (int,),
+    "sequence": (int,),
+    "weight": _NUMBER,
+    "lr": (*_NUMBER, NoneType),
+    "wait": (str,),
+    "wait_seconds": _NUMBER,
+    "floor": (int,),
+    "touched": (tuple, list, NoneType),
+    "token": (str,),
+    "whole": (bool,),
+    "codec": (str,),
+}
+#: Numbers that a word of a segment holds; of these none is below -1.
+_MOST = 2**63 - 1
 
 
 def pack_call(call: Call) -> dict[str, Any]:
@@ -178,9 +196,8 @@ def unpack_call(protocol: int, head: Sequence[Any], parts: Any, layout: Layout) 
             f"a message of protocol {protocol} reached a host of protocol {PROTOCOL}; "
             f"install the same daskps on client, scheduler and workers"
         )
+    _check_head(head)
     call = Call(parts=(), **dict(zip(_HEAD, head, strict=True)))
-    if call.kind not in _KINDS:
-        raise errors.ProtocolError(f"a message of unknown kind {call.kind!r}")
     codec = _codec(call)
     _check_parts(parts, layout)
     unpacked = tuple(
@@ -188,7 +205,7 @@ def unpack_call(protocol: int, head: Sequence[Any], parts: Any, layout: Layout) 
             shard,
             generation,
             tuple(
-                _item(layout, shard, item, kind=call.kind, codec=codec)
+                unpack_item(layout, shard, item, kind=call.kind, codec=codec)
                 for item in items
             ),
             tuple(_range(layout, shard, r) for r in ranges),
@@ -200,6 +217,24 @@ def unpack_call(protocol: int, head: Sequence[Any], parts: Any, layout: Layout) 
     return replace(call, parts=unpacked, touched=touched)
 
 
+def _check_head(head: Sequence[Any]) -> None:
+    """Refuse a header that says what no caller means."""
+    for (name, types), value in zip(_HEAD.items(), head, strict=True):
+        if type(value) not in types or (types == (int,) and not -1 <= value <= _MOST):
+            raise errors.ProtocolError(f"a call with {name}={value!r:.60}")
+    about = dict(zip(_HEAD, head, strict=True))
+    if about["kind"] not in _KINDS or about["wait"] not in _WAITS:
+        raise errors.ProtocolError(
+            f"a call of kind {about['kind']!r:.60} that waits for {about['wait']!r:.60}"
+        )
+    if not (
+        0 <= about["wait_seconds"] <= MOST_SECONDS and math.isfinite(about["weight"])
+    ):
+        raise errors.ProtocolError(
+            f"a call of weight {about['weight']} that waits {about['wait_seconds']} s"
+        )
+
+
 def _check_parts(parts: Sequence[Any], layout: Layout) -> None:
     """Refuse a message that says more than there is to say of a store's shards.
 
@@ -209,7 +244,13 @@ def _check_parts(parts: Sequence[Any], layout: Layout) -> None:
     shards = [part[0] for part in parts]
     if len(set(shards)) < len(shards):
         raise errors.ProtocolError("a message that names a shard twice")
-    for shard, _, _, items, ranges in parts:
+    for shard, generation, at_least, items, ranges in parts:
+        if not (type(shard) is type(generation) is type(at_least) is int):
+            raise errors.ProtocolError(f"a call to shard {shard!r:.60}")
+        if not 0 <= shard < layout.n_shards:
+            raise errors.ProtocolError(
+                f"a call to shard {shard} of {layout.n_shards} of a store"
+            )
         pieces = layout.pieces[shard]
         if len({item[0] for item in items}) < len(items):
             raise errors.ProtocolError(f"a message that names a piece of {shard} twice")
@@ -232,19 +273,27 @@ def _codec(call: Call) -> Codec | None:
     return codecs.named(call.codec)
 
 
-def _item(
+def unpack_item(
     layout: Layout,
     shard: int,
-    packed: tuple[int, int, Any],
+    packed: Sequence[Any],
     *,
     kind: str,
     codec: Codec | None,
 ) -> Item:
+    """Rebuild the array that goes to a piece, from (position, start, data).
+
+    Raises
+    ------
+    PushRejectedError
+        For an array that does not fit its piece.
+    """
     position, start, data = packed
     pieces = layout.pieces[shard]
-    if not 0 <= position < len(pieces):
+    if not type(position) is type(start) is int or not 0 <= position < len(pieces):
         raise errors.PushRejectedError(
-            f"piece {position} of the {len(pieces)} pieces of shard {shard}"
+            f"piece {position!r:.60} of the {len(pieces)} pieces of shard {shard}, from "
+            f"element {start!r:.60} on"
         )
     piece = pieces[position]
     dtype = piece.parameter.dtype
@@ -261,7 +310,7 @@ def _item(
 
 def _range(layout: Layout, shard: int, packed: Range) -> Range:
     dtype, start, stop = packed
-    if dtype in layout.lengths:
+    if dtype in layout.lengths and type(start) is type(stop) is int:
         low, high = layout.extent(shard, dtype)
         if 0 <= start <= stop <= high - low:
             return dtype, start, stop

@@ -14,6 +14,22 @@ if TYPE_CHECKING:
     from daskps.cluster.entry import Entry
 
 
+@dataclass(frozen=True)
+class Report:
+    """What a trainer says of an epoch."""
+
+    rank: int
+    rows: int
+    #: Sum over the rows.
+    loss: float | None
+    seconds: float
+    #: Largest number of clocks a live trainer was behind one of its pulls.
+    lag: int
+    clock: int
+    #: Sum of the losses of its first step of the run, and their rows.
+    first: tuple[float, int] | None
+
+
 @dataclass
 class Run:
     """One run in progress."""

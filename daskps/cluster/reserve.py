@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from daskps.cluster.entry import Entry, Hosts
 from daskps.cluster.messages import PROTOCOL
@@ -32,7 +32,7 @@ class Request:
     client: str
     session: bool
     #: Name, shape and dtype of each parameter.
-    params: Sequence[Any]
+    params: Sequence[tuple[str, Sequence[int], str]]
     shards: int | None
     servers: str | Sequence[str]
     rules: bytes
@@ -88,6 +88,11 @@ async def find_servers(
     NotEnoughWorkersError
         When there is none, or not all that were named, after `wait_seconds`.
     """
+    known = isinstance(servers, str) and (
+        servers in ("auto", "all") or servers.startswith("resource:")
+    )
+    if not (known or (servers and not isinstance(servers, str))):
+        raise ValueError(f"servers={servers!r:.60} names no worker")
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_seconds
     while True:

@@ -10,12 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import codecs
 from daskps.cluster import arrivals, words
+from daskps.cluster.spec import check_begin
 from daskps.cluster.upstream import loads
 from daskps.consistency import ASP, BSP, SSP, Policy
-from daskps.errors import IllegalStateError, LayoutError, RunCancelledError
+from daskps.errors import (
+    IllegalStateError,
+    LayoutError,
+    ProtocolError,
+    RunCancelledError,
+)
 from daskps.shards.dense import Shard
 from daskps.shards.mailbox import Mailbox
-from daskps.shards.segment import PAGE_NBYTES, RUN
+from daskps.shards.segment import N_RANKS, PAGE_NBYTES, RUN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,7 +57,8 @@ async def begin_run(
     `begin` says policy, n_ranks, reduce, reset and codec. Returns shard, name, bytes and nonce of the mailboxes that trainers in other
     processes of the machine may fill themselves; those of a graph run are nobody's.
     """
-    if begin.get("codec"):
+    check_begin(begin)
+    if begin["codec"]:
         await host.in_thread(partial(words.warm, codecs.named(begin["codec"])))
     rule, function = policy_of(begin["policy"]), loads(begin["reduce"])
     n_ranks: int = begin["n_ranks"]
@@ -203,6 +210,7 @@ async def _end(host: ShardHost, slot: Slot, last: End, as_it_is: End) -> None:
 async def finish(host: ShardHost, store: str, run: int, rank: int) -> None:
     """Wait for a trainer no longer."""
     for slot in host.of(store):
+        _check_rank(slot, run, rank)
         await host.under(slot, lambda shard: shard.finish(run, rank))
 
 
@@ -210,10 +218,19 @@ async def resume(
     host: ShardHost, store: str, run: int, rank: int
 ) -> list[tuple[int, int]]:
     """Return where a trainer that starts again stands, per shard held here."""
+    for slot in host.of(store):
+        _check_rank(slot, run, rank)
     return [
         await host.under(slot, lambda shard: shard.resume(run, rank))
         for slot in host.of(store)
     ]
+
+
+def _check_rank(slot: Slot, run: int, rank: int) -> None:
+    """Refuse a rank that a run has not: a negative one would mean one from the end."""
+    fixed = slot.shard.segment.current.fixed
+    if fixed[RUN] == run and not 0 <= rank < fixed[N_RANKS]:
+        raise ProtocolError(f"trainer {rank} of the {int(fixed[N_RANKS])} of run {run}")
 
 
 async def hold(
@@ -240,6 +257,8 @@ async def hold(
         return done + shard.hold(run, limit, error)
 
     async def one(slot: Slot) -> tuple[Any, ...]:
+        for rank in finished:
+            _check_rank(slot, run, rank)
         await host.under(slot, work)
         standing = await host.under(slot, lambda shard: shard.standing(run))
         return slot.index, *standing.to_wire()

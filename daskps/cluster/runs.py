@@ -17,11 +17,14 @@ from daskps import config
 from daskps.cluster.entry import remember
 from daskps.cluster.messages import pack_error
 from daskps.cluster.opening import begin_everywhere, give_up
-from daskps.cluster.progress import Run, rounds_lost
+from daskps.cluster.progress import Report, Run, rounds_lost
 from daskps.cluster.settling import END_SECONDS, SETTLE_SECONDS, Ending
+from daskps.cluster.spec import Who, check_begin
+from daskps.cluster.wellformed import check
 from daskps.errors import (
     ConsistencyError,
     NotEnoughWorkersError,
+    ProtocolError,
     RunCancelledError,
     ShardLostError,
     StaleGenerationError,
@@ -59,12 +62,12 @@ class Runs:
     async def on_open_run(self, uid: str, begin: dict[str, Any], **who: Any) -> int:
         """Start a run on every shard of a store.
 
-        `begin` is for the hosts: policy, n_ranks, reduce, reset and codec. `who` says
-        client, size, restartable, gated and graph.
+        `begin` is for the hosts, as `Begin` has it; `who` is as `Who` has it.
         """
-        sync, staleness = begin["policy"]
+        check(Who, who, "a request for a run")
         check_trainers(who["size"], graph=who["graph"])
-        check_trainers(begin["n_ranks"], graph=False)
+        check_begin(begin)
+        sync, staleness = begin["policy"]
         left, clock = OPEN_SECONDS, asyncio.get_running_loop().time
         for tries in itertools.count(1):
             entry = await self._free_entry(uid)
@@ -213,11 +216,14 @@ class Runs:
         async with run.changed:
             run.changed.notify_all()
 
-    def _get(self, run: int) -> Run:
+    def _get(self, run: int, rank: int = 0) -> Run:
         if run not in self._runs:
             error = self.why_over(run)
             raise RunCancelledError(f"run {run} is over: {error or 'it is unknown'}")
-        return self._runs[run]
+        entry = self._runs[run]
+        if not 0 <= rank < entry.size:
+            raise ProtocolError(f"trainer {rank} of the {entry.size} of run {run}")
+        return entry
 
     async def _wait(self, run: Run, done: Any, seconds: float) -> bool:
         """Wait until `done()` or the run is fenced; return whether it was done."""
@@ -248,7 +254,7 @@ class Runs:
 
         Returns whether it starts again, and where the mailboxes of the run are.
         """
-        entry = self._get(run)
+        entry = self._get(run, rank)
         again = entry.attempts.get(rank, 0) > 0
         if again and not entry.restartable:
             error = RunCancelledError(
@@ -279,6 +285,8 @@ class Runs:
     async def on_trains_on(self, run: int, workers: Sequence[str]) -> None:
         """Hear where the data of each rank of a graph run is."""
         entry = self._get(run)
+        if len(workers) != entry.size:
+            raise ProtocolError(f"{len(workers)} workers for {entry.size} parts")
         entry.ranks = dict(enumerate(workers))
 
     def contributed(self, run: int, worker: str) -> None:
@@ -311,7 +319,7 @@ class Runs:
 
     async def on_finished(self, run: int, rank: int, clock: int) -> None:
         """Hear that a trainer has ended."""
-        entry = self._get(run)
+        entry = self._get(run, rank)
         entry.finished.add(rank)
         entry.clock = max(entry.clock, clock)
         await self._announce(entry)
@@ -323,7 +331,13 @@ class Runs:
 
         In a gated run it waits until the client has decided.
         """
-        entry = self._get(run)
+        entry = self._get(run, rank)
+        check(Report, report, "the report of an epoch")
+        if epoch < 0 or (entry.gated and epoch > entry.allowed):
+            raise ProtocolError(
+                f"trainer {rank} reports epoch {epoch}, and may have trained no more "
+                f"than epoch {entry.allowed}"
+            )
         if epoch >= entry.announced:
             # The first report counts: a trainer that starts again repeats its last.
             entry.reports.setdefault(epoch, {}).setdefault(rank, report)
@@ -348,7 +362,7 @@ class Runs:
         self, run: int, rank: int, *, clock: int, loss: float | None, rows: int
     ) -> None:
         """Hear how far a trainer is: its clock, and the epoch's losses and rows."""
-        entry = self._get(run)
+        entry = self._get(run, rank)
         entry.tell(rank, clock, loss, rows)
         await self._notify(entry)
 
@@ -370,8 +384,9 @@ class Runs:
                 "error": pack_error(error),
             }
         # What the client has seen need not be kept.
-        del entry.events[: seen - entry.first_event]
-        entry.first_event = seen
+        n_seen = min(max(0, seen - entry.first_event), len(entry.events))
+        del entry.events[:n_seen]
+        entry.first_event += n_seen
         await self._wait(
             entry,
             lambda: (

@@ -14,6 +14,7 @@ from daskps.cluster.meta import Joined, Meta
 from daskps.cluster.session import Session
 from daskps.cluster.telling import telling
 from daskps.cluster.upstream import loads, secede
+from daskps.cluster.wellformed import MOST_SECONDS
 from daskps.errors import RunCancelledError
 from daskps.usercode import user_code
 
@@ -80,7 +81,7 @@ def _join(link: Link, place: dict[str, Any], wait_seconds: float) -> Session:
         run=run,
         rank=rank,
         worker=link.node.address,
-        wait_seconds=wait_seconds,
+        wait_seconds=min(wait_seconds, MOST_SECONDS),
     )
     found = link.run(lambda: register)
     find = link.directory("find", uid=place["uid"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import asynccontextmanager, contextmanager
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from dask.core import flatten
@@ -26,6 +27,7 @@ from distributed.threadpoolexecutor import thread_state as _pool_state
 # not declared as exported.
 from distributed.utils import thread_state  # type: ignore[attr-defined]
 
+from daskps.errors import ProtocolError
 from daskps.usercode import holding_interrupts, user_code
 
 if TYPE_CHECKING:
@@ -83,7 +85,10 @@ def loads(pickled: bytes) -> Any:
     """Undo :func:`dumps`."""
     # On an event loop, which may be the main thread's, nobody else must raise Ctrl-C.
     with holding_interrupts(), user_code("what was pickled"):
-        return _pickle.loads(pickled)
+        try:
+            return _pickle.loads(pickled)
+        except (UnpicklingError, EOFError) as error:
+            raise ProtocolError(f"{len(pickled)} bytes that are no pickle") from error
 
 
 def frame(array: Any) -> Any:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.rules import Rules
-from daskps.layout import Layout
+from daskps.cluster.wellformed import layout_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,13 +29,13 @@ async def warm(host: ShardHost, layout: Mapping[str, Any], rules: bytes) -> None
     share the interpreter with it. And in a thread of its own: those of the host serve
     calls of other stores meanwhile.
     """
-    quiet = 0
+    made, quiet = layout_of(layout), 0
     for _ in range(MOST_LOOKS):
         if quiet == QUIET_LOOKS:
             break
         await asyncio.sleep(LOOK_SECONDS)
         quiet = 0 if host.worker.state.executing_count else quiet + 1
-    ready = partial(Rules(Layout.from_wire(layout), rules).warm, durable=True)
+    ready = partial(Rules(made, rules).warm, durable=True)
     thread = ThreadPoolExecutor(1, thread_name_prefix="daskps-warm")
     try:
         await asyncio.get_running_loop().run_in_executor(thread, ready)

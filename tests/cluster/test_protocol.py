@@ -287,7 +287,7 @@ def producers_of_client(store, owner, n):
 def deliver_all(store, ids):
     link = store._attached().link
     _, message = call_of(store)
-    at = pack_head().index("producer")
+    at = list(pack_head()).index("producer")
 
     async def all_of_them():
         for number in ids:
