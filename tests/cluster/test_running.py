@@ -9,6 +9,7 @@ import pytest
 from distributed.comm.core import CommClosedError
 
 import daskps
+from daskps import config
 from daskps.cluster import runs
 from daskps.cluster.host import HOSTS
 from daskps.cluster.upstream import dumps
@@ -45,7 +46,9 @@ async def test_run_whose_mailboxes_do_not_fit_is_refused(c, s, a):
 @gen_cluster(client=True)
 async def test_a_host_that_dies_while_a_run_begins(c, s, a, b, monkeypatch):
     """Tried again; where its shards are lost or it is silent, a typed error says so."""
-    store = await daskps.create({"w": np.zeros(4)}, client=c)
+    # Private memory: what a worker leaves nobody takes over.
+    with config.open_ways(process=True, machine=False):
+        store = await daskps.create({"w": np.zeros(4)}, client=c)
     hosts = s.extensions["daskps-directory"].hosts
     control, failing = hosts.control, list[Any]()
 

@@ -260,7 +260,15 @@ def test_where_infinities_are_allowed_they_become_infinite():
         make(finite=True, empty=np.empty)
 
 
-@pytest.mark.parametrize("start", [daskps.train, daskps.run])
+def no_loop(trainer, part):
+    raise AssertionError("it has begun")
+
+
+@pytest.mark.parametrize(
+    ("start", "function"),
+    [(daskps.train, gradient), (daskps.run, no_loop)],
+    ids=["train", "run"],
+)
 @pytest.mark.parametrize(
     ("codec", "error", "words"),
     [
@@ -275,9 +283,11 @@ def test_where_infinities_are_allowed_they_become_infinite():
         (True, TypeError, "found True"),
     ],
 )
-def test_what_is_no_codec_is_refused_before_anything_starts(start, codec, error, words):
+def test_what_is_no_codec_is_refused_before_anything_starts(
+    start, function, codec, error, words
+):
     with pytest.raises(error, match=words):
-        start(None, gradient, [X], codec=codec)
+        start(None, function, [X], codec=codec)
 
 
 def test_a_mean_of_models_takes_no_codec():
