@@ -12,6 +12,7 @@ import os
 import random
 import runpy
 import secrets
+import signal
 import sys
 import time
 import uuid
@@ -109,6 +110,7 @@ def sow(seed: int) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     settle_addresses()
     lay()
     # The folder of this file: its modules would hide others of the same names.

@@ -12,6 +12,7 @@ import logging
 import os
 import resource
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -56,6 +57,18 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Simulate; the exit status is 1 where something was found."""
     options = parser().parse_args(argv)
+    if min(options.seeds, options.repeat) < 1:
+        parser().error("--seeds and --repeat must be at least 1")
+    # Until here there was nothing to tidy, and Ctrl-C ended it without a word.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return _simulate(options)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    """Simulate what was asked for, up to the first finding; return the status."""
     if not options.log:
         logging.disable(logging.CRITICAL)
     put(threading.Thread, start=_refuse)
@@ -94,22 +107,26 @@ def _tell(report: dict[str, Any], seconds: float, options: argparse.Namespace) -
     )
     if report["finding"]:
         print(f"seed {report['seed']} FOUND: {report['finding']}")
-        print(f"again: python -m daskps.testing.simulate --replay {report['seed']}")
+        broken = f" --known-bad {options.known_bad}" if options.known_bad else ""
+        command = f"python -m daskps.testing.simulate --replay {report['seed']}"
+        print(f"again: {command}{broken}")
 
 
 def _child(seed: int, trace: str) -> tuple[dict[str, Any], float]:
     """Simulate one seed in a forked child; return its report and processor time."""
     folder = tempfile.mkdtemp(prefix="daskps-simulate-")
     source, target = os.pipe()
-    pid = os.fork()
-    if not pid:
-        os.close(source)
-        _be_child(seed, folder, target, trace)
-    os.close(target)
-    with open(source, "rb") as pipe:
-        found = pipe.read()
-    status, usage = os.wait4(pid, 0)[1:]
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        pid = os.fork()
+        if not pid:
+            os.close(source)
+            _be_child(seed, folder, target, trace)
+        os.close(target)
+        with open(source, "rb") as pipe:
+            found = pipe.read()
+        status, usage = os.wait4(pid, 0)[1:]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     if found:
         report: dict[str, Any] = json.loads(found)
     else:
@@ -121,6 +138,8 @@ def _child(seed: int, trace: str) -> tuple[dict[str, Any], float]:
 def _be_child(seed: int, folder: str, pipe: int, trace: str) -> None:
     """Simulate, report and end; nothing that a parent would do afterwards."""
     status = 1
+    # Its parent has something to tidy.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         limit = MOST_PROCESSOR_SECONDS + int(processor_time())
         resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))

@@ -62,7 +62,10 @@ def environment() -> dict[str, str]:
 
 def main(argv: Sequence[str]) -> int:
     """Simulate, and return the exit status."""
-    return subprocess.run(command(argv), env=environment(), check=False).returncode
+    try:
+        return subprocess.run(command(argv), env=environment(), check=False).returncode
+    except KeyboardInterrupt:  # the process has heard it too, and ends by itself
+        return 130
 
 
 if __name__ == "__main__":
