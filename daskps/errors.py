@@ -317,7 +317,7 @@ class ShardLostError(DaskPSError, RuntimeError):
             )
         return (
             f"shard {self.shard} of store {self.store!r} is lost: worker "
-            f"{self.worker} {self.reason}. No other copy exists and there is no "
+            f"{self.worker} {self.reason}. No other copy is known and there is no "
             f"checkpoint; create the store again from your own values."
         )
 
