@@ -122,8 +122,9 @@ def _look(part: Any) -> tuple[int | str, bool]:
 def _length(part: Any) -> int | str:
     """Return the rows of a part, or what it is where it has none."""
     try:
-        # Of a tuple, a dict or a string the length is not that of an axis.
-        if hasattr(part, "shape") or isinstance(part, list):
+        # Of a tuple, a dict or a string the length is not that of an axis; columns of
+        # pyarrow's have one without a shape.
+        if hasattr(part, "shape") or isinstance(part, list) or is_table(part):
             return n_rows(part)
     except (TypeError, ValueError):
         pass

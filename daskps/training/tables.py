@@ -42,10 +42,12 @@ class _Column:
 
 def is_table(data: Any) -> bool:
     """Whether an array is to be made of this in memory."""
-    pandas, arrow = sys.modules.get("pandas"), sys.modules.get("pyarrow")
-    return (
-        pandas is not None and isinstance(data, (pandas.DataFrame, pandas.Series))
-    ) or (arrow is not None and isinstance(data, (arrow.Table, arrow.RecordBatch)))
+    found: list[type] = []
+    if (pandas := sys.modules.get("pandas")) is not None:
+        found += [pandas.DataFrame, pandas.Series, pandas.Index]
+    if (arrow := sys.modules.get("pyarrow")) is not None:
+        found += [arrow.Table, arrow.RecordBatch, arrow.Array, arrow.ChunkedArray]
+    return isinstance(data, tuple(found))
 
 
 def array_of(data: Any, name: str) -> Any:
@@ -76,7 +78,7 @@ def array_of(data: Any, name: str) -> Any:
     if isinstance(data, (list, tuple)) and any(map(is_table, data[:1])):
         raise TypeError(
             f"{name} is a list of {type(data[0]).__name__}; join them, for example with "
-            f"pandas.concat, or give a list of futures, one for each trainer, as "
+            f"pandas.concat or pyarrow.concat_tables, or give a list of futures, one for each trainer, as "
             f"client.scatter returns it"
         )
     for make in (_from_dask, _from_pandas, _from_arrow):

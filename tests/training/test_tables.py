@@ -94,7 +94,7 @@ def test_a_column_that_cannot_be_is_named(case: str) -> None:
         array_of(table, "X")
 
 
-@pytest.mark.parametrize("table", [FRAME, pa.table(TEXT), TEXT["b"]])
+@pytest.mark.parametrize("table", [FRAME, pa.table(TEXT), TEXT["b"], pa.array(F8)])
 def test_a_list_of_tables_is_not_stacked(table: Any) -> None:
     with pytest.raises(TypeError, match=r"X is a list of .*join them.*scatter"):
         array_of([table, table], "X")
@@ -185,6 +185,13 @@ def test_parts_that_are_tables_are_converted_on_their_workers(
     with fresh() as store, fresh() as other:
         found = train(store, gradient, parts, labels)
         expected = train(other, gradient, X, Y, trainers=2)
+        assert found.weights["w"].tobytes() == expected.weights["w"].tobytes()
+        made = [pa.Table.from_pandas(half) for half in halves]
+        made += [pa.chunked_array([Y[:30]]), pa.array(Y[30:])]
+        # Dask takes slices of one Arrow buffer for the same data.
+        arrow = client.scatter(made, hash=False)
+        with fresh() as third:
+            found = train(third, gradient, arrow[:2], arrow[2:])
         assert found.weights["w"].tobytes() == expected.weights["w"].tobytes()
         bad = client.submit(lambda x: x.assign(t="x"), halves[0], pure=False)
         with pytest.raises(TypeError, match="column 't' of part 0 of X is str"):
