@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -216,7 +217,9 @@ class TrainResult:
         """Give first, last and best loss, and the first and last of each metric."""
         found = [(e.loss, e.epoch) for e in self.history if e.loss is not None]
         if found:
-            (first, _), (last, _), (best, epoch) = found[0], found[-1], min(found)
+            (first, _), (last, _) = found[0], found[-1]
+            # Any number is better than NaN.
+            best, epoch = min(found, key=lambda row: (math.isnan(row[0]), *row))
             yield f"loss {first:.4g} -> {last:.4g} (best {best:.4g} in epoch {epoch})"
         for name in self._metrics:
             values = [e.metrics[name] for e in self.history if name in e.metrics]

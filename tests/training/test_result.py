@@ -39,6 +39,15 @@ def test_repr_of_a_run_without_losses_or_rows() -> None:
     assert "none" in repr(TrainResult({}, [], 0, "resident", {}))
 
 
+def test_any_loss_is_better_than_nan() -> None:
+    nan = float("nan")
+    history = [Epoch(i, x, {}, 0.5, 0) for i, x in enumerate((nan, 2.0, 1.0, nan))]
+    found = TrainResult({}, history, 4, "resident", {"clock": 4})
+    assert "loss nan -> nan (best 1 in epoch 2)" in repr(found)
+    found.history[:] = history[:1] * 2
+    assert "(best nan in epoch 0)" in repr(found)
+
+
 def test_table_of_a_notebook() -> None:
     html = result(4, metrics=True)._repr_html_()
     assert "<accuracy>" not in html
