@@ -46,6 +46,7 @@ from daskps.errors import (
     StaleGenerationError,
     StoreClosedError,
 )
+from daskps.shards.base import Ready
 from daskps.shards.dense import Shard
 
 if TYPE_CHECKING:
@@ -185,7 +186,8 @@ class ShardHost(Serving):
                 gone = map(asyncio.wrap_future, self.abandon(tickets))
                 self.keep_looking()
                 await asyncio.shield(asyncio.gather(*gone))
-        if small:
+        # Of refusals alone nothing is copied: a host that closes has no threads then.
+        if small or not any(isinstance(t.outcome, Ready) for _, _, t in tickets):
             with contextlib.suppress(ShardBusyError):
                 return self.answers(tickets, seconds=0)
         left = max(MIN_SECONDS, call.wait_seconds - (loop.time() - began))

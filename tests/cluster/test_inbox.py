@@ -12,7 +12,7 @@ import pytest
 from daskps.cluster import control
 from daskps.cluster.messages import Call, Part
 from daskps.cluster.slot import Pending, Slot
-from daskps.errors import ShardBusyError, StoreClosedError
+from daskps.errors import ShardBusyError, ShardLostError, StoreClosedError
 from daskps.layout import Layout
 from daskps.shards.base import ADD, GRADIENT, READ, Item, Ready, Step, Ticket
 from daskps.shards.dense import Shard
@@ -143,6 +143,27 @@ def test_call_of_a_shard_that_is_dropped_while_a_thread_is_at_it_ends(tmp_path):
 
     with pytest.raises(StoreClosedError):
         raise asyncio.run(run())
+
+
+def test_a_call_that_waits_hears_why_its_host_closes():
+    """Also at a large shard: there is no thread any more that could read it."""
+    slot, _ = a_slot()
+    error = ShardLostError("s", 0, "tcp://nowhere", "was closed")
+
+    async def run():
+        host = bare_host(asyncio.get_running_loop(), slot)
+        host.inline_nbytes = 0
+        part = Part(0, ranges=(("float64", 0, 7),), at_least=5)
+        waiting = asyncio.ensure_future(host.call(Call("s", (part,), wait=READ)))
+        while not host.waiting:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.001)
+        slot.run(lambda shard: shard.abandon(error))
+        slot.serve()
+        host._executor.shutdown()
+        return await asyncio.wait_for(waiting, 10)
+
+    [answer] = asyncio.run(run())
+    assert answer.error is error
 
 
 def test_push_goes_by_message_where_room_is_not_made_in_time(monkeypatch):
