@@ -85,4 +85,4 @@ class Rules:
 def initial_slots(rule: Rule) -> tuple[float, ...]:
     """Return the initial value of each optimizer slot of a rule."""
     with user_code(f"the optimizer {type(rule).__name__}"):
-        return tuple(rule.slot_init.get(name, 0.0) for name in rule.slots)
+        return tuple(float(rule.slot_init.get(name, 0.0)) for name in rule.slots)
