@@ -329,16 +329,13 @@ class Directory:
     def on_leaving(self, worker: str) -> list[str]:
         """Hear that a worker closes, and return of which stores others may have shards.
 
-        It lets go of those when it knows, and frees what it has of other stores.
+        It lets go of those when it knows, and frees what it has of other stores. What
+        it has adopted just now may be nobody's yet, as far as is known here.
         """
         self._shards_left(worker, "was closed", in_order=True)
         # Also who was given up: it may have hung for long.
         self.adoptions.came()
-        return [
-            uid
-            for uid, entry in self.stores.items()
-            if any(entry.owners[i] == worker for i in entry.adopting | set(entry.lost))
-        ]
+        return [uid for uid, e in self.stores.items() if e.adopting or e.lost]
 
     def on_removed(self, worker: str, names: Sequence[str]) -> None:
         """Hear what memory went with a worker that was the last of its machine."""

@@ -20,6 +20,9 @@ from distributed import Client
 import daskps
 from daskps import config, optim
 from daskps.cluster import leaving
+from daskps.cluster.adoption import _Move
+from daskps.cluster.directory import Directory
+from daskps.cluster.entry import Entry
 from daskps.cluster.host import HOSTS
 from daskps.cluster.registry import directory, join
 from daskps.errors import StaleGenerationError
@@ -93,6 +96,18 @@ def test_who_has_left_adopts_nothing(tmp_path):
     assert not os.listdir(tmp_path)
 
 
+def test_who_has_just_adopted_a_shard_lets_go_of_it():
+    """Its answer is on its way yet: the directory knows the shard as nobody's."""
+    scheduler: Any = SimpleNamespace(handlers={})
+    made, idle = Directory(scheduler), ("tcp://dead", "tcp://other")
+    more: Any = ("C", False, {}, idle, {}, 1.0, b"", {})
+    for uid in ("away", "lost", "whole"):
+        made.stores[uid] = Entry(uid, uid, *more)
+    made.stores["away"].adopting.add(0)
+    made.stores["lost"].lost[0] = ("tcp://dead", "died")
+    assert made.on_leaving("tcp://heir") == ["away", "lost"]
+
+
 # -- hosts in one process ----------------------------------------------------
 
 
@@ -112,6 +127,33 @@ async def test_shards_of_a_worker_that_closes_go_to_another(c, s, a, b):
     assert set(made.placement) == {b.address}
     np.testing.assert_array_equal((await waiting)["w"], (await made.pull())["w"])
     assert {row["generation"] for row in (await made.stats())["shards"]} == {1, 2}
+    await made.close()
+
+
+@gen_cluster(client=True, nthreads=[("", 1)] * 3)
+async def test_an_heir_that_leaves_at_once_loses_nothing(c, s, a, b, d, monkeypatch):
+    """It has the shards, and closes before the directory has noted that."""
+    more: Any = {"optimizer": optim.Adam(), "servers": [a.address]}
+    made = await daskps.create({"w": np.zeros(6)}, client=c, **more)
+    await made.push({"w": np.ones(6)})
+    wanted = (await made.pull())["w"]
+    heirs, settle = dict[str, Any](), _Move._settle_runs
+    taken_over, may_hear = asyncio.Event(), asyncio.Event()
+
+    async def late(self, by, taken, rounds):
+        await settle(self, by, taken, rounds)
+        if taken and not heirs:
+            heirs[by] = taken
+            taken_over.set()
+            await may_hear.wait()
+
+    monkeypatch.setattr(_Move, "_settle_runs", late)
+    await a.close()
+    await asyncio.wait_for(taken_over.wait(), PATIENCE)
+    [heir] = [w for w in (b, d) if w.address in heirs]
+    await heir.close()
+    may_hear.set()
+    np.testing.assert_array_equal((await made.pull())["w"], wanted)
     await made.close()
 
 
