@@ -337,8 +337,9 @@ class _Shortened(logging.Filter):
         # should ever see keeps its frames.
         if "daskps-" not in str(name) or error.startswith("IllegalState"):
             return True
-        # Another trainer's error ended the run of this one.
-        if error.startswith("RunCancelledError("):
+        # Another trainer's error ended the run of this one; or the worker is closing,
+        # and nobody is left to hear what came of the task.
+        if error.startswith("RunCancelledError(") or not workers():
             return False
         record.msg = "%s failed: %s (its caller gets the traceback)"
         record.args = (name, error if len(error) <= 500 else f"{error[:500]}...")

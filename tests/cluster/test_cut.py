@@ -8,6 +8,7 @@ from typing import Any
 from daskps.cluster.cuts import Cuts
 from daskps.cluster.cutting import pack_report
 from daskps.cluster.entry import Entry
+from daskps.layout import Layout
 from daskps.shards.cuts import Report
 from tests import virtual
 
@@ -42,7 +43,7 @@ def test_a_shard_that_leaves_after_the_cut_began_is_not_left_out() -> None:
         name="s",
         client="c",
         session=False,
-        layout={},
+        layout=Layout.build({"w": ((2,), "float64")}, 2).to_wire(),
         owners=("a", "b"),
         nbytes={"a": 8, "b": 8},
         memory_share=0.5,

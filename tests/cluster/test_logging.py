@@ -195,10 +195,18 @@ def failure(key, error, logger="distributed.worker"):
         ("daskps-trainer-model-3-1-0", "RunCancelledError('run 3 is over')", None),
     ],
 )
-def test_a_failure_of_ours_is_one_line_at_most(key, error, logged):
+def test_a_failure_of_ours_is_one_line_at_most(key, error, logged, monkeypatch):
+    monkeypatch.setattr(upstream, "workers", lambda: ["one that runs"])
     record = failure(key, error)
     assert upstream._SHORTENED.filter(record) is (logged is not None)
     assert logged in (None, record.getMessage())
+
+
+def test_nothing_is_said_of_a_task_whose_worker_is_closing(monkeypatch):
+    """As of a snapshot at Ctrl-C: nobody is there to hear what came of it."""
+    monkeypatch.setattr(upstream, "workers", list)
+    lost = "SnapshotLostError('model', 1, 'tcp://a', 'no longer has the copy', False)"
+    assert not upstream._SHORTENED.filter(failure("daskps-snapshot-a-1", lost))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from distributed import Worker
-from distributed.utils_test import gen_cluster
 
 import daskps
 from daskps import optim
@@ -22,6 +21,7 @@ from daskps.cluster.readiness import Readiness
 from daskps.cluster.rules import Rules
 from daskps.errors import ProtocolError
 from daskps.layout import Layout
+from tests.support import gen_cluster
 
 LAYOUT = Layout.build({"w": ((8,), "float32")}, 2)
 WORKERS = ["tcp://a:1", "tcp://a:2", "tcp://a:3", "tcp://b:1"]
