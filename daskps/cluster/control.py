@@ -286,8 +286,9 @@ async def make_room(host: ShardHost, call: Call) -> None:
             await host.under(slot, partial(Shard.close_producers, ids=ended))
 
 
-#: Those that call code of the user's, whose errors pass as they are.
-USER_CODE = frozenset({"create", "aggregate"})
+#: Those that call code of the user's, or tell why a run cannot go on here, which may be
+#: an error of such code: these pass as they are.
+USER_CODE = frozenset({"create", "aggregate", "goes_on", "finish", "resume"})
 METHODS: dict[str, Callable[..., Awaitable[Any]]] = {
     f.__name__: f
     for f in (
