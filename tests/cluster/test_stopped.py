@@ -7,6 +7,7 @@ import contextlib
 import os
 import pickle
 import signal
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -297,7 +298,12 @@ async def silent(entry, worker, shards, rounds):
 
 def test_a_lost_shard_comes_back():
     """Its machine had no worker for so long; the one that comes finds its memory."""
-    with local_cluster(n_workers=1, threads=1) as client:
+    with (
+        # Of its own: who joins a directory removes those of others that have nobody.
+        tempfile.TemporaryDirectory(dir=config.load().shared_memory) as base,
+        dask.config.set({"daskps.shared-memory-directory": base}),
+        local_cluster(n_workers=1, threads=1) as client,
+    ):
         s = daskps.create({"w": np.zeros(8)})
         s.add({"w": one(6)})
         entry = book(client).stores[s.uid]
