@@ -178,7 +178,7 @@ class Readable(Handle):
 
     @property
     def placement(self) -> tuple[str, ...]:
-        """Address of the worker that owns each shard."""
+        """Address of each shard's owner, as this handle's latest call has found it."""
         return self._attached().meta.owners
 
     @property

@@ -51,10 +51,11 @@ class TrainResult:
         How it was executed.
     stats : dict
         `lost_trainers`, `retried_rounds` (rounds of the task graph that were begun
-        anew), `duplicates` (pushes the shards saw twice), the last `clock`, and
-        `moved_parts`: blocks of dask arrays, futures and delayed parts that lay on
-        another worker than the trainer they were for when it was started, and parts
-        that went to a gradient task elsewhere.
+        anew), `duplicates` (pushes the shards saw twice, of this run and of all before
+        on the store), the last `clock`, and `moved_parts`: blocks of dask arrays,
+        futures and delayed parts that lay on another worker than the trainer they
+        were for when it was started, and parts that went to a gradient task
+        elsewhere.
 
     Examples
     --------
@@ -209,7 +210,8 @@ class TrainResult:
         if more := named[_MOST_WEIGHTS:]:
             named[_MOST_WEIGHTS:] = [f"{len(more)} more"]
         yield f"weights: {', '.join(named) or 'none'}"
-        trouble = ("lost_trainers", "retried_rounds", "duplicates")
+        # Duplicates are not the run's alone: its shards count them from their first.
+        trouble = ("lost_trainers", "retried_rounds")
         if found := [f"{key} {n}" for key in trouble if (n := self.stats.get(key))]:
             yield ", ".join(found)
 
