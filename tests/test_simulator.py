@@ -14,24 +14,20 @@ from daskps.testing.known_bad import VARIANTS
 
 #: Much of it is processor time, of which a busy machine gives little.
 pytestmark = pytest.mark.timeout(600)
-#: Seeds that must be without a finding; of the first ones the traces are compared.
-N_GOOD, N_REPEATED = 10, 5
+#: Seeds that must be without a finding; of the last ones the traces are compared.
+#: Number 12 took another course by itself where sets were in the order of addresses.
+FIRST, N_GOOD, N_REPEATED = 3, 10, 5
 
 
 def simulated(*argv: str) -> tuple[int, list[dict[str, Any]]]:
     """Return the exit status and what came of each seed."""
-    done = subprocess.run(
-        [*simulate.command(argv), "--json"],
-        env=simulate.environment(),
-        stdout=subprocess.PIPE,
-        check=False,
-    )
+    done = simulate.run([*argv, "--json"], stdout=subprocess.PIPE)
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @functools.cache
 def good() -> tuple[int, list[dict[str, Any]]]:
-    return simulated("--seeds", str(N_GOOD))
+    return simulated("--first", str(FIRST), "--seeds", str(N_GOOD))
 
 
 def test_good_code_has_no_findings() -> None:
@@ -44,10 +40,12 @@ def test_good_code_has_no_findings() -> None:
     assert all(r["outcomes"]["ok"] > 10 for r in reports)
 
 
-def test_seeds_repeat_message_by_message() -> None:
-    again = simulated("--seeds", str(N_REPEATED))[1]
-    first = good()[1][:N_REPEATED]
-    traces = [(r["trace"], r["seconds"], r["n_sent"]) for r in first]
+def test_seeds_repeat_message_by_message_whatever_ran_before_them() -> None:
+    last = FIRST + N_GOOD - 1
+    traces = [(r["trace"], r["seconds"], r["n_sent"]) for r in good()[1][-N_REPEATED:]]
+    first = str(last - N_REPEATED + 1)
+    again = simulated("--first", first, "--seeds", str(N_REPEATED - 1))[1]
+    again += simulated("--replay", str(last))[1]
     assert [(r["trace"], r["seconds"], r["n_sent"]) for r in again] == traces
     assert len(set(traces)) == N_REPEATED
 

@@ -73,7 +73,7 @@ def put(owner: object, **new: object) -> None:
 
 def lay() -> None:
     """Replace the clocks, chance and ids of this process."""
-    for name in ("time", "monotonic", "perf_counter"):
+    for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time"):
         put(time, **{name: CLOCK.read, f"{name}_ns": CLOCK.read_ns})
     put(time, sleep=CLOCK.sleep)
     put(uuid, uuid1=_uuid, uuid4=_uuid)

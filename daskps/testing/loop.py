@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import itertools
 from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,32 @@ class Process:
 PROCESS: ContextVar[Process | None] = ContextVar("daskps-process", default=None)
 
 
+#: Gives all that may be in a set a place there that does not follow from its address.
+NUMBERS = itertools.count()
+
+
+class NumberedFuture(asyncio.Future[Any]):
+    """A future whose place in a set follows from when it was made."""
+
+    def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
+        self._number = next(NUMBERS)
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class NumberedTask(asyncio.Task[Any]):
+    """A task whose place in a set follows from when it was made."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._number = next(NUMBERS)
+        super().__init__(*args, **kwargs)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """Time jumps to the next timer where nothing is ready; threads are timers.
 
@@ -62,6 +89,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     _ready: Any
     _scheduled: list[asyncio.TimerHandle]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.set_task_factory(
+            lambda loop, work, **kwargs: NumberedTask(work, loop=loop, **kwargs)
+        )
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """Return a future of this loop."""
+        return NumberedFuture(loop=self)
 
     def time(self) -> float:
         """Return the virtual time."""

@@ -17,7 +17,7 @@ from distributed.comm.registry import Backend, backends
 from distributed.comm.utils import from_frames, to_frames
 
 from daskps.testing.ground import CHANCE, CLOCK, EPOCH
-from daskps.testing.loop import PROCESS, Process
+from daskps.testing.loop import NUMBERS, PROCESS, Process
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -139,6 +139,7 @@ class SimComm(Comm):
     peer: SimComm
 
     def __init__(self, process: Process, peer: str, deserialize: bool) -> None:
+        self._number = next(NUMBERS)
         super().__init__(deserialize=deserialize)
         self.process, self.context = process, process.context()
         self._local_addr, self._peer_addr = f"sim://{process.name}", f"sim://{peer}"
@@ -149,6 +150,9 @@ class SimComm(Comm):
         self._reader: asyncio.Future[None] | None = None
         self._last = 0.0
         network().comms.setdefault(process.name, []).append(self)
+
+    def __hash__(self) -> int:
+        return self._number
 
     @property
     def local_address(self) -> str:

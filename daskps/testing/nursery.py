@@ -1,6 +1,9 @@
 """Where simulations are born: imports once, then a child of its own for each seed.
 
-Started by :mod:`daskps.testing.simulate` through :mod:`daskps.testing.ground`.
+Started by :mod:`daskps.testing.simulate` through :mod:`daskps.testing.ground`. Whatever
+is in a set by its address has the same one where memory looks the same in the
+beginning. So all seeds are children of one process, the zygote, which was forked before
+anybody read what is to be done, and does nothing but fork.
 """
 
 from __future__ import annotations
@@ -13,12 +16,13 @@ import os
 import resource
 import shutil
 import signal
+import struct
 import sys
 import tempfile
 import threading
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn
 
 from daskps.testing import network, world
 from daskps.testing.ground import processor_time, put, sow
@@ -26,11 +30,21 @@ from daskps.testing.known_bad import VARIANTS
 from daskps.testing.loop import VirtualLoop
 from daskps.testing.scenario import Report, simulate
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 #: Processor time a simulation may take: a loop without end takes no virtual time.
 MOST_PROCESSOR_SECONDS = 60
+#: What a child is to do: its seed, the number of a broken variant or -1, and whether
+#: it shows what is logged. As long for all of them.
+_ORDER = struct.Struct("<qi?")
+#: How a child ended.
+_END = struct.Struct("<i")
+#: With what one ends that had nothing to do, because the command is over.
+_IDLE = 3
+#: How often the zygote forks for nothing: its first time may leave something behind.
+_N_WARM = 3
+#: The folder of its servers by a name that is always the same.
+_HERE = "/proc/self/cwd"
+#: What a child leaves in the folder of the command, and where its servers have files.
+_REPORT, _TRACE, _SERVERS = "report", "trace", "servers"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -54,34 +68,44 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def main(argv: Sequence[str]) -> int:
+def main() -> int:
     """Simulate; the exit status is 1 where something was found."""
-    options = parser().parse_args(argv)
-    if min(options.seeds, options.repeat) < 1:
-        parser().error("--seeds and --repeat must be at least 1")
     # Until here there was nothing to tidy, and Ctrl-C ended it without a word.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return _simulate(options)
+        return _nurse()
     except KeyboardInterrupt:
         return 130
 
 
-def _simulate(options: argparse.Namespace) -> int:
-    """Simulate what was asked for, up to the first finding; return the status."""
-    if not options.log:
-        logging.disable(logging.CRITICAL)
+def _nurse() -> int:
+    """Do what was asked for, with a nursery that ends with it."""
     put(threading.Thread, start=_refuse)
     world.prepare()
-    if options.known_bad:
-        VARIANTS[options.known_bad]()
+    with tempfile.TemporaryDirectory(prefix="daskps-simulate-") as folder:
+        nursery = Nursery(Path(folder))
+        try:
+            # It came this way, and not in the command line, for the zygote's sake.
+            options = parser().parse_args(json.load(sys.stdin))
+            if min(options.seeds, options.repeat) < 1:
+                parser().error("--seeds and --repeat must be at least 1")
+            return _simulate(nursery, options)
+        finally:
+            nursery.close()
+
+
+def _simulate(nursery: Nursery, options: argparse.Namespace) -> int:
+    """Simulate what was asked for, up to the first finding; return the status."""
+    bad = sorted(VARIANTS).index(options.known_bad) if options.known_bad else -1
     first, n = options.first, options.seeds
     if options.replay is not None:
         first, n = options.replay, 1
     for seed in range(first, first + n):
         for _ in range(options.repeat):
-            report, seconds = _child(seed, options.trace)
-            _tell(report, seconds, options)
+            report = nursery.report(seed, bad, options.log)
+            _tell(report, options)
+            if options.trace and report["trace"]:
+                shutil.copyfile(nursery.folder / _TRACE, options.trace)
             if report["finding"]:
                 return 1
     return 0
@@ -91,9 +115,9 @@ def _refuse(thread: threading.Thread) -> None:
     raise RuntimeError(f"{thread} starts in a simulation")
 
 
-def _tell(report: dict[str, Any], seconds: float, options: argparse.Namespace) -> None:
+def _tell(report: dict[str, Any], options: argparse.Namespace) -> None:
     if options.json:
-        print(json.dumps({**report, "processor_seconds": seconds}), flush=True)
+        print(json.dumps(report), flush=True)
         return
     if options.replay is not None or report["finding"]:
         for line in report["happened"]:
@@ -101,7 +125,8 @@ def _tell(report: dict[str, Any], seconds: float, options: argparse.Namespace) -
     outcomes = ", ".join(f"{n} {name}" for name, n in report["outcomes"].items())
     print(
         f"seed {report['seed']}: {report['n_sent']} messages, {report['n_lost']} lost, "
-        f"{report['seconds']:.2f} s virtual, {seconds:.2f} s of processor, "
+        f"{report['seconds']:.2f} s virtual, "
+        f"{report['processor_seconds']:.2f} s of processor, "
         f"trace {report['trace']}; calls: {outcomes}",
         flush=True,
     )
@@ -112,48 +137,79 @@ def _tell(report: dict[str, Any], seconds: float, options: argparse.Namespace) -
         print(f"again: {command}{broken}")
 
 
-def _child(seed: int, trace: str) -> tuple[dict[str, Any], float]:
-    """Simulate one seed in a forked child; return its report and processor time."""
-    folder = tempfile.mkdtemp(prefix="daskps-simulate-")
-    source, target = os.pipe()
-    try:
-        pid = os.fork()
-        if not pid:
-            os.close(source)
-            _be_child(seed, folder, target, trace)
-        os.close(target)
-        with open(source, "rb") as pipe:
-            found = pipe.read()
-        status, usage = os.wait4(pid, 0)[1:]
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    if found:
-        report: dict[str, Any] = json.loads(found)
-    else:
+class Nursery:
+    """A zygote, and what goes to and from its children.
+
+    Parameters
+    ----------
+    folder : Path
+        Where a child has its files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        orders, self._orders = os.pipe()
+        self._ends, ends = os.pipe()
+        self._zygote = os.fork()
+        if not self._zygote:
+            os.close(self._orders)
+            os.close(self._ends)
+            _be_zygote(orders, ends, folder)
+        os.close(orders)
+        os.close(ends)
+
+    def report(self, seed: int, bad: int, log: bool) -> dict[str, Any]:
+        """Have a child simulate a seed; return what it reports."""
+        path = self.folder / _REPORT
+        path.unlink(missing_ok=True)
+        # Servers look for files of others there, and wait for their locks.
+        shutil.rmtree(self.folder / _SERVERS, ignore_errors=True)
+        (self.folder / _SERVERS).mkdir()
+        os.write(self._orders, _ORDER.pack(seed, bad, log))
+        (status,) = _END.unpack(os.read(self._ends, _END.size))
+        if path.exists():
+            report: dict[str, Any] = json.loads(path.read_bytes())
+            return report
         end = f"its process ended with status {status} and without a report"
-        report = Report(seed, end, "", 0.0, 0, 0).to_dict()
-    return report, round(usage.ru_utime + usage.ru_stime, 3)
+        lost = Report(seed, end, "", 0.0, 0, 0).to_dict()
+        return {**lost, "processor_seconds": 0.0}
+
+    def close(self) -> None:
+        """End the zygote."""
+        os.close(self._orders)
+        os.close(self._ends)
+        os.waitpid(self._zygote, 0)
 
 
-def _be_child(seed: int, folder: str, pipe: int, trace: str) -> None:
-    """Simulate, report and end; nothing that a parent would do afterwards."""
-    status = 1
-    # Its parent has something to tidy.
+def _be_zygote(orders: int, ends: int, folder: Path) -> NoReturn:
+    """Fork, and wait for the end of each child, until one finds nothing to do."""
+    # The command has something to tidy; this one, and its children, have not.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        limit = MOST_PROCESSOR_SECONDS + int(processor_time())
-        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
-        # Servers look for files of others there, and wait for their locks.
-        tempfile.tempdir = folder
-        sow(seed)
-        loop = VirtualLoop()
-        asyncio.set_event_loop(loop)
-        report = loop.run_until_complete(simulate(seed))
-        if trace:
-            Path(trace).write_bytes(b"".join(network.network().lines))
-        with open(pipe, "wb") as file:
-            file.write(json.dumps(report.to_dict()).encode())
-        status = 0
+        for _ in range(_N_WARM):
+            if not os.fork():
+                os._exit(0)
+            os.wait()
+        while True:
+            if not os.fork():
+                _be_child(orders, folder)
+            status = os.wait()[1]
+            if os.waitstatus_to_exitcode(status) == _IDLE:
+                break
+            os.write(ends, _END.pack(status))
+    finally:
+        os._exit(0)
+
+
+def _be_child(orders: int, folder: Path) -> NoReturn:
+    """Simulate, report and end; nothing that a parent would do afterwards."""
+    status = 1
+    try:
+        if order := os.read(orders, _ORDER.size):
+            _live(folder, *_ORDER.unpack(order))
+            status = 0
+        else:
+            status = _IDLE
     except BaseException:  # noqa: BLE001 - told before the process ends
         traceback.print_exc()
     finally:
@@ -162,5 +218,23 @@ def _be_child(seed: int, folder: str, pipe: int, trace: str) -> None:
         os._exit(status)
 
 
+def _live(folder: Path, seed: int, bad: int, log: bool) -> None:
+    limit = MOST_PROCESSOR_SECONDS + int(processor_time())
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
+    os.chdir(folder / _SERVERS)
+    tempfile.tempdir = _HERE
+    if not log:
+        logging.disable(logging.CRITICAL)
+    if bad >= 0:
+        VARIANTS[sorted(VARIANTS)[bad]]()
+    sow(seed)
+    loop = VirtualLoop()
+    asyncio.set_event_loop(loop)
+    report = loop.run_until_complete(simulate(seed)).to_dict()
+    (folder / _TRACE).write_bytes(b"".join(network.network().lines))
+    report["processor_seconds"] = round(processor_time(), 3)
+    (folder / _REPORT).write_text(json.dumps(report))
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -6,11 +6,14 @@ die; all of it follows from the seed. What must hold is looked at after every me
 The first finding ends the command, with status 1.
 
 It starts a process of its own: clocks, ids and the order of sets have to be settled
-before Dask is imported.
+before Dask is imported. That process begins the same whatever it is to do: it gets its
+options where others have their input, and few variables of the environment.
 """
 
 from __future__ import annotations
 
+import compileall
+import json
 import os
 import subprocess
 import sys
@@ -46,24 +49,52 @@ SETTINGS: dict[str, object] = {
 }
 
 
-def command(argv: Sequence[str]) -> list[str]:
-    """Return the command line of the process that simulates."""
-    return [sys.executable, str(GROUND), *argv]
+#: What it gets of the environment; other variables would be elsewhere in its memory.
+SEEN = ("HOME", "LD_LIBRARY_PATH", "NUMBA_CACHE_DIR", "PATH", "PYTHONPATH", "TMPDIR")
 
 
 def environment() -> dict[str, str]:
-    """Return its environment: sets of names have one order."""
+    """Return the environment of the process: sets of names have one order."""
     settings = {
         "DASK_" + key.replace(".", "__").replace("-", "_").upper(): repr(value)
         for key, value in SETTINGS.items()
     }
-    return {**os.environ, **settings, "PYTHONHASHSEED": "0"}
+    seen = {name: os.environ[name] for name in SEEN if name in os.environ}
+    return {**seen, **settings, "PYTHONHASHSEED": "0"}
+
+
+def run(
+    argv: Sequence[str], stdout: int | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Simulate, in a process that has ended when this returns.
+
+    Parameters
+    ----------
+    argv : sequence of str
+        The options of the command.
+    stdout : int, optional
+        What becomes of what it prints, as for :func:`subprocess.run`.
+
+    Returns
+    -------
+    subprocess.CompletedProcess
+        How it ended.
+    """
+    # Or its memory looks otherwise after the first run, which compiles.
+    compileall.compile_dir(Path(__file__).parents[1], quiet=2)
+    return subprocess.run(
+        [sys.executable, str(GROUND)],
+        input=json.dumps(list(argv)).encode(),
+        env=environment(),
+        stdout=stdout,
+        check=False,
+    )
 
 
 def main(argv: Sequence[str]) -> int:
     """Simulate, and return the exit status."""
     try:
-        return subprocess.run(command(argv), env=environment(), check=False).returncode
+        return run(argv).returncode
     except KeyboardInterrupt:  # the process has heard it too, and ends by itself
         return 130
 
