@@ -24,7 +24,7 @@ from daskps.errors import (
 from daskps.layout import Layout, counted
 from daskps.shards import runs
 from daskps.shards.dense import Shard
-from daskps.shards.gates import CLOSED, RELEASED, gate_of
+from daskps.shards.gates import CLOSED, RELEASED, gate_of, set_gate
 from daskps.shards.segment import GENERATION, N_RANKS, PAGE_NBYTES, RUN, Segment
 
 if TYPE_CHECKING:
@@ -233,6 +233,11 @@ class _Taker:
             except (WayClosed, ProtocolError) as error:
                 sight, _ = self.look((block, nbytes, nonce))
                 self.found.append(_said(shard, sight, str(error)))
+            except Exception as error:
+                # Those that were taken before are this host's all the same.
+                logger.exception("shard %d of store %r", shard, self._name)
+                sight, _ = self.look((block, nbytes, nonce))
+                self.found.append(_said(shard, sight, repr(error)))
         return taken
 
     def take(self, shard: int, place: Place, generation: int) -> Slot:
@@ -260,11 +265,17 @@ class _Taker:
                 raise WayClosed("its owner was about to free it")
             is_released = gate_of(segment) == RELEASED
             block = registry.adopt(*place, released=is_released)
-            segment.words[GENERATION] = generation
-            rules = self._rules
-            mine = Shard(segment, rules, generation, cache_dir=rules.cache_dir)
-            mailbox = self._open_round(mine, shard, is_released)
-            mine.take_over()
+            try:
+                segment.words[GENERATION] = generation
+                rules = self._rules
+                mine = Shard(segment, rules, generation, cache_dir=rules.cache_dir)
+                mailbox = self._open_round(mine, shard, is_released)
+                mine.take_over()
+            except BaseException:
+                # Else it had an owner that lives and serves nobody.
+                block.release()
+                set_gate(segment, RELEASED)
+                raise
         finally:
             lock.release()
         slot = Slot(self._name, self._layout, shard, mine, block=block)

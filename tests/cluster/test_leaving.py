@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import pickle
 import signal
 import threading
 import time
@@ -12,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -20,17 +22,20 @@ from distributed import Client
 import daskps
 from daskps import config, optim
 from daskps.cluster import leaving
+from daskps.cluster.adopting import _Rounds, _Taker
 from daskps.cluster.adoption import _Move
 from daskps.cluster.directory import Directory
 from daskps.cluster.entry import Entry
 from daskps.cluster.host import HOSTS
+from daskps.cluster.memory import open_memory
 from daskps.cluster.registry import directory, join
 from daskps.errors import StaleGenerationError
 from daskps.shards.base import READ, Step, Ticket
+from daskps.shards.dense import Shard
 from daskps.shards.deputies import Deputy, NotHereError
 from daskps.shards.gates import OPEN, RELEASED, gate_of, set_gate
 from daskps.shards.segment import GENERATION
-from tests.cluster.slots import shared_slot
+from tests.cluster.slots import LAYOUT, shared_slot
 from tests.support import PATIENCE, gen_cluster, local_cluster, popen, until
 
 N_PUSHES = 10_000
@@ -94,6 +99,37 @@ def test_who_has_left_adopts_nothing(tmp_path):
     assert other.leave() == [taken]
     assert not presence.n_members
     assert not os.listdir(tmp_path)
+
+
+def test_a_shard_that_could_not_be_taken_over_is_released(tmp_path, monkeypatch):
+    """Its heir lives on: by the name of the memory nobody else could have it."""
+    slot, memory = shared_slot(tmp_path), open_memory(tmp_path, "a")
+    block, dead = slot.block, f"{5 << 22 | 1:016x}-{7:016x}"
+    assert block is not None
+    assert memory.registry is not None
+    path = memory.registry.path
+    os.rename(f"{path}/{block.name}", f"{path}/{dead}")
+    host: Any = SimpleNamespace(
+        memory=lambda _: memory, worker=SimpleNamespace(address="tcp://a"), slots={}
+    )
+    about: dict[str, Any] = {"cluster": "a", "name": "s", "rules": pickle.dumps({})}
+    about["layout"] = LAYOUT.to_wire()
+    rows = [(0, dead, block.nbytes, block.nonce, 2)]
+
+    def full(_: Any) -> None:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Shard, "take_over", full)
+        taker = _Taker(host, about, _Rounds.of(None))
+        assert taker.take_all(host, "s", rows) == []
+        assert taker.found == [{"shard": 0, "sight": "found", "why": ANY}]
+    assert gate_of(slot.shard.segment) == RELEASED
+    taker = _Taker(host, about, _Rounds.of(None))
+    [taken] = taker.take_all(host, "s", rows)
+    assert gate_of(slot.shard.segment) == OPEN
+    taken.close()
+    memory.close()
 
 
 def test_who_has_just_adopted_a_shard_lets_go_of_it():
