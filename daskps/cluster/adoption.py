@@ -212,7 +212,7 @@ class Adoptions:
         except ProtocolError as error:
             # A worker that has just come gets its host in a moment.
             why = str(error)
-        except Exception as error:  # noqa: BLE001 - whatever a host's errors are
+        except Exception as error:  # noqa: BLE001 - one host's error ends no move
             why, silent = f"{worker}: {error!r}", isinstance(error, OSError)
         else:
             return found

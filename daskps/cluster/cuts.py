@@ -85,11 +85,12 @@ class Cuts:
 
     # -- messages ------------------------------------------------------------
 
-    async def on_cut(  # noqa: PLR0917 - a message, which names them
+    async def on_cut(
         self,
         uid: str,
         owner: tuple[str, str],
         seconds: float | None,
+        *,
         cut: str,
         shards: Sequence[int],
         index: int | None,

@@ -125,7 +125,7 @@ class ShardHost(Serving):
         """Serve one message of another process."""
         try:
             call = self._unpacked(protocol, head, parts)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with it
+        except Exception as error:  # noqa: BLE001 - its sender gets a refusal
             return refusal(refused(error, "a call"))
         try:
             owned = not self.worker.address.startswith("inproc")

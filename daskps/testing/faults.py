@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from daskps.testing.ground import CHANCE
 
@@ -116,7 +116,7 @@ class Faults:
         """Let a stopped process go on."""
         if process.is_stopped and not process.is_dead:
             self._note(f"{process.name} goes on")
-            loop: VirtualLoop = asyncio.get_running_loop()  # type: ignore[assignment]
+            loop = cast("VirtualLoop", asyncio.get_running_loop())
             loop.go_on(process)
 
     async def cut(self) -> None:

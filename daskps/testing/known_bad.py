@@ -36,6 +36,8 @@ def no_deduplication() -> None:
 def acknowledged_before_applied() -> None:
     """Answer pushes outside runs at once, and apply them a little later."""
     call_now = ShardHost.call
+    #: Or the loop would forget what nobody holds.
+    late: list[asyncio.Future[None]] = []
 
     async def call_late(
         host: ShardHost, call: Call, owned: bool = False
@@ -47,7 +49,7 @@ def acknowledged_before_applied() -> None:
             await asyncio.sleep(LATE_SECONDS)
             await call_now(host, call, owned)
 
-        host.late = asyncio.ensure_future(apply())  # type: ignore[attr-defined]
+        late.append(asyncio.ensure_future(apply()))
         slots = [host.slot(call.store, part.shard) for part in call.parts]
         return [Answer(s.index, version=s.shard.segment.current.version) for s in slots]
 

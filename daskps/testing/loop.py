@@ -113,15 +113,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             CLOCK.now = max(CLOCK.now, timers[0].when())
         while timers and timers[0].when() <= CLOCK.now:
             timer = heapq.heappop(timers)
-            timer._scheduled = False  # type: ignore[attr-defined]  # noqa: SLF001
+            timer._scheduled = False  # type: ignore[attr-defined]  # noqa: SLF001 - as asyncio
             ready.append(timer)
         for _ in range(len(ready)):
             handle = ready.popleft()
             # What asyncio itself does with a handle that is due.
             if not handle.cancelled():
-                process = handle._context.get(PROCESS)  # noqa: SLF001
+                process = handle._context.get(PROCESS)  # noqa: SLF001 - whose it is
                 if process is None or not (process.is_dead or process.is_stopped):
-                    handle._run()  # noqa: SLF001
+                    handle._run()  # noqa: SLF001 - as asyncio
                 elif not process.is_dead:
                     process.kept.append(handle)
 
@@ -135,7 +135,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._ready.extend(process.kept)
         process.kept.clear()
 
-    def run_in_executor(  # type: ignore[override]
+    def run_in_executor(  # type: ignore[override]  # its own has type variables
         self, executor: object, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
         """Call a function a moment later, in this thread."""
@@ -154,7 +154,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.call_later(CHANCE.uniform(*HAND_OVER_SECONDS), call)
         return future
 
-    def call_soon_threadsafe(  # type: ignore[override]
+    def call_soon_threadsafe(  # type: ignore[override]  # its own has type variables
         self,
         callback: Callable[..., Any],
         *args: Any,

@@ -34,7 +34,7 @@ class InlineThreadPoolExecutor(concurrent.futures.Executor):
 
     _threads = ()
 
-    def submit(  # type: ignore[override]
+    def submit(  # type: ignore[override]  # its own is positional only
         self, function: Callable[..., T], *args: Any, **kwargs: Any
     ) -> concurrent.futures.Future[T]:
         """Run a function and return its future, which is done."""
@@ -59,7 +59,7 @@ def prepare() -> None:
     threaded = distributed.utils.offload
     for name, module in list(sys.modules.items()):
         if name.startswith("distributed") and vars(module).get("offload") is threaded:
-            module.offload = _offload  # type: ignore[attr-defined]
+            vars(module)["offload"] = _offload
 
 
 class World:

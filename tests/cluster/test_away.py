@@ -238,7 +238,7 @@ def test_lost_at_once_where_its_machine_has_no_such_memory() -> None:
 def test_no_room_keeps_a_shard_away() -> None:
     """Somebody sees it, and somebody with room may come."""
     cluster = Cluster(ONE)
-    cluster.adoptions.why_not = lambda *_: "worker one has no room"  # type: ignore[method-assign]
+    vars(cluster.adoptions)["why_not"] = lambda *_: "worker one has no room"
     cluster.answers = {(ONE, "look"): said("found")}
     look_after(cluster, 100.0)
     assert cluster.told() == [(5.0, "away")]
@@ -284,7 +284,7 @@ def test_an_adopter_that_cannot_end_a_run_does_not_hold_up_the_rest() -> None:
         (ONE, "look"): said("found", "its owner lives"),
         (ONE, "end_run"): lambda now: asyncio.sleep(1000.0),
     }
-    cluster.adoptions.runs.how_over = lambda run: {"reason": "it is over"}  # type: ignore[method-assign]
+    vars(cluster.adoptions.runs)["how_over"] = lambda run: {"reason": "it is over"}
     look_after(cluster, 20.0)
     assert cluster.told() == [(adoption.END_SECONDS, "adopted")]
 

@@ -40,6 +40,7 @@ def test_only_a_process_made_for_a_worker_ends_so(nanny: Any, monkeypatch: Any) 
     registered: list[Any] = []
     monkeypatch.setattr(atexit, "register", registered.append)
     monkeypatch.setattr(atexit, "unregister", lambda f: registered.clear())
+    worker: Any = SimpleNamespace(nanny=nanny)
     for _ in range(2):
-        exits.quicken(SimpleNamespace(nanny=nanny))  # type: ignore[arg-type]
+        exits.quicken(worker)
     assert registered == ([exits.settle] if nanny else [])

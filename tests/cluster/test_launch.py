@@ -90,7 +90,8 @@ def test_second_cancel_leaves_no_trainers_behind(monkeypatch):
     asyncio.run(check())
 
 
-KILLED = KilledWorker("trainer", SimpleNamespace(address="w"), 3)  # type: ignore[arg-type]
+WORKER: Any = SimpleNamespace(address="w")
+KILLED = KilledWorker("trainer", WORKER, 3)
 
 
 def lost(monkeypatch, losses, **changes):
