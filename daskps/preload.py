@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from daskps.cluster.host import HostPlugin
-from daskps.cluster.plugin import DirectoryPlugin
+from daskps.cluster.plugin import DirectoryPlugin, HostPlugin
 
 
 async def dask_setup(server: Any) -> None:

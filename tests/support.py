@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -22,6 +23,7 @@ from distributed.utils_test import gen_test, popen
 
 import daskps
 from daskps import optim
+from daskps.cluster.handlers import HOST, Handler
 
 __all__ = [
     "client",
@@ -32,6 +34,7 @@ __all__ = [
     "machine_cluster",
     "popen",
     "rpc_cluster",
+    "served_by",
     "store",
     "train",
     "until",
@@ -41,7 +44,7 @@ __all__ = [
 # Worker processes are forked from one that has imported all they need: a cluster is
 # there in 0.5 instead of 1.5 s. Commands that tests start use Dask's default.
 dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
-get_mp_context().set_forkserver_preload(["distributed", "daskps.cluster.host"])
+get_mp_context().set_forkserver_preload(["distributed", "daskps.cluster.plugin"])
 # `gen_cluster` resets the configuration to what it was when it was imported; the
 # defaults of daskps came later.
 utils_test.original_config["daskps"] = copy.deepcopy(dask.config.get("daskps"))
@@ -189,6 +192,11 @@ def train(request: pytest.FixtureRequest) -> Train:
     """`daskps.train` in each execution that a policy can have."""
 
     return Train(request.param)
+
+
+def served_by(name: str, function: Callable[..., Any]) -> Handler:
+    """Return the handler of a message to hosts with another function."""
+    return replace(HOST.by_name[name], function=function)
 
 
 def until(condition: Callable[[], Any], seconds: float = PATIENCE) -> Any:

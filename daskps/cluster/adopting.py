@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import codecs
 from daskps.cluster import words
+from daskps.cluster.handlers import HOST
 from daskps.cluster.registry import WayClosed, owner_of, pid_of
 from daskps.cluster.rules import Rules
 from daskps.cluster.slot import Slot
@@ -46,6 +47,7 @@ class OwnerLivesError(Exception):
     """The worker is still dying, or was thought dead and is not."""
 
 
+@HOST.handles("adopt")
 async def adopt(
     host: ShardHost,
     *,
@@ -85,6 +87,7 @@ async def adopt(
     return taker.found
 
 
+@HOST.handles("look")
 async def look(
     host: ShardHost, *, cluster: str, rows: Sequence[Sequence[Any]]
 ) -> list[dict[str, Any]]:
@@ -317,6 +320,7 @@ class _Taker:
         return run, block
 
 
+@HOST.handles("litter")
 async def litter(host: ShardHost, *, cluster: str) -> list[str]:
     """Return the names of what dead workers left on this machine."""
     shared = host.memory(cluster)
@@ -325,6 +329,7 @@ async def litter(host: ShardHost, *, cluster: str) -> list[str]:
     return shared.registry.litter()
 
 
+@HOST.handles("sweep")
 async def sweep(
     host: ShardHost,
     *,
@@ -345,6 +350,3 @@ async def sweep(
     if swept := registry.sweep(set(names) - kept):
         where, n = host.worker.address, len(swept)
         logger.info("%s removed %d blocks of dead workers", where, n)
-
-
-METHODS = (adopt, look, litter, sweep)

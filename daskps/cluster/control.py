@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.cluster import (
-    adopting,
-    arrivals,
-    cores,
-    cutting,
-    keeping,
-    running,
-    warming,
-)
-from daskps.cluster.messages import (
-    Call,
-    identity,
-    pack_array,
-    unpack_item,
-    unpack_reply,
-)
+from daskps.cluster import arrivals
+from daskps.cluster.handlers import HOST
+from daskps.cluster.messages import identity, pack_array, unpack_item
 from daskps.cluster.rules import Rules
 from daskps.cluster.slot import Slot, make_slots
 from daskps.cluster.upstream import loads
@@ -33,12 +19,11 @@ from daskps.errors import ProtocolError, PushRejectedError, StoreClosedError
 from daskps.init import fill
 from daskps.layout import counted
 from daskps.reduction import Node, check_reduce, leaf, reduce_all
-from daskps.shards.base import ASSIGN, GRADIENT, NOTHING
-from daskps.shards.dense import Shard
-from daskps.shards.segment import MAX_PRODUCERS, N_PRODUCERS, VERSION, Segment
+from daskps.shards.base import ASSIGN, GRADIENT
+from daskps.shards.segment import VERSION, Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from daskps.cluster.host import ShardHost
 
@@ -47,11 +32,13 @@ logger = logging.getLogger(__name__)
 SLOW_COMPILE_SECONDS = 1.0
 
 
+@HOST.handles("hello")
 async def hello(host: ShardHost) -> dict[str, Any]:
     """Say which protocol this host speaks."""
     return identity()
 
 
+@HOST.handles("create", user_code=True)
 async def create(
     host: ShardHost,
     *,
@@ -139,6 +126,7 @@ def _log_compile(host: ShardHost, name: str, seconds: float) -> None:
         )
 
 
+@HOST.handles("load")
 async def load(
     host: ShardHost, store: str, items: Sequence[tuple[int, int, int, Any]]
 ) -> None:
@@ -154,6 +142,7 @@ async def load(
     await host.in_thread(write)
 
 
+@HOST.handles("drop")
 async def drop(host: ShardHost, store: str) -> int:
     """Free the shards of a store and end the calls that wait for them."""
     host.dropped.append(store)
@@ -174,11 +163,13 @@ async def drop(host: ShardHost, store: str) -> int:
     return len(dropped)
 
 
+@HOST.handles("give_up")
 async def give_up(host: ShardHost, store: str, token: str) -> None:
     """Let a call go that waits for nobody any more."""
     host.give_up(token)
 
 
+@HOST.handles("aggregate", user_code=True)
 async def aggregate(
     host: ShardHost,
     store: str,
@@ -217,6 +208,7 @@ async def aggregate(
     return found
 
 
+@HOST.handles("versions")
 async def versions(host: ShardHost, store: str) -> list[tuple[int, int]]:
     """Return (shard, version) of the shards held here."""
     return [
@@ -225,6 +217,7 @@ async def versions(host: ShardHost, store: str) -> list[tuple[int, int]]:
     ]
 
 
+@HOST.handles("locked")
 async def locked(
     host: ShardHost, store: str, shards: Sequence[int]
 ) -> list[tuple[int, int]]:
@@ -233,6 +226,7 @@ async def locked(
     return [(slot.index, pid) for slot in slots if (pid := slot.locked_by())]
 
 
+@HOST.handles("stats")
 async def stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
     """Return a row of counters per shard held here."""
     return [
@@ -251,61 +245,3 @@ async def stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
         }
         for slot in host.of(store)
     ]
-
-
-def is_crowded(host: ShardHost, call: Call) -> bool:
-    """Return whether a shard may have no room for the producer of a call."""
-    if call.kind == NOTHING or call.run:
-        return False
-    slots = (host.slots.get((call.store, part.shard)) for part in call.parts)
-    return any(slot and slot.shard.needs_room(call.producer) for slot in slots)
-
-
-async def make_room(host: ShardHost, call: Call) -> None:
-    """Ask the directory which producers ended, where a shard has no room for one."""
-    if call.kind == NOTHING or call.run:
-        return
-    for part in call.parts:
-        slot = host.slots.get((call.store, part.shard))
-        if slot is None:
-            continue
-        record = slot.shard.segment.current
-        if record.fixed[N_PRODUCERS] < MAX_PRODUCERS:
-            continue
-        open_ids = await host.under(
-            slot,
-            lambda shard: (
-                shard.open_producers() if shard.needs_room(call.producer) else []
-            ),
-        )
-        if open_ids:
-            reply = await host.worker.scheduler.daskps_directory(
-                method="ended", producers=open_ids
-            )
-            ended = unpack_reply(reply, "the scheduler")["value"]
-            await host.under(slot, partial(Shard.close_producers, ids=ended))
-
-
-#: Those that call code of the user's, or tell why a run cannot go on here, which may be
-#: an error of such code: these pass as they are.
-USER_CODE = frozenset({"create", "aggregate", "goes_on", "finish", "resume"})
-METHODS: dict[str, Callable[..., Awaitable[Any]]] = {
-    f.__name__: f
-    for f in (
-        hello,
-        create,
-        load,
-        drop,
-        give_up,
-        aggregate,
-        versions,
-        locked,
-        stats,
-        *adopting.METHODS,
-        *cores.METHODS,
-        *cutting.METHODS,
-        *keeping.METHODS,
-        *running.METHODS,
-        *warming.METHODS,
-    )
-}

@@ -15,6 +15,7 @@ from dask.system import cpu_count
 from distributed.comm.addressing import get_address_host
 
 from daskps import config
+from daskps.cluster.handlers import DIRECTORY, HOST
 from daskps.cluster.messages import unpack_reply
 from daskps.errors import DaskPSError, ProtocolError
 from daskps.kernels import threads
@@ -76,6 +77,7 @@ class Cores:
         #: Those of which a worker did not answer, until they are looked at again.
         self._again: set[str] = set()
 
+    @DIRECTORY.handles("cores")
     def on_cores(self, worker: str, n: int) -> None:
         """Hear from a host how many cores it may use; a new one takes one thread."""
         if not 1 <= n <= MOST_CORES:
@@ -209,10 +211,8 @@ def leave(worker: Worker) -> None:
         threads.allow(1)
 
 
+@HOST.handles("update_threads")
 async def update_threads(host: ShardHost, n: int) -> None:
     """Hear from the directory how many threads an update may take."""
     if config.load().update_threads is None:
         threads.allow(n)
-
-
-METHODS = (update_threads,)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from daskps import config
 from daskps.cluster.cutting import unpack_report
 from daskps.cluster.entry import remember
+from daskps.cluster.handlers import DIRECTORY
 from daskps.errors import (
     ConsistencyError,
     ProtocolError,
@@ -85,6 +86,7 @@ class Cuts:
 
     # -- messages ------------------------------------------------------------
 
+    @DIRECTORY.handles("cut")
     async def on_cut(
         self,
         uid: str,
@@ -128,6 +130,7 @@ class Cuts:
             self._drop(request.cut)
             raise
 
+    @DIRECTORY.handles("drop_cut")
     def on_drop_cut(self, cut: str) -> None:
         """Forget a cut; twice is fine."""
         self._drop(cut)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.cluster.copies import Room, copy_key, ranges_of
+from daskps.cluster.handlers import HOST
 from daskps.cluster.slot import Pending, Slot
 from daskps.cluster.wellformed import check
 from daskps.shards import cutting
@@ -34,6 +35,9 @@ class OrderWire:
     missing: Sequence[tuple[int, int, int]]
     run: int
     rounds: int
+
+
+_check_order = partial(check, OrderWire, what="the order of a cut")
 
 
 def pack_report(report: Report) -> list[Any]:
@@ -68,6 +72,7 @@ def _attempt(cut: str, attempt: int) -> str:
     return f"{cut}/{attempt}"
 
 
+@HOST.handles("prepare_cut")
 async def prepare_cut(host: ShardHost, store: str, cut: str, index: int | None) -> None:
     """Take the memory for the copies, before any push has to wait for it."""
     slots = _concerned(host, store, index)
@@ -82,6 +87,7 @@ async def prepare_cut(host: ShardHost, store: str, cut: str, index: int | None) 
     await host.in_thread(allocate)
 
 
+@HOST.handles("begin_cut")
 async def begin_cut(
     host: ShardHost,
     *,
@@ -121,6 +127,7 @@ async def begin_cut(
     return reports
 
 
+@HOST.handles("copy_cut", checks={"order": _check_order})
 async def copy_cut(
     host: ShardHost,
     *,
@@ -134,7 +141,6 @@ async def copy_cut(
 
     Returns shard and version of each.
     """
-    check(OrderWire, order, "the order of a cut")
     slots = _concerned(host, store, index)
     claim = host.snapshots.claim(store, cut)
     if not claim.rooms.keys() >= {slot.index for slot in slots}:
@@ -200,6 +206,7 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None
     loop.call_soon_threadsafe(function)
 
 
+@HOST.handles("drop_cut")
 async def drop_cut(
     host: ShardHost, store: str, cut: str, attempt: int | None = None
 ) -> None:
@@ -230,6 +237,7 @@ def _release(shard: Shard, cut: str, attempt: int | None) -> list[Ticket]:
     return cutting.end(shard, held.name)
 
 
+@HOST.handles("excuse")
 async def excuse(
     host: ShardHost, *, store: str, cut: str, attempt: int, producers: Sequence[int]
 ) -> None:
@@ -239,6 +247,7 @@ async def excuse(
         await host.under(slot, partial(cutting.excuse, name=name, owners=producers))
 
 
+@HOST.handles("settle")
 async def settle(
     host: ShardHost, *, store: str, run: int, owner: int, floor: int
 ) -> None:
@@ -246,6 +255,3 @@ async def settle(
     for slot in host.of(store):
         told = partial(cutting.settle, run=run, owner=owner, floor=floor)
         await host.under(slot, told)
-
-
-METHODS = (prepare_cut, begin_cut, copy_cut, drop_cut, excuse, settle)

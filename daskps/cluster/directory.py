@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.adoption import Adoptions
@@ -17,13 +17,14 @@ from daskps.cluster.anchors import anchor_key, store_of_anchor
 from daskps.cluster.cores import Cores
 from daskps.cluster.cuts import Cuts
 from daskps.cluster.entry import Entry, Hosts, is_gradient, remember
+from daskps.cluster.handlers import DIRECTORY
 from daskps.cluster.identities import Identities
 from daskps.cluster.litter import Litter
-from daskps.cluster.messages import PROTOCOL, identity, refusal
+from daskps.cluster.messages import PROTOCOL, identity
 from daskps.cluster.readiness import Readiness
 from daskps.cluster.reserve import Request, check_hosts, find_servers, reserve
 from daskps.cluster.runs import Runs
-from daskps.cluster.wellformed import check, refused
+from daskps.cluster.wellformed import check
 from daskps.errors import (
     ProtocolError,
     RunCancelledError,
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 #: How long who closes a store waits for its hosts to free it.
 FREE_SECONDS = 0.5
+
+_check_request = partial(check, Request, what="a request for a store")
 
 
 class Directory:
@@ -68,29 +71,17 @@ class Directory:
         self._freed: dict[str, str] = {}
         #: Who waits for a store of a name.
         self._awaited: dict[str, set[asyncio.Future[None]]] = {}
+        parts = (self, self.runs, self.identities, self.cuts, self.cores)
+        self._owners = DIRECTORY.owners(*parts)
         scheduler.handlers["daskps_directory"] = self.handle
 
     async def handle(self, method: str, **kwargs: Any) -> dict[str, Any]:
-        """Serve one message: the method `on_...` of the part that has it."""
-        what = f"a message {method!r:.60} to the directory"
-        try:
-            for part in (self, self.runs, self.identities, self.cuts, self.cores):
-                function = getattr(part, f"on_{method}", None)
-                if function is not None:
-                    check(function.__func__, kwargs, what)
-                    value = function(**kwargs)
-                    if inspect.isawaitable(value):
-                        value = await value
-                    return {"status": "OK", "value": value}
-            raise ProtocolError(f"the directory knows no message {method!r:.60}")
-        except Exception as error:
-            refusing = refused(error, what)
-            if refusing is not error:
-                logger.exception("%s failed", what)
-            return refusal(refusing)
+        """Serve one message."""
+        return await DIRECTORY.serve(method, kwargs, self._owners.__getitem__)
 
     # -- stores --------------------------------------------------------------
 
+    @DIRECTORY.handles("hello")
     def on_hello(self, protocol: int, version: str) -> dict[str, Any]:
         """Compare protocols with a client."""
         if protocol != PROTOCOL:
@@ -102,9 +93,9 @@ class Directory:
             )
         return identity()
 
+    @DIRECTORY.handles("create", checks={"request": _check_request})
     async def on_create(self, request: dict[str, Any]) -> dict[str, Any]:
         """Choose hosts for a new store and reserve it."""
-        check(Request, request, "a request for a store")
         wanted = Request(**request)
         if wanted.uid in self.stores:
             raise StoreExistsError(f"there is a store {wanted.uid!r:.60} already")
@@ -130,6 +121,7 @@ class Directory:
                 f"daskps.open({name!r}), or pass overwrite=True to replace it"
             )
 
+    @DIRECTORY.handles("commit")
     def on_commit(
         self,
         uid: str,
@@ -167,6 +159,7 @@ class Directory:
             nbytes=sum(entry.nbytes.values()),
         )
 
+    @DIRECTORY.handles("await_store")
     async def on_await_store(self, name: str, wait_seconds: float) -> None:
         """Wait until a store has this name, or `wait_seconds` are over."""
         if name in self.names:
@@ -182,6 +175,7 @@ class Directory:
             if not waiting:
                 self._awaited.pop(name, None)
 
+    @DIRECTORY.handles("find")
     def on_find(
         self, name: str | None = None, uid: str | None = None
     ) -> dict[str, Any]:
@@ -221,6 +215,7 @@ class Directory:
             f"restarted since it was made, create it again"
         )
 
+    @DIRECTORY.handles("list")
     def on_list(self) -> list[dict[str, Any]]:
         """Return one row per store that is ready."""
         return [
@@ -237,12 +232,14 @@ class Directory:
             if e.ready
         ]
 
+    @DIRECTORY.handles("delete")
     async def on_delete(self, uid: str, wait_seconds: float = FREE_SECONDS) -> None:
         """Free a store on all its hosts."""
         self.entry(uid)
         freeing = self.free(uid, "was deleted", "store-deleted")
         await _settled(freeing, wait_seconds)
 
+    @DIRECTORY.handles("close")
     async def on_close(
         self, uid: str, undo: bool = False, wait_seconds: float = FREE_SECONDS
     ) -> None:
@@ -254,6 +251,7 @@ class Directory:
             # Not reserved yet: `on_create` still looks for workers.
             remember(self._freed, uid, "the store was undone")
 
+    @DIRECTORY.handles("locate")
     async def on_locate(
         self, uid: str, run: int = 0, wait_seconds: float = 0.0
     ) -> dict[str, Any]:
@@ -326,6 +324,7 @@ class Directory:
 
     # -- what the cluster tells us -------------------------------------------
 
+    @DIRECTORY.handles("leaving")
     def on_leaving(self, worker: str) -> list[str]:
         """Hear that a worker closes, and return of which stores others may have shards.
 
@@ -337,6 +336,7 @@ class Directory:
         self.adoptions.came()
         return [uid for uid, e in self.stores.items() if e.adopting or e.lost]
 
+    @DIRECTORY.handles("removed")
     def on_removed(self, worker: str, names: Sequence[str]) -> None:
         """Hear what memory went with a worker that was the last of its machine."""
         gone, why = set(names), "was closed, as were all others of its machine"

@@ -11,19 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from distributed.core import Status
-from distributed.diagnostics.plugin import WorkerPlugin
-
 from daskps import config
-from daskps.cluster import (
-    accounting,
-    arrivals,
-    control,
-    cores,
-    exits,
-    leaving,
-    upstream,
-)
+from daskps.cluster import arrivals
 from daskps.cluster.contributions import Contributions
 from daskps.cluster.copies import Copies
 from daskps.cluster.machine import HERE, Machine
@@ -33,27 +22,29 @@ from daskps.cluster.messages import (
     pack_answers,
     refusal,
     unpack_call,
+    unpack_reply,
 )
 from daskps.cluster.scratch import Scratch, limit_of
 from daskps.cluster.serving import Exchange, Serving
 from daskps.cluster.slot import LOCK_SECONDS
-from daskps.cluster.wellformed import check, refused
+from daskps.cluster.wellformed import refused
 from daskps.errors import (
     DaskPSError,
-    ProtocolError,
     ShardBusyError,
     ShardLostError,
     StaleGenerationError,
     StoreClosedError,
 )
-from daskps.shards.base import Ready
+from daskps.shards.base import NOTHING, Ready
 from daskps.shards.dense import Shard
+from daskps.shards.segment import MAX_PRODUCERS, N_PRODUCERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from distributed import Worker
 
+    from daskps.cluster.handlers import Handlers
     from daskps.cluster.memory import Block, Memory
     from daskps.cluster.slot import Slot
 
@@ -71,7 +62,6 @@ WAIT_SECONDS = 20.0
 MIN_SECONDS = 0.1
 #: How often the host looks at shards that other processes may have changed.
 LOOK_SECONDS = 0.0005
-_UNFINISHED = (Status.closing, Status.closed, Status.failed)
 
 
 class ShardHost(Serving):
@@ -84,13 +74,18 @@ class ShardHost(Serving):
     ----------
     worker : Worker
         The worker.
+    handlers : Handlers
+        What serves its messages.
     machine : Machine
         Where it shares memory with others.
     """
 
-    def __init__(self, worker: Worker, machine: Machine = HERE) -> None:
+    def __init__(
+        self, worker: Worker, handlers: Handlers, machine: Machine = HERE
+    ) -> None:
         settings = config.load()
         self.worker, self.machine = worker, machine
+        self._handlers = handlers
         self.scratch = Scratch(limit_of(worker.memory_manager.memory_limit))
         super().__init__(self.scratch.empty, WAIT_SECONDS)
         #: Stores freed lately: a create that was cut short may still be at work.
@@ -149,7 +144,7 @@ class ShardHost(Serving):
         began = loop.time()
         self.n_calls += 1
         if not call.run:
-            await control.make_room(self, call)
+            await self._make_room(call)
         small = call.nbytes <= self.inline_nbytes
         if call.codec:
             work = partial(self.widened, call)
@@ -212,9 +207,9 @@ class ShardHost(Serving):
 
     def begin_now(self, call: Call, seconds: float) -> Exchange:
         """Begin a call in the caller's thread; :meth:`Exchange.finish` ends it."""
-        if control.is_crowded(self, call):
+        if self._is_crowded(call):
             loop: Any = self.worker.loop
-            room = control.make_room(self, call)
+            room = self._make_room(call)
             made = asyncio.run_coroutine_threadsafe(room, loop.asyncio_loop)
             try:
                 made.result(seconds)
@@ -225,6 +220,37 @@ class ShardHost(Serving):
                     f"producers have ended"
                 ) from None
         return super().begin_now(call, seconds)
+
+    def _is_crowded(self, call: Call) -> bool:
+        """Return whether a shard may have no room for the producer of a call."""
+        if call.kind == NOTHING or call.run:
+            return False
+        slots = (self.slots.get((call.store, part.shard)) for part in call.parts)
+        return any(slot and slot.shard.needs_room(call.producer) for slot in slots)
+
+    async def _make_room(self, call: Call) -> None:
+        """Ask the directory which producers ended, where a shard has no room for one."""
+        if call.kind == NOTHING or call.run:
+            return
+        for part in call.parts:
+            slot = self.slots.get((call.store, part.shard))
+            if slot is None:
+                continue
+            record = slot.shard.segment.current
+            if record.fixed[N_PRODUCERS] < MAX_PRODUCERS:
+                continue
+            open_ids = await self.under(
+                slot,
+                lambda shard: (
+                    shard.open_producers() if shard.needs_room(call.producer) else []
+                ),
+            )
+            if open_ids:
+                reply = await self.worker.scheduler.daskps_directory(
+                    method="ended", producers=open_ids
+                )
+                ended = unpack_reply(reply, "the scheduler")["value"]
+                await self.under(slot, partial(Shard.close_producers, ids=ended))
 
     def missing(self, store: str, shard: int) -> Exception:
         """Return what a call of a shard that is not here gets."""
@@ -259,19 +285,7 @@ class ShardHost(Serving):
 
     async def handle_control(self, method: str, **kwargs: Any) -> dict[str, Any]:
         """Serve a control message: create, drop, runs, versions, statistics."""
-        method = str(method)
-        try:
-            function = control.METHODS.get(method)
-            if function is None:
-                raise ProtocolError(f"a host knows no message {method!r:.60}")
-            check(function, kwargs, f"a message {method!r}")
-            return {"status": "OK", "value": await function(self, **kwargs)}
-        except Exception as error:
-            if not isinstance(error, (DaskPSError, ValueError, TypeError)):
-                logger.exception("control message %s failed", method)
-            if method not in control.USER_CODE:
-                error = refused(error, f"a message {method!r:.60}")
-            return refusal(error)
+        return await self._handlers.serve(str(method), kwargs, lambda _: self)
 
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Run `function` on the host's own executor."""
@@ -375,57 +389,3 @@ def _metric(worker: Worker) -> dict[str, int]:
         "contributions": kept.n,
         "snapshots": host.snapshots.nbytes,
     }
-
-
-def _log_from_info_on(worker: Worker) -> None:
-    """Let `client.forward_logging("daskps")` have more than warnings.
-
-    What no logger of a worker lets through, Dask cannot forward. A level that somebody
-    has set stays; so does the level in a process of the user's own.
-    """
-    ours = logging.getLogger("daskps")
-    if ours.level == logging.NOTSET and not worker.address.startswith("inproc"):
-        ours.setLevel(logging.INFO)
-
-
-class HostPlugin(WorkerPlugin):
-    """Gives a worker its host. Registering it again changes nothing.
-
-    `cluster` is the scheduler's id, "" where who registers it does not know that.
-    `machine` is where the host shares memory with others.
-    """
-
-    name = "daskps-host"
-    idempotent = True
-
-    def __init__(self, cluster: str = "", machine: Machine = HERE) -> None:
-        self._cluster, self._machine = cluster, machine
-
-    def setup(self, worker: Worker) -> None:
-        """Create the host unless this worker has one."""
-        host = HOSTS.get(worker.address)
-        if host is None or host.worker is not worker:
-            host = HOSTS[worker.address] = ShardHost(worker, self._machine)
-            accounting.begin(worker)
-            _log_from_info_on(worker)
-            upstream.shorten_failures()
-            exits.quicken(worker)
-        # Now, and not with its first shard: with its last member goes what is there,
-        # also memory of a worker that has died and that this one could adopt.
-        host.memory(self._cluster)
-        cores.follow(worker, self._cluster)
-
-    async def teardown(self, worker: Worker) -> None:
-        """Close the host when the worker closes.
-
-        Dask also tears a plugin down when one of the same name is added again, as
-        happens after a preload; the shards must survive that.
-        """
-        host = HOSTS.get(worker.address)
-        if host is None or worker.status not in _UNFINISHED:
-            return
-        try:
-            await leaving.leave(host, "was closed")
-        finally:
-            cores.leave(worker)
-            del HOSTS[worker.address]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
+from daskps.cluster.handlers import DIRECTORY
 from daskps.errors import ConsistencyError, ProtocolError
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class Identities:
         """Return an id no run or producer has had."""
         return next(self._ids)
 
+    @DIRECTORY.handles("producer")
     def on_producer(self, kind: str, owner: Any) -> int:
         """Issue the identity of a pusher outside runs.
 
@@ -49,6 +51,7 @@ class Identities:
         self._owners[number] = (kind, owner)
         return number
 
+    @DIRECTORY.handles("ended")
     def on_ended(self, producers: Sequence[int]) -> list[int]:
         """Return those of the producers that will not push again."""
         return [p for p in producers if not self._is_open(p)]

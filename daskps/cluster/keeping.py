@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.contributions import Parcel, Place
+from daskps.cluster.handlers import HOST
 from daskps.cluster.messages import pack_array
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 Packed = tuple[str, float, list[tuple[int, float, Any]]]
 
 
+@HOST.handles("sums")
 async def sums(
     host: ShardHost,
     *,
@@ -45,6 +47,7 @@ def _packed(parcel: Parcel) -> Packed:
     return parcel.codec.name if parcel.codec else "", parcel.scale, rows
 
 
+@HOST.handles("note")
 async def note(
     host: ShardHost, *, store: str, run: int, number: int, receipts: Sequence[Any]
 ) -> None:
@@ -52,6 +55,7 @@ async def note(
     host.contributions.note(run, number, receipts)
 
 
+@HOST.handles("receipts")
 async def receipts(
     host: ShardHost, store: str, run: int, since: int
 ) -> list[tuple[int, list[Any]]]:
@@ -60,15 +64,14 @@ async def receipts(
     return host.contributions.receipts(run, since)
 
 
+@HOST.handles("free")
 async def free(host: ShardHost, run: int, attempt: int, last: int) -> None:
     """Drop the contributions to an attempt's rounds up to `last`."""
     host.contributions.free(run, attempt, last)
 
 
+@HOST.handles("end_graph")
 async def end_graph(host: ShardHost, run: int) -> None:
     """Drop all contributions to a run; what still comes is refused."""
     host.contributions.end(run)
     host.scratch.clear()
-
-
-METHODS = (sums, note, receipts, free, end_graph)

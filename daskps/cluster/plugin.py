@@ -1,21 +1,94 @@
-"""The hook through which a scheduler gets its directory."""
+"""The hooks through which a scheduler gets its directory, and each worker its host."""
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
-from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.core import Status
+from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
 
+from daskps.cluster import (
+    accounting,
+    adopting,
+    control,
+    cores,
+    cutting,
+    exits,
+    keeping,
+    leaving,
+    running,
+    upstream,
+    warming,
+)
 from daskps.cluster.directory import Directory
 from daskps.cluster.entry import is_gradient
-from daskps.cluster.host import HostPlugin
-from daskps.cluster.upstream import dumps
+from daskps.cluster.handlers import HOST
+from daskps.cluster.host import HOSTS, ShardHost
+from daskps.cluster.machine import HERE, Machine
 
 if TYPE_CHECKING:
-    from distributed import Scheduler
+    from distributed import Scheduler, Worker
     from distributed.scheduler import WorkerState
 
 EXTENSION = "daskps-directory"
+#: What serves the messages of a host: each registers its handlers with `HOST`.
+SERVING = (adopting, control, cores, cutting, keeping, running, warming)
+_UNFINISHED = (Status.closing, Status.closed, Status.failed)
+
+
+def _log_from_info_on(worker: Worker) -> None:
+    """Let `client.forward_logging("daskps")` have more than warnings.
+
+    What no logger of a worker lets through, Dask cannot forward. A level that somebody
+    has set stays; so does the level in a process of the user's own.
+    """
+    ours = logging.getLogger("daskps")
+    if ours.level == logging.NOTSET and not worker.address.startswith("inproc"):
+        ours.setLevel(logging.INFO)
+
+
+class HostPlugin(WorkerPlugin):
+    """Gives a worker its host. Registering it again changes nothing.
+
+    `cluster` is the scheduler's id, "" where who registers it does not know that.
+    `machine` is where the host shares memory with others.
+    """
+
+    name = "daskps-host"
+    idempotent = True
+
+    def __init__(self, cluster: str = "", machine: Machine = HERE) -> None:
+        self._cluster, self._machine = cluster, machine
+
+    def setup(self, worker: Worker) -> None:
+        """Create the host unless this worker has one."""
+        host = HOSTS.get(worker.address)
+        if host is None or host.worker is not worker:
+            host = HOSTS[worker.address] = ShardHost(worker, HOST, self._machine)
+            accounting.begin(worker)
+            _log_from_info_on(worker)
+            upstream.shorten_failures()
+            exits.quicken(worker)
+        # Now, and not with its first shard: with its last member goes what is there,
+        # also memory of a worker that has died and that this one could adopt.
+        host.memory(self._cluster)
+        cores.follow(worker, self._cluster)
+
+    async def teardown(self, worker: Worker) -> None:
+        """Close the host when the worker closes.
+
+        Dask also tears a plugin down when one of the same name is added again, as
+        happens after a preload; the shards must survive that.
+        """
+        host = HOSTS.get(worker.address)
+        if host is None or worker.status not in _UNFINISHED:
+            return
+        try:
+            await leaving.leave(host, "was closed")
+        finally:
+            cores.leave(worker)
+            del HOSTS[worker.address]
 
 
 class DirectoryPlugin(SchedulerPlugin):
@@ -31,7 +104,7 @@ class DirectoryPlugin(SchedulerPlugin):
         self._directory: Directory = scheduler.extensions[EXTENSION]
         await scheduler.register_worker_plugin(
             None,
-            dumps(HostPlugin(scheduler.id)),
+            upstream.dumps(HostPlugin(scheduler.id)),
             name=HostPlugin.name,
             idempotent=True,
         )

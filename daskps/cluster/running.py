@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import codecs
 from daskps.cluster import arrivals, words
+from daskps.cluster.handlers import HOST
 from daskps.cluster.spec import check_begin
 from daskps.cluster.upstream import loads
 from daskps.consistency import ASP, BSP, SSP, Policy
@@ -44,6 +45,7 @@ def policy_of(code: Sequence[Any]) -> Policy:
     return BSP() if name == "bsp" else ASP()
 
 
+@HOST.handles("begin_run", checks={"begin": check_begin})
 async def begin_run(
     host: ShardHost,
     *,
@@ -57,7 +59,6 @@ async def begin_run(
     `begin` says policy, n_ranks, reduce, reset and codec. Returns shard, name, bytes and nonce of the mailboxes that trainers in other
     processes of the machine may fill themselves; those of a graph run are nobody's.
     """
-    check_begin(begin)
     if begin["codec"]:
         await host.in_thread(partial(words.warm, codecs.named(begin["codec"])))
     rule, function = policy_of(begin["policy"]), loads(begin["reduce"])
@@ -166,6 +167,7 @@ def _check_room(host: ShardHost, name: str, nbytes: int) -> None:
         )
 
 
+@HOST.handles("end_run")
 async def end_run(
     host: ShardHost,
     *,
@@ -207,6 +209,7 @@ async def _end(host: ShardHost, slot: Slot, last: End, as_it_is: End) -> None:
         await host.under(slot, as_it_is)
 
 
+@HOST.handles("finish", user_code=True)
 async def finish(host: ShardHost, store: str, run: int, rank: int) -> None:
     """Wait for a trainer no longer."""
     for slot in host.of(store):
@@ -214,6 +217,7 @@ async def finish(host: ShardHost, store: str, run: int, rank: int) -> None:
         await host.under(slot, lambda shard: shard.finish(run, rank))
 
 
+@HOST.handles("resume", user_code=True)
 async def resume(
     host: ShardHost, store: str, run: int, rank: int
 ) -> list[tuple[int, int]]:
@@ -233,6 +237,7 @@ def _check_rank(slot: Slot, run: int, rank: int) -> None:
         raise ProtocolError(f"trainer {rank} of the {int(fixed[N_RANKS])} of run {run}")
 
 
+@HOST.handles("hold")
 async def hold(
     host: ShardHost,
     *,
@@ -266,12 +271,14 @@ async def hold(
     return await asyncio.gather(*map(one, host.of(store)))
 
 
+@HOST.handles("goes_on", user_code=True)
 async def goes_on(host: ShardHost, store: str, run: int) -> None:
     """Raise why a run cannot go on here, if so."""
     for slot in host.of(store):
         await host.under(slot, lambda shard: shard.check_goes_on(run))
 
 
+@HOST.handles("rounds")
 async def rounds(host: ShardHost, store: str, run: int) -> list[int]:
     """Return the rounds completed in a run, per shard held here."""
     return [
@@ -280,6 +287,7 @@ async def rounds(host: ShardHost, store: str, run: int) -> list[int]:
     ]
 
 
+@HOST.handles("changed")
 async def changed(host: ShardHost, store: str, run: int) -> list[list[int] | None]:
     """Return the parameters that a run has changed, per shard held here.
 
@@ -297,6 +305,3 @@ def _changed(slot: Slot, run: int, shard: Shard) -> list[int] | None:
     segment = shard.segment
     changes = zip(segment.pieces, segment.current.changed, strict=True)
     return sorted({p.parameter.index for p, last in changes if last > flip})
-
-
-METHODS = (begin_run, end_run, finish, resume, hold, goes_on, rounds, changed)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import config
 from daskps.cluster.entry import remember
+from daskps.cluster.handlers import DIRECTORY
 from daskps.cluster.messages import pack_error
 from daskps.cluster.opening import begin_everywhere, give_up
 from daskps.cluster.progress import Report, Run, rounds_lost
@@ -59,6 +60,7 @@ class Runs:
 
     # -- life ----------------------------------------------------------------
 
+    @DIRECTORY.handles("open_run")
     async def on_open_run(self, uid: str, begin: dict[str, Any], **who: Any) -> int:
         """Start a run on every shard of a store.
 
@@ -129,6 +131,7 @@ class Runs:
             raise
         run.mailboxes, run.began = mailboxes, True
 
+    @DIRECTORY.handles("close_run")
     async def on_close_run(self, run: int) -> None:
         """End a run that is over."""
         if run in self._runs:
@@ -136,6 +139,7 @@ class Runs:
                 self._tell("run-ended", self._runs[run])
             await self._end(self._runs[run], RunCancelledError("it has ended"))
 
+    @DIRECTORY.handles("fence_run")
     async def on_fence_run(self, run: int, reason: str, wait: bool = True) -> None:
         """Cancel a run: its trainers' calls fail from here on.
 
@@ -247,6 +251,7 @@ class Runs:
 
     # -- trainers ------------------------------------------------------------
 
+    @DIRECTORY.handles("register")
     async def on_register(
         self, run: int, rank: int, worker: str, wait_seconds: float
     ) -> dict[str, Any]:
@@ -282,6 +287,7 @@ class Runs:
             raise short
         return {"again": again, "mailboxes": entry.mailboxes}
 
+    @DIRECTORY.handles("trains_on")
     async def on_trains_on(self, run: int, workers: Sequence[str]) -> None:
         """Hear where the data of each rank of a graph run is."""
         entry = self._get(run)
@@ -317,6 +323,7 @@ class Runs:
                 )
             )
 
+    @DIRECTORY.handles("finished")
     async def on_finished(self, run: int, rank: int, clock: int) -> None:
         """Hear that a trainer has ended."""
         entry = self._get(run, rank)
@@ -324,6 +331,7 @@ class Runs:
         entry.clock = max(entry.clock, clock)
         await self._announce(entry)
 
+    @DIRECTORY.handles("report")
     async def on_report(
         self, run: int, rank: int, epoch: int, report: dict[str, Any]
     ) -> bool:
@@ -358,6 +366,7 @@ class Runs:
             run.announced += 1
         await self._notify(run)
 
+    @DIRECTORY.handles("progress")
     async def on_progress(
         self, run: int, rank: int, *, clock: int, loss: float | None, rows: int
     ) -> None:
@@ -368,6 +377,7 @@ class Runs:
 
     # -- the client ----------------------------------------------------------
 
+    @DIRECTORY.handles("watch")
     async def on_watch(
         self, run: int, *, seen: int, clock: int, slowest: int, wait_seconds: float
     ) -> dict[str, Any]:
@@ -402,6 +412,7 @@ class Runs:
             "error": pack_error(entry.fenced) if entry.fenced else None,
         }
 
+    @DIRECTORY.handles("verdict")
     async def on_verdict(self, run: int, epoch: int, stop: bool) -> None:
         """Let the trainers of a gated run go on after an epoch, or stop."""
         entry = self._get(run)

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from daskps.cluster.handlers import HOST
 from daskps.cluster.rules import Rules
 from daskps.cluster.wellformed import layout_of
 
@@ -22,6 +23,7 @@ QUIET_LOOKS = 5
 MOST_LOOKS = 50
 
 
+@HOST.handles("warm")
 async def warm(host: ShardHost, layout: Mapping[str, Any], rules: bytes) -> None:
     """Load the loops of a store in a thread, when the worker has nothing to do.
 
@@ -41,6 +43,3 @@ async def warm(host: ShardHost, layout: Mapping[str, Any], rules: bytes) -> None
         await asyncio.get_running_loop().run_in_executor(thread, ready)
     finally:
         thread.shutdown(wait=False)
-
-
-METHODS = (warm,)

@@ -11,8 +11,9 @@ import distributed.utils
 from distributed import Client, Scheduler, Worker
 from distributed.system_monitor import SystemMonitor
 
-from daskps.cluster.host import HOSTS, HostPlugin
+from daskps.cluster.host import HOSTS
 from daskps.cluster.link import link_of
+from daskps.cluster.plugin import HostPlugin
 from daskps.testing import network
 from daskps.testing.ground import put
 from daskps.testing.loop import Process

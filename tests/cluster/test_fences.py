@@ -15,10 +15,11 @@ from distributed import Client, get_worker
 
 import daskps
 from daskps import optim
-from daskps.cluster import control, link, upstream
+from daskps.cluster import link, upstream
+from daskps.cluster.handlers import HOST
 from daskps.cluster.host import HOSTS
 from daskps.shards.segment import N_PRODUCERS, RUN
-from tests.support import gen_cluster, local_cluster, store, until
+from tests.support import gen_cluster, local_cluster, served_by, store, until
 
 #: Seconds that a call may need beyond its timeout on a machine that others use.
 SLACK_SECONDS = 20
@@ -160,13 +161,13 @@ async def test_a_silent_host_keeps_no_caller_beyond_its_timeout(
 ):
     """A run that opens late is closed as late, by nobody who waits for it."""
     caplog.set_level(logging.INFO, "daskps")
-    go_on, begin = asyncio.Event(), control.METHODS["begin_run"]
+    go_on, begin = asyncio.Event(), HOST.by_name["begin_run"]
 
     async def silent(host, **kwargs):
         await go_on.wait()
-        return await begin(host, **kwargs)
+        return await begin.function(host, **kwargs)
 
-    monkeypatch.setitem(control.METHODS, "begin_run", silent)
+    monkeypatch.setitem(HOST.by_name, "begin_run", served_by("begin_run", silent))
     monkeypatch.setattr(link, "GRACE_SECONDS", 0.01)
     params, sgd = {"w": np.zeros(10, "f4")}, optim.SGD(1.0)
     async with await daskps.create(params, client=c, optimizer=sgd) as made:
@@ -185,7 +186,8 @@ async def test_a_silent_host_keeps_no_caller_beyond_its_timeout(
             raise ValueError("not now")
 
         go_on.clear()
-        monkeypatch.setitem(control.METHODS, "begin_run", fails)
+        failing = served_by("begin_run", fails)
+        monkeypatch.setitem(HOST.by_name, "begin_run", failing)
         with pytest.raises(TimeoutError, match="a run on store"):
             await daskps.run(made, step, [1], timeout=0.05)
         [left] = made._bind()._background

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daskps.cluster import control
+from daskps.cluster.host import ShardHost
 from daskps.cluster.messages import Call, Part
 from daskps.cluster.slot import Pending, Slot
 from daskps.errors import ShardBusyError, ShardLostError, StoreClosedError
@@ -177,8 +177,8 @@ def test_push_goes_by_message_where_room_is_not_made_in_time(monkeypatch):
         asked.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(control, "is_crowded", lambda *_: True)
-    monkeypatch.setattr(control, "make_room", make_room)
+    monkeypatch.setattr(ShardHost, "_is_crowded", lambda *_: True)
+    monkeypatch.setattr(ShardHost, "_make_room", make_room)
     try:
         with pytest.raises(ShardBusyError, match="which producers have ended"):
             bare_host(loop).begin_now(Call("s", (Part(0),)), 0.01)

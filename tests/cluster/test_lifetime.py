@@ -17,13 +17,14 @@ from distributed import Client, Worker
 
 import daskps
 from daskps import ArraySpec, optim
-from daskps.cluster import control, directory
-from daskps.cluster.host import HOSTS, HostPlugin
+from daskps.cluster import directory
+from daskps.cluster.handlers import HOST
+from daskps.cluster.host import HOSTS
 from daskps.cluster.mapping import mapped_nbytes
 from daskps.cluster.memory import FileMembers
 from daskps.cluster.messages import unpack_reply
-from daskps.cluster.plugin import DirectoryPlugin
-from tests.support import gen_cluster, store, until
+from daskps.cluster.plugin import DirectoryPlugin, HostPlugin
+from tests.support import gen_cluster, served_by, store, until
 
 W = np.arange(8, dtype="f4")
 
@@ -180,14 +181,14 @@ async def test_close_that_nobody_answers_keeps_no_anchor(c, s, a, monkeypatch):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
 async def test_close_waits_for_the_owners_but_not_for_silent_ones(c, s, a, monkeypatch):
-    drop, go_on, asked = control.METHODS["drop"], asyncio.Event(), asyncio.Event()
+    drop, go_on, asked = HOST.by_name["drop"], asyncio.Event(), asyncio.Event()
 
     async def late(host, store):
         asked.set()
         await go_on.wait()
-        return await drop(host, store)
+        return await drop.function(host, store)
 
-    monkeypatch.setitem(control.METHODS, "drop", late)
+    monkeypatch.setitem(HOST.by_name, "drop", served_by("drop", late))
     first, second = [await daskps.create({"w": W}, client=c) for _ in range(2)]
     monkeypatch.setattr(directory, "FREE_SECONDS", 60)
     closing = asyncio.ensure_future(first.close())

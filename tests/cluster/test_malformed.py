@@ -18,19 +18,14 @@ import numpy as np
 
 import daskps
 from daskps import errors, optim
-from daskps.cluster import control, runs, warming
-from daskps.cluster.cores import Cores
-from daskps.cluster.cuts import Cuts
+from daskps.cluster import runs, warming
 from daskps.cluster.directory import Directory
+from daskps.cluster.handlers import DIRECTORY, HOST
 from daskps.cluster.host import HOSTS, ShardHost
-from daskps.cluster.identities import Identities
 from daskps.cluster.messages import _HEAD
-from daskps.cluster.runs import Runs
 from daskps.cluster.upstream import dumps
 from tests.support import gen_cluster
 
-#: What serves the messages to the directory.
-PARTS = (Directory, Runs, Identities, Cuts, Cores)
 #: Every way but messages is closed.
 FAR = {"daskps.ways.process": False, "daskps.ways.machine": False}
 JUNK: tuple[Any, ...] = (
@@ -204,12 +199,9 @@ def unsent(store):
 
 def guessed():
     """Return a message for every handler, for those of which nothing better is known."""
-    directory = {
-        n[3:]: f for of in PARTS for n, f in vars(of).items() if n[:3] == "on_"
-    }
-    for door, handlers in (("handle", directory), ("handle_control", control.METHODS)):
-        for name, function in handlers.items():
-            _, *takes = inspect.signature(function).parameters
+    for door, handlers in (("handle", DIRECTORY), ("handle_control", HOST)):
+        for name, handler in handlers.by_name.items():
+            _, *takes = inspect.signature(handler.function).parameters
             yield (door, name), {"method": name, **dict.fromkeys(takes, "x")}
 
 

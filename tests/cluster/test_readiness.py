@@ -15,13 +15,14 @@ from distributed import Worker
 
 import daskps
 from daskps import optim
-from daskps.cluster import control, readiness, warming
+from daskps.cluster import readiness, warming
+from daskps.cluster.handlers import HOST
 from daskps.cluster.host import ShardHost
 from daskps.cluster.readiness import Readiness
 from daskps.cluster.rules import Rules
 from daskps.errors import ProtocolError
 from daskps.layout import Layout
-from tests.support import gen_cluster
+from tests.support import gen_cluster, served_by
 
 LAYOUT = Layout.build({"w": ((8,), "float32")}, 2)
 WORKERS = ["tcp://a:1", "tcp://a:2", "tcp://a:3", "tcp://b:1"]
@@ -109,7 +110,7 @@ async def test_a_cluster_asks_when_a_store_is_made_and_when_a_worker_comes(c, s,
     async def warm(host: ShardHost, **about: Any) -> None:
         await asked.put(host.worker.address)
 
-    with patch.dict(control.METHODS, warm=warm):
+    with patch.dict(HOST.by_name, warm=served_by("warm", warm)):
         made = await daskps.create({"w": np.zeros(4)}, client=c, servers=[a.address])
         assert await asyncio.wait_for(asked.get(), 30) == b.address
         async with Worker(s.address, nthreads=1) as late:

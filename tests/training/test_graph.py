@@ -21,10 +21,11 @@ from distributed import Client, Event, SchedulerPlugin, get_worker
 
 import daskps
 from daskps import config, optim
-from daskps.cluster import contributions, control
+from daskps.cluster import contributions
 from daskps.cluster.client import ShardClient
 from daskps.cluster.contributions import Contributions, Place, contribution
 from daskps.cluster.desk import Reading, Weights
+from daskps.cluster.handlers import HOST
 from daskps.cluster.host import HOSTS
 from daskps.cluster.ledger import Ledger
 from daskps.cluster.plans import whole
@@ -32,7 +33,7 @@ from daskps.cluster.shelf import Shelf
 from daskps.cluster.windows import WINDOW, Schedule
 from daskps.errors import ContributionLostError, RunCancelledError
 from daskps.layout import Layout
-from tests.support import local_cluster, popen, until
+from tests.support import local_cluster, popen, served_by, until
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(96, 6)).astype("f4")
@@ -280,9 +281,8 @@ def test_a_round_that_is_lost_each_time_is_an_error():
 
 def count_sums(dask_worker):
     """Count the messages that ask for sums."""
-    original = control.METHODS["sums"]
-    counted = mock.AsyncMock(side_effect=original)
-    patch = mock.patch.dict(control.METHODS, sums=counted)
+    counted = mock.AsyncMock(side_effect=HOST.by_name["sums"].function)
+    patch = mock.patch.dict(HOST.by_name, sums=served_by("sums", counted))
     patch.start()
     dask_worker.daskps_test = counted, [patch]
 
