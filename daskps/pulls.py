@@ -221,9 +221,8 @@ class Readable(Handle):
             and the calls its host has served for all its shards ("calls"). "handle":
             of this handle in this process, the way that verbs take from here to each
             worker ("ways": "process" is a call, "machine" acts on the shards' memory,
-            "machine, reading" does so for reads alone, "message" goes over the
-            network), messages, calls without one ("local_calls"), bytes of the arrays
-            in messages ("nbytes"), and retries.
+            "message" goes over the network), messages, calls without one
+            ("local_calls"), bytes of the arrays in messages ("nbytes"), and retries.
 
         Raises
         ------

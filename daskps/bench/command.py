@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 #: Benchmarks, each a module with `main`.
 NAMES = {
     "batches": "shuffled batches of data in blocks, beside those of one array",
-    "filed": "copies out of a file, beside those out of its mapped memory",
     "graph": "rounds in the task graph, beside plain Dask",
     "kernels": "compiled loops, beside torch and copying memory",
     "lock": "the lock of a shard between processes",

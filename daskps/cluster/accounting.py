@@ -5,12 +5,13 @@ block of ours would count once in each process that reads it, and Dask would pau
 kill workers that hold nothing. Here a block counts once, for the process that made or
 adopted it. Two measurements are corrected: the worker's own, which decides whether it
 spills and pauses, and that of its nanny, which decides whether to end it. A process in
-which one of them cannot be touches no blocks of others, see :func:`charged`.
+which one of them cannot be corrected maps no blocks of others, see :func:`may_map`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 from concurrent.futures import CancelledError, Future
@@ -25,6 +26,7 @@ from distributed.diagnostics.plugin import NannyPlugin
 from daskps import config
 from daskps.cluster import upstream
 from daskps.cluster.mapping import mapped_nbytes, owned_nbytes
+from daskps.cluster.once import warn_once
 from daskps.cluster.registry import pid_of
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
     from distributed import Nanny, Worker
 
+logger = logging.getLogger(__name__)
 #: Looks of a nanny, ten a second by Dask's default, after it has seen blocks of others:
 #: while a large one is being unmapped, the system still charges for it but does not list
 #: it any more.
@@ -52,15 +55,15 @@ class Charge(NamedTuple):
     """That Dask charges a worker for blocks of others."""
 
     why: str
-    #: Whether that may change: its nanny has not answered yet.
-    is_passing: bool = False
+    #: What would change that; "" where its nanny has not answered yet, which may.
+    remedy: str
 
 
 class _Asked(NamedTuple):
     """What a nanny was asked."""
 
-    #: Why its worker is charged, "" if it is not.
-    answer: Future[str]
+    #: That its worker is charged, None if it is not.
+    answer: Future[Charge | None]
     #: When the patience of all callers is over, as :func:`time.monotonic`.
     until: float
 
@@ -76,65 +79,93 @@ def begin(worker: Worker) -> None:
     worker : distributed.Worker
         The worker; its nanny hears of it a little later, as soon as it has started.
     """
-    why = ""
-    if not config.load().correct_memory:
-        why = "daskps.correct-memory is false"
-    elif not _tells():
-        why = f"{_PROC} does not say what of its memory is shared"
-    if why or worker.nanny is None:
-        answer = Future[str]()
-        answer.set_result(why)
+    charge = _uncorrectable(worker.address)
+    if charge is not None or worker.nanny is None:
+        answer = Future[Charge | None]()
+        answer.set_result(charge)
     else:
         loop = asyncio.get_running_loop()
         answer = asyncio.run_coroutine_threadsafe(_tell_nanny(worker), loop)
     _asked[worker] = _Asked(answer, monotonic() + PATIENCE_SECONDS)
-    if not why:
+    if charge is None:
         correct(worker)
 
 
-async def _tell_nanny(worker: Any) -> str:
+def _uncorrectable(address: str) -> Charge | None:
+    """Return why a worker's own figure stays as it is, None where it need not."""
+    if not config.load().correct_memory:
+        why = f"{address}: daskps.correct-memory is false"
+        return Charge(why, "set it to true where the worker starts")
+    if not _tells():
+        why = f"{address}: {_PROC} does not say what of its memory is shared"
+        return Charge(why, "give it a Linux whose /proc tells RssShmem")
+    return None
+
+
+async def _tell_nanny(worker: Any) -> Charge | None:
     """Give a worker's nanny its part; return why that was not possible."""
     plugin = upstream.dumps(NannyMemory())
     try:
         async with worker.rpc(worker.nanny) as nanny:
             reply = await nanny.plugin_add(plugin=plugin, name=NannyMemory.name)
-    except Exception as error:  # noqa: BLE001 - shards can be read without it
-        return f"its nanny takes no plugin ({error!r})"
-    if reply["status"] != "OK":
-        return f"its nanny takes no plugin ({reply.get('exception_text', reply)})"
-    return ""
+    except Exception as error:  # noqa: BLE001 - messages can be sent without it
+        found = repr(error)
+    else:
+        if reply["status"] == "OK":
+            return None
+        found = reply.get("exception_text", reply)
+    return Charge(
+        f"{worker.address}: its nanny takes no plugin ({found})",
+        "have the nanny import daskps and see the worker's /proc/PID/smaps",
+    )
 
 
-def charged(seconds: float = PATIENCE_SECONDS) -> Charge | None:
+def may_map() -> bool:
+    """Return whether blocks of other workers may be mapped into this process.
+
+    Where that will stay impossible the log says why, and how to allow it, once.
+    """
+    charge = charged()
+    if charge is not None and charge.remedy:
+        warn_once(
+            logger,
+            charge.why,
+            "calls of shards on other workers of this machine are sent as messages, and "
+            "their memory is not mapped: Dask would count it as this worker's own (%s); "
+            "to allow it %s, or start the worker without a memory limit",
+            *charge,
+        )
+    return charge is None
+
+
+def charged() -> Charge | None:
     """Return why a worker of this process is charged for blocks of others.
 
-    Parameters
-    ----------
-    seconds : float
-        How long to wait at most for the nanny of a worker that has just started; all
-        who ask share one patience, and on an event loop, which brings the answer,
-        there is none.
+    The nanny of a worker that has just started is waited for: all who ask share one
+    patience, and on an event loop, which brings the answer, there is none.
 
     Returns
     -------
     Charge or None
         None where none is, and any block may be touched.
     """
-    if _is_on_loop():
-        seconds = 0
+    is_on_loop = _is_on_loop()
     for worker in upstream.workers():
         if worker.memory_manager.memory_limit is None:
             continue
         asked = _asked.get(worker)
         if asked is None:
-            return Charge(f"{worker.address}: it has no host of daskps")
-        left = max(0.0, min(seconds, asked.until - monotonic()))
+            return Charge(
+                f"{worker.address}: it has no host of daskps",
+                "start it with --preload daskps.preload",
+            )
+        left = 0.0 if is_on_loop else max(0.0, asked.until - monotonic())
         try:
-            why = asked.answer.result(left)
+            charge = asked.answer.result(left)
         except (TimeoutError, CancelledError):
-            return Charge(f"{worker.address}: its nanny has not answered", True)
-        if why:
-            return Charge(f"{worker.address}: {why}")
+            return Charge(f"{worker.address}: its nanny has not answered", "")
+        if charge is not None:
+            return charge
     return None
 
 

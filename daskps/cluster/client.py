@@ -119,7 +119,7 @@ class ShardClient:
         dict of int to Answer
             By shard.
         """
-        found = {w: self.ways.takes(w, c) for w, c in calls.items()}
+        found = {w: self.ways.serving(w, by_owner=c.by_owner) for w, c in calls.items()}
         near = {w: (s, calls[w]) for w, s in found.items() if s is not None}
         if not near:
             return self.link.run(lambda: self.call_async(calls, outs, deadline))
@@ -134,7 +134,12 @@ class ShardClient:
         Until these are there, or were stopped, `outs` may be written to. None where
         no call takes a message.
         """
-        near = {w: c for w, c in calls.items() if self.ways.takes(w, c) is not None}
+        serving = self.ways.serving
+        near = {
+            w: c
+            for w, c in calls.items()
+            if serving(w, by_owner=c.by_owner) is not None
+        }
         far = {w: c for w, c in calls.items() if w not in near}
         work = partial(self.call_async, far, outs, Deadline(None, what))
         return near, self.link.start(work) if far else None

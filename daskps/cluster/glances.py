@@ -16,7 +16,7 @@ import numpy as np
 from daskps.cluster.messages import Array, Range
 from daskps.cluster.pauses import Pause
 from daskps.cluster.plans import Target
-from daskps.shards.deputies import NotHereError
+from daskps.cluster.reading import copier
 from daskps.shards.glance import NOT_YET, Glance
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Prepared:
         #: Whether all shards can be read without a message.
         self.is_possible = True
         for shard, asked in ranges.items():
-            serving = ways.reader(owners[shard])
+            serving = ways.serving(owners[shard])
             if serving is None or (meta.uid, shard) not in serving.slots:
                 self.is_possible = False
                 return
@@ -85,7 +85,7 @@ class Prepared:
             segment = slot.shard.segment
             glance = Glance(segment, session.run, session.rank)
             to = cuts[shard] if cuts else [(next(numbers), slice(None)) for _ in asked]
-            copy = slot.copier(nbytes)
+            copy = copier(nbytes)
             # An assignment to a slice costs half of what a call of `copyto` does.
             self._parts.append(
                 (
@@ -122,10 +122,7 @@ class Prepared:
                     flip = wait(glance, clock)
                 if flip < 0:
                     return False
-                try:
-                    _fill(outs, pieces[flip & 1], copy)
-                except NotHereError:  # the shard's file cannot be read
-                    return False
+                _fill(outs, pieces[flip & 1], copy)
                 if glance.is_whole(flip):
                     break
             else:

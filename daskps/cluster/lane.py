@@ -1,8 +1,4 @@
-"""The way on the machine: the shards of another worker, mapped into this process.
-
-Where Dask would charge a worker of this process for that, shards are only read, from
-their files; whatever changes them takes a message.
-"""
+"""The way on the machine: the shards of another worker, mapped into this process."""
 
 from __future__ import annotations
 
@@ -12,8 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daskps.cluster import accounting, reading
-from daskps.cluster.filed import Filed
 from daskps.cluster.machine import HERE, Machine
 from daskps.cluster.registry import WayClosed, owner_of
 from daskps.cluster.rules import Rules
@@ -48,12 +42,6 @@ class Lane(Serving):
     machine : Machine
         Where the shards' memory is looked for.
 
-    Attributes
-    ----------
-    is_mapped : bool
-        Whether all of the shards' memory may be touched here. Else a lane is for
-        calls that change nothing.
-
     Raises
     ------
     WayClosed
@@ -74,8 +62,6 @@ class Lane(Serving):
         places = {s: where.segments[s] for s in shards if s in where.segments}
         if not places or len(places) < len(shards):
             raise WayClosed("it has no shards, or they are in private memory")
-        # Not waited for: who opens lanes holds a lock.
-        self.is_mapped = accounting.charged(0) is None
         self._members = machine.visit(meta.cluster)
         weakref.finalize(self, self._members.leave)
         rules = Rules(meta.layout, meta.rules)
@@ -85,11 +71,10 @@ class Lane(Serving):
             self._owner = owner_of(place.name)
             segment = Segment(meta.layout, shard, slots, block.buffer, durable=True)
             deputy = Deputy(segment, rules, cache_dir=rules.cache_dir)
-            copier = reading.copier if self.is_mapped else Filed(block).copier
             self.slots[meta.uid, shard] = Slot(
-                meta.name, meta.layout, shard, deputy, block=block, copier=copier
+                meta.name, meta.layout, shard, deputy, block=block
             )
-            if joined is not None and self.is_mapped:
+            if joined is not None:
                 self._join(joined, shard, deputy)
 
     def _join(self, joined: Joined, shard: int, deputy: Deputy) -> None:

@@ -192,10 +192,7 @@ class Serving(ABC):
             slot, out = self.slots.get((call.store, part.shard)), outs.get(part.shard)
             if slot is None or out is None:
                 return None
-            try:
-                ready = slot.glance(step_of(call, part, owned=False), part, out)
-            except NotHereError:  # the shard's file cannot be read
-                return None
+            ready = slot.glance(step_of(call, part, owned=False), part, out)
             if ready is None:
                 return None
             answers.append(Answer(part.shard, version=ready.version, arrays=tuple(out)))

@@ -61,7 +61,7 @@ class Shelf:
         self._sheets: Sheets = shared(run, "sheets", lambda: Sheets(memory, whole))
         # A process that is charged for what it touches asks for it by message; and one
         # that cannot tell without a lock whether what it has read was whole.
-        by_message = accounting.charged() or config.load().locked_reads
+        by_message = not accounting.may_map() or config.load().locked_reads
         registry = memory.registry if memory and not by_message else None
         self._neighbours: Neighbours = shared(
             run, "neighbours", lambda: Neighbours(registry)

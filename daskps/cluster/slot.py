@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from daskps.cluster.memory import Block, Memory
     from daskps.cluster.messages import Part
-    from daskps.cluster.reading import Copy
     from daskps.cluster.rules import Rules
     from daskps.layout import Layout
     from daskps.shards.seats import Seat, Tick
@@ -80,8 +79,6 @@ class Slot:
         The state machine.
     block : Block, optional
         The shard's memory, where it is shared with other processes.
-    copier : callable
-        Returns what copies weights out of it, for so many bytes in all.
     """
 
     def __init__(
@@ -92,12 +89,11 @@ class Slot:
         shard: Shard,
         *,
         block: Block | None = None,
-        copier: Callable[[int], Copy] = reading.copier,
     ) -> None:
         self.name, self.layout = name, layout
         self.index, self.shard = index, shard
         self.nbytes = shard.segment.nbytes
-        self.block, self.copier = block, copier
+        self.block = block
         #: Run and memory of the mailboxes that trainers here may fill themselves.
         self.mailbox: tuple[int, Block] | None = None
         #: The run that has begun here last, and at which flip.
@@ -329,7 +325,7 @@ class Slot:
         """
         ready = _ready(ticket)
         parts = [(*r, out) for r, out in zip(part.ranges, outs, strict=True)]
-        copy = self.copier(sum(out.nbytes for out in outs))
+        copy = reading.copier(sum(out.nbytes for out in outs))
         for _ in range(0 if self.locks_reads else 2):
             if self.shard.read(ready, parts, copy):
                 return ready
@@ -377,7 +373,7 @@ class Slot:
         if self.locks_reads:
             return None
         parts = [(*r, out) for r, out in zip(part.ranges, outs, strict=True)]
-        copy = self.copier(sum(out.nbytes for out in outs))
+        copy = reading.copier(sum(out.nbytes for out in outs))
         for _ in range(2):
             ready = self.shard.latest(step)
             if ready is None or self.shard.read(ready, parts, copy):

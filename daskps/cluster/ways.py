@@ -2,8 +2,8 @@
 
 In the process, if the host lives here. On the machine, if the shard's memory can be
 mapped: that is proved by opening it and finding what its owner has written there, not
-by the name of a machine. Else by message. Memory that may not be touched in this
-process can still be read from its file.
+by the name of a machine, and where Dask would charge no worker of this process for it.
+Else by message.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from daskps import config
-from daskps.cluster import accounting, filed
+from daskps.cluster import accounting
 from daskps.cluster.host import HOSTS
 from daskps.cluster.lane import Lane
 from daskps.cluster.registry import WayClosed
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from daskps.cluster.link import Link
-    from daskps.cluster.messages import Call
     from daskps.cluster.meta import Joined, Meta
     from daskps.cluster.serving import Serving
 
@@ -76,21 +75,7 @@ class Ways:
         """
         if self.is_near(worker):
             return HOSTS[worker]
-        lane = None if by_owner else self._lane(worker)
-        return lane if lane is not None and lane.is_mapped else None
-
-    def reader(self, worker: str) -> Serving | None:
-        """Return what reads the shards of a worker in this process, if anything.
-
-        What they hold can be copied by their slots; their arrays are not to be touched.
-        """
-        return HOSTS[worker] if self.is_near(worker) else self._lane(worker)
-
-    def takes(self, worker: str, call: Call) -> Serving | None:
-        """Return what takes a call in this process, if anything."""
-        if call.changes or call.by_owner:
-            return self.serving(worker, by_owner=call.by_owner)
-        return self.reader(worker)
+        return None if by_owner else self._lane(worker)
 
     def is_gone(self, worker: str) -> bool:
         """Return whether a worker of this machine is known to be dead."""
@@ -100,7 +85,6 @@ class Ways:
     def names(self, on_loop: bool) -> dict[str, str]:
         """Return how calls reach each host: "process", "machine" or "message".
 
-        "machine, reading" is by message, but for calls that change nothing.
         On an event loop only hosts on the same loop are called directly.
         """
         return {worker: self._name(worker, on_loop) for worker in self._meta.hosts}
@@ -109,10 +93,7 @@ class Ways:
         if self.is_near(worker):
             same = HOSTS[worker].worker.loop is self._link.loop
             return "process" if same or not on_loop else "message"
-        lane = None if on_loop else self._lane(worker)
-        if lane is None:
-            return "message"
-        return "machine" if lane.is_mapped else "machine, reading"
+        return "message" if on_loop or self._lane(worker) is None else "machine"
 
     def close(self) -> None:
         """Let go of other workers' memory; another call would map it again."""
@@ -125,9 +106,10 @@ class Ways:
     def _lane(self, worker: str) -> Lane | None:
         if not self._on_machine:
             return None
-        if worker not in self._lanes:
-            # Now: the event loop, which brings a nanny's answer, may want the lock.
-            accounting.charged()
+        # Without the lock, which the event loop that brings a nanny's answer may want.
+        # Asked again with each call: a nanny that was late may have answered.
+        if worker not in self._lanes and not accounting.may_map():
+            return None
         with self._lock:
             if self._where is not self._meta.where:
                 # Owners have changed, and the names of their memory with them.
@@ -139,18 +121,6 @@ class Ways:
             if lane is not None and lane.is_closed:
                 # Its shards were freed or have moved; a mapping would keep the memory.
                 lane = self._lanes[worker] = None
-            if lane is not None and not lane.is_mapped:
-                lane = self._lanes[worker] = self._looked_at(worker, lane)
-        return lane
-
-    def _looked_at(self, worker: str, lane: Lane) -> Lane | None:
-        """Return a lane that is only for reading, or another one that is for more."""
-        charge = accounting.charged(0)
-        if charge is None:
-            # The nanny had not answered when it was opened.
-            return self._open(worker)
-        if not charge.is_passing:
-            filed.say_once(charge.why)
         return lane
 
     def _open(self, worker: str) -> Lane | None:

@@ -11,6 +11,7 @@ import pytest
 
 import daskps
 from daskps import config
+from daskps.cluster import reading
 from daskps.cluster.locks import FileLock
 from daskps.cluster.messages import Part
 from daskps.cluster.slot import Pending
@@ -18,7 +19,7 @@ from daskps.errors import ConsistencyError, ShardBusyError
 from daskps.shards.base import READ, Ready, Step, Ticket
 from daskps.shards.update import Operation, Publication
 from tests.cluster.slots import shared_slot
-from tests.cluster.test_filed import same_rounds, same_runs
+from tests.cluster.test_charged import same_rounds
 from tests.cluster.test_verbs import CONTRACTS, in_task, new
 from tests.support import cleaned, local_cluster, store
 
@@ -68,7 +69,7 @@ def test_a_read_waits_for_whoever_has_the_lock(slot, seconds):
     assert FileLock(slot.block).try_acquire()
 
 
-def test_a_read_holds_the_lock_while_it_copies(slot):
+def test_a_read_holds_the_lock_while_it_copies(slot, monkeypatch):
     held = []
 
     def copier(nbytes: int) -> Any:
@@ -78,7 +79,7 @@ def test_a_read_holds_the_lock_while_it_copies(slot):
 
         return copy
 
-    slot.copier = copier
+    monkeypatch.setattr(reading, "copier", copier)
     slot.read(asks(slot), PART, [np.empty(1000)])
     assert held == [False]
 
@@ -134,7 +135,7 @@ def test_a_read_that_gets_no_turn_ends_with_its_timeout(locked):
     worker = next(iter(locked.nthreads()))
     with store(locked, servers=[worker], shards=2) as s:
         s.pull()
-        lane = s._attached().ways.reader(worker)
+        lane = s._attached().ways.serving(worker)
         first, second = (FileLock(slot.block) for slot in lane.slots.values())
         first.acquire(1)
         second.acquire(1)
@@ -149,6 +150,36 @@ def test_a_read_that_gets_no_turn_ends_with_its_timeout(locked):
             late.start()
         np.testing.assert_array_equal(s["w"].pull(timeout=None), np.zeros(10))
         late.join()
+
+
+def learns(trainer, part):
+    """Pull in every manner; return what was read."""
+    found, out = [], {"w": np.empty(10, "f4"), "b": np.empty(())}
+    for clock in range(6):
+        trainer.pull(out=out)
+        found.append({n: v.copy() for n, v in out.items()})
+        found.append({n: v.copy() for n, v in trainer.pull(copy=False).items()})
+        found.append(trainer.pull_async().result())
+        grads = {"w": found[-1]["w"] * 0.5 + part, "b": np.float64(clock)}
+        found.append(trainer.pushpull(grads))
+    return found
+
+
+def same_runs(client, other, sync):
+    """Whether trainers of both clusters read the same bits.
+
+    Of one trainer under ASP: of two, the order of their steps would count.
+    """
+    parts = [1.0, 3.0] if sync == "bsp" else [1.0]
+    found = []
+    for each in (client, other):
+        with each.as_current(), store(each) as s:
+            found.append(daskps.run(s, learns, parts, sync=sync))
+    for ours, theirs in zip(*found, strict=True):
+        for one, two in zip(ours, theirs, strict=True):
+            assert one.keys() == two.keys()
+            for name, value in one.items():
+                np.testing.assert_array_equal(value, two[name], strict=True)
 
 
 @pytest.mark.parametrize("sync", ["bsp", "asp"])
