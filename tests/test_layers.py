@@ -308,3 +308,127 @@ def test_importing_daskps_leaves_heavy_packages_alone() -> None:
     )
     loaded = {name.split(".")[0] for name in done.stdout.split()}
     assert not loaded & {"cupy", "jax", "numba", "pandas", "sklearn", "torch", "zarr"}
+
+
+# -- circles, and who may change distributed ----------------------------------
+
+#: What a server of Dask's has that changes what it does.
+SERVER_PARTS = {
+    "handlers",
+    "max_shard_size",
+    "metrics",
+    "monitor",
+    "periodic_callbacks",
+    "stream_handlers",
+}
+
+
+def edges(tree: dict[str, Module]) -> dict[str, dict[str, int]]:
+    """Return for each module the modules it imports, with a line where it does."""
+    found: dict[str, dict[str, int]] = {}
+    for module in tree.values():
+        for line, name in module.imports():
+            package, _, target = name.partition(".")
+            while target not in tree and target:
+                target = target.rpartition(".")[0]
+            if package == "daskps" and target and target != module.name:
+                found.setdefault(module.name, {}).setdefault(target, line)
+    return found
+
+
+def circles(graph: dict[str, dict[str, int]]) -> list[list[str]]:
+    """Return, for each name that leads to itself, a shortest way round; each once."""
+    found: dict[frozenset[str], list[str]] = {}
+    for start in graph:
+        ways, seen = [[start]], {start}
+        while ways:
+            way = ways.pop(0)
+            for target in graph.get(way[-1], ()):
+                if target == start:
+                    found.setdefault(frozenset(way), way)
+                    ways = []
+                    break
+                if target not in seen:
+                    seen.add(target)
+                    ways.append([*way, target])
+    return [[*way, way[0]] for way in found.values()]
+
+
+TREE = {module.name: module for module in modules(ROOT)}
+
+
+def test_no_two_modules_import_each_other() -> None:
+    assert circles(edges(TREE)) == []
+
+
+def patches(module: Module) -> list[str]:
+    """Return where a module changes what a server of Dask's does."""
+    return [
+        f"daskps.{module.name}:{target.lineno} {ast.unparse(target)}"
+        for node in ast.walk(ast.parse(module.source))
+        for target in changed(node)
+        if any(
+            isinstance(n, ast.Attribute) and n.attr in SERVER_PARTS and not is_own(n)
+            for n in ast.walk(target)
+        )
+    ]
+
+
+def changed(node: ast.AST) -> Iterator[ast.expr]:
+    """Give what a node assigns to, deletes, or updates by a method."""
+    match node:
+        case ast.Assign(targets=targets) | ast.Delete(targets=targets):
+            for target in targets:
+                yield from target.elts if isinstance(target, ast.Tuple) else [target]
+        case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
+            yield target
+        case ast.Call(func=ast.Attribute(attr="update" | "setdefault" | "pop") as call):
+            yield call
+
+
+def is_own(node: ast.Attribute) -> bool:
+    """Tell whether it is an attribute of the object whose method it is in."""
+    return isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+@pytest.mark.parametrize(
+    "module", [m for m in TREE.values() if m.part == "cluster"], ids=lambda m: m.name
+)
+def test_only_upstream_changes_distributed(module: Module) -> None:
+    assert bool(patches(module)) == (module.name == "cluster.upstream")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "worker.handlers['x'] = f",
+        "worker.handlers.update(x=f)",
+        "self.server.metrics['x'] = f",
+        "comm.max_shard_size = 1",
+        "monitor = worker.monitor\nworker.monitor.get_process_memory = f",
+        "nanny.periodic_callbacks['x'].callback = f",
+        "del worker.handlers['x']",
+    ],
+)
+def test_a_patch_of_distributed_is_found(source: str) -> None:
+    assert len(patches(Module("cluster.host.host", source, is_package=False))) == 1
+
+
+@pytest.mark.parametrize(
+    ("sources", "way"),
+    [
+        ({"a": "import daskps.b", "b": "from daskps import a"}, ["a", "b", "a"]),
+        (
+            {
+                "a": "from daskps.b import x",
+                "b": "if TYPE_CHECKING:\n    from daskps.c import x",
+                "c": "def f():\n    from daskps.a import x",
+            },
+            ["a", "b", "c", "a"],
+        ),
+        ({"a": "import daskps.b", "b": "import daskps.c", "c": ""}, None),
+    ],
+)
+def test_a_circle_is_found(sources: dict[str, str], way: list[str] | None) -> None:
+    made = {n: Module(n, s, is_package=False) for n, s in sources.items()}
+    assert circles(edges(made)) == ([] if way is None else [way])

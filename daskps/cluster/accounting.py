@@ -15,7 +15,6 @@ import logging
 import os
 import re
 from concurrent.futures import CancelledError, Future
-from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -185,8 +184,7 @@ def correct(worker: Worker) -> None:
     worker : distributed.Worker
         The worker; its figure is what it tells the scheduler, too.
     """
-    monitor: Any = worker.monitor
-    monitor.get_process_memory = partial(_corrected, monitor.get_process_memory)
+    upstream.measure_memory_by(worker, _corrected)
 
 
 def _corrected(measure: Callable[[], int]) -> int:
@@ -264,18 +262,18 @@ class NannyMemory(NannyPlugin):
 
     def setup(self, nanny: Nanny) -> None:
         """Go between the nanny's timer and its monitor."""
-        timer: Any = nanny.periodic_callbacks.get("memory_monitor")
-        if timer is None:
+        look = upstream.nanny_look(nanny)
+        if look is None:
             return
         _check_listed(nanny.pid)
-        if not isinstance(timer.callback, _Watch):
-            timer.callback = _Watch(nanny, timer.callback)
+        if not isinstance(look, _Watch):
+            upstream.set_nanny_look(nanny, _Watch(nanny, look))
 
     def teardown(self, nanny: Nanny) -> None:
         """Let the nanny measure by itself again."""
-        timer: Any = nanny.periodic_callbacks.get("memory_monitor")
-        if timer is not None and isinstance(timer.callback, _Watch):
-            timer.callback = timer.callback.monitor
+        look = upstream.nanny_look(nanny)
+        if isinstance(look, _Watch):
+            upstream.set_nanny_look(nanny, look.monitor)
 
 
 class _Watch:

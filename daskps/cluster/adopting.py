@@ -13,10 +13,10 @@ from daskps import codecs
 from daskps.cluster import words
 from daskps.cluster.handlers import HOST
 from daskps.cluster.registry import WayClosed, owner_of, pid_of
+from daskps.cluster.reports import Sight
 from daskps.cluster.rules import Rules
 from daskps.cluster.slot import Slot
 from daskps.cluster.upstream import loads
-from daskps.cluster.verdict import Sight
 from daskps.errors import (
     ProtocolError,
     ShardBusyError,

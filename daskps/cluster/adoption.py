@@ -21,7 +21,8 @@ from distributed.comm.addressing import get_address_host
 from distributed.core import Status
 
 from daskps import config
-from daskps.cluster.verdict import Due, Sight, Verdict
+from daskps.cluster.reports import Sight
+from daskps.cluster.verdict import Due, Verdict
 from daskps.errors import DaskPSError, LayoutError, ProtocolError, ShardLostError
 from daskps.layout import counted
 from daskps.placement import check_memory

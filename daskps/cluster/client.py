@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import logging
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,7 +26,7 @@ from daskps.cluster.answers import (
     raise_first,
 )
 from daskps.cluster.deadline import Deadline
-from daskps.cluster.direct import Direct
+from daskps.cluster.direct import Counters, Direct
 from daskps.cluster.host import HOSTS
 from daskps.cluster.lookout import Lookout
 from daskps.cluster.messages import Answer, Call, pack_call, unpack_answers
@@ -62,16 +62,6 @@ FIRST_SECONDS, ADOPT_SECONDS = 1.0, 5.0
 ASK_SECONDS = 0.5
 #: Pauses between two tries to reach a host that does not answer.
 BACKOFF_SECONDS = (0.01, 0.05, 0.2, 0.5)
-
-
-@dataclass(slots=True)
-class Counters:
-    """What a handle has done: messages, calls without one, their bytes, retries."""
-
-    messages: int = 0
-    local_calls: int = 0
-    nbytes: int = 0
-    retries: int = 0
 
 
 class ShardClient:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from dask.tokenize import tokenize
 
 from daskps.errors import ConsistencyError
 from daskps.layout import align
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from daskps.cluster.messages import Array, Range
     from daskps.layout import Layout
 
-_PREFIX = "daskps-snapshot-"
 #: Copies of so much together at most are one Dask task's.
 GROUP_NBYTES = 64 * 2**20
 
@@ -272,17 +270,3 @@ def groups_of(
         group.append(shard)
         filling[owner] = group, before + nbytes
     return groups
-
-
-def group_key(
-    store: str, index: int | None, versions: Sequence[tuple[int, int]]
-) -> str:
-    """Return the Dask key of a group: what it contains follows from these."""
-    first = copy_key(store, index, *versions[0])
-    return first if len(versions) == 1 else f"{first}-{tokenize(versions)}"
-
-
-def copy_key(store: str, index: int | None, shard: int, version: int) -> str:
-    """Return the name of a copy: what it contains follows from these."""
-    what = "" if index is None else f"{index}."
-    return f"{_PREFIX}{store}-{what}{shard}.{version}"

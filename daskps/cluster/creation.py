@@ -10,8 +10,8 @@ import numpy as np
 
 from daskps import config
 from daskps.cluster import upstream
-from daskps.cluster.anchors import anchor_key, make_anchor
 from daskps.cluster.client import gather
+from daskps.cluster.keys import anchor_key, make_anchor
 from daskps.cluster.link import Link, current_link
 from daskps.cluster.messages import Array, pack_array
 from daskps.cluster.meta import Meta

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from daskps import config
-from daskps.cluster.cutting import unpack_report
 from daskps.cluster.entry import remember
 from daskps.cluster.handlers import DIRECTORY
+from daskps.cluster.reports import unpack_report
 from daskps.errors import (
     ConsistencyError,
     ProtocolError,

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from daskps.cluster.copies import Room, copy_key, ranges_of
+from daskps.cluster.copies import Room, ranges_of
 from daskps.cluster.handlers import HOST
+from daskps.cluster.keys import copy_key
+from daskps.cluster.reports import OrderWire, pack_report
 from daskps.cluster.slot import Pending, Slot
 from daskps.cluster.wellformed import check
 from daskps.shards import cutting
 from daskps.shards.base import Ready, Step, Ticket
-from daskps.shards.cuts import Order, Report, broken
+from daskps.shards.cuts import Order, broken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,35 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class OrderWire:
-    """What the shards of a host must have applied before they are copied."""
-
-    #: Shard, owner and sequence.
-    missing: Sequence[tuple[int, int, int]]
-    run: int
-    rounds: int
-
-
 _check_order = partial(check, OrderWire, what="the order of a cut")
-
-
-def pack_report(report: Report) -> list[Any]:
-    """Return a report as plain msgpack."""
-    rows = np.ascontiguousarray(report.rows).tobytes()
-    return [report.shard, report.run, report.rounds, rows, list(report.touched)]
-
-
-def unpack_report(packed: Sequence[Any]) -> Report:
-    """Undo :func:`pack_report`."""
-    shard, run, rounds, rows, touched = packed
-    return Report(
-        shard,
-        run,
-        rounds,
-        np.frombuffer(rows, np.int64).reshape(-1, 4),
-        [(o, s, tuple((a, b) for a, b in runs)) for o, s, runs in touched],
-    )
 
 
 def _concerned(host: ShardHost, store: str, index: int | None) -> list[Slot]:

@@ -18,16 +18,16 @@ from daskps.cluster.lane import PATIENCE_SECONDS
 from daskps.cluster.slot import Pending, Slot
 from daskps.errors import ShardBusyError
 from daskps.kernels import finite
-from daskps.shards.base import NO_WAIT, NOTHING, Item, Ready, Step, Ticket
-from daskps.shards.seats import ASK, Tick
+from daskps.shards.base import NO_WAIT, NOTHING, Item, Ready, Step, Tick, Ticket
+from daskps.shards.seats import ASK
 from daskps.shards.update import PAST_NBYTES
 from daskps.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from daskps.cluster.member import Member
     from daskps.cluster.messages import Array
-    from daskps.cluster.session import Session
     from daskps.shards.seats import Seat
 
 #: How often the shards' owners are looked after.
@@ -62,7 +62,7 @@ class Delivery:
 
     Parameters
     ----------
-    session : Session
+    session : Member
         The trainer's place in its run.
     indices : tuple of int
         Which parameters.
@@ -70,7 +70,7 @@ class Delivery:
         Where compiled loops are kept.
     """
 
-    def __init__(self, session: Session, indices: tuple[int, ...], cache: str) -> None:
+    def __init__(self, session: Member, indices: tuple[int, ...], cache: str) -> None:
         meta, ways = session.meta, session.shards.ways
         self._cache = cache
         self._run, self._rank = session.run, session.rank
@@ -186,14 +186,14 @@ class Deliveries:
 
     Parameters
     ----------
-    session : Session
+    session : Member
         The trainer's place in its run.
     """
 
     #: Sets of parameters that are kept, the latest.
     MOST = 8
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Member) -> None:
         self._session = session
         self._known: dict[tuple[int, ...], Delivery] = {}
         #: Where the shards were when these were made ready.

@@ -7,9 +7,9 @@ trainer may wait for this one on the next shard.
 from __future__ import annotations
 
 import concurrent.futures
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from daskps.cluster.answers import again, raise_first
 from daskps.cluster.interrupts import shielded
@@ -20,9 +20,8 @@ from daskps.usercode import is_main
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from daskps.cluster.client import ShardClient
     from daskps.cluster.deadline import Deadline
-    from daskps.cluster.link import Pending
+    from daskps.cluster.link import Link, Pending
     from daskps.cluster.messages import Answer, Array, Call
     from daskps.cluster.serving import Exchange, Serving
 
@@ -34,12 +33,37 @@ PATIENCE_SECONDS = 1.0
 STOP_SECONDS = 5.0
 
 
+@dataclass(slots=True)
+class Counters:
+    """What a handle has done: messages, calls without one, their bytes, retries."""
+
+    messages: int = 0
+    local_calls: int = 0
+    nbytes: int = 0
+    retries: int = 0
+
+
+class Sender(Protocol):
+    """What sends the messages of a call: the shard client that made it."""
+
+    link: Link
+    counters: Counters
+
+    async def call_async(
+        self, calls: Mapping[str, Call], outs: Outs, deadline: Deadline
+    ) -> dict[int, Answer]:
+        """Send a call to each host from the event loop."""
+
+    async def late(self, deadline: Deadline, worker: str, call: Call) -> TimeoutError:
+        """Return the error that says what a call has waited for, and who keeps it."""
+
+
 class Direct:
     """One call from a thread of this process; at its end nothing of it is left.
 
     Parameters
     ----------
-    shards : ShardClient
+    shards : Sender
         Sends the messages.
     outs : mapping of int to sequence of ndarray
         For each shard where its ranges go.
@@ -47,7 +71,7 @@ class Direct:
         Its end.
     """
 
-    def __init__(self, shards: ShardClient, outs: Outs, deadline: Deadline) -> None:
+    def __init__(self, shards: Sender, outs: Outs, deadline: Deadline) -> None:
         self._shards, self._outs, self._deadline = shards, outs, deadline
         self._sent: list[Pending[dict[int, Answer]]] = []
         self._begun: dict[str, Exchange] = {}

@@ -12,13 +12,14 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from daskps.cluster import upstream
 from daskps.cluster.adoption import Adoptions
-from daskps.cluster.anchors import anchor_key, store_of_anchor
 from daskps.cluster.cores import Cores
 from daskps.cluster.cuts import Cuts
-from daskps.cluster.entry import Entry, Hosts, is_gradient, remember
+from daskps.cluster.entry import Entry, Hosts, remember
 from daskps.cluster.handlers import DIRECTORY
 from daskps.cluster.identities import Identities
+from daskps.cluster.keys import anchor_key, holder_of, is_gradient, store_of_anchor
 from daskps.cluster.litter import Litter
 from daskps.cluster.messages import PROTOCOL, identity
 from daskps.cluster.readiness import Readiness
@@ -73,7 +74,7 @@ class Directory:
         self._awaited: dict[str, set[asyncio.Future[None]]] = {}
         parts = (self, self.runs, self.identities, self.cuts, self.cores)
         self._owners = DIRECTORY.owners(*parts)
-        scheduler.handlers["daskps_directory"] = self.handle
+        upstream.add_handlers(scheduler, {"daskps_directory": self.handle})
 
     async def handle(self, method: str, **kwargs: Any) -> dict[str, Any]:
         """Serve one message."""
@@ -146,7 +147,7 @@ class Directory:
                 if not made.done():
                     made.set_result(None)
             # As published data is: the keys are wanted by a client of no person.
-            self.scheduler.client_desires_keys(anchors, f"daskps-{uid}")
+            self.scheduler.client_desires_keys(anchors, holder_of(uid))
         entry.ready = True
         self.readiness.made(entry)
         self.hosts.tell(
@@ -296,7 +297,7 @@ class Directory:
             del self.names[entry.name]
         self.runs.store_gone(entry, StoreClosedError(f"store {entry.name!r} {why}"))
         self.cuts.store_gone(entry)
-        self._release_anchors(f"daskps-{uid}")
+        self._release_anchors(holder_of(uid))
         # Who waits for an adoption hears of it at once.
         entry.settled.set()
         self.adoptions.freed(entry)

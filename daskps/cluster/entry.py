@@ -132,15 +132,6 @@ def remember(known: dict[Any, Any], key: Any, value: Any) -> None:
         del known[next(iter(known))]
 
 
-#: First element of the key of a gradient task; run, attempt, round, rank follow.
-GRADIENT = "daskps-gradient"
-
-
-def is_gradient(key: Any) -> bool:
-    """Return whether a key is that of a gradient task."""
-    return type(key) is tuple and key[0] == GRADIENT
-
-
 class Hosts:
     """The scheduler's way to the hosts, and the work it does beside its own."""
 

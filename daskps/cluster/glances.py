@@ -22,8 +22,8 @@ from daskps.shards.glance import NOT_YET, Glance
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from daskps.cluster.member import Member
     from daskps.cluster.reading import Copy
-    from daskps.cluster.session import Session
     from daskps.shards.segment import Segment
 
 #: How often a copy that updates run into is tried again.
@@ -47,7 +47,7 @@ class Prepared:
 
     Parameters
     ----------
-    session : Session
+    session : Member
         The trainer's place in its run.
     ranges : mapping of int to tuple of Range
         What to read of which shard.
@@ -58,7 +58,7 @@ class Prepared:
 
     def __init__(
         self,
-        session: Session,
+        session: Member,
         ranges: Mapping[int, tuple[Range, ...]],
         cuts: Mapping[int, Sequence[tuple[int, slice]]] | None = None,
     ) -> None:
@@ -168,7 +168,7 @@ class Named:
 
     Parameters
     ----------
-    session : Session
+    session : Member
         The trainer's place in its run.
     names : tuple of str
         Which parameters.
@@ -176,9 +176,7 @@ class Named:
         The same read into some arrays.
     """
 
-    def __init__(
-        self, session: Session, names: tuple[str, ...], target: Target
-    ) -> None:
+    def __init__(self, session: Member, names: tuple[str, ...], target: Target) -> None:
         layout = session.meta.layout
         parameters = [layout[name] for name in names]
         self._wanted = [(p.shape, np.dtype(p.dtype)) for p in parameters]
@@ -221,14 +219,14 @@ class Glances:
 
     Parameters
     ----------
-    session : Session
+    session : Member
         The trainer's place in its run.
     """
 
     #: Reads that are kept, the latest.
     MOST = 8
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Member) -> None:
         self._session = session
         self._known: dict[tuple[str, ...], Named] = {}
         #: Where the shards were when these were learned.

@@ -9,11 +9,11 @@ shard takes each round once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster import plans
-from daskps.cluster.contributions import Place, Receipt
+from daskps.cluster.contributions import Receipt
 from daskps.cluster.deadline import Deadline
 from daskps.cluster.desk import Work, desk_of
 from daskps.cluster.messages import Part
@@ -25,34 +25,8 @@ from daskps.usercode import user_code
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from daskps.cluster.duties import Duty, Reduction
     from daskps.cluster.plans import Delivery
-
-
-@dataclass(frozen=True, slots=True)
-class Duty:
-    """Whose gradient a task computes, for which round, and where its data should be."""
-
-    place: Place
-    rank: int
-    home: str
-
-    def __reduce__(self) -> Any:
-        """Travel with each task: what dataclasses do by themselves takes far longer."""
-        return Duty, (self.place, self.rank, self.home)
-
-
-@dataclass(frozen=True, slots=True)
-class Reduction:
-    """Which round a task reduces for which shards, all of one host."""
-
-    place: Place
-    shards: tuple[int, ...]
-    #: Whether another round follows.
-    goes_on: bool
-
-    def __reduce__(self) -> Any:
-        """Travel as `Duty` does."""
-        return Reduction, (self.place, self.shards, self.goes_on)
 
 
 def compute_gradient(work: Work, duty: Duty, part: Any, after: Any) -> Receipt:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from daskps import config
-from daskps.cluster import arrivals
+from daskps.cluster import arrivals, upstream
 from daskps.cluster.contributions import Contributions
 from daskps.cluster.copies import Copies
 from daskps.cluster.machine import HERE, Machine
@@ -108,9 +108,11 @@ class ShardHost(Serving):
         self._executor = ThreadPoolExecutor(
             settings.threads, thread_name_prefix="daskps-host"
         )
-        worker.handlers["daskps_call"] = self.handle_call
-        worker.handlers["daskps_control"] = self.handle_control
-        worker.metrics["daskps"] = _metric
+        upstream.add_handlers(
+            worker,
+            {"daskps_call": self.handle_call, "daskps_control": self.handle_control},
+        )
+        upstream.add_metric(worker, "daskps", _metric)
 
     # -- calls from the event loop -------------------------------------------
 

@@ -22,9 +22,9 @@ from daskps.cluster import (
     warming,
 )
 from daskps.cluster.directory import Directory
-from daskps.cluster.entry import is_gradient
 from daskps.cluster.handlers import HOST
 from daskps.cluster.host import HOSTS, ShardHost
+from daskps.cluster.keys import is_gradient
 from daskps.cluster.machine import HERE, Machine
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster import upstream
-from daskps.cluster.anchors import anchor_key
 from daskps.cluster.client import ShardClient
 from daskps.cluster.contributions import Place, Receipt
 from daskps.cluster.homes import Homes
+from daskps.cluster.keys import anchor_key, work_key
 from daskps.cluster.ledger import Ledger
 from daskps.cluster.meta import Meta
 from daskps.cluster.windows import Graph, Schedule
@@ -86,7 +86,7 @@ class GraphRun:
         """Run all rounds; return nothing per rank."""
         self.meta = Meta(await self.link.directory("find", uid=self.work.uid))
         self._shards = ShardClient(self.link, self.meta)
-        key = f"daskps-work-{self.work.run}"
+        key = work_key(self.work.run)
         self._shared += [self.client.submit(_same, self.work, key=key, pure=False)]
         self._anchors += [
             upstream.future_of(self.client, anchor_key(self.meta.uid, shard))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import codecs
 from daskps.cluster import arrivals, words
+from daskps.cluster.begin import check_begin
 from daskps.cluster.handlers import HOST
-from daskps.cluster.spec import check_begin
 from daskps.cluster.upstream import loads
 from daskps.consistency import ASP, BSP, SSP, Policy
 from daskps.errors import (

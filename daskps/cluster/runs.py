@@ -14,13 +14,13 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from daskps import config
+from daskps.cluster.begin import Who, check_begin
 from daskps.cluster.entry import remember
 from daskps.cluster.handlers import DIRECTORY
 from daskps.cluster.messages import pack_error
 from daskps.cluster.opening import begin_everywhere, give_up
 from daskps.cluster.progress import Report, Run, rounds_lost
 from daskps.cluster.settling import END_SECONDS, SETTLE_SECONDS, Ending
-from daskps.cluster.spec import Who, check_begin
 from daskps.cluster.wellformed import check
 from daskps.errors import (
     ConsistencyError,

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from daskps.cluster.messages import Part
     from daskps.cluster.rules import Rules
     from daskps.layout import Layout
-    from daskps.shards.seats import Seat, Tick
+    from daskps.shards.base import Tick
+    from daskps.shards.seats import Seat
 
 T = TypeVar("T")
 #: How long a thread waits for another process to release a shard.

@@ -9,20 +9,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from dask.tokenize import tokenize
 from distributed import get_worker
 
 from daskps.cluster import upstream
 from daskps.cluster.copies import (
     CopyGroup,
     Edges,
-    copy_key,
-    group_key,
     groups_of,
     nbytes_of,
     ranges_of,
 )
 from daskps.cluster.host import HOSTS
+from daskps.cluster.keys import copy_key, edge_key, group_key
 from daskps.errors import SnapshotLostError
 from daskps.version import Version
 
@@ -196,7 +194,7 @@ def submit_edges(
         take_edges,
         future,
         list(spans),
-        key=f"daskps-edge-{future.key}-{tokenize(spans)}",
+        key=edge_key(future.key, spans),
         workers=[taken.owners[spans[0][0]]],
         allow_other_workers=True,
         pure=False,

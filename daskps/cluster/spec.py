@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from daskps import codecs
-from daskps.cluster.wellformed import check
-from daskps.errors import NotEnoughWorkersError, ProtocolError
-from daskps.limits import check_trainers
+from daskps.errors import NotEnoughWorkersError
 
 if TYPE_CHECKING:
     from daskps.cluster.link import Link
@@ -47,46 +44,6 @@ class Launch:
     def n_ranks(self) -> int:
         """Ranks that the shards know: a round of the graph, reduced, comes from one."""
         return 1 if self.graph else len(self.parts)
-
-
-@dataclass(frozen=True)
-class Who:
-    """What the directory is told of a run."""
-
-    client: str
-    size: int
-    restartable: bool
-    gated: bool
-    graph: bool
-
-
-@dataclass(frozen=True)
-class Begin:
-    """What the hosts are told of a run that begins."""
-
-    #: Its name and staleness.
-    policy: tuple[str, int]
-    n_ranks: int
-    reduce: bytes
-    reset: bool
-    codec: str
-
-
-def check_begin(begin: Mapping[str, Any]) -> None:
-    """Refuse the beginning of a run that no host could make.
-
-    Raises
-    ------
-    ProtocolError, LayoutError, ValueError
-        Naming what is wrong with it.
-    """
-    check(Begin, begin, "the beginning of a run")
-    check_trainers(begin["n_ranks"], graph=False)
-    name, staleness = begin["policy"]
-    if name not in ("bsp", "ssp", "asp") or staleness < 0:
-        raise ProtocolError(f"a run of policy {name!r:.60} with staleness {staleness}")
-    if begin["codec"]:
-        codecs.named(begin["codec"])
 
 
 async def threads_of(link: Link) -> dict[str, int]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from daskps.cluster.contributions import Contribution, Receipt
     from daskps.cluster.desk import Desk
-    from daskps.cluster.graph import Reduction
+    from daskps.cluster.duties import Reduction
 
 
 class Sums:

@@ -13,6 +13,7 @@ from daskps import config
 from daskps.cluster import upstream
 from daskps.cluster.blocks import Part
 from daskps.cluster.client import ShardClient
+from daskps.cluster.keys import trainer_key
 from daskps.cluster.meta import Meta
 from daskps.cluster.spec import Launch, workers_for
 from daskps.cluster.tasks import run_trainer
@@ -112,7 +113,7 @@ class Trainers:
             },
             config.load().register_timeout_seconds,
             part,
-            key=f"daskps-trainer-{self.spec.name}-{self.run}-{rank}-{attempt}",
+            key=trainer_key(self.spec.name, self.run, rank, attempt),
             workers=[worker],
             allow_other_workers=True,
             pure=False,

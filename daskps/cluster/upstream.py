@@ -1,6 +1,7 @@
 """What we use of distributed that is untyped or not public, each behind one name.
 
-A change in a release of distributed is mended here.
+Also all that changes what distributed does: its servers' handlers and metrics, what
+they measure, what they log. A change in a release of distributed is mended here.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -27,6 +29,7 @@ from distributed.threadpoolexecutor import thread_state as _pool_state
 # not declared as exported.
 from distributed.utils import thread_state  # type: ignore[attr-defined]
 
+from daskps.cluster.keys import OURS
 from daskps.errors import ProtocolError
 from daskps.usercode import holding_interrupts, user_code
 
@@ -36,12 +39,16 @@ if TYPE_CHECKING:
         Awaitable,
         Callable,
         Iterator,
+        Mapping,
         Sequence,
     )
 
+    from distributed import Nanny, Worker
     from distributed.utils import SyncMethodMixin
 
 __all__ = [
+    "add_handlers",
+    "add_metric",
     "chunk_futures",
     "compute",
     "computed",
@@ -52,6 +59,8 @@ __all__ = [
     "future_of",
     "is_future",
     "loads",
+    "measure_memory_by",
+    "nanny_look",
     "own",
     "persist",
     "receive_into",
@@ -61,6 +70,7 @@ __all__ = [
     "results",
     "scatter",
     "secede",
+    "set_nanny_look",
     "settled",
     "shorten_failures",
     "stepped_aside",
@@ -320,6 +330,54 @@ def workers() -> list[Any]:
             continue
 
 
+def add_handlers(server: Any, handlers: Mapping[str, Callable[..., Any]]) -> None:
+    """Have a worker or scheduler answer messages of ours.
+
+    Parameters
+    ----------
+    server : Worker or Scheduler
+        The server.
+    handlers : mapping of str to callable
+        What answers each kind of message, by the name of its operation.
+    """
+    server.handlers.update(handlers)
+
+
+def add_metric(worker: Worker, name: str, measure: Callable[[Worker], Any]) -> None:
+    """Have a worker tell the scheduler a figure of ours with each heartbeat."""
+    metrics: Any = worker.metrics
+    metrics[name] = measure
+
+
+def measure_memory_by(
+    worker: Worker, correct: Callable[[Callable[[], int]], int]
+) -> None:
+    """Have a worker measure its memory by a function of ours.
+
+    Parameters
+    ----------
+    worker : distributed.Worker
+        The worker; it spills and pauses by that figure, and tells the scheduler.
+    correct : callable
+        Gets the measure it had before, and returns bytes.
+    """
+    monitor: Any = worker.monitor
+    monitor.get_process_memory = partial(correct, monitor.get_process_memory)
+
+
+def nanny_look(nanny: Nanny) -> Callable[[], Any] | None:
+    """Return how a nanny looks at its worker's memory, None where it does not."""
+    timer: Any = nanny.periodic_callbacks.get("memory_monitor")
+    look: Callable[[], Any] | None = None if timer is None else timer.callback
+    return look
+
+
+def set_nanny_look(nanny: Nanny, look: Callable[[], Any]) -> None:
+    """Have a nanny look at its worker's memory in another way."""
+    timer: Any = nanny.periodic_callbacks["memory_monitor"]
+    timer.callback = look
+
+
 class _Shortened(logging.Filter):
     """One line for a task of ours that failed: its caller gets error and traceback.
 
@@ -335,7 +393,7 @@ class _Shortened(logging.Filter):
         name = key[0] if isinstance(key, tuple) else key
         # Not at its begin only: Dask joins the names of tasks that it fuses. What nobody
         # should ever see keeps its frames.
-        if "daskps-" not in str(name) or error.startswith("IllegalState"):
+        if OURS not in str(name) or error.startswith("IllegalState"):
             return True
         # Another trainer's error ended the run of this one; or the worker is closing,
         # and nobody is left to hear what came of the task.

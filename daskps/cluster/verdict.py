@@ -10,6 +10,8 @@ from __future__ import annotations
 import enum
 import math
 
+from daskps.cluster.reports import Sight
+
 #: When an absence is no longer a matter of moments, and is said.
 SAY_SECONDS = 5.0
 #: Between two questions: at first often, as a worker dies within milliseconds and the
@@ -17,17 +19,6 @@ SAY_SECONDS = 5.0
 FIRST_SECONDS, PAUSE_SECONDS, LOST_SECONDS = 0.05, 1.0, 10.0
 #: The share of its absence that may pass between two questions.
 PATIENCE = 0.125
-
-
-class Sight(enum.StrEnum):
-    """What a worker can say of the memory of a shard that has no owner."""
-
-    #: It is there, whole, though somebody who lives keeps it, or has to take it.
-    FOUND = "found"
-    #: The worker is on its machine, and there is no such memory.
-    ABSENT = "absent"
-    #: It did not answer, or cannot know.
-    UNKNOWN = "unknown"
 
 
 class Due(enum.Enum):

@@ -17,7 +17,7 @@ from daskps.shards.glance import NOT_YET, Glance
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
-    from daskps.cluster.session import Session
+    from daskps.cluster.member import Member
 
 #: A look at the shard, and the parameter in both of its buffers.
 Seen = tuple[Glance, tuple[Array, Array]]
@@ -28,11 +28,11 @@ class Views:
 
     Parameters
     ----------
-    session : Session
+    session : Member
         The trainer's place in its run.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Member) -> None:
         self._session = session
         self._seen: dict[str, Seen | None] = {}
         self._where = session.meta.where

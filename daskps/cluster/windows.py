@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from daskps.cluster import upstream
-from daskps.cluster.entry import GRADIENT
-from daskps.cluster.graph import Duty, Reduction, compute_gradient, reduce_round
+from daskps.cluster.duties import Duty, Reduction
+from daskps.cluster.graph import compute_gradient, reduce_round
+from daskps.cluster.keys import gradient_key, reduction_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -109,7 +110,7 @@ class Graph:
         keys = []
         for rank in ranks:
             home = self.homes[rank]
-            key = gradient_key(place, rank)
+            key = gradient_key(_numbers(place), rank)
             args = (self.work, Duty(place, rank, home), self.parts[rank], after)
             by_home.setdefault(home, {})[key] = (compute_gradient, *args)
             keys.append(key)
@@ -117,7 +118,7 @@ class Graph:
             self._layer(f"gradient-{place.round}-{home}", tasks, home)
         tokens = []
         for host, shards in self.hosts.items():
-            key = (f"daskps-reduce-{self.name}-{shards[0]}", *_numbers(place))
+            key = reduction_key(self.name, shards[0], _numbers(place))
             duty = Reduction(place, tuple(shards), goes_on)
             anchors = [self.anchors[i] for i in shards]
             task = (reduce_round, self.work, duty, anchors, keys)
@@ -140,11 +141,6 @@ class Graph:
         wanted = [tokens[:1] for tokens in self.tokens[:-1]] + [self.tokens[-1]]
         found: list[list[Future[Any]]] = upstream.submit_graph(client, graph, wanted)
         return found
-
-
-def gradient_key(place: Place, rank: int) -> tuple[Any, ...]:
-    """Return the key of a gradient task."""
-    return (GRADIENT, *_numbers(place), rank)
 
 
 def _numbers(place: Place) -> tuple[int, int, int]:

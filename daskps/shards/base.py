@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -72,6 +72,15 @@ class Step:
     def nbytes(self) -> int:
         """Bytes of the arrays."""
         return sum(item.data.nbytes for item in self.items)
+
+
+class Tick(NamedTuple):
+    """What a step with a tick says besides its arrays; see :class:`Step`."""
+
+    kind: str
+    clock: int
+    sequence: int
+    weight: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,9 @@ the arrays that came are read once and never changed.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import isnan
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from daskps.shards.mailbox import Slice
 
 Array = np.ndarray[Any, np.dtype[Any]]
 #: Bytes of a sum that are formed at a time and then used: they stay in a second-level
@@ -98,34 +92,3 @@ class Sum:
         if self.divisor != 1.0:
             found = np.divide(found, self.divisor, out=out)
         return found
-
-
-def gather(
-    own: Mapping[int, Array],
-    weight: float,
-    scale: float,
-    siblings: Sequence[tuple[Slice, bool]],
-) -> dict[int, Sum]:
-    """Return the sums, by position, of a contribution and what it meets on its way up.
-
-    Parameters
-    ----------
-    own : mapping of int to ndarray
-        The arrays of the contribution.
-    weight, scale : float
-        Its weight, and what its arrays are multiplied by.
-    siblings : sequence of (Slice, bool)
-        The sums it is added to, the lowest first; whether each is the left part.
-    """
-    found = {p: Sum(array, scale, weight) for p, array in own.items()}
-    for sibling, left in siblings:
-        for position, other in enumerate(sibling.weights.tolist()):
-            if isnan(other):
-                continue
-            known = found.get(position)
-            if known is None:
-                found[position] = Sum(sibling.arrays[position], 1.0, other)
-            else:
-                known.others.append((sibling.arrays[position], left))
-                known.weight += other
-    return found

@@ -33,6 +33,7 @@ import numpy as np
 
 from daskps.errors import ProtocolError
 from daskps.layout import align, compute_dtype
+from daskps.shards.forming import Sum
 from daskps.shards.segment import PAGE_NBYTES, integers
 from daskps.shards.tablework import HEAD, MASK, ROUND, SHIFT
 
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
     from daskps.layout import Piece
     from daskps.reduction import Node, Reducer
-    from daskps.shards.forming import Sum
 
 MAGIC = 0x584F_424C_4941_4D  # "MAILBOX"
 FORMAT = 2
@@ -120,6 +120,37 @@ class Slice:
         weights = enumerate(self.weights.tolist())
         present: dict[int, float] = {p: w for p, w in weights if not isnan(w)}
         return {p: self.arrays[p] for p in present}, present
+
+
+def gather(
+    own: Mapping[int, Array],
+    weight: float,
+    scale: float,
+    siblings: Sequence[tuple[Slice, bool]],
+) -> dict[int, Sum]:
+    """Return the sums, by position, of a contribution and what it meets on its way up.
+
+    Parameters
+    ----------
+    own : mapping of int to ndarray
+        The arrays of the contribution.
+    weight, scale : float
+        Its weight, and what its arrays are multiplied by.
+    siblings : sequence of (Slice, bool)
+        The sums it is added to, the lowest first; whether each is the left part.
+    """
+    found = {p: Sum(array, scale, weight) for p, array in own.items()}
+    for sibling, left in siblings:
+        for position, other in enumerate(sibling.weights.tolist()):
+            if isnan(other):
+                continue
+            known = found.get(position)
+            if known is None:
+                found[position] = Sum(sibling.arrays[position], 1.0, other)
+            else:
+                known.others.append((sibling.arrays[position], left))
+                known.weight += other
+    return found
 
 
 class Mailbox:

@@ -7,7 +7,7 @@ say is left to the shard.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Protocol
 
 from daskps.shards.gates import OPEN
 from daskps.shards.segment import FLIP, GATE, GENERATION, RUN, VERSION
@@ -15,21 +15,23 @@ from daskps.shards.segment import FLIP, GATE, GENERATION, RUN, VERSION
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from daskps.shards.base import Array
-    from daskps.shards.dense import Shard
+    from daskps.shards.base import Array, Tick
     from daskps.shards.joining import Joining
+    from daskps.shards.segment import Segment
 
 #: Said instead of a version: nothing was changed, submit the step.
 ASK = -1
 
 
-class Tick(NamedTuple):
-    """What a step with a tick says besides its arrays; see :class:`Step`."""
+class Ordered(Protocol):
+    """What a seat asks of its shard, which makes seats and is not known to them."""
 
-    kind: str
-    clock: int
-    sequence: int
-    weight: float
+    segment: Segment
+    generation: int
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits there, and the record says all there is to say."""
 
 
 class Seat:
@@ -40,7 +42,7 @@ class Seat:
 
     Parameters
     ----------
-    shard : Shard
+    shard : Ordered
         The state machine.
     joining : Joining
         Its rounds.
@@ -48,7 +50,7 @@ class Seat:
         The trainer's run and its number in it.
     """
 
-    def __init__(self, shard: Shard, joining: Joining, run: int, rank: int) -> None:
+    def __init__(self, shard: Ordered, joining: Joining, run: int, rank: int) -> None:
         self._shard, self._joining = shard, joining
         self._run, self._rank = run, rank
         # Not `joining.rounds`: a run may be about to begin, which that would take for

@@ -12,7 +12,7 @@ import numpy as np
 from daskps.reduction import Node, Reducer, path, reduce_all
 from daskps.shards import tablework
 from daskps.shards.base import GRADIENT, MODEL
-from daskps.shards.forming import Sum, gather
+from daskps.shards.mailbox import gather
 from daskps.shards.segment import (
     CLOCK,
     FLIP,
@@ -39,6 +39,7 @@ from daskps.shards.tablework import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from daskps.shards.forming import Sum
     from daskps.shards.mailbox import Mailbox, Table
     from daskps.shards.tablework import Work
 

@@ -23,10 +23,9 @@ from daskps.shards.update import PAST_NBYTES, Publication
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from daskps.shards.base import Array
+    from daskps.shards.base import Array, Tick
     from daskps.shards.mailbox import Slice
     from daskps.shards.planning import Planner
-    from daskps.shards.seats import Tick
     from daskps.shards.segment import Segment
     from daskps.shards.tables import Tables
     from daskps.shards.update import Binding

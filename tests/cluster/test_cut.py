@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from daskps.cluster.cuts import Cuts
-from daskps.cluster.cutting import pack_report
 from daskps.cluster.entry import Entry
+from daskps.cluster.reports import pack_report
 from daskps.layout import Layout
 from daskps.shards.cuts import Report
 from tests import virtual

@@ -23,9 +23,10 @@ import daskps
 from daskps import config, optim
 from daskps.bench.snapshot import Oracle, check
 from daskps.cluster import cutting, plans, snapshots
-from daskps.cluster.copies import GROUP_NBYTES, CopyGroup, copy_key, groups_of
+from daskps.cluster.copies import GROUP_NBYTES, CopyGroup, groups_of
 from daskps.cluster.deadline import Deadline
 from daskps.cluster.host import HOSTS
+from daskps.cluster.keys import copy_key
 from daskps.cluster.messages import Call
 from daskps.cluster.producer import Producer
 from tests.support import gen_cluster, local_cluster, store, until

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from daskps.cluster.verdict import Due, Sight, Verdict
+from daskps.cluster.reports import Sight
+from daskps.cluster.verdict import Due, Verdict
 
 
 def verdict(lost_after: float = 10.0, runs_end_after: float | None = None) -> Verdict:

@@ -45,13 +45,14 @@ from daskps.shards.base import (
     Item,
     Ready,
     Step,
+    Tick,
     Ticket,
 )
 from daskps.shards.cuts import OWNER, Order, Report, agree
 from daskps.shards.dense import Shard
 from daskps.shards.deputies import Deputy, NotHereError
 from daskps.shards.mailbox import Mailbox
-from daskps.shards.seats import ASK, Tick
+from daskps.shards.seats import ASK
 from daskps.shards.segment import (
     CLOCK,
     GENERATION,

@@ -24,12 +24,20 @@ from daskps.errors import (
 from daskps.layout import Layout
 from daskps.reduction import leaf, reduce_all
 from daskps.shards import cutting, forming, tablework
-from daskps.shards.base import GRADIENT, MODEL, Item, Ready, Step, Ticket
+from daskps.shards.base import (
+    GRADIENT,
+    MODEL,
+    Item,
+    Ready,
+    Step,
+    Tick,
+    Ticket,
+)
 from daskps.shards.dense import Shard
 from daskps.shards.deputies import Deputy, NotHereError
 from daskps.shards.gates import OPEN, READING, gate_of
 from daskps.shards.mailbox import FORMAT_AT, MAGIC_AT, Mailbox, n_slices
-from daskps.shards.seats import ASK, Tick
+from daskps.shards.seats import ASK
 from daskps.shards.segment import GENERATION, ROUNDS, Segment
 from daskps.shards.tablework import Work
 from tests.shards.making import (

@@ -10,9 +10,18 @@ import pytest
 
 from daskps.consistency import BSP
 from daskps.shards import cutting, runs
-from daskps.shards.base import GRADIENT, MODEL, NOTHING, READ, Ready, Step, Ticket
+from daskps.shards.base import (
+    GRADIENT,
+    MODEL,
+    NOTHING,
+    READ,
+    Ready,
+    Step,
+    Tick,
+    Ticket,
+)
 from daskps.shards.dense import Shard
-from daskps.shards.seats import ASK, Tick
+from daskps.shards.seats import ASK
 from daskps.shards.segment import GENERATION
 from tests.shards.making import RUN, A, bsp, contents, hot, send, step, weights
 

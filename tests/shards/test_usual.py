@@ -12,9 +12,14 @@ from daskps.consistency import BSP
 from daskps.layout import Layout
 from daskps.reduction import REDUCTIONS
 from daskps.shards import usual
-from daskps.shards.base import GRADIENT, MODEL, NOTHING
+from daskps.shards.base import (
+    GRADIENT,
+    MODEL,
+    NOTHING,
+    Tick,
+)
 from daskps.shards.dense import Shard
-from daskps.shards.seats import ASK, Tick
+from daskps.shards.seats import ASK
 from daskps.shards.segment import GENERATION, Segment
 from daskps.shards.usual import Usual
 from tests.shards.making import RUN, Momentum, contents, failed, send

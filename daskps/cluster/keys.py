@@ -1,0 +1,118 @@
+"""The keys of all Dask tasks that are ours, and what a shard's anchor is.
+
+A key says what its task is: the scheduler's part of daskps recognises gradients and
+anchors by theirs, and Dask's dashboard groups tasks by what stands before the first
+number.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dask.tokenize import tokenize
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: In the name of every task of ours, wherever Dask has put it.
+OURS = "daskps-"
+_ANCHOR = "daskps-anchor-"
+_SNAPSHOT = "daskps-snapshot-"
+#: First element of the key of a gradient task; run, attempt, round, rank follow.
+_GRADIENT = "daskps-gradient"
+
+
+class Anchor:
+    """What a shard's anchor holds: a name, and the shard's size for Dask's books.
+
+    Parameters
+    ----------
+    store, shard : str, int
+        The shard it stands for.
+    nbytes : int
+        What Dask should charge for it. Never the true size of a large shard: a
+        future that claims more than Dask's spill target goes straight to disk.
+    """
+
+    def __init__(self, store: str, shard: int, nbytes: int) -> None:
+        self.store, self.shard, self.nbytes = store, shard, nbytes
+
+    def __sizeof__(self) -> int:
+        return self.nbytes
+
+    def __repr__(self) -> str:
+        return f"<shard {self.shard} of store {self.store!r}>"
+
+
+def make_anchor(store: str, shard: int, nbytes: int) -> Anchor:
+    """Make an anchor: no side effects, so it may run again anywhere."""
+    return Anchor(store, shard, nbytes)
+
+
+def anchor_key(uid: str, shard: int) -> str:
+    """Return the key of the anchor of a shard."""
+    return f"{_ANCHOR}{uid}-{shard}"
+
+
+def store_of_anchor(key: Any) -> str | None:
+    """Return the uid of the store a key is an anchor of, if it is one."""
+    if not isinstance(key, str) or not key.startswith(_ANCHOR):
+        return None
+    return key[len(_ANCHOR) :].rsplit("-", 1)[0]
+
+
+def holder_of(uid: str) -> str:
+    """Return the client of no person that wants the anchors of a named store."""
+    return f"{OURS}{uid}"
+
+
+def trainer_key(store: str, run: int, rank: int, attempt: int) -> str:
+    """Return the key of the task of a resident trainer."""
+    return f"daskps-trainer-{store}-{run}-{rank}-{attempt}"
+
+
+def work_key(run: int) -> str:
+    """Return the key of what all tasks of a graph run share."""
+    return f"daskps-work-{run}"
+
+
+def gradient_key(place: tuple[int, int, int], rank: int) -> tuple[Any, ...]:
+    """Return the key of a gradient task.
+
+    Parameters
+    ----------
+    place : tuple of int
+        Run, attempt and round.
+    rank : int
+        Whose gradient it is.
+    """
+    return (_GRADIENT, *place, rank)
+
+
+def is_gradient(key: Any) -> bool:
+    """Return whether a key is that of a gradient task."""
+    return type(key) is tuple and key[0] == _GRADIENT
+
+
+def reduction_key(store: str, shard: int, place: tuple[int, int, int]) -> Any:
+    """Return the key of a reduction task; `shard` is the first of its host's."""
+    return (f"daskps-reduce-{store}-{shard}", *place)
+
+
+def copy_key(store: str, index: int | None, shard: int, version: int) -> str:
+    """Return the name of a copy: what it contains follows from these."""
+    what = "" if index is None else f"{index}."
+    return f"{_SNAPSHOT}{store}-{what}{shard}.{version}"
+
+
+def group_key(
+    store: str, index: int | None, versions: Sequence[tuple[int, int]]
+) -> str:
+    """Return the key of a group of copies: what it contains follows from these."""
+    first = copy_key(store, index, *versions[0])
+    return first if len(versions) == 1 else f"{first}-{tokenize(versions)}"
+
+
+def edge_key(group: Any, spans: Sequence[Any]) -> str:
+    """Return the key of a few elements that are cut out of a group of copies."""
+    return f"daskps-edge-{group}-{tokenize(spans)}"
