@@ -88,8 +88,8 @@ def _join(link: Link, place: dict[str, Any], wait_seconds: float) -> Session:
     meta = Meta(link.run(lambda: find))
     joined = Joined(run, size, found["mailboxes"], codec)
     session = Session(link, meta, joined, rank=rank, bsp=place["bsp"])
-    if found["again"]:
-        session.resume()
+    if found["attempt"] > 1:
+        session.resume(found["attempt"])
         logger.warning(
             "%s goes on with trainer %d of run %d at clock %d, which lost its worker",
             link.node.address,
