@@ -140,12 +140,17 @@ class Runs:
             await self._end(self._runs[run], RunCancelledError("it has ended"))
 
     @DIRECTORY.handles("fence_run")
-    async def on_fence_run(self, run: int, reason: str, wait: bool = True) -> None:
+    async def on_fence_run(
+        self, run: int, reason: str, wait: bool = True, worker: str = ""
+    ) -> None:
         """Cancel a run: its trainers' calls fail from here on.
 
-        With `wait` the caller hears of it when all shards have ended it.
+        With `wait` the caller hears of it when all shards have ended it. `worker` is
+        whose trainer asks; one that has left cannot: another trainer is in its place.
         """
-        if run in self._runs:
+        if worker and not self._hosts.has_worker(worker):
+            logger.info("daskps: %s has left, and ends no run: %s", worker, reason)
+        elif run in self._runs:
             fencing = self._fence(self._runs[run], RunCancelledError(reason))
             if wait:
                 await fencing

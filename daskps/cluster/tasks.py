@@ -63,7 +63,7 @@ def run_trainer(
         reason = f"trainer {rank} raised {type(error).__name__}: {error}"
         # Whose error it is should be heard of before the fence has come to its end.
         told = {"run": place["run"], "reason": sendable(reason[:500]), "wait": False}
-        fence = link.directory("fence_run", **told)
+        fence = link.directory("fence_run", worker=link.node.address, **told)
         link.run(lambda: fence)
         raise
     finally:

@@ -152,6 +152,22 @@ def test_trainer_of_a_worker_that_has_left_takes_no_place():
     in_no_time(check)
 
 
+def test_trainer_of_a_worker_that_has_left_ends_no_run():
+    """It goes on where another one has its place, and may well fail there."""
+
+    async def check():
+        hosts = FakeHosts(fine)
+        runs, _ = runs_on(hosts)
+        run = await runs.on_open_run("w-uid", BEGIN, **{**WHO, "restartable": True})
+        hosts.workers.discard("tcp://b")
+        await runs.on_fence_run(run, "the round has gone", worker="tcp://b")
+        assert runs.why_over(run) is None
+        await runs.on_fence_run(run, "it diverged", worker="tcp://a")
+        assert "it diverged" in str(runs.why_over(run))
+
+    in_no_time(check)
+
+
 def test_client_that_leaves_between_two_tries_leaves_no_run():
     """Then no run is known that could be fenced."""
 
