@@ -36,7 +36,7 @@ NAMES = {
     "snapshot": "snapshots while others push",
     "startup": "imports, and the first push",
     "train": "logistic regression",
-    "wire": "what large messages cost",
+    "wire": "gradients as bfloat16 in large messages",
 }
 
 

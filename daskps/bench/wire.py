@@ -1,7 +1,7 @@
-"""What large messages cost: memory used again, and gradients as bfloat16.
+"""What gradients as bfloat16 save in large messages.
 
-Each line alternates with the others in one run: medians of the time, of the CPU time
-of both processes and of their page faults. CPU time says more on a busy machine.
+Both kinds alternate in one run: medians of the time, of the CPU time of both processes
+and of their page faults. CPU time says more on a busy machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import daskps
 from daskps import optim
 from daskps.bench import bare, command
 from daskps.bench.pairs import seconds
-from daskps.cluster import arrivals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,22 +32,12 @@ def usage() -> list[float]:
 
 
 def install(dask_worker: Any) -> None:
-    """Let a worker be asked what it has used, and told where frames go."""
+    """Let a worker be asked what it has used."""
 
     async def asked() -> dict[str, Any]:
         return {"status": "OK", "data": usage()}
 
-    async def memory(again: bool) -> dict[str, Any]:
-        arrivals.reuse(again)
-        return {"status": "OK"}
-
     dask_worker.handlers["bare_usage"] = asked
-    dask_worker.handlers["bare_memory"] = memory
-
-
-def _memory(peer: str, again: bool) -> None:
-    bare.call(peer, "memory", again=again)
-    arrivals.reuse(again)
 
 
 def _measure(peer: str, action: Callable[[], object]) -> list[float]:
@@ -59,26 +48,7 @@ def _measure(peer: str, action: Callable[[], object]) -> list[float]:
     return [ms, *(used / CALLS)]
 
 
-def _verbs(store: Any, peer: str, n: int, pairs: int) -> dict[str, list[list[float]]]:
-    grad, out = np.ones(n, "f4"), np.empty(n, "f4")
-    actions = {
-        "push": lambda: store.push({"w": grad}),
-        "pull": lambda: store.pull(out={"w": out}),
-    }
-    found: dict[str, list[list[float]]] = {}
-    for k in range(2 * pairs):
-        again = (k + k // 2) % 2 == 0
-        _memory(peer, again)
-        for name, action in actions.items():
-            action()
-            kind = "again" if again else "fresh"
-            found.setdefault(f"{name}, {kind}", []).append(_measure(peer, action))
-    _memory(peer, True)
-    return found
-
-
-def _pushes(trainer: daskps.Trainer, part: tuple[str, int]) -> list[float]:
-    peer, n = part
+def _pushes(trainer: daskps.Trainer, peer: str, n: int) -> list[float]:
     grad = {"w": np.ones(n, "f4")}
     trainer.push(grad)
     return _measure(peer, lambda: trainer.push(grad))
@@ -117,10 +87,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     n, pairs = options.mib * 2**20 // 4, options.pairs
     with bare.cluster() as client:
         client.run(install)
-        a, b = client.nthreads()
+        a, _ = client.nthreads()
         spec = {"w": daskps.ArraySpec((n,), "float32")}
         store = daskps.create(spec, optimizer=optim.SGD(0.1), servers=[a])
-        found = client.submit(_verbs, store, a, n, pairs, workers=[b]).result()
+        found: dict[str, list[list[float]]] = {}
         # The trainer of rank 1 is on the second worker; the first one has no part.
         loop = partial(_second, peer=a, n=n)
         for k in range(2 * pairs):
@@ -132,14 +102,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{f'{options.mib} MiB':<22}{'ms':>9}{'CPU ms':>9}{'faults':>9}")
     for name, rows in found.items():
         print(_line(name, rows))
-    for one, other in (
-        ("push, fresh", "push, again"),
-        ("pull, fresh", "pull, again"),
-        ("step, float32", "step, bf16"),
-    ):
-        print(_ratio(f"{one} / {other.split()[-1]}", found[one], found[other]))
+    print(_ratio("float32 / bf16", found["step, float32"], found["step, bf16"]))
     return 0
 
 
 def _second(trainer: daskps.Trainer, part: int, *, peer: str, n: int) -> list[float]:
-    return _pushes(trainer, (peer, n)) if part else []
+    return _pushes(trainer, peer, n) if part else []

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.cluster import arrivals
 from daskps.cluster.handlers import HOST
 from daskps.cluster.messages import identity, pack_array, unpack_item
 from daskps.cluster.rules import Rules
@@ -149,7 +148,6 @@ async def drop(host: ShardHost, store: str) -> int:
     dropped = [host.slots.pop(key) for key in list(host.slots) if key[0] == store]
     for slot in dropped:
         host.drop(slot)
-    arrivals.clear()
     host.snapshots.drop(store)
     if dropped:
         nbytes = sum(slot.nbytes for slot in dropped)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from daskps import config
-from daskps.cluster import arrivals, upstream
+from daskps.cluster import upstream
 from daskps.cluster.contributions import Contributions
 from daskps.cluster.copies import Copies
 from daskps.cluster.machine import HERE, Machine
@@ -104,7 +104,6 @@ class ShardHost(Serving):
         self._leaving: list[Slot] = []
         self.is_leaving = False
         self._loop_thread = threading.get_ident()
-        arrivals.join(worker.address, worker.memory_manager.memory_limit)
         self._executor = ThreadPoolExecutor(
             settings.threads, thread_name_prefix="daskps-host"
         )
@@ -361,7 +360,6 @@ class ShardHost(Serving):
         self.slots.clear()
         removed = [] if self._memory is None else self._memory.close()
         self.snapshots.clear()
-        arrivals.leave(self.worker.address)
         self._executor.shutdown(wait=False, cancel_futures=True)
         return removed
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps import codecs
-from daskps.cluster import arrivals, words
+from daskps.cluster import words
 from daskps.cluster.begin import check_begin
 from daskps.cluster.handlers import HOST
 from daskps.cluster.upstream import loads
@@ -189,7 +189,6 @@ async def end_run(
     for slot in slots:
         if slot.mailbox is not None and slot.mailbox[0] == run:
             slot.free_mailbox()
-    arrivals.clear()
     logger.info(
         "%s ends run %d of store %r: %s",
         host.worker.address,

@@ -19,7 +19,7 @@ from daskps.layout import align
 Array = np.ndarray[Any, np.dtype[Any]]
 #: Smaller arrays come from malloc's own lists, which are faster.
 SMALLEST = 65_536
-#: Memory is made in whole pages: frames differ in length by some bytes of their head.
+#: Memory is made in whole pages: arrays of nearly one length take each other's place.
 PAGE = 4096
 #: Most bytes kept for later, where a worker's memory limit does not say more.
 LEAST_LIMIT = 64 * 2**20
@@ -47,25 +47,19 @@ class Scratch:
     ----------
     limit : int
         Most bytes kept for later.
-    smallest : int
-        Bytes below which an array is left to malloc.
-    most : int, optional
-        Most arrays kept for later.
     """
 
-    def __init__(
-        self, limit: int, *, smallest: int = SMALLEST, most: int | None = None
-    ) -> None:
-        self.limit, self._smallest = limit, smallest
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
         # Operations of a deque are atomic, and a lease may end anywhere, also in the
         # middle of these methods: a lock could be taken twice.
-        self._free: deque[Array] = deque(maxlen=most)
+        self._free: deque[Array] = deque()
 
     def empty(self, n: int, dtype: Any) -> Array:
         """Return an array like ``np.empty(n, dtype)``."""
         dtype = np.dtype(dtype)
         nbytes = n * dtype.itemsize
-        if nbytes < self._smallest:
+        if nbytes < SMALLEST:
             return np.empty(n, dtype)
         length = align(nbytes, PAGE)
         memory = self._take(length)

@@ -63,7 +63,6 @@ __all__ = [
     "nanny_look",
     "own",
     "persist",
-    "receive_into",
     "register",
     "release",
     "result",
@@ -115,21 +114,6 @@ def frame(array: Any) -> Any:
 
 #: Bytes of the longest frame that each kind of connection can send.
 _LONGEST = {_tcp.TCP: 2**63 - 1, _tcp.TLS: 2**31 - 1}
-#: What makes the memory that a frame arrives in; not in every release of Dask.
-_host_array = getattr(_tcp, "host_array", None)
-
-
-def receive_into(make: Callable[[int], Any] | None) -> None:
-    """Have frames that arrive over TCP put into memory of a function's making.
-
-    Parameters
-    ----------
-    make : callable or None
-        Returns a writeable memoryview of as many bytes; None for Dask's own.
-    """
-    if _host_array is not None:
-        # The module's own name for it: nothing that is public leads there.
-        vars(_tcp)["host_array"] = make or _host_array
 
 
 def unframe(value: Any) -> Any:
