@@ -29,6 +29,7 @@ __all__ = [
     "Config",
     "Timeout",
     "check_finite",
+    "compresses",
     "deadline",
     "double_buffer",
     "load",
@@ -239,6 +240,25 @@ def scheduler_address() -> str | None:
     """
     address: str | None = dask.config.get("scheduler-address", None)
     return address or None
+
+
+def compresses() -> bool:
+    """Tell whether Dask compresses what connections send to other machines.
+
+    Returns
+    -------
+    bool
+        False where Dask's own value ``distributed.comm.compression`` is false, as it
+        is by default.
+
+    Examples
+    --------
+    >>> import dask
+    >>> with dask.config.set({"distributed.comm.compression": "zlib"}):
+    ...     compresses()
+    True
+    """
+    return bool(dask.config.get("distributed.comm.compression", False))
 
 
 def deadline(timeout: Timeout = DEFAULT, what: str = "timeout") -> float | None:

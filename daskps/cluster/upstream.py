@@ -20,7 +20,12 @@ from distributed import worker as _worker
 from distributed.comm import tcp as _tcp
 from distributed.core import Status
 from distributed.protocol import pickle as _pickle
-from distributed.protocol.serialize import Serialize, to_serialize
+from distributed.protocol.serialize import (
+    Serialize,
+    Serialized,
+    serialize,
+    to_serialize,
+)
 from distributed.security import Security
 from distributed.threadpoolexecutor import rejoin as _rejoin
 from distributed.threadpoolexecutor import thread_state as _pool_state
@@ -29,6 +34,7 @@ from distributed.threadpoolexecutor import thread_state as _pool_state
 # not declared as exported.
 from distributed.utils import thread_state  # type: ignore[attr-defined]
 
+from daskps import config
 from daskps.cluster.keys import OURS
 from daskps.errors import ProtocolError
 from daskps.usercode import holding_interrupts, user_code
@@ -104,21 +110,22 @@ def frame(array: Any) -> Any:
     """Wrap an array so that it travels as a frame of its own, without a copy.
 
     And in one piece: Dask cuts what is longer than ``distributed.comm.shard``, and its
-    receiver joins the pieces by copying, save those of a message's first array.
+    receiver joins the pieces by copying, save those of a message's first array. What
+    is serialized already it sends as it is, also uncompressed: where connections
+    compress, such an array is left to Dask.
     """
-    for comm in (_tcp.TCP, _tcp.TLS):
-        if array.nbytes > comm.max_shard_size:
-            comm.max_shard_size = min(array.nbytes, _LONGEST[comm])
-    return to_serialize(array)
-
-
-#: Bytes of the longest frame that each kind of connection can send.
-_LONGEST = {_tcp.TCP: 2**63 - 1, _tcp.TLS: 2**31 - 1}
+    if array.nbytes <= _tcp.TCP.max_shard_size or config.compresses():
+        return to_serialize(array)
+    whole: Any = Serialized(*serialize(array))
+    whole.data = array
+    return whole
 
 
 def unframe(value: Any) -> Any:
     """Return what :func:`frame` wrapped, where it never left this process."""
-    return value.data if isinstance(value, Serialize) else value
+    if isinstance(value, Serialize | Serialized):
+        return vars(value).get("data", value)
+    return value
 
 
 def sync(node: SyncMethodMixin, function: Callable[[], Awaitable[Any]]) -> Any:
