@@ -336,6 +336,67 @@ def test_scaled_down_and_retired_under_pushes(machine):
         s.close()
 
 
+def ones_slowly(params, X, y):
+    # A busy trainer, not a wait for anything: the end must find it at work.
+    end = time.perf_counter() + 0.002
+    while time.perf_counter() < end:
+        pass
+    return {name: np.ones_like(value) for name, value in params.items()}
+
+
+def retire(client, victim):
+    client.retire_workers([victim])
+
+
+def terminate(client, victim):
+    [pid] = client.run(os.getpid, workers=[victim]).values()
+    os.kill(pid, signal.SIGTERM)
+
+
+def scale_down(client, victim):
+    client.cluster.scale(2)
+
+
+@pytest.mark.parametrize(
+    ("end", "sync", "execution"),
+    [
+        (retire, "bsp", "resident"),
+        (terminate, "bsp", "graph"),
+        (terminate, "ssp", "resident"),
+        (scale_down, "asp", "resident"),
+    ],
+)
+def test_a_run_goes_on_where_a_worker_ends_in_order(end, sync, execution):
+    """One that trains and holds a shard; constant gradients count the steps."""
+    rows, trainers = 150, 3
+    with local_cluster(n_workers=3, threads=1) as client:
+        s = daskps.create({"w": np.zeros(6)}, optimizer=optim.SGD(1.0))
+        victim, ended = s.placement[1], list[int]()
+
+        class End:
+            def on_round(self, run):
+                if run.clock > 20 and not ended:
+                    ended.append(run.clock)
+                    end(client, victim)
+
+        result = daskps.train(
+            s,
+            ones_slowly,
+            np.zeros((rows, 1)),
+            batch_size=1,
+            epochs=2,
+            trainers=trainers,
+            sync=sync,
+            execution=execution,
+            callbacks=[End()],
+        )
+        assert ended
+        steps = 2 * rows // trainers * (1 if sync == "bsp" else trainers)
+        np.testing.assert_array_equal(result.weights["w"], -float(steps))
+        assert [row["version"] for row in s.stats()["shards"]] == [steps] * 3
+        assert max(row["generation"] for row in s.stats()["shards"]) >= 1
+
+
 def test_scale_to_zero_frees_all(machine):
     with machine.as_current():
         scale(machine, 2)
