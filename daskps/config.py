@@ -208,6 +208,22 @@ def no_profiles() -> AbstractContextManager[object]:
     return setting
 
 
+def restarts() -> AbstractContextManager[object]:
+    """Have a cluster keep workers that are lost again and again.
+
+    Dask's gives one up that is lost twice within 15 s, though its nanny started it again.
+
+    Returns
+    -------
+    context manager
+        Puts the configuration back at its end.
+    """
+    setting: AbstractContextManager[object] = dask.config.set(
+        {"distributed.deploy.lost-worker-timeout": "1 hour"}
+    )
+    return setting
+
+
 def one_thread() -> AbstractContextManager[object]:
     """Apply updates in one thread, here and in workers that are started meanwhile.
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 #: Benchmarks, each a module with `main`.
 NAMES = {
     "batches": "shuffled batches of data in blocks, beside those of one array",
+    "ends": "what the ends of workers cost: kills under pushes, closing a cluster",
     "graph": "rounds in the task graph, beside plain Dask",
     "kernels": "compiled loops, beside torch and copying memory",
     "lock": "the lock of a shard between processes",
@@ -34,7 +35,7 @@ NAMES = {
     "rounds": "BSP rounds, and a long run",
     "scaling": "rounds of 1 to 64 trainers in one process, beside the cost model",
     "snapshot": "snapshots while others push",
-    "startup": "imports, and the first push",
+    "startup": "imports, first pushes, and a worker that comes",
     "train": "logistic regression",
     "wire": "gradients as bfloat16 in large messages",
 }

@@ -1,4 +1,4 @@
-"""How long it takes until something happens: imports, and the first push."""
+"""How long it takes until something happens: imports, first pushes, a new worker."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 import numpy as np
+from distributed import Client, LocalCluster
 
 import daskps
 from daskps import optim
@@ -21,6 +22,29 @@ _IMPORT = (
     "import time, distributed; t = time.perf_counter(); import daskps; "
     "print(time.perf_counter() - t)"
 )
+
+
+def _arrival(with_store: bool) -> float:
+    """Return the seconds from asking for a second worker to its first task's end.
+
+    Beside a store, the worker that comes loads the loops of its rule in idle time.
+    """
+    options = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, **options) as cluster,
+        Client(cluster) as client,
+    ):
+        params = {"w": np.zeros(1000)}
+        daskps.create(params, name="w", optimizer=optim.Adam())
+        if not with_store:
+            daskps.open("w").delete()
+        (first,) = client.nthreads()
+        began = time.perf_counter()
+        cluster.scale(2)
+        client.wait_for_workers(2)
+        (second,) = client.nthreads().keys() - {first}
+        client.submit(sum, [1, 2], workers=[second]).result()
+        return time.perf_counter() - began
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,4 +79,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 store.push({"w": np.ones(1000)})
                 pushed.append(time.perf_counter() - began)
             print(f"{name}: created {created[-1]:.3f} s, pushed {pushed[-1]:.3f} s")
+    arrivals = {False: list[float](), True: list[float]()}
+    for _ in range(options.runs):
+        for with_store, taken in arrivals.items():
+            taken.append(_arrival(with_store))
+    for with_store, taken in arrivals.items():
+        print(
+            f"a worker that comes {'beside a' if with_store else 'without a'} store, "
+            f"until its first task ended: {statistics.median(taken):.3f} s "
+            f"({min(taken):.3f} to {max(taken):.3f})"
+        )
     return 0

@@ -73,14 +73,10 @@ class Session:
         self._unticked = Unticked(meta, joined.codec, self._scratch.empty)
         self._lock = threading.RLock()
 
-    def resume(self, attempt: int) -> None:
-        """Take clock and sequence from the shard that is furthest behind.
-
-        The rank's trainers before this one, which is its so-many-th, get no further.
-        """
-        run, rank, control = self.run, self.rank, self.shards.control
+    def resume(self) -> None:
+        """Take clock and sequence from the shard that is furthest behind."""
         rows = self.link.run(
-            lambda: control("resume", run=run, rank=rank, attempt=attempt)
+            lambda: self.shards.control("resume", run=self.run, rank=self.rank)
         )
         places = [tuple(place) for row in rows for place in row]
         self.clock, self.sequence = min(places)
