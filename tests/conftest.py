@@ -61,7 +61,7 @@ def _is_vain(item: pytest.Item) -> bool:
     if params.get("train") != "graph":
         return False
     sync = params.get("sync", params.get("options", {}).get("sync", "bsp"))
-    return params.get("way", "process") != "process" or sync != "bsp"
+    return params.get("way", "process") not in ("process", "inside") or sync != "bsp"
 
 
 def _may_start_cluster(item: pytest.Item) -> bool:

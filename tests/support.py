@@ -6,7 +6,7 @@ import copy
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -24,6 +24,7 @@ from distributed.utils_test import gen_test, popen
 import daskps
 from daskps import optim
 from daskps.cluster.handlers import HOST, Handler
+from tests import inprocess
 
 __all__ = [
     "client",
@@ -32,6 +33,7 @@ __all__ = [
     "gen_test",
     "local_cluster",
     "machine_cluster",
+    "mostly_inside",
     "popen",
     "rpc_cluster",
     "served_by",
@@ -166,13 +168,59 @@ def rpc_cluster() -> Iterator[Client]:
         yield client
 
 
+#: Clusters without Dask's inside this process, by how shards are reached there.
+INSIDE = {"inside": "process", "queue": "rpc"}
+
+
 @pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest) -> Iterator[Client]:
-    """A client of a cluster for each way to a shard."""
+def way(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A client of a cluster for each way to a shard; see also :func:`mostly_inside`."""
+    if request.param in INSIDE:
+        with dask.config.set(WAYS[INSIDE[request.param]]), inprocess.cluster() as made:
+            yield made
+        return
     name = {"process": "cluster"}.get(request.param, f"{request.param}_cluster")
     found: Client = request.getfixturevalue(name)
     with cleaned(found):
         yield found
+
+
+def mostly_inside(
+    names: str = "",
+    values: Sequence[Any] = ((),),
+    *,
+    real: Sequence[Any] = (),
+    train: bool = False,
+) -> pytest.MarkDecorator:
+    """Have a test run for all values inside this process, for some on real clusters.
+
+    Parameters
+    ----------
+    names : str
+        Arguments of the test beside `way`, as `pytest.mark.parametrize` takes them.
+    values : sequence
+        One value, or a tuple of them, for each case.
+    real : sequence
+        Those for which the test also runs once for each way on a cluster of Dask's;
+        by default the first.
+    train : bool
+        Whether it takes `train` as well.
+    """
+    asked = ["way", *["train"] * train, *filter(None, names.split(","))]
+    rows = [v if isinstance(v, tuple) else (v,) for v in values]
+    chosen = [v if isinstance(v, tuple) else (v,) for v in real] or rows[:1]
+    resident = ["resident"] * train
+    cases = [(way, *resident, *row) for way in INSIDE for row in rows]
+    cases += [(way, *resident, *row) for way in WAYS for row in chosen]
+    if train:
+        cases += [("inside", "graph", *row) for row in rows]
+        cases += [("process", "graph", *row) for row in chosen]
+    return pytest.mark.parametrize(
+        tuple(asked),
+        [pytest.param(*case) for case in cases],
+        ids=["-".join(str(getattr(v, "__name__", v)) for v in case) for case in cases],
+        indirect=asked[: 1 + train],
+    )
 
 
 class Train:

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from distributed import get_worker
 
 from daskps.cluster import plans
 from daskps.cluster.client import ShardClient
 from daskps.cluster.deadline import Deadline
 from daskps.cluster.direct import STOP_SECONDS
 from daskps.cluster.host import HOSTS
-from daskps.cluster.link import link_of
+from daskps.cluster.link import task_link
 from daskps.cluster.messages import Call
 from daskps.cluster.meta import Meta
 from daskps.cluster.plans import whole
@@ -55,7 +54,7 @@ class Desk:
 
     def __init__(self, work: Work) -> None:
         self.work = work
-        self.link = link_of(get_worker())
+        self.link = task_link()
         self.worker: str = self.link.node.address
         self.host: ShardHost = HOSTS[self.worker]
         self.meta: Meta = self.shared("meta", self._find)
@@ -193,7 +192,7 @@ class Weights:
 
 def desk_of(work: Work) -> Desk:
     """Return this thread's desk, which goes with the run."""
-    kept = HOSTS[get_worker().address].contributions
+    kept = HOSTS[task_link().node.address].contributions
     key = ("desk", threading.get_ident())
     desk: Desk = kept.shared(work.run, key, lambda: Desk(work))
     return desk

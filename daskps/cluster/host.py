@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from daskps import config
-from daskps.cluster import upstream
 from daskps.cluster.contributions import Contributions
 from daskps.cluster.copies import Copies
 from daskps.cluster.machine import HERE, Machine
@@ -22,7 +21,6 @@ from daskps.cluster.messages import (
     pack_answers,
     refusal,
     unpack_call,
-    unpack_reply,
 )
 from daskps.cluster.scratch import Scratch, limit_of
 from daskps.cluster.serving import Exchange, Serving
@@ -42,10 +40,9 @@ from daskps.shards.segment import MAX_PRODUCERS, N_PRODUCERS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from distributed import Worker
-
     from daskps.cluster.handlers import Handlers
     from daskps.cluster.memory import Block, Memory
+    from daskps.cluster.node import Node
     from daskps.cluster.slot import Slot
 
 T = TypeVar("T")
@@ -72,8 +69,8 @@ class ShardHost(Serving):
 
     Parameters
     ----------
-    worker : Worker
-        The worker.
+    worker : Node
+        What it hangs in.
     handlers : Handlers
         What serves its messages.
     machine : Machine
@@ -81,12 +78,12 @@ class ShardHost(Serving):
     """
 
     def __init__(
-        self, worker: Worker, handlers: Handlers, machine: Machine = HERE
+        self, worker: Node, handlers: Handlers, machine: Machine = HERE
     ) -> None:
         settings = config.load()
         self.worker, self.machine = worker, machine
         self._handlers = handlers
-        self.scratch = Scratch(limit_of(worker.memory_manager.memory_limit))
+        self.scratch = Scratch(limit_of(worker.memory_limit))
         super().__init__(self.scratch.empty, WAIT_SECONDS)
         #: Stores freed lately: a create that was cut short may still be at work.
         self.dropped: deque[str] = deque(maxlen=1000)
@@ -107,11 +104,9 @@ class ShardHost(Serving):
         self._executor = ThreadPoolExecutor(
             settings.threads, thread_name_prefix="daskps-host"
         )
-        upstream.add_handlers(
-            worker,
-            {"daskps_call": self.handle_call, "daskps_control": self.handle_control},
-        )
-        upstream.add_metric(worker, "daskps", _metric)
+        worker.serve("daskps_call", self.handle_call)
+        worker.serve("daskps_control", self.handle_control)
+        worker.report("daskps", self.totals)
 
     # -- calls from the event loop -------------------------------------------
 
@@ -209,7 +204,7 @@ class ShardHost(Serving):
     def begin_now(self, call: Call, seconds: float) -> Exchange:
         """Begin a call in the caller's thread; :meth:`Exchange.finish` ends it."""
         if self._is_crowded(call):
-            loop: Any = self.worker.loop
+            loop = self.worker.loop
             room = self._make_room(call)
             made = asyncio.run_coroutine_threadsafe(room, loop.asyncio_loop)
             try:
@@ -247,10 +242,7 @@ class ShardHost(Serving):
                 ),
             )
             if open_ids:
-                reply = await self.worker.scheduler.daskps_directory(
-                    method="ended", producers=open_ids
-                )
-                ended = unpack_reply(reply, "the scheduler")["value"]
+                ended = await self.worker.directory("ended", producers=open_ids)
                 await self.under(slot, partial(Shard.close_producers, ids=ended))
 
     def missing(self, store: str, shard: int) -> Exception:
@@ -363,6 +355,16 @@ class ShardHost(Serving):
         self._executor.shutdown(wait=False, cancel_futures=True)
         return removed
 
+    def totals(self) -> dict[str, int]:
+        """Return what the worker shows of it."""
+        slots, kept = list(self.slots.values()), self.contributions
+        return {
+            "shards": len(slots),
+            "nbytes": sum(slot.nbytes for slot in slots) + kept.nbytes,
+            "contributions": kept.n,
+            "snapshots": self.snapshots.nbytes,
+        }
+
     def leaves(self) -> bool:
         """Return whether the worker closes: no shard comes here any more."""
         return self.is_leaving
@@ -376,16 +378,3 @@ class ShardHost(Serving):
 def _wake(woken: asyncio.Future[None]) -> None:
     if not woken.done():
         woken.set_result(None)
-
-
-def _metric(worker: Worker) -> dict[str, int]:
-    host = HOSTS.get(worker.address)
-    if host is None:
-        return {"shards": 0, "nbytes": 0, "contributions": 0, "snapshots": 0}
-    slots, kept = list(host.slots.values()), host.contributions
-    return {
-        "shards": len(slots),
-        "nbytes": sum(s.nbytes for s in slots) + kept.nbytes,
-        "contributions": kept.n,
-        "snapshots": host.snapshots.nbytes,
-    }

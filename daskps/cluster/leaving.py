@@ -13,7 +13,6 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from daskps.cluster.messages import unpack_reply
 from daskps.errors import DaskPSError, StaleGenerationError
 from daskps.layout import counted
 
@@ -89,8 +88,7 @@ async def _try(host: ShardHost, slot: Slot) -> None:
 
 async def _ask(host: ShardHost) -> list[str] | None:
     """Return the stores whose shards others may have; None where nobody says."""
-    stream: Any = host.worker.batched_stream
-    if stream is None or stream.closed():
+    if not host.worker.is_connected():
         # The directory hears of that end of the connection by itself.
         return None
     found: list[str] | None = await _tell(host, "leaving", TELL_SECONDS)
@@ -99,13 +97,9 @@ async def _ask(host: ShardHost) -> list[str] | None:
 
 async def _tell(host: ShardHost, method: str, seconds: float, **kwargs: Any) -> Any:
     """Tell the directory; None where it cannot be reached, as without a scheduler."""
-    worker = host.worker
-    work = worker.scheduler.daskps_directory(
-        method=method, worker=worker.address, **kwargs
-    )
+    work = host.worker.directory(method, worker=host.worker.address, **kwargs)
     try:
-        reply = await asyncio.wait_for(work, seconds)
-        return unpack_reply(reply, "the scheduler")["value"]
+        return await asyncio.wait_for(work, seconds)
     except (OSError, DaskPSError) as error:
         logger.info("could not tell the scheduler: %s: %r", method, error)
         return None

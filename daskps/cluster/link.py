@@ -14,6 +14,7 @@ import os
 import threading
 from concurrent.futures import Future as ThreadFuture
 from concurrent.futures import InvalidStateError
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distributed import Client, Worker, get_client, get_worker
@@ -29,7 +30,7 @@ from daskps.errors import ProtocolError
 from daskps.usercode import CALLBACK, guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -280,7 +281,7 @@ _PARENTS: list[Client | Worker] = []
 def _in_child() -> None:
     """Forget in a forked process what is its parent's."""
     _PARENTS.extend(link.node for link in _LINKS.values())
-    _PARENTS.extend(host.worker for host in HOSTS.values())
+    _PARENTS.extend(host.worker.server for host in HOSTS.values())
     HOSTS.clear()
     _LINKS.clear()
 
@@ -305,11 +306,39 @@ def link_of(node: Client | Worker) -> Link:
         return link
 
 
+#: What :func:`using` has given the code of this context.
+_GIVEN: ContextVar[Link | None] = ContextVar("daskps-link", default=None)
+
+
+@contextlib.contextmanager
+def using(link: Link) -> Iterator[None]:
+    """Have the code of a block, and none of other threads, reach the cluster by a link.
+
+    For what is neither a task of Dask's nor has a client of Dask's.
+    """
+    token = _GIVEN.set(link)
+    try:
+        yield
+    finally:
+        _GIVEN.reset(token)
+
+
+def task_link() -> Link:
+    """Return the link of the worker whose task this is.
+
+    Raises
+    ------
+    ValueError
+        Outside tasks.
+    """
+    return _GIVEN.get() or link_of(get_worker())
+
+
 def current_link(client: Client | None = None) -> Link:
     """Return the nearest way to the cluster from here.
 
-    The given client, else the worker whose task this is, else Dask's current client,
-    else the one worker of this process.
+    The given client, else the link that is given here, else the worker whose task this
+    is, else Dask's current client, else the one worker of this process.
 
     Raises
     ------
@@ -330,7 +359,7 @@ def current_link(client: Client | None = None) -> Link:
             f"{client} is closed; make another one with client = distributed.Client()"
         )
     try:
-        return link_of(get_worker())
+        return task_link()
     except ValueError:
         pass
     try:
@@ -338,7 +367,7 @@ def current_link(client: Client | None = None) -> Link:
     except ValueError:
         hosts = list(HOSTS.values())
         if len(hosts) == 1:
-            return link_of(hosts[0].worker)
+            return link_of(hosts[0].worker.server)
         raise ValueError(
             "there is no Dask client here to reach a cluster with; make one with "
             "client = distributed.Client(), or Client(address) for a cluster that runs "

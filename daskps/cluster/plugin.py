@@ -26,6 +26,7 @@ from daskps.cluster.handlers import HOST
 from daskps.cluster.host import HOSTS, ShardHost
 from daskps.cluster.keys import is_gradient
 from daskps.cluster.machine import HERE, Machine
+from daskps.cluster.node import WorkerNode
 
 if TYPE_CHECKING:
     from distributed import Scheduler, Worker
@@ -64,8 +65,9 @@ class HostPlugin(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         """Create the host unless this worker has one."""
         host = HOSTS.get(worker.address)
-        if host is None or host.worker is not worker:
-            host = HOSTS[worker.address] = ShardHost(worker, HOST, self._machine)
+        if host is None or host.worker.server is not worker:
+            host = ShardHost(WorkerNode(worker), HOST, self._machine)
+            HOSTS[worker.address] = host
             accounting.begin(worker)
             _log_from_info_on(worker)
             upstream.shorten_failures()

@@ -153,10 +153,8 @@ def _check_room(host: ShardHost, name: str, nbytes: int) -> None:
     LayoutError
         Naming the worker, what is needed, and the limit.
     """
-    manager = host.worker.memory_manager
-    limit = manager.memory_limit or 0
-    # Above it Dask pauses the worker, and no trainer starts there; False for never.
-    share = manager.memory_pause_fraction or 1.0
+    # Above its share Dask pauses the worker, and no trainer starts there.
+    limit, share = host.worker.memory_limit or 0, host.worker.pause_share
     held = sum(slot.nbytes for slot in host.slots.values())
     if limit and held + nbytes > share * limit:
         raise LayoutError(

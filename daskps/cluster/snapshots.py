@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from distributed import get_worker
 
 from daskps.cluster import upstream
 from daskps.cluster.copies import (
@@ -21,6 +20,7 @@ from daskps.cluster.copies import (
 )
 from daskps.cluster.host import HOSTS
 from daskps.cluster.keys import copy_key, edge_key, group_key
+from daskps.cluster.link import task_link
 from daskps.errors import SnapshotLostError
 from daskps.version import Version
 
@@ -172,7 +172,7 @@ def take_copies(keys: Sequence[tuple[int, str]], name: str, owner: str) -> CopyG
     SnapshotLostError
         On any worker but the owner, and wherever it runs a second time.
     """
-    host, found = HOSTS.get(get_worker().address), {}
+    host, found = HOSTS.get(task_link().node.address), {}
     for shard, key in keys:
         copy = None if host is None else host.snapshots.find(key)
         if copy is None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from distributed import get_worker
-
 from daskps.cluster import words
-from daskps.cluster.link import Link, link_of
+from daskps.cluster.link import Link, task_link
 from daskps.cluster.messages import sendable
 from daskps.cluster.meta import Joined, Meta
 from daskps.cluster.session import Session
@@ -47,7 +45,7 @@ def run_trainer(
         What the body returns.
     """
     secede()
-    link = link_of(get_worker())
+    link = task_link()
     session: Session | None = None
     try:
         session = _join(link, place, wait_seconds)

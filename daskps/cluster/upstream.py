@@ -241,7 +241,11 @@ def release(future: Future[Any]) -> None:
 
 
 def secede() -> None:
-    """Take this task's thread out of the worker's pool."""
+    """Take this task's thread out of the worker's pool; outside tasks do nothing."""
+    try:
+        _worker.get_worker()
+    except ValueError:
+        return
     _worker.secede()
 
 

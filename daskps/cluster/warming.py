@@ -36,7 +36,7 @@ async def warm(host: ShardHost, layout: Mapping[str, Any], rules: bytes) -> None
         if quiet == QUIET_LOOKS:
             break
         await asyncio.sleep(LOOK_SECONDS)
-        quiet = 0 if host.worker.state.executing_count else quiet + 1
+        quiet = 0 if host.worker.is_busy() else quiet + 1
     ready = partial(Rules(made, rules).warm, durable=True)
     thread = ThreadPoolExecutor(1, thread_name_prefix="daskps-warm")
     try:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
+import dask
 
+from daskps.cluster.handlers import HOST
 from daskps.cluster.host import ShardHost
+from daskps.cluster.machine import HERE, Machine
 from daskps.cluster.memory import open_memory
 from daskps.cluster.slot import Slot
 from daskps.layout import Layout
@@ -28,15 +32,37 @@ def shared_slot(base: Path, name: str = "a") -> Slot:
     return Slot("s", LAYOUT, 0, Shard(segment, {}), block=block)
 
 
-def bare_host(loop: Any, *slots: Slot) -> ShardHost:
-    """Return a host of shards of store "s" that only serves calls."""
-    host = object.__new__(ShardHost)
-    worker: Any = SimpleNamespace(
-        address="tcp://nowhere", loop=SimpleNamespace(asyncio_loop=loop)
-    )
-    host.worker, host._empty = worker, np.empty
-    host.slots = {("s", slot.index): slot for slot in slots}
-    host.waiting, host.n_calls, host.inline_nbytes = {}, 0, 2**20
-    host._looking, host._leaving, host._loop_thread = None, [], 0
-    host._executor = ThreadPoolExecutor(1)
-    return host
+class Nowhere:
+    """A node of no cluster: nobody reaches its host, and no directory answers."""
+
+    server, address, memory_limit, pause_share = None, "tcp://nowhere", None, 1.0
+
+    def __init__(self, loop: Any) -> None:
+        self.loop = SimpleNamespace(asyncio_loop=loop)
+
+    def is_busy(self) -> bool:
+        return False
+
+    def is_connected(self) -> bool:
+        return False
+
+    def serve(self, name: str, handler: Any) -> None: ...
+
+    def report(self, name: str, metric: Any) -> None: ...
+
+    async def directory(self, method: str, **kwargs: Any) -> Any:
+        await asyncio.Event().wait()
+
+
+@contextmanager
+def bare_host(
+    loop: Any, *slots: Slot, machine: Machine = HERE, inline: int = 2**20
+) -> Iterator[ShardHost]:
+    """A host of shards of store "s" that hangs in no worker."""
+    with dask.config.set({"daskps.inline-nbytes": inline}):
+        host = ShardHost(Nowhere(loop), HOST, machine)
+    host.slots.update({("s", slot.index): slot for slot in slots})
+    yield host
+    # Not closed: the shards are the test's.
+    host.slots.clear()
+    host.close("the test is over")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
@@ -102,24 +101,26 @@ class Busy:
         assert self.slot._inbox
 
 
-def test_function_queued_while_a_thread_passes_the_turn_on_is_run(tmp_path):
+def test_function_queued_while_a_thread_passes_the_turn_on_is_run(
+    tmp_path, monkeypatch
+):
     """Else `hold`, `end_run` or a cut waits until the next call of the shard."""
     slot = shared_slot(tmp_path)
 
     async def run():
-        host: Any = bare_host(asyncio.get_running_loop(), slot)
         tried = asyncio.Event()
 
         async def in_thread(function):
             function()
             tried.set()
 
-        host.in_thread = in_thread
-        busy = Busy(slot)
-        waiting = asyncio.ensure_future(host.under(slot, lambda s: s.rounds_of(3)))
-        await tried.wait()
-        busy.end()
-        return await asyncio.wait_for(waiting, 10)
+        with bare_host(asyncio.get_running_loop(), slot) as host:
+            monkeypatch.setattr(host, "in_thread", in_thread)
+            busy = Busy(slot)
+            waiting = asyncio.ensure_future(host.under(slot, lambda s: s.rounds_of(3)))
+            await tried.wait()
+            busy.end()
+            return await asyncio.wait_for(waiting, 10)
 
     assert asyncio.run(run()) == -1
 
@@ -128,17 +129,18 @@ def test_call_of_a_shard_that_is_dropped_while_a_thread_is_at_it_ends(tmp_path):
     slot = shared_slot(tmp_path)
 
     async def run():
-        host: Any = bare_host(asyncio.get_running_loop())
         ended = asyncio.Event()
         waits = Ticket(Step(wait=READ, at_least=5), owner=Pending(1, ended.set))
         slot.put(waits)
         slot.serve()
         busy = Busy(slot)
-        host.drop(slot)
-        busy.end()
-        await asyncio.wait_for(ended.wait(), 10)
-        await host._looking
-        assert not host._leaving
+        with bare_host(asyncio.get_running_loop()) as host:
+            host.drop(slot)
+            busy.end()
+            await asyncio.wait_for(ended.wait(), 10)
+            assert host._looking is not None
+            await host._looking
+            assert not host._leaving
         return waits.outcome
 
     with pytest.raises(StoreClosedError):
@@ -151,16 +153,16 @@ def test_a_call_that_waits_hears_why_its_host_closes():
     error = ShardLostError("s", 0, "tcp://nowhere", "was closed")
 
     async def run():
-        host = bare_host(asyncio.get_running_loop(), slot)
-        host.inline_nbytes = 0
         part = Part(0, ranges=(("float64", 0, 7),), at_least=5)
-        waiting = asyncio.ensure_future(host.call(Call("s", (part,), wait=READ)))
-        while not host.waiting:  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.001)
-        slot.run(lambda shard: shard.abandon(error))
-        slot.serve()
-        host._executor.shutdown()
-        return await asyncio.wait_for(waiting, 10)
+        with bare_host(asyncio.get_running_loop(), slot, inline=0) as host:
+            waiting = asyncio.ensure_future(host.call(Call("s", (part,), wait=READ)))
+            while not host.waiting:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.001)
+            slot.run(lambda shard: shard.abandon(error))
+            slot.serve()
+            host.slots.clear()
+            host.close("was closed")
+            return await asyncio.wait_for(waiting, 10)
 
     [answer] = asyncio.run(run())
     assert answer.error is error
@@ -180,8 +182,11 @@ def test_push_goes_by_message_where_room_is_not_made_in_time(monkeypatch):
     monkeypatch.setattr(ShardHost, "_is_crowded", lambda *_: True)
     monkeypatch.setattr(ShardHost, "_make_room", make_room)
     try:
-        with pytest.raises(ShardBusyError, match="which producers have ended"):
-            bare_host(loop).begin_now(Call("s", (Part(0),)), 0.01)
+        with (
+            bare_host(loop) as host,
+            pytest.raises(ShardBusyError, match="which producers have ended"),
+        ):
+            host.begin_now(Call("s", (Part(0),)), 0.01)
         assert asked.wait(30)
     finally:
         for task in asyncio.all_tasks(loop):

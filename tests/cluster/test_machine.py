@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,14 +30,13 @@ class Closed:
 
 
 def test_a_host_takes_memory_from_the_machine_it_was_given() -> None:
-    host, closed = bare_host(None), Closed()
-    host.machine, host._memory, host._opening = closed, None, threading.Lock()
-    memory = host.memory("a")
-    assert memory is not None
-    assert not memory.take(8).is_shared
-    assert host.memory("a") is memory
+    closed = Closed()
+    with bare_host(None, machine=closed) as host:
+        memory = host.memory("a")
+        assert memory is not None
+        assert not memory.take(8).is_shared
+        assert host.memory("a") is memory
     assert closed.asked == ["a"]
-    host._executor.shutdown()
 
 
 def test_a_lane_looks_for_shards_on_the_machine_it_was_given() -> None:

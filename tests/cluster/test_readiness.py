@@ -125,12 +125,11 @@ class Busy:
     def __init__(self, *counts: int) -> None:
         self._counts = list(counts)
 
-    @property
-    def executing_count(self) -> int:
-        return self._counts.pop(0)
+    def is_busy(self) -> bool:
+        return bool(self._counts.pop(0))
 
 
-def loaded_by(state: Busy, monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, str]]:
+def loaded_by(worker: Busy, monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, str]]:
     """Return how often loops were loaded: whether durable, and by which thread."""
     found = list[tuple[bool, str]]()
 
@@ -139,20 +138,20 @@ def loaded_by(state: Busy, monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, 
 
     monkeypatch.setattr(warming, "LOOK_SECONDS", 0)
     monkeypatch.setattr(Rules, "warm", loaded)
-    host: Any = SimpleNamespace(worker=SimpleNamespace(state=state))
+    host: Any = SimpleNamespace(worker=worker)
     asyncio.run(warming.warm(host, LAYOUT.to_wire(), b""))
     return found
 
 
 def test_loops_are_loaded_beside_everything_when_the_worker_is_idle(monkeypatch):
-    state = Busy(0, 0, 0, 1, *[0] * warming.QUIET_LOOKS)
-    [(durable, name)] = loaded_by(state, monkeypatch)
+    worker = Busy(0, 0, 0, 1, *[0] * warming.QUIET_LOOKS)
+    [(durable, name)] = loaded_by(worker, monkeypatch)
     assert durable
     assert name.startswith("daskps-warm")
-    assert state._counts == []
+    assert worker._counts == []
 
 
 def test_loops_are_loaded_by_a_worker_that_is_always_busy(monkeypatch):
-    state = Busy(*[1] * warming.MOST_LOOKS)
-    assert len(loaded_by(state, monkeypatch)) == 1
-    assert state._counts == []
+    worker = Busy(*[1] * warming.MOST_LOOKS)
+    assert len(loaded_by(worker, monkeypatch)) == 1
+    assert worker._counts == []

@@ -98,8 +98,8 @@ def test_read_does_not_wait_for_its_turn_on_the_event_loop(slot):
     slot.shard.read = read
 
     async def run():
-        host = bare_host(asyncio.get_running_loop(), slot)
-        return await host.call(Call("s", (PART,), wait=READ))
+        with bare_host(asyncio.get_running_loop(), slot) as host:
+            return await host.call(Call("s", (PART,), wait=READ))
 
     [answer] = asyncio.run(run())
     assert answer.arrays[0].shape == (1000,)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import daskps
-from tests.support import until
+from tests.support import mostly_inside, until
 from tests.training.test_run import SYNCS, Flag, counting, full, pulled
 from tests.training.test_staleness import TRAINERS, clock_store, lags, work
 
@@ -47,7 +47,7 @@ async def _awaited(future):
     return await future
 
 
-@pytest.mark.parametrize("sync", SYNCS)
+@mostly_inside("sync", SYNCS)
 def test_operations_take_effect_in_the_order_of_issue(way, sync):
     with counting(shards=1) as store:
         [found] = daskps.run(store, kinds, [0], sync=sync)
@@ -77,6 +77,7 @@ def layers(trainer, part):
     return {n: a.copy() for n, a in out.items()}
 
 
+@mostly_inside()
 def test_rounds_have_the_same_bits_either_way(way):
     found = []
     for part in ("sync", "tick", "async"):
@@ -168,7 +169,7 @@ def matching(trainer, part):
     return seen
 
 
-@pytest.mark.parametrize("sync", ["bsp", "asp"])
+@mostly_inside("sync", ["bsp", "asp"])
 def test_prefetch_is_what_the_next_pull_would_read(way, sync):
     """Numbers of reads since the pull before, and what was seen."""
     with counting() as store:
@@ -194,7 +195,7 @@ def record_ahead(trainer, part):
     return seen
 
 
-@pytest.mark.parametrize("staleness", [0, 2])
+@mostly_inside("staleness", [0, 2], real=[2])
 def test_prefetch_keeps_the_bound(way, staleness):
     for seed in range(3):
         with clock_store() as store:
@@ -232,6 +233,7 @@ def impatient(trainer, flag):
     return float(trainer.pull()["a"][0])
 
 
+@mostly_inside()
 def test_errors_are_raised_and_the_trainer_goes_on(way, tmp_path):
     with counting() as store:
         flag = Flag(tmp_path / "late")
@@ -259,6 +261,7 @@ def waits_alone(trainer, flag):
         Flag(flag.path + "-ended").set_total()
 
 
+@mostly_inside()
 def test_cancelled_run_ends_what_is_under_way(way, tmp_path):
     flag = Flag(str(tmp_path / "waits"))
     with counting() as store:

@@ -11,7 +11,7 @@ import pytest
 
 import daskps
 from daskps import optim
-from tests.support import until
+from tests.support import mostly_inside, until
 
 SYNCS = ("bsp", "ssp", "asp")
 
@@ -43,7 +43,7 @@ def describe(trainer, part):
     return trainer.rank, trainer.size, trainer.clock, part, repr(trainer)
 
 
-@pytest.mark.parametrize("sync", SYNCS)
+@mostly_inside("sync", SYNCS)
 def test_results_come_in_the_order_of_ranks(way, sync):
     with counting() as store:
         found = daskps.run(store, describe, ["x", None, (1, 2)], sync=sync)
@@ -64,6 +64,7 @@ def pull_kinds(trainer, part):
     return list(names), same["a"] is out["a"], list(pushed), out["a"].tolist()
 
 
+@mostly_inside()
 def test_pull_of_names_and_into_arrays(way):
     with counting() as store:
         found = daskps.run(store, pull_kinds, [0, 1])
@@ -84,7 +85,7 @@ def clocks(trainer, part):
     return seen
 
 
-@pytest.mark.parametrize("sync", SYNCS)
+@mostly_inside("sync", SYNCS)
 def test_clock_counts_ticks(way, sync):
     with counting() as store:
         assert daskps.run(store, clocks, [0, 1], sync=sync) == [[0, 1, 1, 2, 3]] * 2
@@ -107,6 +108,7 @@ def several_pushes(trainer, part):
     return {n: -float(v[0]) for n, v in trainer.pull().items()}
 
 
+@mostly_inside()
 def test_bsp_pushes_without_a_tick_join_the_step(way):
     """Equal names are summed, the ticking push has the weight, 3 against 1."""
     with counting() as store:
@@ -115,7 +117,7 @@ def test_bsp_pushes_without_a_tick_join_the_step(way):
         assert store.versions == (1, 1)
 
 
-@pytest.mark.parametrize("sync", ["ssp", "asp"])
+@mostly_inside("sync", ["ssp", "asp"])
 def test_asynchronous_pushes_without_a_tick_are_steps(way, sync):
     """Each is an optimizer step at once; a weight multiplies the gradient."""
     with counting(shards=1) as store:
@@ -132,6 +134,7 @@ def weight_zero(trainer, part):
     return first, trainer.clock
 
 
+@mostly_inside()
 def test_weight_zero_sits_the_round_out(way):
     """A round without any weight raises no version."""
     with counting() as store:
@@ -159,7 +162,7 @@ def bad_weights(trainer, part):
     return trainer.clock
 
 
-@pytest.mark.parametrize("sync", ["bsp", "asp"])
+@mostly_inside("sync", ["bsp", "asp"])
 def test_refused_push_leaves_the_clock(way, sync):
     """The trainer goes on as if it had not been."""
     with counting() as store:
@@ -178,6 +181,7 @@ def some_keys(trainer, part):
     return trainer.pull()
 
 
+@mostly_inside()
 def test_key_of_some_ranks_is_divided_by_their_weight(way):
     with counting() as store:
         daskps.run(store, some_keys, [0, 1])
@@ -185,6 +189,7 @@ def test_key_of_some_ranks_is_divided_by_their_weight(way):
         assert store.versions == (3, 3)
 
 
+@mostly_inside()
 def test_key_of_nobody_takes_no_step(way):
     """Adam's second step on b is that of its own count, not of the rounds."""
     adam = optim.Adam(0.1)
@@ -200,6 +205,7 @@ def nested(trainer, part):
     return sorted(trainer.pushpull({"net": {"w": np.ones(2), "b": np.ones(1)}}))
 
 
+@mostly_inside()
 def test_pushes_may_be_nested(way):
     params = {"net": {"w": np.zeros(2), "b": np.zeros(1)}}
     with counting(params) as store:
@@ -214,6 +220,7 @@ def mixed_stack(stacked, weights):
     return stacked[0] * 0 + digits + 1000 * stacked.shape[1]
 
 
+@mostly_inside()
 def test_callable_reduce_gets_who_delivered(way):
     """On one shard, so that n is the parameter's size."""
     with counting(shards=1) as store:
@@ -232,7 +239,7 @@ def rank_steps(trainer, part):
     return trainer.clock
 
 
-@pytest.mark.parametrize("sync", [*SYNCS, daskps.SSP(0)], ids=str)
+@mostly_inside("sync", [*SYNCS, daskps.SSP(0)])
 def test_trainers_that_end_are_not_waited_for(way, sync):
     with counting() as store:
         assert daskps.run(store, rank_steps, [0] * 5, sync=sync) == [0, 1, 2, 3, 4]
@@ -253,7 +260,7 @@ def finish_early(trainer, part):
     return trainer.clock
 
 
-@pytest.mark.parametrize("sync", SYNCS)
+@mostly_inside("sync", SYNCS)
 def test_finish_may_come_before_the_loop_ends(way, sync):
     with counting() as store:
         assert daskps.run(store, finish_early, [0, 1], sync=sync) == [(4,), 5]
@@ -274,7 +281,7 @@ def in_turns(trainer, part):
     return seen
 
 
-@pytest.mark.parametrize("sync", ["ssp", "asp"])
+@mostly_inside("sync", ["ssp", "asp"])
 def test_barrier_waits_for_all(way, sync):
     with counting() as store:
         found = daskps.run(store, in_turns, [store] * 3, sync=sync)
@@ -306,7 +313,7 @@ class Path:
             file.write(repr(time.time()))
 
 
-@pytest.mark.parametrize("sync", SYNCS)
+@mostly_inside("sync", SYNCS)
 def test_error_of_one_ends_all_within_a_second(way, sync, tmp_path):
     path = tmp_path / "cancelled"
     with counting() as store:
@@ -341,6 +348,7 @@ class Flag(Path):
         return os.path.exists(self.path)
 
 
+@mostly_inside()
 def test_timeout_of_one_call_leaves_the_run_alone(way, tmp_path):
     with counting() as store:
         flag = Flag(tmp_path / "late")
@@ -352,7 +360,7 @@ def forever(trainer, part):
         trainer.pushpull(full(1.0))
 
 
-@pytest.mark.parametrize("sync", SYNCS)
+@mostly_inside("sync", SYNCS)
 def test_timeout_of_the_run(way, sync):
     with counting() as store:
         began = time.monotonic()
@@ -395,6 +403,7 @@ def other_store(trainer, part):
     return trainer.clock
 
 
+@mostly_inside()
 def test_loop_may_use_another_store(way):
     with counting() as store, counting() as second:
         daskps.run(store, other_store, [second] * 3)
@@ -408,6 +417,7 @@ def own_store(trainer, part):
     return float(part.pull()["a"][0])
 
 
+@mostly_inside()
 def test_loop_may_not_go_round_its_trainer(way):
     with counting() as store:
         assert daskps.run(store, own_store, [store] * 2) == [0.0, 0.0]

@@ -18,7 +18,7 @@ from distributed import Client, Event
 import daskps
 from daskps import optim
 from daskps.training.data import SCHEMES, batches
-from tests.support import local_cluster, until
+from tests.support import local_cluster, mostly_inside, until
 
 START = {"w": np.linspace(-1, 1, 5), "b": np.array(0.25)}
 RNG = np.random.default_rng(7)
@@ -130,7 +130,7 @@ def sgd_store(params=START, lr=0.05, **kwargs):
 # -- BSP ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@mostly_inside(
     "options",
     [
         {},
@@ -141,7 +141,7 @@ def sgd_store(params=START, lr=0.05, **kwargs):
         {"sync_every": 2, "average": "models"},
         {"sync_every": "epoch", "average": "models", "scheme": "reshuffle"},
     ],
-    ids=str,
+    train=True,
 )
 def test_bsp_equals_numpy_in_one_process(train, way, options):
     """23 rows over 3 trainers in batches of 3: parts and last batches are unequal."""
@@ -154,7 +154,7 @@ def test_bsp_equals_numpy_in_one_process(train, way, options):
     assert result.execution == train.execution
 
 
-@pytest.mark.parametrize("trainers", [1, 2, 5])
+@mostly_inside("trainers", [1, 2, 5], real=[5], train=True)
 def test_bsp_with_adam_equals_numpy(train, way, trainers):
     with daskps.create(START, optimizer=optim.Adam(0.05)) as store:
         result = train(
@@ -193,12 +193,16 @@ def test_bsp_has_the_same_bits_on_any_shards_and_workers(cluster, rpc_cluster):
     assert found != {bits(start)}
 
 
-@pytest.mark.parametrize("sync", SYNCS)
-@pytest.mark.parametrize(
-    ("rows", "trainers", "batch_size", "rounds", "n_batches"),
-    [(7, 3, 2, 2, 4), (2, 4, 1, 1, 2), (0, 2, 1, 0, 0), (5, 1, 2, 3, 3)],
+#: Rows, trainers, batch size, rounds and batches.
+UNEQUAL = [(7, 3, 2, 2, 4), (2, 4, 1, 1, 2), (0, 2, 1, 0, 0), (5, 1, 2, 3, 3)]
+
+
+@mostly_inside(
+    "sync,rows,trainers,batch_size,rounds,n_batches,every",
+    [(s, *u, e) for u in UNEQUAL for s in SYNCS for e in (1, "epoch")],
+    real=[(s, *UNEQUAL[0], 1) for s in SYNCS],
+    train=True,
 )
-@pytest.mark.parametrize("every", [1, "epoch"])
 def test_unequal_and_empty_parts_end(
     train, way, sync, rows, trainers, batch_size, rounds, n_batches, every
 ):
@@ -229,15 +233,16 @@ def rank_digits(stacked, weights):
     return (stacked * np.array([1.0, 10, 100])[:, None] * weights[:, None]).sum(axis=0)
 
 
-@pytest.mark.parametrize(
-    ("reduce", "expected"),
+@mostly_inside(
+    "reduce,expected",
     [
         # Contributions 1, 3 and 4.5 with 2, 2 and 1 rows.
         ("mean", (1 * 2 + 3 * 2 + 4.5) / 5),
         ("sum", 1 + 3 + 4.5),
         (rank_digits, 1 * 2 + 3 * 2 * 10 + 4.5 * 1 * 100),
     ],
-    ids=["mean", "sum", "callable"],
+    real=[(rank_digits, 1 * 2 + 3 * 2 * 10 + 4.5 * 1 * 100)],
+    train=True,
 )
 def test_reduce(train, way, reduce, expected):
     data = np.array([1.0, 1, 3, 3, 4.5])
@@ -258,9 +263,10 @@ def broken(stacked, weights):
     raise ZeroDivisionError("reduce broke")
 
 
-@pytest.mark.parametrize(
-    ("reduce", "error", "match"),
+@mostly_inside(
+    "reduce,error,match",
     [(too_short, ValueError, "shape"), (broken, ZeroDivisionError, "reduce broke")],
+    train=True,
 )
 def test_reduce_that_fails_ends_the_run(train, way, reduce, error, match):
     with sgd_store() as store:
@@ -324,7 +330,7 @@ def test_validate_sees_the_weights_of_its_epoch(train, way):
         assert_close(found, expected)
 
 
-@pytest.mark.parametrize("sync", SYNCS)
+@mostly_inside("sync", SYNCS, train=True)
 def test_stop_ends_at_the_border_of_an_epoch(train, way, sync):
     """7 rows over 3 trainers in pairs: 2 rounds or 4 pushes an epoch, 3 epochs."""
     lengths = []
@@ -522,6 +528,7 @@ def test_execution(client, execution):
 # -- optimizer state ---------------------------------------------------------
 
 
+@mostly_inside(train=True)
 def test_optimizer_state_survives_runs_and_is_reset(train, way):
     """Two runs of one epoch are one run of two; a reset one begins anew."""
     options: Any = {"trainers": 2, "batch_size": 4, "shuffle": False}
@@ -569,6 +576,7 @@ def refusals(store):
     return found
 
 
+@mostly_inside(train=True)
 def test_outside_push_during_a_bsp_run_changes_nothing(train, way):
     options: Any = {"trainers": 2, "batch_size": 4, "epochs": 4, "seed": 3}
     once = Once(refusals)
@@ -582,7 +590,7 @@ def test_outside_push_during_a_bsp_run_changes_nothing(train, way):
     assert alone.version == result.version
 
 
-@pytest.mark.parametrize("sync", ["ssp", "asp"])
+@mostly_inside("sync", ["ssp", "asp"])
 def test_outside_push_during_an_asynchronous_run_is_applied(way, sync):
     once = Once(lambda store: store.add({"w": np.full(5, 1000.0)}))
     with sgd_store(lr=1.0) as store:
@@ -600,6 +608,7 @@ def test_outside_push_during_an_asynchronous_run_is_applied(way, sync):
     assert result.version == 9
 
 
+@mostly_inside(train=True)
 def test_two_runs_at_once(train, way):
     def second(store):
         for call in (
@@ -617,6 +626,7 @@ def test_two_runs_at_once(train, way):
     assert once.seen == [True]
 
 
+@mostly_inside(train=True)
 def test_two_stores_train_at_once(train, way):
     with sgd_store() as one, sgd_store() as two:
         once = Once(lambda store: train(two, regression, X, Y, seed=3))
@@ -639,7 +649,7 @@ def assert_usable(store):
     assert time.monotonic() - began < 5
 
 
-@pytest.mark.parametrize("sync", SYNCS)
+@mostly_inside("sync", SYNCS, train=True)
 def test_timeout_ends_the_run(train, way, sync):
     with sgd_store() as store:
         began = time.monotonic()
@@ -843,6 +853,7 @@ def no_gradients(params, X, y):
     return {}
 
 
+@mostly_inside(train=True)
 def test_gradient_without_keys_changes_nothing(train, way):
     """A round with weight raises the version all the same."""
     with sgd_store() as store:
@@ -858,6 +869,7 @@ def spoils_params(params, X, y):
     return grads
 
 
+@mostly_inside(train=True)
 def test_gradient_may_write_to_its_params(train, way):
     """They are read anew for the next batch."""
     with sgd_store(lr=1.0) as store:
@@ -869,6 +881,7 @@ def params_as_gradient(params, X, y):
     return {n: params[n] for n in params}
 
 
+@mostly_inside(train=True)
 def test_gradient_may_be_its_params(train, way):
     with sgd_store(lr=0.5) as store:
         result = train(store, params_as_gradient, X, trainers=2, batch_size=4)
