@@ -200,6 +200,7 @@ def test_a_callable_gets_stacked_contributions_in_rank_order_with_weights():
     ("function", "message"),
     [
         (lambda s, w: s, r"returned shape \(2, 3\).*must return \(3,\)"),
+        (lambda s, w: s[:1], r"returned shape \(1, 3\).*must return \(3,\)"),
         (lambda s, w: np.full(3, np.nan), "NaN or Inf"),
         (lambda s, w: np.full(3, 1e300), r"NaN or Inf \(as float32\)"),
         (lambda s, w: s[0] + 1j, "returned complex64"),

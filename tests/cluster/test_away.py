@@ -94,7 +94,7 @@ class Cluster:
             {"shard": row[0], **answer}
             if "sight" in answer
             else {"shard": row[0], "generation": row[-1], **answer}
-            for row in more["rows"]
+            for row in more.get("rows", ())
         ]
 
     def spawn(self, work: Any) -> asyncio.Future[Any]:
@@ -275,6 +275,33 @@ def test_a_silent_adopter_is_a_stray() -> None:
     assert strays == [ONE]
     assert cluster.told() == [(5.0, "away"), (10.0, "lost")]
     assert len(cluster.asked) == 2
+
+
+def test_who_broke_off_is_a_stray() -> None:
+    """As who is silent: it may have adopted the shard before."""
+    cluster = Cluster(ONE)
+    broken = OSError("the connection broke")
+    cluster.answers = dict.fromkeys([(ONE, "adopt"), (ONE, "look")], broken)
+    strays: list[str] = []
+    look_after(cluster, 5.0, lambda: strays.extend(cluster.entry.strays))
+    assert strays == [ONE]
+
+
+def test_what_was_adopted_of_a_store_that_has_ended_is_freed() -> None:
+    """Who has adopted it answers when nobody knows the store any more."""
+    cluster = Cluster(ONE)
+
+    async def late() -> Any:
+        await asyncio.sleep(3.0)
+        return TAKEN
+
+    cluster.answers = {
+        (ONE, "adopt"): lambda now: late(),
+        (ONE, "drop"): said("found"),
+    }
+    look_after(cluster, 2.0)
+    assert [what for _, what in cluster.told()] == []
+    assert cluster.asked[-1] == (3.0, ONE, "drop")
 
 
 def test_an_adopter_that_cannot_end_a_run_does_not_hold_up_the_rest() -> None:

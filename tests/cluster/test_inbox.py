@@ -73,6 +73,19 @@ def test_pushes_that_queue_up_are_one_publication():
     assert found.any()
 
 
+def test_what_came_before_a_control_call_is_applied_before_it():
+    slot, _ = a_slot()
+    owner = Owner()
+    first, second, *_ = queued = tickets(owner)
+    slot.put(first)
+    seen = slot.run(lambda shard: shard.segment.current.version)
+    slot.put(second)
+    slot.serve()
+    assert seen.result(0) == 1
+    assert owner.n == 2
+    assert [t.version for t in queued[:2]] == [1, 2]
+
+
 class Busy:
     """A thread in the middle of a step of a shard that another process wants next."""
 

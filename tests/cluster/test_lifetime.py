@@ -9,6 +9,8 @@ import os
 import pickle
 import threading
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import dask.array as da
 import numpy as np
@@ -18,6 +20,8 @@ from distributed import Client, Worker
 import daskps
 from daskps import ArraySpec, optim
 from daskps.cluster import directory
+from daskps.cluster.directory import Directory
+from daskps.cluster.entry import Entry
 from daskps.cluster.handlers import HOST
 from daskps.cluster.host import HOSTS
 from daskps.cluster.mapping import mapped_nbytes
@@ -82,6 +86,24 @@ def test_session_store_is_freed(clean, end):
     until(lambda: s.uid not in held(clean), 10)
     assert s.uid not in entries(clean)
     until(lambda: not any(s.uid in key for key in anchors(clean)))
+
+
+def test_a_client_that_leaves_takes_its_session_stores_along():
+    """And named ones that are not ready: nobody else would finish them."""
+    scheduler: Any = SimpleNamespace(handlers={})
+    book, freed = Directory(scheduler), []
+    vars(book)["free"] = lambda uid, why: freed.append(uid)
+    for uid, client, session, ready in (
+        ("session", "C", True, True),
+        ("named", "C", False, True),
+        ("half made", "C", False, False),
+        ("of another", "D", True, True),
+    ):
+        more: Any = (client, session, {}, ("tcp://a",), {}, 1.0, b"", {})
+        book.stores[uid] = Entry(uid, uid, *more)
+        book.stores[uid].ready = ready
+    book.client_left("C")
+    assert freed == ["session", "half made"]
 
 
 def test_named_store_outlives_its_client(clean):

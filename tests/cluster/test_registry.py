@@ -105,6 +105,9 @@ def test_a_visitor_makes_nothing_and_removes_nothing(tmp_path: Path) -> None:
         guest = visit(tmp_path, "a")
         assert guest.names() == names
         other.kill()
+        # It has no place among the members for what it took.
+        with pytest.raises(WayClosed, match="leaving"):
+            guest.take(names[0])
         guest.leave()
     # Somebody may come and adopt it.
     here = join(tmp_path, "a")

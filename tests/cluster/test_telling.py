@@ -11,6 +11,7 @@ import numpy as np
 import daskps
 from daskps.cluster import telling
 from daskps.cluster.progress import Run
+from daskps.cluster.runs import Runs
 
 
 def run_of(size: int, *, bsp: bool) -> Any:
@@ -45,6 +46,47 @@ def test_loss_is_the_mean_over_rows() -> None:
     run.tell(1, 1, 6.0, 2)
     run.tell(2, 1, 2.0, 6)
     assert run.loss == 1.0
+
+
+def test_an_epoch_is_told_when_all_live_trainers_have_ended_it() -> None:
+    """The first report of a rank counts: who starts again repeats its last."""
+
+    def report(rank: int, loss: float) -> dict[str, Any]:
+        times = {"seconds": 1.0, "lag": 0, "clock": 1, "first": None}
+        return {"rank": rank, "rows": 1, "loss": loss, **times}
+
+    async def check() -> None:
+        run = run_of(3, bsp=False)
+        nobody: Any = None
+        runs = Runs(nobody, nobody, nobody)
+        runs._runs[1] = run
+        await runs.on_report(1, 0, 0, report(0, 1.0))
+        await runs.on_report(1, 0, 0, report(0, 2.0))
+        await runs.on_report(1, 1, 0, report(1, 3.0))
+        assert run.events == []
+        await runs.on_finished(1, 2, 0)
+        [event] = run.events
+        assert event["epoch"] == 0
+        assert [row["loss"] for row in event["reports"]] == [1.0, 3.0]
+        await runs.on_report(1, 0, 0, report(0, 4.0))
+        assert run.reports == {}
+
+    asyncio.run(check())
+
+
+def test_rounds_go_on_where_others_have_their_mailboxes() -> None:
+    run = run_of(2, bsp=True)
+    run.mailboxes = {"rows": [[0, "block", 8, 1]]}
+    assert run.survives("a", [0])
+    assert not run.survives("b", [0, 1])
+    run.mailbox_moved(1, ("other", 8, 2))
+    assert run.survives("b", [0, 1])
+    assert run_of(2, bsp=False).survives("a", [0, 1])
+    # The task graph has none; its receipts are on another host of the store.
+    run.graph, run.entry.owners = True, ("a", "b")
+    assert run.survives("a", [0, 1])
+    run.entry.owners = ("a", "a")
+    assert not run.survives("a", [0, 1])
 
 
 class Session:

@@ -122,6 +122,14 @@ def test_what_the_owner_answers_for_is_handed_back_unchanged(step):
     np.testing.assert_array_equal(owner.segment.buffer, before)
 
 
+def test_shard_that_has_another_owner_by_now_is_left_to_that():
+    """Who shared the memory with the former one does not know what it has noted."""
+    owner, deputy = pair()
+    owner.segment.words[GENERATION] += 1
+    assert isinstance(submit(deputy, push(0)).outcome, NotHereError)
+    assert owner.segment.current.version == 0
+
+
 def test_wrong_push_is_refused_here_too():
     owner, deputy = pair()
     step = Step(ADD, (Item(A, 3, np.ones(5)),), producer=1, sequence=0)

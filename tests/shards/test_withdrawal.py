@@ -167,7 +167,10 @@ def test_each_publication_after_a_withdrawal_is_without_the_round(bound):
     """One that touches nothing: both buffers hold the same then."""
     shard = after(Box(bound), 3)
     wanted = [w.copy() for w in shard.segment.weights[shard.segment.flip - 1 & 1]]
+    had = shard.segment.current.version
     shard.end_run(RUN, "over", rounds=2)
+    # Also where nobody says which it is to be: that one had the round.
+    assert shard.segment.current.version == had + 1
     shard.begin_run(RUN + 1, BSP(), 1)
     for weights in shard.segment.weights:
         for one, other in zip(weights, wanted, strict=True):

@@ -1,0 +1,125 @@
+"""A caller: its plans, retries, reads without a message and snapshots."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "pushes-ahead-of-the-window",
+        "daskps.cluster.producer:Producer._begin",
+        "if self._next - floor >= self.SPREAD:",
+        "if self._next - floor >= 1000 * self.SPREAD:",
+        ("tests/cluster/test_saying.py::test_no_push_leaves_while_one_is_far_behind",),
+    ),
+    Mutant(
+        "what-was-given-up-is-not-said",
+        "daskps.cluster.producer:Producer._end",
+        "if told:",
+        "if not told:",
+        ("tests/cluster/test_snapshots.py::test_producer_announces_what_it_gave_up",),
+    ),
+    Mutant(
+        "push-that-is-under-way-is-settled",
+        "daskps.cluster.producer:Producer._begin",
+        "floor = min(self._open, default=self._next)",
+        "floor = self._next",
+        ("tests/cluster/test_snapshots.py::test_producer_announces_what_it_gave_up",),
+    ),
+    Mutant(
+        "partial-push-says-it-goes-everywhere",
+        "daskps.cluster.plans:push",
+        "touched = None if len(shards) == meta.layout.n_shards else _runs(sorted(shards))",
+        "touched = None",
+        ("tests/cluster/test_saying.py::test_a_push_says_which_shards_it_goes_to",),
+    ),
+    Mutant(
+        "tick-only-where-arrays-go",
+        "daskps.cluster.plans:push",
+        "shards = set(range(meta.layout.n_shards))",
+        "pass",
+        ("tests/cluster/test_saying.py::test_a_tick_goes_to_all_shards",),
+    ),
+    Mutant(
+        "version-of-another-shard",
+        "daskps.cluster.plans:at_least",
+        "return dict(min_version.pairs).get(shard, 0)",
+        "return int(min_version)",
+        (
+            "tests/cluster/test_saying.py::test_a_read_waits_for_the_versions_of_its_shards_alone",
+        ),
+    ),
+    Mutant(
+        "read-that-an-update-ran-into",
+        "daskps.cluster.glances:Prepared.read",
+        "if glance.is_whole(flip):",
+        "if glance is not None:",
+        ("tests/cluster/test_near.py::test_a_read_that_updates_ran_into_is_repeated",),
+    ),
+    Mutant(
+        "reads-where-the-shards-were",
+        "daskps.cluster.glances:Glances._refresh",
+        "self.clear()",
+        "pass",
+        (
+            "tests/cluster/test_near.py::test_a_read_is_made_ready_anew_when_a_shard_has_moved",
+        ),
+    ),
+    Mutant(
+        "push-to-the-memory-of-the-dead",
+        "daskps.cluster.lane:Lane.begin_now",
+        "if not self.is_live():",
+        "if self._members is None:",
+        (
+            "tests/cluster/test_near.py::test_no_call_goes_to_the_memory_of_a_worker_that_is_gone",
+        ),
+    ),
+    Mutant(
+        "step-to-the-memory-of-the-dead",
+        "daskps.cluster.deliveries:Delivery.send",
+        "if not all(lives() for lives in self._lives):",
+        "if not self._lives:",
+        (
+            "tests/cluster/test_near.py::test_no_step_goes_to_the_memory_of_a_worker_that_is_gone",
+        ),
+    ),
+    Mutant(
+        "call-under-way-to-a-worker-that-is-gone",
+        "daskps.cluster.lookout:Lookout._ask_for",
+        "call.task.cancel()",
+        "pass",
+        ("tests/cluster/test_lookout.py::test_late_calls_of_a_handle_ask_together",),
+    ),
+    Mutant(
+        "large-run-floods-the-scheduler",
+        "daskps.cluster.lookout:Lookout.__init__",
+        "self.pause = max(SUSPECT_SECONDS, size / MOST_QUESTIONS)",
+        "self.pause = SUSPECT_SECONDS",
+        ("tests/cluster/test_lookout.py::test_a_large_run_asks_more_rarely",),
+    ),
+    Mutant(
+        "clock-of-the-shard-that-is-ahead",
+        "daskps.cluster.session:Session.resume",
+        "self.clock, self.sequence = min(places)",
+        "self.clock, self.sequence = max(places)",
+        (
+            "tests/cluster/test_saying.py::test_who_starts_again_goes_on_where_the_last_shard_is",
+        ),
+    ),
+    Mutant(
+        "number-that-a-shard-has-seen",
+        "daskps.cluster.session:Session.resume",
+        "self.sequence = max(sequence for _, sequence in places)",
+        "pass",
+        (
+            "tests/cluster/test_saying.py::test_who_starts_again_goes_on_where_the_last_shard_is",
+        ),
+    ),
+    Mutant(
+        "task-that-runs-again-has-the-copy",
+        "daskps.cluster.snapshots:take_copies",
+        "if copy is None:",
+        "if host is None:",
+        ("tests/cluster/test_snapshots.py::test_lost_worker_is_named",),
+    ),
+)

@@ -1,0 +1,180 @@
+"""The directory: stores, runs, verdicts, adoptions and cuts."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "signs-of-life-do-not-count",
+        "daskps.cluster.verdict:Verdict.due",
+        "is_silent = now >= self._evident_at + self._lost_after",
+        "is_silent = now >= self._left_at + self._lost_after",
+        ("tests/cluster/test_verdict.py::test_each_sign_counts_anew",),
+    ),
+    Mutant(
+        "lost-before-all-have-looked",
+        "daskps.cluster.verdict:Verdict.due",
+        "if not self.is_lost and (is_silent or (self._absent and not others)):",
+        "if not self.is_lost and (is_silent or self._absent):",
+        (
+            "tests/cluster/test_verdict.py::test_lost_at_once_where_all_of_its_machine_looked",
+        ),
+    ),
+    Mutant(
+        "absent-on-another-machine",
+        "daskps.cluster.adoption:_Move._hear",
+        "sight = Sight.UNKNOWN",
+        "sight = Sight.ABSENT",
+        (
+            "tests/cluster/test_away.py::test_without_a_sign_it_is_lost_and_comes_back_when_found",
+        ),
+    ),
+    Mutant(
+        "silent-adopter-is-not-asked-first",
+        "daskps.cluster.adoption:_Move._turn",
+        "return (1, 0, 2)[min(self._silent[worker, shard], 2)]",
+        "return (0, 1, 2)[min(self._silent[worker, shard], 2)]",
+        (
+            "tests/cluster/test_away.py::test_an_adopter_whose_answer_was_lost_is_asked_first",
+        ),
+    ),
+    Mutant(
+        "stray-is-forgotten",
+        "daskps.cluster.adoption:Adoptions.adopt",
+        'if not any(answer.get("silent") for answer in found):',
+        "if found:",
+        ("tests/cluster/test_away.py::test_who_broke_off_is_a_stray",),
+    ),
+    Mutant(
+        "adopted-shard-of-a-store-that-has-ended",
+        "daskps.cluster.adoption:_Move._install",
+        "self._all.drop(entry, by)",
+        "pass",
+        (
+            "tests/cluster/test_away.py::test_what_was_adopted_of_a_store_that_has_ended_is_freed",
+        ),
+    ),
+    Mutant(
+        "generation-stays",
+        "daskps.cluster.adoption:Adoptions.adopt",
+        "rows = [[*places[i], entry.generations[i] + 1] for i in shards]",
+        "rows = [[*places[i], entry.generations[i]] for i in shards]",
+        (
+            "tests/cluster/test_away.py"
+            "::test_an_owner_that_lives_keeps_its_shards_away_until_it_ends",
+        ),
+    ),
+    Mutant(
+        "run-goes-on-without-its-mailboxes",
+        "daskps.cluster.progress:Run.survives",
+        "return {row[0] for row in self.mailboxes_at}.issuperset(shards)",
+        "return True",
+        (
+            "tests/cluster/test_telling.py::test_rounds_go_on_where_others_have_their_mailboxes",
+        ),
+    ),
+    Mutant(
+        "runs-end-apart",
+        "daskps.cluster.settling:agree",
+        "return Settlement(min(rounds), 1 + max(s.version for s in found) if apart else 0)",
+        "return Settlement(max(rounds), 1 + max(s.version for s in found) if apart else 0)",
+        ("tests/cluster/test_settling.py::test_what_shards_agree_on",),
+    ),
+    Mutant(
+        "version-that-a-shard-had-before",
+        "daskps.cluster.settling:agree",
+        "return Settlement(min(rounds), 1 + max(s.version for s in found) if apart else 0)",
+        "return Settlement(min(rounds), max(s.version for s in found) if apart else 0)",
+        ("tests/cluster/test_settling.py::test_what_shards_agree_on",),
+    ),
+    Mutant(
+        "word-of-a-shard-that-was-lost",
+        "daskps.cluster.settling:Ending._every",
+        "return {i: row for i, row in found.items() if i not in entry.lost}",
+        "return found",
+        ("tests/cluster/test_settling.py::test_shard_that_is_lost_is_not_waited_for",),
+    ),
+    Mutant(
+        "two-runs-at-once",
+        "daskps.cluster.runs:Runs._free_entry",
+        "while runs := [r for r in self._of(entry) if r.ended or not r.fenced]:",
+        "while runs := [r for r in self._of(entry) if r.ended]:",
+        ("tests/training/test_train.py::test_two_runs_at_once",),
+    ),
+    Mutant(
+        "run-of-a-client-that-has-left",
+        "daskps.cluster.runs:Runs.on_open_run",
+        'if not self._hosts.has_client(who["client"]):',
+        'if not who["client"]:',
+        (
+            "tests/cluster/test_opening.py::test_client_that_leaves_between_two_tries_leaves_no_run",
+        ),
+    ),
+    Mutant(
+        "epoch-without-all-trainers",
+        "daskps.cluster.runs:Runs._announce",
+        "if len(rows.keys() | run.finished) < run.size:",
+        "if len(rows.keys() | run.finished) < run.size - 1:",
+        (
+            "tests/cluster/test_telling.py::test_an_epoch_is_told_when_all_live_trainers_have_ended_it",
+        ),
+    ),
+    Mutant(
+        "cut-without-a-shard",
+        "daskps.cluster.cuts:Cuts._attempt",
+        "if [i for i, _ in found] != sorted(request.shards):",
+        "if not found:",
+        (
+            "tests/cluster/test_cut.py::test_a_shard_that_leaves_after_the_cut_began_is_not_left_out",
+        ),
+    ),
+    Mutant(
+        "shards-of-who-has-just-adopted-them",
+        "daskps.cluster.directory:Directory.on_leaving",
+        "return [uid for uid, e in self.stores.items() if e.adopting or e.lost]",
+        "return [uid for uid, e in self.stores.items() if e.adopting]",
+        (
+            "tests/cluster/test_leaving.py::test_who_has_just_adopted_a_shard_lets_go_of_it",
+        ),
+    ),
+    Mutant(
+        "absurd-number-of-shards-is-built",
+        "daskps.cluster.reserve:reserve",
+        "check_shards(n_shards)",
+        "pass",
+        ("tests/test_limits.py::test_an_absurd_store_is_refused_by_the_directory",),
+    ),
+    Mutant(
+        "absurd-number-of-parameters-is-built",
+        "daskps.cluster.reserve:reserve",
+        "check_parameters(wanted.params, len(wanted.params), n_shards)",
+        "pass",
+        ("tests/test_limits.py::test_an_absurd_store_is_refused_by_the_directory",),
+    ),
+    Mutant(
+        "session-store-outlives-its-client",
+        "daskps.cluster.directory:Directory.client_left",
+        "if entry.client == client and (entry.session or not entry.ready):",
+        "if entry.client == client and not entry.ready:",
+        (
+            "tests/cluster/test_lifetime.py::test_a_client_that_leaves_takes_its_session_stores_along",
+        ),
+    ),
+    Mutant(
+        "name-that-is-taken",
+        "daskps.cluster.directory:Directory._check_free",
+        "if name in self.names and not overwrite:",
+        "if name in self.names and overwrite:",
+        ("tests/cluster/test_input.py::test_taken_name",),
+    ),
+    Mutant(
+        "slowest-trainer-has-finished",
+        "daskps.cluster.progress:Run.slowest",
+        "live = (rank for rank in range(self.size) if rank not in self.finished)",
+        "live = (rank for rank in range(self.size))",
+        (
+            "tests/cluster/test_telling.py::test_slowest_is_the_live_trainer_furthest_behind",
+        ),
+    ),
+)

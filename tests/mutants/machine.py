@@ -1,0 +1,94 @@
+"""Memory that processes of a machine share, its members and its locks."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "last-holder-takes-every-turn",
+        "daskps.cluster.locks:FileLock.try_acquire",
+        "if self._is_turn_of_other() and not self._has_passed:",
+        "if self._is_turn_of_other() and self._has_passed:",
+        ("tests/cluster/test_locks.py::test_the_last_holder_passes_the_turn_on",),
+    ),
+    Mutant(
+        "forked-child-holds-the-lock",
+        "daskps.cluster.locks:FileLock._is_turn_of_other",
+        "if self._process is not _process:",
+        "if self._process is None:",
+        ("tests/cluster/test_locks.py::test_a_forked_child_is_refused",),
+    ),
+    Mutant(
+        "threads-share-a-lock",
+        "daskps.cluster.locks:FileLock._try",
+        "if not self._file.mutex.acquire(blocking=False):",
+        "if not self._file.mutex.acquire(blocking=False) and self._file is None:",
+        ("tests/cluster/test_locks.py::test_one_thread_at_a_time",),
+    ),
+    Mutant(
+        "memory-of-an-owner-that-lives",
+        "daskps.cluster.memory:adopt",
+        "if not released and registry.lives(owner_of(name)):",
+        "if released and registry.lives(owner_of(name)):",
+        ("tests/cluster/test_memory.py::test_adoption_of_what_a_dead_process_left",),
+    ),
+    Mutant(
+        "memory-without-its-nonce",
+        "daskps.cluster.memory:attach",
+        "if found != (MAGIC, FORMAT, nonce):",
+        "if found[:2] != (MAGIC, FORMAT):",
+        ("tests/cluster/test_memory.py::test_what_is_not_the_segment_is_refused",),
+    ),
+    Mutant(
+        "half-of-the-memory-stays",
+        "daskps.cluster.memory:Memory.take_shared",
+        "if len(taken) < len(sizes):",
+        "if len(taken) > len(sizes):",
+        ("tests/cluster/test_memory.py::test_a_full_directory_gives_private_memory",),
+    ),
+    Mutant(
+        "sparse-memory",
+        "daskps.cluster.memory:_make",
+        "os.posix_fallocate(fd, 0, nbytes)",
+        "os.ftruncate(fd, nbytes)",
+        ("tests/cluster/test_memory.py::test_a_full_directory_gives_private_memory",),
+    ),
+    Mutant(
+        "nobody-else-lives",
+        "daskps.cluster.registry:Registry.lives",
+        "return owner == here.owner or not try_lock(here.fd, owner, fcntl.LOCK_SH)",
+        "return owner == here.owner",
+        ("tests/cluster/test_registry.py::test_who_lives",),
+    ),
+    Mutant(
+        "sweep-of-what-is-needed",
+        "daskps.cluster.registry:Registry.sweep",
+        "return [n for n in self.litter() if n in names and unlink(n, at)]",
+        "return [n for n in self.litter() if unlink(n, at)]",
+        ("tests/cluster/test_registry.py::test_sweep_removes_what_the_dead_left",),
+    ),
+    Mutant(
+        "memory-goes-with-the-first-who-leaves",
+        "daskps.cluster.presence:_remove_if_alone",
+        "if not try_lock(fd, PRESENT_AT, fcntl.LOCK_EX, keep=True):",
+        "if try_lock(fd, PRESENT_AT, fcntl.LOCK_EX, keep=True) is None:",
+        ("tests/cluster/test_registry.py::test_sweep_removes_what_the_dead_left",),
+    ),
+    Mutant(
+        "who-leaves-adopts",
+        "daskps.cluster.presence:rename",
+        "if not (presence.is_open and presence.n_members):",
+        "if not presence.is_open:",
+        (
+            "tests/cluster/test_registry.py::test_a_visitor_makes_nothing_and_removes_nothing",
+        ),
+    ),
+    Mutant(
+        "file-that-others-may-open",
+        "daskps.cluster.presence:check_file",
+        "if not regular or status.st_uid != os.getuid() or mode != 0o600:",
+        "if not regular or status.st_uid != os.getuid():",
+        ("tests/cluster/test_memory.py::test_what_is_not_the_segment_is_refused",),
+    ),
+)

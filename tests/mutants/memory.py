@@ -1,0 +1,129 @@
+"""A segment, what is published in it and what is taken back."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "flip-before-the-bytes",
+        "daskps.shards.update:Publication.commit",
+        "segment, flip = self.segment, self.flip",
+        "(segment, flip), self.segment.flip = (self.segment, self.flip), self.flip",
+        (
+            "tests/shards/test_dense.py::test_an_update_that_dies_half_way_is_never_seen",
+        ),
+    ),
+    Mutant(
+        "bytes-before-the-writing-word",
+        "daskps.shards.update:Publication._begin",
+        "self.segment.writing = self.flip",
+        "pass",
+        (
+            "tests/shards/test_dense.py"
+            "::test_a_copy_is_good_while_one_publication_is_under_way",
+        ),
+    ),
+    Mutant(
+        "copy-that-a-writer-ran-into-is-good",
+        "daskps.shards.asking:Asked.read",
+        "return ready if self.segment.writing <= ready.flip + 1 else None",
+        "return ready if self.segment.writing <= ready.flip + 2 else None",
+        (
+            "tests/shards/test_dense.py"
+            "::test_a_copy_is_good_while_one_publication_is_under_way",
+        ),
+    ),
+    Mutant(
+        "other-buffer-stays-behind",
+        "daskps.shards.update:Publication.commit",
+        "elif not self._whole or self.old.changed[position] == flip - 1:",
+        "elif not self._whole:",
+        (
+            "tests/shards/test_update.py"
+            "::test_pieces_that_a_publication_leaves_alone_are_not_stale",
+        ),
+    ),
+    Mutant(
+        "half-written-buffer-is-believed",
+        "daskps.shards.update:Publication.commit",
+        "elif not self._whole or self.old.changed[position] == flip - 1:",
+        "elif self.old.changed[position] == flip - 1:",
+        (
+            "tests/shards/test_dense.py::test_an_update_that_dies_half_way_is_never_seen",
+        ),
+    ),
+    Mutant(
+        "durable-slots-in-place",
+        "daskps.shards.update:Publication._slots",
+        "if segment.n_sides == 1 or not slots or new[position] != old[position]:",
+        "if segment.n_sides >= 1 or not slots or new[position] != old[position]:",
+        ("tests/shards/test_update.py::test_durable_slots_in_force_are_not_written",),
+    ),
+    Mutant(
+        "withdrawn-round-comes-back",
+        "daskps.shards.withdrawal:Withdrawal._begin",
+        "self.record.changed[self.old.changed == flip - 1] = flip",
+        "pass",
+        (
+            "tests/shards/test_withdrawal.py"
+            "::test_each_publication_after_a_withdrawal_is_without_the_round",
+        ),
+    ),
+    Mutant(
+        "withdrawal-that-nobody-can-finish",
+        "daskps.shards.withdrawal:Withdrawal._begin",
+        "segment.withdraws = flip",
+        "pass",
+        (
+            "tests/shards/test_withdrawal.py"
+            "::test_withdrawal_killed_after_any_store_is_done_again",
+        ),
+    ),
+    Mutant(
+        "withdrawal-forgets-producers",
+        "daskps.shards.withdrawal:Withdrawal._begin",
+        "self.record.take_producers(self.old)",
+        "pass",
+        (
+            "tests/shards/test_withdrawal.py"
+            "::test_producer_that_ends_during_the_run_stays_ended",
+        ),
+    ),
+    Mutant(
+        "withdrawal-of-no-round",
+        "daskps.shards.ending:Last.__init__",
+        "if self._back not in (0, 1) or (self._back and not is_possible(segment)):",
+        "if self._back not in (0, 1):",
+        ("tests/shards/test_withdrawal.py::test_no_further_back_than_one_round",),
+    ),
+    Mutant(
+        "one-version-for-two-states",
+        "daskps.shards.ending:Last.publish",
+        "least = publication.old.version + self._back",
+        "least = publication.old.version",
+        (
+            "tests/shards/test_withdrawal.py::test_each_publication_after_a_withdrawal_is_without_the_round",
+        ),
+    ),
+    Mutant(
+        "memory-of-something-else-is-taken",
+        "daskps.shards.segment:Segment._holds",
+        "if magic and found[1:] != (n, self.n_sides):",
+        "if magic and found[1:2] != (n,):",
+        (
+            "tests/shards/test_segment.py"
+            "::test_memory_that_holds_something_else_is_refused_and_left_alone",
+        ),
+    ),
+    Mutant(
+        "fence-of-a-run-that-is-over",
+        "daskps.shards.segment:Segment.limit",
+        "return header[LIMIT] if run and header[FENCED] == run else None",
+        "return header[LIMIT] if run and header[FENCED] else None",
+        (
+            "tests/shards/test_deputy.py"
+            "::test_fence_hands_deputies_steps_back_until_the_next_run",
+        ),
+    ),
+)

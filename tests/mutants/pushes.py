@@ -1,0 +1,173 @@
+"""Pushes that are updates of their own: each once, in order, or refused."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "repeat-is-applied",
+        "daskps.shards.producers:repeats",
+        "return ahead <= 0 and bool(int(row[SEEN]) & (1 << -ahead))",
+        "return ahead == 0",
+        (
+            "tests/shards/test_producers.py"
+            "::test_each_number_is_new_once_and_nothing_new_below_the_window",
+        ),
+    ),
+    Mutant(
+        "window-is-one-too-long",
+        "daskps.shards.producers:repeats",
+        "if ahead <= -WINDOW:",
+        "if ahead < -WINDOW:",
+        (
+            "tests/shards/test_producers.py"
+            "::test_each_number_is_new_once_and_nothing_new_below_the_window",
+        ),
+    ),
+    Mutant(
+        "window-does-not-move",
+        "daskps.shards.producers:admit",
+        "row[SEEN] = _signed(((seen << ahead) | 1) & _MASK if ahead < WINDOW else 1)",
+        "row[SEEN] = _signed((seen | 1) & _MASK if ahead < WINDOW else 1)",
+        (
+            "tests/shards/test_producers.py"
+            "::test_each_number_is_new_once_and_nothing_new_below_the_window",
+        ),
+    ),
+    Mutant(
+        "producer-that-lost-its-row-comes-back",
+        "daskps.shards.producers:_refuse_expired",
+        "if forgotten or (record.expired[:n] == producer).any():",
+        "if forgotten:",
+        (
+            "tests/shards/test_producers.py::test_the_producer_that_was_closed_first"
+            "_makes_room_and_cannot_come_back",
+        ),
+    ),
+    Mutant(
+        "forgotten-producers-come-back",
+        "daskps.shards.producers:_refuse_expired",
+        "forgotten = n > MAX_PRODUCERS and producer <= record.fixed[FORGOTTEN]",
+        "forgotten = False",
+        (
+            "tests/shards/test_producers.py"
+            "::test_thousands_of_tasks_push_once_each_and_none_twice",
+        ),
+    ),
+    Mutant(
+        "newest-closed-producer-makes-room",
+        "daskps.shards.producers:_open",
+        "row = record.producers[int(closed[np.argmin(record.producers[closed, CLOSED])])]",
+        "row = record.producers[int(closed[np.argmax(record.producers[closed, CLOSED])])]",
+        (
+            "tests/shards/test_producers.py::test_the_producer_that_was_closed_first"
+            "_makes_room_and_cannot_come_back",
+        ),
+    ),
+    Mutant(
+        "repeat-costs-a-reader-its-copy",
+        "daskps.shards.pushes:Pushes.apply",
+        "publication: Publication | None = None",
+        "publication: Publication | None = Publication(self._segment)",
+        (
+            "tests/shards/test_dense.py"
+            "::test_a_repeat_changes_nothing_and_costs_no_reader_its_copy",
+        ),
+    ),
+    Mutant(
+        "repeat-in-one-batch-is-applied",
+        "daskps.shards.pushes:Pushes.apply",
+        "record = publication.record if publication else self._segment.current",
+        "record = self._segment.current",
+        ("tests/shards/test_dense.py::test_a_repeat_in_the_same_batch_is_a_repeat",),
+    ),
+    Mutant(
+        "asynchronous-step-counts-twice",
+        "daskps.shards.runs:note",
+        "row[NEXT] = step.sequence + 1",
+        "row[NEXT] = step.sequence",
+        (
+            "tests/shards/test_rounds.py::test_under_ssp_a_restarted"
+            "_rank_repeats_the_pushes_of_its_open_clock",
+        ),
+    ),
+    Mutant(
+        "step-of-a-finished-rank",
+        "daskps.shards.runs:repeats",
+        "if not row[LIVE]:",
+        "if False:",
+        (
+            "tests/shards/test_dense.py"
+            "::test_a_repeat_after_the_end_of_its_rank_is_a_repeat",
+        ),
+    ),
+    Mutant(
+        "push-from-outside-into-rounds",
+        "daskps.shards.runs:misplaced",
+        'elif changes(step) and record.fixed[POLICY] == CODES["bsp"]:',
+        'elif changes(step) and record.fixed[POLICY] == CODES["ssp"]:',
+        ("tests/shards/test_dense.py::test_a_run_in_rounds_has_the_store_to_itself",),
+    ),
+    Mutant(
+        "array-of-another-dtype",
+        "daskps.shards.planning:Planner._fits",
+        "data.dtype == dtypes[item.position]",
+        "data.dtype.kind == dtypes[item.position].kind",
+        (
+            "tests/shards/test_dense.py::test_an_array_that_does_not_fit_is_refused"
+            "_before_anything_is_written",
+        ),
+    ),
+    Mutant(
+        "part-of-a-piece-in-a-round",
+        "daskps.shards.planning:Planner._fits",
+        "and not (whole and len(data) != piece.size)",
+        "and len(data) <= piece.size",
+        (
+            "tests/shards/test_dense.py"
+            "::test_a_gradient_of_a_part_is_refused_in_a_round",
+        ),
+    ),
+    Mutant(
+        "nan-is-applied",
+        "daskps.shards.planning:Planner.step",
+        "if step.check and not fused:",
+        "if step.check and fused:",
+        ("tests/shards/test_looks.py::test_a_bad_gradient_changes_nothing",),
+    ),
+    Mutant(
+        "a-bad-push-takes-others-along",
+        "daskps.shards.pushes:Pushes._planned",
+        "fused = step.check and alone and looks(self._segment, step.items)",
+        "fused = step.check and looks(self._segment, step.items)",
+        (
+            "tests/shards/test_looks.py"
+            "::test_of_pushes_in_one_pass_the_bad_ones_alone_are_refused",
+        ),
+    ),
+    Mutant(
+        "steps-are-not-counted",
+        "daskps.shards.planning:count",
+        "for position in {p for p, op in planned if op.binding is not None}:",
+        "for position in {p for p, op in planned if op.binding is None}:",
+        (
+            "tests/shards/test_update.py"
+            "::test_pushes_that_queued_up_are_bit_for_bit_those_one_by_one",
+        ),
+    ),
+    Mutant(
+        "read-before-its-version",
+        "daskps.shards.waiting:outcome",
+        "if step.wait == READ and record.version < step.at_least:",
+        "if step.wait == READ and record.version < step.at_least - 1:",
+        ("tests/shards/test_dense.py::test_a_pull_waits_for_the_version_it_asks_for",),
+    ),
+    Mutant(
+        "message-for-another-generation",
+        "daskps.shards.dense:Shard._refused",
+        "elif step.generation != self.generation:",
+        "elif step.generation > self.generation:",
+        ("tests/shards/test_dense.py::test_a_stale_generation_is_refused",),
+    ),
+)

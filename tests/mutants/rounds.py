@@ -1,0 +1,239 @@
+"""Runs in a shard: rounds, mailboxes, fences and what a trainer waits for."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "step-of-a-run-that-is-over",
+        "daskps.shards.dense:Shard._refused",
+        "elif step.run and step.run != record.fixed[RUN]:",
+        "elif step.run and step.run > record.fixed[RUN]:",
+        (
+            "tests/shards/test_dense.py::test_a_fence_wakes_all_who_wait_and_refuses_the_rest",
+        ),
+    ),
+    Mutant(
+        "run-that-has-ended-begins-again",
+        "daskps.shards.dense:Shard.begin_run",
+        "if run == self._ended[0]:",
+        "if run < self._ended[0]:",
+        ("tests/shards/test_dense.py::test_a_run_that_has_ended_does_not_begin_again",),
+    ),
+    Mutant(
+        "end-that-overtakes-the-beginning",
+        "daskps.shards.dense:Shard._end",
+        "if not self.segment.current.fixed[RUN] and run != self._ended[0]:",
+        "if self.segment.current.fixed[RUN] and run != self._ended[0]:",
+        ("tests/shards/test_dense.py::test_a_run_that_has_ended_does_not_begin_again",),
+    ),
+    Mutant(
+        "finished-rank-is-waited-for",
+        "daskps.shards.waiting:_of_trainer",
+        "live = record.live[:, CLOCK]",
+        "live = record.ranks[: record.fixed[5], CLOCK]",
+        (
+            "tests/shards/test_dense.py"
+            "::test_ssp_waits_for_the_slowest_live_rank_and_no_longer",
+        ),
+    ),
+    Mutant(
+        "round-from-a-half-written-buffer",
+        "daskps.shards.waiting:flip_of_round",
+        "if segment.writing == segment.flip:",
+        "if segment.writing >= segment.flip:",
+        ("tests/shards/test_crash.py::test_killed_while_a_round_is_withdrawn",),
+    ),
+    Mutant(
+        "rank-counts-twice-in-a-round",
+        "daskps.shards.rounds:Rounds.verdict",
+        "return REPEAT if state & TICKED else NEW",
+        "return NEW",
+        (
+            "tests/shards/test_rounds.py"
+            "::test_a_rank_counts_once_in_a_round_whatever_it_sends",
+        ),
+    ),
+    Mutant(
+        "step-of-a-round-before-is-an-error",
+        "daskps.shards.rounds:Rounds.verdict",
+        "if step.clock < now:",
+        "if step.clock < now - 1:",
+        (
+            "tests/shards/test_rounds.py"
+            "::test_a_rank_counts_once_in_a_round_whatever_it_sends",
+        ),
+    ),
+    Mutant(
+        "round-without-what-was-lost",
+        "daskps.shards.rounds:Rounds.arrive",
+        "if waiting is None and not step.whole and table.has_pushed(rank):",
+        "if waiting is None and step.whole and table.has_pushed(rank):",
+        (
+            "tests/shards/test_mailbox.py"
+            "::test_pushes_before_the_tick_are_asked_for_again",
+        ),
+    ),
+    Mutant(
+        "kinds-in-one-round",
+        "daskps.shards.rounds:Rounds._kind",
+        "if kind not in (None, step.kind):",
+        "if kind in (None, step.kind):",
+        (
+            "tests/shards/test_rounds.py"
+            "::test_a_model_among_gradients_is_refused_and_the_round_goes_on",
+        ),
+    ),
+    Mutant(
+        "round-of-nobody",
+        "daskps.shards.rounds:Rounds.finish",
+        "last = n_in + 1 == self.tables.size and n_ticked > 0",
+        "last = n_in + 1 == self.tables.size",
+        ("tests/shards/test_rounds.py::test_all_ranks_finish",),
+    ),
+    Mutant(
+        "caller-may-not-change-its-arrays",
+        "daskps.shards.rounds:_own",
+        "return data.copy()",
+        "return data",
+        (
+            "tests/shards/test_rounds.py"
+            "::test_what_was_sent_may_be_changed_and_is_not_changed",
+        ),
+    ),
+    Mutant(
+        "round-that-is-held-is-applied",
+        "daskps.shards.joining:Joining.complete",
+        "if rounds is not None and may_apply:",
+        "if rounds is not None:",
+        ("tests/shards/test_mailbox.py::test_round_that_a_fence_held_back_is_not",),
+    ),
+    Mutant(
+        "round-of-one-accepted-too-soon",
+        "daskps.shards.joining:Joining.join",
+        "if verdict == NEW and step.tick and not may_apply and rounds.tables.size == 1:",
+        "if verdict == NEW and step.tick and not may_apply and rounds.tables.size == 0:",
+        (
+            "tests/shards/test_mailbox.py::test_round_of_one_is_accepted_when_it_is_applied",
+        ),
+    ),
+    Mutant(
+        "cut-does-not-hold-rounds",
+        "daskps.shards.dense:Shard._open",
+        "if self.cut is not None or self.why_stopped is not None:",
+        "if self.why_stopped is not None:",
+        ("tests/shards/test_cuts.py::test_bsp_cut_serves_the_last_round_all_have",),
+    ),
+    Mutant(
+        "fence-one-round-late",
+        "daskps.shards.dense:Shard._open",
+        "return limit is None or bool(self.segment.current.fixed[ROUNDS] < limit)",
+        "return limit is None or bool(self.segment.current.fixed[ROUNDS] <= limit)",
+        ("tests/shards/test_mailbox.py::test_round_that_a_fence_held_back_is_not",),
+    ),
+    Mutant(
+        "rank-that-sits-out-is-in-the-mean",
+        "daskps.shards.tables:Tables.reduced",
+        "total.divisor = total.weight",
+        "total.divisor = float(self.size)",
+        ("tests/shards/test_rounds.py::test_a_rank_that_sits_out_is_not_in_the_mean",),
+    ),
+    Mutant(
+        "round-without-weight-is-an-update",
+        "daskps.shards.tablework:note",
+        "if table.view(np.float64)[WEIGHT] + weight <= 0:",
+        "if table.view(np.float64)[WEIGHT] + weight < 0:",
+        ("tests/shards/test_rounds.py::test_a_round_without_weight_raises_no_version",),
+    ),
+    Mutant(
+        "push-before-the-tick-is-overlooked",
+        "daskps.shards.tablework:look",
+        "or table[bits] & (1 << (rank & MASK)) != 0",
+        "or table[bits] & (1 << (rank & MASK)) < 0",
+        ("tests/shards/test_seats.py::test_shard_decides_about_a_step_after",),
+    ),
+    Mutant(
+        "delivery-before-its-arrays",
+        "daskps.shards.tables:Tables.join",
+        "table, other = mailbox.both",
+        "table, other = mailbox.both[::-1]",
+        ("tests/shards/test_mailbox.py::test_step_killed_after_any_store_counts_once",),
+    ),
+    Mutant(
+        "mailboxes-of-another-run",
+        "daskps.shards.mailbox:Mailbox.check",
+        "if found != wanted:",
+        "if found[0] != wanted[0]:",
+        (
+            "tests/shards/test_mailbox.py::test_memory_that_holds_something_else_is_refused",
+        ),
+    ),
+    Mutant(
+        "usual-mean-without-the-others-weights",
+        "daskps.shards.usual:Usual.take",
+        "weight += weights[0]",
+        "weight += 1.0",
+        ("tests/shards/test_usual.py::test_usual_steps_have_the_bits_of_tickets",),
+    ),
+    Mutant(
+        "usual-step-beside-what-is-not",
+        "daskps.shards.usual:Usual.take",
+        "if not weights[0] > 0 or weights.count(weights[0]) < len(weights):",
+        "if not weights[0] > 0:",
+        ("tests/shards/test_usual.py::test_unusual_steps_are_left_to_the_shard",),
+    ),
+    Mutant(
+        "seat-of-a-run-that-is-over",
+        "daskps.shards.seats:Seat.take",
+        "or self._records[header[FLIP] & 1][RUN] != self._run",
+        "or self._records[header[FLIP] & 1][RUN] < 0",
+        (
+            "tests/shards/test_mailbox.py"
+            "::test_seat_of_a_run_that_its_owner_has_ended_takes_no_step",
+        ),
+    ),
+    Mutant(
+        "seat-goes-past-a-gate",
+        "daskps.shards.seats:Seat.take",
+        "or header[GATE] != OPEN",
+        "or header[GATE] < OPEN",
+        ("tests/shards/test_seats.py::test_shard_decides_about_a_step_with",),
+    ),
+    Mutant(
+        "restarted-rank-keeps-half-a-step",
+        "daskps.shards.rounds:Rounds.restart",
+        "self._open.pop(rank, None)",
+        "pass",
+        (
+            "tests/shards/test_rounds.py::test_a_restarted_rank_drops_what_it_had_not_ticked",
+        ),
+    ),
+    Mutant(
+        "glance-beyond-the-bound",
+        "daskps.shards.glance:Glance._unless_ahead",
+        "if fixed[POLICY] == SSP and clock - slowest > fixed[STALENESS]:",
+        "if fixed[POLICY] == SSP and clock - slowest > fixed[STALENESS] + 1:",
+        (
+            "tests/shards/test_glance.py::test_it_waits_for_the_slowest_live_rank_and_no_longer",
+        ),
+    ),
+    Mutant(
+        "glance-ahead-of-its-round",
+        "daskps.shards.glance:Glance.flip",
+        "if rounds == clock:",
+        "if rounds >= clock:",
+        (
+            "tests/shards/test_glance.py::test_in_rounds_it_is_exactly_that_of_the_clock",
+        ),
+    ),
+    Mutant(
+        "glance-at-half-a-copy",
+        "daskps.shards.glance:Glance.is_whole",
+        "return header[WRITING] <= flip + 1 and header[FLIP] >= flip",
+        "return header[FLIP] >= flip",
+        (
+            "tests/shards/test_glance.py::test_a_copy_is_whole_until_a_second_publication_begins",
+        ),
+    ),
+)

@@ -1,0 +1,85 @@
+"""Update rules, what they are compiled to, and codecs."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "adam-without-bias-correction",
+        "daskps.optim.adam:_Moments._moments",
+        "size = lr / (1.0 - self.beta1**step)",
+        "size = lr / (1.0 - self.beta1 ** (step + 1))",
+        ("tests/optim/test_rules.py::test_rule_float64_equals_oracle_and_paper",),
+    ),
+    Mutant(
+        "decay-without-the-learning-rate",
+        "daskps.optim.adam:AdamW.prepare",
+        "return (*self._moments(step, lr), 1.0 - lr * self.weight_decay)",
+        "return (*self._moments(step, lr), 1.0 - self.weight_decay)",
+        ("tests/optim/test_rules.py::test_rule_float64_equals_oracle_and_paper",),
+    ),
+    Mutant(
+        "nesterov-is-momentum",
+        "daskps.optim.sgd:_nesterov",
+        "return w - lr * (g + momentum * b), b",
+        "return w - lr * b, b",
+        ("tests/optim/test_rules.py::test_rule_float64_equals_oracle_and_paper",),
+    ),
+    Mutant(
+        "schedule-one-step-late",
+        "daskps.optim.base:Rule.scalars",
+        'effective = self.rate(step - 1) if lr is None else in_range("lr", lr)',
+        'effective = self.rate(step) if lr is None else in_range("lr", lr)',
+        (
+            "tests/optim/test_rules.py"
+            "::test_scalars_take_the_schedule_of_the_step_before_or_an_override",
+        ),
+    ),
+    Mutant(
+        "scalars-of-the-step-before",
+        "daskps.optim.binding:Bound.scalars",
+        "if latest is not None and latest[0] == asked:",
+        "if latest is not None and latest[0][1] == lr:",
+        (
+            "tests/optim/test_base.py::test_scalars_are_asked_of_a_rule_once_for_all_its_parameters",
+        ),
+    ),
+    Mutant(
+        "first-pattern-does-not-win",
+        "daskps.optim.patterns:_match",
+        "chosen[name] = rule",
+        "chosen[name] = list(rules.values())[-1]",
+        ("tests/optim/test_patterns.py::test_first_match_in_mapping_order_holds",),
+    ),
+    Mutant(
+        "numbers-of-float32-in-float64",
+        "daskps.kernels.freeze:_Patch._number",
+        'return f"T({number!r})"',
+        'return f"{number!r}"',
+        ("tests/kernels/test_freeze.py::test_numbers_take_the_compute_dtype",),
+    ),
+    Mutant(
+        "file-with-another-text-is-run",
+        "daskps.kernels.cache:_write",
+        "if file.read() == data:",
+        "if file.read() or data:",
+        (
+            "tests/kernels/test_cache.py::test_a_file_with_another_text_is_replaced_not_run",
+        ),
+    ),
+    Mutant(
+        "infinite-word-is-not-told",
+        "daskps.kernels.bfloat16:encode",
+        "finite &= bool(loop(bits, out[start : start + _BLOCK]))",
+        "finite = bool(loop(bits, out[start : start + _BLOCK]))",
+        ("tests/kernels/test_bfloat16.py::test_one_bad_element_anywhere_is_told",),
+    ),
+    Mutant(
+        "float64-is-rounded-twice",
+        "daskps.kernels.bfloat16:encode",
+        "odd(wide, bits.view(np.float32), bits)",
+        "pass",
+        ("tests/kernels/test_bfloat16.py::test_a_float64_is_rounded_once",),
+    ),
+)

@@ -1,0 +1,66 @@
+"""What a caller hands over, and what a store gives back."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "cast-that-loses-the-meaning",
+        "daskps.intake:_made_ready",
+        'np.can_cast(array.dtype, dtype, "same_kind")',
+        'np.can_cast(array.dtype, dtype, "unsafe")',
+        ("tests/test_intake.py::test_casts_that_lose_the_meaning_are_refused",),
+    ),
+    Mutant(
+        "shape-that-broadcasts",
+        "daskps.intake:_made_ready",
+        "if array.shape != p.shape:",
+        "if array.size != p.size:",
+        ("tests/test_intake.py::test_everything_else_is_refused_with_the_fix",),
+    ),
+    Mutant(
+        "infinity-is-sent",
+        "daskps.intake:_ready",
+        "if finite and dtype in FLOATS:",
+        "if finite and dtype not in FLOATS:",
+        ("tests/test_intake.py::test_one_bad_array_refuses_them_all",),
+    ),
+    Mutant(
+        "integer-that-does-not-fit",
+        "daskps.intake:_cast",
+        "if dtype not in FLOATS and not np.array_equal(cast, array):",
+        "if dtype in FLOATS and not np.array_equal(cast, array):",
+        ("tests/test_intake.py::test_casts_that_lose_the_meaning_are_refused",),
+    ),
+    Mutant(
+        "weight-that-overflows",
+        "daskps.intake:scaled",
+        "if finite and not is_finite(found[index]):",
+        "if finite and not is_finite(array):",
+        ("tests/cluster/test_input.py::test_a_weight_that_overflows_is_refused",),
+    ),
+    Mutant(
+        "gradient-without-an-optimizer",
+        "daskps.intake:gradients",
+        "if not model and parameter.index not in optimizers:",
+        "if model and parameter.index not in optimizers:",
+        (
+            "tests/test_intake.py::test_a_parameter_without_an_optimizer_takes_no_gradient",
+        ),
+    ),
+    Mutant(
+        "element-in-two-chunks",
+        "daskps.snapshot:chunks_of",
+        "last = rows if piece is pieces[-1] else round(piece.stop / width)",
+        "last = rows if piece is pieces[-1] else -(-piece.stop // width)",
+        ("tests/test_snapshot.py::test_chunks_end_near_the_borders",),
+    ),
+    Mutant(
+        "name-below-a-name",
+        "daskps.layout:flatten",
+        'name = f"{prefix}{key}"',
+        'name = f"{key}"',
+        ("tests/test_layout.py::test_nested_mappings_flatten_with_a_slash",),
+    ),
+)

@@ -1,0 +1,39 @@
+"""All mutants, by the room of the code that they break."""
+
+from __future__ import annotations
+
+from tests.mutants import (
+    caller,
+    cuts,
+    directory,
+    graph,
+    ground,
+    host,
+    machine,
+    memory,
+    pushes,
+    rounds,
+    rules,
+    store,
+    training,
+    wire,
+)
+from tests.mutants.mutant import Mutant
+
+ROOMS: dict[str, tuple[Mutant, ...]] = {
+    "memory": memory.MUTANTS,
+    "pushes": pushes.MUTANTS,
+    "rounds": rounds.MUTANTS,
+    "cuts": cuts.MUTANTS,
+    "wire": wire.MUTANTS,
+    "machine": machine.MUTANTS,
+    "host": host.MUTANTS,
+    "directory": directory.MUTANTS,
+    "caller": caller.MUTANTS,
+    "graph": graph.MUTANTS,
+    "rules": rules.MUTANTS,
+    "ground": ground.MUTANTS,
+    "training": training.MUTANTS,
+    "store": store.MUTANTS,
+}
+MUTANTS: tuple[Mutant, ...] = tuple(m for room in ROOMS.values() for m in room)

@@ -1,0 +1,126 @@
+"""Trainers: their rows and batches, what goes on beside their loop, their result."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "ranks-shuffle-alike",
+        "daskps.training.data:batches",
+        "order = _permutation(n, seed, epoch, rank)",
+        "order = _permutation(n, seed, epoch)",
+        (
+            "tests/training/test_data.py"
+            "::test_batches_are_a_function_of_seed_epoch_and_rank",
+        ),
+    ),
+    Mutant(
+        "epochs-shuffle-alike",
+        "daskps.training.data:batches",
+        "order = _permutation(n, seed, epoch, rank)",
+        "order = _permutation(n, seed, rank)",
+        (
+            "tests/training/test_data.py"
+            "::test_batches_are_a_function_of_seed_epoch_and_rank",
+        ),
+    ),
+    Mutant(
+        "short-batch-is-dropped",
+        "daskps.training.data:batches",
+        "parts = (slice(a, min(a + size, n)) for a in range(0, n, size))",
+        "parts = (slice(a, a + size) for a in range(0, n - size + 1, size))",
+        ("tests/training/test_data.py::test_batches_cover_exactly_once",),
+    ),
+    Mutant(
+        "smallest-remainder-gets-the-row",
+        "daskps.training.data:split_batch",
+        "order = sorted(range(len(shares)), key=lambda i: (counts[i] - shares[i], i))",
+        "order = sorted(range(len(shares)), key=lambda i: (shares[i] - counts[i], i))",
+        ("tests/training/test_data.py::test_split_batch_by_largest_remainder",),
+    ),
+    Mutant(
+        "features-beside-other-labels",
+        "daskps.training.data:rows",
+        "order = _permutation(n, entropy)",
+        "order = _permutation(n, None)",
+        ("tests/training/test_data.py::test_d3_random_is_one_permutation_of_both",),
+    ),
+    Mutant(
+        "pushes-of-one-parameter-change-places",
+        "daskps.training.backlog:_first",
+        "free = before.isdisjoint(push.arrays)",
+        "free = not before.isdisjoint(push.arrays) or not before",
+        (
+            "tests/training/test_backlog.py::test_only_pushes_that_commute_change_places",
+        ),
+    ),
+    Mutant(
+        "what-was-issued-after-a-failure-goes-on",
+        "daskps.training.backlog:Backlog.fail",
+        "failed = self.running + self.waiting",
+        "failed = self.running",
+        (
+            "tests/training/test_backlog.py::test_failure_takes_along_what_was_issued_after",
+        ),
+    ),
+    Mutant(
+        "prefetch-of-another-clock",
+        "daskps.training.prefetch:Prefetch.take",
+        "if ahead.clock != clock or ahead.names != frozenset(chosen):",
+        "if ahead.names != frozenset(chosen):",
+        (
+            "tests/training/test_ahead.py::test_prefetch_is_what_the_next_pull_would_read",
+        ),
+    ),
+    Mutant(
+        "prefetch-without-the-own-step",
+        "daskps.training.ahead:Ahead._overtaken",
+        "if self._prefetch is not None and not self._session.bsp:",
+        "if self._prefetch is not None and self._session.bsp:",
+        (
+            "tests/training/test_ahead.py::test_prefetch_is_what_the_next_pull_would_read",
+        ),
+    ),
+    Mutant(
+        "gradient-that-changes-on-its-way",
+        "daskps.training.pipeline:Pipeline.deliver",
+        "np.copyto(copies[index], array)",
+        "copies[index] = array",
+        (
+            "tests/training/test_pipeline.py::test_read_ahead_sends_what_the_function_returned",
+        ),
+    ),
+    Mutant(
+        "own-parameters-as-a-gradient",
+        "daskps.training.steps:Stepper._checked",
+        "i: a.copy() if self._is_ours(a) else a",
+        "i: a",
+        ("tests/training/test_train.py::test_gradient_may_be_its_params",),
+    ),
+    Mutant(
+        "loss-is-not-over-rows",
+        "daskps.training.job:Job._enter",
+        "loss=sum(losses) / rows if losses and rows else None,",
+        "loss=sum(losses) / len(losses) if losses and rows else None,",
+        ("tests/training/test_train.py::test_history",),
+    ),
+    Mutant(
+        "bar-in-a-task",
+        "daskps.training.callbacks:chosen",
+        "if current_task() or bars.in_tests() or not bars.is_watched(sys.stderr):",
+        "if bars.in_tests() or not bars.is_watched(sys.stderr):",
+        (
+            "tests/training/test_callbacks.py::test_auto_is_silent_in_tests_and_in_tasks",
+        ),
+    ),
+    Mutant(
+        "callback-that-never-hears-anything",
+        "daskps.training.callbacks:check",
+        "if isinstance(callback, type):",
+        "if callback is type:",
+        (
+            "tests/training/test_callbacks.py::test_check_refuses_a_class_and_a_lone_callback",
+        ),
+    ),
+)
