@@ -10,9 +10,7 @@ MUTANTS = (
         "daskps.shards.dense:Shard._refused",
         "elif step.run and step.run != record.fixed[RUN]:",
         "elif step.run and step.run > record.fixed[RUN]:",
-        (
-            "tests/shards/test_dense.py::test_a_fence_wakes_all_who_wait_and_refuses_the_rest",
-        ),
+        ("tests/shards/test_dense.py::test_a_step_of_the_run_before_is_refused",),
     ),
     Mutant(
         "run-that-has-ended-begins-again",
@@ -26,7 +24,9 @@ MUTANTS = (
         "daskps.shards.dense:Shard._end",
         "if not self.segment.current.fixed[RUN] and run != self._ended[0]:",
         "if self.segment.current.fixed[RUN] and run != self._ended[0]:",
-        ("tests/shards/test_dense.py::test_a_run_that_has_ended_does_not_begin_again",),
+        (
+            "tests/shards/test_dense.py::test_a_run_whose_end_comes_first_does_not_begin",
+        ),
     ),
     Mutant(
         "finished-rank-is-waited-for",
@@ -43,7 +43,9 @@ MUTANTS = (
         "daskps.shards.waiting:flip_of_round",
         "if segment.writing == segment.flip:",
         "if segment.writing >= segment.flip:",
-        ("tests/shards/test_crash.py::test_killed_while_a_round_is_withdrawn",),
+        (
+            "tests/shards/test_rounds.py::test_the_round_before_is_gone_once_another_is_written_over_it",
+        ),
     ),
     Mutant(
         "rank-counts-twice-in-a-round",
@@ -61,8 +63,7 @@ MUTANTS = (
         "if step.clock < now:",
         "if step.clock < now - 1:",
         (
-            "tests/shards/test_rounds.py"
-            "::test_a_rank_counts_once_in_a_round_whatever_it_sends",
+            "tests/shards/test_rounds.py::test_a_step_of_a_round_that_is_complete_is_a_repeat_under_any_number",
         ),
     ),
     Mutant(
@@ -90,7 +91,9 @@ MUTANTS = (
         "daskps.shards.rounds:Rounds.finish",
         "last = n_in + 1 == self.tables.size and n_ticked > 0",
         "last = n_in + 1 == self.tables.size",
-        ("tests/shards/test_rounds.py::test_all_ranks_finish",),
+        (
+            "tests/shards/test_rounds.py::test_ranks_that_finish_without_a_tick_make_no_round",
+        ),
     ),
     Mutant(
         "caller-may-not-change-its-arrays",
@@ -98,8 +101,7 @@ MUTANTS = (
         "return data.copy()",
         "return data",
         (
-            "tests/shards/test_rounds.py"
-            "::test_what_was_sent_may_be_changed_and_is_not_changed",
+            "tests/shards/test_rounds.py::test_what_was_sent_before_the_tick_stays_the_callers",
         ),
     ),
     Mutant(
@@ -198,7 +200,7 @@ MUTANTS = (
         "daskps.shards.seats:Seat.take",
         "or header[GATE] != OPEN",
         "or header[GATE] < OPEN",
-        ("tests/shards/test_seats.py::test_shard_decides_about_a_step_with",),
+        ("tests/shards/test_seats.py::test_no_seat_completes_a_round_that_is_held",),
     ),
     Mutant(
         "restarted-rank-keeps-half-a-step",

@@ -140,6 +140,24 @@ def test_a_run_that_has_ended_does_not_begin_again():
     shard.validate()
 
 
+def test_a_run_whose_end_comes_first_does_not_begin():
+    """Its beginning was still on the way."""
+    shard = make()
+    shard.end_run(RUN, "its client left")
+    with pytest.raises(RunCancelledError, match="its client left"):
+        shard.begin_run(RUN, BSP(), 1)
+    assert shard.rounds_of(RUN) == -1
+    shard.begin_run(RUN + 1, BSP(), 1)
+
+
+def test_a_step_of_the_run_before_is_refused():
+    shard = bsp(1)
+    shard.end_run(RUN, "over")
+    shard.begin_run(RUN + 1, ASP(), 1)
+    assert failed(send(shard, step(0, 0)), RunCancelledError)
+    assert weights(shard)[A] == [0] * 5
+
+
 def test_a_run_that_begins_twice_begins_once():
     shard = bsp(2)
     send(shard, step(0, 0))

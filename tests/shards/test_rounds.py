@@ -23,6 +23,7 @@ from daskps.shards.base import (
     Step,
     Ticket,
 )
+from daskps.shards.update import Publication
 from tests.shards.making import (
     RUN,
     A,
@@ -111,6 +112,15 @@ def test_a_rank_counts_once_in_a_round_whatever_it_sends():
     assert weights(shard)[A] == [2, 1, 0, 0, 0]
 
 
+def test_a_step_of_a_round_that_is_complete_is_a_repeat_under_any_number():
+    """Its rank gave up waiting, and the round ended meanwhile."""
+    shard = bsp(2)
+    send(shard, step(0, 0), step(1, 0))
+    (again,) = send(shard, step(0, 0, sequence=5))
+    assert done(again).duplicate
+    assert weights(shard)[A] == [1, 1, 0, 0, 0]
+
+
 def test_a_clock_that_skips_a_round_is_refused():
     shard = bsp(2)
     assert failed(send(shard, step(0, 1)), ClockError)
@@ -146,6 +156,14 @@ def test_all_ranks_finish():
     assert shard.finish(RUN, 0) == []
     shard.finish(RUN, 1)
     assert shard.rounds_of(RUN) == 1
+    shard.validate()
+
+
+def test_ranks_that_finish_without_a_tick_make_no_round():
+    shard = bsp(2)
+    for rank in (0, 1):
+        assert shard.finish(RUN, rank) == []
+    assert shard.rounds_of(RUN) == 0
     shard.validate()
 
 
@@ -220,6 +238,17 @@ def test_what_was_sent_may_be_changed_and_is_not_changed():
     assert weights(shard)[A] == [0.5, 0.5, 0, 0, 0]
 
 
+def test_what_was_sent_before_the_tick_stays_the_callers():
+    """Each is added to the one before, which is kept."""
+    shard = bsp(2)
+    first = step(0, 0, tick=False, sequence=0)
+    send(shard, first, step(0, 0, tick=False, sequence=1))
+    assert first.items[0].data.tolist() == [1, 0, 0, 0, 0]
+    first.items[0].data[:] = 99
+    send(shard, step(0, 0, sequence=2), step(1, 0))
+    assert weights(shard)[A] == [3, 1, 0, 0, 0]
+
+
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_the_order_in_which_ranks_come_leaves_no_bit_behind(order):
     shard = bsp(3, "mean")
@@ -244,6 +273,17 @@ def test_a_restarted_rank_repeats_its_push_and_reads_the_round_before():
     assert done(again).duplicate
     assert seen(shard, again) == [2, 2, 0, 0, 0]
     assert failed(send(shard, read(0, 0)), ClockError)
+
+
+def test_the_round_before_is_gone_once_another_is_written_over_it():
+    """As by a process that was killed on the way."""
+    shard = bsp(2)
+    send(shard, step(0, 0), step(1, 0), step(0, 1), step(1, 1))
+    Publication(shard.segment)
+    (pull,) = send(shard, read(0, 1))
+    assert failed([pull], ClockError)
+    (pull,) = send(shard, read(0, 2))
+    assert seen(shard, pull) == [2, 2, 0, 0, 0]
 
 
 def test_the_round_before_survives_what_producers_do():

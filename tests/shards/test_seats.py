@@ -128,6 +128,16 @@ def test_shard_decides_about_a_step_after(event):
     assert contents(shard) == before
 
 
+@pytest.mark.parametrize("event", [cut, fenced])
+def test_no_seat_completes_a_round_that_is_held(event):
+    """The others are in; the shard keeps the last step for later."""
+    shard = shard_of()
+    send(shard, step(1, 0))
+    event(shard)
+    assert take(shard, step(0, 0)) == ASK
+    assert shard.rounds_of(RUN) == 0
+
+
 @pytest.mark.parametrize(
     "more",
     [
