@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import logging
 import math
 import os
 import platform
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
+logger = logging.getLogger(__name__)
 __all__ = [
     "DEFAULT",
     "Config",
@@ -79,7 +81,7 @@ class Config:
     cache: Path
     shared_memory: Path
     threads: int
-    update_threads: int | None
+    update_threads: int
     double_buffer: str
 
 
@@ -224,20 +226,6 @@ def restarts() -> AbstractContextManager[object]:
     return setting
 
 
-def one_thread() -> AbstractContextManager[object]:
-    """Apply updates in one thread, here and in workers that are started meanwhile.
-
-    Returns
-    -------
-    context manager
-        Puts the configuration back at its end.
-    """
-    setting: AbstractContextManager[object] = dask.config.set(
-        {"daskps.update-threads": 1}
-    )
-    return setting
-
-
 def scheduler_address() -> str | None:
     """Return the scheduler that `distributed.Client()` would connect to.
 
@@ -321,6 +309,9 @@ def deadline(timeout: Timeout = DEFAULT, what: str = "timeout") -> float | None:
 def _read(key: str) -> Any:
     """Return the parsed value of one key."""
     value = dask.config.get(f"daskps.{key}")
+    if key in _RETIRED and value == _RETIRED[key][0]:
+        value = _RETIRED[key][1]
+        _say_retired(key)
     parse, allowed = _PARSERS[key]
     try:
         return parse(value)
@@ -328,6 +319,19 @@ def _read(key: str) -> Any:
         raise ValueError(
             f"the configuration value daskps.{key} is {value!r}; give {allowed}"
         ) from error
+
+
+@functools.cache
+def _say_retired(key: str) -> None:
+    """Say once in the log of this process that a value of a key is none any more."""
+    old, instead = _RETIRED[key]
+    logger.warning(
+        "the configuration value daskps.%s: %s has no effect any more; %r holds in its "
+        "place, and nothing is lost by removing it",
+        key,
+        old,
+        instead,
+    )
 
 
 # Cached, as every verb comes here; 1 and True are equal as keys without `typed`.
@@ -413,10 +417,6 @@ def _count(value: object) -> int:
     return count
 
 
-def _threads(value: object) -> int | None:
-    return None if value == "auto" else _count(value)
-
-
 def _directory(value: object) -> Path:
     """Return a directory; the user's cache for None."""
     if value == "" or not isinstance(value, str | os.PathLike | None):
@@ -466,15 +466,13 @@ _KEYS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
         "an absolute path, or null",
     ),
     "threads": ("threads", _count, "a whole number, at least 1"),
-    "update_threads": (
-        "update-threads",
-        _threads,
-        '"auto" or a whole number, at least 1',
-    ),
+    "update_threads": ("update-threads", _count, "a whole number, at least 1"),
     "double_buffer": (
         "double-buffer",
         _double_buffer,
         '"none", "batches" or "parameters"',
     ),
 }
+#: Values that meant something once, by key, and what holds in their place.
+_RETIRED: dict[str, tuple[object, object]] = {"update-threads": ("auto", 1)}
 _PARSERS = {key: (parse, allowed) for key, parse, allowed in _KEYS.values()}

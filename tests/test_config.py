@@ -77,7 +77,7 @@ def test_load_gives_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         cache=Path("/cache/daskps/kernels"),
         shared_memory=Path("/dev/shm"),
         threads=2,
-        update_threads=None,
+        update_threads=1,
         double_buffer="batches",
     )
 
@@ -103,7 +103,6 @@ def test_load_gives_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cache-directory", Path("/x"), "cache", Path("/x")),
         ("shared-memory-directory", "/x", "shared_memory", Path("/x")),
         ("threads", 7, "threads", 7),
-        ("update-threads", "auto", "update_threads", None),
         ("update-threads", 3, "update_threads", 3),
         ("double-buffer", "parameters", "double_buffer", "parameters"),
     ],
@@ -114,6 +113,17 @@ def test_load_reads_at_call_time(
     with dask.config.set({f"daskps.{key}": value}):
         assert getattr(load(), field) == expected
     assert load() == load()
+
+
+def test_a_value_that_went_is_named_once_and_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    daskps.config._say_retired.cache_clear()
+    with dask.config.set({"daskps.update-threads": "auto"}):
+        assert [load().update_threads for _ in range(3)] == [1] * 3
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert "daskps.update-threads: auto has no effect any more" in record.message
 
 
 @pytest.mark.parametrize(
@@ -154,8 +164,8 @@ def test_load_reads_at_call_time(
         ("threads", 0, "at least 1"),
         ("threads", 1.5, "at least 1"),
         ("threads", True, "at least 1"),
-        ("update-threads", 0, '"auto"'),
-        ("update-threads", "all", '"auto"'),
+        ("update-threads", 0, "at least 1"),
+        ("update-threads", "all", "at least 1"),
         ("double-buffer", True, '"batches"'),
         ("double-buffer", "all", '"none", "batches" or "parameters"'),
     ],

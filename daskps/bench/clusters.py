@@ -62,7 +62,6 @@ def local(
     """
     with (
         closed(close),
-        config.one_thread(),
         LocalCluster(
             n_workers=workers,
             threads_per_worker=threads,
@@ -94,7 +93,6 @@ def inside(workers: int) -> Iterator[LocalCluster]:
     """
     with (
         closed(WAYS),
-        config.one_thread(),
         config.no_profiles(),
         LocalCluster(
             n_workers=workers,

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from daskps.cluster import upstream
 from daskps.cluster.adoption import Adoptions
-from daskps.cluster.cores import Cores
 from daskps.cluster.cuts import Cuts
 from daskps.cluster.entry import Entry, Hosts, remember
 from daskps.cluster.handlers import DIRECTORY
@@ -68,11 +67,10 @@ class Directory:
         )
         self.readiness = Readiness(scheduler, self.hosts, self.stores)
         self.litter = Litter(scheduler, self.hosts, self._named)
-        self.cores = Cores(scheduler, self.hosts)
         self._freed: dict[str, str] = {}
         #: Who waits for a store of a name.
         self._awaited: dict[str, set[asyncio.Future[None]]] = {}
-        parts = (self, self.runs, self.identities, self.cuts, self.cores)
+        parts = (self, self.runs, self.identities, self.cuts)
         self._owners = DIRECTORY.owners(*parts)
         upstream.add_handlers(scheduler, {"daskps_directory": self.handle})
 
@@ -361,7 +359,6 @@ class Directory:
         """
         self._shards_left(worker, reason, in_order=False)
         self.litter.left(worker)
-        self.cores.left(worker)
         self.runs.worker_left(worker)
         self.cuts.left("worker", worker)
         self.identities.forget("worker", worker)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
 
+from daskps import config
 from daskps.cluster import (
     accounting,
     adopting,
     control,
-    cores,
     cutting,
     exits,
     keeping,
@@ -27,6 +27,7 @@ from daskps.cluster.host import HOSTS, ShardHost
 from daskps.cluster.keys import is_gradient
 from daskps.cluster.machine import HERE, Machine
 from daskps.cluster.node import WorkerNode
+from daskps.kernels import threads
 
 if TYPE_CHECKING:
     from distributed import Scheduler, Worker
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 EXTENSION = "daskps-directory"
 #: What serves the messages of a host: each registers its handlers with `HOST`.
-SERVING = (adopting, control, cores, cutting, keeping, running, warming)
+SERVING = (adopting, control, cutting, keeping, running, warming)
 _UNFINISHED = (Status.closing, Status.closed, Status.failed)
 
 
@@ -69,13 +70,13 @@ class HostPlugin(WorkerPlugin):
             host = ShardHost(WorkerNode(worker), HOST, self._machine)
             HOSTS[worker.address] = host
             accounting.begin(worker)
+            threads.allow(config.load().update_threads)
             _log_from_info_on(worker)
             upstream.shorten_failures()
             exits.quicken(worker)
         # Now, and not with its first shard: with its last member goes what is there,
         # also memory of a worker that has died and that this one could adopt.
         host.memory(self._cluster)
-        cores.follow(worker, self._cluster)
 
     async def teardown(self, worker: Worker) -> None:
         """Close the host when the worker closes.
@@ -89,8 +90,10 @@ class HostPlugin(WorkerPlugin):
         try:
             await leaving.leave(host, "was closed")
         finally:
-            cores.leave(worker)
             del HOSTS[worker.address]
+            if not HOSTS:
+                # The helpers end with the last host of this process.
+                threads.allow(1)
 
 
 class DirectoryPlugin(SchedulerPlugin):
@@ -120,7 +123,6 @@ class DirectoryPlugin(SchedulerPlugin):
         self._directory.adoptions.came()
         self._directory.readiness.came(worker)
         self._directory.litter.came(worker)
-        self._directory.cores.changed(worker)
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """Hear of a worker that left."""

@@ -45,7 +45,6 @@ SETTINGS: dict[str, object] = {
     "distributed.worker.memory.spill": False,
     "daskps.ways.process": False,
     "daskps.correct-memory": False,
-    "daskps.update-threads": 1,
 }
 
 

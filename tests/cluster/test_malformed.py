@@ -172,7 +172,6 @@ def unsent(store):
         "look": {"cluster": "c", "rows": [place]},
         "litter": {"cluster": "c"},
         "sweep": {"cluster": "c", "names": ["x"], "keep": [place]},
-        "update_threads": {"n": 1},
         "locked": of | {"shards": [0]},
         "excuse": of | cut,
         "settle": of | {"run": 1, "owner": -1, "floor": 1},
