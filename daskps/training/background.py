@@ -11,8 +11,6 @@ from daskps.training.backlog import Backlog
 from daskps.training.operation import Operation, Push, Read
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from daskps.cluster.session import Session
 
 #: How long the thread waits for more to do before it ends; the next one is made in
@@ -35,7 +33,7 @@ class Background:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._backlog = Backlog(together=session.bsp)
+        self._backlog = Backlog()
         lock = threading.Lock()
         self._work, self._idle = threading.Condition(lock), threading.Condition(lock)
         self._thread: threading.Thread | None = None
@@ -158,64 +156,55 @@ class Background:
     # -- in the thread -------------------------------------------------------
 
     def _serve(self) -> None:
-        while batch := self._next():
+        while operation := self._next():
             try:
-                found = _timed(self._session, [o.request for o in batch])
-            except BaseException as error:  # noqa: BLE001 - its futures' to raise
+                found = _timed(self._session, operation.request)
+            except BaseException as error:  # noqa: BLE001 - its future's to raise
                 with self._work:
                     failed = self._backlog.fail(error)
                     self._idle.notify_all()
-                for operation in failed:
-                    operation.set_exception(error)
+                for other in failed:
+                    other.set_exception(error)
             else:
-                # First the futures: who has waited for all finds all of them done.
-                for operation in batch:
-                    operation.set_result(found)
+                # First the future: who has waited for all finds all of them done.
+                operation.set_result(found)
                 with self._work:
                     self._backlog.done()
                     if not self._backlog.busy:
                         self._idle.notify_all()
 
-    def _next(self) -> list[Operation]:
+    def _next(self) -> Operation | None:
         """Wait for something to do; nothing where the thread shall end."""
         with self._work:
-            while not (batch := self._backlog.take()):
+            while not (operation := self._backlog.take()):
                 over = self._closed or self._backlog.cancelled is not None
                 if over or not (self._work.wait(IDLE_SECONDS) or self._backlog.waiting):
                     self._thread = None
                     break
-            return batch
+            return operation
 
 
-def _timed(session: Session, requests: Sequence[Read | Push]) -> Any:
-    """Carry requests out; a timeout says how long was waited since they were issued."""
-    deadline = requests[-1].deadline
+def _timed(session: Session, request: Read | Push) -> Any:
+    """Carry a request out; a timeout says how long was waited since it was issued."""
     try:
-        return _carry_out(session, requests)
+        return _carry_out(session, request)
     except TimeoutError as error:
-        if deadline.timeout is None:
+        if request.deadline.timeout is None:
             raise
-        raise deadline.error() from error
+        raise request.deadline.error() from error
 
 
-def _carry_out(session: Session, requests: Sequence[Read | Push]) -> Any:
-    """Make one exchange of requests that belong together; return what they get."""
-    last = requests[-1]
-    if isinstance(last, Read):
-        session.read(last.target, last.deadline.remaining())
-        return last.target.finish()
-    arrays: dict[int, Any] = {}
-    for request in requests:
-        arrays |= _arrays(request)
+def _carry_out(session: Session, request: Read | Push) -> Any:
+    """Make the exchange of a request; return what it gets."""
+    seconds = request.deadline.remaining()
+    if isinstance(request, Read):
+        session.read(request.target, seconds)
+        return request.target.finish()
     return session.deliver(
-        arrays,
-        last.deadline.remaining(),
-        kind=last.kind,
-        weight=last.weight,
-        tick=last.tick,
-        target=last.target,
+        request.arrays,
+        seconds,
+        kind=request.kind,
+        weight=request.weight,
+        tick=request.tick,
+        target=request.target,
     )
-
-
-def _arrays(request: Read | Push) -> Mapping[int, Any]:
-    return request.arrays if isinstance(request, Push) else {}

@@ -18,25 +18,13 @@ if TYPE_CHECKING:
 
     from daskps.training.operation import Operation
 
-#: Waiting pushes travel together up to so many bytes: about what is sent in the time
-#: that a message of its own would cost. More would hold up one of higher priority.
-TOGETHER_NBYTES = 2**19
-
 
 class Backlog:
-    """Operations of one trainer that are not done.
+    """Operations of one trainer that are not done."""
 
-    Parameters
-    ----------
-    together : bool
-        Whether pushes may travel in one message: in a round their arrays only meet
-        there, elsewhere each is a step of its own.
-    """
-
-    def __init__(self, *, together: bool) -> None:
-        self._together = together
+    def __init__(self) -> None:
         self.waiting: list[Operation] = []
-        self.running: list[Operation] = []
+        self.running: Operation | None = None
         #: What went wrong and nobody has heard of.
         self._failed: BaseException | None = None
         #: The end of the run, which everybody who comes hears of.
@@ -73,38 +61,19 @@ class Backlog:
         """Let an operation wait for its turn."""
         self.waiting.append(operation)
 
-    def take(self) -> list[Operation]:
-        """Return what is next, to be carried out in one message; may be nothing."""
+    def take(self) -> Operation | None:
+        """Take what is next, if anything waits."""
         if not self.waiting:
-            return []
+            return None
         # Noted before it leaves those that wait, for `quiet`.
         number = _first(self.waiting)
-        batch = self.running = [self.waiting[number]]
+        self.running = self.waiting[number]
         del self.waiting[number]
-        push = _plain(batch[0])
-        if self._together and push is not None and not push.tick:
-            self._join(batch, push)
-        return batch
-
-    def _join(self, batch: list[Operation], push: Push) -> None:
-        """Take along what waits behind a push without a tick, the tick at last."""
-        names, nbytes = set(push.arrays), push.nbytes
-        while self.waiting:
-            number = _first(self.waiting)
-            more = _plain(self.waiting[number])
-            if more is None or names & set(more.arrays):
-                return
-            nbytes += more.nbytes
-            if nbytes > TOGETHER_NBYTES:
-                return
-            names |= set(more.arrays)
-            batch.append(self.waiting.pop(number))
-            if more.tick:
-                return
+        return self.running
 
     def done(self) -> None:
         """Note that what was taken last has been carried out."""
-        self.running = []
+        self.running = None
 
     def fail(self, error: BaseException) -> list[Operation]:
         """Note that it has failed; return all operations that fail with it.
@@ -115,20 +84,15 @@ class Backlog:
             self.cancelled = error
         else:
             self._failed = error
-        failed = self.running + self.waiting
-        self.running, self.waiting = [], []
+        failed = [] if self.running is None else [self.running]
+        failed += self.waiting
+        self.running, self.waiting = None, []
         return failed
 
     def drop(self) -> list[Operation]:
         """Return what waits and shall not be carried out."""
         dropped, self.waiting = self.waiting, []
         return dropped
-
-
-def _plain(operation: Operation) -> Push | None:
-    """Return a push that may travel with others: it waits as long as they do."""
-    push = operation.request
-    return push if isinstance(push, Push) and push.deadline.timeout is None else None
 
 
 def _first(waiting: Sequence[Operation]) -> int:

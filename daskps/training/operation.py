@@ -39,11 +39,6 @@ class Push:
     kind: str = GRADIENT
     target: Target | None = None
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the arrays."""
-        return sum(array.nbytes for array in self.arrays.values())
-
 
 class Operation(Future[Any]):
     """The future of a request; it can also be awaited, and not be cancelled.

@@ -22,8 +22,7 @@ class Session:
 
     rank = 3
 
-    def __init__(self, bsp=True):
-        self.bsp = bsp
+    def __init__(self):
         self.clock = 0
         self.log: list[Any] = []
         self.errors: list[Exception] = []
@@ -76,22 +75,14 @@ def test_operations_are_carried_out_in_order_and_the_clock_runs_ahead():
         fourth = background.submit(push(3, weight=2.0))
         assert (background.clock, session.clock) == (2, 0)
         assert len(threads()) == 1
-        session.let(3)
-        assert fourth.result(30) == 3
+        session.let(4)
+        assert fourth.result(30) == 4
         assert [first.result(), second.result(), third.result()] == [1, {"w": 1}, 3]
         assert background.settle(None, "x") is None
         assert background.clock == session.clock == 2
-    assert session.log == [([1], 1.0, True), ("read", 1), ([2, 3], 2.0, True)]
+    pushed = [([2], 1.0, False), ([3], 2.0, True)]
+    assert session.log == [([1], 1.0, True), ("read", 1), *pushed]
     assert not threads()
-
-
-def test_outside_of_rounds_pushes_travel_alone():
-    session = Session(bsp=False)
-    with behind(session) as background:
-        background.submit(push(1, tick=False))
-        background.submit(push(2, tick=False, weight=3.0))
-        session.let(2)
-    assert session.log == [([1], 1.0, False), ([2], 3.0, False)]
 
 
 def test_error_is_raised_by_the_future_and_by_those_behind_it():

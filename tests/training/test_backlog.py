@@ -12,34 +12,33 @@ from hypothesis import strategies as st
 from daskps.cluster.deadline import Deadline
 from daskps.cluster.plans import Target
 from daskps.errors import RunCancelledError
-from daskps.training.backlog import TOGETHER_NBYTES, Backlog
+from daskps.training.backlog import Backlog
 from daskps.training.operation import Operation, Push, Read
 
 
-def push(*names, tick=False, priority=0, timeout=None, n=1):
-    arrays = {name: np.zeros(n) for name in names}
-    deadline = Deadline(timeout, "a push")
-    return Push(arrays, deadline, tick=tick, priority=priority)
+def push(*names, tick=False, priority=0):
+    arrays = {name: np.zeros(1) for name in names}
+    return Push(arrays, Deadline(None, "a push"), tick=tick, priority=priority)
 
 
 def read():
     return Read(Target({}, {}, dict), Deadline(None, "a pull"))
 
 
-def filled(*requests, together=False):
-    backlog = Backlog(together=together)
+def filled(*requests):
+    backlog = Backlog()
     for request in requests:
         backlog.put(Operation(request, backlog.heard))
     return backlog
 
 
 def order(backlog):
-    """Carry everything out; return which requests each message had, as numbers."""
+    """Carry everything out; return the requests in their order, as numbers."""
     number = {id(o): i for i, o in enumerate(backlog.waiting)}
     found = []
-    while batch := backlog.take():
-        assert backlog.running == batch
-        found.append([number[id(o)] for o in batch])
+    while operation := backlog.take():
+        assert backlog.running is operation
+        found.append(number[id(operation)])
         backlog.done()
     assert not backlog.busy
     return found
@@ -65,37 +64,14 @@ def order(backlog):
     ],
 )
 def test_order(requests, expected):
-    assert order(filled(*requests)) == [[number] for number in expected]
+    assert order(filled(*requests)) == expected
 
 
 def test_priority_of_what_comes_while_another_is_under_way():
     backlog = filled(push(1), push(2))
     backlog.take()
     backlog.put(Operation(push(3, priority=1), backlog.heard))
-    assert order(backlog) == [[1], [0]]
-
-
-BIG = TOGETHER_NBYTES // 8
-
-
-@pytest.mark.parametrize(
-    ("requests", "expected"),
-    [
-        ([push(1), push(2), push(3)], [[0, 1, 2]]),
-        ([push(1), push(2), push(3, tick=True), push(4)], [[0, 1, 2], [3]]),
-        ([push(1), push(1)], [[0], [1]]),
-        ([push(1), push(2, 1), push(3)], [[0], [1, 2]]),
-        ([push(1), push(1, tick=True)], [[0], [1]]),
-        ([push(1, tick=True), push(2)], [[0], [1]]),
-        ([push(1), read(), push(2)], [[0], [1], [2]]),
-        ([push(1), push(2, timeout=9), push(3)], [[0], [1], [2]]),
-        ([push(1, n=BIG), push(2)], [[0], [1]]),
-        ([push(1, n=BIG - 1), push(2)], [[0, 1]]),
-        ([push(1), push(2, priority=1), push(3, tick=True)], [[1, 0, 2]]),
-    ],
-)
-def test_what_waits_in_a_round_travels_together(requests, expected):
-    assert order(filled(*requests, together=True)) == expected
+    assert order(backlog) == [1, 0]
 
 
 @st.composite
@@ -107,9 +83,9 @@ def requests(draw):
     return push(*names, tick=kind == "tick", priority=draw(st.integers(-1, 2)))
 
 
-@given(st.lists(requests(), max_size=12), st.booleans())
-def test_only_pushes_that_commute_change_places(given, together):
-    found = [n for batch in order(filled(*given, together=together)) for n in batch]
+@given(st.lists(requests(), max_size=12))
+def test_only_pushes_that_commute_change_places(given):
+    found = order(filled(*given))
     assert sorted(found) == list(range(len(given)))
     place = {number: at for at, number in enumerate(found)}
     for first, a in enumerate(given):
@@ -124,7 +100,7 @@ def test_only_pushes_that_commute_change_places(given, together):
 def test_failure_takes_along_what_was_issued_after():
     backlog = filled(push(1), read(), push(2, tick=True))
     first, second, third = backlog.waiting
-    assert backlog.take() == [first]
+    assert backlog.take() is first
     error = ValueError("no")
     assert backlog.fail(error) == [first, second, third]
     assert not backlog.busy
@@ -138,9 +114,8 @@ def test_failure_takes_along_what_was_issued_after():
 
 def test_error_that_was_heard_is_not_raised_again():
     backlog = filled(push(1))
-    [operation] = backlog.take()
-    error = ValueError("no")
-    [operation] = backlog.fail(error)
+    error, operation = ValueError("no"), backlog.take()
+    assert backlog.fail(error) == [operation]
     operation.set_exception(error)
     assert operation.exception() is error
     backlog.check()
@@ -172,10 +147,10 @@ def test_what_is_dropped_is_what_waits():
     first, second = backlog.waiting
     backlog.take()
     assert backlog.drop() == [second]
-    assert backlog.running == [first]
+    assert backlog.running is first
     backlog.done()
     assert backlog.quiet
-    assert backlog.take() == []
+    assert backlog.take() is None
 
 
 def test_operation_cannot_be_cancelled():
