@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         Sequence,
     )
 
-    from daskps.cluster.link import Link, Pending
+    from daskps.cluster.link import Link
     from daskps.cluster.meta import Joined, Meta
 
 logger = logging.getLogger(__name__)
@@ -115,24 +115,6 @@ class ShardClient:
             return self.link.run(lambda: self.call_async(calls, outs, deadline))
         far = {w: c for w, c in calls.items() if w not in near}
         return Direct(self, outs, deadline).call(near, far)
-
-    def begin(
-        self, calls: Mapping[str, Call], outs: Outs, what: str
-    ) -> tuple[dict[str, Call], Pending[dict[int, Answer]] | None]:
-        """Send the calls that take a message; return the others, and the answers.
-
-        Until these are there, or were stopped, `outs` may be written to. None where
-        no call takes a message.
-        """
-        serving = self.ways.serving
-        near = {
-            w: c
-            for w, c in calls.items()
-            if serving(w, by_owner=c.by_owner) is not None
-        }
-        far = {w: c for w, c in calls.items() if w not in near}
-        work = partial(self.call_async, far, outs, Deadline(None, what))
-        return near, self.link.start(work) if far else None
 
     # -- on the event loop ---------------------------------------------------
 

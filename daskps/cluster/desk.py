@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-from concurrent.futures import wait
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import numpy as np
 from daskps.cluster import plans
 from daskps.cluster.client import ShardClient
 from daskps.cluster.deadline import Deadline
-from daskps.cluster.direct import STOP_SECONDS
 from daskps.cluster.host import HOSTS
 from daskps.cluster.link import task_link
 from daskps.cluster.messages import Call
@@ -21,18 +19,14 @@ from daskps.cluster.meta import Meta
 from daskps.cluster.plans import whole
 from daskps.cluster.shelf import Shelf
 from daskps.cluster.upstream import loads
-from daskps.errors import DaskPSError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from daskps.cluster.contributions import Place
     from daskps.cluster.host import ShardHost
-    from daskps.cluster.link import Pending
-    from daskps.cluster.plans import Plan, Target
+    from daskps.cluster.plans import Target
     from daskps.codecs import Codec
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -83,11 +77,12 @@ class Desk:
 
     def read(self, place: Place) -> None:
         """Read the round before a place into the stepper's buffers."""
-        self._weights.copy_to(self.stepper.target, Reading(self, place))
+        self._weights.copy_to(self.stepper.target, place, partial(self._read, place))
 
-    def prefetch(self, place: Place) -> None:
-        """Begin to read the round before a place, which is being reduced."""
-        self._weights.prefetch(Reading(self, place))
+    def _read(self, place: Place, target: Target) -> None:
+        plan = plans.read(self.meta, target, None, self.call(clock=place.round))
+        what = f"the pull for round {place.round} of run {place.run}"
+        self.shards.call(plan.calls, plan.outs, Deadline(None, what))
 
     def note(self, place: Place, receipts: Sequence[Any], first: bool) -> None:
         """Keep the receipts of a round here and, with the first shard, where that is.
@@ -107,47 +102,6 @@ class Desk:
         return Call(self.work.uid, (), run=self.work.run, rank=0, **head)
 
 
-class Reading:
-    """A read of the parameters as a round found them."""
-
-    def __init__(self, desk: Desk, place: Place) -> None:
-        self.place = place
-        self._desk = desk
-        self._what = f"the pull for round {place.round} of run {place.run}"
-        self._calls: Mapping[str, Call] = {}
-        self._started: Pending[Any] | None = None
-
-    def begin(self, target: Target) -> None:
-        """Ask other processes now; they answer when the round is complete."""
-        plan = self._plan(target)
-        self._calls, self._started = self._desk.shards.begin(
-            plan.calls, plan.outs, self._what
-        )
-
-    def finish(self, target: Target) -> None:
-        """Fill `target`."""
-        plan = self._plan(target)
-        calls = plan.calls
-        if self._started is not None:
-            try:
-                self._started.result()
-                calls = self._calls
-            except (DaskPSError, OSError) as error:
-                logger.debug("%s is tried again: %r", self._what, error)
-        deadline = Deadline(None, self._what)
-        self._desk.shards.call(calls, plan.outs, deadline)
-
-    def stop(self) -> None:
-        """Give up; nothing writes to the target from here on."""
-        if self._started is not None:
-            self._started.stop()
-            wait([self._started], STOP_SECONDS)
-
-    def _plan(self, target: Target) -> Plan:
-        desk = self._desk
-        return plans.read(desk.meta, target, None, desk.call(clock=self.place.round))
-
-
 class Weights:
     """The parameters of one round, read once per worker for all its threads."""
 
@@ -155,39 +109,23 @@ class Weights:
         self._lock = threading.Lock()
         self._target = whole(meta)
         self._place: Place | None = None
-        self._ahead: Reading | None = None
 
-    def copy_to(self, target: Target, reading: Reading) -> None:
-        """Fill `target` with a round, which is read the first time.
+    def copy_to(
+        self, target: Target, place: Place, read: Callable[[Target], None]
+    ) -> None:
+        """Fill `target` with a round, which `read` is called for the first time.
 
         Under the lock also the copy: a task that was given up long ago must not
         read while another one fills the buffer with its round.
         """
         with self._lock:
-            if self._place != reading.place:
+            if self._place != place:
                 self._place = None
-                self._taken(reading).finish(self._target)
-                self._place = reading.place
+                read(self._target)
+                self._place = place
             for shard, outs in target.outs.items():
                 for out, value in zip(outs, self._target.outs[shard], strict=True):
                     np.copyto(out, value)
-
-    def _taken(self, reading: Reading) -> Reading:
-        """Return the same reading where it has begun, else end the one that has."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.place == reading.place:
-            return ahead
-        if ahead is not None:
-            ahead.stop()
-        return reading
-
-    def prefetch(self, reading: Reading) -> None:
-        """Begin to read the next round: all tasks of the last one are done with it."""
-        with self._lock:
-            if self._ahead is None:
-                self._place = None
-                self._ahead = reading
-                reading.begin(self._target)
 
 
 def desk_of(work: Work) -> Desk:

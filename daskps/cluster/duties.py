@@ -28,9 +28,7 @@ class Reduction:
 
     place: Place
     shards: tuple[int, ...]
-    #: Whether another round follows.
-    goes_on: bool
 
     def __reduce__(self) -> Any:
         """Travel as `Duty` does."""
-        return Reduction, (self.place, self.shards, self.goes_on)
+        return Reduction, (self.place, self.shards)

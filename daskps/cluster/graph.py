@@ -9,7 +9,6 @@ shard takes each round once.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster import plans
@@ -105,10 +104,6 @@ def reduce_round(
     # The host that owns them, not the place of an anchor: the step is forwarded.
     sums = Sums(desk, duty, receipts)
     found = sums.fetch()
-    if duty.goes_on and desk.worker in sums.ranks:
-        # What was computed here is computed here again: the parameters are on their
-        # way while the scheduler hears of this round.
-        desk.prefetch(replace(place, round=place.round + 1))
     kinds = {r.kind for r in receipts if r.kind}
     if len(kinds) > 1:
         raise ConsistencyError(

@@ -136,8 +136,7 @@ class GraphRun:
         )
         for number in window:
             place = Place(self.work.run, self._attempt, number)
-            goes_on = number + 1 < self.schedule.n_rounds
-            graph.add(place, self.schedule.ranks(number), goes_on=goes_on)
+            graph.add(place, self.schedule.ranks(number))
         return graph
 
     async def _progress(self, clock: int) -> None:

@@ -103,7 +103,7 @@ class Graph:
         #: Keys of each round's reductions, in order of the hosts.
         self.tokens: list[list[Any]] = []
 
-    def add(self, place: Place, ranks: Sequence[int], *, goes_on: bool) -> None:
+    def add(self, place: Place, ranks: Sequence[int]) -> None:
         """Chain a round to those before it; another may follow, now or later."""
         after = self.tokens[-1] if self.tokens else []
         by_home: dict[str, dict[Any, Any]] = {}
@@ -119,7 +119,7 @@ class Graph:
         tokens = []
         for host, shards in self.hosts.items():
             key = reduction_key(self.name, shards[0], _numbers(place))
-            duty = Reduction(place, tuple(shards), goes_on)
+            duty = Reduction(place, tuple(shards))
             anchors = [self.anchors[i] for i in shards]
             task = (reduce_round, self.work, duty, anchors, keys)
             self._layer(f"reduce-{place.round}-{host}", {key: task}, host, priority=1)

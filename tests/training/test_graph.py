@@ -7,7 +7,6 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import CancelledError
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,14 +23,18 @@ from daskps import config, optim
 from daskps.cluster import contributions
 from daskps.cluster.client import ShardClient
 from daskps.cluster.contributions import Contributions, Place, contribution
-from daskps.cluster.desk import Reading, Weights
+from daskps.cluster.desk import Weights
 from daskps.cluster.handlers import HOST
 from daskps.cluster.host import HOSTS
 from daskps.cluster.ledger import Ledger
 from daskps.cluster.plans import whole
 from daskps.cluster.shelf import Shelf
 from daskps.cluster.windows import WINDOW, Schedule
-from daskps.errors import ContributionLostError, RunCancelledError
+from daskps.errors import (
+    ConsistencyError,
+    ContributionLostError,
+    RunCancelledError,
+)
 from daskps.layout import Layout
 from tests.support import local_cluster, popen, served_by, until
 
@@ -746,62 +749,33 @@ def test_gradient_that_kills_its_worker(tmp_path):
             assert float((tmp_path / "once").read_text()) in rows
 
 
-class FakeReading(Reading):
-    """A read that writes its round; `log` says what happened."""
-
-    def __init__(self, place, log: list[tuple[str, int]]):
-        self.place, self.log = place, log
-
-    def begin(self, target):
-        self.log.append(("begin", self.place.round))
-
-    def finish(self, target):
-        self.log.append(("finish", self.place.round))
-        target.outs[0][0][:] = self.place.round
-
-    def stop(self):
-        self.log.append(("stop", self.place.round))
-
-
-def parameters(log, *prefetched: Place) -> tuple[Weights, Callable[[Place], float]]:
-    """The worker's parameters, and a function that returns those of a round."""
+def test_a_round_is_read_once_for_all_threads():
     meta: Any = SimpleNamespace(layout=LAYOUT)
     weights, target = Weights(meta), whole(meta)
-    for place in prefetched:
-        weights.prefetch(FakeReading(place, log))
+    log: list[int] = []
 
-    def of(place: Place) -> float:
-        weights.copy_to(target, FakeReading(place, log))
+    def of(number: int, anew: int = 0) -> float:
+        def read(target):
+            log.append(number)
+            target.outs[0][0][:] = number
+
+        weights.copy_to(target, Place(1, anew, number), read)
         return float(target.outs[0][0][0])
 
-    return weights, of
+    assert [of(3), of(3), of(4), of(3, anew=1), of(4)] == [3, 3, 4, 3, 4]
+    assert log == [3, 4, 3, 4]
 
 
-def test_a_round_is_read_once_for_all_threads():
-    log: list[tuple[str, int]] = []
-    _, of = parameters(log)
-    assert [of(Place(1, 0, 3)), of(Place(1, 0, 3)), of(Place(1, 0, 4))] == [3, 3, 4]
-    assert log == [("finish", 3), ("finish", 4)]
+def test_a_read_that_failed_is_made_again():
+    meta: Any = SimpleNamespace(layout=LAYOUT)
+    weights, target = Weights(meta), whole(meta)
 
+    def fails(target):
+        target.outs[0][0][:] = 9
+        raise ConsistencyError
 
-def test_what_was_read_ahead_is_not_read_again():
-    log: list[tuple[str, int]] = []
-    _, of = parameters(log, Place(1, 0, 4), Place(1, 0, 4))
-    assert of(Place(1, 0, 4)) == 4
-    assert log == [("begin", 4), ("finish", 4)]
-
-
-def test_a_round_begun_anew_ends_what_was_read_ahead_first():
-    log: list[tuple[str, int]] = []
-    _, of = parameters(log, Place(1, 0, 4))
-    assert of(Place(1, 1, 3)) == 3
-    assert log == [("begin", 4), ("stop", 4), ("finish", 3)]
-
-
-def test_a_task_that_runs_again_never_gets_the_next_rounds_parameters():
-    log: list[tuple[str, int]] = []
-    weights, of = parameters(log)
-    assert of(Place(1, 0, 3)) == 3
-    weights.prefetch(FakeReading(Place(1, 0, 4), log))
-    assert of(Place(1, 0, 3)) == 3
-    assert log == [("finish", 3), ("begin", 4), ("stop", 4), ("finish", 3)]
+    weights.copy_to(target, Place(1, 0, 3), lambda target: None)
+    with pytest.raises(ConsistencyError):
+        weights.copy_to(target, Place(1, 0, 4), fails)
+    weights.copy_to(target, Place(1, 0, 3), lambda t: t.outs[0][0].fill(3))
+    assert set(target.outs[0][0]) == {3}
