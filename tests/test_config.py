@@ -78,7 +78,7 @@ def test_load_gives_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         shared_memory=Path("/dev/shm"),
         threads=2,
         update_threads=1,
-        double_buffer="batches",
+        double_buffer="none",
     )
 
 
