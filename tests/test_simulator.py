@@ -37,7 +37,7 @@ def test_good_code_has_no_findings() -> None:
     # Faults there were, and calls that went well all the same.
     assert sum(r["n_lost"] for r in reports) > 50
     assert sum(len(r["happened"]) for r in reports) > 20
-    assert all(r["outcomes"]["ok"] > 10 for r in reports)
+    assert sum(r["outcomes"].get("ok", 0) for r in reports) > 10 * N_GOOD
 
 
 def test_seeds_repeat_message_by_message_whatever_ran_before_them() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from daskps.testing.ground import CHANCE
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from daskps.testing.loop import Process, VirtualLoop
     from daskps.testing.oracles import Watch
     from daskps.testing.world import World
@@ -18,6 +20,12 @@ LOSSES = (0.0, 0.05, 0.15, 0.3)
 FAULT_SECONDS = (1.5, 5.0)
 #: How long after a crash its peers see the end of their streams, at most.
 SILENCE_SECONDS = 2.0
+#: How long a worker hangs that Dask takes for lost meanwhile: it looks every 5 s.
+HANG_SECONDS = 11.0
+#: The share of stopped workers that have locked shards of their machine.
+LOCK_SHARE = 0.4
+#: How long a worker may take to close; then its nanny kills it.
+CLOSE_SECONDS = 4.0
 
 
 class Faults:
@@ -34,11 +42,19 @@ class Faults:
         self.happened: list[str] = []
         #: Workers that take the place of others.
         self.coming: list[asyncio.Future[None]] = []
+        #: Those that were told to close.
+        self._leaving: set[Process] = set()
+        #: When the last one that hangs goes on.
+        self._hangs_until = 0.0
         self._kinds = {
             self.crash: CHANCE.choice((0, 0, 1, 2)),
-            self.restart: CHANCE.choice((0, 0, 1)),
+            self.restart: CHANCE.choice((0, 1)),
             self.stop: CHANCE.choice((0, 1, 3)),
             self.cut: CHANCE.choice((0, 1, 3)),
+            self.hang: CHANCE.choice((0, 0, 0, 0, 1)),
+            self.close: CHANCE.choice((0, 0, 1, 2)),
+            self.retire: CHANCE.choice((0, 0, 1)),
+            self.close_machine: CHANCE.choice((0, 0, 0, 0, 0, 1)),
         }
 
     async def run(self) -> None:
@@ -58,7 +74,8 @@ class Faults:
         for at, kind in due:
             await asyncio.sleep(max(0.0, began + at - network.now))
             await kind()
-        await asyncio.sleep(max(0.0, began + seconds - network.now))
+        end = max(began + seconds, self._hangs_until)
+        await asyncio.sleep(max(0.0, end - network.now))
         network.loss = network.late = 0.0
         network.heal()
         for process in self._world.network.processes.values():
@@ -75,6 +92,8 @@ class Faults:
     async def crash(self) -> None:
         """End a worker; another one comes to its machine later, perhaps at once."""
         victim = CHANCE.choice(self._world.live)
+        if not self._spares([victim]):
+            return
         self._note(f"crash {victim.name}")
         self._world.network.crash(victim, CHANCE.uniform(0.0, SILENCE_SECONDS))
         if CHANCE.random() < 0.7:
@@ -82,8 +101,9 @@ class Faults:
 
     async def restart(self) -> None:
         """End all workers of a machine; soon others come to the same addresses."""
-        machine = CHANCE.choice(self._world.live).machine
-        victims = [p for p in self._world.live if p.machine == machine]
+        machine, victims = self._machine()
+        if not self._spares(victims):
+            return
         self._note(f"restart {machine}")
         for victim in victims:
             self._world.network.crash(victim, CHANCE.uniform(0.0, 0.2))
@@ -100,6 +120,76 @@ class Faults:
 
         self.coming.append(asyncio.ensure_future(come()))
 
+    async def close(self) -> None:
+        """Close a worker as SIGTERM does it; another one may come."""
+        victim = CHANCE.choice(self._world.live)
+        if not self._spares([victim]):
+            return
+        self._note(f"close {victim.name}")
+        self._end(victim, self._close(victim))
+        if CHANCE.random() < 0.5:
+            self._replace(victim.machine, CHANCE.uniform(0.0, 3.0))
+
+    async def retire(self) -> None:
+        """Have the scheduler retire a worker."""
+        victim = CHANCE.choice(self._world.live)
+        if not self._spares([victim]):
+            return
+        self._note(f"retire {victim.name}")
+        self._end(victim, self._retire(victim))
+
+    async def close_machine(self) -> None:
+        """Close all workers of a machine at once: what it has is freed."""
+        machine, victims = self._machine()
+        if not self._spares(victims):
+            return
+        self._note(f"close all of {machine}")
+        for victim in victims:
+            self._end(victim, self._close(victim))
+
+    def _machine(self) -> tuple[str, list[Process]]:
+        """Choose a machine; return its workers too."""
+        live = self._world.live
+        machine = CHANCE.choice(live).machine
+        return machine, [process for process in live if process.machine == machine]
+
+    def _spares(self, victims: list[Process]) -> bool:
+        """Whether none of these leaves already, and there are others that stay."""
+        if self._leaving.intersection(victims):
+            return False
+        others = {*self._world.live} - self._leaving - {*victims}
+        return bool(others)
+
+    async def _close(self, victim: Process) -> None:
+        await victim.spawn(self._world.workers[victim.name].close())
+
+    async def _retire(self, victim: Process) -> None:
+        worker = self._world.workers[victim.name]
+        work = self._world.scheduler.retire_workers(
+            workers=[worker.address], close_workers=True
+        )
+        await self._world.hub.spawn(work)
+        await worker.finished()
+
+    def _end(
+        self, victim: Process, closing: Coroutine[Any, Any, None], seconds: float = 0.0
+    ) -> None:
+        """Have a worker close; its process ends with that, or is killed.
+
+        It may take so many seconds longer.
+        """
+        self._leaving.add(victim)
+        limit = seconds + CLOSE_SECONDS
+
+        async def end() -> None:
+            # In no process: it would be stopped, or die, with that.
+            await asyncio.wait({asyncio.ensure_future(closing)}, timeout=limit)
+            if not victim.is_dead:
+                self._note(f"{victim.name} ends")
+                self._world.network.crash(victim, 0.0)
+
+        self.coming.append(asyncio.ensure_future(end()))
+
     async def stop(self) -> None:
         """Stop a worker or a client for a while."""
         network = self._world.network
@@ -108,7 +198,14 @@ class Faults:
         seconds = CHANCE.choice((0.05, 0.3, 1.0, 2.5))
         if process.is_stopped or process.is_dead:
             return
-        self._note(f"stop {process.name} for {seconds:g} s")
+        self._stop(process, seconds)
+
+    def _stop(self, process: Process, seconds: float) -> None:
+        machine, how = self._world.machines.get(process.machine), ""
+        if machine is not None and CHANCE.random() < LOCK_SHARE:
+            n = machine.lock_some(process)
+            how = f", who has locked {n} of its machine's blocks"
+        self._note(f"stop {process.name} for {seconds:g} s{how}")
         process.is_stopped = True
         asyncio.get_running_loop().call_later(seconds, self.go_on, process)
 
@@ -116,8 +213,21 @@ class Faults:
         """Let a stopped process go on."""
         if process.is_stopped and not process.is_dead:
             self._note(f"{process.name} goes on")
+            if (machine := self._world.machines.get(process.machine)) is not None:
+                machine.unlock_all(process)
             loop = cast("VirtualLoop", asyncio.get_running_loop())
             loop.go_on(process)
+
+    async def hang(self) -> None:
+        """Stop a worker until Dask has taken it for lost; it hears of that, and closes."""
+        victim = CHANCE.choice(self._world.live)
+        if victim.is_stopped or not self._spares([victim]):
+            return
+        self._stop(victim, HANG_SECONDS)
+        self._hangs_until = self._world.network.now + HANG_SECONDS
+        self._end(victim, self._world.workers[victim.name].finished(), HANG_SECONDS)
+        if CHANCE.random() < 0.5:
+            self._replace(victim.machine, HANG_SECONDS + CHANCE.uniform(-5.0, 2.0))
 
     async def cut(self) -> None:
         """Hold back what one process sends another, for a while."""

@@ -32,6 +32,8 @@ class Process:
         self.machine, number = name.split(":")
         self.pid = int(number)
         self.is_dead = self.is_stopped = False
+        #: Whether its worker closes: what runs in it ends with it.
+        self.is_closing = False
         #: What would have run while it was stopped.
         self.kept: list[asyncio.Handle] = []
         self._context = copy_context()

@@ -46,6 +46,21 @@ class Kept:
     #: Who has its lock.
     holder: Process | None = None
 
+    @property
+    def words(self) -> Array:
+        """The header."""
+        return self.buffer[: 8 * HEADER_WORDS].view(np.int64)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody has its lock."""
+        return self.holder is None or self.holder.is_dead
+
+    def take(self, process: Process) -> None:
+        """Give its lock to a process."""
+        self.holder = process
+        self.words[HOLDER] = process.pid
+
 
 @dataclass(eq=False)
 class SimMachine:
@@ -56,6 +71,25 @@ class SimMachine:
     owners: dict[int, Process] = field(default_factory=dict)
     #: Those of them that may own blocks.
     members: set[int] = field(default_factory=set)
+    #: Whether its last member has left in order, and taken away what was there.
+    is_freed: bool = False
+
+    def lock_some(self, process: Process) -> int:
+        """Have a process hold locks that are free; return how many.
+
+        As if it were stopped in the middle of calls, of which nothing is done yet.
+        """
+        free = [kept for kept in self.blocks.values() if kept.is_free]
+        some = [kept for kept in free if CHANCE.random() < 0.5]
+        for kept in some:
+            kept.take(process)
+        return len(some)
+
+    def unlock_all(self, process: Process) -> None:
+        """Have a process give back the locks that it holds."""
+        for kept in self.blocks.values():
+            if kept.holder is process:
+                kept.holder = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +151,7 @@ class SimMembers:
         kept = self._machine.blocks.get(name)
         if kept is None or kept.buffer.nbytes != nbytes:
             raise WayClosed(f"{self.path}/{name} cannot be attached")
-        words = kept.buffer[: 8 * HEADER_WORDS].view(np.int64)
+        words = kept.words
         found = tuple(int(words[at]) for at in (MAGIC_AT, FORMAT_AT, NONCE))
         if found != (MAGIC, FORMAT, nonce):
             raise WayClosed(f"{self.path}/{name} is not the segment that was meant")
@@ -156,7 +190,9 @@ class SimMembers:
             return []
         machine.members.discard(self.owner)
         others = any(self.lives(owner) for owner in machine.members)
-        return [] if others else [name for name in self.names() if self.remove(name)]
+        removed = [] if others else [n for n in self.names() if self.remove(n)]
+        machine.is_freed = machine.is_freed or bool(removed)
+        return removed
 
 
 class SimBlock(Block):
@@ -187,25 +223,22 @@ class SimLock:
 
     def __init__(self, kept: Kept, process: Process) -> None:
         self._kept, self._process = kept, process
-        self._words = kept.buffer[: 8 * HEADER_WORDS].view(np.int64)
 
     @property
     def holder(self) -> int:
         """Process that has the lock, or had it last; 0 before the first."""
-        return int(self._words[HOLDER])
+        return int(self._kept.words[HOLDER])
 
     def held_by(self) -> int:
         """Return the process that has the lock now, 0 where none has."""
         holder = self._kept.holder
-        return 0 if holder is None or holder.is_dead else holder.pid
+        return 0 if holder is None or self._kept.is_free else holder.pid
 
     def try_acquire(self) -> bool:
         """Take the lock if it is free."""
-        holder = self._kept.holder
-        if holder is not None and not holder.is_dead:
+        if not self._kept.is_free:
             return False
-        self._kept.holder = self._process
-        self._words[HOLDER] = self._process.pid
+        self._kept.take(self._process)
         return True
 
     def acquire(self, seconds: float) -> None:

@@ -12,6 +12,7 @@ from daskps.errors import DaskPSError, IllegalStateError
 from daskps.shards.segment import GENERATION, NONCE, RUN, VERSION
 from daskps.shards.update import Publication
 from daskps.testing.ground import CLOCK, put
+from daskps.testing.loop import PROCESS
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
@@ -157,6 +158,12 @@ class Watch:
             raise
         except (FoundError, asyncio.CancelledError):
             raise
+        except RuntimeError as error:
+            process = PROCESS.get()
+            if process is None or not process.is_closing:
+                self.wrong(f"{what} ended with {error!r}")
+            # Dask has closed the connections of a worker that ends.
+            raise OSError(f"{what}: its worker closes") from error
         except BaseException as error:
             self.wrong(f"{what} ended with {error!r}")
             raise FoundError(what) from error

@@ -28,6 +28,8 @@ N_CLIENTS = 2
 SETTLE_SECONDS = 2.0
 #: Deadline of the last pull.
 LAST_SECONDS = 10.0
+#: How long it may take to tell of shards that were freed.
+LOST_SECONDS = 1.0
 #: Nothing takes longer, or it never ends.
 MOST_SECONDS = 120.0
 
@@ -116,11 +118,17 @@ class _Scenario:
             await world.within(process, self._compare(job, client))
 
     async def _compare(self, job: Pushes | Training, client: Client) -> None:
+        began = CLOCK.now
         try:
             work = _pull(job, client)
             job.check(await self.watch.call("the last pull", work, LAST_SECONDS))
         except EXPECTED as error:
             without = set(MACHINES) - {process.machine for process in self.world.live}
+            freed = {m.name for m in self.world.machines.values() if m.is_freed}
+            took = CLOCK.now - began
+            if freed and took > LOST_SECONDS:
+                self.watch.wrong(f"{job.name} was freed, told after {took:.1f} s")
+            without |= freed
             if not (without and isinstance(error, ShardLostError)):
                 self.watch.wrong(f"{job.name} cannot be read at the end: {error!r}")
 

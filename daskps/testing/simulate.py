@@ -37,7 +37,7 @@ SETTINGS: dict[str, object] = {
     "distributed.admin.tick.interval": "1h",
     "distributed.worker.profile.enabled": False,
     "distributed.scheduler.active-memory-manager.start": False,
-    "distributed.scheduler.worker-ttl": "10s",
+    "distributed.scheduler.worker-ttl": "5s",
     "distributed.comm.timeouts.connect": "5s",
     "distributed.worker.memory.pause": False,
     "distributed.worker.memory.terminate": False,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from distributed.core import Status
 
 from daskps.cluster import upstream
 from daskps.errors import RunCancelledError
@@ -115,14 +117,26 @@ class Training:
     async def _rank(self, uid: str, run: int, rank: int) -> bool:
         """Have a rank train to its end, anew where its worker dies."""
         while True:
-            process = CHANCE.choice(self.world.live)
+            process = await self._place()
             work = process.spawn(self._train(process, uid, run, rank))
             while not (await asyncio.wait({work}, timeout=LOOK_SECONDS))[0]:
-                if process.is_dead:
+                if process.is_dead or self.world.status(process) is None:
+                    # Where it has not died it goes on, beside the next one.
                     break
             else:
                 ended: bool = work.result()
                 return ended
+
+    async def _place(self) -> Process:
+        """Return a worker that Dask would give a task."""
+        while True:
+            found = [process for process in self.world.live if self._runs(process)]
+            if found:
+                return CHANCE.choice(found)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _runs(self, process: Process) -> bool:
+        return self.world.status(process) == Status.running
 
     async def _train(self, process: Process, uid: str, run: int, rank: int) -> bool:
         link = self.world.link(self.world.workers[process.name])
@@ -142,17 +156,20 @@ class Training:
             finish = trainer.finish_async()
             await self.watch.call(what.format("finish"), finish, SECONDS)
         except EXPECTED as error:
-            self.why = self.why or f"trainer {rank}: {error!r}"
             if not isinstance(error, RunCancelledError):
-                await self._fence(link, run, f"trainer {rank} raised {error!r}")
+                reason, worker = f"trainer {rank} raised {error!r}", link.node.address
+                await self._fence(link, run, reason, worker=worker)
+            if process.is_closing or self.world.status(process) is None:
+                # Nobody hears of its end: Dask gives the task to another worker.
+                await asyncio.Event().wait()
+            self.why = self.why or f"trainer {rank}: {error!r}"
             return False
         return True
 
-    async def _fence(self, link: Link, run: int, reason: str) -> None:
-        try:
-            await link.directory("fence_run", run=run, reason=reason)
-        except EXPECTED:
-            return
+    async def _fence(self, link: Link, run: int, reason: str, worker: str = "") -> None:
+        # Dask closes the connections of a worker that closes: a RuntimeError.
+        with contextlib.suppress(*EXPECTED, RuntimeError):
+            await link.directory("fence_run", run=run, reason=reason, worker=worker)
 
     async def _step(self, trainer: Trainer) -> None:
         clock = trainer.clock

@@ -16,11 +16,13 @@ from daskps.cluster.link import link_of
 from daskps.cluster.plugin import HostPlugin
 from daskps.testing import network
 from daskps.testing.ground import put
-from daskps.testing.loop import Process
+from daskps.testing.loop import PROCESS, Process
 from daskps.testing.machines import SimMachine, SimView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+
+    from distributed.core import Status
 
     from daskps.cluster.host import ShardHost
 
@@ -57,6 +59,15 @@ def prepare() -> None:
     # What servers tell of their process and machine is not the same each time.
     still = {name: type(value)(0) for name, value in SystemMonitor().recent().items()}
     put(SystemMonitor, update=lambda _: still.copy(), recent=lambda _: still.copy())
+    close = Worker.close
+
+    async def close_and_say(worker: Worker, *args: Any, **kwargs: Any) -> str | None:
+        if (process := PROCESS.get()) is not None:
+            process.is_closing = True
+        said: str | None = await close(worker, *args, **kwargs)
+        return said
+
+    put(Worker, close=close_and_say)
     threaded = distributed.utils.offload
     for name, module in list(sys.modules.items()):
         if name.startswith("distributed") and vars(module).get("offload") is threaded:
@@ -107,6 +118,8 @@ class World:
     async def start_worker(self, machine: str, number: int = 0) -> Process:
         """Start a worker with a host that shares memory on its machine."""
         process = self.process(machine, number)
+        # One that died at this address is no worker any more, this one none yet.
+        self.workers.pop(process.name, None)
         self._n_workers += 1
         name = f"worker-{self._n_workers}"
         shared = self.machines.setdefault(machine, SimMachine(machine))
@@ -155,6 +168,12 @@ class World:
     def host(self, process: Process) -> ShardHost | None:
         """Return the host of a worker's process."""
         return HOSTS.get(f"sim://{process.name}")
+
+    def status(self, process: Process) -> Status | None:
+        """Return what the scheduler takes a worker for; None where it has left."""
+        state = self.scheduler.workers.get(f"sim://{process.name}")
+        found: Status | None = None if state is None else state.status
+        return found
 
     @property
     def live(self) -> list[Process]:
