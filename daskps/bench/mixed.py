@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         bare.cluster(rpc_only=False),
         daskps.create(params, optimizer=optim.SGD(1e-3), shards=1) as store,
     ):
-        for before in (large, small, small):  # warm, and nothing is left to copy
+        for before in (large, small, small):  # warm
             store.push(before)
         found = alternate(
             partial(_after, store, large, small),

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from daskps.cluster.pauses import Pause
 from daskps.cluster.plans import Target
 from daskps.cluster.reading import copier
 from daskps.shards.glance import NOT_YET, Glance
+from daskps.shards.segment import MIXED
+from daskps.shards.sides import runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,8 +39,24 @@ LOOK_SECONDS = 0.1
 
 #: Which array, which of its elements, and what to copy there.
 Piece = tuple[int, slice, Array]
-#: The pieces of one shard for the flips of either parity.
-Pieces = tuple[tuple[Piece, ...], tuple[Piece, ...]]
+Pieces = tuple[Piece, ...]
+
+
+class Source(NamedTuple):
+    """One shard of a read."""
+
+    glance: Glance
+    #: What to copy where all of its weights lie in one buffer, for either of them.
+    whole: tuple[Pieces, Pieces]
+    #: What to copy at a flip where they do not.
+    mixed: Callable[[int], Pieces]
+    #: None to assign to a slice, which costs half of what a call of `copyto` does.
+    copy: Copy | None
+
+    def pieces(self, flip: int) -> Pieces:
+        """Return what to copy at a flip."""
+        side = self.glance.side(flip)
+        return self.mixed(flip) if side == MIXED else self.whole[side]
 
 
 class Prepared:
@@ -63,7 +82,7 @@ class Prepared:
         cuts: Mapping[int, Sequence[tuple[int, slice]]] | None = None,
     ) -> None:
         self.ranges = ranges
-        self._parts: list[tuple[Glance, Pieces, Copy | None]] = []
+        self._sources: list[Source] = []
         self._lives: list[Callable[[], bool]] = []
         self._next_look = 0.0
         each = itertools.chain.from_iterable(ranges.values())
@@ -86,11 +105,11 @@ class Prepared:
             glance = Glance(segment, session.run, session.rank)
             to = cuts[shard] if cuts else [(next(numbers), slice(None)) for _ in asked]
             copy = copier(nbytes)
-            # An assignment to a slice costs half of what a call of `copyto` does.
-            self._parts.append(
-                (
+            self._sources.append(
+                Source(
                     glance,
                     (_pieces(segment, 0, asked, to), _pieces(segment, 1, asked, to)),
+                    partial(_mixed, segment, asked, to),
                     None if copy is np.copyto else copy,
                 )
             )
@@ -115,14 +134,15 @@ class Prepared:
             if not all(lives() for lives in self._lives):
                 return False
             self._next_look = now + LOOK_SECONDS
-        for glance, pieces, copy in self._parts:
+        for source in self._sources:
+            glance = source.glance
             for _ in range(TRIES):
                 flip = glance.flip(clock)
                 if flip == NOT_YET:
                     flip = wait(glance, clock)
                 if flip < 0:
                     return False
-                _fill(outs, pieces[flip & 1], copy)
+                _fill(outs, source.pieces(flip), source.copy)
                 if glance.is_whole(flip):
                     break
             else:
@@ -132,7 +152,7 @@ class Prepared:
     @property
     def lag(self) -> int:
         """Clocks by which the slowest live trainer was behind."""
-        return max([glance.lag for glance, _, _ in self._parts], default=0)
+        return max([source.glance.lag for source in self._sources], default=0)
 
 
 def wait(glance: Glance, clock: int) -> int:
@@ -143,7 +163,7 @@ def wait(glance: Glance, clock: int) -> int:
     return flip
 
 
-def _fill(outs: Sequence[Array], pieces: tuple[Piece, ...], copy: Copy | None) -> None:
+def _fill(outs: Sequence[Array], pieces: Pieces, copy: Copy | None) -> None:
     for position, where, source in pieces:
         if copy is None:
             outs[position][where] = source
@@ -156,11 +176,26 @@ def _pieces(
     side: int,
     ranges: Iterable[Range],
     cuts: Iterable[tuple[int, slice]],
-) -> tuple[Piece, ...]:
+) -> Pieces:
     return tuple(
         (position, where, segment.vectors[side][dtype][start:stop])
         for (dtype, start, stop), (position, where) in zip(ranges, cuts, strict=True)
     )
+
+
+def _mixed(
+    segment: Segment,
+    ranges: Iterable[Range],
+    cuts: Iterable[tuple[int, slice]],
+    flip: int,
+) -> Pieces:
+    found, record = [], segment.record(flip)
+    for part, (position, where) in zip(ranges, cuts, strict=True):
+        at = where.start or 0
+        for weights in runs(segment, record, part):
+            found.append((position, slice(at, at + len(weights)), weights))
+            at += len(weights)
+    return tuple(found)
 
 
 class Named:

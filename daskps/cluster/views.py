@@ -1,7 +1,7 @@
 """Parameters as views of a shard's own memory: a read that copies nothing.
 
 Under BSP a shard applies round t + 1 only with the contribution of every live trainer.
-It writes that round to the buffer that is not in force, and round t + 2 to the one that
+It writes that round to buffers that are not in force, and none before t + 2 to one that
 was read at clock t. So what a trainer reads at its clock stays as it is until it has
 ticked twice.
 """
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from daskps.cluster.member import Member
 
-#: A look at the shard, and the parameter in both of its buffers.
-Seen = tuple[Glance, tuple[Array, Array]]
+#: A look at the shard, which of its pieces, and that in both of its buffers.
+Seen = tuple[Glance, int, tuple[Array, Array]]
 
 
 class Views:
@@ -56,12 +56,12 @@ class Views:
             seen = self._seen[name]
             if seen is None:
                 continue
-            glance, buffers = seen
+            glance, position, buffers = seen
             flip = glance.flip(clock)
             if flip == NOT_YET:
                 flip = wait(glance, clock)
             if flip >= 0:
-                found[name] = buffers[flip & 1]
+                found[name] = buffers[glance.side_of(flip, position)]
         return found
 
     def late(self, names: Iterable[str], seen: Container[str]) -> list[str]:
@@ -87,4 +87,4 @@ class Views:
         for buffer in buffers:
             buffer.flags.writeable = False
         glance = Glance(segment, session.run, session.rank)
-        return glance, (buffers[0], buffers[1])
+        return glance, position, (buffers[0], buffers[1])

@@ -10,6 +10,7 @@ import numpy as np
 from daskps.shards import producers
 from daskps.shards.base import Ready, Ticket
 from daskps.shards.segment import N_APPLIED, N_DUPLICATES, POLICY, ROUNDS, RUN
+from daskps.shards.sides import runs
 from daskps.shards.waiting import CODES, policy_of
 
 if TYPE_CHECKING:
@@ -54,9 +55,12 @@ class Asked(ABC):
         Ready or None
             What was read, or None when an update ran into the copy.
         """
-        vectors = self.segment.vectors[ready.flip & 1]
+        record = self.segment.record(ready.flip)
         for dtype, start, stop, out in parts:
-            copy(out, vectors[dtype][start:stop])
+            at = 0
+            for weights in runs(self.segment, record, (dtype, start, stop)):
+                copy(out[at : at + len(weights)], weights)
+                at += len(weights)
         return ready if self.segment.writing <= ready.flip + 1 else None
 
     def latest(self, step: Step) -> Ready | None:

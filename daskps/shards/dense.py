@@ -317,6 +317,7 @@ class Shard(Asked):
         runs.begin(publication.record, run, policy, n_ranks)
         if reset:
             publication.reset()
+        publication.gather_weights()
         publication.commit()
         self.set_gate()
         self.doubts.forget_ranks()

@@ -21,6 +21,7 @@ from daskps.shards.segment import (
     RANK_WORDS,
     ROUNDS,
     RUN,
+    SIDE,
     STALENESS,
     WRITING,
     integers,
@@ -53,6 +54,7 @@ class Glance:
         self._header = integers(segment.words)
         self._fixed = tuple(integers(r.fixed) for r in segment.records)
         self._ranks = tuple(integers(r.ranks.reshape(-1)) for r in segment.records)
+        self._sides = tuple(r.weight_sides for r in segment.records)
         self._generation = int(segment.words[GENERATION])
         #: Clocks by which the slowest live trainer was behind at the last look.
         self.lag = 0
@@ -94,6 +96,14 @@ class Glance:
             return NOT_YET
         self.lag = max(0, clock - slowest)
         return flip
+
+    def side(self, flip: int) -> int:
+        """Return which buffer holds all weights at a flip, or MIXED."""
+        return self._fixed[flip & 1][SIDE]
+
+    def side_of(self, flip: int, position: int) -> int:
+        """Return which buffer holds the weights of a piece at a flip."""
+        return self._sides[flip & 1][position]
 
     def is_whole(self, flip: int) -> bool:
         """Return whether what was copied since belongs to that flip."""

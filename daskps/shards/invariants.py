@@ -5,8 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from daskps.errors import IllegalStateError
 from daskps.shards.doubts import owner_of
 from daskps.shards.gates import OPEN, gate_of
@@ -22,6 +20,7 @@ from daskps.shards.segment import (
     PRODUCER,
     ROUNDS,
     RUN,
+    SIDE,
     VERSION,
     Segment,
 )
@@ -47,7 +46,6 @@ def check(
     wrong = [
         *_words(segment),
         *_sides(segment),
-        *_buffers(segment),
         *_run(segment, rounds, cut, stopped),
         *_tickets(segment, rounds, parked),
         *_cut(segment, rounds, cut),
@@ -71,24 +69,18 @@ def _words(segment: Segment) -> Iterator[str]:
 
 
 def _sides(segment: Segment) -> Iterator[str]:
-    """Look at which buffer holds the slots of each piece."""
+    """Look at which buffer holds the weights and the slots of each piece."""
     if segment.words[N_SIDES_AT] != 1 + segment.is_durable:
         yield f"a header with {segment.words[N_SIDES_AT]} slot buffers"
-    sides = zip(segment.current.sides.tolist(), segment.slot_init, strict=True)
+    record = segment.current
+    if set(record.weight_sides.tolist()) - {0, 1}:
+        yield f"weights in buffers {record.weight_sides.tolist()}"
+    if record.plain[SIDE] != record.side:
+        yield f"weights in buffer {record.side}, where the record says {record.plain[SIDE]}"
+    sides = zip(record.slot_sides.tolist(), segment.slot_init, strict=True)
     for position, (side, init) in enumerate(sides):
         if side not in range(segment.n_sides if init else 1):
             yield f"piece {position} has slots in buffer {side}, which it has not"
-
-
-def _buffers(segment: Segment) -> Iterator[str]:
-    """Compare the buffers where the last publication has changed nothing."""
-    if segment.flip == 0 or segment.writing != segment.flip:
-        return
-    pairs = zip(*segment.weights, strict=True)
-    for position, (a, b) in enumerate(pairs):
-        same = np.array_equal(a.view(np.uint8), b.view(np.uint8))
-        if not same and segment.current.changed[position] < segment.flip:
-            yield f"piece {position} is stale in the buffer that is not current"
 
 
 def _run(

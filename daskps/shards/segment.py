@@ -6,33 +6,38 @@
                         generation, gate, nonce; number of slot buffers, how far a run
                         in rounds that is fenced may go, the flip of a withdrawal;
                         counters, two words for a lock; 16 words that are free
-    record 0            version, rounds, run, counters; steps, last change and slot
-    record 1            buffer per piece; one row per rank; one row per producer; the
-                        producers that lost their row last
+    record 0            version, rounds, run, counters; per piece steps, last change and
+    record 1            the buffers of its weights and slots; one row per rank; one row
+                        per producer; the producers that lost their row last
     weights 0           from a page on, slice of every dtype's flat vector, each
                         64-byte aligned
     weights 1           the same
     slots 0             optimizer state, one block per (piece, slot), 64-byte aligned
     slots 1             the same, in a durable segment only
 
-All words are little-endian int64. A *publication* writes the weights and the record
-that are not current and then adds one to the *flip word*, whose parity selects both:
-everything an update changes becomes visible in that one store. The *writing word* is
-set to the coming flip before its first byte, so a copy taken at flip *f* is whole iff
-``writing <= f + 1`` afterwards. Where nobody writes and the two words differ, a
-publication stopped half-way: the weights that are not current are worthless.
+All words are little-endian int64. The parity of the *flip word* selects a record, and
+the record says for each piece which of the two buffers, or *sides*, holds its weights.
+A *publication* writes the pieces that it changes to the side that the record in force
+does not name, writes the other record, and adds one to the flip word: everything an
+update changes becomes visible in that one store, and what it leaves alone stays where
+it is. The *writing word* is set to the coming flip before its first byte. What record
+*f* names is written again by publication *f* + 2 at the earliest, as that record is, so
+a copy taken at flip *f* is whole iff ``writing <= f + 1`` afterwards. Where nobody
+writes and the two words differ, a publication stopped half-way: the record that is not
+current, and all that the current one does not name, are worthless.
 
 A segment is *durable* if a process that is killed in the middle of an update leaves
 the publication before it whole, for others to go on with. It has two buffers for the
-slots as well, and each record says for each piece which of them holds its slots: a
-publication writes the slots of the pieces that it updates to the other buffer, and
-the flip word selects them with the rest. Private memory goes with its only process:
+slots as well, and each record says for each piece which of them holds its slots, apart
+from its weights: what is no gradient changes the weights only. Private memory goes
+with its only process:
 its slots have one buffer and are updated in place, but during a run in rounds, whose
 last round may have to be taken back: for so long they have a second one beside it.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 MAGIC = 0x5350_4B53_4144  # "DASKPS"
-FORMAT = 5
+FORMAT = 6
 HEADER_WORDS = 32
 #: Words of the header.
 MAGIC_AT, FORMAT_AT, N_PIECES_AT, FLIP, WRITING, GENERATION, GATE, NONCE = range(8)
@@ -63,7 +68,7 @@ PAGE_NBYTES = 4096
 MAX_RANKS = 1024
 MAX_PRODUCERS = 1024
 #: Words at the head of a record; the names index them.
-HEAD = 10
+HEAD = 11
 (
     VERSION,
     ROUNDS,
@@ -75,9 +80,15 @@ HEAD = 10
     TURN,
     N_EXPIRED,
     FORGOTTEN,
+    SIDE,
 ) = range(HEAD)
+#: What SIDE says, where not all weights lie in one buffer.
+MIXED = -1
 #: Words of a record per piece.
-PIECE_WORDS = 3
+PIECE_WORDS = 4
+#: Shards with so many bytes of weights at most keep them in one buffer at all times:
+#: to copy what a push leaves alone takes less than to read it piece by piece.
+TOGETHER_NBYTES = 2**16
 #: Columns of a rank's row: ticks, next sequence number, whether it is waited for, and
 #: the sequence number its open clock began with.
 RANK_WORDS = 4
@@ -100,9 +111,12 @@ class Record:
         #: All of it, and the same as plain integers.
         self.words, self.plain = words, integers(words)
         #: Head, then for each piece the steps applied, the flip of its last change
-        #: and the buffer of its slots.
+        #: and the buffers of its slots and of its weights.
         self.fixed = words[:at]
-        self.steps, self.changed, self.sides = words[HEAD:at].reshape(PIECE_WORDS, -1)
+        columns = words[HEAD:at].reshape(PIECE_WORDS, -1)
+        self.steps, self.changed, self.slot_sides, _ = columns
+        #: As plain integers, which every update looks at.
+        self.weight_sides = self.plain[at - n_pieces : at]
         ranks, at = words[at : at + RANK_WORDS * MAX_RANKS], at + RANK_WORDS * MAX_RANKS
         self.ranks = ranks.reshape(MAX_RANKS, RANK_WORDS)
         rows = words[at : at + PRODUCER_WORDS * MAX_PRODUCERS]
@@ -145,6 +159,13 @@ class Record:
     def version(self) -> int:
         """Number of updates applied."""
         return self.plain[VERSION]
+
+    @property
+    def side(self) -> int:
+        """The buffer that holds the weights of all pieces, MIXED where both do."""
+        sides = self.weight_sides.tolist()
+        first = sides[0] if sides else 0
+        return first if sides.count(first) == len(sides) else MIXED
 
     @property
     def live(self) -> Words:
@@ -214,6 +235,8 @@ class Segment:
             [v[p.parameter.dtype][p.local : p.local + p.size] for p in self.pieces]
             for v in self.vectors
         )
+        #: Whether all of them lie in one buffer at all times.
+        self.is_together = self.weights_nbytes <= TOGETHER_NBYTES
         #: For each piece the initial value of each optimizer slot.
         self.slot_init = [
             tuple(map(float, slots.get(p.parameter.index, ()))) for p in self.pieces
@@ -335,11 +358,25 @@ class Segment:
 
     def slots_of(self, record: Record, position: int) -> tuple[Array, ...]:
         """Return the optimizer slots of a piece as a record has them."""
-        return self._slots[record.sides.item(position)][position]
+        return self._slots[record.slot_sides.item(position)][position]
+
+    @cached_property
+    def places(self) -> dict[str, tuple[list[int], list[int]]]:
+        """For each dtype where its pieces begin in the vector, and their positions."""
+        found: dict[str, tuple[list[int], list[int]]] = {}
+        for position, piece in enumerate(self.pieces):
+            starts, positions = found.setdefault(piece.parameter.dtype, ([], []))
+            starts.append(piece.local)
+            positions.append(position)
+        return found
+
+    def weights_of(self, record: Record, position: int) -> Array:
+        """Return the weights of a piece as a record has them."""
+        return self.weights[record.weight_sides[position]][position]
 
     @property
     def flip(self) -> int:
-        """Number of publications; its parity selects weights and record."""
+        """Number of publications; its parity selects the record."""
         return self.header[FLIP]
 
     @flip.setter

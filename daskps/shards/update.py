@@ -16,6 +16,7 @@ import numpy as np
 
 from daskps.errors import PushRejectedError
 from daskps.kernels import in_ranges
+from daskps.shards.segment import MIXED, SIDE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -192,8 +193,6 @@ class Publication:
         self.old: Record = segment.records[flip & 1]
         self.record: Record = segment.records[self.flip & 1]
         self._operations: dict[int, list[Operation]] = {}
-        #: Whether the weights written to hold the publication before the current one.
-        self._whole = segment.writing == flip
         self._begin()
 
     def _begin(self) -> None:
@@ -214,36 +213,56 @@ class Publication:
     def commit(self) -> None:
         """Write the weights that changed and flip.
 
-        A piece that this publication leaves alone is copied if the one before changed
-        it: else both buffers hold the same. After a publication that stopped half-way
-        every piece is copied.
-
         Raises
         ------
         PushRejectedError
             Where a gradient was to be looked at and is not finite. This publication
             stopped half-way then; the one in force is whole.
         """
-        segment, flip = self.segment, self.flip
-        for position, w_out in enumerate(segment.weights[flip & 1]):
-            w_in = segment.weights[(flip - 1) & 1][position]
-            operations = self._operations.get(position)
-            n = len(w_out)
-            if operations and (rule := self._plain(operations, n)) is not None:
+        segment = self.segment
+        if segment.is_together and 0 < len(self._operations) < len(segment.pieces):
+            self._take_along()
+        for position, operations in self._operations.items():
+            n = segment.pieces[position].size
+            if (rule := self._plain(operations, n)) is not None:
                 (only,) = operations
                 self._update(position, rule, only.data[0:n], only.scalars)
-            elif operations:
-                bound = any(op.binding is not None for op in operations)
-                slots = self._slots(position) if bound else ((),) * 2
-                if not _run(operations, Target(w_in, w_out, *slots), self._is_large):
-                    piece = segment.pieces[position].parameter
-                    raise PushRejectedError(
-                        f"the gradient of {piece.name[:60]!r} has NaN or Inf; nothing "
-                        f"was applied"
-                    )
-            elif not self._whole or self.old.changed[position] == flip - 1:
-                in_ranges(np.copyto, (w_out, w_in))
+                continue
+            bound = any(op.binding is not None for op in operations)
+            slots = self._slots(position) if bound else ((),) * 2
+            target = Target(*self._weights(position), *slots)
+            if not _run(operations, target, self._is_large):
+                piece = segment.pieces[position].parameter
+                raise PushRejectedError(
+                    f"the gradient of {piece.name[:60]!r} has NaN or Inf; nothing "
+                    f"was applied"
+                )
         self.finish()
+
+    def _take_along(self) -> None:
+        """Copy what a small shard has into the buffer that the changes go to."""
+        side = self.old.plain[SIDE]
+        if side == MIXED:
+            return
+        for position in range(len(self.segment.pieces)):
+            self._move(position)
+        now, then = self.segment.vectors[side], self.segment.vectors[1 - side]
+        for dtype, weights in now.items():
+            np.copyto(then[dtype], weights)
+
+    def _move(self, position: int) -> int:
+        """Note that a piece gets new weights; return the buffer that they go to.
+
+        It is the one that the record in force does not name.
+        """
+        into = 1 - self.old.weight_sides[position]
+        self.record.weight_sides[position] = into
+        return into
+
+    def _weights(self, position: int) -> tuple[Array, Array]:
+        """Return where to read the weights of a piece and where to write them."""
+        into, weights = self._move(position), self.segment.weights
+        return weights[1 - into][position], weights[into][position]
 
     def _plain(self, operations: Sequence[Operation], n: int) -> Binding | None:
         """Return the rule, where this is one update of a whole piece in one part."""
@@ -266,19 +285,20 @@ class Publication:
 
     def finish(self) -> None:
         """Put all updates in force in one store."""
+        self.record.plain[SIDE] = self.record.side
         self.segment.flip = self.flip
 
     def _update(
         self, position: int, binding: Binding, data: Array, scalars: tuple[float, ...]
     ) -> None:
         """Apply one update to a whole piece, as each step of a small shard is."""
-        into = self.flip & 1
+        into = self._move(position)
         slots, slots_out = self._slots(position)
         outs = slots_out if slots is not slots_out else None
-        key = position, into, self.record.sides.item(position), outs is None
+        key = position, into, self.record.slot_sides.item(position), outs is None
         known = self.segment.updates.get(key)
         if known is None or known[0] is not binding:
-            w_in, w_out = (self.segment.weights[i][position] for i in (1 - into, into))
+            w_in, w_out = self._weights(position)
             known = binding, binding.fixed(w_in, w_out, slots, outs)
             self.segment.updates[key] = known
         known[1](data, scalars)
@@ -294,6 +314,24 @@ class Publication:
             for slot, value in zip(slots, values, strict=True):
                 slot[:] = value
 
+    def gather_weights(self) -> None:
+        """Bring all weights into one buffer, that which holds most, to be read at once.
+
+        For a publication that changes none of them.
+        """
+        weights, record = self.segment.weights, self.record
+        if record.side != MIXED:
+            return
+        nbytes = [0, 0]
+        for side, piece in zip(record.weight_sides, weights[0], strict=True):
+            nbytes[side] += piece.nbytes
+        into = int(nbytes[1] > nbytes[0])
+        for position, side in enumerate(record.weight_sides.tolist()):
+            if side != into:
+                record.weight_sides[position] = into
+                pair = weights[into][position], weights[side][position]
+                in_ranges(np.copyto, pair)
+
     def gather_slots(self) -> None:
         """Bring the slots of memory that is to have one buffer of them back into it.
 
@@ -302,9 +340,9 @@ class Publication:
         segment, record = self.segment, self.record
         if segment.is_durable:
             return
-        for position in np.flatnonzero(record.sides).tolist():
+        for position in np.flatnonzero(record.slot_sides).tolist():
             slots = segment.slots_of(record, position)
-            record.sides[position] = 0
+            record.slot_sides[position] = 0
             for slot, out in zip(
                 slots, segment.slots_of(record, position), strict=True
             ):
@@ -316,7 +354,7 @@ class Publication:
         Of a durable segment that is the other buffer, which the record of this
         publication notes; the record in force goes on with the one it has.
         """
-        segment, old, new = self.segment, self.old.sides, self.record.sides
+        segment, old, new = self.segment, self.old.slot_sides, self.record.slot_sides
         slots = segment.slots_of(self.record, position)
         if segment.n_sides == 1 or not slots or new[position] != old[position]:
             return slots, slots

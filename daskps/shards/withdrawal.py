@@ -1,9 +1,9 @@
 """Taking back the last round of a run, where other shards do not have it.
 
-A round is one publication, so what a shard was before it is all there: weights and
-slots in the buffers that are not in force, counts in the record that is not. To
-*withdraw* the round is to publish that once more, under a flip and a version of its
-own: no version ever names two states.
+A round is one publication, so what a shard was before it is all there: the record that
+is not in force has the counts, and names the buffers of weights and slots. To
+*withdraw* the round is to put that record in force once more, under a flip and a
+version of its own: no version ever names two states.
 
 Nothing of it is written but words of the record. A process that is killed on the way
 leaves a shard that still has the round, and a header word that says what was under
@@ -52,6 +52,3 @@ class Withdrawal(Publication):
         segment.writing = flip
         # Producers that have ended are noted in the record in force, at any time.
         self.record.take_producers(self.old)
-        # Or the next publication would leave the other buffer as it is, with the round
-        # that was taken back in every piece that it does not change itself.
-        self.record.changed[self.old.changed == flip - 1] = flip

@@ -81,8 +81,10 @@ class Watch:
     def published(self, segment: Segment) -> None:
         """Compare what a shard shows as a version with what that was before."""
         nonce, flip = int(segment.words[NONCE]), segment.flip
-        version = int(segment.record(flip).fixed[VERSION])
-        weights = b"".join(w.tobytes() for w in segment.weights[flip & 1])
+        record = segment.record(flip)
+        version = int(record.fixed[VERSION])
+        pieces = range(len(segment.pieces))
+        weights = b"".join(segment.weights_of(record, p).tobytes() for p in pieces)
         state = hashlib.blake2b(weights, digest_size=8).hexdigest()
         known = self._states.setdefault((nonce, version), state)
         if nonce and known != state:

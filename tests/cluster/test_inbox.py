@@ -17,7 +17,7 @@ from daskps.shards.base import ADD, GRADIENT, READ, Item, Ready, Step, Ticket
 from daskps.shards.dense import Shard
 from daskps.shards.segment import WANTED, Segment
 from tests.cluster.slots import bare_host, shared_slot
-from tests.shards.making import Momentum
+from tests.shards.making import Momentum, held
 
 LAYOUT = Layout.build({"w": ((7,), "float64")}, 1)
 GRADS = [np.linspace(k, 1, 7) for k in range(5)]
@@ -68,8 +68,8 @@ def test_pushes_that_queue_up_are_one_publication():
     assert all(isinstance(t.outcome, Ready) for t in queued)
     assert [t.version for t in queued] == [1, 2, 3, 4, 5]
     assert (segment.flip, segment.current.version) == (1, 5)
-    found = segment.weights[segment.flip & 1][0]
-    np.testing.assert_array_equal(found, expected.weights[expected.flip & 1][0])
+    found = held(segment)[0]
+    np.testing.assert_array_equal(found, held(expected)[0])
     assert found.any()
 
 

@@ -16,9 +16,13 @@ from daskps.cluster.messages import Call
 from daskps.cluster.plans import Target
 from daskps.cluster.slot import Slot
 from daskps.consistency import ASP
+from daskps.layout import Layout
 from daskps.shards.base import ADD, Item, Step, Tick, Ticket
+from daskps.shards.dense import Shard
 from daskps.shards.deputies import NotHereError
+from daskps.shards.segment import Segment
 from tests.cluster.slots import LAYOUT, shared_slot
+from tests.shards.making import held
 
 RUN = 7
 ALL = {0: (("float64", 0, 1000),)}
@@ -90,6 +94,21 @@ def test_a_read_that_updates_run_into_each_time_is_the_shards(slot: Slot) -> Non
     assert not Prepared(session, ALL).read(0, [out])
 
 
+def test_a_read_of_pieces_in_both_buffers_takes_each_from_its_own() -> None:
+    layout = Layout.build({"v": ((5,), "float64"), "w": ((7,), "float64")}, 1)
+    shard = Shard(Segment(layout, 0, {}), {})
+    shard.segment.is_together = False
+    shard.begin_run(RUN, ASP(), 2)
+    session: Any = Session(Slot("s", layout, 0, shard))
+    read, out = Prepared(session, {0: (("float64", 2, 9),)}), np.empty(7)
+    for sequence, position in enumerate((1, 0, 1)):
+        items = (Item(position, 0, np.ones((5, 7)[position])),)
+        step = Step(ADD, items, producer=1, sequence=sequence)
+        shard.submit([Ticket(step)])
+        assert read.read(0, [out])
+        assert out.tolist() == [sequence > 0] * 3 + [1 + sequence // 2] * 4
+
+
 def test_nothing_is_read_from_the_memory_of_a_worker_that_is_gone(slot: Slot) -> None:
     session: Any = Session(slot)
     assert Prepared(session, ALL).read(0, [np.empty(1000)])
@@ -108,7 +127,7 @@ def test_a_read_is_made_ready_anew_when_a_shard_has_moved(
     heir = shared_slot(tmp_path)
     heir.locks_reads = False
     heir.shard.begin_run(RUN, ASP(), 2)
-    heir.shard.segment.weights[heir.shard.segment.flip & 1][0][:] = 5.0
+    held(heir.shard.segment)[0][:] = 5.0
     session.moved(heir)
     session.meta.where = session.where
     assert glances.fill(target)

@@ -14,7 +14,7 @@ from daskps.cluster.slot import Pending
 from daskps.consistency import ASP, BSP
 from daskps.errors import ClockError, RunCancelledError
 from daskps.shards.base import READ, Step, Ticket
-from daskps.shards.update import Publication
+from daskps.shards.update import Operation, Publication
 from tests.cluster.slots import bare_host, shared_slot
 
 PART = Part(0, 1, (), (("float64", 0, 1000),))
@@ -41,10 +41,13 @@ def asks(slot, run):
 
 def killed(segment):
     """Another process publishes, begins once more, and dies half way."""
-    Publication(segment).commit()
+    whole = Publication(segment)
+    whole.add([(0, Operation(np.zeros(1000)))])
+    whole.commit()
     begun = Publication(segment)
     assert segment.writing == segment.flip + 1
-    segment.weights[begun.flip & 1][0][:500] = 99.0
+    begun.record.weight_sides[0] = into = 1 - begun.old.weight_sides[0]
+    segment.weights[into][0][:500] = 99.0
 
 
 @pytest.mark.parametrize("run", [0, RUN])

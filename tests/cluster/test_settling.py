@@ -32,7 +32,7 @@ from daskps.errors import (
 from daskps.shards.base import READ, Standing, Ticket
 from daskps.shards.dense import Shard
 from tests.cluster.test_opening import in_no_time
-from tests.shards.making import RUN, failed, make, step
+from tests.shards.making import RUN, failed, held, make, step
 
 A, B, NEW = "tcp://a", "tcp://b", "tcp://new"
 REASON = RunCancelledError("enough")
@@ -128,7 +128,7 @@ class Cluster:
             assert shard.rounds_of(RUN) == -1
             assert shard.segment.current.version == version
             assert shard.segment.current.steps[0] == rounds
-            weights = shard.segment.weights[shard.segment.flip & 1][0]
+            weights = held(shard.segment)[0]
             assert weights.tolist() == [rounds / 2] * 2 + [0] * 3
         assert RUN not in self.runs._runs
         assert isinstance(self.runs.why_over(RUN), RunCancelledError)

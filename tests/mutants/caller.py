@@ -57,6 +57,15 @@ MUTANTS = (
         ("tests/cluster/test_near.py::test_a_read_that_updates_ran_into_is_repeated",),
     ),
     Mutant(
+        "read-of-one-buffer-where-both-hold-weights",
+        "daskps.cluster.glances:Source.pieces",
+        "return self.mixed(flip) if side == MIXED else self.whole[side]",
+        "return self.whole[side]",
+        (
+            "tests/cluster/test_near.py::test_a_read_of_pieces_in_both_buffers_takes_each_from_its_own",
+        ),
+    ),
+    Mutant(
         "reads-where-the-shards-were",
         "daskps.cluster.glances:Glances._refresh",
         "self.clear()",

@@ -8,8 +8,8 @@ MUTANTS = (
     Mutant(
         "flip-before-the-bytes",
         "daskps.shards.update:Publication.commit",
-        "segment, flip = self.segment, self.flip",
-        "(segment, flip), self.segment.flip = (self.segment, self.flip), self.flip",
+        "segment = self.segment",
+        "segment, self.segment.flip = self.segment, self.flip",
         (
             "tests/shards/test_dense.py::test_an_update_that_dies_half_way_is_never_seen",
         ),
@@ -35,23 +35,60 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "other-buffer-stays-behind",
-        "daskps.shards.update:Publication.commit",
-        "elif not self._whole or self.old.changed[position] == flip - 1:",
-        "elif not self._whole:",
+        "buffer-in-force-is-written",
+        "daskps.shards.update:Publication._move",
+        "into = 1 - self.old.weight_sides[position]",
+        "into = self.old.weight_sides[position]",
+        (
+            "tests/shards/test_dense.py::test_an_update_that_dies_half_way_is_never_seen",
+        ),
+    ),
+    Mutant(
+        "record-does-not-say-where",
+        "daskps.shards.update:Publication._move",
+        "self.record.weight_sides[position] = into",
+        "pass",
         (
             "tests/shards/test_update.py"
             "::test_pieces_that_a_publication_leaves_alone_are_not_stale",
         ),
     ),
     Mutant(
-        "half-written-buffer-is-believed",
-        "daskps.shards.update:Publication.commit",
-        "elif not self._whole or self.old.changed[position] == flip - 1:",
-        "elif self.old.changed[position] == flip - 1:",
+        "taken-along-without-a-copy",
+        "daskps.shards.update:Publication._take_along",
+        "np.copyto(then[dtype], weights)",
+        "pass",
         (
-            "tests/shards/test_dense.py::test_an_update_that_dies_half_way_is_never_seen",
+            "tests/shards/test_update.py"
+            "::test_pieces_that_a_publication_leaves_alone_are_not_stale",
         ),
+    ),
+    Mutant(
+        "both-buffers-taken-for-one",
+        "daskps.shards.update:Publication.finish",
+        "self.record.plain[SIDE] = self.record.side",
+        "self.record.plain[SIDE] = self.flip & 1",
+        (
+            "tests/shards/test_update.py"
+            "::test_what_a_publication_leaves_alone_stays_in_its_buffer",
+        ),
+    ),
+    Mutant(
+        "run-begins-with-another-piece",
+        "daskps.shards.update:Publication.gather_weights",
+        "in_ranges(np.copyto, pair)",
+        "pass",
+        (
+            "tests/shards/test_update.py"
+            "::test_a_run_begins_with_all_weights_in_one_buffer",
+        ),
+    ),
+    Mutant(
+        "pieces-read-from-the-buffer-of-the-first",
+        "daskps.shards.sides:runs",
+        "while i < n and starts[i] < stop and sides[positions[i]] == side:",
+        "while i < n and starts[i] < stop:",
+        ("tests/shards/test_update.py::test_a_part_of_a_vector_is_read_in_few_copies",),
     ),
     Mutant(
         "durable-slots-in-place",
@@ -63,8 +100,8 @@ MUTANTS = (
     Mutant(
         "withdrawn-round-comes-back",
         "daskps.shards.withdrawal:Withdrawal._begin",
-        "self.record.changed[self.old.changed == flip - 1] = flip",
-        "pass",
+        "self.record.take_producers(self.old)",
+        "self.record.copy_from(self.old)",
         (
             "tests/shards/test_withdrawal.py"
             "::test_each_publication_after_a_withdrawal_is_without_the_round",

@@ -46,6 +46,8 @@ LABELS = (
     "writing word",
     "record copied",
     "push noted",
+    "piece noted 1",
+    "piece noted 2",
     *PARTIAL,
     "call 1",
     "call 2",
@@ -60,7 +62,14 @@ WITHDRAW_LABELS = (
     "all but the flip",
     "flip",
 )
-RESET_LABELS = ("writing word", "slots 1", "slots 2", "all but the flip", "flip")
+RESET_LABELS = (
+    "writing word",
+    "slots 1",
+    "slots 2",
+    "weights gathered",
+    "all but the flip",
+    "flip",
+)
 
 
 def bindings(cache: str) -> dict[int, Any]:
@@ -248,8 +257,11 @@ def die_at(case: dict[str, Any], bound: dict[int, Any]) -> None:
         passed("applied")
     watch(Record, "copy_from", "record copied")
     watch(Publication, "add", "push noted")
+    watch(Publication, "_move", "piece noted %d")
     watch(Publication, "_slots", "slots %d")
+    watch(Publication, "gather_weights", "weights gathered")
     Partly.calls = 0
+    shard.segment.is_together = case.get("together", False)
     armed = case["label"]
     if case["reset"]:
         shard.begin_run(RUN, ASP(), 1, reset=True)

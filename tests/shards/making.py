@@ -112,8 +112,13 @@ def send(shard: Shard, *steps: Step) -> list[Ticket]:
 
 def weights(shard: Shard, flip: int | None = None) -> list[list[float]]:
     """Weights by position, of the current flip or another."""
-    flip = shard.segment.flip if flip is None else flip
-    return [w.tolist() for w in shard.segment.weights[flip & 1]]
+    return [w.tolist() for w in held(shard.segment, flip)]
+
+
+def held(segment: Segment, flip: int | None = None) -> list[Any]:
+    """Views of the weights by position, of the current flip or another."""
+    record = segment.record(segment.flip if flip is None else flip)
+    return [segment.weights_of(record, p) for p in range(len(segment.pieces))]
 
 
 def slots_of(segment: Segment) -> list[Any]:

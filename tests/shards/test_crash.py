@@ -28,7 +28,7 @@ from tests.shards.crashing import (
     SLOTS,
     WITHDRAW_LABELS,
 )
-from tests.shards.making import slots_of
+from tests.shards.making import held, slots_of
 
 #: Pushes a child is killed among; a push takes 0.1 ms or so.
 MANY, SECONDS = 400, 0.05
@@ -37,7 +37,7 @@ MANY, SECONDS = 400, 0.05
 def state(shard: Shard) -> str:
     """A hash of weights, slots, counts and what the shard knows of its producers."""
     segment, record = shard.segment, shard.segment.current
-    found = [*segment.weights[segment.flip & 1]]
+    found = held(segment)
     found += [s for of in slots_of(segment) for s in of]
     found += [record.steps, record.producers[: record.fixed[N_PRODUCERS]]]
     found += [record.fixed[[VERSION, RUN]]]
@@ -134,13 +134,14 @@ def goes_on(shard: Shard, reference: Reference, first: int, batch: list[int]) ->
 
 
 @pytest.mark.parametrize(
-    ("batch", "past"),
-    [([4], False), ([4], True), ([4, 5, 6, 7], False)],
-    ids=["one", "one past the caches", "several"],
+    ("batch", "how"),
+    [([4], None), ([4], "past"), ([4], "together"), ([4, 5, 6, 7], None)],
+    ids=["one", "one past the caches", "one that takes others along", "several"],
 )
 @pytest.mark.parametrize("label", LABELS)
-def test_killed_after_a_store(kill, reference, label, batch, past):
-    shard, _ = kill(label=label, batch=batch, reset=False, past=past)
+def test_killed_after_a_store(kill, reference, label, batch, how):
+    given = {} if how is None else {how: True}
+    shard, _ = kill(label=label, batch=batch, reset=False, **given)
     flipped = label in ("flip", "applied")
     assert shard.segment.writing == ACKNOWLEDGED + 1
     assert shard.segment.flip == ACKNOWLEDGED + flipped

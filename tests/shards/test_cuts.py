@@ -12,7 +12,7 @@ from daskps.shards import cutting
 from daskps.shards.base import ADD, GRADIENT, READ, Item, Ready, Step, Ticket
 from daskps.shards.cuts import Order, Report, agree
 from daskps.shards.dense import Shard
-from tests.shards.making import Adding, done, make
+from tests.shards.making import Adding, done, held, make
 
 RUN = 7
 CUT = "cut"
@@ -65,7 +65,7 @@ class Store:
 
     def value(self, i: int) -> float:
         segment = self.shards[i].segment
-        return float(segment.vectors[segment.flip & 1]["float64"][0])
+        return float(held(segment)[0][0])
 
 
 def push(sequence: int, value: float | None = None, producer: int = 1, **kwargs):

@@ -63,7 +63,7 @@ from daskps.shards.segment import (
     VERSION,
     Segment,
 )
-from tests.shards.making import Adding, make
+from tests.shards.making import Adding, held, make
 
 N_SHARDS = 2
 LAYOUT = Layout.build(
@@ -150,6 +150,20 @@ class Machine(RuleBasedStateMachine):
     def new(self, i: int, durable: bool) -> Shard:
         return make(LAYOUT, i, ruled=RULED, durable=durable)
 
+    @initialize(together=st.lists(st.booleans(), min_size=4, max_size=4))
+    def keep(self, together: list[bool]) -> None:
+        """Who publishes keeps all weights in one buffer, or leaves them where they are."""
+        for segment in self.segments():
+            segment.is_together = together.pop()
+
+    def segments(self) -> list[Segment]:
+        """The segments of all who publish."""
+        return [shard.segment for shard in self.shards]
+
+    def held(self, shard: int, flip: int) -> list[np.ndarray]:
+        """What a reader of a flip copies."""
+        return [w.copy() for w in held(self.shards[shard].segment, flip)]
+
     # -- delivering ----------------------------------------------------------
 
     def deliver(self, shard: int, *steps: Step, owner: Any = None) -> list[Ticket]:
@@ -175,7 +189,7 @@ class Machine(RuleBasedStateMachine):
                 assert any(t is ticket for t in self.shards[shard].waiting)
 
     def check_read(self, shard: int, step: Step, ready: Ready) -> None:
-        found = [w.copy() for w in self.shards[shard].segment.weights[ready.flip & 1]]
+        found = self.held(shard, ready.flip)
         if not step.run:
             assert ready.version >= step.at_least
             return
@@ -291,6 +305,8 @@ class Machine(RuleBasedStateMachine):
             index = piece.parameter.index
             if kind == GRADIENT and index not in RULED:
                 continue
+            if sequence % 4 == position:
+                continue
             data = np.zeros(piece.size, piece.parameter.dtype)
             data[sequence % piece.size] = sequence % 5 + producer
             found.append(Item(position, 0, data))
@@ -372,13 +388,14 @@ class Machine(RuleBasedStateMachine):
         left, record = segment.record(segment.flip + 1), segment.current
         left.fixed[:] = rng.integers(-9, 2000, len(left.fixed))
         left.ranks[:], left.producers[:], left.expired[:] = rng.integers(-9, 99, 3)
-        for weights in segment.weights[(segment.flip + 1) & 1]:
+        for position, side in enumerate(record.weight_sides):
+            weights = segment.weights[1 - side][position]
             weights[:] = rng.integers(0, 99, len(weights))
-        left.sides[:] = 1 - record.sides
+        left.slot_sides[:] = 1 - record.slot_sides
         for position in range(len(segment.pieces)):
             for slot in segment.slots_of(left, position):
                 slot[:] = np.nan
-        left.sides[:] = rng.integers(-9, 9)
+        left.slot_sides[:] = rng.integers(-9, 9)
 
     # -- cuts ----------------------------------------------------------------
 
@@ -458,7 +475,7 @@ class Machine(RuleBasedStateMachine):
         order, flip = cut.orders[shard], ticket.outcome.flip
         record = self.shards[shard].segment.record(flip)
         if order.run:
-            found = [w.copy() for w in self.shards[shard].segment.weights[flip & 1]]
+            found = self.held(shard, flip)
             self.same(found, self.after(shard, order.rounds)[0])
             return
         of = {p: set(self.seen[shard, p]) for p in (1, 2, 3)}
@@ -698,7 +715,7 @@ class Machine(RuleBasedStateMachine):
             shard.validate()
             record = shard.segment.current
             flip = shard.segment.flip
-            self.same(shard.segment.weights[flip & 1], self.weights[i])
+            self.same(self.held(i, flip), self.weights[i])
             assert record.fixed[VERSION] == self.versions[i]
             assert record.steps.tolist() == self.steps[i]
             # A slot adds up the numbers of the steps since it was zeroed.
@@ -884,6 +901,10 @@ class Pairs(Shards):
         segment.words[GENERATION] = 1
         same = Segment(LAYOUT, i, SLOTS, segment.buffer, durable=True)
         return Both(segment, Deputy(same, RULES))
+
+    def segments(self) -> list[Segment]:
+        deputies = [shard.deputy.segment for shard in self.shards]  # type: ignore[attr-defined]
+        return super().segments() + deputies
 
     @initialize(seed=st.integers(0, 10**6))
     def route(self, seed: int) -> None:

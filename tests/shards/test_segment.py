@@ -45,10 +45,10 @@ def test_views_are_aligned_disjoint_and_fill_the_segment(given, k, durable):
         assert segment.nbytes == needed
         views = [v for side in segment.vectors for v in side.values()]
         state = [s for of in slots_of(segment) for s in of]
-        segment.current.sides[:] = durable
+        segment.current.slot_sides[:] = durable
         if durable:
             state += [s for of in slots_of(segment) for s in of]
-        segment.current.sides[:] = 0
+        segment.current.slot_sides[:] = 0
         views += state
         for record in segment.records:
             views += [record.fixed, record.expired]
@@ -117,7 +117,7 @@ def words_of(buffer, **words):
 @pytest.mark.parametrize(
     ("buffer", "durable", "message"),
     [
-        (words_of(held(), FORMAT_AT=7), False, "a shard in format 7.*format 5"),
+        (words_of(held(), FORMAT_AT=7), False, "a shard in format 7.*format 6"),
         (words_of(held(), N_PIECES_AT=9), False, "9 pieces"),
         (words_of(held(), MAGIC_AT=0x7F), False, "no shard.*0x7f"),
         (held(), True, "1 slot buffers, expected were 3 and 2"),
@@ -155,6 +155,10 @@ def words(segment, at, value):
     segment.current.fixed[at] = value
 
 
+def weigh(segment, position, side):
+    segment.current.weight_sides[position] = side
+
+
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
@@ -163,8 +167,10 @@ def words(segment, at, value):
         (lambda s: words(s, 6, 2000), "2000 producers"),
         (lambda s: words(s, 2, 5), "half a run"),
         (lambda s: s.current.changed.fill(99), "a flip that never was"),
-        (lambda s: s.weights[0][2].fill(7), "piece 2 is stale"),
-        (lambda s: s.current.sides.fill(1), "piece 0 has slots in buffer 1"),
+        (lambda s: weigh(s, 0, 2), r"weights in buffers \[2, 0, 0\]"),
+        (lambda s: weigh(s, 2, 1), "in buffer -1, where the record says 0"),
+        (lambda s: words(s, segment_.SIDE, 1), "in buffer 0, where the record says 1"),
+        (lambda s: s.current.slot_sides.fill(1), "piece 0 has slots in buffer 1"),
         (lambda s: s.words.put(segment_.N_SIDES_AT, 2), "2 slot buffers"),
     ],
 )

@@ -13,7 +13,7 @@ from daskps.layout import Layout, compute_dtype
 from daskps.shards import producers
 from daskps.shards.base import ADD, ASSIGN, GRADIENT, Item, Ready, Step
 from daskps.shards.dense import Shard
-from daskps.shards.segment import Segment
+from daskps.shards.segment import MIXED, SIDE, Segment
 from daskps.shards.update import TILE, Operation, Publication
 from tests.shards.making import (
     RUN,
@@ -21,6 +21,7 @@ from tests.shards.making import (
     Adding,
     B,
     Momentum,
+    held,
     items,
     make,
     send,
@@ -71,7 +72,7 @@ def test_pushes_that_queued_up_are_bit_for_bit_those_one_by_one(given):
             w[part] = data + (w[part] if kind == ADD else 0)
     for shard in (queued, single, *durable):
         segment = shard.segment
-        assert segment.weights[segment.flip & 1][0].tobytes() == w.tobytes()
+        assert held(segment)[0].tobytes() == w.tobytes()
         assert slots_of(segment)[0][0].tobytes() == slot.tobytes()
         assert segment.current.version == len(given)
     assert queued.segment.flip == 1
@@ -93,7 +94,7 @@ def test_compiled_rules_give_the_same_bits_queued_and_one_by_one(dtype, tmp_path
     for i, shard in enumerate(shards):
         for batch in [[step] for step in steps] if i % 2 else [steps]:
             send(shard, *batch)
-    one, *others = (s.segment.weights[s.segment.flip & 1][0] for s in shards)
+    one, *others = (held(s.segment)[0] for s in shards)
     assert one.dtype == dtype
     assert np.abs(one).max() > 0.1
     assert all(one.tobytes() == other.tobytes() for other in others)
@@ -115,7 +116,7 @@ def test_slots_and_weights_change_buffers_at_different_times():
         assert [[s.tolist() for s in of] for of in one] == [
             [s.tolist() for s in of] for of in two
         ]
-    assert len({durable.segment.current.sides[p] for p in (A, B)}) == 2
+    assert len({durable.segment.current.slot_sides[p] for p in (A, B)}) == 2
 
 
 DTYPES = ["float16", "float32", "float64", "int8", "uint64", "bool"]
@@ -125,10 +126,14 @@ MANY = Layout.build({d: ((3, 2), d) for d in DTYPES} | {"e": ((0,), "int8")}, 2)
 @given(
     st.lists(
         st.dictionaries(st.integers(0, 5), st.integers(0, 1), max_size=3), max_size=8
-    )
+    ),
+    st.lists(st.booleans(), min_size=8, max_size=8),
 )
-def test_pieces_that_a_publication_leaves_alone_are_not_stale(publications):
-    """Over many publications that each touch other parameters, in both buffers."""
+def test_pieces_that_a_publication_leaves_alone_are_not_stale(publications, together):
+    """Over many publications that each touch other parameters, now and one before.
+
+    Whoever publishes may or may not keep all weights in one buffer.
+    """
     shard = make(MANY, 1, ruled=[])
     wanted = [np.zeros_like(w) for w in shard.segment.weights[0]]
     last = [w.copy() for w in wanted]
@@ -138,24 +143,98 @@ def test_pieces_that_a_publication_leaves_alone_are_not_stale(publications):
             p: np.full(wanted[p].shape, v, wanted[p].dtype) for p, v in touched.items()
         }
         last = [w.copy() for w in wanted]
+        shard.segment.is_together = together[sequence]
         for p, v in data.items():
             wanted[p] = wanted[p] + v
         found = [Item(p, 0, d) for p, d in data.items()]
         send(shard, Step(ADD, found, producer=1, sequence=sequence))
         flip = shard.segment.flip
         for side, model in ((flip, wanted), (flip - 1, last)):
-            for a, b in zip(shard.segment.weights[side & 1], model, strict=True):
+            for a, b in zip(held(shard.segment, side), model, strict=True):
                 np.testing.assert_array_equal(a, b)
                 assert a.dtype == b.dtype
 
 
-def test_a_publication_that_touches_nothing_brings_both_buffers_together():
+def add(shard: Shard, sequence: int, *positions: int) -> None:
+    sizes = [piece.size for piece in shard.segment.pieces]
+    found = items({p: np.ones(sizes[p]) for p in positions})
+    send(shard, Step(ADD, found, producer=1, sequence=sequence))
+
+
+def test_what_a_publication_leaves_alone_stays_in_its_buffer():
     shard = make()
-    send(shard, Step(ADD, items({A: np.ones(5)}), producer=1))
-    assert weights(shard, 0) != weights(shard, 1)
+    segment = shard.segment
+    segment.is_together = False
+    seen = []
+    for sequence, touched in enumerate([(A,), (), (A, B), (B,), (A,)]):
+        add(shard, sequence, *touched)
+        seen.append(
+            (segment.current.weight_sides.tolist(), segment.current.plain[SIDE])
+        )
+    assert seen == [
+        ([1, 0, 0], MIXED),
+        ([1, 0, 0], MIXED),
+        ([0, 1, 0], MIXED),
+        ([0, 0, 0], 0),
+        ([1, 0, 0], MIXED),
+    ]
+    # Nothing else was written: the other buffers have what the pieces were before.
+    assert [w.tolist() for w in segment.weights[0]] == [[2] * 5, [2], [0] * 4]
+    assert [w.tolist() for w in segment.weights[1]] == [[3] * 5, [1], [0] * 4]
+
+
+def test_a_small_shard_has_all_weights_in_one_buffer():
+    shard = make()
+    for sequence, touched in enumerate([(A,), (), (A, B), (B,), ()]):
+        add(shard, sequence, *touched)
+        current = shard.segment.current
+        assert current.weight_sides.tolist() == [current.plain[SIDE]] * 3
+    assert weights(shard) == [[2] * 5, [2], [0] * 4]
+    assert shard.segment.current.side == 1
+
+
+def test_a_run_begins_with_all_weights_in_one_buffer():
+    """In that which has most of them: the less is copied, and nothing changes."""
+    shard = make()
+    segment = shard.segment
+    segment.is_together = False
+    add(shard, 0, A)
+    before = weights(shard)
+    assert segment.current.weight_sides.tolist() == [1, 0, 0]
     shard.begin_run(1, ASP(), 1)
     shard.validate()
-    assert weights(shard, 0) == weights(shard, 1)
+    assert segment.current.plain[SIDE] == 0
+    assert segment.current.changed.tolist() == [1, 0, 0]
+    assert weights(shard) == weights(shard, 1) == before
+
+
+def test_a_part_of_a_vector_is_read_in_few_copies():
+    """However its pieces lie, and whatever part is asked for."""
+    layout = Layout.build({str(i): ((i % 3 + 1,), "float64") for i in range(7)}, 1)
+    shard = make(layout, ruled=[])
+    segment, rng = shard.segment, np.random.default_rng(0)
+    segment.is_together = False
+    size = len(segment.vectors[0]["float64"])
+    for sequence in range(30):
+        touched = [p for p in range(7) if rng.random() < 0.5]
+        add(shard, sequence, *touched)
+        record, wanted = segment.current, np.concatenate(held(segment))
+        for _ in range(10):
+            start, stop = sorted(rng.integers(0, size + 1, 2).tolist())
+            out, copies = np.empty(stop - start), list[int]()
+
+            def copy(to, source, copies=copies):
+                copies.append(len(source))
+                to[:] = source
+
+            ready = Ready(segment.flip, record.version)
+            assert shard.read(ready, [("float64", start, stop, out)], copy) is ready
+            np.testing.assert_array_equal(out, wanted[start:stop])
+            found = [
+                record.weight_sides[i] for i, w in enumerate(held(segment)) for _ in w
+            ]
+            changes = np.count_nonzero(np.diff(found[start:stop]))
+            assert len(copies) == changes + (stop > start or record.side != MIXED)
 
 
 def test_everything_becomes_visible_in_one_store():
@@ -201,15 +280,15 @@ def test_durable_slots_in_force_are_not_written():
     np.testing.assert_equal(slots_of(segment), before)
     # It stopped half-way.
     send(shard, Step(GRADIENT, items({A: np.ones(5)}), producer=1))
-    assert segment.record(1).sides.tolist() == [1, 0, 0]
-    assert segment.record(0).sides.tolist() == [0, 0, 0]
+    assert segment.record(1).slot_sides.tolist() == [1, 0, 0]
+    assert segment.record(0).slot_sides.tolist() == [0, 0, 0]
     assert segment.slots_of(segment.record(0), A)[0].tolist() == [1] * 5
     assert slots_of(segment)[A][0].tolist() == [2] * 5
     # What is no gradient leaves the slots where they are.
     send(shard, Step(ADD, items({A: np.ones(5), B: 1.0}), producer=1, sequence=1))
-    assert segment.current.sides.tolist() == [1, 0, 0]
+    assert segment.current.slot_sides.tolist() == [1, 0, 0]
     shard.begin_run(RUN, ASP(), 1, reset=True)
-    assert segment.current.sides.tolist() == [0, 1, 0]
+    assert segment.current.slot_sides.tolist() == [0, 1, 0]
     assert [s[0].tolist() for s in slots_of(segment)[:2]] == [[1] * 5, [1]]
     assert segment.slots_of(segment.record(2), A)[0].tolist() == [2] * 5
 
@@ -224,4 +303,4 @@ def test_a_publication_that_resets_may_update_too():
     publication.commit()
     assert slots_of(shard.segment)[A][0].tolist() == [5] * 5
     assert weights(shard)[A] == [2] * 5
-    assert shard.segment.current.sides.tolist() == [0, 1, 0]
+    assert shard.segment.current.slot_sides.tolist() == [0, 1, 0]
