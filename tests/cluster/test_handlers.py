@@ -19,7 +19,6 @@ from daskps.errors import IllegalStateError, ProtocolError
 TO_HOSTS = {
     "adopting": "adopt look litter sweep",
     "control": "hello create load drop give_up aggregate versions locked stats",
-    "cores": "update_threads",
     "cutting": "prepare_cut begin_cut copy_cut drop_cut excuse settle",
     "keeping": "sums note receipts free end_graph",
     "running": "begin_run end_run finish resume hold goes_on rounds changed",
@@ -27,7 +26,6 @@ TO_HOSTS = {
 }
 #: And to the directory.
 TO_THE_DIRECTORY = {
-    "cores": "cores",
     "cuts": "cut drop_cut",
     "directory": "hello create commit await_store find list delete close locate"
     " leaving removed",
