@@ -227,7 +227,9 @@ class Result:
         return "error" if self.future.exception() else "finished"
 
     async def wait(self) -> None:
-        await asyncio.wait({asyncio.wrap_future(self.future)})
+        waiting = asyncio.wrap_future(self.future)
+        await asyncio.wait({waiting})
+        waiting.exception()  # or asyncio complains that nobody has heard of it
 
     async def _result(self) -> Any:
         return await asyncio.wrap_future(self.future)
@@ -357,6 +359,10 @@ class Cluster:
                 future.set_result(found)
 
         self._pool.submit(call)
+
+    def run(self, function: Callable[..., Any]) -> None:
+        """Call a function once: all workers are this process."""
+        function(self.hosts[0].worker)
 
     def future_of(self, client: Site, key: Any) -> Result:
         """Return a future of what is no matter."""

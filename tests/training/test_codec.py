@@ -17,7 +17,7 @@ from daskps.cluster.contributions import Contribution, Contributions, Place
 from daskps.cluster.keeping import sums
 from daskps.cluster.messages import INLINE_NBYTES, Call
 from daskps.layout import Layout
-from tests.support import gen_cluster
+from tests.support import gen_cluster, mostly_inside
 
 #: A number and the bfloat16 next to it.
 GIVEN, ROUNDED = 1.111111, 1.109375
@@ -52,7 +52,7 @@ def push_twice(trainer, part):
     return trainer.pushpull({"b": np.full(2, 2 * GIVEN)}, weight=part)["b"].tolist()
 
 
-@pytest.mark.parametrize("sync", ["bsp", "ssp", "asp"])
+@mostly_inside("sync", ["bsp", "ssp", "asp"])
 def test_every_contribution_is_rounded_by_every_way(way, sync):
     """Two trainers: under BSP the mean of equal numbers, else one step after another."""
     params = {"w": np.zeros(3, "f4"), "b": np.zeros(2)}
@@ -68,7 +68,7 @@ def test_every_contribution_is_rounded_by_every_way(way, sync):
 FOUND: set[bytes] = set()
 
 
-@pytest.mark.parametrize("shards", [1, 3])
+@mostly_inside("shards", [1, 3], real=[3], train=True)
 def test_no_way_and_no_execution_changes_a_bit(way, train, shards):
     with daskps.create(START, optimizer=optim.SGD(0.05), shards=shards) as store:
         result = train(

@@ -140,7 +140,8 @@ def test_hundreds_of_parts_on_four_threads(client):
     np.testing.assert_array_equal(result.weights["w"], -2.0)
 
 
-def test_executions_have_the_same_bits_and_losses(client):
+@pytest.mark.parametrize("way", ["inside", "process"], indirect=True)
+def test_executions_have_the_same_bits_and_losses(way):
     found = set()
     for execution in ("resident", "graph"):
         for shards in (1, 3):
@@ -240,23 +241,32 @@ def apply_twice(dask_worker):
         return original(self, calls, *args)
 
     original = ShardClient.call
-    mock.patch.object(ShardClient, "call", call).start()
+    patch = mock.patch.object(ShardClient, "call", call)
+    patch.start()
+    dask_worker.daskps_test = None, [patch]
 
 
-def test_a_round_that_is_reduced_twice_counts_once():
-    options = {**OPTIONS, "epochs": 2}
-    with local_cluster(n_workers=2, threads=2) as client:
-        found = []
-        for twice in (False, True):
-            if twice:
-                client.run(apply_twice)
+@pytest.mark.parametrize(
+    ("way", "epochs"),
+    [("inside", 2), ("queue", 2), ("process", 1)],
+    indirect=["way"],
+)
+def test_a_round_that_is_reduced_twice_counts_once(way, epochs):
+    options, found = {**OPTIONS, "epochs": epochs}, []
+    for twice in (False, True):
+        if twice:
+            way.run(apply_twice)
+        try:
             with a_store(shards=2) as store:
                 result = daskps.train(
                     store, regression, X, Y, execution="graph", **options
                 )
-            assert result.stats["duplicates"] == twice * 2 * 16
-            found.append((result.version, result.weights["w"].tobytes()))
-        assert found[0] == found[1]
+        finally:
+            if twice:
+                way.run(undo)
+        assert result.stats["duplicates"] == twice * 2 * 8 * epochs
+        found.append((result.version, result.weights["w"].tobytes()))
+    assert found[0] == found[1]
 
 
 def lose_for_shard_1(dask_worker):

@@ -11,6 +11,7 @@ import pytest
 import daskps
 from daskps import optim
 from daskps.training import resident
+from tests.support import mostly_inside
 from tests.training.test_staleness import clock_store
 
 X = np.random.default_rng(0).normal(size=(64, 8))
@@ -57,8 +58,15 @@ def seen(params, rows, y):
     return -float(params["w"][0]), {"w": np.ones_like(params["w"])}
 
 
-@pytest.mark.parametrize("sync", ["asp", daskps.SSP(1), daskps.SSP(0)], ids=str)
-@pytest.mark.parametrize("ahead", ["batches", "parameters"])
+@mostly_inside(
+    "ahead,sync",
+    [
+        (a, s)
+        for a in ("batches", "parameters")
+        for s in ("asp", *map(daskps.SSP, (1, 0)))
+    ],
+    real=[("parameters", daskps.SSP(1))],
+)
 def test_read_ahead_is_one_step_late(way, ahead, sync):
     """One trainer, six steps to an epoch; SSP(0) leaves no room to be late."""
     with (
@@ -110,7 +118,7 @@ def marked(params, rows, y):
 STEPS = 40
 
 
-@pytest.mark.parametrize("staleness", [1, 3])
+@mostly_inside("staleness", [1, 3])
 def test_read_ahead_keeps_the_bound(way, staleness):
     """Rank 0 is slow, so that the others reach it."""
     rows = np.zeros((3, STEPS, 4))

@@ -8,24 +8,28 @@ the vector has one copy in every shard.
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 import daskps
 from daskps import optim
-from tests.support import INSIDE, mostly_inside
+from tests.support import mostly_inside
 
 TRAINERS, STEPS, SHARDS = 3, 9, 2
-SEEDS = range(20)
+SEEDS = range(10)
 
 
 def work(rng, rank):
     """Work for a random while without the interpreter's lock; rank 0 is slower."""
-    rng.standard_normal(int(rng.choice([1, 1, 50_000, 200_000])) * (1 + (rank == 0)))
+    rng.standard_normal(int(rng.choice([1, 1, 12_500, 50_000])) * (1 + (rank == 0)))
 
 
 def record(trainer, part):
-    """Push, work and pull; return (own clock, clocks seen per shard) of each pull."""
-    seed, steps = part
+    """Push, work and pull; return (own clock, clocks seen per shard) of each pull.
+
+    The first trainer begins once it has seen that all others are at a clock.
+    """
+    seed, steps, others = part
+    while trainer.rank == 0 and trainer.pull()["clocks"][:, 1:].min() < others:
+        pass
     rng = np.random.default_rng([seed, trainer.rank])
     mark = np.zeros((SHARDS, TRAINERS))
     mark[:, trainer.rank] = -1.0
@@ -63,18 +67,19 @@ def lags(seen, steps):
 
 @mostly_inside("staleness", [0, 1, 3], real=[1])
 def test_no_pull_sees_a_live_trainer_too_far_behind(way, request, staleness):
-    """20 seeds with random delays, half of them by call and half by message.
+    """Ten seeds with random delays, half of them by call and half by message.
 
-    On clusters a few of them: that the bound is the shards' there as well.
+    On clusters one of them: that the bound is the shards' there as well.
     """
     by = request.node.callspec.params["way"]
-    seeds = {"inside": SEEDS[10:], "queue": SEEDS[:10]}.get(by, SEEDS[:3])
+    seeds = {"inside": SEEDS[5:], "queue": SEEDS[:5]}.get(by, SEEDS[:1])
     steps = [STEPS] * TRAINERS
     worst = 0
     with clock_store() as store:
         for seed in seeds:
             store.assign({"clocks": np.zeros((SHARDS, TRAINERS))})
-            parts = [(seed, n) for n in steps]
+            # The others have pulled with the first one as far behind as may be.
+            parts = [(seed, n, staleness + 1) for n in steps]
             found = daskps.run(store, record, parts, sync=daskps.SSP(staleness))
             for rank, (seen, lag) in enumerate(found):
                 assert len(seen) == STEPS + STEPS // 3
@@ -85,24 +90,17 @@ def test_no_pull_sees_a_live_trainer_too_far_behind(way, request, staleness):
                 for clock, clocks in seen:
                     np.testing.assert_array_equal(clocks[:, rank], clock)
             np.testing.assert_array_equal(store["clocks"].pull(), STEPS)
-    # The delays are long enough for the bound to be felt.
-    assert worst == staleness or by not in INSIDE
+    assert worst == staleness
 
 
 @mostly_inside()
 def test_asp_is_not_bound(way):
-    """The same trainers without a bound run further apart than any bound above."""
-    worst = 0
+    """The same trainers without a bound: all others end before the first one begins."""
     with clock_store() as store:
-        for seed in SEEDS:
-            store.assign({"clocks": np.zeros((SHARDS, TRAINERS))})
-            parts = [(seed, STEPS)] * TRAINERS
-            found = daskps.run(store, record, parts, sync="asp")
-            worst = max(worst, *(max(lags(s, [STEPS] * TRAINERS)) for s, _ in found))
-            np.testing.assert_array_equal(store["clocks"].pull(), STEPS)
-            if worst > 3:
-                return
-    pytest.fail(f"in all runs no trainer was more than {worst} clocks behind")
+        parts = [(0, STEPS, STEPS)] * TRAINERS
+        found = daskps.run(store, record, parts, sync="asp", timeout=60)
+        assert max(max(lags(s, [STEPS + 1] * TRAINERS)) for s, _ in found) == STEPS
+        np.testing.assert_array_equal(store["clocks"].pull(), STEPS)
 
 
 @mostly_inside("staleness", [0, 1, 3], real=[1])
@@ -111,7 +109,7 @@ def test_trainer_that_ends_is_not_waited_for(way, staleness):
     steps = [1, 4, 9]
     with clock_store() as store:
         found = daskps.run(
-            store, record, [(0, n) for n in steps], sync=daskps.SSP(staleness)
+            store, record, [(0, n, 0) for n in steps], sync=daskps.SSP(staleness)
         )
         np.testing.assert_array_equal(store["clocks"].pull(), [steps] * SHARDS)
     for seen, lag in found:

@@ -279,7 +279,7 @@ def test_reduce_that_fails_ends_the_run(train, way, reduce, error, match):
 # -- what comes back ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("sync", SYNCS)
+@mostly_inside("sync", SYNCS, train=True)
 def test_history(train, way, sync):
     data = np.arange(10.0)
     with sgd_store() as store:
@@ -315,6 +315,7 @@ def test_history_without_a_loss(train, client):
     assert [entry.metrics for entry in result.history] == [{}, {}]
 
 
+@mostly_inside(train=True)
 def test_validate_sees_the_weights_of_its_epoch(train, way):
     seen: list[dict[str, Any]] = []
     options: Any = {"trainers": 3, "batch_size": 3, "epochs": 3}
@@ -391,8 +392,8 @@ def busy(params, X, y):
     return ones(params, X, y)
 
 
-@pytest.mark.parametrize("sync", SYNCS)
-def test_callbacks_come_in_order(train, client, sync):
+@mostly_inside("sync", SYNCS, train=True)
+def test_callbacks_come_in_order(train, way, sync):
     first, second = Recorder(), Recorder()
     began = time.monotonic()
     with sgd_store() as store:
@@ -438,7 +439,8 @@ def test_progress_bar_and_log_with_a_run(train, client, caplog):
     assert end.endswith("ends at clock 6 after 2 epochs")
 
 
-def test_callback_that_raises_ends_the_run(train, client):
+@mostly_inside(train=True)
+def test_callback_that_raises_ends_the_run(train, way):
     class Bad:
         def on_epoch(self, run):
             raise ZeroDivisionError("in a callback")
@@ -509,8 +511,8 @@ def test_dask_array_that_cannot_be_computed(client):
         assert daskps.train(store, regression, X, Y).version > 0
 
 
-@pytest.mark.parametrize("weights", [[1, 3], [0, 1]])
-def test_weights_set_the_parts(train, client, weights):
+@mostly_inside("weights", [[1, 3], [0, 1]], train=True)
+def test_weights_set_the_parts(train, way, weights):
     with sgd_store({"w": np.zeros(1)}, lr=1.0) as store:
         result = train(
             store, ones, np.zeros(8), trainers=2, weights=weights, batch_size=1
@@ -796,22 +798,27 @@ def raises_unpicklable(params, X, y):
     raise UnpicklableError("the text")
 
 
-@pytest.mark.parametrize("sync", ["bsp", "asp"])
-@pytest.mark.parametrize(
-    ("gradient", "error", "match"),
-    [
-        (wrong_key, daskps.UnknownParameterError, "v"),
-        (wrong_shape, daskps.PushRejectedError, "shape"),
-        (not_a_number, daskps.PushRejectedError, "NaN"),
-        (complex_numbers, daskps.PushRejectedError, "complex128"),
-        (no_mapping, daskps.PushRejectedError, "no_mapping returned list"),
-        (nothing, daskps.PushRejectedError, "nothing returned NoneType"),
-        (three_things, daskps.PushRejectedError, "three_things"),
-        (text_for_loss, daskps.PushRejectedError, "text_for_loss"),
-    ],
+#: Functions that return no gradient, the error of each and what it says.
+WRONG: Any = [
+    (wrong_key, daskps.UnknownParameterError, "v"),
+    (wrong_shape, daskps.PushRejectedError, "shape"),
+    (not_a_number, daskps.PushRejectedError, "NaN"),
+    (complex_numbers, daskps.PushRejectedError, "complex128"),
+    (no_mapping, daskps.PushRejectedError, "no_mapping returned list"),
+    (nothing, daskps.PushRejectedError, "nothing returned NoneType"),
+    (three_things, daskps.PushRejectedError, "three_things"),
+    (text_for_loss, daskps.PushRejectedError, "text_for_loss"),
+]
+
+
+@mostly_inside(
+    "gradient,error,match,sync",
+    [(*wrong, sync) for wrong in WRONG for sync in ("bsp", "asp")],
+    real=[(*WRONG[1], "bsp")],
+    train=True,
 )
 def test_wrong_gradient_is_a_typed_error_with_its_rank(
-    train, client, gradient, error, match, sync
+    train, way, gradient, error, match, sync
 ):
     data = np.zeros((2, 5))
     with sgd_store() as store:
@@ -934,7 +941,8 @@ def test_gradient_may_be_its_params(train, way):
     ],
     ids=lambda value: str(value).split(" at 0x")[0],
 )
-def test_bad_arguments(client, options, error, match):
+@pytest.mark.parametrize("way", ["inside"], indirect=True)
+def test_bad_arguments(way, options, error, match):
     with sgd_store() as store:
         with pytest.raises(error, match=match):
             daskps.train(store, regression, X, Y, **options)
