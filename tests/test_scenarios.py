@@ -26,7 +26,7 @@ import pytest
 
 import daskps
 from daskps import init, optim
-from tests.support import until
+from tests.support import mostly_inside, until
 
 
 class Accumulate(optim.Rule):
@@ -76,7 +76,7 @@ def logistic(params, X, y):
 # -- BigDL -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [10, 2], ids=["B8", "B9"])
+@mostly_inside("size", [10, 2])
 def test_b8_b9_mean_of_four_workers(way, size):
     """Gradients 1 to 4: their mean is 2.5, also with fewer elements than shards."""
     with daskps.create(
@@ -110,7 +110,7 @@ def numpy_adagrad():
     return step
 
 
-@pytest.mark.parametrize("rule", ["sgd", "momentum", "adagrad"])
+@mostly_inside("rule", ["sgd", "momentum", "adagrad"], train=True)
 def test_b12_equals_the_reference_in_one_process(train, way, rule):
     """Their inputs 0,1,0,1 -> 0 and 1,0,1,0 -> 1; 1e-6 is asked, 1e-12 holds."""
     X = np.tile([[0.0, 1, 0, 1], [1, 0, 1, 0]], (16, 1))
@@ -247,17 +247,17 @@ def test_s6_m12_duplicate_name_is_an_error(client):
         daskps.create({"a/b": np.zeros(3), "a": {"b": np.ones(3)}})
 
 
-@pytest.mark.parametrize(
-    ("rule", "expected"),
-    [
-        pytest.param(optim.SGD(0.1, momentum=0.9), [0.9, 0.71, 0.439], id="S11"),
-        pytest.param(optim.Adagrad(0.1), [0.9, 0.82929], id="S13-adagrad"),
-        pytest.param(
-            optim.RMSprop(0.1, alpha=0.9), [0.683772, 0.454357], id="S13-rmsprop"
-        ),
-    ],
+#: S11, and S13 twice: what a weight of 1 becomes step by step.
+OPTIMIZERS: Any = [
+    (optim.SGD(0.1, momentum=0.9), [0.9, 0.71, 0.439]),
+    (optim.Adagrad(0.1), [0.9, 0.82929]),
+    (optim.RMSprop(0.1, alpha=0.9), [0.683772, 0.454357]),
+]
+
+
+@mostly_inside(
+    "rule,expected,dtype", [(*o, dtype) for o in OPTIMIZERS for dtype in ("f4", "f8")]
 )
-@pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_s11_s13_optimizers_through_a_store(way, rule, expected, dtype):
     """From weight 1, with gradient 1."""
     with daskps.create({"w": np.ones(5, dtype)}, optimizer=rule) as store:
@@ -306,8 +306,11 @@ def test_m5_update_adds_twice_the_gradient(client):
         np.testing.assert_array_equal(store["w"].pull(), 6)
 
 
-@pytest.mark.parametrize("shape", [(2, 3), (1200, 1200)], ids=str)
-@pytest.mark.parametrize("dtype", ["f2", "f4"])
+@mostly_inside(
+    "shape,dtype",
+    [(shape, dtype) for shape in ((2, 3), (1200, 1200)) for dtype in ("f2", "f4")],
+    real=[((1200, 1200), "f2")],
+)
 def test_m7_after_i_pushes_of_three_workers(way, shape, dtype):
     """1 + i * 2 * (1 + 2 + 3): 13, 25, 37, exact also in half precision."""
     params = {"w": np.ones(shape, dtype)}
@@ -442,13 +445,14 @@ def test_d6_distributed_partitions_are_the_local_ones(train, way, data, scheme):
     np.testing.assert_array_equal(-result.weights["w"], expected)
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
+@mostly_inside(
+    "options,expected",
     [
-        pytest.param({"reduce": "sum"}, -0.6, id="D7-sum"),
-        pytest.param({"reduce": "mean"}, -0.2, id="D7-mean"),
-        pytest.param({"average": "models"}, -0.2, id="D8"),
+        ({"reduce": "sum"}, -0.6),
+        ({"reduce": "mean"}, -0.2),
+        ({"average": "models"}, -0.2),
     ],
+    train=True,
 )
 def test_d7_d8_gradients_one_two_three(train, way, options, expected):
     """From 0 with lr 0.1."""
@@ -460,13 +464,14 @@ def test_d7_d8_gradients_one_two_three(train, way, options, expected):
     assert result.version == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
+@mostly_inside(
+    "options,expected",
     [
-        pytest.param({"reduce": "sum"}, 0.458, id="D11-sum"),
-        pytest.param({"average": "models"}, 0.729, id="D11-models"),
-        pytest.param({"reduce": "mean"}, 0.729, id="D11-mean"),
+        ({"reduce": "sum"}, 0.458),
+        ({"average": "models"}, 0.729),
+        ({"reduce": "mean"}, 0.729),
     ],
+    train=True,
 )
 def test_d11_two_identical_workers(train, way, options, expected):
     """w 1, gradient w, lr 0.1, three batches between two synchronisations."""
@@ -522,13 +527,8 @@ def test_d16_ten_trainers_on_two_workers(train, way):
     assert result.version == 6
 
 
-#: The others cut otherwise, or take another order, but train alike: by the marker.
-D18_EVERY_TIME = {
-    ("batch", "contiguous"),
-    ("batch", "reshuffle"),
-    ("epoch", "contiguous"),
-    (3, "random"),
-}
+#: What runs on a cluster as well. The others cut otherwise, or take another order.
+D18_ON_A_CLUSTER = ("batch", "reshuffle")
 
 
 def d18_cases():
@@ -542,16 +542,15 @@ def d18_cases():
                         "scheme": scheme,
                         "average": average,
                     }
-                    yield pytest.param(
-                        options,
-                        id="-".join(map(str, options.values())),
-                        marks=[pytest.mark.slow]
-                        * ((every, scheme) not in D18_EVERY_TIME),
-                    )
+                    yield "inside", options
+                    if (every, scheme) == D18_ON_A_CLUSTER:
+                        yield "process", options
 
 
-@pytest.mark.parametrize("options", list(d18_cases()))
-def test_d18_full_runs(client, options):
+@pytest.mark.parametrize(
+    ("way", "options"), list(d18_cases()), ids=str, indirect=["way"]
+)
+def test_d18_full_runs(way, options):
     """The loss falls below a hundredth; BSP gives the same bits in both executions."""
     rng = np.random.default_rng(18)
     X = rng.normal(size=(36, 3))
@@ -681,7 +680,7 @@ def test_v6_delta_sync_of_a_replica(way):
             np.testing.assert_array_equal(found, base * (i + 1) * 2 * workers)
 
 
-@pytest.mark.parametrize("dtype", ["i4", "i8", "u2"])
+@mostly_inside("dtype", ["i4", "i8", "u2"])
 def test_v7_two_adds_on_integers(way, dtype):
     delta = np.arange(1, 11, dtype=dtype)
     with daskps.create({"w": np.zeros(10, dtype)}) as store:
@@ -718,7 +717,7 @@ def test_v10_sum_of_ones(client, n):
     np.testing.assert_array_equal(found["w"], np.full(7, n))
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@mostly_inside("size", [1, 3], train=True)
 def test_v12_fewer_elements_than_shards(train, way, size):
     with daskps.create(
         {"w": np.zeros(size)}, optimizer=optim.SGD(1.0), shards=4
