@@ -244,8 +244,7 @@ class Publication:
         side = self.old.plain[SIDE]
         if side == MIXED:
             return
-        for position in range(len(self.segment.pieces)):
-            self._move(position)
+        np.asarray(self.record.weight_sides)[:] = 1 - side
         now, then = self.segment.vectors[side], self.segment.vectors[1 - side]
         for dtype, weights in now.items():
             np.copyto(then[dtype], weights)
