@@ -131,4 +131,13 @@ MUTANTS = (
         "if host is None:",
         ("tests/cluster/test_snapshots.py::test_lost_worker_is_named",),
     ),
+    Mutant(
+        "charged-worker-maps-what-is-anothers",
+        "daskps.cluster.ways:Ways._lane",
+        "if worker not in self._lanes and not accounting.may_map():",
+        "if worker in self._lanes and not accounting.may_map():",
+        (
+            "tests/cluster/test_charged.py::test_the_log_says_once_what_lasts_and_how_to_allow_it",
+        ),
+    ),
 )

@@ -58,8 +58,8 @@ MUTANTS = (
     Mutant(
         "what-was-issued-after-a-failure-goes-on",
         "daskps.training.backlog:Backlog.fail",
-        "failed = self.running + self.waiting",
-        "failed = self.running",
+        "failed += self.waiting",
+        "pass",
         (
             "tests/training/test_backlog.py::test_failure_takes_along_what_was_issued_after",
         ),

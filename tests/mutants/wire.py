@@ -74,4 +74,11 @@ MUTANTS = (
             "tests/cluster/test_saying.py::test_a_call_that_waits_on_ticks_no_second_time",
         ),
     ),
+    Mutant(
+        "large-array-is-cut",
+        "daskps.cluster.upstream:frame",
+        "if array.nbytes <= _tcp.TCP.max_shard_size or config.compresses():",
+        "if array.nbytes > 0 or config.compresses():",
+        ("tests/cluster/test_frames.py::test_no_array_of_a_message_is_joined",),
+    ),
 )
