@@ -135,7 +135,7 @@ MUTANTS = (
         "charged-worker-maps-what-is-anothers",
         "daskps.cluster.ways:Ways._lane",
         "if worker not in self._lanes and not accounting.may_map():",
-        "if worker in self._lanes and not accounting.may_map():",
+        "if worker is None:",
         (
             "tests/cluster/test_charged.py::test_the_log_says_once_what_lasts_and_how_to_allow_it",
         ),
