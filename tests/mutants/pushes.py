@@ -107,7 +107,9 @@ MUTANTS = (
         "daskps.shards.runs:misplaced",
         'elif changes(step) and record.fixed[POLICY] == CODES["bsp"]:',
         'elif changes(step) and record.fixed[POLICY] == CODES["ssp"]:',
-        ("tests/shards/test_dense.py::test_a_run_in_rounds_has_the_store_to_itself",),
+        (
+            "tests/shards/test_dense.py::test_a_run_in_rounds_has_the_store_to_itself[gradient]",
+        ),
     ),
     Mutant(
         "array-of-another-dtype",
@@ -134,7 +136,9 @@ MUTANTS = (
         "daskps.shards.planning:Planner.step",
         "if step.check and not fused:",
         "if step.check and fused:",
-        ("tests/shards/test_looks.py::test_a_bad_gradient_changes_nothing",),
+        (
+            "tests/shards/test_looks.py::test_a_bad_gradient_changes_nothing[past the caches-0-v-Adam-False]",
+        ),
     ),
     Mutant(
         "a-bad-push-takes-others-along",
@@ -142,8 +146,7 @@ MUTANTS = (
         "fused = step.check and alone and looks(self._segment, step.items)",
         "fused = step.check and looks(self._segment, step.items)",
         (
-            "tests/shards/test_looks.py"
-            "::test_of_pushes_in_one_pass_the_bad_ones_alone_are_refused",
+            "tests/shards/test_looks.py::test_of_pushes_in_one_pass_the_bad_ones_alone_are_refused[past the caches-queued0]",
         ),
     ),
     Mutant(

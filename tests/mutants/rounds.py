@@ -39,15 +39,6 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "round-from-a-half-written-buffer",
-        "daskps.shards.waiting:flip_of_round",
-        "if segment.writing == segment.flip:",
-        "if segment.writing >= segment.flip:",
-        (
-            "tests/shards/test_rounds.py::test_the_round_before_is_gone_once_another_is_written_over_it",
-        ),
-    ),
-    Mutant(
         "rank-counts-twice-in-a-round",
         "daskps.shards.rounds:Rounds.verdict",
         "return REPEAT if state & TICKED else NEW",
@@ -160,7 +151,9 @@ MUTANTS = (
         "daskps.shards.tables:Tables.join",
         "table, other = mailbox.both",
         "table, other = mailbox.both[::-1]",
-        ("tests/shards/test_mailbox.py::test_step_killed_after_any_store_counts_once",),
+        (
+            "tests/shards/test_mailbox.py::test_step_killed_after_any_store_counts_once[0-followed]",
+        ),
     ),
     Mutant(
         "mailboxes-of-another-run",
@@ -176,14 +169,18 @@ MUTANTS = (
         "daskps.shards.usual:Usual.take",
         "weight += weights[0]",
         "weight += 1.0",
-        ("tests/shards/test_usual.py::test_usual_steps_have_the_bits_of_tickets",),
+        (
+            "tests/shards/test_usual.py::test_usual_steps_have_the_bits_of_tickets[2-mean]",
+        ),
     ),
     Mutant(
         "usual-step-beside-what-is-not",
         "daskps.shards.usual:Usual.take",
         "if not weights[0] > 0 or weights.count(weights[0]) < len(weights):",
         "if not weights[0] > 0:",
-        ("tests/shards/test_usual.py::test_unusual_steps_are_left_to_the_shard",),
+        (
+            "tests/shards/test_usual.py::test_unusual_steps_are_left_to_the_shard[0-piece]",
+        ),
     ),
     Mutant(
         "seat-of-a-run-that-is-over",

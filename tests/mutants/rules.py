@@ -10,21 +10,27 @@ MUTANTS = (
         "daskps.optim.adam:_Moments._moments",
         "size = lr / (1.0 - self.beta1**step)",
         "size = lr / (1.0 - self.beta1 ** (step + 1))",
-        ("tests/optim/test_rules.py::test_rule_float64_equals_oracle_and_paper",),
+        (
+            "tests/optim/test_rules.py::test_rule_float64_equals_oracle_and_paper[Adam(lr=0.001)]",
+        ),
     ),
     Mutant(
         "decay-without-the-learning-rate",
         "daskps.optim.adam:AdamW.prepare",
         "return (*self._moments(step, lr), 1.0 - lr * self.weight_decay)",
         "return (*self._moments(step, lr), 1.0 - self.weight_decay)",
-        ("tests/optim/test_rules.py::test_rule_float64_equals_oracle_and_paper",),
+        (
+            "tests/optim/test_rules.py::test_rule_float64_equals_oracle_and_paper[AdamW(lr=0.001)]",
+        ),
     ),
     Mutant(
         "nesterov-is-momentum",
         "daskps.optim.sgd:_nesterov",
         "return w - lr * (g + momentum * b), b",
         "return w - lr * b, b",
-        ("tests/optim/test_rules.py::test_rule_float64_equals_oracle_and_paper",),
+        (
+            "tests/optim/test_rules.py::test_rule_float64_equals_oracle_and_paper[SGD(lr=0.02, momentum=0.9, nesterov=True, weight_decay=0.1)]",
+        ),
     ),
     Mutant(
         "schedule-one-step-late",

@@ -99,23 +99,31 @@ class Ground:
         with self._copy() as folder:
             mutant.file(folder).write_text(text)
             own = mutant.where.startswith(COMPILER)
-            cache = folder / "cache" if own else self.scratch / "cache"
-            return self._run(folder, cache, mutant.tests, "-x").outcome
+            return self._run(
+                folder, MUTANT_SECONDS, mutant.tests, "-x", own_cache=own
+            ).outcome
 
     def baseline(self, tests: Sequence[str]) -> Ran:
         """Run tests on the package as it is."""
         with self._copy() as folder:
-            return self._run(folder, self.scratch / "cache", tests)
+            return self._run(folder, BASELINE_SECONDS, tests)
 
     def _copy(self) -> _Copy:
         return _Copy(self)
 
-    def _run(self, folder: Path, cache: Path, tests: Sequence[str], *more: str) -> Ran:
-        seconds = MUTANT_SECONDS if more else BASELINE_SECONDS
+    def _run(
+        self,
+        folder: Path,
+        seconds: float,
+        tests: Sequence[str],
+        *more: str,
+        own_cache: bool = False,
+    ) -> Ran:
         command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-rfE"]
         # The same examples and numbers each time.
         command += ["-p", "no:cacheprovider", "--hypothesis-seed=0", *more, *tests]
         env = {**os.environ, "PYTHONPATH": str(folder), "DASKPS_TEST_SEED": "0"}
+        cache = (folder if own_cache else self.scratch) / "cache"
         env["DASK_DASKPS__CACHE_DIRECTORY"] = str(cache)
         began = time.monotonic()
         with subprocess.Popen(

@@ -10,7 +10,9 @@ MUTANTS = (
         "daskps.cluster.messages:unpack_call",
         "if protocol != PROTOCOL:",
         "if protocol > PROTOCOL:",
-        ("tests/cluster/test_protocol.py::test_refused_messages_change_nothing",),
+        (
+            "tests/cluster/test_protocol.py::test_refused_messages_change_nothing[older protocol]",
+        ),
     ),
     Mutant(
         "any-mapping-is-success",

@@ -23,7 +23,6 @@ from daskps.shards.base import (
     Step,
     Ticket,
 )
-from daskps.shards.update import Publication
 from tests.shards.making import (
     RUN,
     A,
@@ -273,17 +272,6 @@ def test_a_restarted_rank_repeats_its_push_and_reads_the_round_before():
     assert done(again).duplicate
     assert seen(shard, again) == [2, 2, 0, 0, 0]
     assert failed(send(shard, read(0, 0)), ClockError)
-
-
-def test_the_round_before_is_gone_once_another_is_written_over_it():
-    """As by a process that was killed on the way."""
-    shard = bsp(2)
-    send(shard, step(0, 0), step(1, 0), step(0, 1), step(1, 1))
-    Publication(shard.segment)
-    (pull,) = send(shard, read(0, 1))
-    assert failed([pull], ClockError)
-    (pull,) = send(shard, read(0, 2))
-    assert seen(shard, pull) == [2, 2, 0, 0, 0]
 
 
 def test_the_round_before_survives_what_producers_do():
