@@ -53,11 +53,6 @@ class Source(NamedTuple):
     #: None to assign to a slice, which costs half of what a call of `copyto` does.
     copy: Copy | None
 
-    def pieces(self, flip: int) -> Pieces:
-        """Return what to copy at a flip."""
-        side = self.glance.side(flip)
-        return self.mixed(flip) if side == MIXED else self.whole[side]
-
 
 class Prepared:
     """One read of one trainer, ready to be repeated into whatever arrays.
@@ -134,15 +129,15 @@ class Prepared:
             if not all(lives() for lives in self._lives):
                 return False
             self._next_look = now + LOOK_SECONDS
-        for source in self._sources:
-            glance = source.glance
+        for glance, whole, mixed, copy in self._sources:
             for _ in range(TRIES):
                 flip = glance.flip(clock)
                 if flip == NOT_YET:
                     flip = wait(glance, clock)
                 if flip < 0:
                     return False
-                _fill(outs, source.pieces(flip), source.copy)
+                side = glance.side(flip)
+                _fill(outs, mixed(flip) if side == MIXED else whole[side], copy)
                 if glance.is_whole(flip):
                     break
             else:

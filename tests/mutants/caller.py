@@ -58,9 +58,9 @@ MUTANTS = (
     ),
     Mutant(
         "read-of-one-buffer-where-both-hold-weights",
-        "daskps.cluster.glances:Source.pieces",
-        "return self.mixed(flip) if side == MIXED else self.whole[side]",
-        "return self.whole[side]",
+        "daskps.cluster.glances:Prepared.read",
+        "_fill(outs, mixed(flip) if side == MIXED else whole[side], copy)",
+        "_fill(outs, whole[side], copy)",
         (
             "tests/cluster/test_near.py::test_a_read_of_pieces_in_both_buffers_takes_each_from_its_own",
         ),
