@@ -89,13 +89,6 @@ MUTANTS = (
         ("tests/cluster/test_settling.py::test_what_shards_agree_on",),
     ),
     Mutant(
-        "word-of-a-shard-that-was-lost",
-        "daskps.cluster.settling:Ending._every",
-        "return {i: row for i, row in found.items() if i not in entry.lost}",
-        "return found",
-        ("tests/cluster/test_settling.py::test_shard_that_is_lost_is_not_waited_for",),
-    ),
-    Mutant(
         "two-runs-at-once",
         "daskps.cluster.runs:Runs._free_entry",
         "while runs := [r for r in self._of(entry) if r.ended or not r.fenced]:",
