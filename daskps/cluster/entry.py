@@ -143,6 +143,10 @@ class Hosts:
         """Return whether a client is connected."""
         return client in self._scheduler.clients
 
+    def has_worker(self, worker: str) -> bool:
+        """Return whether a worker is one of the cluster."""
+        return worker in self._scheduler.workers
+
     async def control(self, worker: str, method: str, **kwargs: Any) -> Any:
         """Send a control message to the host on a worker."""
         rpc: Any = self._scheduler.rpc(worker)

@@ -22,6 +22,7 @@ from daskps.errors import (
 )
 from daskps.shards.dense import Shard
 from daskps.shards.mailbox import Mailbox
+from daskps.shards.runs import MOST_ATTEMPTS
 from daskps.shards.segment import N_RANKS, PAGE_NBYTES, RUN
 
 if TYPE_CHECKING:
@@ -216,13 +217,19 @@ async def finish(host: ShardHost, store: str, run: int, rank: int) -> None:
 
 @HOST.handles("resume", user_code=True)
 async def resume(
-    host: ShardHost, store: str, run: int, rank: int
+    host: ShardHost, *, store: str, run: int, rank: int, attempt: int = 0
 ) -> list[tuple[int, int]]:
-    """Return where a trainer that starts again stands, per shard held here."""
+    """Return where a rank stands, per shard held here.
+
+    `attempt` is which of its trainers takes the place of the one before it; 0 is nobody,
+    who only asks.
+    """
+    if not 0 <= attempt < MOST_ATTEMPTS:
+        raise ProtocolError(f"trainer {rank} of run {run} starts for time {attempt}")
     for slot in host.of(store):
         _check_rank(slot, run, rank)
     return [
-        await host.under(slot, lambda shard: shard.resume(run, rank))
+        await host.under(slot, lambda shard: shard.resume(run, rank, attempt))
         for slot in host.of(store)
     ]
 

@@ -140,12 +140,17 @@ class Runs:
             await self._end(self._runs[run], RunCancelledError("it has ended"))
 
     @DIRECTORY.handles("fence_run")
-    async def on_fence_run(self, run: int, reason: str, wait: bool = True) -> None:
+    async def on_fence_run(
+        self, run: int, reason: str, wait: bool = True, worker: str = ""
+    ) -> None:
         """Cancel a run: its trainers' calls fail from here on.
 
-        With `wait` the caller hears of it when all shards have ended it.
+        With `wait` the caller hears of it when all shards have ended it. `worker` is
+        whose trainer asks; one that has left cannot: another trainer is in its place.
         """
-        if run in self._runs:
+        if worker and not self._hosts.has_worker(worker):
+            logger.info("daskps: %s has left, and ends no run: %s", worker, reason)
+        elif run in self._runs:
             fencing = self._fence(self._runs[run], RunCancelledError(reason))
             if wait:
                 await fencing
@@ -257,11 +262,16 @@ class Runs:
     ) -> dict[str, Any]:
         """Register a trainer and wait for the others.
 
-        Returns whether it starts again, and where the mailboxes of the run are.
+        Returns which of its rank it is, from 1, and where the mailboxes of the run are.
         """
         entry = self._get(run, rank)
-        again = entry.attempts.get(rank, 0) > 0
-        if again and not entry.restartable:
+        if not self._hosts.has_worker(worker):
+            # Dask has given its task to another one, whose place it must not take.
+            raise RunCancelledError(
+                f"worker {worker} is none of the cluster's any more"
+            )
+        attempt = entry.attempts.get(rank, 0) + 1
+        if attempt > 1 and not entry.restartable:
             error = RunCancelledError(
                 f"trainer {rank} lost its worker and may not start again; use "
                 f"on_trainer_lost='restart' in train, or resumable=True in run with "
@@ -269,7 +279,7 @@ class Runs:
             )
             await self._fence(entry, error)
             raise error
-        entry.attempts[rank] = entry.attempts.get(rank, 0) + 1
+        entry.attempts[rank] = attempt
         entry.ranks[rank] = worker
         await self._notify(entry)
         met = await self._wait(
@@ -285,7 +295,7 @@ class Runs:
             )
             await self._fence(entry, short)
             raise short
-        return {"again": again, "mailboxes": entry.mailboxes}
+        return {"attempt": attempt, "mailboxes": entry.mailboxes}
 
     @DIRECTORY.handles("trains_on")
     async def on_trains_on(self, run: int, workers: Sequence[str]) -> None:

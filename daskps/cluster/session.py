@@ -73,10 +73,14 @@ class Session:
         self._unticked = Unticked(meta, joined.codec, self._scratch.empty)
         self._lock = threading.RLock()
 
-    def resume(self) -> None:
-        """Take clock and sequence from the shard that is furthest behind."""
+    def resume(self, attempt: int) -> None:
+        """Take clock and sequence from the shard that is furthest behind.
+
+        The rank's trainers before this one, which is its so-many-th, get no further.
+        """
+        run, rank, control = self.run, self.rank, self.shards.control
         rows = self.link.run(
-            lambda: self.shards.control("resume", run=self.run, rank=self.rank)
+            lambda: control("resume", run=run, rank=rank, attempt=attempt)
         )
         places = [tuple(place) for row in rows for place in row]
         self.clock, self.sequence = min(places)

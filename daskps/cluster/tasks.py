@@ -61,7 +61,7 @@ def run_trainer(
         reason = f"trainer {rank} raised {type(error).__name__}: {error}"
         # Whose error it is should be heard of before the fence has come to its end.
         told = {"run": place["run"], "reason": sendable(reason[:500]), "wait": False}
-        fence = link.directory("fence_run", **told)
+        fence = link.directory("fence_run", worker=link.node.address, **told)
         link.run(lambda: fence)
         raise
     finally:
@@ -86,8 +86,8 @@ def _join(link: Link, place: dict[str, Any], wait_seconds: float) -> Session:
     meta = Meta(link.run(lambda: find))
     joined = Joined(run, size, found["mailboxes"], codec)
     session = Session(link, meta, joined, rank=rank, bsp=place["bsp"])
-    if found["again"]:
-        session.resume()
+    if found["attempt"] > 1:
+        session.resume(found["attempt"])
         logger.warning(
             "%s goes on with trainer %d of run %d at clock %d, which lost its worker",
             link.node.address,

@@ -452,17 +452,19 @@ class Shard(Asked):
         if run == self._stopped[0] and (error := self.why_stopped) is not None:
             raise error
 
-    def resume(self, run: int, rank: int) -> tuple[int, int]:
+    def resume(self, run: int, rank: int, attempt: int = 0) -> tuple[int, int]:
         """Return (clock, next sequence) of a rank that starts again.
 
-        What it left of an unfinished BSP step is dropped; of an unfinished step under
-        ASP and SSP the pushes that were applied are told from new ones.
+        `attempt` counts its trainers. What one before it left of an unfinished BSP step
+        is dropped, and its steps are refused from here on; of an unfinished step under
+        ASP and SSP the pushes that were applied are told from new ones. With 0 nothing
+        changes.
         """
         record = self.segment.current
         if record.fixed[RUN] != run:
             raise self._over(run)
         self.check_goes_on(run)
-        return self._joining.place(rank) or runs.place(record, rank)
+        return self._joining.place(rank, attempt) or runs.place(record, rank)
 
     # -- checks --------------------------------------------------------------
 

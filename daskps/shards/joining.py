@@ -124,10 +124,10 @@ class Joining:
             self.arrived(rounds, rounds.finish(rank), may_apply)
         return rounds is not None
 
-    def place(self, rank: int) -> tuple[int, int] | None:
+    def place(self, rank: int, attempt: int) -> tuple[int, int] | None:
         """Return (clock, next sequence) of a rank that starts again, if in rounds."""
         rounds = self.rounds
-        return None if rounds is None else rounds.restart(rank)
+        return None if rounds is None else rounds.restart(rank, attempt)
 
     def complete(self, may_apply: bool) -> None:
         """Apply the open round if it was complete before it could be applied."""

@@ -64,8 +64,13 @@ class Rounds:
         ------
         ClockError
             When its rank has finished, or has skipped a round.
+        RunCancelledError
+            When another trainer has taken the place of the one that sends it.
         """
         table, rank = self.tables.table(), step.rank
+        if runs.is_older(step, table.next[rank]):
+            # Also where it would complete what its successor has dropped.
+            raise runs.replaced(step)
         now = table.words[ROUND]
         state = table.ranks[rank]
         waiting = self._waiting(rank, now)
@@ -147,19 +152,32 @@ class Rounds:
         last = n_in + 1 == self.tables.size and n_ticked > 0
         return Arrival(rank, FINISHED, sequence, None, 0.0, node, slices, {}, last=last)
 
-    def restart(self, rank: int) -> tuple[int, int]:
-        """Drop what a lost trainer left of an unfinished step; return where it stands.
+    def restart(self, rank: int, attempt: int) -> tuple[int, int]:
+        """Let a trainer take the place of a lost one; return where its rank stands.
+
+        What that one left of an unfinished step is dropped, and what it sends from here
+        on is refused. Asked again, or with 0, nothing changes.
+
+        Parameters
+        ----------
+        rank : int
+            The rank.
+        attempt : int
+            Which of the rank's trainers asks, as the directory counts them.
 
         Returns
         -------
         tuple of (int, int)
             Its clock and its next sequence number.
         """
-        table = self.tables.table()
+        table, first = self.tables.table(), runs.first_of(attempt)
         ticked = table.ranks[rank] & TICKED
-        if not ticked:
-            self._open.pop(rank, None)
-            table.note_pushed(rank, False)
+        if table.next[rank] < first:
+            if not ticked:
+                self._open.pop(rank, None)
+                table.note_pushed(rank, False)
+            # Last: who dies before has changed nothing that counts.
+            table.next[rank] = first
         return self.tables.clock(rank) + ticked, table.next[rank]
 
     def store(self, arrival: Arrival) -> None:

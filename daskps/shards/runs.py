@@ -36,6 +36,26 @@ def stale(step: Step, generation: int) -> StaleGenerationError:
     )
 
 
+#: Bits of a step's number that one trainer of a rank counts with. Above them stands
+#: which of the rank's trainers it is, under BSP, where one took another's place.
+_STEP_BITS = 40
+#: Trainers that a rank may have, one after the other.
+MOST_ATTEMPTS = 1 << 20
+
+
+def first_of(attempt: int) -> int:
+    """Return the number that the steps of a rank's so-many-th trainer begin with."""
+    return attempt << _STEP_BITS
+
+
+def is_older(step: Step, following: int) -> bool:
+    """Return whether a step is of a trainer whose place another one has taken.
+
+    `following` is the next number that its rank is to send.
+    """
+    return step.sequence >> _STEP_BITS < following >> _STEP_BITS
+
+
 def begin(record: Record, run: int, policy: Policy, n_ranks: int) -> None:
     """Write a run into a record."""
     record.fixed[[RUN, POLICY, STALENESS, ROUNDS, N_RANKS]] = (
@@ -126,6 +146,14 @@ def place(record: Record, rank: int) -> tuple[int, int]:
 def ended(run: int, reason: str) -> RunCancelledError:
     """Return what a step of a run that is over gets."""
     return RunCancelledError(f"run {run} takes no more steps: {reason}")
+
+
+def replaced(step: Step) -> RunCancelledError:
+    """Return what a step gets of a trainer whose place another one has taken."""
+    return RunCancelledError(
+        f"run {step.run} takes no more steps of this trainer {step.rank}: its worker was "
+        f"taken for lost, and another one goes on in its place"
+    )
 
 
 def finished(step: Step) -> str:

@@ -35,17 +35,19 @@ async def join(
     meta = Meta(await link.directory("find", uid=uid))
     joined = Joined(run, size, found["mailboxes"], None)
     trainer = Trainer(link, meta, joined, rank=rank, bsp=bsp)
-    if found["again"]:
-        await trainer.resume_async()
+    if found["attempt"] > 1:
+        await trainer.resume_async(found["attempt"])
     return trainer
 
 
 class Trainer(Session):
     """A session for an event loop: all of its calls take messages."""
 
-    async def resume_async(self) -> None:
+    async def resume_async(self, attempt: int) -> None:
         """Take clock and sequence from the shards; see :meth:`Session.resume`."""
-        rows = await self.shards.control("resume", run=self.run, rank=self.rank)
+        rows = await self.shards.control(
+            "resume", run=self.run, rank=self.rank, attempt=attempt
+        )
         places = [tuple(place) for row in rows for place in row]
         self.clock, self.sequence = min(places)
         if self.bsp:

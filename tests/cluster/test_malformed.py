@@ -182,7 +182,7 @@ def unsent(store):
         "goes_on": of | {"run": 1},
         "changed": of | {"run": 1},
         "warm": {"layout": layout, "rules": dumps({})},
-        "resume": of | {"run": 1, "rank": 0},
+        "resume": of | {"run": 1, "rank": 0, "attempt": 2},
     }.items():
         yield ("handle_control", name), {"method": name, **message}
     for name, message in {

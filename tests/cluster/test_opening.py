@@ -27,6 +27,7 @@ class FakeHosts:
     def __init__(self, *answers):
         self.answers = list(answers)
         self.clients = {"C", "D"}
+        self.workers = {"tcp://a", "tcp://b"}
         self.heard: list[tuple[str, int]] = []
         self.tasks: set[asyncio.Future] = set()
         self.ended = asyncio.Event()
@@ -34,6 +35,9 @@ class FakeHosts:
 
     def has_client(self, client):
         return client in self.clients
+
+    def has_worker(self, worker):
+        return worker in self.workers
 
     async def control(self, worker, method, **kwargs):
         if method == "begin_run":
@@ -120,6 +124,46 @@ def test_client_that_leaves_while_its_run_begins_leaves_no_run(answer):
             await opening
         assert hosts.heard[-1] == ("end_run", 1)
         assert await opened(runs, "D") == 2
+
+    in_no_time(check)
+
+
+def test_trainer_of_a_worker_that_has_left_takes_no_place():
+    """Its worker was stopped: it registers when another one has its task."""
+
+    async def check():
+        hosts = FakeHosts(fine)
+        runs, _ = runs_on(hosts)
+        run = await runs.on_open_run("w-uid", BEGIN, **{**WHO, "restartable": True})
+
+        async def attempt(worker):
+            found = await runs.on_register(run, 0, worker, 1.0)
+            return found["attempt"]
+
+        hosts.workers.discard("tcp://b")
+        with pytest.raises(RunCancelledError, match="worker tcp://b"):
+            await attempt("tcp://b")
+        assert await attempt("tcp://a") == 1
+        with pytest.raises(RunCancelledError):
+            await attempt("tcp://b")
+        hosts.workers.add("tcp://b")
+        assert await attempt("tcp://b") == 2
+
+    in_no_time(check)
+
+
+def test_trainer_of_a_worker_that_has_left_ends_no_run():
+    """It goes on where another one has its place, and may well fail there."""
+
+    async def check():
+        hosts = FakeHosts(fine)
+        runs, _ = runs_on(hosts)
+        run = await runs.on_open_run("w-uid", BEGIN, **{**WHO, "restartable": True})
+        hosts.workers.discard("tcp://b")
+        await runs.on_fence_run(run, "the round has gone", worker="tcp://b")
+        assert runs.why_over(run) is None
+        await runs.on_fence_run(run, "it diverged", worker="tcp://a")
+        assert "it diverged" in str(runs.why_over(run))
 
     in_no_time(check)
 

@@ -141,7 +141,7 @@ def test_who_starts_again_goes_on_where_the_last_shard_is(
         link=SimpleNamespace(run=lambda work: work()),
         shards=SimpleNamespace(control=lambda *_, **__: [[(3, 6)], [(2, 4), (3, 5)]]),
     )
-    Session.resume(session)
+    Session.resume(session, 2)
     assert (session.clock, session.sequence) == place
 
 

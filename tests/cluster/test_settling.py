@@ -97,6 +97,9 @@ class Cluster:
     def has_client(self, client: str) -> bool:
         return True
 
+    def has_worker(self, worker: str) -> bool:
+        return True
+
     def spawn(self, work: Any) -> asyncio.Future[Any]:
         task = asyncio.ensure_future(work)
         self.tasks.add(task)

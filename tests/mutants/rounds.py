@@ -209,6 +209,33 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "step-of-a-trainer-that-was-replaced-counts",
+        "daskps.shards.rounds:Rounds.verdict",
+        "if runs.is_older(step, table.next[rank]):",
+        "if False:",
+        (
+            "tests/shards/test_rounds.py"
+            "::test_what_a_trainer_sends_whose_place_was_taken_counts_for_nothing",
+        ),
+    ),
+    Mutant(
+        "place-is-taken-twice",
+        "daskps.shards.rounds:Rounds.restart",
+        "if table.next[rank] < first:",
+        "if True:",
+        ("tests/shards/test_rounds.py::test_place_is_taken_once",),
+    ),
+    Mutant(
+        "trainer-of-a-worker-that-has-left-ends-a-run",
+        "daskps.cluster.runs:Runs.on_fence_run",
+        "if worker and not self._hosts.has_worker(worker):",
+        "if False:",
+        (
+            "tests/cluster/test_opening.py"
+            "::test_trainer_of_a_worker_that_has_left_ends_no_run",
+        ),
+    ),
+    Mutant(
         "glance-beyond-the-bound",
         "daskps.shards.glance:Glance._unless_ahead",
         "if fixed[POLICY] == SSP and clock - slowest > fixed[STALENESS]:",

@@ -90,6 +90,8 @@ class Trainer:
     length: int
     clock: int = 0
     sequence: int = 0
+    #: Which of its rank it is.
+    attempt: int = 1
     #: Number of the push within its clock; the last one ticks.
     nth: int = 0
     accepted: set[int] = field(default_factory=set)
@@ -604,10 +606,12 @@ class Machine(RuleBasedStateMachine):
         trainer = run.trainers[rank]
         if trainer.finished or run.ended:
             return
-        places = [s.resume(run.id, rank) for s in self.shards]
+        attempt = trainer.attempt + 1
+        places = [s.resume(run.id, rank, attempt) for s in self.shards]
+        assert places == [s.resume(run.id, rank, attempt) for s in self.shards]
         clock, sequence = min(places)
         assert clock in (trainer.clock, trainer.clock - 1, trainer.clock + 1)
-        run.trainers[rank] = Trainer(trainer.length, clock, sequence)
+        run.trainers[rank] = Trainer(trainer.length, clock, sequence, attempt)
 
     @precondition(lambda self: self.run is not None)
     @rule(shard=shards_, also=st.booleans())
@@ -756,7 +760,9 @@ class Shards(Machine):
         trainer, key = run.trainers[step.rank], (shard, (run.id, step.rank))
         if (trainer.clock, trainer.sequence) == (step.clock, step.sequence):
             trainer.accepted.add(shard)
-        new = step.sequence not in self.seen[key]
+        # Under BSP a trainer that starts again has other numbers for the same step.
+        again = isinstance(run.policy, BSP) and step.clock < run.ticks[shard, step.rank]
+        new = step.sequence not in self.seen[key] and not again
         if new:
             assert not ticket.duplicate
             self.seen[key].add(step.sequence)

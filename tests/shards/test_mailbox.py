@@ -37,6 +37,7 @@ from daskps.shards.dense import Shard
 from daskps.shards.deputies import Deputy, NotHereError
 from daskps.shards.gates import OPEN, READING, gate_of
 from daskps.shards.mailbox import FORMAT_AT, MAGIC_AT, Mailbox, n_slices
+from daskps.shards.runs import first_of
 from daskps.shards.seats import ASK
 from daskps.shards.segment import GENERATION, ROUNDS, Segment
 from daskps.shards.tablework import Work
@@ -431,9 +432,11 @@ def test_next_clock_asks_for_nothing():
 def test_trainer_that_starts_again_owes_nothing():
     owner, follow = taken_over()
     send(owner, part(0, 1.0, 0))
-    mine = follow()
-    assert mine.resume(RUN, 0) == (0, 0)
-    (ticket,) = send(mine, gradient(0, {A: np.ones(9, "f4")}))
+    mine, at = follow(), first_of(2)
+    assert mine.resume(RUN, 0, 2) == (0, at)
+    # Also to the next owner: it is in the memory that both have.
+    assert failed(send(mine, replace(part(0, 1.0, 1), tick=True)), RunCancelledError)
+    (ticket,) = send(mine, replace(gradient(0, {A: np.ones(9, "f4")}), sequence=at))
     assert not done(ticket).duplicate
 
 

@@ -12,6 +12,7 @@ from daskps.consistency import BSP, SSP
 from daskps.errors import (
     ClockError,
     ConsistencyError,
+    RunCancelledError,
 )
 from daskps.shards.base import (
     ADD,
@@ -23,6 +24,7 @@ from daskps.shards.base import (
     Step,
     Ticket,
 )
+from daskps.shards.runs import first_of
 from tests.shards.making import (
     RUN,
     A,
@@ -288,8 +290,9 @@ def test_the_round_before_survives_what_producers_do():
 def test_a_restarted_rank_drops_what_it_had_not_ticked():
     shard = bsp(2)
     send(shard, step(0, 0, 50.0, tick=False, sequence=0))
-    assert shard.resume(RUN, 0) == (0, 0)
-    send(shard, step(0, 0, 2.0, tick=False, sequence=0), step(0, 0, sequence=1))
+    at = first_of(2)
+    assert shard.resume(RUN, 0, 2) == (0, at)
+    send(shard, step(0, 0, 2.0, tick=False, sequence=at), step(0, 0, sequence=at + 1))
     send(shard, step(1, 0))
     assert weights(shard)[A] == [3, 1, 0, 0, 0]
 
@@ -297,9 +300,60 @@ def test_a_restarted_rank_drops_what_it_had_not_ticked():
 def test_a_restarted_rank_that_had_ticked_goes_on_after_it():
     shard = bsp(2)
     send(shard, step(0, 0, tick=False, sequence=0), step(0, 0, tick=True, sequence=1))
-    assert shard.resume(RUN, 0) == (1, 2)
+    assert shard.resume(RUN, 0, 2) == (1, first_of(2))
     send(shard, step(1, 0))
-    assert shard.resume(RUN, 0) == (1, 2)
+    assert shard.resume(RUN, 0, 3) == (1, first_of(3))
+    assert weights(shard)[A] == [2, 1, 0, 0, 0]
+
+
+def test_who_asks_where_a_rank_stands_changes_nothing():
+    shard = bsp(2)
+    send(shard, step(0, 0, 50.0, tick=False, sequence=0))
+    assert shard.resume(RUN, 0) == (0, 0)
+    send(shard, step(0, 0, sequence=1), step(1, 0))
+    assert weights(shard)[A] == [51, 1, 0, 0, 0]
+
+
+def test_what_a_trainer_sends_whose_place_was_taken_counts_for_nothing():
+    """Its worker was taken for lost: it goes on, or its message was late."""
+    shard = bsp(2)
+    send(shard, step(0, 0, 50.0, tick=False, sequence=0))
+    shard.resume(RUN, 0, 2)
+    # The rest of a step whose beginning was dropped, all of it, and the next one.
+    late = send(
+        shard,
+        step(0, 0, 50.0, sequence=1),
+        step(0, 0, 100.0, sequence=2, whole=True),
+        step(0, 0, 50.0, tick=False, sequence=3),
+        step(0, 1, 50.0, sequence=4),
+    )
+    assert failed(late, RunCancelledError)
+    assert "another one goes on" in str(late[0].outcome)
+    send(shard, step(0, 0, sequence=first_of(2)), step(1, 0))
+    assert weights(shard)[A] == [1, 1, 0, 0, 0]
+    # The record says so too: the next round's table is made of it.
+    assert failed(send(shard, step(0, 1, sequence=5)), RunCancelledError)
+    shard.validate()
+
+
+def test_step_that_waits_for_its_round_is_refused_when_its_place_was_taken():
+    shard = bsp(2)
+    _, early = send(shard, step(0, 0), step(0, 1, 50.0))
+    assert early.outcome is None
+    shard.resume(RUN, 0, 2)
+    send(shard, step(1, 0))
+    assert failed([early], RunCancelledError)
+    send(shard, step(0, 1, sequence=first_of(2)), step(1, 1))
+    assert weights(shard)[A] == [2, 2, 0, 0, 0]
+
+
+def test_place_is_taken_once():
+    """The message that takes it may come again, when its trainer has begun."""
+    shard, at = bsp(2), first_of(2)
+    assert shard.resume(RUN, 0, 2) == (0, at)
+    send(shard, step(0, 0, tick=False, sequence=at))
+    shard.resume(RUN, 0, 2)
+    send(shard, step(0, 0, sequence=at + 1), step(1, 0))
     assert weights(shard)[A] == [2, 1, 0, 0, 0]
 
 
