@@ -1,7 +1,6 @@
 """A distributed store of named arrays on the Dask cluster you already have."""
 
 from daskps import codecs, init, optim
-from daskps.array import ParameterArray
 from daskps.consistency import ASP, BSP, SSP
 from daskps.errors import (
     ClockError,
@@ -26,14 +25,15 @@ from daskps.errors import (
     StoreNotFoundError,
     UnknownParameterError,
 )
-from daskps.snapshot import Snapshot
-from daskps.specs import ArraySpec
-from daskps.store import ParameterStore
+from daskps.store.array import ParameterArray
+from daskps.store.snapshot import Snapshot
+from daskps.store.specs import ArraySpec
+from daskps.store.store import ParameterStore
 
 # As in zarr.open: it is called as `daskps.open`.
-from daskps.stores import StoreInfo, create, list_stores, open  # noqa: A004
+from daskps.store.stores import StoreInfo, create, list_stores, open  # noqa: A004
 from daskps.training.callbacks import Log, ProgressBar
-from daskps.training.data import partition, split_batch
+from daskps.training.data.rows import partition, split_batch
 from daskps.training.fit import TrainResult, run, train
 from daskps.training.trainer import Trainer
 

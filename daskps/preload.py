@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from daskps.cluster.plugin import DirectoryPlugin, HostPlugin
+from daskps.cluster.plugins import DirectoryPlugin, HostPlugin
 
 
 async def dask_setup(server: Any) -> None:

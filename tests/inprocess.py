@@ -29,11 +29,11 @@ from distributed.core import Status
 from tornado.ioloop import IOLoop
 
 from daskps.cluster import upstream
-from daskps.cluster.directory import Directory
-from daskps.cluster.handlers import HOST
-from daskps.cluster.host import HOSTS, ShardHost
-from daskps.cluster.link import Link, using
-from daskps.cluster.messages import unpack_reply
+from daskps.cluster.caller.link import Link, using
+from daskps.cluster.directory.directory import Directory
+from daskps.cluster.host.host import HOSTS, ShardHost
+from daskps.cluster.wire.handlers import HOST
+from daskps.cluster.wire.messages import unpack_reply
 
 _numbers = itertools.count(1)
 
@@ -125,7 +125,7 @@ class Hub:
 
 
 class Site:
-    """A node for hosts and links; see :class:`daskps.cluster.node.Node`."""
+    """A node for hosts and links; see :class:`daskps.cluster.host.node.Node`."""
 
     status = "running"
     asynchronous = False

@@ -23,7 +23,7 @@ from distributed.utils_test import gen_test, popen
 
 import daskps
 from daskps import optim
-from daskps.cluster.handlers import HOST, Handler
+from daskps.cluster.wire.handlers import HOST, Handler
 from tests import inprocess
 
 __all__ = [
@@ -46,7 +46,7 @@ __all__ = [
 # Worker processes are forked from one that has imported all they need: a cluster is
 # there in 0.5 instead of 1.5 s. Commands that tests start use Dask's default.
 dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
-get_mp_context().set_forkserver_preload(["distributed", "daskps.cluster.plugin"])
+get_mp_context().set_forkserver_preload(["distributed", "daskps.cluster.plugins"])
 # `gen_cluster` resets the configuration to what it was when it was imported; the
 # defaults of daskps came later.
 utils_test.original_config["daskps"] = copy.deepcopy(dask.config.get("daskps"))

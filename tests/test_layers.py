@@ -23,20 +23,7 @@ LAYERS = {
     "demo": 5,
     "preload": 5,
     "testing": 5,
-    "array": 4,
-    "handle": 4,
-    "pulls": 4,
-    "pushes": 4,
-    "intake": 4,
-    "mistaken": 4,
-    "opening": 4,
-    "repr": 4,
-    "snapshot": 4,
-    "specs": 4,
     "store": 4,
-    "stores": 4,
-    "table": 4,
-    "targets": 4,
     "training": 4,
     "cluster": 3,
     "checkpoint": 2,
@@ -47,7 +34,6 @@ LAYERS = {
     "kernels": 1,
     "layout": 1,
     "optim": 1,
-    "placement": 1,
     "reduction": 1,
     "version": 1,
     "backend": 0,
@@ -123,7 +109,7 @@ class Module:
                 base = self.base_of(node)
                 for alias in node.names:
                     yield node.lineno, f"{base}.{alias.name}"
-            elif isinstance(node, ast.Attribute) and ast.unparse(node) == "dask.config":
+            elif isinstance(node, ast.Attribute) and is_dask_config(node):
                 yield node.lineno, "dask.config"  # after a mere `import dask`
 
     def base_of(self, node: ast.ImportFrom) -> str:
@@ -133,6 +119,11 @@ class Module:
         up = node.level - self.is_package
         parents = package[: len(package) - up] if up else package
         return ".".join([*parents, *filter(None, [node.module])])
+
+
+def is_dask_config(node: ast.Attribute) -> bool:
+    of = node.value
+    return node.attr == "config" and isinstance(of, ast.Name) and of.id == "dask"
 
 
 def modules(root: Path) -> Iterator[Module]:
@@ -253,9 +244,9 @@ def test_imports_go_downwards(module: Module) -> None:
         ("store", "from dask import config", "only config"),
         ("store", "import dask\ndask.config.get('x')", "only config"),
         ("errors", "import dask", "dask is not for"),
-        ("shards.dense", "import dask.array", "dask is not for"),
-        ("shards.dense", "import threading", "no threads"),
-        ("shards.dense", "import asyncio.locks", "no threads"),
+        ("shards.shard", "import dask.array", "dask is not for"),
+        ("shards.shard", "import threading", "no threads"),
+        ("shards.shard", "import asyncio.locks", "no threads"),
         ("layout", "import numba", "numba is not for"),
         ("layout", "from pathlib import Path", "no input or output"),
         ("kernels.compiled", "import asyncio", "no threads"),
@@ -355,10 +346,11 @@ def circles(graph: dict[str, dict[str, int]]) -> list[list[str]]:
 
 
 TREE = {module.name: module for module in modules(ROOT)}
+GRAPH = edges(TREE)
 
 
 def test_no_two_modules_import_each_other() -> None:
-    assert circles(edges(TREE)) == []
+    assert circles(GRAPH) == []
 
 
 def patches(module: Module) -> list[str]:
@@ -432,3 +424,114 @@ def test_a_patch_of_distributed_is_found(source: str) -> None:
 def test_a_circle_is_found(sources: dict[str, str], way: list[str] | None) -> None:
     made = {n: Module(n, s, is_package=False) for n, s in sources.items()}
     assert circles(edges(made)) == ([] if way is None else [way])
+
+
+# -- rooms: no circles, and in the cluster one direction -----------------------
+
+#: What each room of the cluster may import of the others; a room is a module there or
+#: a folder with all that is in it.
+ROOMS: dict[str, set[str]] = {
+    "keys": set(),
+    "upstream": {"keys"},
+    "wire": {"keys", "upstream"},
+    "machine": {"keys", "upstream"},
+    "directory": {"keys", "upstream", "wire"},
+    "host": {"keys", "upstream", "wire", "machine"},
+    "plugins": {"keys", "upstream", "wire", "machine", "host", "directory"},
+    "caller": {"keys", "upstream", "wire", "machine", "host", "plugins"},
+    "runs": {"keys", "upstream", "wire", "machine", "host", "plugins", "caller"},
+}
+#: The scheduler's part knows of shards their sizes, their reports and where runs stand.
+DIRECTORY_SEES = {"shards.memory.segment", "shards.cuts.cut", "shards.steps"}
+
+
+def rooms(graph: dict[str, dict[str, int]]) -> dict[str, dict[str, dict[str, int]]]:
+    """Return for each package how its modules and packages import each other."""
+    found: dict[str, dict[str, dict[str, int]]] = {}
+    for name, targets in graph.items():
+        for target in targets:
+            a, b = name.split("."), target.split(".")
+            n = 0
+            while n < min(len(a), len(b)) and a[n] == b[n]:
+                n += 1
+            # Where one is the package of the other there are no two rooms.
+            if n < len(a) and n < len(b):
+                of = found.setdefault(".".join(a[:n]), {})
+                of.setdefault(a[n], {})[b[n]] = targets[target]
+    return found
+
+
+def room_faults(module: Module) -> list[str]:
+    """Return what a module of the cluster imports of rooms that it may not see."""
+    parts = module.name.split(".")
+    if parts[0] != "cluster" or len(parts) < 2:
+        return []
+    room, found = parts[1], []
+    if room not in ROOMS:
+        return [f"daskps.{module.name} has no room in ROOMS"]
+    for line, name in module.imports():
+        _, *target = name.split(".")
+        door = target[1] if target[:1] == ["cluster"] and len(target) > 1 else room
+        may = door not in ROOMS or door in ROOMS[room] | {room}
+        if room == "directory" and target[:1] == ["shards"]:
+            may = any(
+                target[: m.count(".") + 1] == m.split(".") for m in DIRECTORY_SEES
+            )
+        if not may:
+            found.append(f"daskps.{module.name}:{line} imports {name}")
+    return found
+
+
+@pytest.mark.parametrize("package", sorted(rooms(GRAPH)))
+def test_no_two_rooms_import_each_other(package: str) -> None:
+    graph = rooms(GRAPH)[package]
+    # What users import is all of it; it is nobody's room.
+    assert circles(graph) == []
+
+
+@pytest.mark.parametrize(
+    "module", [m for m in TREE.values() if m.part == "cluster"], ids=lambda m: m.name
+)
+def test_rooms_of_the_cluster_import_downwards(module: Module) -> None:
+    assert not room_faults(module)
+
+
+def test_a_circle_of_rooms_is_found_where_modules_have_none() -> None:
+    made = {
+        "x.a.one": "from daskps.x.b import one",
+        "x.b.one": "",
+        "x.b.two": "from daskps.x.a import two",
+        "x.a.two": "",
+    }
+    tree = {n: Module(n, s, is_package=False) for n, s in made.items()}
+    graph = edges(tree)
+    assert circles(graph) == []
+    assert circles(rooms(graph)["x"]) == [["a", "b", "a"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("cluster.directory.runs", "from daskps.cluster.host import host"),
+        ("cluster.host.host", "from daskps.cluster.caller.link import Link"),
+        ("cluster.wire.messages", "import daskps.cluster.machine.locks"),
+        ("cluster.directory.cuts", "from daskps.shards import shard"),
+        ("cluster.directory.cuts", "from daskps.shards.steps2 import x"),
+        ("cluster.novelty", "import sys"),
+    ],
+)
+def test_a_wrong_door_is_found(name: str, source: str) -> None:
+    assert len(room_faults(Module(name, source, is_package=False))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("cluster.caller.near", "from daskps.cluster.host.exchange import Exchange"),
+        ("cluster.directory.cuts", "from daskps.shards.cuts.cut import agree"),
+        ("cluster.runs.graph.sums", "from daskps.cluster.host import contributions"),
+        ("cluster.wire.messages", "from daskps.cluster import upstream"),
+    ],
+)
+def test_an_open_door_is_found(name: str, source: str) -> None:
+    assert not room_faults(Module(name, source, is_package=False))

@@ -12,8 +12,8 @@ import pytest
 
 import daskps
 from daskps import LayoutError, limits
-from daskps.cluster.reserve import Request, reserve
-from daskps.specs import blueprint
+from daskps.cluster.directory.placement import Request, reserve
+from daskps.store.specs import blueprint
 
 OPTIONS: dict[str, Any] = {
     "name": None,

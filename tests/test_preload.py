@@ -59,7 +59,7 @@ def add_host_again(client: Client) -> dict[str, Any]:
     """Add the worker plugin to workers that have it, as every registration may."""
 
     async def add(dask_worker: Any) -> Any:
-        from daskps.cluster.plugin import HostPlugin
+        from daskps.cluster.plugins import HostPlugin
 
         return await dask_worker.plugin_add(HostPlugin(), name=HostPlugin.name)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from daskps import init, optim, reduction
-from daskps.cluster.rules import initial_slots
+from daskps.cluster.host.rules import initial_slots
 from daskps.cluster.upstream import dumps, loads
 from daskps.optim import Rule, bind
 from daskps.training import callbacks

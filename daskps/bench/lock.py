@@ -17,9 +17,9 @@ import numpy as np
 
 from daskps import config
 from daskps.bench import command
-from daskps.cluster.locks import FileLock
-from daskps.cluster.memory import attach, open_memory
-from daskps.cluster.registry import visit
+from daskps.cluster.machine.blocks import attach, open_memory
+from daskps.cluster.machine.locks import FileLock
+from daskps.cluster.machine.membership import visit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -26,7 +26,7 @@ from distributed import Client, LocalCluster, get_worker
 import daskps
 from daskps import optim
 from daskps.bench import command, report
-from daskps.cluster.host import HOSTS
+from daskps.cluster.host.host import HOSTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.cluster.messages import PROTOCOL
+from daskps.cluster.wire.messages import PROTOCOL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

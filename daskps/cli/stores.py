@@ -12,8 +12,8 @@ from dask.utils import format_bytes
 from daskps import config
 from daskps.cli.demo import address
 from daskps.cli.group import Failure
-from daskps.cluster.outside import Sight, find_store, find_stores
-from daskps.repr import text_table
+from daskps.cluster.caller.inspection import Sight, find_store, find_stores
+from daskps.store.repr import text_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence

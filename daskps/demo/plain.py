@@ -11,7 +11,7 @@ import daskps
 from daskps.demo.digits import Digits, Params, gradient, initial
 from daskps.demo.options import RULES, Options
 from daskps.optim import SGD, Rule
-from daskps.training.data import batches
+from daskps.training.data.rows import batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

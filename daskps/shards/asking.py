@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.shards import producers
-from daskps.shards.base import Ready, Ticket
-from daskps.shards.segment import N_APPLIED, N_DUPLICATES, POLICY, ROUNDS, RUN
-from daskps.shards.sides import runs
+from daskps.shards.memory.segment import N_APPLIED, N_DUPLICATES, POLICY, ROUNDS, RUN
+from daskps.shards.memory.sides import runs
+from daskps.shards.steps import Ready, Ticket
 from daskps.shards.waiting import CODES, policy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from daskps.consistency import Policy
-    from daskps.shards.base import Array, Step
-    from daskps.shards.segment import Segment
+    from daskps.shards.memory.segment import Segment
+    from daskps.shards.steps import Array, Step
 
 
 class Asked(ABC):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from daskps.shards.cuts import Cut, Order, Report, broken, report
-from daskps.shards.segment import RUN
+from daskps.shards.cuts.cut import Cut, Order, Report, broken, report
+from daskps.shards.memory.segment import RUN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from daskps.shards.base import Ticket
-    from daskps.shards.dense import Shard
+    from daskps.shards.shard import Shard
+    from daskps.shards.steps import Ticket
 
 
 def begin(shard: Shard, name: str, index: int) -> Report:

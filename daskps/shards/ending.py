@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.errors import IllegalStateError
-from daskps.shards import runs
-from daskps.shards.base import Standing
-from daskps.shards.segment import LIVE, N_RANKS, ROUNDS, RUN
-from daskps.shards.update import Publication
-from daskps.shards.withdrawal import Withdrawal, is_possible
+from daskps.shards import run_record
+from daskps.shards.memory.publication import Publication
+from daskps.shards.memory.segment import LIVE, N_RANKS, ROUNDS, RUN
+from daskps.shards.memory.withdrawal import Withdrawal, is_possible
+from daskps.shards.steps import Standing
 
 if TYPE_CHECKING:
-    from daskps.shards.segment import Segment
+    from daskps.shards.memory.segment import Segment
 
 
 def standing(segment: Segment, run: int, is_stuck: bool) -> Standing:
@@ -71,7 +71,7 @@ class Last:
         publication.gather_slots()
         # A version that had the round is never one without it.
         least = publication.old.version + self._back
-        runs.end(publication.record, max(self._version, least))
+        run_record.end(publication.record, max(self._version, least))
         if self._back:
             publication.finish()
         else:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from daskps.shards.gates import CLOSED
-from daskps.shards.segment import (
+from daskps.shards.memory.gates import CLOSED
+from daskps.shards.memory.segment import (
     CLOCK,
     FLIP,
     GATE,
@@ -29,7 +29,7 @@ from daskps.shards.segment import (
 from daskps.shards.waiting import CODES
 
 if TYPE_CHECKING:
-    from daskps.shards.segment import Segment
+    from daskps.shards.memory.segment import Segment
 
 #: What a look says instead of a flip: wait, or leave it to the shard.
 NOT_YET, ASK = -1, -2

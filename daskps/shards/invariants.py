@@ -6,9 +6,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from daskps.errors import IllegalStateError
-from daskps.shards.doubts import owner_of
-from daskps.shards.gates import OPEN, gate_of
-from daskps.shards.segment import (
+from daskps.shards.cuts.floors import owner_of
+from daskps.shards.memory.gates import OPEN, gate_of
+from daskps.shards.memory.segment import (
     CLOCK,
     MAX_PRODUCERS,
     MAX_RANKS,
@@ -29,9 +29,9 @@ from daskps.shards.waiting import CODES, outcome
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from daskps.shards.base import Ticket
-    from daskps.shards.cuts import Cut
-    from daskps.shards.rounds import Rounds
+    from daskps.shards.cuts.cut import Cut
+    from daskps.shards.rounds.rounds import Rounds
+    from daskps.shards.steps import Ticket
 
 
 def check(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.errors import ProducerExpiredError, ShardBusyError
-from daskps.shards.segment import (
+from daskps.shards.memory.segment import (
     CLOSED,
     FLOOR,
     FORGOTTEN,
@@ -38,7 +38,7 @@ from daskps.shards.segment import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from daskps.shards.base import Runs
+    from daskps.shards.steps import Runs
 
 WINDOW = 64
 #: Shards that have a bit of their own.

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from daskps.shards import producers, runs
-from daskps.shards.base import NOTHING, Step, Ticket
-from daskps.shards.planning import Operations, Planner, count
-from daskps.shards.segment import (
+from daskps.shards import producers, run_record
+from daskps.shards.arrays.planning import Operations, Planner, count
+from daskps.shards.memory.publication import Publication, looks
+from daskps.shards.memory.segment import (
     N_APPLIED,
     N_DUPLICATES,
     VERSION,
     Record,
     Segment,
 )
-from daskps.shards.update import Publication, looks
+from daskps.shards.steps import NOTHING, Step, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from daskps.shards.doubts import Doubts
+    from daskps.shards.cuts.floors import Doubts
 
 
 class Pushes:
@@ -64,7 +64,7 @@ class Pushes:
 
     def apply(self, tickets: Sequence[Ticket]) -> None:
         """Apply the pushes of some tickets, in order, in one publication."""
-        changing = [t for t in tickets if runs.changes(t.step)]
+        changing = [t for t in tickets if run_record.changes(t.step)]
         publication: Publication | None = None
         new: list[Ticket] = []
         for ticket in changing:
@@ -131,13 +131,13 @@ class Pushes:
 
 def _repeats(step: Step, record: Record) -> bool:
     if step.run:
-        return runs.repeats(record, step)
+        return run_record.repeats(record, step)
     return producers.repeats(record, step.producer, step.sequence)
 
 
 def _note(step: Step, record: Record) -> None:
     if step.run:
-        runs.note(record, step)
+        run_record.note(record, step)
     else:
         producers.admit(
             record,

@@ -1,6 +1,6 @@
 """A trainer's steps that simply join the open round, without a ticket.
 
-What :meth:`daskps.shards.dense.Shard.submit` finds out for a ticket, for the step that
+What :meth:`daskps.shards.shard.Shard.submit` finds out for a ticket, for the step that
 nearly every step of a run is, in few reads of plain words. Whatever else there is to
 say is left to the shard.
 """
@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from daskps.shards.gates import OPEN
-from daskps.shards.segment import FLIP, GATE, GENERATION, RUN, VERSION
+from daskps.shards.memory.gates import OPEN
+from daskps.shards.memory.segment import FLIP, GATE, GENERATION, RUN, VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from daskps.shards.base import Array, Tick
-    from daskps.shards.joining import Joining
-    from daskps.shards.segment import Segment
+    from daskps.shards.memory.segment import Segment
+    from daskps.shards.rounds.joining import Joining
+    from daskps.shards.steps import Array, Tick
 
 #: Said instead of a version: nothing was changed, submit the step.
 ASK = -1

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from daskps.consistency import ASP, BSP, SSP, Policy, may_pull
 from daskps.errors import ClockError
-from daskps.shards.base import BARRIER, NO_WAIT, READ, Ready, Ticket
-from daskps.shards.segment import (
+from daskps.shards.memory.segment import (
     CLOCK,
     LIVE,
     POLICY,
@@ -15,6 +14,7 @@ from daskps.shards.segment import (
     Record,
     Segment,
 )
+from daskps.shards.steps import BARRIER, NO_WAIT, READ, Ready, Ticket
 
 #: Codes of the policies in a record; 0 is no run at all.
 CODES = {"bsp": 1, "ssp": 2, "asp": 3}

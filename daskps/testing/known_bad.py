@@ -8,21 +8,21 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from daskps.cluster.host import ShardHost
-from daskps.cluster.messages import Answer
-from daskps.cluster.settling import Ending
+from daskps.cluster.directory.settling import Ending
+from daskps.cluster.host.host import ShardHost
+from daskps.cluster.wire.messages import Answer
 from daskps.shards import producers
-from daskps.shards.base import NOTHING
-from daskps.shards.cuts import Cut
-from daskps.shards.dense import Shard
-from daskps.shards.segment import ROUNDS
+from daskps.shards.cuts.cut import Cut
+from daskps.shards.memory.segment import ROUNDS
+from daskps.shards.shard import Shard
+from daskps.shards.steps import NOTHING
 from daskps.testing.ground import put
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from daskps.cluster.messages import Call
-    from daskps.shards.base import Ticket
+    from daskps.cluster.wire.messages import Call
+    from daskps.shards.steps import Ticket
 
 #: How late the pushes are applied that were acknowledged before.
 LATE_SECONDS = 0.005

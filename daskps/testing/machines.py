@@ -1,7 +1,7 @@
 """The machines of simulated processes: memory that they share, in this one.
 
-Names and promises are those of :mod:`daskps.cluster.registry` and
-:mod:`daskps.cluster.memory`; what files and record locks do there is done by plain
+Names and promises are those of :mod:`daskps.cluster.machine.membership` and
+:mod:`daskps.cluster.machine.blocks`; what files and record locks do there is done by plain
 objects here. What a process leaves behind when it dies stays until somebody adopts or
 sweeps it.
 """
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daskps.cluster.memory import Block, Memory
-from daskps.cluster.registry import BLOCK, WayClosed, owner_of
+from daskps.cluster.machine.blocks import Block, Memory
+from daskps.cluster.machine.membership import BLOCK, WayClosed, owner_of
 from daskps.errors import ShardBusyError
-from daskps.shards.segment import (
+from daskps.shards.memory.segment import (
     FORMAT,
     FORMAT_AT,
     HEADER_WORDS,
@@ -31,7 +31,7 @@ from daskps.testing.ground import CHANCE
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from daskps.cluster.mapping import Array
+    from daskps.cluster.machine.mapping import Array
     from daskps.testing.loop import Process
 
 PID_BITS = 22

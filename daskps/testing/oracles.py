@@ -7,19 +7,19 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from daskps.cluster.host import HOSTS, ShardHost
+from daskps.cluster.host.host import HOSTS, ShardHost
 from daskps.errors import DaskPSError, IllegalStateError
-from daskps.shards.segment import GENERATION, NONCE, RUN, VERSION
-from daskps.shards.update import Publication
+from daskps.shards.memory.publication import Publication
+from daskps.shards.memory.segment import GENERATION, NONCE, RUN, VERSION
 from daskps.testing.ground import CLOCK, put
 from daskps.testing.loop import PROCESS
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
 
-    from daskps.cluster.messages import Answer, Call
-    from daskps.cluster.slot import Slot
-    from daskps.shards.segment import Segment
+    from daskps.cluster.host.hosted import Slot
+    from daskps.cluster.wire.messages import Answer, Call
+    from daskps.shards.memory.segment import Segment
     from daskps.testing.loop import Process
 
 T = TypeVar("T")

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import daskps
-from daskps.cluster import snapshots
-from daskps.cluster.client import ShardClient
-from daskps.cluster.deadline import Deadline
-from daskps.cluster.meta import Meta
+from daskps.cluster.caller import snapshots
+from daskps.cluster.caller.client import ShardClient
+from daskps.cluster.caller.shard_map import Meta
+from daskps.cluster.wire.deadline import Deadline
 from daskps.testing.ground import CHANCE
 from daskps.testing.oracles import EXPECTED
 
 if TYPE_CHECKING:
     from distributed import Client
 
-    from daskps.cluster.link import Link
+    from daskps.cluster.caller.link import Link
     from daskps.testing.oracles import Watch
 
 #: Deadline of calls outside runs.

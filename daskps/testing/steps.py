@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from daskps.cluster import plans
-from daskps.cluster.meta import Joined, Meta
-from daskps.cluster.plans import GRADIENT
-from daskps.cluster.session import Session
+from daskps.cluster.caller import routes
+from daskps.cluster.caller.routes import GRADIENT
+from daskps.cluster.caller.session import Session
+from daskps.cluster.caller.shard_map import Joined, Meta
 from daskps.errors import ContributionLostError, RunCancelledError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from daskps.cluster.link import Link
-    from daskps.cluster.messages import Array, Call
+    from daskps.cluster.caller.link import Link
+    from daskps.cluster.wire.messages import Array, Call
 
 #: How long trainers wait for each other to register.
 REGISTER_SECONDS = 20.0
@@ -55,8 +55,8 @@ class Trainer(Session):
 
     async def read_async(self) -> Any:
         """Read all parameters; see :meth:`Session.read`."""
-        target = plans.whole(self.meta)
-        plan = plans.read(self.meta, target, None, self._call())
+        target = routes.whole(self.meta)
+        plan = routes.read(self.meta, target, None, self._call())
         deadline = self._deadline(None, "a pull")
         await self.shards.call_async(plan.calls, plan.outs, deadline)
         return target.finish()
@@ -90,7 +90,7 @@ class Trainer(Session):
     async def _send_once(self, arrays: Mapping[int, Array], call: Call) -> None:
         call = replace(call, sequence=self.sequence, floor=self.sequence)
         self.sequence += 1
-        plan = plans.push(self.meta, arrays, call, everywhere=call.tick)
+        plan = routes.push(self.meta, arrays, call, everywhere=call.tick)
         deadline = self._deadline(None, "a push")
         await self.shards.call_async(plan.calls, plan.outs, deadline)
 

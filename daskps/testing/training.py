@@ -17,7 +17,7 @@ from daskps.testing.ground import CHANCE
 from daskps.testing.oracles import EXPECTED
 
 if TYPE_CHECKING:
-    from daskps.cluster.link import Link
+    from daskps.cluster.caller.link import Link
     from daskps.testing.loop import Process
     from daskps.testing.oracles import Watch
     from daskps.testing.steps import Trainer

@@ -11,9 +11,9 @@ import distributed.utils
 from distributed import Client, Scheduler, Worker
 from distributed.system_monitor import SystemMonitor
 
-from daskps.cluster.host import HOSTS
-from daskps.cluster.link import link_of
-from daskps.cluster.plugin import HostPlugin
+from daskps.cluster.caller.link import link_of
+from daskps.cluster.host.host import HOSTS
+from daskps.cluster.plugins import HostPlugin
 from daskps.testing import network
 from daskps.testing.ground import put
 from daskps.testing.loop import PROCESS, Process
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from distributed.core import Status
 
-    from daskps.cluster.host import ShardHost
+    from daskps.cluster.host.host import ShardHost
 
 T = TypeVar("T")
 

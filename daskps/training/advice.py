@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from daskps.layout import counted
+from daskps.layout.arrays import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from daskps.cluster.meta import Meta
+    from daskps.cluster.caller.shard_map import Meta
 
 #: How much worse than its best a loss is that is said.
 MUCH_WORSE = 1000.0

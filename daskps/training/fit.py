@@ -13,22 +13,22 @@ from daskps import codecs, config
 from daskps.consistency import ASP, BSP, SSP, Policy, policy
 from daskps.limits import MOST_TRAINERS
 from daskps.reduction import check_reduce
-from daskps.targets import flag
+from daskps.store.targets import flag
 from daskps.training import callbacks as callbacks_module
-from daskps.training.background import Background
+from daskps.training.data.parts import check
+from daskps.training.data.tables import array_of
 from daskps.training.functions import check_function
 from daskps.training.job import Job, check_trainers, whole
-from daskps.training.parts import check
+from daskps.training.overlap.background import Background
 from daskps.training.result import Epoch, TrainResult
-from daskps.training.tables import array_of
 from daskps.training.trainer import Trainer
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from daskps.cluster.session import Session
-    from daskps.store import ParameterStore
+    from daskps.cluster.caller.session import Session
+    from daskps.store.store import ParameterStore
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

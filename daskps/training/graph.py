@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from daskps.training.blocks import rows_of
-from daskps.training.data import n_rows
+from daskps.training.data.row_blocks import rows_of
+from daskps.training.data.rows import n_rows
 from daskps.training.steps import FitPlan, Stepper
 
 if TYPE_CHECKING:
-    from daskps.cluster.meta import Meta
-    from daskps.cluster.plans import Delivery
+    from daskps.cluster.caller.routes import Delivery
+    from daskps.cluster.caller.shard_map import Meta
 
 #: Returns what the tasks of a run share on a worker, made by the function if need be.
 Shared = Callable[[Any, Callable[[], Any]], Any]

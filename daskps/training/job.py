@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps import config, limits
-from daskps.cluster import snapshots, upstream
-from daskps.cluster.deadline import Deadline
-from daskps.cluster.launch import launch
-from daskps.cluster.pump import Pump, UserCall, call_directly
-from daskps.cluster.spec import Launch, threads_of
-from daskps.cluster.windows import Schedule
+from daskps.cluster import upstream
+from daskps.cluster.caller import snapshots
+from daskps.cluster.caller.user_calls import Pump, UserCall, call_directly
+from daskps.cluster.runs.graph.windows import Schedule
+from daskps.cluster.runs.launch import launch
+from daskps.cluster.runs.spec import Launch, threads_of
+from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import DaskPSError
-from daskps.store import ParameterStore
+from daskps.store.store import ParameterStore
 from daskps.training import advice
 from daskps.training import callbacks as callbacks_module
+from daskps.training.data.parts import parts_of
 from daskps.training.functions import metrics_of
 from daskps.training.graph import GraphBody
-from daskps.training.parts import parts_of
 from daskps.training.resident import FitLoop
 from daskps.training.result import Epoch, TrainResult
 from daskps.training.steps import FitPlan
@@ -31,8 +32,8 @@ from daskps.usercode import guarded
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from daskps.cluster.link import Link
-    from daskps.cluster.spec import Body
+    from daskps.cluster.caller.link import Link
+    from daskps.cluster.runs.spec import Body
     from daskps.codecs import Codec
     from daskps.consistency import Policy
 

@@ -11,7 +11,7 @@ from daskps.optim import Bound, Rule, bind
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from daskps.layout import Layout
+    from daskps.layout.arrays import Layout
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -6,17 +6,17 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from daskps.cluster.ledger import FIRST_ROWS, first_batches
-from daskps.training.background import Background
-from daskps.training.blocks import rows_of
-from daskps.training.data import n_rows
-from daskps.training.pipeline import Pipeline
+from daskps.cluster.runs.graph.epochs import FIRST_ROWS, first_batches
+from daskps.training.data.row_blocks import rows_of
+from daskps.training.data.rows import n_rows
+from daskps.training.overlap.background import Background
+from daskps.training.overlap.pipeline import Pipeline
 from daskps.training.steps import FitPlan, Stepper
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from daskps.cluster.session import Session
+    from daskps.cluster.caller.session import Session
     from daskps.training.steps import Batch
 
 #: How long taking a batch and a delivery take, each, where they are done side by side.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.layout import counted
-from daskps.repr import html_table
+from daskps.layout.arrays import counted
+from daskps.store.repr import html_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

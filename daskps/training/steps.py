@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from dask.utils import funcname
 
-from daskps import config, intake
-from daskps.cluster.plans import (
+from daskps import config
+from daskps.cluster.caller.routes import (
     GRADIENT,
     MODEL,
     Delivery,
@@ -21,13 +21,14 @@ from daskps.cluster.plans import (
     whole,
 )
 from daskps.errors import PushRejectedError
-from daskps.training.data import batches, n_rows, take
+from daskps.store import intake
+from daskps.training.data.rows import batches, n_rows, take
 from daskps.training.functions import advice, note_labels
 from daskps.training.local import LocalModel
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
-    from daskps.cluster.meta import Meta
+    from daskps.cluster.caller.shard_map import Meta
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _GRADIENT = user_code("the gradient")

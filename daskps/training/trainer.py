@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.targets import chosen_names, flag, sign_of, target_of
-from daskps.training.ahead import Ahead
+from daskps.store.targets import chosen_names, flag, sign_of, target_of
+from daskps.training.overlap.ahead import Ahead
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from daskps.cluster.plans import Target
+    from daskps.cluster.caller.routes import Target
     from daskps.version import Version
 
 Array = np.ndarray[Any, np.dtype[Any]]

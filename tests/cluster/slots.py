@@ -11,14 +11,14 @@ from typing import Any
 
 import dask
 
-from daskps.cluster.handlers import HOST
-from daskps.cluster.host import ShardHost
-from daskps.cluster.machine import HERE, Machine
-from daskps.cluster.memory import open_memory
-from daskps.cluster.slot import Slot
-from daskps.layout import Layout
-from daskps.shards.dense import Shard
-from daskps.shards.segment import NONCE, Segment
+from daskps.cluster.host.host import ShardHost
+from daskps.cluster.host.hosted import Slot
+from daskps.cluster.machine.blocks import open_memory
+from daskps.cluster.machine.machine import HERE, Machine
+from daskps.cluster.wire.handlers import HOST
+from daskps.layout.arrays import Layout
+from daskps.shards.memory.segment import NONCE, Segment
+from daskps.shards.shard import Shard
 
 LAYOUT = Layout.build({"w": ((1000,), "float64")}, 1)
 

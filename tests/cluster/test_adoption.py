@@ -19,7 +19,7 @@ from distributed.core import Status
 
 import daskps
 from daskps import config, optim
-from daskps.cluster.registry import directory
+from daskps.cluster.machine.membership import directory
 from tests.support import local_cluster, until
 
 N_PUSHES = 300
@@ -264,7 +264,7 @@ def test_store_deleted_during_its_adoption(machine, workers, monkeypatch):
 
 def held(client, uid):
     def shards(dask_worker):
-        from daskps.cluster.host import HOSTS
+        from daskps.cluster.host.host import HOSTS
 
         return [i for of, i in HOSTS[dask_worker.address].slots if of == uid]
 
@@ -481,7 +481,7 @@ def test_rounds_killed_at_more_random_moments(machine, workers, rng, by_message,
 
 
 def no_shared_blocks(dask_worker):
-    from daskps.cluster.host import HOSTS
+    from daskps.cluster.host.host import HOSTS
 
     host: Any = HOSTS[dask_worker.address]
     host.shared_blocks = lambda sizes: []

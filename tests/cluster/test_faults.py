@@ -17,7 +17,7 @@ from distributed import get_worker
 
 import daskps
 from daskps import config, optim
-from daskps.cluster.deadline import Deadline
+from daskps.cluster.wire.deadline import Deadline
 from tests.support import PATIENCE, local_cluster, store, until
 
 SGD = optim.SGD(0.1)
@@ -236,7 +236,7 @@ sys.stdin.read()
 
 def held(client):
     def shards(dask_worker):
-        from daskps.cluster.host import HOSTS
+        from daskps.cluster.host.host import HOSTS
 
         return sorted({uid for uid, _ in HOSTS[dask_worker.address].slots})
 
@@ -344,14 +344,14 @@ def test_cancelled_push_async_is_once_or_not_at_all(client):
 
 def test_repeated_message_is_applied_once(client):
     """The same producer and sequence again: acknowledged, not applied."""
-    from daskps.cluster import plans
-    from daskps.cluster.messages import Call
-    from daskps.shards.base import ADD
+    from daskps.cluster.caller import routes
+    from daskps.cluster.wire.messages import Call
+    from daskps.shards.steps import ADD
 
     s = daskps.create({"w": np.zeros(4)})
     shards = s._attached()
     head = Call(s.uid, (), kind=ADD, producer=10**9, sequence=3)
-    plan = plans.push(shards.meta, {0: np.ones(4)}, head)
+    plan = routes.push(shards.meta, {0: np.ones(4)}, head)
     for expected in (False, True, True):
         answers = shards.call(plan.calls, {}, Deadline(10, "a repeated add"))
         assert [a.duplicate for a in answers.values()] == [expected] * 2

@@ -15,10 +15,11 @@ from distributed import Client, get_worker
 
 import daskps
 from daskps import optim
-from daskps.cluster import link, upstream
-from daskps.cluster.handlers import HOST
-from daskps.cluster.host import HOSTS
-from daskps.shards.segment import N_PRODUCERS, RUN
+from daskps.cluster import upstream
+from daskps.cluster.caller import link
+from daskps.cluster.host.host import HOSTS
+from daskps.cluster.wire.handlers import HOST
+from daskps.shards.memory.segment import N_PRODUCERS, RUN
 from tests.support import gen_cluster, local_cluster, served_by, store, until
 
 #: Seconds that a call may need beyond its timeout on a machine that others use.

@@ -19,15 +19,15 @@ from distributed import Client, Worker
 
 import daskps
 from daskps import ArraySpec, optim
-from daskps.cluster import directory
-from daskps.cluster.directory import Directory
-from daskps.cluster.entry import Entry
-from daskps.cluster.handlers import HOST
-from daskps.cluster.host import HOSTS
-from daskps.cluster.mapping import mapped_nbytes
-from daskps.cluster.memory import FileMembers
-from daskps.cluster.messages import unpack_reply
-from daskps.cluster.plugin import DirectoryPlugin, HostPlugin
+from daskps.cluster.directory import directory
+from daskps.cluster.directory.directory import Directory
+from daskps.cluster.directory.entry import Entry
+from daskps.cluster.host.host import HOSTS
+from daskps.cluster.machine.blocks import FileMembers
+from daskps.cluster.machine.mapping import mapped_nbytes
+from daskps.cluster.plugins import DirectoryPlugin, HostPlugin
+from daskps.cluster.wire.handlers import HOST
+from daskps.cluster.wire.messages import unpack_reply
 from tests.support import gen_cluster, served_by, store, until
 
 W = np.arange(8, dtype="f4")

@@ -102,9 +102,9 @@ def test_level_that_was_set_stays_and_shows_details():
 
 
 def slow_compile(seconds):
-    from daskps.cluster import control
+    from daskps.cluster.host import stores
 
-    control.SLOW_COMPILE_SECONDS = seconds
+    stores.SLOW_COMPILE_SECONDS = seconds
 
 
 def test_slow_compilation_is_told(client, forwarded):
@@ -140,7 +140,7 @@ def test_fail_over_is_a_warning():
 
 
 def drop_behind_its_back(uid, dask_worker):
-    from daskps.cluster.host import HOSTS
+    from daskps.cluster.host.host import HOSTS
 
     slots = HOSTS[dask_worker.address].slots
     for key in [key for key in slots if key[0] == uid]:

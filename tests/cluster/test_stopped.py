@@ -18,7 +18,8 @@ import pytest
 
 import daskps
 from daskps import config, optim
-from daskps.cluster import adoption, launch
+from daskps.cluster.directory import moves
+from daskps.cluster.runs import launch
 from tests.support import PATIENCE, local_cluster, until
 
 
@@ -63,7 +64,7 @@ def by_message(handle):
 
 def add_and_stop(handle, at):
     """Add one, and stop this process in the middle of it, at the shard's lock."""
-    from daskps.shards.update import Publication
+    from daskps.shards.memory.publication import Publication
 
     publication: Any = Publication
     finish = publication.finish
@@ -182,7 +183,7 @@ def test_a_slow_adopter_is_waited_for(machine, workers):
     machine.run(compile_until_told, workers=others)
     with pytest.MonkeyPatch.context() as patch:
         # The worker that comes for the dead one would be asked, and adopt it.
-        patch.setattr(adoption, "ANSWER_SECONDS", 1000.0)
+        patch.setattr(moves, "ANSWER_SECONDS", 1000.0)
         passed = hurry(patch, book(machine).adoptions)
         os.kill(pid_of(machine, a), signal.SIGKILL)
         # Longer than a shard without a sign is kept for.
@@ -196,7 +197,7 @@ def test_a_slow_adopter_is_waited_for(machine, workers):
 
 
 def compile_until_told(dask_worker):
-    from daskps.cluster.adopting import _Taker
+    from daskps.cluster.host.adoption import _Taker
 
     taker: Any = _Taker
     told, warm = threading.Event(), taker._warm

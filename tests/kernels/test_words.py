@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from daskps.kernels import plain
-from daskps.shards import tablework
+from daskps.shards.rounds import words as tablework
 
 #: Taken as it is when the function is compiled.
 STEP = 3

@@ -7,58 +7,58 @@ from tests.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "cut-holds-nothing",
-        "daskps.shards.cuts:Cut.holds",
+        "daskps.shards.cuts.cut:Cut.holds",
         "return True",
         "return False",
         (
-            "tests/shards/test_cuts.py::test_step_between_two_beginnings_is_in_neither_or_both",
+            "tests/shards/cuts/test_cut.py::test_step_between_two_beginnings_is_in_neither_or_both",
         ),
     ),
     Mutant(
         "cut-holds-what-it-waits-for",
-        "daskps.shards.cuts:Cut.holds",
+        "daskps.shards.cuts.cut:Cut.holds",
         "if (owner, step.sequence) in self.missing:",
         "if (owner, step.sequence) not in self.missing:",
-        ("tests/shards/test_cuts.py::test_cut_waits_for_a_step_on_its_way",),
+        ("tests/shards/cuts/test_cut.py::test_cut_waits_for_a_step_on_its_way",),
     ),
     Mutant(
         "cut-waits-where-a-push-does-not-go",
-        "daskps.shards.cuts:agree",
+        "daskps.shards.cuts.cut:agree",
         "if (meant is None or _contains(meant, shard)) and not _has(",
         "if not _has(",
         (
-            "tests/shards/test_cuts.py::test_partial_push_is_waited_for_only_where_it_goes",
+            "tests/shards/cuts/test_cut.py::test_partial_push_is_waited_for_only_where_it_goes",
         ),
     ),
     Mutant(
         "cut-at-a-round-not-all-have",
-        "daskps.shards.cuts:agree",
+        "daskps.shards.cuts.cut:agree",
         "last = min(r.rounds for r in reports)",
         "last = max(r.rounds for r in reports)",
-        ("tests/shards/test_cuts.py::test_bsp_cut_serves_the_last_round_all_have",),
+        ("tests/shards/cuts/test_cut.py::test_bsp_cut_serves_the_last_round_all_have",),
     ),
     Mutant(
         "cut-across-the-beginning-of-a-run",
-        "daskps.shards.cuts:agree",
+        "daskps.shards.cuts.cut:agree",
         "if len({(r.run, r.rounds < 0) for r in reports}) > 1:",
         "if len({(r.run, r.rounds < 0) for r in reports}) > 2:",
-        ("tests/shards/test_cuts.py::test_run_on_some_shards_only_starts_again",),
+        ("tests/shards/cuts/test_cut.py::test_run_on_some_shards_only_starts_again",),
     ),
     Mutant(
         "cut-waits-for-what-was-given-up",
-        "daskps.shards.cuts:Cut.holds",
+        "daskps.shards.cuts.cut:Cut.holds",
         "self.settle(owner, step.floor)",
         "pass",
         (
-            "tests/shards/test_cuts.py::test_push_given_up_during_the_cut_is_not_waited_for",
+            "tests/shards/cuts/test_cut.py::test_push_given_up_during_the_cut_is_not_waited_for",
         ),
     ),
     Mutant(
         "doubt-that-is-settled",
-        "daskps.shards.cuts:_in_doubt",
+        "daskps.shards.cuts.cut:_in_doubt",
         "(floor == newest) & (oldest == newest) & (n == len(reports))",
         "(floor == newest) & (oldest == newest)",
-        ("tests/shards/test_cuts.py::test_cut_waits_for_a_step_on_its_way",),
+        ("tests/shards/cuts/test_cut.py::test_cut_waits_for_a_step_on_its_way",),
     ),
     Mutant(
         "cut-lets-deputies-push",
@@ -71,14 +71,14 @@ MUTANTS = (
     ),
     Mutant(
         "held-steps-are-lost",
-        "daskps.shards.dense:Shard.release_cut",
+        "daskps.shards.shard:Shard.release_cut",
         "return cut.stop(broken(why)) + self.submit(cut.held)",
         "return cut.stop(broken(why))",
-        ("tests/shards/test_cuts.py::test_release_wakes_held_steps_in_order",),
+        ("tests/shards/cuts/test_cut.py::test_release_wakes_held_steps_in_order",),
     ),
     Mutant(
         "deputy-of-a-former-owner",
-        "daskps.shards.deputies:Deputy._refused",
+        "daskps.shards.deputy:Deputy._refused",
         "or self.segment.words[GENERATION] != self.generation",
         "or self.segment.words[GENERATION] < self.generation",
         (
@@ -88,17 +88,17 @@ MUTANTS = (
     ),
     Mutant(
         "deputy-of-a-released-shard",
-        "daskps.shards.deputies:Deputy._is_closed_to",
+        "daskps.shards.deputy:Deputy._is_closed_to",
         "if gate in (CLOSED, RELEASED):",
         "if gate == CLOSED:",
         (
-            "tests/cluster/test_leaving.py"
+            "tests/cluster/host/test_leaving.py"
             "::test_a_released_shard_serves_nobody_until_it_is_adopted",
         ),
     ),
     Mutant(
         "deputy-takes-what-the-owner-answers-for",
-        "daskps.shards.deputies:Deputy._is_closed_to",
+        "daskps.shards.deputy:Deputy._is_closed_to",
         "if gate != OPEN or step.touched is not None:",
         "if gate != OPEN:",
         (
@@ -107,7 +107,7 @@ MUTANTS = (
     ),
     Mutant(
         "deputy-fills-the-table",
-        "daskps.shards.deputies:Deputy._is_closed_to",
+        "daskps.shards.deputy:Deputy._is_closed_to",
         "return self.needs_room(step.producer)",
         "return False",
         (
@@ -117,7 +117,7 @@ MUTANTS = (
     ),
     Mutant(
         "closed-gate-opens-again",
-        "daskps.shards.gates:set_gate",
+        "daskps.shards.memory.gates:set_gate",
         "if segment.words[GATE] != CLOSED:",
         "if gate != CLOSED or segment.words[GATE] != CLOSED:",
         (
@@ -126,7 +126,7 @@ MUTANTS = (
     ),
     Mutant(
         "wait-that-a-gate-does-not-end",
-        "daskps.shards.deputies:Deputy._sight",
+        "daskps.shards.deputy:Deputy._sight",
         "return self.segment.flip * N_GATES + gate_of(self.segment)",
         "return self.segment.flip * N_GATES",
         (

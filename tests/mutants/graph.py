@@ -7,78 +7,86 @@ from tests.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "task-of-an-attempt-that-was-given-up",
-        "daskps.cluster.contributions:Contributions._here",
+        "daskps.cluster.host.contributions:Contributions._here",
         "if _order(place) < _order(here.place):",
         "if _order(place) == _order(here.place) and here.place != place:",
         (
-            "tests/training/test_graph.py"
+            "tests/cluster/runs/graph/test_graph.py"
             "::test_a_task_of_an_attempt_that_was_given_up_changes_nothing",
         ),
     ),
     Mutant(
         "contribution-of-another-round",
-        "daskps.cluster.contributions:Contributions.sums",
+        "daskps.cluster.host.contributions:Contributions.sums",
         "kept = dict(here.by_rank) if here and here.place == place else {}",
         "kept = dict(here.by_rank) if here else {}",
-        ("tests/training/test_graph.py::test_a_later_round_frees_what_came_before",),
+        (
+            "tests/cluster/runs/graph/test_graph.py::test_a_later_round_frees_what_came_before",
+        ),
     ),
     Mutant(
         "sum-without-a-rank",
-        "daskps.cluster.contributions:Contributions.sums",
+        "daskps.cluster.host.contributions:Contributions.sums",
         "return sums_of({r: kept[r] for r in ranks}, shards, nodes, self._empty)",
         "return sums_of({r: kept[r] for r in ranks[1:]}, shards, nodes, self._empty)",
-        ("tests/training/test_graph.py::test_a_later_round_frees_what_came_before",),
+        (
+            "tests/cluster/runs/graph/test_graph.py::test_a_later_round_frees_what_came_before",
+        ),
     ),
     Mutant(
         "lost-contribution-is-left-out",
-        "daskps.cluster.contributions:Contributions.sums",
+        "daskps.cluster.host.contributions:Contributions.sums",
         "lost = [rank for rank in ranks if rank not in kept]",
         "lost, ranks = [], [rank for rank in ranks if rank in kept]",
         (
-            "tests/training/test_graph.py"
+            "tests/cluster/runs/graph/test_graph.py"
             "::test_a_contribution_that_is_not_there_is_never_left_out_of_a_sum",
         ),
     ),
     Mutant(
         "later-round-is-freed",
-        "daskps.cluster.contributions:Contributions.free",
+        "daskps.cluster.host.contributions:Contributions.free",
         "if here and _order(here.place) <= (attempt, last):",
         "if here:",
         (
-            "tests/training/test_graph.py::test_contributions_are_freed_with_their_tasks_and_their_run",
+            "tests/cluster/runs/graph/test_graph.py::test_contributions_are_freed_with_their_tasks_and_their_run",
         ),
     ),
     Mutant(
         "contribution-without-its-weight",
-        "daskps.cluster.contributions:contribution",
+        "daskps.cluster.host.contributions:contribution",
         'if reduce == "mean" and weight != 1.0:',
         'if reduce == "mean" and weight == 1.0:',
-        ("tests/training/test_graph.py::test_a_later_round_frees_what_came_before",),
+        (
+            "tests/cluster/runs/graph/test_graph.py::test_a_later_round_frees_what_came_before",
+        ),
     ),
     Mutant(
         "window-past-a-decision",
-        "daskps.cluster.windows:Schedule.window",
+        "daskps.cluster.runs.graph.windows:Schedule.window",
         "if self.gated:",
         "if not self.gated:",
         (
-            "tests/training/test_graph.py"
+            "tests/cluster/runs/graph/test_graph.py"
             "::test_windows_end_at_the_border_of_an_epoch_where_somebody_decides",
         ),
     ),
     Mutant(
         "rank-without-a-batch-has-a-task",
-        "daskps.cluster.windows:Schedule.ranks",
+        "daskps.cluster.runs.graph.windows:Schedule.ranks",
         "return [rank for rank, n in enumerate(self.groups) if within < n]",
         "return [rank for rank, n in enumerate(self.groups) if within <= n]",
-        ("tests/training/test_graph.py::test_ranks_without_a_batch_left_have_no_task",),
+        (
+            "tests/cluster/runs/graph/test_graph.py::test_ranks_without_a_batch_left_have_no_task",
+        ),
     ),
     Mutant(
         "lost-round-names-no-shard",
-        "daskps.cluster.rounds:GraphRun.results",
+        "daskps.cluster.runs.graph.driver:GraphRun.results",
         "raise await self._lost(error) from error",
         "raise error",
         (
-            "tests/training/test_graph.py::test_a_round_that_is_lost_each_time_is_an_error",
+            "tests/cluster/runs/graph/test_graph.py::test_a_round_that_is_lost_each_time_is_an_error",
         ),
     ),
 )

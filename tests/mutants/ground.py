@@ -57,17 +57,17 @@ MUTANTS = (
     ),
     Mutant(
         "shards-of-another-cut",
-        "daskps.layout:bounds",
+        "daskps.layout.arrays:bounds",
         "start = i * size + min(i, longer)",
         "start = i * size + max(0, i - k + longer)",
-        ("tests/test_layout.py::test_bounds_are_those_of_array_split",),
+        ("tests/layout/test_arrays.py::test_bounds_are_those_of_array_split",),
     ),
     Mutant(
         "held-memory-does-not-count",
-        "daskps.placement:check_memory",
+        "daskps.layout.placement:check_memory",
         "total = nbytes + held.get(worker, 0)",
         "total = nbytes",
-        ("tests/test_placement.py::test_memory_is_counted_with_what_is_held",),
+        ("tests/layout/test_placement.py::test_memory_is_counted_with_what_is_held",),
     ),
     Mutant(
         "too-many-resident-trainers",

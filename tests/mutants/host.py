@@ -7,122 +7,122 @@ from tests.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "former-owner-opens-the-gate",
-        "daskps.cluster.slot:Slot.release.let_go",
+        "daskps.cluster.host.hosted:Slot.release.let_go",
         "if block is not None and segment.words[GENERATION] == shard.generation:",
         "if block is not None:",
         (
-            "tests/cluster/test_leaving.py::test_a_shard_that_has_another_owner_is_left_alone",
+            "tests/cluster/host/test_leaving.py::test_a_shard_that_has_another_owner_is_left_alone",
         ),
     ),
     Mutant(
         "released-shard-serves-on",
-        "daskps.cluster.slot:Slot.run.call",
+        "daskps.cluster.host.hosted:Slot.run.call",
         "if self._released is not None:",
         "if self._released is None and self.shard is None:",
         (
-            "tests/cluster/test_leaving.py"
+            "tests/cluster/host/test_leaving.py"
             "::test_a_released_shard_serves_nobody_until_it_is_adopted",
         ),
     ),
     Mutant(
         "released-shard-has-its-gate-open",
-        "daskps.cluster.slot:Slot.release.let_go",
+        "daskps.cluster.host.hosted:Slot.release.let_go",
         "set_gate(segment, RELEASED)",
         "pass",
         (
-            "tests/cluster/test_leaving.py"
+            "tests/cluster/host/test_leaving.py"
             "::test_a_released_shard_serves_nobody_until_it_is_adopted",
         ),
     ),
     Mutant(
         "freed-shard-has-its-gate-open",
-        "daskps.cluster.slot:Slot.close",
+        "daskps.cluster.host.hosted:Slot.close",
         "set_gate(self.shard.segment, CLOSED)",
         "pass",
         (
-            "tests/cluster/test_adopting.py::test_a_shard_that_is_taken_over_is_of_the_next_generation",
+            "tests/cluster/host/test_adoption.py::test_a_shard_that_is_taken_over_is_of_the_next_generation",
         ),
     ),
     Mutant(
         "push-before-a-control-call-is-lost",
-        "daskps.cluster.slot:Slot._serve_once",
+        "daskps.cluster.host.hosted:Slot._serve_once",
         "done += self._submit(tickets)",
         "done += []",
         (
-            "tests/cluster/test_inbox.py::test_what_came_before_a_control_call_is_applied_before_it",
+            "tests/cluster/host/test_inbox.py::test_what_came_before_a_control_call_is_applied_before_it",
         ),
     ),
     Mutant(
         "adopted-shard-keeps-its-generation",
-        "daskps.cluster.adopting:_Taker.take",
+        "daskps.cluster.host.adoption:_Taker.take",
         "segment.words[GENERATION] = generation",
         "pass",
         (
-            "tests/cluster/test_adopting.py::test_a_shard_that_is_taken_over_is_of_the_next_generation",
+            "tests/cluster/host/test_adoption.py::test_a_shard_that_is_taken_over_is_of_the_next_generation",
         ),
     ),
     Mutant(
         "heir-keeps-what-it-could-not-take",
-        "daskps.cluster.adopting:_Taker.take",
+        "daskps.cluster.host.adoption:_Taker.take",
         "set_gate(segment, RELEASED)",
         "pass",
         (
-            "tests/cluster/test_leaving.py::test_a_shard_that_could_not_be_taken_over_is_released",
+            "tests/cluster/host/test_leaving.py::test_a_shard_that_could_not_be_taken_over_is_released",
         ),
     ),
     Mutant(
         "freed-shard-is-adopted",
-        "daskps.cluster.adopting:_Taker.take",
+        "daskps.cluster.host.adoption:_Taker.take",
         "if gate_of(segment) == CLOSED:",
         "if gate_of(segment) > RELEASED:",
         (
-            "tests/cluster/test_adopting.py::test_a_shard_that_is_about_to_be_freed_is_left_alone",
+            "tests/cluster/host/test_adoption.py::test_a_shard_that_is_about_to_be_freed_is_left_alone",
         ),
     ),
     Mutant(
         "who-leaves-takes-shards",
-        "daskps.cluster.adopting:adopt",
+        "daskps.cluster.host.adoption:adopt",
         'slot.release(StoreClosedError("its worker has left at once"))',
         "pass",
         (
-            "tests/cluster/test_adopting.py::test_who_closes_meanwhile_lets_go_of_what_it_has_taken",
+            "tests/cluster/host/test_adoption.py::test_who_closes_meanwhile_lets_go_of_what_it_has_taken",
         ),
     ),
     Mutant(
         "shards-of-a-freed-store-are-handed-over",
-        "daskps.cluster.leaving:_let_go",
+        "daskps.cluster.host.leaving:_let_go",
         "if slot.is_shared and (wanted is None or store in wanted):",
         "if slot.is_shared:",
         (
-            "tests/cluster/test_leaving.py::test_nothing_is_handed_over_of_a_store_that_was_freed",
+            "tests/cluster/host/test_leaving.py::test_nothing_is_handed_over_of_a_store_that_was_freed",
         ),
     ),
     Mutant(
         "late-word-of-an-attempt",
-        "daskps.cluster.cutting:begin_cut",
+        "daskps.cluster.host.cuts:begin_cut",
         "if attempt < claim.attempt:",
         "if attempt > claim.attempt + 1000:",
         (
-            "tests/cluster/test_snapshots.py"
+            "tests/cluster/caller/test_snapshots.py"
             "::test_a_late_word_of_an_attempt_leaves_the_next_one_alone",
         ),
     ),
     Mutant(
         "copy-that-outlived-its-cut",
-        "daskps.cluster.cutting:copy_cut.copy",
+        "daskps.cluster.host.cuts:copy_cut.copy",
         "if whole is None or held != [True]:",
         "if whole is None:",
         (
-            "tests/cluster/test_snapshots.py::test_copy_that_outlives_its_cut_is_made_again",
+            "tests/cluster/caller/test_snapshots.py::test_copy_that_outlives_its_cut_is_made_again",
         ),
     ),
     Mutant(
         "cut-that-was-given-up-holds-on",
-        "daskps.cluster.copies:Copies.claim",
+        "daskps.cluster.host.copies:Copies.claim",
         "if self.is_over(cut):",
         "if not cut:",
         (
-            "tests/cluster/test_snapshots.py::test_cut_given_up_while_it_begins_holds_nothing",
+            "tests/cluster/caller/test_snapshots.py::test_cut_given_up_while_it_begins_holds_nothing",
         ),
     ),
 )

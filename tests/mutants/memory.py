@@ -7,20 +7,20 @@ from tests.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "flip-before-the-bytes",
-        "daskps.shards.update:Publication.commit",
+        "daskps.shards.memory.publication:Publication.commit",
         "segment = self.segment",
         "segment, self.segment.flip = self.segment, self.flip",
         (
-            "tests/shards/test_dense.py::test_an_update_that_dies_half_way_is_never_seen",
+            "tests/shards/test_shard.py::test_an_update_that_dies_half_way_is_never_seen",
         ),
     ),
     Mutant(
         "bytes-before-the-writing-word",
-        "daskps.shards.update:Publication._begin",
+        "daskps.shards.memory.publication:Publication._begin",
         "self.segment.writing = self.flip",
         "pass",
         (
-            "tests/shards/test_dense.py"
+            "tests/shards/test_shard.py"
             "::test_a_copy_is_good_while_one_publication_is_under_way",
         ),
     ),
@@ -30,100 +30,104 @@ MUTANTS = (
         "return ready if self.segment.writing <= ready.flip + 1 else None",
         "return ready if self.segment.writing <= ready.flip + 2 else None",
         (
-            "tests/shards/test_dense.py"
+            "tests/shards/test_shard.py"
             "::test_a_copy_is_good_while_one_publication_is_under_way",
         ),
     ),
     Mutant(
         "buffer-in-force-is-written",
-        "daskps.shards.update:Publication._move",
+        "daskps.shards.memory.publication:Publication._move",
         "into = 1 - self.old.weight_sides[position]",
         "into = self.old.weight_sides[position]",
         (
-            "tests/shards/test_dense.py::test_an_update_that_dies_half_way_is_never_seen",
+            "tests/shards/test_shard.py::test_an_update_that_dies_half_way_is_never_seen",
         ),
     ),
     Mutant(
         "record-does-not-say-where",
-        "daskps.shards.update:Publication._move",
+        "daskps.shards.memory.publication:Publication._move",
         "self.record.weight_sides[position] = into",
         "pass",
         (
-            "tests/shards/test_update.py"
+            "tests/shards/memory/test_publication.py"
             "::test_pieces_that_a_publication_leaves_alone_are_not_stale",
         ),
     ),
     Mutant(
         "taken-along-without-a-copy",
-        "daskps.shards.update:Publication._take_along",
+        "daskps.shards.memory.publication:Publication._take_along",
         "np.copyto(then[dtype], weights)",
         "pass",
         (
-            "tests/shards/test_update.py"
+            "tests/shards/memory/test_publication.py"
             "::test_pieces_that_a_publication_leaves_alone_are_not_stale",
         ),
     ),
     Mutant(
         "both-buffers-taken-for-one",
-        "daskps.shards.update:Publication.finish",
+        "daskps.shards.memory.publication:Publication.finish",
         "self.record.plain[SIDE] = self.record.side",
         "self.record.plain[SIDE] = self.flip & 1",
         (
-            "tests/shards/test_update.py"
+            "tests/shards/memory/test_publication.py"
             "::test_what_a_publication_leaves_alone_stays_in_its_buffer",
         ),
     ),
     Mutant(
         "run-begins-with-another-piece",
-        "daskps.shards.update:Publication.gather_weights",
+        "daskps.shards.memory.publication:Publication.gather_weights",
         "in_ranges(np.copyto, pair)",
         "pass",
         (
-            "tests/shards/test_update.py"
+            "tests/shards/memory/test_publication.py"
             "::test_a_run_begins_with_all_weights_in_one_buffer",
         ),
     ),
     Mutant(
         "pieces-read-from-the-buffer-of-the-first",
-        "daskps.shards.sides:runs",
+        "daskps.shards.memory.sides:runs",
         "while i < n and starts[i] < stop and sides[positions[i]] == side:",
         "while i < n and starts[i] < stop:",
-        ("tests/shards/test_update.py::test_a_part_of_a_vector_is_read_in_few_copies",),
+        (
+            "tests/shards/memory/test_publication.py::test_a_part_of_a_vector_is_read_in_few_copies",
+        ),
     ),
     Mutant(
         "durable-slots-in-place",
-        "daskps.shards.update:Publication._slots",
+        "daskps.shards.memory.publication:Publication._slots",
         "if segment.n_sides == 1 or not slots or new[position] != old[position]:",
         "if segment.n_sides >= 1 or not slots or new[position] != old[position]:",
-        ("tests/shards/test_update.py::test_durable_slots_in_force_are_not_written",),
+        (
+            "tests/shards/memory/test_publication.py::test_durable_slots_in_force_are_not_written",
+        ),
     ),
     Mutant(
         "withdrawn-round-comes-back",
-        "daskps.shards.withdrawal:Withdrawal._begin",
+        "daskps.shards.memory.withdrawal:Withdrawal._begin",
         "self.record.take_producers(self.old)",
         "self.record.copy_from(self.old)",
         (
-            "tests/shards/test_withdrawal.py"
+            "tests/shards/memory/test_withdrawal.py"
             "::test_each_publication_after_a_withdrawal_is_without_the_round",
         ),
     ),
     Mutant(
         "withdrawal-that-nobody-can-finish",
-        "daskps.shards.withdrawal:Withdrawal._begin",
+        "daskps.shards.memory.withdrawal:Withdrawal._begin",
         "segment.withdraws = flip",
         "pass",
         (
-            "tests/shards/test_withdrawal.py"
+            "tests/shards/memory/test_withdrawal.py"
             "::test_withdrawal_killed_after_any_store_is_done_again",
         ),
     ),
     Mutant(
         "withdrawal-forgets-producers",
-        "daskps.shards.withdrawal:Withdrawal._begin",
+        "daskps.shards.memory.withdrawal:Withdrawal._begin",
         "self.record.take_producers(self.old)",
         "pass",
         (
-            "tests/shards/test_withdrawal.py"
+            "tests/shards/memory/test_withdrawal.py"
             "::test_producer_that_ends_during_the_run_stays_ended",
         ),
     ),
@@ -132,7 +136,9 @@ MUTANTS = (
         "daskps.shards.ending:Last.__init__",
         "if self._back not in (0, 1) or (self._back and not is_possible(segment)):",
         "if self._back not in (0, 1):",
-        ("tests/shards/test_withdrawal.py::test_no_further_back_than_one_round",),
+        (
+            "tests/shards/memory/test_withdrawal.py::test_no_further_back_than_one_round",
+        ),
     ),
     Mutant(
         "one-version-for-two-states",
@@ -140,22 +146,22 @@ MUTANTS = (
         "least = publication.old.version + self._back",
         "least = publication.old.version",
         (
-            "tests/shards/test_withdrawal.py::test_each_publication_after_a_withdrawal_is_without_the_round",
+            "tests/shards/memory/test_withdrawal.py::test_each_publication_after_a_withdrawal_is_without_the_round",
         ),
     ),
     Mutant(
         "memory-of-something-else-is-taken",
-        "daskps.shards.segment:Segment._holds",
+        "daskps.shards.memory.segment:Segment._holds",
         "if magic and found[1:] != (n, self.n_sides):",
         "if magic and found[1:2] != (n,):",
         (
-            "tests/shards/test_segment.py"
+            "tests/shards/memory/test_segment.py"
             "::test_memory_that_holds_something_else_is_refused_and_left_alone",
         ),
     ),
     Mutant(
         "fence-of-a-run-that-is-over",
-        "daskps.shards.segment:Segment.limit",
+        "daskps.shards.memory.segment:Segment.limit",
         "return header[LIMIT] if run and header[FENCED] == run else None",
         "return header[LIMIT] if run and header[FENCED] else None",
         (

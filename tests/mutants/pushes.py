@@ -71,7 +71,7 @@ MUTANTS = (
         "publication: Publication | None = None",
         "publication: Publication | None = Publication(self._segment)",
         (
-            "tests/shards/test_dense.py"
+            "tests/shards/test_shard.py"
             "::test_a_repeat_changes_nothing_and_costs_no_reader_its_copy",
         ),
     ),
@@ -80,60 +80,60 @@ MUTANTS = (
         "daskps.shards.pushes:Pushes.apply",
         "record = publication.record if publication else self._segment.current",
         "record = self._segment.current",
-        ("tests/shards/test_dense.py::test_a_repeat_in_the_same_batch_is_a_repeat",),
+        ("tests/shards/test_shard.py::test_a_repeat_in_the_same_batch_is_a_repeat",),
     ),
     Mutant(
         "asynchronous-step-counts-twice",
-        "daskps.shards.runs:note",
+        "daskps.shards.run_record:note",
         "row[NEXT] = step.sequence + 1",
         "row[NEXT] = step.sequence",
         (
-            "tests/shards/test_rounds.py::test_under_ssp_a_restarted"
+            "tests/shards/rounds/test_rounds.py::test_under_ssp_a_restarted"
             "_rank_repeats_the_pushes_of_its_open_clock",
         ),
     ),
     Mutant(
         "step-of-a-finished-rank",
-        "daskps.shards.runs:repeats",
+        "daskps.shards.run_record:repeats",
         "if not row[LIVE]:",
         "if False:",
         (
-            "tests/shards/test_dense.py"
+            "tests/shards/test_shard.py"
             "::test_a_repeat_after_the_end_of_its_rank_is_a_repeat",
         ),
     ),
     Mutant(
         "push-from-outside-into-rounds",
-        "daskps.shards.runs:misplaced",
+        "daskps.shards.run_record:misplaced",
         'elif changes(step) and record.fixed[POLICY] == CODES["bsp"]:',
         'elif changes(step) and record.fixed[POLICY] == CODES["ssp"]:',
         (
-            "tests/shards/test_dense.py::test_a_run_in_rounds_has_the_store_to_itself[gradient]",
+            "tests/shards/test_shard.py::test_a_run_in_rounds_has_the_store_to_itself[gradient]",
         ),
     ),
     Mutant(
         "array-of-another-dtype",
-        "daskps.shards.planning:Planner._fits",
+        "daskps.shards.arrays.planning:Planner._fits",
         "data.dtype == dtypes[item.position]",
         "data.dtype.kind == dtypes[item.position].kind",
         (
-            "tests/shards/test_dense.py::test_an_array_that_does_not_fit_is_refused"
+            "tests/shards/test_shard.py::test_an_array_that_does_not_fit_is_refused"
             "_before_anything_is_written",
         ),
     ),
     Mutant(
         "part-of-a-piece-in-a-round",
-        "daskps.shards.planning:Planner._fits",
+        "daskps.shards.arrays.planning:Planner._fits",
         "and not (whole and len(data) != piece.size)",
         "and len(data) <= piece.size",
         (
-            "tests/shards/test_dense.py"
+            "tests/shards/test_shard.py"
             "::test_a_gradient_of_a_part_is_refused_in_a_round",
         ),
     ),
     Mutant(
         "nan-is-applied",
-        "daskps.shards.planning:Planner.step",
+        "daskps.shards.arrays.planning:Planner.step",
         "if step.check and not fused:",
         "if step.check and fused:",
         (
@@ -151,11 +151,11 @@ MUTANTS = (
     ),
     Mutant(
         "steps-are-not-counted",
-        "daskps.shards.planning:count",
+        "daskps.shards.arrays.planning:count",
         "for position in {p for p, op in planned if op.binding is not None}:",
         "for position in {p for p, op in planned if op.binding is None}:",
         (
-            "tests/shards/test_update.py"
+            "tests/shards/memory/test_publication.py"
             "::test_pushes_that_queued_up_are_bit_for_bit_those_one_by_one",
         ),
     ),
@@ -164,13 +164,13 @@ MUTANTS = (
         "daskps.shards.waiting:outcome",
         "if step.wait == READ and record.version < step.at_least:",
         "if step.wait == READ and record.version < step.at_least - 1:",
-        ("tests/shards/test_dense.py::test_a_pull_waits_for_the_version_it_asks_for",),
+        ("tests/shards/test_shard.py::test_a_pull_waits_for_the_version_it_asks_for",),
     ),
     Mutant(
         "message-for-another-generation",
-        "daskps.shards.dense:Shard._refused",
+        "daskps.shards.shard:Shard._refused",
         "elif step.generation != self.generation:",
         "elif step.generation > self.generation:",
-        ("tests/shards/test_dense.py::test_a_stale_generation_is_refused",),
+        ("tests/shards/test_shard.py::test_a_stale_generation_is_refused",),
     ),
 )

@@ -7,25 +7,25 @@ from tests.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "step-of-a-run-that-is-over",
-        "daskps.shards.dense:Shard._refused",
+        "daskps.shards.shard:Shard._refused",
         "elif step.run and step.run != record.fixed[RUN]:",
         "elif step.run and step.run > record.fixed[RUN]:",
-        ("tests/shards/test_dense.py::test_a_step_of_the_run_before_is_refused",),
+        ("tests/shards/test_shard.py::test_a_step_of_the_run_before_is_refused",),
     ),
     Mutant(
         "run-that-has-ended-begins-again",
-        "daskps.shards.dense:Shard.begin_run",
+        "daskps.shards.shard:Shard.begin_run",
         "if run == self._ended[0]:",
         "if run < self._ended[0]:",
-        ("tests/shards/test_dense.py::test_a_run_that_has_ended_does_not_begin_again",),
+        ("tests/shards/test_shard.py::test_a_run_that_has_ended_does_not_begin_again",),
     ),
     Mutant(
         "end-that-overtakes-the-beginning",
-        "daskps.shards.dense:Shard._end",
+        "daskps.shards.shard:Shard._end",
         "if not self.segment.current.fixed[RUN] and run != self._ended[0]:",
         "if self.segment.current.fixed[RUN] and run != self._ended[0]:",
         (
-            "tests/shards/test_dense.py::test_a_run_whose_end_comes_first_does_not_begin",
+            "tests/shards/test_shard.py::test_a_run_whose_end_comes_first_does_not_begin",
         ),
     ),
     Mutant(
@@ -34,152 +34,160 @@ MUTANTS = (
         "live = record.live[:, CLOCK]",
         "live = record.ranks[: record.fixed[5], CLOCK]",
         (
-            "tests/shards/test_dense.py"
+            "tests/shards/test_shard.py"
             "::test_ssp_waits_for_the_slowest_live_rank_and_no_longer",
         ),
     ),
     Mutant(
         "rank-counts-twice-in-a-round",
-        "daskps.shards.rounds:Rounds.verdict",
+        "daskps.shards.rounds.rounds:Rounds.verdict",
         "return REPEAT if state & TICKED else NEW",
         "return NEW",
         (
-            "tests/shards/test_rounds.py"
+            "tests/shards/rounds/test_rounds.py"
             "::test_a_rank_counts_once_in_a_round_whatever_it_sends",
         ),
     ),
     Mutant(
         "step-of-a-round-before-is-an-error",
-        "daskps.shards.rounds:Rounds.verdict",
+        "daskps.shards.rounds.rounds:Rounds.verdict",
         "if step.clock < now:",
         "if step.clock < now - 1:",
         (
-            "tests/shards/test_rounds.py::test_a_step_of_a_round_that_is_complete_is_a_repeat_under_any_number",
+            "tests/shards/rounds/test_rounds.py::test_a_step_of_a_round_that_is_complete_is_a_repeat_under_any_number",
         ),
     ),
     Mutant(
         "round-without-what-was-lost",
-        "daskps.shards.rounds:Rounds.arrive",
+        "daskps.shards.rounds.rounds:Rounds.arrive",
         "if waiting is None and not step.whole and table.has_pushed(rank):",
         "if waiting is None and step.whole and table.has_pushed(rank):",
         (
-            "tests/shards/test_mailbox.py"
+            "tests/shards/rounds/test_mailbox.py"
             "::test_pushes_before_the_tick_are_asked_for_again",
         ),
     ),
     Mutant(
         "kinds-in-one-round",
-        "daskps.shards.rounds:Rounds._kind",
+        "daskps.shards.rounds.rounds:Rounds._kind",
         "if kind not in (None, step.kind):",
         "if kind in (None, step.kind):",
         (
-            "tests/shards/test_rounds.py"
+            "tests/shards/rounds/test_rounds.py"
             "::test_a_model_among_gradients_is_refused_and_the_round_goes_on",
         ),
     ),
     Mutant(
         "round-of-nobody",
-        "daskps.shards.rounds:Rounds.finish",
+        "daskps.shards.rounds.rounds:Rounds.finish",
         "last = n_in + 1 == self.tables.size and n_ticked > 0",
         "last = n_in + 1 == self.tables.size",
         (
-            "tests/shards/test_rounds.py::test_ranks_that_finish_without_a_tick_make_no_round",
+            "tests/shards/rounds/test_rounds.py::test_ranks_that_finish_without_a_tick_make_no_round",
         ),
     ),
     Mutant(
         "caller-may-not-change-its-arrays",
-        "daskps.shards.rounds:_own",
+        "daskps.shards.rounds.rounds:_own",
         "return data.copy()",
         "return data",
         (
-            "tests/shards/test_rounds.py::test_what_was_sent_before_the_tick_stays_the_callers",
+            "tests/shards/rounds/test_rounds.py::test_what_was_sent_before_the_tick_stays_the_callers",
         ),
     ),
     Mutant(
         "round-that-is-held-is-applied",
-        "daskps.shards.joining:Joining.complete",
+        "daskps.shards.rounds.joining:Joining.complete",
         "if rounds is not None and may_apply:",
         "if rounds is not None:",
-        ("tests/shards/test_mailbox.py::test_round_that_a_fence_held_back_is_not",),
+        (
+            "tests/shards/rounds/test_mailbox.py::test_round_that_a_fence_held_back_is_not",
+        ),
     ),
     Mutant(
         "round-of-one-accepted-too-soon",
-        "daskps.shards.joining:Joining.join",
+        "daskps.shards.rounds.joining:Joining.join",
         "if verdict == NEW and step.tick and not may_apply and rounds.tables.size == 1:",
         "if verdict == NEW and step.tick and not may_apply and rounds.tables.size == 0:",
         (
-            "tests/shards/test_mailbox.py::test_round_of_one_is_accepted_when_it_is_applied",
+            "tests/shards/rounds/test_mailbox.py::test_round_of_one_is_accepted_when_it_is_applied",
         ),
     ),
     Mutant(
         "cut-does-not-hold-rounds",
-        "daskps.shards.dense:Shard._open",
+        "daskps.shards.shard:Shard._open",
         "if self.cut is not None or self.why_stopped is not None:",
         "if self.why_stopped is not None:",
-        ("tests/shards/test_cuts.py::test_bsp_cut_serves_the_last_round_all_have",),
+        ("tests/shards/cuts/test_cut.py::test_bsp_cut_serves_the_last_round_all_have",),
     ),
     Mutant(
         "fence-one-round-late",
-        "daskps.shards.dense:Shard._open",
+        "daskps.shards.shard:Shard._open",
         "return limit is None or bool(self.segment.current.fixed[ROUNDS] < limit)",
         "return limit is None or bool(self.segment.current.fixed[ROUNDS] <= limit)",
-        ("tests/shards/test_mailbox.py::test_round_that_a_fence_held_back_is_not",),
+        (
+            "tests/shards/rounds/test_mailbox.py::test_round_that_a_fence_held_back_is_not",
+        ),
     ),
     Mutant(
         "rank-that-sits-out-is-in-the-mean",
-        "daskps.shards.tables:Tables.reduced",
+        "daskps.shards.rounds.tables:Tables.reduced",
         "total.divisor = total.weight",
         "total.divisor = float(self.size)",
-        ("tests/shards/test_rounds.py::test_a_rank_that_sits_out_is_not_in_the_mean",),
+        (
+            "tests/shards/rounds/test_rounds.py::test_a_rank_that_sits_out_is_not_in_the_mean",
+        ),
     ),
     Mutant(
         "round-without-weight-is-an-update",
-        "daskps.shards.tablework:note",
+        "daskps.shards.rounds.words:note",
         "if table.view(np.float64)[WEIGHT] + weight <= 0:",
         "if table.view(np.float64)[WEIGHT] + weight < 0:",
-        ("tests/shards/test_rounds.py::test_a_round_without_weight_raises_no_version",),
+        (
+            "tests/shards/rounds/test_rounds.py::test_a_round_without_weight_raises_no_version",
+        ),
     ),
     Mutant(
         "push-before-the-tick-is-overlooked",
-        "daskps.shards.tablework:look",
+        "daskps.shards.rounds.words:look",
         "or table[bits] & (1 << (rank & MASK)) != 0",
         "or table[bits] & (1 << (rank & MASK)) < 0",
         ("tests/shards/test_seats.py::test_shard_decides_about_a_step_after",),
     ),
     Mutant(
         "delivery-before-its-arrays",
-        "daskps.shards.tables:Tables.join",
+        "daskps.shards.rounds.tables:Tables.join",
         "table, other = mailbox.both",
         "table, other = mailbox.both[::-1]",
         (
-            "tests/shards/test_mailbox.py::test_step_killed_after_any_store_counts_once[0-followed]",
+            "tests/shards/rounds/test_mailbox.py::test_step_killed_after_any_store_counts_once[0-followed]",
         ),
     ),
     Mutant(
         "mailboxes-of-another-run",
-        "daskps.shards.mailbox:Mailbox.check",
+        "daskps.shards.rounds.mailbox:Mailbox.check",
         "if found != wanted:",
         "if found[0] != wanted[0]:",
         (
-            "tests/shards/test_mailbox.py::test_memory_that_holds_something_else_is_refused",
+            "tests/shards/rounds/test_mailbox.py::test_memory_that_holds_something_else_is_refused",
         ),
     ),
     Mutant(
         "usual-mean-without-the-others-weights",
-        "daskps.shards.usual:Usual.take",
+        "daskps.shards.rounds.usual:Usual.take",
         "weight += weights[0]",
         "weight += 1.0",
         (
-            "tests/shards/test_usual.py::test_usual_steps_have_the_bits_of_tickets[2-mean]",
+            "tests/shards/rounds/test_usual.py::test_usual_steps_have_the_bits_of_tickets[2-mean]",
         ),
     ),
     Mutant(
         "usual-step-beside-what-is-not",
-        "daskps.shards.usual:Usual.take",
+        "daskps.shards.rounds.usual:Usual.take",
         "if not weights[0] > 0 or weights.count(weights[0]) < len(weights):",
         "if not weights[0] > 0:",
         (
-            "tests/shards/test_usual.py::test_unusual_steps_are_left_to_the_shard[0-piece]",
+            "tests/shards/rounds/test_usual.py::test_unusual_steps_are_left_to_the_shard[0-piece]",
         ),
     ),
     Mutant(
@@ -188,7 +196,7 @@ MUTANTS = (
         "or self._records[header[FLIP] & 1][RUN] != self._run",
         "or self._records[header[FLIP] & 1][RUN] < 0",
         (
-            "tests/shards/test_mailbox.py"
+            "tests/shards/rounds/test_mailbox.py"
             "::test_seat_of_a_run_that_its_owner_has_ended_takes_no_step",
         ),
     ),
@@ -201,37 +209,37 @@ MUTANTS = (
     ),
     Mutant(
         "restarted-rank-keeps-half-a-step",
-        "daskps.shards.rounds:Rounds.restart",
+        "daskps.shards.rounds.rounds:Rounds.restart",
         "self._open.pop(rank, None)",
         "pass",
         (
-            "tests/shards/test_rounds.py::test_a_restarted_rank_drops_what_it_had_not_ticked",
+            "tests/shards/rounds/test_rounds.py::test_a_restarted_rank_drops_what_it_had_not_ticked",
         ),
     ),
     Mutant(
         "step-of-a-trainer-that-was-replaced-counts",
-        "daskps.shards.rounds:Rounds.verdict",
-        "if runs.is_older(step, table.next[rank]):",
+        "daskps.shards.rounds.rounds:Rounds.verdict",
+        "if run_record.is_older(step, table.next[rank]):",
         "if False:",
         (
-            "tests/shards/test_rounds.py"
+            "tests/shards/rounds/test_rounds.py"
             "::test_what_a_trainer_sends_whose_place_was_taken_counts_for_nothing",
         ),
     ),
     Mutant(
         "place-is-taken-twice",
-        "daskps.shards.rounds:Rounds.restart",
+        "daskps.shards.rounds.rounds:Rounds.restart",
         "if table.next[rank] < first:",
         "if True:",
-        ("tests/shards/test_rounds.py::test_place_is_taken_once",),
+        ("tests/shards/rounds/test_rounds.py::test_place_is_taken_once",),
     ),
     Mutant(
         "trainer-of-a-worker-that-has-left-ends-a-run",
-        "daskps.cluster.runs:Runs.on_fence_run",
+        "daskps.cluster.directory.runs:Runs.on_fence_run",
         "if worker and not self._hosts.has_worker(worker):",
         "if False:",
         (
-            "tests/cluster/test_opening.py"
+            "tests/cluster/directory/test_beginning.py"
             "::test_trainer_of_a_worker_that_has_left_ends_no_run",
         ),
     ),

@@ -7,88 +7,90 @@ from tests.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "ranks-shuffle-alike",
-        "daskps.training.data:batches",
+        "daskps.training.data.rows:batches",
         "order = _permutation(n, seed, epoch, rank)",
         "order = _permutation(n, seed, epoch)",
         (
-            "tests/training/test_data.py"
+            "tests/training/data/test_rows.py"
             "::test_batches_are_a_function_of_seed_epoch_and_rank",
         ),
     ),
     Mutant(
         "epochs-shuffle-alike",
-        "daskps.training.data:batches",
+        "daskps.training.data.rows:batches",
         "order = _permutation(n, seed, epoch, rank)",
         "order = _permutation(n, seed, rank)",
         (
-            "tests/training/test_data.py"
+            "tests/training/data/test_rows.py"
             "::test_batches_are_a_function_of_seed_epoch_and_rank",
         ),
     ),
     Mutant(
         "short-batch-is-dropped",
-        "daskps.training.data:batches",
+        "daskps.training.data.rows:batches",
         "parts = (slice(a, min(a + size, n)) for a in range(0, n, size))",
         "parts = (slice(a, a + size) for a in range(0, n - size + 1, size))",
-        ("tests/training/test_data.py::test_batches_cover_exactly_once",),
+        ("tests/training/data/test_rows.py::test_batches_cover_exactly_once",),
     ),
     Mutant(
         "smallest-remainder-gets-the-row",
-        "daskps.training.data:split_batch",
+        "daskps.training.data.rows:split_batch",
         "order = sorted(range(len(shares)), key=lambda i: (counts[i] - shares[i], i))",
         "order = sorted(range(len(shares)), key=lambda i: (shares[i] - counts[i], i))",
-        ("tests/training/test_data.py::test_split_batch_by_largest_remainder",),
+        ("tests/training/data/test_rows.py::test_split_batch_by_largest_remainder",),
     ),
     Mutant(
         "features-beside-other-labels",
-        "daskps.training.data:rows",
+        "daskps.training.data.rows:rows",
         "order = _permutation(n, entropy)",
         "order = _permutation(n, None)",
-        ("tests/training/test_data.py::test_d3_random_is_one_permutation_of_both",),
+        (
+            "tests/training/data/test_rows.py::test_d3_random_is_one_permutation_of_both",
+        ),
     ),
     Mutant(
         "pushes-of-one-parameter-change-places",
-        "daskps.training.backlog:_first",
+        "daskps.training.overlap.backlog:_first",
         "free = before.isdisjoint(push.arrays)",
         "free = not before.isdisjoint(push.arrays) or not before",
         (
-            "tests/training/test_backlog.py::test_only_pushes_that_commute_change_places",
+            "tests/training/overlap/test_backlog.py::test_only_pushes_that_commute_change_places",
         ),
     ),
     Mutant(
         "what-was-issued-after-a-failure-goes-on",
-        "daskps.training.backlog:Backlog.fail",
+        "daskps.training.overlap.backlog:Backlog.fail",
         "failed += self.waiting",
         "pass",
         (
-            "tests/training/test_backlog.py::test_failure_takes_along_what_was_issued_after",
+            "tests/training/overlap/test_backlog.py::test_failure_takes_along_what_was_issued_after",
         ),
     ),
     Mutant(
         "prefetch-of-another-clock",
-        "daskps.training.prefetch:Prefetch.take",
+        "daskps.training.overlap.prefetch:Prefetch.take",
         "if ahead.clock != clock or ahead.names != frozenset(chosen):",
         "if ahead.names != frozenset(chosen):",
         (
-            "tests/training/test_ahead.py::test_prefetch_is_what_the_next_pull_would_read",
+            "tests/training/overlap/test_ahead.py::test_prefetch_is_what_the_next_pull_would_read",
         ),
     ),
     Mutant(
         "prefetch-without-the-own-step",
-        "daskps.training.ahead:Ahead._overtaken",
+        "daskps.training.overlap.ahead:Ahead._overtaken",
         "if self._prefetch is not None and not self._session.bsp:",
         "if self._prefetch is not None and self._session.bsp:",
         (
-            "tests/training/test_ahead.py::test_prefetch_is_what_the_next_pull_would_read",
+            "tests/training/overlap/test_ahead.py::test_prefetch_is_what_the_next_pull_would_read",
         ),
     ),
     Mutant(
         "gradient-that-changes-on-its-way",
-        "daskps.training.pipeline:Pipeline.deliver",
+        "daskps.training.overlap.pipeline:Pipeline.deliver",
         "np.copyto(copies[index], array)",
         "copies[index] = array",
         (
-            "tests/training/test_pipeline.py::test_read_ahead_sends_what_the_function_returned",
+            "tests/training/overlap/test_pipeline.py::test_read_ahead_sends_what_the_function_returned",
         ),
     ),
     Mutant(

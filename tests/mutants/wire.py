@@ -7,73 +7,81 @@ from tests.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "another-protocol-is-understood",
-        "daskps.cluster.messages:unpack_call",
+        "daskps.cluster.wire.messages:unpack_call",
         "if protocol != PROTOCOL:",
         "if protocol > PROTOCOL:",
         (
-            "tests/cluster/test_protocol.py::test_refused_messages_change_nothing[older protocol]",
+            "tests/cluster/wire/test_protocol.py::test_refused_messages_change_nothing[older protocol]",
         ),
     ),
     Mutant(
         "any-mapping-is-success",
-        "daskps.cluster.messages:unpack_reply",
+        "daskps.cluster.wire.messages:unpack_reply",
         'if not isinstance(reply, dict) or reply.get("status") not in ("OK", "refused"):',
         "if not isinstance(reply, dict):",
-        ("tests/cluster/test_protocol.py::test_only_an_acknowledgement_is_success",),
+        (
+            "tests/cluster/wire/test_protocol.py::test_only_an_acknowledgement_is_success",
+        ),
     ),
     Mutant(
         "shard-that-is-named-twice",
-        "daskps.cluster.messages:_check_parts",
+        "daskps.cluster.wire.messages:_check_parts",
         "if len(set(shards)) < len(shards):",
         "if len(set(shards)) > len(shards):",
-        ("tests/cluster/test_saying.py::test_a_call_that_no_caller_makes_is_refused",),
+        (
+            "tests/cluster/wire/test_saying.py::test_a_call_that_no_caller_makes_is_refused",
+        ),
     ),
     Mutant(
         "elements-of-another-shard",
-        "daskps.cluster.messages:_range",
+        "daskps.cluster.wire.messages:_range",
         "if 0 <= start <= stop <= high - low:",
         "if 0 <= start <= stop:",
-        ("tests/cluster/test_saying.py::test_a_call_that_no_caller_makes_is_refused",),
+        (
+            "tests/cluster/wire/test_saying.py::test_a_call_that_no_caller_makes_is_refused",
+        ),
     ),
     Mutant(
         "weight-that-is-no-number",
-        "daskps.cluster.messages:_check_head",
+        "daskps.cluster.wire.messages:_check_head",
         '0 <= about["wait_seconds"] <= MOST_SECONDS and math.isfinite(about["weight"])',
         '0 <= about["wait_seconds"] <= MOST_SECONDS',
-        ("tests/cluster/test_saying.py::test_a_call_that_no_caller_makes_is_refused",),
+        (
+            "tests/cluster/wire/test_saying.py::test_a_call_that_no_caller_makes_is_refused",
+        ),
     ),
     Mutant(
         "true-is-a-number",
-        "daskps.cluster.wellformed:_is_plain",
+        "daskps.cluster.wire.wellformed:_is_plain",
         "return type(value) is int and LEAST <= value <= MOST",
         "return isinstance(value, int) and LEAST <= value <= MOST",
         (
-            "tests/cluster/test_saying.py::test_a_message_that_its_handler_does_not_take",
+            "tests/cluster/wire/test_saying.py::test_a_message_that_its_handler_does_not_take",
         ),
     ),
     Mutant(
         "wait-without-an-end",
-        "daskps.cluster.wellformed:_is_odd",
+        "daskps.cluster.wire.wellformed:_is_odd",
         "return seconds is not None and not 0 <= seconds <= most",
         "return seconds is not None and not 0 <= seconds",
         (
-            "tests/cluster/test_saying.py::test_a_message_that_its_handler_does_not_take",
+            "tests/cluster/wire/test_saying.py::test_a_message_that_its_handler_does_not_take",
         ),
     ),
     Mutant(
         "errors-of-the-user-under-a-name-of-ours",
-        "daskps.cluster.messages:pack_error",
+        "daskps.cluster.wire.messages:pack_error",
         'return ["DaskPSError", [sendable(f"{name}: {error}")], notes]',
         'return ["DaskPSError", [sendable(f"{error}")], notes]',
-        ("tests/cluster/test_saying.py::test_an_error_of_the_users_is_named",),
+        ("tests/cluster/wire/test_saying.py::test_an_error_of_the_users_is_named",),
     ),
     Mutant(
         "call-that-waits-ticks-again",
-        "daskps.cluster.messages:Call.waiting",
+        "daskps.cluster.wire.messages:Call.waiting",
         "return replace(self, parts=parts, kind=NOTHING, clock=clock, tick=False)",
         "return replace(self, parts=parts, kind=NOTHING, clock=clock)",
         (
-            "tests/cluster/test_saying.py::test_a_call_that_waits_on_ticks_no_second_time",
+            "tests/cluster/wire/test_saying.py::test_a_call_that_waits_on_ticks_no_second_time",
         ),
     ),
     Mutant(
@@ -81,6 +89,6 @@ MUTANTS = (
         "daskps.cluster.upstream:frame",
         "if array.nbytes <= _tcp.TCP.max_shard_size or config.compresses():",
         "if array.nbytes > 0 or config.compresses():",
-        ("tests/cluster/test_frames.py::test_no_array_of_a_message_is_joined",),
+        ("tests/cluster/wire/test_frames.py::test_no_array_of_a_message_is_joined",),
     ),
 )

@@ -23,13 +23,14 @@ import numpy as np
 from daskps import optim
 from daskps.consistency import ASP, BSP
 from daskps.kernels import threads
-from daskps.layout import Layout, compute_dtype
-from daskps.shards import tablework, update
-from daskps.shards.base import ADD, GRADIENT, Item, Step, Ticket
-from daskps.shards.dense import Shard
-from daskps.shards.mailbox import Mailbox
-from daskps.shards.segment import Record, Segment
-from daskps.shards.update import TILE, Publication
+from daskps.layout.arrays import Layout, compute_dtype
+from daskps.shards.memory import publication
+from daskps.shards.memory.publication import TILE, Publication
+from daskps.shards.memory.segment import Record, Segment
+from daskps.shards.rounds import words
+from daskps.shards.rounds.mailbox import Mailbox
+from daskps.shards.shard import Shard
+from daskps.shards.steps import ADD, GRADIENT, Item, Step, Ticket
 
 N = TILE + 100
 LAYOUT = Layout.build(
@@ -293,7 +294,7 @@ def main() -> None:
     for binding in bound.values():
         binding.kernel.warm(durable=True, past=True)
     # Here and not in each child.
-    tablework.compiled(sys.argv[1])
+    words.compiled(sys.argv[1])
     for line in sys.stdin:
         sys.stdout.write(f"{fork(json.loads(line), bound)}\n")
         sys.stdout.flush()
@@ -305,7 +306,7 @@ def fork(case: dict[str, Any], bound: dict[int, Any]) -> int:
     child = os.fork()
     if not child:
         if case.get("past"):
-            update.PAST_NBYTES = 0
+            publication.PAST_NBYTES = 0
             # As large shards do where cores are idle.
             threads.LEAST_NBYTES = 2**14
             threads.allow(3)

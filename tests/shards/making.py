@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from daskps.consistency import BSP
-from daskps.layout import Layout
-from daskps.shards.base import GRADIENT, READ, Item, Ready, Step, Ticket
-from daskps.shards.dense import Shard
-from daskps.shards.segment import Segment
+from daskps.layout.arrays import Layout
+from daskps.shards.memory.segment import Segment
+from daskps.shards.shard import Shard
+from daskps.shards.steps import GRADIENT, READ, Item, Ready, Step, Ticket
 
 #: Positions in a store of one shard; "c" has no rule.
 A, B, C = 0, 1, 2

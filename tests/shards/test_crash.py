@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from daskps.consistency import ASP, BSP
-from daskps.shards import tablework
-from daskps.shards.dense import Shard
-from daskps.shards.segment import N_PRODUCERS, RUN, VERSION, Segment
+from daskps.shards.memory.segment import N_PRODUCERS, RUN, VERSION, Segment
+from daskps.shards.rounds import words
+from daskps.shards.shard import Shard
 from tests.shards import crashing
 from tests.shards.crashing import (
     ACKNOWLEDGED,
@@ -84,7 +84,7 @@ def kill(
     """Run a case in a child that is killed, and return the shard it leaves."""
     # Compiled here, loaded there.
     reference.after(1)
-    tablework.compiled(reference.cache)
+    words.compiled(reference.cache)
     for binding in reference.bindings.values():
         binding.kernel.warm(durable=True, past=True)
     cache = str(tmp_path_factory.getbasetemp() / "kernels0")

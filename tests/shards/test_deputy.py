@@ -9,12 +9,12 @@ import pytest
 
 from daskps.consistency import ASP, BSP, SSP
 from daskps.shards import cutting
-from daskps.shards.base import ADD, GRADIENT, NO_WAIT, READ, Item, Ready, Step, Ticket
-from daskps.shards.cuts import Order
-from daskps.shards.dense import Shard
-from daskps.shards.deputies import Deputy, NotHereError
-from daskps.shards.gates import CLOSED, set_gate
-from daskps.shards.segment import GENERATION, MAX_PRODUCERS, Segment
+from daskps.shards.cuts.cut import Order
+from daskps.shards.deputy import Deputy, NotHereError
+from daskps.shards.memory.gates import CLOSED, set_gate
+from daskps.shards.memory.segment import GENERATION, MAX_PRODUCERS, Segment
+from daskps.shards.shard import Shard
+from daskps.shards.steps import ADD, GRADIENT, NO_WAIT, READ, Item, Ready, Step, Ticket
 from tests.shards.making import LAYOUT, RULED, A, Momentum, done, held
 
 RULES = dict.fromkeys(RULED, Momentum())

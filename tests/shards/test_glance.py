@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from daskps.consistency import ASP, SSP
-from daskps.shards.dense import Shard
-from daskps.shards.gates import CLOSED, set_gate
 from daskps.shards.glance import ASK, NOT_YET, Glance
-from daskps.shards.segment import GENERATION
-from daskps.shards.update import Publication
+from daskps.shards.memory.gates import CLOSED, set_gate
+from daskps.shards.memory.publication import Publication
+from daskps.shards.memory.segment import GENERATION
+from daskps.shards.shard import Shard
 from tests.shards.making import RUN, bsp, make, send, step
 
 

@@ -11,11 +11,11 @@ import pytest
 from daskps import optim
 from daskps.consistency import ASP
 from daskps.errors import PushRejectedError
-from daskps.layout import Layout
-from daskps.shards import update
-from daskps.shards.base import GRADIENT, READ, Item, Ready, Step
-from daskps.shards.dense import Shard
-from daskps.shards.segment import Segment
+from daskps.layout.arrays import Layout
+from daskps.shards.memory import publication
+from daskps.shards.memory.segment import Segment
+from daskps.shards.shard import Shard
+from daskps.shards.steps import GRADIENT, READ, Item, Ready, Step
 from tests.shards.making import RUN, contents, done, send, weights
 
 N, M = 200, 70
@@ -55,7 +55,7 @@ def refused(ticket: Any, name: str) -> bool:
 @pytest.fixture(params=[True, False], ids=["past the caches", "small"])
 def past(request, monkeypatch):
     """Whether shards are large enough to write past the caches."""
-    monkeypatch.setattr(update, "PAST_NBYTES", 0 if request.param else 2**40)
+    monkeypatch.setattr(publication, "PAST_NBYTES", 0 if request.param else 2**40)
     return request.param
 
 
@@ -136,7 +136,7 @@ def test_a_weight_may_make_numbers_infinite_that_were_not(past):
 
 
 def test_large_shards_look_in_the_pass_itself(monkeypatch):
-    monkeypatch.setattr(update, "PAST_NBYTES", 0)
+    monkeypatch.setattr(publication, "PAST_NBYTES", 0)
     looked: list[Any] = []
 
     def look(rule: Any, a: Any) -> bool:

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from daskps.errors import ProducerExpiredError, ShardBusyError
 from daskps.shards import producers
-from daskps.shards.base import ADD, Item, Step
+from daskps.shards.memory.segment import MAX_PRODUCERS, Record
 from daskps.shards.producers import WINDOW, admit, known
-from daskps.shards.segment import MAX_PRODUCERS, Record
+from daskps.shards.steps import ADD, Item, Step
 from tests.shards.making import A, contents, done, failed, make, send, weights
 
 

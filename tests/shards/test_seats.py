@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from daskps.consistency import BSP
-from daskps.shards import cutting, runs
-from daskps.shards.base import (
+from daskps.shards import cutting, run_record
+from daskps.shards.memory.segment import GENERATION
+from daskps.shards.seats import ASK
+from daskps.shards.shard import Shard
+from daskps.shards.steps import (
     GRADIENT,
     MODEL,
     NOTHING,
@@ -20,9 +23,6 @@ from daskps.shards.base import (
     Tick,
     Ticket,
 )
-from daskps.shards.dense import Shard
-from daskps.shards.seats import ASK
-from daskps.shards.segment import GENERATION
 from tests.shards.making import RUN, A, bsp, contents, hot, send, step, weights
 
 
@@ -165,13 +165,13 @@ def test_shard_decides_about_arrays_that_do_not_fit(data):
 
 def test_seat_made_while_a_run_begins_leaves_it_alone(monkeypatch):
     """By a trainer of the run before, in another thread and without the lock."""
-    shard, begin = shard_of(), runs.begin
+    shard, begin = shard_of(), run_record.begin
 
     def meanwhile(record: Any, *given: Any) -> None:
         shard.seat(RUN, 0)
         begin(record, *given)
 
-    monkeypatch.setattr(runs, "begin", meanwhile)
+    monkeypatch.setattr(run_record, "begin", meanwhile)
     shard.begin_run(RUN + 1, BSP(), 2)
     assert shard.rounds
     assert shard.rounds.tables.run == RUN + 1

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import daskps
-from daskps.layout import Layout
+from daskps.layout.arrays import Layout
 from daskps.training.advice import Losses, first_loss, unnamed, unnamed_text
 
 

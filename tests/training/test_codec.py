@@ -12,11 +12,12 @@ import pytest
 
 import daskps
 from daskps import codecs, optim
-from daskps.cluster import serving, words
-from daskps.cluster.contributions import Contribution, Contributions, Place
-from daskps.cluster.keeping import sums
-from daskps.cluster.messages import INLINE_NBYTES, Call
-from daskps.layout import Layout
+from daskps.cluster.host import exchange
+from daskps.cluster.host.contributions import Contribution, Contributions, Place
+from daskps.cluster.host.reductions import sums
+from daskps.cluster.wire import encoding as words
+from daskps.cluster.wire.messages import INLINE_NBYTES, Call
+from daskps.layout.arrays import Layout
 from tests.support import gen_cluster, mostly_inside
 
 #: A number and the bfloat16 next to it.
@@ -210,7 +211,7 @@ async def test_large_gradients_are_widened_off_the_event_loop(c, s, a, b):
     params = {"large": np.zeros(400_000, "f4"), "small": np.zeros(10, "f4")}
     store = await daskps.create(params, optimizer=optim.SGD(1.0), servers=[a.address])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(serving, "widened", watched)
+        patch.setattr(exchange, "widened", watched)
         await daskps.run(store, loop, [None], codec="bf16")
     assert seen == {True: {False}, False: {True}}
     await store.close()

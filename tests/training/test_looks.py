@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import daskps
-from daskps import config, intake, kernels, optim
-from daskps.shards.update import PAST_NBYTES
+from daskps import config, kernels, optim
+from daskps.shards.memory.publication import PAST_NBYTES
+from daskps.store import intake
 
 #: Each of two shards is large enough to be written past the caches.
 N = PAST_NBYTES // 2 + 1000
@@ -56,7 +57,9 @@ def looks(trainer, part):
     """Return how many gradients of a push are looked at before it."""
     with (
         mock.patch.object(intake, "is_finite", wraps=intake.is_finite) as look,
-        mock.patch("daskps.cluster.deliveries.finite", wraps=kernels.finite) as later,
+        mock.patch(
+            "daskps.cluster.caller.deliveries.finite", wraps=kernels.finite
+        ) as later,
     ):
         trainer.push(gradient())
     # What the first shard does not get is looked at by a loop that is kept on disk.

@@ -17,7 +17,7 @@ from distributed import Client, Event
 
 import daskps
 from daskps import optim
-from daskps.training.data import SCHEMES, batches
+from daskps.training.data.rows import SCHEMES, batches
 from tests.support import local_cluster, mostly_inside, until
 
 START = {"w": np.linspace(-1, 1, 5), "b": np.array(0.25)}

@@ -9,8 +9,8 @@ import pytest
 
 import daskps
 from daskps import optim
-from daskps.cluster import plans
-from daskps.cluster.deadline import Deadline
+from daskps.cluster.caller import routes
+from daskps.cluster.wire.deadline import Deadline
 from tests.support import store, until
 
 #: Elements of "w", and how many of them are on the second of two shards: how user code
@@ -99,7 +99,7 @@ def loses_its_way(trainer: Any, part: Any) -> None:
         if trainer.rank and trainer.clock == GOOD:
             arrays = {i: np.atleast_1d(a) for i, a in enumerate(given.values())}
             call = session._call(kind="gradient", tick=True, sequence=session.sequence)
-            plan = plans.push(session.meta, arrays, call, everywhere=True)
+            plan = routes.push(session.meta, arrays, call, everywhere=True)
             worker = session.meta.owners[to]
             until(marker.exists)
             calls = {worker: plan.calls[worker]}

@@ -1,0 +1,1 @@
+"""From a handle or a trainer to the shards of its store, and back."""

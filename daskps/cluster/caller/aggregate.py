@@ -1,0 +1,65 @@
+"""Reducing contributions on the owners of the shards, which stay as they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.cluster.upstream import dumps
+from daskps.cluster.wire.messages import Array, pack_array, unpack_array
+from daskps.layout.arrays import compute_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from daskps.cluster.caller.client import ShardClient
+    from daskps.cluster.caller.shard_map import Meta
+    from daskps.cluster.wire.deadline import Deadline
+
+#: One contribution's rows for one host: shard, position of the piece, data.
+Rows = list[tuple[int, int, Any]]
+
+
+async def aggregate(
+    shards: ShardClient,
+    contributions: Sequence[Mapping[int, Array]],
+    reduce: Any,
+    deadline: Deadline,
+) -> dict[str, Array]:
+    """Return the reduced arrays by name, in the compute dtype of the parameters."""
+    meta = shards.meta
+    pickled = dumps(reduce)
+
+    def plan() -> dict[str, dict[str, Any]]:
+        return {
+            worker: {"contributions": rows, "reduce": pickled}
+            for worker, rows in _by_host(meta, contributions).items()
+            if any(rows)
+        }
+
+    found = await shards.rerouted("aggregate", plan, deadline=deadline)
+    wanted = {index for arrays in contributions for index in arrays}
+    parameters = [p for p in meta.layout.parameters if p.index in wanted]
+    flats = {p.index: np.empty(p.size, compute_dtype(p.dtype)) for p in parameters}
+    for answers in found:
+        for shard, position, data in answers:
+            piece = meta.layout.pieces[shard][position]
+            flat = flats[piece.parameter.index]
+            flat[piece.start : piece.stop] = unpack_array(data, flat.dtype.name)
+    return {p.name: flats[p.index].reshape(p.shape) for p in parameters}
+
+
+def _by_host(
+    meta: Meta, contributions: Sequence[Mapping[int, Array]]
+) -> dict[str, list[Rows]]:
+    where = meta.where
+    hosts: dict[str, list[Rows]] = {w: [[] for _ in contributions] for w in where.hosts}
+    for rank, arrays in enumerate(contributions):
+        for index, flat in arrays.items():
+            for piece in meta.layout.pieces_of[index]:
+                position = meta.positions[piece.shard, index]
+                data = pack_array(flat[piece.start : piece.stop])
+                rows = hosts[where.owners[piece.shard]][rank]
+                rows.append((piece.shard, position, data))
+    return hosts

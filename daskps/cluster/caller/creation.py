@@ -1,0 +1,247 @@
+"""Making a store: reserve, allocate on the owners, fill, then show it. Or nothing."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps import config
+from daskps.cluster import upstream
+from daskps.cluster.caller.client import gather
+from daskps.cluster.caller.link import Link, current_link
+from daskps.cluster.caller.shard_map import Meta
+from daskps.cluster.host.rules import initial_slots
+from daskps.cluster.keys import anchor_key, make_anchor
+from daskps.cluster.wire.messages import Array, pack_array
+from daskps.cluster.wire.wellformed import MOST_SECONDS
+from daskps.errors import LayoutError
+from daskps.usercode import user_code
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from distributed import Client
+
+    from daskps.optim import Rule
+
+#: Dask's books charge at most this much for one anchor.
+ANCHOR_NBYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """All a store is made of, checked, before the cluster hears of it."""
+
+    name: str | None
+    shapes: Mapping[str, tuple[tuple[int, ...], str]]
+    arrays: Mapping[int, Array]
+    #: Dask arrays by parameter index, of the parameter's shape and dtype.
+    collections: Mapping[int, Any]
+    initializers: Mapping[int, Any]
+    rules: Mapping[int, Rule]
+    shards: int | None
+    servers: str | Sequence[str]
+    seed: int
+    overwrite: bool
+
+
+async def create(link: Link, plan: Blueprint, seconds: float | None) -> Meta:
+    """Make a store; where anything fails, nothing of it stays.
+
+    Raises
+    ------
+    StoreExistsError, NotEnoughWorkersError, LayoutError, ProtocolError
+        For what its name says.
+    TimeoutError
+        When it takes longer than `seconds`.
+    """
+    uid = uuid.uuid4().hex
+    what = "the creation of the store, which was undone,"
+    try:
+        return await link.within(_create(link, plan, uid, seconds), seconds, what)
+    except BaseException:
+        release(link, uid)
+        # A cancelled create must not leave its half behind.
+        await link.wind_up(link.over("close", uid=uid, undo=True))
+        raise
+
+
+async def _create(link: Link, plan: Blueprint, uid: str, seconds: float | None) -> Meta:
+    await link.ensure()
+    settings = config.load()
+    client = link.client
+    wait = min(settings.register_timeout_seconds, MOST_SECONDS)
+    with user_code("the optimizer"):
+        optimizers = [(i, repr(rule)) for i, rule in plan.rules.items()]
+    slots = [(i, initial_slots(rule)) for i, rule in plan.rules.items()]
+    wire = await link.directory(
+        "create",
+        request={
+            "uid": uid,
+            "name": plan.name or f"session-{uid[:8]}",
+            "client": client.id,
+            "session": plan.name is None,
+            "params": [(n, list(s), d) for n, (s, d) in plan.shapes.items()],
+            "shards": plan.shards,
+            "servers": plan.servers,
+            "rules": _pickled(plan.rules),
+            "optimizers": optimizers,
+            "slots": slots,
+            "overwrite": plan.overwrite,
+            "memory_share": settings.memory_share,
+            "machine": settings.machine_way,
+            "wait_seconds": wait if seconds is None else min(wait, 0.9 * seconds),
+        },
+    )
+    segments = await _allocate(link, Meta(wire), plan)
+    meta = Meta({**wire, "segments": segments})
+    await load(link, meta, dict.fromkeys(plan.arrays, 0), plan.arrays)
+    await _load_collections(client, meta, plan.collections)
+    futures = _anchor(client, meta)
+    await gather(*(upstream.result(future) for future in futures))
+    await link.directory(
+        "commit",
+        uid=uid,
+        anchors=[f.key for f in futures],
+        segments=segments,
+        overwrite=plan.overwrite,
+    )
+    if plan.name is None:
+        link.anchors[uid] = futures
+    return meta
+
+
+def _pickled(rules: Mapping[int, Rule]) -> bytes:
+    try:
+        return upstream.dumps(dict(rules))
+    except Exception as error:
+        raise LayoutError(
+            f"the optimizer cannot be pickled ({error}); define its class at module "
+            f"level or without open files and locks"
+        ) from error
+
+
+async def _allocate(link: Link, meta: Meta, plan: Blueprint) -> list[Any]:
+    """Have the hosts make the shards; return where these can be mapped."""
+    try:
+        fills = upstream.dumps((dict(plan.initializers), plan.seed))
+    except Exception as error:
+        raise LayoutError(
+            f"an initializer cannot be pickled ({error}); define it at module level "
+            f"or without open files and locks"
+        ) from error
+    found = await gather(
+        *(
+            link.control(
+                worker,
+                "create",
+                store=meta.uid,
+                name=meta.name,
+                layout=meta.layout.to_wire(),
+                shards=shards,
+                pickled=(meta.rules, fills),
+                cluster=meta.cluster,
+            )
+            for worker, shards in meta.hosts.items()
+        )
+    )
+    return [segment for segments in found for segment in segments]
+
+
+async def load(
+    link: Link, meta: Meta, starts: Mapping[int, int], flats: Mapping[int, Array]
+) -> None:
+    """Write initial values, each from element `starts[index]` of its parameter on."""
+    rows: dict[str, list[Any]] = {}
+    for index, flat in flats.items():
+        first = starts[index]
+        for piece in meta.layout.pieces_of[index]:
+            a, b = max(first, piece.start), min(first + len(flat), piece.stop)
+            if a < b:
+                position = meta.positions[piece.shard, index]
+                data = pack_array(flat[a - first : b - first])
+                row = [piece.shard, position, a - piece.start, data]
+                rows.setdefault(meta.owners[piece.shard], []).append(row)
+    await gather(
+        *(
+            link.control(worker, "load", store=meta.uid, items=items)
+            for worker, items in rows.items()
+        )
+    )
+
+
+async def _load_collections(
+    client: Client, meta: Meta, collections: Mapping[int, Any]
+) -> None:
+    """Have the workers that hold the chunks of dask arrays write them."""
+    futures = []
+    for index, array in collections.items():
+        # Whole trailing dimensions, so that a chunk is one run of elements.
+        rows = array.rechunk(dict.fromkeys(range(1, array.ndim), -1))
+        blocks = upstream.persist(client, rows).to_delayed().reshape(-1)
+        start = 0
+        heights = rows.chunks[0] if rows.ndim else (1,)
+        for block, height in zip(blocks, heights, strict=True):
+            futures.append(
+                client.submit(
+                    _write_chunk,
+                    upstream.compute(client, block),
+                    meta_wire(meta),
+                    index,
+                    start,
+                    pure=False,
+                )
+            )
+            start += height * int(np.prod(rows.shape[1:], dtype=np.int64))
+    await gather(*(upstream.result(future) for future in futures))
+
+
+def meta_wire(meta: Meta) -> dict[str, Any]:
+    """Return what rebuilds a `Meta` on a worker."""
+    return {
+        "uid": meta.uid,
+        "name": meta.name,
+        "session": meta.session,
+        "layout": meta.layout.to_wire(),
+        "owners": list(meta.owners),
+        "generations": list(meta.where.generations),
+        "rules": b"",
+        "optimizers": [],
+        "cluster": "",
+        "segments": [],
+    }
+
+
+def _write_chunk(chunk: Any, wire: Mapping[str, Any], index: int, start: int) -> None:
+    """Write one chunk of a dask array from the worker that holds it."""
+    meta = Meta(wire)
+    p = meta.layout.parameters[index]
+    flat = np.ascontiguousarray(chunk, dtype=p.dtype).reshape(-1)
+    link = current_link()
+    link.run(lambda: load(link, meta, {index: start}, {index: flat}))
+
+
+def _anchor(client: Client, meta: Meta) -> list[Any]:
+    """Submit one anchor per shard, on its owner; none has a side effect."""
+    nbytes = max(1, min(ANCHOR_NBYTES, meta.layout.nbytes // meta.layout.n_shards))
+    return [
+        client.submit(
+            make_anchor,
+            meta.name,
+            shard,
+            nbytes,
+            key=anchor_key(meta.uid, shard),
+            workers=[owner],
+            allow_other_workers=True,
+            pure=False,
+        )
+        for shard, owner in enumerate(meta.owners)
+    ]
+
+
+def release(link: Link, uid: str) -> None:
+    """Let go of the anchors of a session store, if this client holds them."""
+    link.anchors.pop(uid, None)

@@ -1,0 +1,53 @@
+"""Finding a named store, also one that is still to be created."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from daskps.cluster.caller.client import WAIT_SECONDS
+from daskps.cluster.caller.shard_map import Meta
+from daskps.errors import StoreNotFoundError
+
+if TYPE_CHECKING:
+    from daskps.cluster.caller.link import Link
+
+
+async def find(link: Link, name: str, wait_seconds: float | None = 0.0) -> Meta:
+    """Return what a handle needs to know of a named store.
+
+    Parameters
+    ----------
+    link : Link
+        The way to the cluster.
+    name : str
+        Its name.
+    wait_seconds : float or None
+        How long to wait for it to be created; None for ever. The directory answers
+        when it is.
+
+    Returns
+    -------
+    Meta
+        The store.
+
+    Raises
+    ------
+    StoreNotFoundError
+        If there is none of that name when the wait is over.
+    """
+    await link.ensure()
+    wait = float("inf") if wait_seconds is None else wait_seconds
+    end = time.monotonic() + wait
+    while True:
+        try:
+            return Meta(await link.directory("find", name=name))
+        except StoreNotFoundError as error:
+            left = end - time.monotonic()
+            if left <= 0:
+                if not wait:
+                    raise
+                raise StoreNotFoundError(f"waited {wait:g} s: {error}") from None
+        # In parts: bounds what the directory keeps for a caller that is gone.
+        part = min(left, WAIT_SECONDS)
+        await link.directory("await_store", name=name, wait_seconds=part)

@@ -1,0 +1,139 @@
+"""Looking at the stores of a cluster from outside, and changing nothing there.
+
+No client is made, so nothing is registered: a cluster that has never seen daskps is
+as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from daskps.cluster.caller.shard_map import Meta
+from daskps.cluster.upstream import connection
+from daskps.cluster.wire.messages import identity, unpack_reply
+from daskps.errors import DaskPSError, StoreNotFoundError
+
+#: How long one host may take to answer before its shards are shown without counters.
+HOST_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """One store as seen from outside."""
+
+    meta: Meta
+    #: A row per shard: its counters, or "error" where they could not be had.
+    shards: list[dict[str, Any]]
+
+
+async def find_stores(address: str, seconds: float) -> list[dict[str, Any]] | None:
+    """Return a row per store of a cluster, None where it has no daskps.
+
+    Parameters
+    ----------
+    address : str
+        The scheduler's.
+    seconds : float
+        How long to try.
+
+    Returns
+    -------
+    list of dict or None
+        As the directory lists them.
+
+    Raises
+    ------
+    OSError
+        If nobody answers in time; TimeoutError is one.
+    ValueError
+        For an address that is none.
+    ProtocolError
+        If the scheduler has another protocol of daskps.
+    """
+    async with asyncio.timeout(seconds), connection(address, seconds) as scheduler:
+        return await _list(scheduler)
+
+
+async def find_store(address: str, name: str, seconds: float) -> Sight | None:
+    """Return a store by its name or uid, None where the cluster has no daskps.
+
+    Parameters
+    ----------
+    address : str
+        The scheduler's.
+    name : str
+        Name or uid of the store; session stores have names too.
+    seconds : float
+        How long to try.
+
+    Returns
+    -------
+    Sight or None
+        The store; shards of hosts that do not answer say so.
+
+    Raises
+    ------
+    StoreNotFoundError
+        If there is no such store.
+    OSError, ValueError, ProtocolError
+        As for :func:`find_stores`.
+    """
+    async with asyncio.timeout(seconds), connection(address, seconds) as scheduler:
+        stores = await _list(scheduler)
+        if stores is None:
+            return None
+        found = [s for s in stores if name in (s["name"], s["uid"])]
+        if not found:
+            names = sorted(s["name"] for s in stores)
+            raise StoreNotFoundError(
+                f"no store named {name!r} at {address}; there are {names[:8]}"
+            )
+        # A session store may bear the name of a named one.
+        uid = min(found, key=lambda s: bool(s["session"]))["uid"]
+        meta = Meta(await _ask(scheduler, "find", uid=uid))
+        located = await _ask(scheduler, "locate", uid=uid)
+    lost = {shard: f"lost: {reason}" for shard, _, reason in located["lost"]}
+    lost |= {shard: f"away: its worker {why}" for shard, why in located["waits"]}
+    rows = await asyncio.gather(
+        *(
+            _counters(worker, meta, shards, lost)
+            for worker, shards in meta.hosts.items()
+        )
+    )
+    return Sight(meta, sorted((r for of in rows for r in of), key=lambda r: r["shard"]))
+
+
+async def _list(scheduler: Any) -> list[dict[str, Any]] | None:
+    reply = await scheduler.daskps_directory(method="hello", **identity())
+    if reply is None:  # Dask's answer to a message nobody handles
+        return None
+    unpack_reply(reply, "the scheduler")
+    found: list[dict[str, Any]] = await _ask(scheduler, "list")
+    return found
+
+
+async def _ask(scheduler: Any, method: str, **kwargs: Any) -> Any:
+    reply = await scheduler.daskps_directory(method=method, **kwargs)
+    return unpack_reply(reply, "the scheduler")["value"]
+
+
+async def _counters(
+    worker: str, meta: Meta, shards: list[int], lost: dict[int, str]
+) -> list[dict[str, Any]]:
+    """Ask one host for its shards; say per shard why where it does not answer."""
+    gone = [shard for shard in shards if shard in lost]
+    if gone:
+        return [{"shard": s, "worker": worker, "error": lost.get(s)} for s in shards]
+    try:
+        async with (
+            asyncio.timeout(HOST_SECONDS),
+            connection(worker, HOST_SECONDS) as host,
+        ):
+            reply = await host.daskps_control(method="stats", store=meta.uid)
+        rows: list[dict[str, Any]] = unpack_reply(reply, f"worker {worker}")["value"]
+    except (OSError, DaskPSError) as error:
+        text = str(error) or f"no answer within {HOST_SECONDS:g} s"
+        return [{"shard": s, "worker": worker, "error": text} for s in shards]
+    return rows

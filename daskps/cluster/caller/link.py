@@ -1,0 +1,375 @@
+"""How this process reaches the cluster: through a client, or through a worker.
+
+A handle binds late. Inside a worker it uses the worker's own connections, never a
+client made for the purpose: `get_client` there doubles the connections and blocks a
+thread the scheduler may need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+from concurrent.futures import Future as ThreadFuture
+from concurrent.futures import InvalidStateError
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from distributed import Client, Worker, get_client, get_worker
+from distributed.utils import SyncMethodMixin
+
+from daskps import config
+from daskps.cluster import upstream
+from daskps.cluster.host.host import HOSTS
+from daskps.cluster.machine.machine import HERE, Machine
+from daskps.cluster.plugins import DirectoryPlugin
+from daskps.cluster.wire.messages import identity, unpack_reply
+from daskps.errors import ProtocolError
+from daskps.usercode import CALLBACK, guarded
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+#: How long a call that is over waits for the end of what it leaves behind.
+GRACE_SECONDS = 1.5
+#: How long the scheduler may take to hear that something is over.
+OVER_SECONDS = 5.0
+
+
+class Link(SyncMethodMixin):
+    """One process's way to the scheduler and to the hosts.
+
+    Parameters
+    ----------
+    node : Client or Worker
+        Whose event loop and connections are used.
+    """
+
+    def __init__(self, node: Client | Worker) -> None:
+        self.node: Any = node
+        self.pid = os.getpid()
+        self.loop: Any = node.loop
+        self.pool = node.rpc
+        self._ensured = False
+        self._in_process = config.load().process_way
+        if isinstance(node, Worker):
+            self.is_worker, self._asynchronous = True, False
+            #: What the directory closes this link's producers with.
+            self.owner = ("worker", node.address)
+        else:
+            self.is_worker, self._asynchronous = False, bool(node.asynchronous)
+            self.owner = ("client", node.id)
+        #: Where memory is shared with the hosts that are near.
+        self.machine: Machine = HERE
+        #: Identities of pushes by store and task, and anchors by store.
+        self.producers: dict[Any, Any] = {}
+        self.anchors: dict[str, Any] = {}
+        #: What goes on after its call: the event loop alone would not keep it.
+        self._background: set[asyncio.Future[Any]] = set()
+
+    @property
+    def live(self) -> bool:
+        """Whether the client or worker can still be used."""
+        if self.pid != os.getpid():
+            return False
+        status = self.node.status
+        name = status if isinstance(status, str) else status.name
+        return name not in ("closed", "closing", "failed")
+
+    @property
+    def client(self) -> Client:
+        """The client, or a worker's own where a graph must be submitted."""
+        client: Client = (
+            upstream.worker_client(self.node) if self.is_worker else self.node
+        )
+        return client
+
+    async def directory(self, method: str, **kwargs: Any) -> Any:
+        """Send a message to the directory."""
+        scheduler = self.node.scheduler
+        if scheduler is None:
+            raise OSError(f"{self.node} has lost its scheduler or was closed")
+        reply = await scheduler.daskps_directory(method=method, **kwargs)
+        return unpack_reply(reply, "the scheduler")["value"]
+
+    async def control(self, worker: str, method: str, **kwargs: Any) -> Any:
+        """Send a control message to the host on a worker."""
+        if self._in_process and worker in HOSTS:
+            host = HOSTS[worker]
+            if host.worker.loop is self.loop:
+                reply = await host.handle_control(method, **kwargs)
+                return unpack_reply(reply, f"worker {worker}")["value"]
+        reply = await self.rpc(worker, "daskps_control", method=method, **kwargs)
+        return unpack_reply(reply, f"worker {worker}")["value"]
+
+    async def rpc(self, worker: str, op: str, **kwargs: Any) -> Any:
+        """Call a handler of a worker directly."""
+        return await getattr(self.pool(worker), op)(**kwargs)
+
+    async def ensure(self) -> None:
+        """Give the scheduler its directory and the workers their hosts, once."""
+        if self._ensured:
+            return
+        try:
+            await upstream.register(self.client, DirectoryPlugin())
+        except ValueError:
+            # The scheduler takes no pickles (distributed.scheduler.pickle: false);
+            # it was started with --preload daskps.preload, or `hello` says so.
+            logger.info("the scheduler refuses plugins", exc_info=True)
+        except ImportError as error:
+            raise ProtocolError(
+                f"the scheduler at {self.node.scheduler.addr} cannot import daskps "
+                f"({error}); install the same daskps on scheduler, workers and client"
+            ) from error
+        await self.directory("hello", **identity())
+        self._ensured = True
+
+    async def within(self, work: Awaitable[T], seconds: float | None, what: str) -> T:
+        """Await `work` for at most `seconds`, then raise a TimeoutError that names it.
+
+        A TimeoutError of the work's own passes as it is.
+        """
+        scope = asyncio.timeout(seconds)
+        try:
+            async with scope:
+                return await work
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            raise TimeoutError(
+                f"timed out waiting for {what} after {seconds:g} s; pass a larger "
+                f"timeout=, or None to wait for ever"
+            ) from None
+
+    async def wind_up(self, work: Awaitable[Any]) -> None:
+        """Await for a moment what a call leaves behind; then it goes on alone.
+
+        It is not cancelled with its caller, and an error of it is logged.
+        """
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._wound_up)
+        await asyncio.wait({task}, timeout=GRACE_SECONDS)
+
+    async def over(self, method: str, **kwargs: Any) -> None:
+        """Tell the directory that what a call began is over; for `wind_up`.
+
+        Where that fails it is logged: the caller has an error that says more.
+        """
+        try:
+            await asyncio.wait_for(self.directory(method, **kwargs), OVER_SECONDS)
+        except Exception as error:  # noqa: BLE001 - the first error is the one to report
+            logger.info(
+                "could not tell the scheduler: %s %r: %r", method, kwargs, error
+            )
+
+    def _wound_up(self, task: asyncio.Future[Any]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            logger.info("what a call left behind ended with %r", error)
+
+    def run(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Run a coroutine function from a thread, or hand its awaitable over.
+
+        Raises
+        ------
+        RuntimeError
+            On a worker's event loop, which must not block.
+        """
+        if self.is_worker and self.asynchronous:
+            raise RuntimeError(
+                "a store's blocking methods were called on a worker's event loop, "
+                "which would stop the worker; use pull_async and push_async there "
+                "and await them, or make the task a plain function"
+            )
+        result: T = upstream.sync(self, function)
+        return result
+
+    def run_beside(self, function: Callable[[], Awaitable[T]]) -> T:
+        """As :meth:`run`, for what waits for tasks: called in one, it leaves the pool.
+
+        Tasks that fill all threads would wait for ever for those behind them.
+        """
+        if self.asynchronous:
+            return self.run(function)
+        with upstream.stepped_aside():
+            return self.run(function)
+
+    def start(self, function: Callable[[], Awaitable[T]]) -> Pending[T]:
+        """Start a coroutine function on the loop and return its future at once."""
+        future: Pending[T] = Pending(self)
+
+        def begin() -> None:
+            if not future.cancelled():
+                task = asyncio.ensure_future(function())
+                task.add_done_callback(future.take)
+                future.task = task
+
+        self.loop.add_callback(begin)
+        return future
+
+
+class Pending(ThreadFuture[T]):
+    """A `concurrent.futures.Future` that can also be awaited.
+
+    Cancelling it cancels the work behind it.
+    """
+
+    def __init__(self, link: Link) -> None:
+        super().__init__()
+        self._link = link
+        #: Held by the one thread that tells who waits that this was cancelled.
+        self._told = threading.Lock()
+        #: Kept so that it is not collected half way.
+        self.task: asyncio.Future[T] | None = None
+
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        """Have a function called with this future, at its end."""
+        super().add_done_callback(guarded(fn, CALLBACK))
+
+    def take(self, task: asyncio.Future[T]) -> None:
+        """Take over the outcome of the task behind it."""
+        error = None if task.cancelled() else task.exception()
+        # The caller's thread may cancel it meanwhile.
+        with contextlib.suppress(InvalidStateError):
+            if task.cancelled():
+                self._cancel()
+            elif error:
+                self.set_exception(error)
+            else:
+                self.set_result(task.result())
+
+    def cancel(self) -> bool:
+        """Cancel the future and the work behind it."""
+        done = self._cancel()
+        if done:
+            self.stop()
+        return done
+
+    def _cancel(self) -> bool:
+        """Cancel it and wake who waits: `wait` and `as_completed` need to be told."""
+        done = super().cancel()
+        # Once: it raises at the second time. Nobody lets go of the lock.
+        if done and self._told.acquire(blocking=False):
+            self.set_running_or_notify_cancel()
+        return done
+
+    def stop(self) -> None:
+        """Cancel the work behind it, also where it is about to begin."""
+
+        def cancel() -> None:
+            if self.task is not None:
+                self.task.cancel()
+
+        self._link.loop.add_callback(cancel)
+
+    def __await__(self) -> Any:
+        return asyncio.wrap_future(self).__await__()
+
+
+_LINKS: dict[int, Link] = {}
+_LOCK = threading.Lock()
+#: In a forked process the clients and workers of its parent, whose event loops do
+#: not run there.
+_PARENTS: list[Client | Worker] = []
+
+
+def _in_child() -> None:
+    """Forget in a forked process what is its parent's."""
+    _PARENTS.extend(link.node for link in _LINKS.values())
+    _PARENTS.extend(host.worker.server for host in HOSTS.values())
+    HOSTS.clear()
+    _LINKS.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def link_of(node: Client | Worker) -> Link:
+    """Return the link of a client or worker, one for each."""
+    if any(node is old for old in _PARENTS):
+        raise RuntimeError(
+            "a store cannot be used in a forked process, whose connections are its "
+            "parent's; pull before the fork, or start the process by spawn and open "
+            "the store there with a client of its own"
+        )
+    with _LOCK:
+        link = _LINKS.get(id(node))
+        if link is None or link.node is not node or not link.live:
+            for key in [k for k, old in _LINKS.items() if not old.live]:
+                del _LINKS[key]
+            link = _LINKS[id(node)] = Link(node)
+        return link
+
+
+#: What :func:`using` has given the code of this context.
+_GIVEN: ContextVar[Link | None] = ContextVar("daskps-link", default=None)
+
+
+@contextlib.contextmanager
+def using(link: Link) -> Iterator[None]:
+    """Have the code of a block, and none of other threads, reach the cluster by a link.
+
+    For what is neither a task of Dask's nor has a client of Dask's.
+    """
+    token = _GIVEN.set(link)
+    try:
+        yield
+    finally:
+        _GIVEN.reset(token)
+
+
+def task_link() -> Link:
+    """Return the link of the worker whose task this is.
+
+    Raises
+    ------
+    ValueError
+        Outside tasks.
+    """
+    return _GIVEN.get() or link_of(get_worker())
+
+
+def current_link(client: Client | None = None) -> Link:
+    """Return the nearest way to the cluster from here.
+
+    The given client, else the link that is given here, else the worker whose task this
+    is, else Dask's current client, else the one worker of this process.
+
+    Raises
+    ------
+    ValueError
+        When there is none of these.
+    TypeError
+        For a `client` that is none.
+    """
+    if client is not None:
+        if not isinstance(client, (Client, Worker)):
+            raise TypeError(
+                f"client is a distributed.Client, found {client!r:.60}; make one with "
+                f"client = distributed.Client(...)"
+            )
+        if (link := link_of(client)).live:
+            return link
+        raise ValueError(
+            f"{client} is closed; make another one with client = distributed.Client()"
+        )
+    try:
+        return task_link()
+    except ValueError:
+        pass
+    try:
+        return link_of(get_client())
+    except ValueError:
+        hosts = list(HOSTS.values())
+        if len(hosts) == 1:
+            return link_of(hosts[0].worker.server)
+        raise ValueError(
+            "there is no Dask client here to reach a cluster with; make one with "
+            "client = distributed.Client(), or Client(address) for a cluster that runs "
+            "already"
+        ) from None

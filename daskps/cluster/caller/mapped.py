@@ -1,0 +1,114 @@
+"""The way on the machine: the shards of another worker, mapped into this process."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daskps.cluster.host.exchange import Exchange, Serving
+from daskps.cluster.host.hosted import Slot
+from daskps.cluster.host.rules import Rules
+from daskps.cluster.machine.machine import HERE, Machine
+from daskps.cluster.machine.membership import WayClosed, owner_of
+from daskps.errors import ProtocolError, RunCancelledError
+from daskps.shards.deputy import Deputy, NotHereError
+from daskps.shards.memory.gates import CLOSED, gate_of
+from daskps.shards.memory.segment import PAGE_NBYTES, Segment
+
+if TYPE_CHECKING:
+    from daskps.cluster.caller.shard_map import Joined, Meta
+    from daskps.cluster.wire.messages import Call
+
+logger = logging.getLogger(__name__)
+#: How long a call waits here before its owner waits for it, which hears more: that
+#: a run was cancelled, a store deleted, a worker lost.
+PATIENCE_SECONDS = 1.0
+
+
+class Lane(Serving):
+    """Shards of one worker as a process of the same machine reaches them.
+
+    Parameters
+    ----------
+    meta : Meta
+        The store.
+    worker : str
+        Who owns the shards.
+    joined : Joined, optional
+        The run whose trainer calls.
+    machine : Machine
+        Where the shards' memory is looked for.
+
+    Raises
+    ------
+    WayClosed
+        Where one of them cannot be mapped here.
+    """
+
+    def __init__(
+        self,
+        meta: Meta,
+        worker: str,
+        joined: Joined | None,
+        *,
+        machine: Machine = HERE,
+    ) -> None:
+        super().__init__(np.empty, PATIENCE_SECONDS)
+        where = meta.where
+        shards = where.hosts.get(worker, ())
+        places = {s: where.segments[s] for s in shards if s in where.segments}
+        if not places or len(places) < len(shards):
+            raise WayClosed("it has no shards, or they are in private memory")
+        self._members = machine.visit(meta.cluster)
+        weakref.finalize(self, self._members.leave)
+        rules = Rules(meta.layout, meta.rules)
+        slots = rules.slots
+        for shard, place in places.items():
+            block = self._members.attach(place.name, place.nbytes, place.nonce)
+            self._owner = owner_of(place.name)
+            segment = Segment(meta.layout, shard, slots, block.buffer, durable=True)
+            deputy = Deputy(segment, rules, cache_dir=rules.cache_dir)
+            self.slots[meta.uid, shard] = Slot(
+                meta.name, meta.layout, shard, deputy, block=block
+            )
+            if joined is not None:
+                self._join(joined, shard, deputy)
+
+    def _join(self, joined: Joined, shard: int, deputy: Deputy) -> None:
+        """Find the mailboxes of a run; without them its steps go to the owner."""
+        place = joined.mailboxes.get(shard)
+        if place is None:
+            return
+        at = place.name, place.nbytes, place.nonce
+        try:
+            buffer = self._members.attach(*at).buffer[PAGE_NBYTES:]
+            deputy.attach_rounds(joined.run, joined.size, joined.reduce, buffer)
+        except (WayClosed, ProtocolError, RunCancelledError) as reason:
+            logger.debug("no mailboxes of run %d here: %s", joined.run, reason)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether a shard was freed or has moved."""
+        return any(gate_of(s.shard.segment) == CLOSED for s in self.slots.values())
+
+    def begin_now(self, call: Call, seconds: float) -> Exchange:
+        """Begin a call in the caller's thread; :meth:`Exchange.finish` ends it."""
+        # What is pushed to a worker that is gone would be acknowledged, and lost.
+        if not self.is_live():
+            raise NotHereError
+        return super().begin_now(call, seconds)
+
+    def is_live(self) -> bool:
+        """Return whether who owns the shards is there."""
+        return self._members.lives(self._owner)
+
+    def close(self) -> None:
+        """Let go of the shards' memory, and of the mailboxes."""
+        self.slots.clear()
+
+    def missing(self, store: str, shard: int) -> Exception:
+        """Return what a call of a shard that is not here gets."""
+        return NotHereError()

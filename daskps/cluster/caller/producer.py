@@ -1,0 +1,129 @@
+"""Identity and sequence numbers of pushes outside runs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from daskps.cluster.caller.link import Link
+    from daskps.cluster.wire.deadline import Deadline
+
+
+#: Tasks of one process that may push at once, each with an identity of its own.
+MOST_TASKS = 1024
+#: Called with identity and floor once pushes that were given up are below the floor.
+Announce = Callable[[int, int], None]
+
+
+def producer_of(link: Link, uid: str, task: tuple[Any, float] | None) -> Producer:
+    """Return the identity of a task's pushes to a store, or of all others from here.
+
+    Handles share it: one for each would fill the shards' tables with producers of
+    which nobody can say that they have ended.
+    """
+    known: dict[Any, Producer] = link.producers
+    while len(known) >= MOST_TASKS and (uid, task) not in known:
+        known.pop(next(iter(known)), None)
+    return known.setdefault((uid, task), Producer(task))
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The sequence number of a push, and below which all others are settled."""
+
+    number: int
+    floor: int
+
+
+class Producer:
+    """Identity and sequence numbers of the pushes of one handle or task.
+
+    Sequence numbers leave in order, and none leaves while one 32 or more older is
+    unanswered: the shards can tell repeats only within a window.
+    """
+
+    SPREAD = 32
+
+    def __init__(self, task: tuple[Any, float] | None = None) -> None:
+        #: Key and start of the task that pushes, if one does.
+        self._task = task
+        self.id = 0
+        self._next = 0
+        self._open: set[int] = set()
+        #: Pushes that were given up, of which the shards have not heard.
+        self._given_up: set[int] = set()
+        self._turn = threading.Condition()
+
+    async def identify(self, link: Link) -> None:
+        """Have the directory issue an identity, at the first push."""
+        if not self.id:
+            kind, owner = ("task", self._task[0]) if self._task else link.owner
+            self._take(await link.directory("producer", kind=kind, owner=owner))
+
+    def _take(self, number: int) -> None:
+        # Pushes that start together all ask; the first answer counts for all.
+        self.id = self.id or number
+
+    @contextmanager
+    def turn(self, deadline: Deadline, announce: Announce) -> Iterator[Turn]:
+        """Hold a sequence number while its push is under way."""
+        with self._turn:
+            while (turn := self._begin()) is None:
+                left = deadline.left()
+                self._turn.wait(None if left == float("inf") else left)
+        with self._held(turn, announce):
+            yield turn
+
+    @asynccontextmanager
+    async def turn_async(
+        self, deadline: Deadline, announce: Announce
+    ) -> AsyncIterator[Turn]:
+        """Hold a sequence number, without blocking the event loop."""
+        # Polled: the turn may be given back by a thread.
+        while (turn := self._begin()) is None:  # noqa: ASYNC110
+            await asyncio.sleep(min(0.001, deadline.left()))
+        with self._held(turn, announce):
+            yield turn
+
+    @contextmanager
+    def _held(self, turn: Turn, announce: Announce) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._given_up.add(turn.number)
+            raise
+        finally:
+            self._end(turn.number, announce)
+
+    def _begin(self) -> Turn | None:
+        """Take the next sequence number, unless a push is too far behind."""
+        with self._turn:
+            floor = min(self._open, default=self._next)
+            if self._next - floor >= self.SPREAD:
+                return None
+            number = self._next
+            self._next += 1
+            self._open.add(number)
+            return Turn(number, floor)
+
+    def _end(self, number: int, announce: Announce) -> None:
+        """Give a sequence number back: its push was answered or given up.
+
+        A cut would wait for a push that was given up: it may have reached some of its
+        shards. The next push says that it is settled, but may be long in coming.
+        """
+        with self._turn:
+            self._open.discard(number)
+            self._turn.notify_all()
+            floor = min(self._open, default=self._next)
+            told = {n for n in self._given_up if n < floor}
+            self._given_up -= told
+        if told:
+            announce(self.id, floor)

@@ -1,0 +1,133 @@
+"""What a handle knows of its store without asking."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from daskps.cluster.upstream import loads
+from daskps.layout.arrays import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from daskps.codecs import Codec
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the memory of a shard is, on the machine of its owner."""
+
+    name: str
+    nbytes: int
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A run that a trainer takes part in, and where its mailboxes are."""
+
+    run: int
+    size: int
+    #: What the directory says of the mailboxes.
+    wire: Mapping[str, Any]
+    #: How gradients travel.
+    codec: Codec | None = None
+
+    def at(self, rows: Sequence[Any]) -> Joined:
+        """Return the same with the mailboxes where they are now."""
+        return replace(self, wire={**self.wire, "rows": rows})
+
+    @property
+    def mailboxes(self) -> dict[int, Place]:
+        """Memory of the mailboxes by shard, where it is shared."""
+        return {row[0]: Place(*row[1:]) for row in self.wire["rows"]}
+
+    @property
+    def reduce(self) -> Any:
+        """How contributions become one gradient."""
+        return loads(self.wire["reduce"])
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where the shards of a store are; replaced as a whole when one moves."""
+
+    owners: tuple[str, ...]
+    generations: tuple[int, ...]
+    #: Memory of the shards that processes of their machine can map.
+    segments: Mapping[int, Place]
+
+    @classmethod
+    def of(cls, wire: Mapping[str, Any]) -> Where:
+        """Return what the directory says."""
+        return cls(
+            tuple(wire["owners"]),
+            tuple(wire["generations"]),
+            {row[0]: Place(*row[1:]) for row in wire["segments"]},
+        )
+
+    @cached_property
+    def hosts(self) -> dict[str, list[int]]:
+        """Shards of each host, in order."""
+        hosts: dict[str, list[int]] = {}
+        for shard, owner in enumerate(self.owners):
+            hosts.setdefault(owner, []).append(shard)
+        return hosts
+
+
+class Meta:
+    """Names, layout, owners and rules of one store.
+
+    All of it stays but for `where`: shards move. Who needs more than one fact of where
+    they are takes `where` once.
+
+    Parameters
+    ----------
+    wire : mapping
+        What the directory says of the store.
+    """
+
+    def __init__(self, wire: Mapping[str, Any]) -> None:
+        self.uid: str = wire["uid"]
+        self.name: str = wire["name"]
+        self.session: bool = wire["session"]
+        self.layout = Layout.from_wire(wire["layout"])
+        self.where = Where.of(wire)
+        self.rules: bytes = wire["rules"]
+        self.optimizers: dict[int, str] = dict(wire["optimizers"])
+        #: Under which the processes of a machine find each other; "" for not at all.
+        self.cluster: str = wire["cluster"]
+
+    def update(self, located: Mapping[str, Any]) -> bool:
+        """Take over where the directory says the shards are; whether any has moved."""
+        where = Where.of(located)
+        if where == self.where:
+            return False
+        self.where = where
+        return True
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """Address of the worker that owns each shard."""
+        return self.where.owners
+
+    @cached_property
+    def positions(self) -> dict[tuple[int, int], int]:
+        """Position of each parameter's piece within each shard."""
+        return {
+            (shard, piece.parameter.index): position
+            for shard, pieces in enumerate(self.layout.pieces)
+            for position, piece in enumerate(pieces)
+        }
+
+    @property
+    def hosts(self) -> dict[str, list[int]]:
+        """Shards of each host, in order."""
+        return self.where.hosts
+
+    @property
+    def segments(self) -> Mapping[int, Place]:
+        """Memory of the shards that processes of their machine can map."""
+        return self.where.segments

@@ -1,0 +1,222 @@
+"""Taking a snapshot: the cut, then Dask futures for the copies of each host."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daskps.cluster import upstream
+from daskps.cluster.caller.link import task_link
+from daskps.cluster.host.copies import (
+    CopyGroup,
+    Edges,
+    groups_of,
+    nbytes_of,
+    ranges_of,
+)
+from daskps.cluster.host.host import HOSTS
+from daskps.cluster.keys import copy_key, edge_key, group_key
+from daskps.errors import SnapshotLostError
+from daskps.version import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from distributed import Client, Future
+
+    from daskps.cluster.caller.client import ShardClient
+    from daskps.cluster.wire.deadline import Deadline
+    from daskps.cluster.wire.messages import Array, Range
+    from daskps.layout.arrays import Layout
+
+#: How much longer than asked for the directory may take to say that it timed out.
+MARGIN_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Copies of some shards of a store, of one cut.
+
+    The futures keep them alive; everything else is plain.
+    """
+
+    uid: str
+    name: str
+    layout: Layout
+    owners: tuple[str, ...]
+    version: Version
+    #: By shard; those of one host share one.
+    futures: Mapping[int, Future[CopyGroup]]
+
+    @property
+    def groups(self) -> list[Future[CopyGroup]]:
+        """The futures, each once."""
+        return _distinct(self.futures)
+
+    @property
+    def client(self) -> Client | None:
+        """The client the copies belong to, None where there are none."""
+        for future in self.futures.values():
+            client: Client = future.client
+            return client
+        return None
+
+
+def _distinct(futures: Mapping[int, Future[CopyGroup]]) -> list[Future[CopyGroup]]:
+    return list({future.key: future for future in futures.values()}.values())
+
+
+async def take(shards: ShardClient, index: int | None, deadline: Deadline) -> Taken:
+    """Take a snapshot of a store, or of one of its parameters.
+
+    Parameters
+    ----------
+    shards : ShardClient
+        The store.
+    index : int, optional
+        The only parameter to copy; all by default.
+    deadline : Deadline
+        When to give up.
+
+    Returns
+    -------
+    Taken
+        Whose shards contain the same steps of every producer.
+
+    Raises
+    ------
+    ShardLostError, StoreClosedError, TimeoutError
+        For what its name says.
+    """
+    link, meta, cut = shards.link, shards.meta, uuid.uuid4().hex
+    wanted = list(range(meta.layout.n_shards))
+    if index is not None:
+        wanted = [piece.shard for piece in meta.layout.pieces_of[index]]
+    if not wanted:
+        return Taken(meta.uid, meta.name, meta.layout, meta.owners, Version.of(()), {})
+    seconds = deadline.remaining()
+    try:
+        asked = link.directory(
+            "cut",
+            uid=meta.uid,
+            owner=link.owner,
+            seconds=seconds,
+            cut=cut,
+            shards=wanted,
+            index=index,
+        )
+        margin = None if seconds is None else seconds + MARGIN_SECONDS
+        found = await link.within(asked, margin, deadline.what)
+        if "waited_for" in found:
+            raise TimeoutError(
+                f"timed out after {seconds:g} s waiting for {deadline.what}, which "
+                f"waited for {found['waited_for']}; no shard is held any more. Pass "
+                f"a larger timeout=, or None to wait for ever"
+            )
+        meta.update(found["where"])
+        version = Version.of((shard, v) for shard, v in found["versions"])
+        futures = _submit(shards, index, version)
+        # Also these may have to wait: for a thread of a busy worker.
+        took = upstream.settled(_distinct(futures))
+        await link.within(took, deadline.remaining(), deadline.what)
+    finally:
+        # Shielded: a snapshot that is cancelled must not leave its half behind.
+        await asyncio.shield(_forget(shards, cut))
+    return Taken(meta.uid, meta.name, meta.layout, meta.owners, version, futures)
+
+
+async def _forget(shards: ShardClient, cut: str) -> None:
+    if not shards.link.live:
+        # The directory forgets the cuts of a client that left by itself.
+        return
+    # A scheduler that cannot be reached has gone, and the hosts with it.
+    with contextlib.suppress(OSError):
+        told = shards.link.directory("drop_cut", cut=cut)
+        await asyncio.wait_for(told, MARGIN_SECONDS)
+
+
+def _submit(
+    shards: ShardClient, index: int | None, version: Version
+) -> dict[int, Future[CopyGroup]]:
+    """Have each owner take its copies over into Dask's own memory."""
+    meta, client = shards.meta, shards.link.client
+    versions = dict(version.pairs)
+    sizes = {s: nbytes_of(ranges_of(meta.layout, s, index)) for s in versions}
+    futures: dict[int, Future[CopyGroup]] = {}
+    for owner, group in groups_of(sizes, meta.owners):
+        pairs = [(shard, versions[shard]) for shard in group]
+        future = client.submit(
+            take_copies,
+            [(shard, copy_key(meta.uid, index, shard, v)) for shard, v in pairs],
+            meta.name,
+            owner,
+            key=group_key(meta.uid, index, pairs),
+            workers=[owner],
+            allow_other_workers=True,
+            pure=False,
+        )
+        futures |= dict.fromkeys(group, future)
+    return futures
+
+
+def take_copies(keys: Sequence[tuple[int, str]], name: str, owner: str) -> CopyGroup:
+    """Take copies from the host of this worker: the task behind a snapshot's shards.
+
+    Raises
+    ------
+    SnapshotLostError
+        On any worker but the owner, and wherever it runs a second time.
+    """
+    host, found = HOSTS.get(task_link().node.address), {}
+    for shard, key in keys:
+        copy = None if host is None else host.snapshots.find(key)
+        if copy is None:
+            raise SnapshotLostError(name, shard, owner, "no longer has the copy")
+        found[shard] = copy
+    return CopyGroup(found)
+
+
+def take_edges(copies: CopyGroup, spans: Sequence[tuple[int, Range]]) -> Edges:
+    """Take a few elements of copies, for neighbours whose rows end in these shards."""
+    return Edges({(s, *span): copies.get(s, *span).copy() for s, span in spans})
+
+
+def submit_edges(
+    taken: Taken, future: Future[CopyGroup], spans: Sequence[tuple[int, Range]]
+) -> Future[Edges]:
+    """Have the owner of some shards cut a few elements out of their copies."""
+    edges: Future[Edges] = future.client.submit(
+        take_edges,
+        future,
+        list(spans),
+        key=edge_key(future.key, spans),
+        workers=[taken.owners[spans[0][0]]],
+        allow_other_workers=True,
+        pure=False,
+    )
+    return edges
+
+
+async def values(taken: Taken) -> dict[str, Array]:
+    """Return the parameters of a snapshot of a whole store, on the event loop."""
+    layout = taken.layout
+    flats = {d: np.empty(n, d) for d, n in layout.lengths.items()}
+    client = taken.client
+    futures = taken.groups
+    copies = [] if client is None else await upstream.results(client, futures)
+    by_key = {f.key: copy for f, copy in zip(futures, copies, strict=True)}
+    for shard, future in taken.futures.items():
+        for dtype, flat in flats.items():
+            start, stop = layout.extent(shard, dtype)
+            if stop > start:
+                group = by_key[future.key]
+                flat[start:stop] = group.get(shard, dtype, 0, stop - start)
+    return {
+        p.name: flats[p.dtype][p.offset : p.offset + p.size].reshape(p.shape)
+        for p in layout.parameters
+    }

@@ -1,0 +1,73 @@
+"""What a trainer has pushed at its clock before the tick, kept to push it again.
+
+Until the tick these arrays are with the owners of the shards alone, who may die. The
+shard's next owner then asks for all of the clock. It gets one sum, made as the shard
+would have made it: the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from daskps.cluster.wire.encoding import decoded
+from daskps.layout.arrays import compute_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from daskps.cluster.caller.shard_map import Meta
+    from daskps.cluster.wire.messages import Array
+    from daskps.codecs import Codec
+    from daskps.reduction import Empty
+
+
+class Unticked:
+    """The sums of one trainer's pushes since its last tick, by parameter index.
+
+    Parameters
+    ----------
+    meta : Meta
+        The store.
+    codec : Codec or None
+        Whose words the arrays of the run's gradients are.
+    empty : callable
+        Makes arrays.
+    """
+
+    def __init__(self, meta: Meta, codec: Codec | None, empty: Empty) -> None:
+        self._meta, self._codec, self._empty = meta, codec, empty
+        self._sums: dict[int, Array] = {}
+
+    def add(self, arrays: Mapping[int, Array]) -> None:
+        """Keep a push that was accepted; the arrays stay the caller's."""
+        # Shards in private memory go with their owner: nobody would ask.
+        if not self._meta.segments:
+            return
+        for index, array in self._numbers(arrays).items():
+            known = self._sums.get(index)
+            if known is not None:
+                known += array
+            else:
+                own = array is not arrays[index]
+                self._sums[index] = array if own else array.copy()
+
+    def with_last(self, arrays: Mapping[int, Array]) -> dict[int, Array]:
+        """Return what the clock comes to with one push more."""
+        found = dict(self._sums)
+        for index, array in self._numbers(arrays).items():
+            known = self._sums.get(index)
+            found[index] = array if known is None else known + array
+        return found
+
+    def clear(self) -> None:
+        """Forget the clock: its tick was accepted."""
+        self._sums.clear()
+
+    def _numbers(self, arrays: Mapping[int, Array]) -> Mapping[int, Array]:
+        if self._codec is None:
+            return arrays
+        parameters, empty = self._meta.layout.parameters, self._empty
+        return {
+            i: decoded(self._codec, words, compute_dtype(parameters[i].dtype), empty)
+            for i, words in arrays.items()
+        }

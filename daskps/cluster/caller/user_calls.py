@@ -1,0 +1,74 @@
+"""Calling the user's functions where the user's code runs."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from daskps.cluster.caller.link import Link, Pending
+
+T = TypeVar("T")
+#: Calls a function of the user's where the user's code runs.
+UserCall = Callable[..., Awaitable[Any]]
+
+
+class Pump:
+    """Carries calls of the user's functions to the user's own thread.
+
+    The driver of a run is one coroutine. Callbacks of a synchronous client must run
+    where the user called from: on the event loop they could not use the store.
+    """
+
+    def __init__(self) -> None:
+        self._calls: queue.Queue[Any] = queue.Queue()
+
+    async def call(self, function: Callable[..., T], *args: Any) -> T:
+        """Run a function in the thread that pumps, and await its result."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._calls.put((future, function, args))
+        return await future
+
+    def drive(self, link: Link, main: Callable[[UserCall], Awaitable[T]]) -> T:
+        """Run the coroutine on the link's loop, its calls here, until it ends."""
+        pending = link.start(lambda: main(self.call))
+        try:
+            pending.add_done_callback(lambda _: self._calls.put(None))
+            while (entry := self._calls.get()) is not None:
+                self._answer(link, *entry)
+        except BaseException:
+            pending.stop()
+            self._drain(pending)
+            raise
+        return pending.result()
+
+    def _drain(self, pending: Pending[Any]) -> None:
+        """Let a cancelled run clean up before its caller goes on."""
+        while not pending.done():
+            try:
+                entry = self._calls.get(timeout=10)
+            except queue.Empty:
+                return
+            if entry is None:
+                return
+
+    def _answer(
+        self, link: Link, future: Any, function: Callable[..., Any], args: Any
+    ) -> None:
+        def settle(method: Callable[[Any], None], value: Any) -> None:
+            if not future.done():
+                method(value)
+
+        try:
+            result = function(*args)
+        except Exception as error:  # noqa: BLE001 - the run's to raise
+            link.loop.add_callback(settle, future.set_exception, error)
+        else:
+            link.loop.add_callback(settle, future.set_result, result)
+
+
+async def call_directly(function: Callable[..., T], *args: Any) -> T:
+    """Call a user's function of an asynchronous client, off the event loop."""
+    return await asyncio.to_thread(function, *args)

@@ -1,0 +1,136 @@
+"""The ways from this process to the shards of one store, the nearest first.
+
+In the process, if the host lives here. On the machine, if the shard's memory can be
+mapped: that is proved by opening it and finding what its owner has written there, not
+by the name of a machine, and where Dask would charge no worker of this process for it.
+Else by message.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from daskps import config
+from daskps.cluster.caller.mapped import Lane
+from daskps.cluster.host.host import HOSTS
+from daskps.cluster.machine import accounting
+from daskps.cluster.machine.membership import WayClosed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from daskps.cluster.caller.link import Link
+    from daskps.cluster.caller.shard_map import Joined, Meta
+    from daskps.cluster.host.exchange import Serving
+
+logger = logging.getLogger(__name__)
+
+
+class Ways:
+    """How one process reaches the hosts of a store.
+
+    Parameters
+    ----------
+    link : Link
+        The way to the cluster.
+    meta : Meta
+        The store.
+    joined : Joined, optional
+        The run whose trainer calls.
+    """
+
+    def __init__(self, link: Link, meta: Meta, joined: Joined | None) -> None:
+        settings = config.load()
+        self._link, self._meta, self._joined = link, meta, joined
+        self._in_process = settings.process_way
+        self._on_machine = settings.machine_way
+        self._lanes: dict[str, Lane | None] = {}
+        #: Where the shards were when the lanes were opened.
+        self._where = meta.where
+        self._lock = threading.Lock()
+
+    @property
+    def run(self) -> int:
+        """The run whose trainer calls, 0 for none."""
+        return 0 if self._joined is None else self._joined.run
+
+    def moved(self, located: Mapping[str, Any]) -> None:
+        """Hear where the directory says the shards and the mailboxes are now."""
+        with self._lock:
+            # First: lanes are opened anew with the shards' new owners.
+            if self._joined is not None:
+                self._joined = self._joined.at(located["mailboxes"])
+            self._meta.update(located)
+
+    def is_near(self, worker: str) -> bool:
+        """Return whether a host lives in this process and may be called."""
+        return self._in_process and worker in HOSTS
+
+    def serving(self, worker: str, *, by_owner: bool = False) -> Serving | None:
+        """Return what serves the shards of a worker in this process, if anything.
+
+        With `by_owner` that can only be their owner.
+        """
+        if self.is_near(worker):
+            return HOSTS[worker]
+        return None if by_owner else self._lane(worker)
+
+    def is_gone(self, worker: str) -> bool:
+        """Return whether a worker of this machine is known to be dead."""
+        lane = self._lanes.get(worker)
+        return lane is not None and not lane.is_live()
+
+    def names(self, on_loop: bool) -> dict[str, str]:
+        """Return how calls reach each host: "process", "machine" or "message".
+
+        On an event loop only hosts on the same loop are called directly.
+        """
+        return {worker: self._name(worker, on_loop) for worker in self._meta.hosts}
+
+    def _name(self, worker: str, on_loop: bool) -> str:
+        if self.is_near(worker):
+            same = HOSTS[worker].worker.loop is self._link.loop
+            return "process" if same or not on_loop else "message"
+        return "message" if on_loop or self._lane(worker) is None else "machine"
+
+    def close(self) -> None:
+        """Let go of other workers' memory; another call would map it again."""
+        with self._lock:
+            for lane in self._lanes.values():
+                if lane is not None:
+                    lane.close()
+            self._lanes.clear()
+
+    def _lane(self, worker: str) -> Lane | None:
+        if not self._on_machine:
+            return None
+        # Without the lock, which the event loop that brings a nanny's answer may want.
+        # Asked again with each call: a nanny that was late may have answered.
+        if worker not in self._lanes and not accounting.may_map():
+            return None
+        with self._lock:
+            if self._where is not self._meta.where:
+                # Owners have changed, and the names of their memory with them.
+                self._where = self._meta.where
+                self._lanes.clear()
+            if worker not in self._lanes:
+                self._lanes[worker] = self._open(worker)
+            lane = self._lanes[worker]
+            if lane is not None and lane.is_closed:
+                # Its shards were freed or have moved; a mapping would keep the memory.
+                lane = self._lanes[worker] = None
+        return lane
+
+    def _open(self, worker: str) -> Lane | None:
+        try:
+            return Lane(self._meta, worker, self._joined, machine=self._link.machine)
+        except WayClosed as reason:
+            logger.debug(
+                "store %r: no way on the machine to %s: %s",
+                self._meta.name,
+                worker,
+                reason,
+            )
+            return None

@@ -1,0 +1,1 @@
+"""The part of daskps inside the scheduler: which host holds which shard."""

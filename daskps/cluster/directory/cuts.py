@@ -1,0 +1,278 @@
+"""Cuts as the directory leads them: through all shards of a store, one at a time.
+
+A host is asked four times: for memory, to hold new steps and report, to let through
+what it lacks and copy, and, once Dask has the copies, to forget them. Shards release
+on their own as soon as they have copied. Where anything comes in between (a run that
+begins, a message that is lost) all are released and the cut starts again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from daskps import config
+from daskps.cluster.directory.entry import remember
+from daskps.cluster.wire.handlers import DIRECTORY
+from daskps.cluster.wire.reports import unpack_report
+from daskps.errors import (
+    ConsistencyError,
+    ProtocolError,
+    ShardLostError,
+    StaleGenerationError,
+)
+from daskps.layout.arrays import Layout
+from daskps.shards.cuts.cut import Order, agree
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from daskps.cluster.directory.entry import Entry, Hosts
+
+logger = logging.getLogger(__name__)
+#: Longest that pushes wait for one attempt; then it starts again, and they go on.
+HOLD_SECONDS = 5.0
+#: To which comes the time to copy a host's shards, at the very worst.
+COPY_NBYTES_PER_SECOND = 256 * 2**20
+#: How much later a host releases its shards by itself.
+LEASE_SECONDS = 3.0
+#: How long a step may be in coming before the directory asks whether its producer
+#: has ended: what a task pushed last may still be on its way when the task is over.
+GRACE_SECONDS = 0.2
+#: Between two attempts.
+PAUSE_SECONDS = 0.01
+#: How often to look what a shard that is away waits for.
+LOOK_SECONDS = 0.1
+#: How long a release is waited for; a silent host hears of it when it wakes.
+RELEASE_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One cut: its name, the shards it goes through, the parameter, if not all."""
+
+    cut: str
+    shards: Sequence[int]
+    index: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A cut in progress, or one of which the hosts still have copies."""
+
+    entry: Entry
+    #: Client or worker that asked for it.
+    owner: tuple[str, str]
+    work: asyncio.Future[dict[str, Any]]
+
+
+class Cuts:
+    """The cuts of all stores."""
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        entry: Callable[[str], Entry],
+        ended: Callable[[Sequence[int]], list[int]],
+    ) -> None:
+        self._hosts = hosts
+        self._entry = entry
+        self._ended = ended
+        self._claims: dict[str, Claim] = {}
+        #: Cuts that were dropped lately, of which the hosts take no message any more.
+        self._over: dict[str, None] = {}
+
+    # -- messages ------------------------------------------------------------
+
+    @DIRECTORY.handles("cut")
+    async def on_cut(
+        self,
+        uid: str,
+        owner: tuple[str, str],
+        seconds: float | None,
+        *,
+        cut: str,
+        shards: Sequence[int],
+        index: int | None,
+    ) -> dict[str, Any]:
+        """Copy a cut on the hosts; `drop_cut` frees the copies.
+
+        Returns "versions", or after `seconds` "waited_for".
+        """
+        entry, request = self._entry(uid), Request(cut, shards, index)
+        layout = Layout.from_wire(entry.layout)
+        every = list(range(layout.n_shards))
+        if index is not None:
+            every = [piece.shard for piece in layout.pieces_of.get(index, ())]
+        kind, name = owner
+        known = cut in self._claims or cut in self._over
+        if known or not entry.ready or not every or sorted(shards) != every:
+            # It would wait for ever: for shards that no host has to copy.
+            raise ProtocolError(
+                f"a cut through shards {list(shards)!r:.60} and parameter {index} of "
+                f"store {entry.name!r}"
+            )
+        work = asyncio.ensure_future(self._within(entry, request, seconds))
+        self._claims[request.cut] = Claim(entry, (kind, name), work)
+        try:
+            await asyncio.wait({work})
+            if work.cancelled():
+                # Says so where the store is gone; else nobody waits for an answer.
+                self._entry(uid)
+                return {"waited_for": "nothing, the caller has gone"}
+            found = work.result()
+            if "waited_for" in found:
+                self._drop(request.cut)
+            return found
+        except BaseException:
+            self._drop(request.cut)
+            raise
+
+    @DIRECTORY.handles("drop_cut")
+    def on_drop_cut(self, cut: str) -> None:
+        """Forget a cut; twice is fine."""
+        self._drop(cut)
+
+    # -- what the cluster tells us -------------------------------------------
+
+    def left(self, kind: str, name: str) -> None:
+        """Forget the cuts of a client or worker that left."""
+        for cut in [c for c, of in self._claims.items() if of.owner == (kind, name)]:
+            self._drop(cut)
+
+    def store_gone(self, entry: Entry) -> None:
+        """Forget the cuts of a store that is gone."""
+        for cut in [c for c, of in self._claims.items() if of.entry is entry]:
+            self._drop(cut)
+
+    def _drop(self, cut: str) -> None:
+        claim = self._claims.pop(cut, None)
+        remember(self._over, cut, None)
+        if claim is not None:
+            claim.work.cancel()
+            entry = claim.entry
+            self._hosts.spawn(self._hosts.everywhere(entry, "drop_cut", cut=cut))
+
+    # -- one cut -------------------------------------------------------------
+
+    async def _within(
+        self, entry: Entry, request: Request, seconds: float | None
+    ) -> dict[str, Any]:
+        state = _State()
+        scope = asyncio.timeout(seconds)
+        try:
+            async with scope, entry.cutting:
+                versions = await self._until_done(entry, request, state)
+                return {"versions": versions, "where": entry.where()}
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            return {"waited_for": state.waited_for}
+
+    async def _until_done(
+        self, entry: Entry, request: Request, state: _State
+    ) -> list[tuple[int, int]]:
+        hold = (
+            HOLD_SECONDS
+            + max(entry.nbytes.values(), default=0) / COPY_NBYTES_PER_SECOND
+        )
+        while True:
+            await self._settled(entry, state)
+            self._check(entry, request)
+            state.attempt += 1
+            try:
+                async with asyncio.timeout(hold):
+                    await self._everywhere(
+                        entry, request, "prepare_cut", index=request.index
+                    )
+                async with asyncio.timeout(hold):
+                    return await self._attempt(entry, request, state, hold)
+            except (OSError, ConsistencyError) as error:
+                # An OSError is a host that cannot be reached, or is too slow.
+                if not isinstance(error, TimeoutError):
+                    state.waited_for = f"a cut that nothing disturbs ({error})"
+                logger.info("daskps: a cut of %s starts again: %r", entry.name, error)
+            work = self._everywhere(entry, request, "drop_cut", attempt=state.attempt)
+            await asyncio.wait({self._hosts.spawn(work)}, timeout=RELEASE_SECONDS)
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _settled(self, entry: Entry, state: _State) -> None:
+        """Wait until no shard is away, as long as a run would at most."""
+        away = config.load().run_away_seconds
+        waiting = asyncio.ensure_future(entry.settled_within(away))
+        try:
+            while not waiting.done():
+                if entry.first_away:
+                    shard, worker, why = entry.first_away
+                    state.waited_for = f"shard {shard} at worker {worker}, which {why}"
+                await asyncio.wait({waiting}, timeout=LOOK_SECONDS)
+            waiting.result()
+        finally:
+            waiting.cancel()
+
+    def _check(self, entry: Entry, request: Request) -> None:
+        self._entry(entry.uid)
+        for shard in request.shards:
+            if shard in entry.lost:
+                raise ShardLostError(entry.name, shard, *entry.lost[shard])
+
+    async def _attempt(
+        self, entry: Entry, request: Request, state: _State, hold: float
+    ) -> list[tuple[int, int]]:
+        about = {"index": request.index, "attempt": state.attempt}
+        lease = {"lease_seconds": hold + LEASE_SECONDS}
+        rows = await self._everywhere(entry, request, "begin_cut", **about, **lease)
+        reports = [unpack_report(row) for of in rows for row in of]
+        if {r.shard for r in reports} != set(request.shards):
+            raise StaleGenerationError("some shards of the cut are not at their hosts")
+        order = _order(agree(reports))
+        missing = order["missing"]
+        state.waited_for = _describe(missing)
+        work = self._everywhere(entry, request, "copy_cut", **about, order=order)
+        copying = asyncio.ensure_future(work)
+        owners = sorted({owner for _, owner, _ in missing if owner >= 0})
+        try:
+            while not (await asyncio.wait({copying}, timeout=GRACE_SECONDS))[0]:
+                if gone := self._ended(owners):
+                    excused = {"producers": gone, "attempt": state.attempt}
+                    await self._everywhere(entry, request, "excuse", **excused)
+                    owners = [owner for owner in owners if owner not in gone]
+        finally:
+            copying.cancel()
+        found = sorted((i, version) for of in copying.result() for i, version in of)
+        if [i for i, _ in found] != sorted(request.shards):
+            # Who was asked to copy is not who had begun: a worker left in between.
+            raise StaleGenerationError("some shards of the cut have left their hosts")
+        return found
+
+    def _everywhere(
+        self, entry: Entry, request: Request, method: str, **kwargs: Any
+    ) -> Awaitable[list[Any]]:
+        return self._hosts.everywhere(entry, method, cut=request.cut, **kwargs)
+
+
+@dataclass(slots=True)
+class _State:
+    """How far a cut is."""
+
+    attempt: int = 0
+    #: For whoever it takes too long.
+    waited_for: str = "another snapshot of the store to end"
+
+
+def _order(orders: Mapping[int, Order]) -> dict[str, Any]:
+    """Return the orders of all shards as one message: most of them are empty."""
+    missing = [(i, o, s) for i, order in orders.items() for o, s in order.missing]
+    first = next(iter(orders.values()), Order())
+    return {"missing": missing, "run": first.run, "rounds": first.rounds}
+
+
+def _describe(missing: Sequence[tuple[int, int, int]]) -> str:
+    if not missing:
+        return "its hosts to copy their shards"
+    shard, owner, sequence = missing[0]
+    whose = f"trainer {-1 - owner}" if owner < 0 else f"producer {owner}"
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    return f"push {sequence} of {whose} to reach shard {shard}{more}"

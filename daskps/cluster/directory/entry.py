@@ -1,0 +1,198 @@
+"""One store as the directory knows it, and the way to its hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from daskps.cluster.wire.messages import unpack_reply
+from daskps.errors import ShardLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Iterable, Sequence
+
+    from distributed import Scheduler
+
+logger = logging.getLogger(__name__)
+#: Under which the scheduler keeps our events; see docs/observability.md.
+TOPIC = "daskps"
+
+
+@dataclass
+class Entry:
+    """One store as the directory knows it."""
+
+    uid: str
+    name: str
+    #: Client that made it, whose end is a session store's end.
+    client: str
+    session: bool
+    layout: dict[str, Any]
+    owners: tuple[str, ...]
+    #: Bytes on each worker.
+    nbytes: dict[str, int]
+    #: Largest share of a worker's memory limit that shards may fill.
+    memory_share: float
+    rules: bytes
+    #: For each parameter index with an optimizer its repr.
+    optimizers: dict[int, str]
+    #: Under which the processes of a machine find each other; "" for not at all.
+    cluster: str = ""
+    #: Shard, name, bytes and nonce of the memory that others there can map.
+    segments: Sequence[Any] = ()
+    #: Incarnation of each shard.
+    generations: tuple[int, ...] = ()
+    ready: bool = False
+    #: Shards without a live copy: worker and reason.
+    lost: dict[int, tuple[str, str]] = field(default_factory=dict)
+    #: Shards whose worker is gone and whose next owner is being looked for.
+    adopting: set[int] = field(default_factory=set)
+    #: Of each of these why its worker left, and what it waits for.
+    waits: dict[int, str] = field(default_factory=dict)
+    #: Workers that were asked to adopt and did not answer.
+    strays: set[str] = field(default_factory=set)
+    #: Set while no shard is being adopted.
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Held by the cut in progress: a store takes one at a time.
+    cutting: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        self.generations = self.generations or (1,) * len(self.owners)
+        self.settled.set()
+
+    def where(self) -> dict[str, Any]:
+        """Return where the shards are, for those who call them."""
+        return {
+            "owners": list(self.owners),
+            "generations": list(self.generations),
+            "segments": list(self.segments),
+        }
+
+    @property
+    def hosts(self) -> list[str]:
+        """Workers that hold shards now: neither lost ones nor those that move."""
+        away = self.adopting | self.lost.keys()
+        held = (w for i, w in enumerate(self.owners) if i not in away)
+        return list(dict.fromkeys(held))
+
+    async def settled_within(self, seconds: float | None) -> None:
+        """Wait until no shard is away, so long at most.
+
+        Raises
+        ------
+        ShardLostError
+            Naming what the first one of them waits for.
+        """
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.settled.wait(), seconds)
+        if shard := self.first_away:
+            raise ShardLostError(self.name, *shard, True)
+
+    @property
+    def first_away(self) -> tuple[int, str, str] | None:
+        """The first shard that is away, its worker and what it waits for, if any."""
+        for shard in sorted(self.adopting):
+            return shard, self.owners[shard], self.waits.get(shard, "left")
+        return None
+
+    def settle(self, shards: Iterable[int]) -> None:
+        """Note that shards are away no longer; nor lost, where they were found."""
+        for shard in shards:
+            self.adopting.discard(shard)
+            self.waits.pop(shard, None)
+            self.lost.pop(shard, None)
+        if not self.adopting:
+            self.settled.set()
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return what a handle needs."""
+        return {
+            **self.where(),
+            "uid": self.uid,
+            "name": self.name,
+            "session": self.session,
+            "layout": self.layout,
+            "rules": self.rules,
+            "optimizers": list(self.optimizers.items()),
+            "cluster": self.cluster,
+        }
+
+
+#: How many stores and runs that are gone are remembered, for better messages.
+REMEMBERED = 10_000
+
+
+def remember(known: dict[Any, Any], key: Any, value: Any) -> None:
+    """Note what became of something, forgetting the oldest note."""
+    known[key] = value
+    if len(known) > REMEMBERED:
+        del known[next(iter(known))]
+
+
+class Hosts:
+    """The scheduler's way to the hosts, and the work it does beside its own."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._background: set[asyncio.Task[Any]] = set()
+
+    def has_client(self, client: str) -> bool:
+        """Return whether a client is connected."""
+        return client in self._scheduler.clients
+
+    def has_worker(self, worker: str) -> bool:
+        """Return whether a worker is one of the cluster."""
+        return worker in self._scheduler.workers
+
+    async def control(self, worker: str, method: str, **kwargs: Any) -> Any:
+        """Send a control message to the host on a worker."""
+        rpc: Any = self._scheduler.rpc(worker)
+        reply = await rpc.daskps_control(method=method, **kwargs)
+        return unpack_reply(reply, f"worker {worker}")["value"]
+
+    async def everywhere(self, entry: Entry, method: str, **kwargs: Any) -> list[Any]:
+        """Send a control message to every live host of a store."""
+        found = await asyncio.gather(
+            *(self.control(w, method, store=entry.uid, **kwargs) for w in entry.hosts),
+            return_exceptions=True,
+        )
+        # Only once all have answered: what is sent next must not overtake this.
+        for answer in found:
+            if isinstance(answer, BaseException):
+                raise answer
+        return found
+
+    async def broadcast(self, method: str, **kwargs: Any) -> None:
+        """Send a control message to the hosts of all workers; some may be gone."""
+        await asyncio.gather(
+            *(self.control(w, method, **kwargs) for w in self._scheduler.workers),
+            return_exceptions=True,
+        )
+
+    def tell(self, action: str, entry: Entry, **more: Any) -> None:
+        """Put an event about a store into the scheduler's log of events.
+
+        Never once per step: the log is short and goes to everyone who subscribed.
+        """
+        event = {"action": action, "store": entry.name, "uid": entry.uid, **more}
+        self._scheduler.log_event(TOPIC, event)
+
+    def spawn(self, work: Awaitable[Any]) -> asyncio.Future[Any]:
+        """Run something in the background and log how it fails."""
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            logger.info("daskps background work ended with %r", error)
+
+    def close(self) -> None:
+        """Stop the background work."""
+        for task in self._background:
+            task.cancel()

@@ -1,0 +1,143 @@
+"""Choosing the hosts of a new store."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from daskps.cluster.directory.entry import Entry, Hosts
+from daskps.cluster.wire.messages import PROTOCOL
+from daskps.errors import NotEnoughWorkersError, ProtocolError
+from daskps.layout.arrays import Layout
+from daskps.layout.placement import check_memory, place
+from daskps.limits import check_parameters, check_shards
+from daskps.shards.memory.segment import Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from distributed import Scheduler
+
+#: Seconds between two looks for workers that may still be starting.
+LOOK_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client asks the directory to make room for."""
+
+    uid: str
+    name: str
+    client: str
+    session: bool
+    #: Name, shape and dtype of each parameter.
+    params: Sequence[tuple[str, Sequence[int], str]]
+    shards: int | None
+    servers: str | Sequence[str]
+    rules: bytes
+    #: Parameter index and repr of its rule.
+    optimizers: Sequence[tuple[int, str]]
+    #: Parameter index and initial values of its slots.
+    slots: Sequence[tuple[int, Sequence[float]]]
+    overwrite: bool
+    memory_share: float
+    #: Whether other processes of a shard's machine may map it.
+    machine: bool
+    wait_seconds: float
+
+
+def reserve(
+    scheduler: Scheduler, wanted: Request, workers: list[str], held: dict[str, int]
+) -> Entry:
+    """Lay a store out over workers, or refuse it for want of memory."""
+    n_shards = wanted.shards or len(workers)
+    check_shards(n_shards)
+    check_parameters(wanted.params, len(wanted.params), n_shards)
+    layout = Layout.from_wire({"parameters": wanted.params, "shards": n_shards})
+    owners = place(layout.n_shards, workers)
+    nbytes: dict[str, int] = {}
+    slots = dict(wanted.slots)
+    for shard, worker in enumerate(owners):
+        need = Segment.needed_nbytes(layout, shard, slots, durable=wanted.machine)
+        nbytes[worker] = nbytes.get(worker, 0) + need
+    limits = {w: scheduler.workers[w].memory_limit for w in nbytes}
+    check_memory(nbytes, held, limits, wanted.memory_share)
+    return Entry(
+        uid=wanted.uid,
+        name=wanted.name,
+        client=wanted.client,
+        session=wanted.session,
+        layout=layout.to_wire(),
+        owners=owners,
+        nbytes=nbytes,
+        memory_share=wanted.memory_share,
+        rules=wanted.rules,
+        optimizers=dict(wanted.optimizers),
+        cluster=scheduler.id if wanted.machine else "",
+    )
+
+
+async def find_servers(
+    scheduler: Scheduler, servers: str | Sequence[str], wait_seconds: float
+) -> list[str]:
+    """Return the workers that may own shards, waiting for those that start.
+
+    Raises
+    ------
+    NotEnoughWorkersError
+        When there is none, or not all that were named, after `wait_seconds`.
+    """
+    known = isinstance(servers, str) and (
+        servers in ("auto", "all") or servers.startswith("resource:")
+    )
+    if not (known or (servers and not isinstance(servers, str))):
+        raise ValueError(f"servers={servers!r:.60} names no worker")
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_seconds
+    while True:
+        found = _eligible(scheduler, servers)
+        missing = set() if isinstance(servers, str) else set(servers) - set(found)
+        if found and not missing:
+            return found
+        if loop.time() >= deadline:
+            absent = f", {sorted(missing)} are not among them" if missing else ""
+            raise NotEnoughWorkersError(
+                f"servers={servers!r} found {len(found)} running workers{absent}; the "
+                f"cluster has {len(scheduler.workers)}. Start workers, or name others "
+                f"in servers="
+            )
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+def _eligible(scheduler: Scheduler, servers: str | Sequence[str]) -> list[str]:
+    running = {ws.address: ws for ws in scheduler.running}
+    ordered = [address for address in scheduler.workers if address in running]
+    if not isinstance(servers, str):
+        return [address for address in dict.fromkeys(servers) if address in running]
+    resource = "PS" if servers == "auto" else servers.removeprefix("resource:")
+    having = [a for a in ordered if running[a].resources.get(resource)]
+    if servers == "all" or (servers == "auto" and not having):
+        return ordered
+    return having
+
+
+async def check_hosts(hosts: Hosts, entry: Entry) -> None:
+    """Refuse workers without a host, or with one of another protocol.
+
+    Raises
+    ------
+    ProtocolError
+        Naming the worker and both versions.
+    """
+
+    async def hello(worker: str) -> None:
+        theirs = await hosts.control(worker, "hello")
+        if theirs["protocol"] != PROTOCOL:
+            raise ProtocolError(
+                f"worker {worker} speaks protocol {theirs['protocol']} (daskps "
+                f"{theirs['version']}), the scheduler {PROTOCOL}; install the same "
+                f"daskps everywhere"
+            )
+
+    await asyncio.gather(*map(hello, entry.nbytes))

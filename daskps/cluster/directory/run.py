@@ -1,0 +1,141 @@
+"""One run as the directory sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from daskps.errors import RunCancelledError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from daskps.cluster.directory.entry import Entry
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a trainer says of an epoch."""
+
+    rank: int
+    rows: int
+    #: Sum over the rows.
+    loss: float | None
+    seconds: float
+    #: Largest number of clocks a live trainer was behind one of its pulls.
+    lag: int
+    clock: int
+    #: Sum of the losses of its first step of the run, and their rows.
+    first: tuple[float, int] | None
+
+
+@dataclass
+class Run:
+    """One run in progress."""
+
+    id: int
+    entry: Entry
+    client: str
+    size: int
+    #: Whether a trainer that lost its worker may register again.
+    restartable: bool
+    #: Whether trainers wait for the client's verdict after each epoch.
+    gated: bool
+    #: Worker of each rank that has registered and lives.
+    ranks: dict[int, str] = field(default_factory=dict)
+    attempts: dict[int, int] = field(default_factory=dict)
+    finished: set[int] = field(default_factory=set)
+    #: Per epoch and rank what the trainer reported.
+    reports: dict[int, dict[int, dict[str, Any]]] = field(default_factory=dict)
+    announced: int = 0
+    allowed: int = 0
+    stopped: bool = False
+    clock: int = 0
+    #: Clock, sum of losses and rows of the epoch under way, as each rank told them.
+    told: dict[int, tuple[int, float | None, int]] = field(default_factory=dict)
+    fenced: Exception | None = None
+    #: Memory of the mailboxes that trainers on its machine may fill, as rows of
+    #: shard, name, bytes and nonce; how contributions are reduced, pickled; codec.
+    mailboxes: dict[str, Any] = field(default_factory=dict)
+    #: Whether its trainers go on in rounds.
+    bsp: bool = True
+    #: Whether tasks of the graph, not resident trainers, compute the rounds; then the
+    #: workers that may hold contributions to them.
+    graph: bool = False
+    holders: set[str] = field(default_factory=set)
+    #: Attempt and round of the newest gradient task the scheduler has forgotten.
+    forgotten: tuple[int, ...] = ()
+    #: Ended epochs and everything else the client wants to hear of.
+    events: list[dict[str, Any]] = field(default_factory=list)
+    first_event: int = 0
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    #: Whether all shards have begun it.
+    began: bool = False
+    #: The work that ends it on all shards, how long others wait for that, in time of
+    #: the event loop, and what it waits for.
+    ended: asyncio.Future[None] | None = None
+    end_by: float = 0.0
+    waits_for: str = "its shards"
+
+    def tell(self, rank: int, clock: int, loss: float | None, rows: int) -> None:
+        """Note how far a trainer is."""
+        self.told[rank] = clock, loss, rows
+        self.clock = max(self.clock, clock)
+
+    @property
+    def slowest(self) -> int:
+        """Clock of the live trainer that is furthest behind; rounds have one clock."""
+        if self.bsp:
+            return self.clock
+        live = (rank for rank in range(self.size) if rank not in self.finished)
+        told = (self.told.get(rank, (0,))[0] for rank in live)
+        return min(told, default=self.clock)
+
+    @property
+    def loss(self) -> float | None:
+        """Mean loss over the epoch under way, as far as it was told."""
+        told = [
+            (loss, rows) for _, loss, rows in self.told.values() if loss is not None
+        ]
+        rows = sum(n for _, n in told)
+        return sum(loss for loss, _ in told) / rows if rows else None
+
+    @property
+    def mailboxes_at(self) -> list[Any]:
+        """Where the mailboxes are."""
+        found: list[Any] = self.mailboxes.get("rows", [])
+        return found
+
+    @property
+    def rounds(self) -> dict[str, Any] | None:
+        """What an adopter needs to know of its rounds, once they have begun."""
+        if not self.mailboxes:
+            return None
+        return {"run": self.id, "graph": self.graph, **self.mailboxes}
+
+    def mailbox_moved(self, shard: int, place: Sequence[Any]) -> None:
+        """Note where the mailboxes in a shard are now."""
+        # Not in place: what was sent to others may be under way.
+        rows = [row for row in self.mailboxes_at if row[0] != shard]
+        self.mailboxes = {**self.mailboxes, "rows": [*rows, [shard, *place]]}
+
+    def survives(self, worker: str, shards: Sequence[int]) -> bool:
+        """Return whether it can go on when a worker dies and others adopt its shards.
+
+        In rounds it can if they can have its mailboxes too. Rounds of the task graph
+        leave nothing there; but their receipts must be on another host of the store.
+        """
+        if not self.bsp:
+            return True
+        if self.graph:
+            return bool(self.mailboxes and set(self.entry.owners) - {worker})
+        return {row[0] for row in self.mailboxes_at}.issuperset(shards)
+
+
+def rounds_lost(worker: str) -> RunCancelledError:
+    """Return what a run in rounds ends with whose open round went with a worker."""
+    return RunCancelledError(
+        f"worker {worker} died, and with it what trainers had sent it of the open "
+        f"round; the store keeps all complete rounds, start the run again"
+    )

@@ -1,0 +1,352 @@
+"""Taking over shards whose worker died: what the directory asks of a host."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from daskps import codecs
+from daskps.cluster.host.hosted import Slot
+from daskps.cluster.host.rules import Rules
+from daskps.cluster.machine.membership import WayClosed, owner_of, pid_of
+from daskps.cluster.upstream import loads
+from daskps.cluster.wire import encoding
+from daskps.cluster.wire.handlers import HOST
+from daskps.cluster.wire.reports import Sight
+from daskps.errors import (
+    ProtocolError,
+    ShardBusyError,
+    StoreClosedError,
+)
+from daskps.layout.arrays import Layout, counted
+from daskps.shards import run_record
+from daskps.shards.memory.gates import CLOSED, RELEASED, gate_of, set_gate
+from daskps.shards.memory.segment import GENERATION, N_RANKS, PAGE_NBYTES, RUN, Segment
+from daskps.shards.shard import Shard
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from daskps.cluster.host.host import ShardHost
+    from daskps.cluster.machine.blocks import Block, Members
+
+logger = logging.getLogger(__name__)
+#: Name, bytes and nonce of shared memory.
+Place = tuple[str, int, int]
+#: How often a block is looked for that others may be about to rename.
+FIND_TRIES = 3
+#: How long another process that acts for the shard may take to release it.
+LOCK_SECONDS = 0.5
+
+
+class OwnerLivesError(Exception):
+    """The worker is still dying, or was thought dead and is not."""
+
+
+@HOST.handles("adopt")
+async def adopt(
+    host: ShardHost,
+    *,
+    store: str,
+    about: Mapping[str, Any],
+    rows: Sequence[Sequence[Any]],
+    rounds: Mapping[str, Any] | None,
+) -> list[dict[str, Any]]:
+    """Take shards over, memory and all, from a worker that does not live.
+
+    `about` is the store: its name, layout, rules and cluster.
+    `rows` are shard, name, bytes and nonce of the memory, and the generation to be.
+    `rounds` is the run in rounds that is to go on: its number, mailboxes as rows of
+    the same kind, pickled function that reduces, and codec.
+    Returns for each shard what the directory has to know of it, or "why" not, and
+    what was seen of its memory.
+    """
+    if host.leaves():
+        return _refused(host, rows)
+    name = about["name"]
+    taker = _Taker(host, about, _Rounds.of(rounds))
+    slots = await host.in_thread(partial(taker.take_all, host, store, rows))
+    if store in host.dropped:
+        for slot in slots:
+            slot.close()
+        raise StoreClosedError(f"store {name!r} was freed while it was adopted")
+    if host.leaves():
+        for slot in slots:
+            slot.release(StoreClosedError("its worker has left at once"))
+            slot.serve()
+        return _refused(host, rows)
+    for slot in slots:
+        host.slots[store, slot.index] = slot
+    if slots:
+        where, n = host.worker.address, counted(len(slots), "shard")
+        logger.info("%s adopted %s of store %r", where, n, name)
+    return taker.found
+
+
+@HOST.handles("look")
+async def look(
+    host: ShardHost, *, cluster: str, rows: Sequence[Sequence[Any]]
+) -> list[dict[str, Any]]:
+    """Say what is here of the memory of shards that have no owner.
+
+    `rows` are shard, name, bytes and nonce. On the event loop, where nobody waits for
+    a lock: the host's own threads may, for a shard whose holder is stopped.
+    """
+    found = []
+    for shard, *place in rows:
+        name, nbytes, nonce = place
+        sight, why = _look(host, cluster, (name, nbytes, nonce))
+        found.append(_said(shard, sight, why))
+        await asyncio.sleep(0)
+    return found
+
+
+def _look(host: ShardHost, cluster: str, place: Place) -> tuple[Sight, str]:
+    """Return what is here of a shard's memory, and who keeps it from a new owner."""
+    shared, where = host.memory(cluster), host.worker.address
+    if shared is None or shared.registry is None:
+        return Sight.UNKNOWN, f"worker {where} maps no shared memory"
+    registry = shared.registry
+    for _ in range(FIND_TRIES):
+        # Who adopts it just now gives it another name.
+        with contextlib.suppress(WayClosed, FileNotFoundError):
+            block = registry.attach(*_found(registry, place))
+            break
+    else:
+        return Sight.ABSENT, f"worker {where} finds no memory of it"
+    owner = owner_of(block.name)
+    if registry.lives(owner):
+        return Sight.FOUND, _owner_lives(owner)
+    if holder := block.lock().held_by():
+        return Sight.FOUND, f"process {holder} of its machine has locked it"
+    return Sight.FOUND, ""
+
+
+def _refused(host: ShardHost, rows: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    why = f"worker {host.worker.address} is leaving too"
+    return [_said(row[0], Sight.FOUND, why) for row in rows]
+
+
+def _owner_lives(owner: int) -> str:
+    return f"its owner, process {pid_of(owner)} of its machine, lives"
+
+
+def _said(shard: int, sight: Sight, why: str) -> dict[str, Any]:
+    return {"shard": shard, "sight": sight.value, "why": why}
+
+
+def _row(slot: Slot) -> dict[str, Any]:
+    block = slot.block
+    if block is None:
+        raise ProtocolError(f"shard {slot.index} is in private memory, and stays here")
+    return {
+        "shard": slot.index,
+        "name": block.name,
+        "nbytes": block.nbytes,
+        "nonce": block.nonce,
+        "generation": slot.shard.generation,
+        "run": int(slot.shard.segment.current.fixed[RUN]),
+        "stopped": slot.shard.why_stopped is not None,
+        "mailbox": None if slot.mailbox is None else _place(slot.mailbox[1]),
+    }
+
+
+def _found(members: Members, place: Place) -> Place:
+    """Return where a block is now: an adopter may have died before it answered."""
+    _, nbytes, nonce = place
+    return members.find(*place), nbytes, nonce
+
+
+def _place(block: Block) -> Place:
+    return block.name, block.nbytes, block.nonce
+
+
+@dataclass(frozen=True)
+class _Rounds:
+    """A run in rounds that goes on."""
+
+    run: int
+    mailboxes: Mapping[int, Place]
+    reduce: Any
+    codec: str
+    #: Whether they are tasks of the graph.
+    graph: bool = False
+
+    @classmethod
+    def of(cls, wire: Mapping[str, Any] | None) -> _Rounds:
+        """Return what the directory says; of no run nothing is there."""
+        if wire is None:
+            return cls(0, {}, None, "")
+        places = {row[0]: tuple(row[1:]) for row in wire["rows"]}
+        reduce, codec, graph = loads(wire["reduce"]), wire["codec"], wire["graph"]
+        return cls(wire["run"], places, reduce, codec, graph)
+
+    def at(self, run: int, shard: int) -> tuple[Place | None, Any]:
+        """Return where the mailboxes of a shard are, and how they are reduced.
+
+        A run of the task graph needs none.
+        """
+        place = self.mailboxes.get(shard)
+        if run != self.run or (place is None and not self.graph):
+            raise WayClosed("nobody else can have it")
+        return place, self.reduce
+
+
+class _Taker:
+    """Takes over shards of one store."""
+
+    def __init__(
+        self, host: ShardHost, about: Mapping[str, Any], rounds: _Rounds
+    ) -> None:
+        self._memory, self._where = host.memory(about["cluster"]), host.worker.address
+        self.look = partial(_look, host, about["cluster"])
+        #: How long the next lock is waited for; who is stopped may hold many.
+        self._patience = LOCK_SECONDS
+        self._name, self._layout = about["name"], Layout.from_wire(about["layout"])
+        self._rules, self._rounds = Rules(self._layout, about["rules"]), rounds
+        self._is_warm = False
+        #: What became of each shard, as the directory has to know it.
+        self.found: list[dict[str, Any]] = []
+
+    @property
+    def _registry(self) -> Members:
+        if self._memory is None or self._memory.registry is None:
+            raise WayClosed(f"worker {self._where} maps no shared memory")
+        return self._memory.registry
+
+    def take_all(
+        self, host: ShardHost, store: str, rows: Sequence[Sequence[Any]]
+    ) -> list[Slot]:
+        """Take over what can be had of these shards, and say what of each."""
+        taken = list[Slot]()
+        for shard, block, nbytes, nonce, generation in rows:
+            # There already if an answer was lost on its way.
+            slot = host.slots.get((store, shard))
+            try:
+                if slot is None:
+                    slot = self.take(shard, (block, nbytes, nonce), generation)
+                    taken.append(slot)
+                self.found.append(_row(slot))
+            except (OwnerLivesError, ShardBusyError) as error:
+                self.found.append(_said(shard, Sight.FOUND, str(error)))
+            except (WayClosed, ProtocolError) as error:
+                sight, _ = self.look((block, nbytes, nonce))
+                self.found.append(_said(shard, sight, str(error)))
+            except Exception as error:
+                # Those that were taken before are this host's all the same.
+                logger.exception("shard %d of store %r", shard, self._name)
+                sight, _ = self.look((block, nbytes, nonce))
+                self.found.append(_said(shard, sight, repr(error)))
+        return taken
+
+    def take(self, shard: int, place: Place, generation: int) -> Slot:
+        """Take a shard over under its lock; its generation rises before all else."""
+        registry = self._registry
+        place = _found(registry, place)
+        # What is not there, or is another shard's, is found before it is touched.
+        seen = registry.attach(*place)
+        self._warm()
+        slots = self._rules.slots
+        segment = Segment(self._layout, shard, slots, seen.buffer, durable=True)
+        is_released = gate_of(segment) == RELEASED
+        if not is_released and registry.lives(owner_of(place[0])):
+            raise OwnerLivesError(_owner_lives(owner_of(place[0])))
+        lock = seen.lock()
+        try:
+            lock.acquire(self._patience)
+        except ShardBusyError:
+            self._patience = 0.0
+            raise ShardBusyError(
+                f"process {lock.holder} of its machine has locked it"
+            ) from None
+        try:
+            if gate_of(segment) == CLOSED:
+                raise WayClosed("its owner was about to free it")
+            is_released = gate_of(segment) == RELEASED
+            block = registry.adopt(*place, released=is_released)
+            try:
+                segment.words[GENERATION] = generation
+                rules = self._rules
+                mine = Shard(segment, rules, generation, cache_dir=rules.cache_dir)
+                mailbox = self._open_round(mine, shard, is_released)
+                mine.take_over()
+            except BaseException:
+                # Else it had an owner that lives and serves nobody.
+                block.release()
+                set_gate(segment, RELEASED)
+                raise
+        finally:
+            lock.release()
+        slot = Slot(self._name, self._layout, shard, mine, block=block)
+        slot.mailbox = mailbox
+        return slot
+
+    def _warm(self) -> None:
+        """Make the loops ready before anybody can push; most likely they are on disk."""
+        if not self._is_warm:
+            self._is_warm = True
+            self._rules.warm(durable=True)
+            if self._rounds.codec:
+                encoding.warm(codecs.named(self._rounds.codec))
+
+    def _open_round(
+        self, mine: Shard, shard: int, is_released: bool
+    ) -> tuple[int, Block] | None:
+        """Take over what came for the open round; where it is gone, hold the run."""
+        if not mine.is_bsp:
+            return None
+        fixed, block = mine.segment.current.fixed, None
+        run, n_ranks = int(fixed[RUN]), int(fixed[N_RANKS])
+        try:
+            place, reduce = self._rounds.at(run, shard)
+            if place is None:
+                mine.attach_rounds(run, n_ranks, reduce, None)
+                return None
+            place = _found(self._registry, place)
+            block = self._registry.adopt(*place, released=is_released)
+            buffer = block.buffer[PAGE_NBYTES:]
+            mine.attach_rounds(run, n_ranks, reduce, buffer)
+        except (WayClosed, ProtocolError) as error:
+            if block is not None:
+                block.free()
+            # It ends with all shards of the store, after the same round.
+            reason = f"its open round went with a worker: {error}"
+            mine.stop(run, run_record.ended(run, reason))
+            return None
+        return run, block
+
+
+@HOST.handles("litter")
+async def litter(host: ShardHost, *, cluster: str) -> list[str]:
+    """Return the names of what dead workers left on this machine."""
+    shared = host.memory(cluster)
+    if shared is None or shared.registry is None:
+        return []
+    return shared.registry.litter()
+
+
+@HOST.handles("sweep")
+async def sweep(
+    host: ShardHost,
+    *,
+    cluster: str,
+    names: Sequence[str],
+    keep: Sequence[Sequence[Any]],
+) -> None:
+    """Remove what dead workers left and nobody needs.
+
+    `keep` are shard, name, bytes and nonce of what a store still wants: a worker may
+    have died when it had given that another name, and told nobody.
+    """
+    shared = host.memory(cluster)
+    if shared is None or shared.registry is None:
+        return
+    registry = shared.registry
+    kept = {registry.find(*place) for _, *place in keep}
+    if swept := registry.sweep(set(names) - kept):
+        where, n = host.worker.address, len(swept)
+        logger.info("%s removed %d blocks of dead workers", where, n)

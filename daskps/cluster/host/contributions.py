@@ -1,0 +1,339 @@
+"""Gradients of graph rounds, kept where they were computed until they are reduced.
+
+They are no Dask results: Dask's memory manager drops the origin copy of a result
+within seconds of copying it elsewhere, and would write large ones to disk. A task's
+result is a receipt that says where its contribution lies.
+
+A contribution is freed when a later round reaches this worker (no gradient of round
+t + 1 is computed before round t is complete on all shards), when the scheduler forgets
+the task that made it, and when its run ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from daskps.cluster.host.shared_contributions import Sheets
+from daskps.cluster.wire.encoding import widened_node
+from daskps.errors import ContributionLostError, RunCancelledError
+from daskps.reduction import Empty, Node, fold
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from daskps.cluster.host.shared_contributions import Spot
+    from daskps.codecs import Codec
+    from daskps.layout.arrays import Layout
+
+Array = np.ndarray[Any, np.dtype[Any]]
+#: Runs that ended lately: their gradient tasks may still be at work.
+REMEMBERED = 10_000
+#: Rounds whose receipts are kept: the client asks after each window of them.
+MOST_RECEIPTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which round of which run: attempt counts how often rounds were begun anew."""
+
+    run: int
+    attempt: int
+    round: int
+
+    def __reduce__(self) -> Any:
+        """Travel with each task: what dataclasses do by themselves takes far longer."""
+        return Place, (self.run, self.attempt, self.round)
+
+
+class Receipt(NamedTuple):
+    """What a gradient task returns: where its contribution lies, and its loss."""
+
+    rank: int
+    worker: str
+    #: What was delivered, None for no array at all.
+    kind: str | None
+    rows: int
+    loss_sum: float | None
+    #: Whether the part was not where it ran.
+    moved: bool
+    #: Where other processes of that machine find it.
+    spot: Spot | None = None
+
+
+class Parcel(NamedTuple):
+    """A node of the rank tree, or what one rank's node is made of: words."""
+
+    node: Node
+    codec: Codec | None = None
+    scale: float = 1.0
+
+    def opened(self, layout: Layout, shard: int, empty: Empty) -> Node:
+        """Return the node; that of words has arrays of its own."""
+        if self.codec is None:
+            return self.node
+        words, weights = self.node
+        made = widened_node(
+            words, self.codec, layout.pieces[shard], scale=self.scale, empty=empty
+        )
+        return made, weights
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """One rank's part of a round: read-only flat arrays by parameter index.
+
+    For a mean numbers are multiplied by `weight` already; words of a codec are
+    multiplied by `scale` when they are widened.
+    """
+
+    layout: Layout
+    weight: float
+    arrays: Mapping[int, Array]
+    codec: Codec | None = None
+    scale: float = 1.0
+    #: Where other processes of this machine find it.
+    spot: Spot | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return sum(a.nbytes for a in self.arrays.values())
+
+    def parcel(self, shard: int) -> Parcel:
+        """Return views of what belongs to a shard, by position of the piece."""
+        arrays = {}
+        for position, piece in enumerate(self.layout.pieces[shard]):
+            flat = self.arrays.get(piece.parameter.index)
+            if flat is not None:
+                arrays[position] = flat[piece.start : piece.stop]
+        node = arrays, dict.fromkeys(arrays, self.weight)
+        return Parcel(node, self.codec, self.scale)
+
+
+@dataclass
+class _RunHere:
+    """What one worker holds of a run."""
+
+    place: Place
+    by_rank: dict[int, Contribution] = field(default_factory=dict)
+    #: What the client has yet to hear of each round.
+    receipts: dict[int, list[Any]] = field(default_factory=dict)
+    #: For the bodies of the run's tasks: what they compute once per worker.
+    shared: dict[Any, Any] = field(default_factory=dict)
+
+
+class Contributions:
+    """The contributions on one worker; safe for threads.
+
+    Parameters
+    ----------
+    worker : str
+        Its address.
+    empty : callable, optional
+        Makes the arrays of sums.
+    """
+
+    def __init__(self, worker: str, empty: Empty = np.empty) -> None:
+        self._worker, self._empty = worker, empty
+        self._lock = threading.Lock()
+        self._runs: dict[int, _RunHere] = {}
+        #: In the order of their ends; every gradient task looks here.
+        self._ended: dict[int, None] = {}
+
+    def begin(self, place: Place) -> None:
+        """Drop the contributions of earlier rounds: they are complete.
+
+        Raises what :meth:`leave` does.
+        """
+        with self._lock:
+            self._here(place)
+
+    def leave(self, place: Place, rank: int, contribution: Contribution) -> None:
+        """Keep a contribution; drop those of earlier rounds.
+
+        Raises
+        ------
+        RunCancelledError
+            If the run is over.
+        ContributionLostError
+            If it went on without the task that brings this.
+        """
+        with self._lock:
+            self._here(place).by_rank[rank] = contribution
+
+    def _here(self, place: Place) -> _RunHere:
+        if place.run in self._ended:
+            raise RunCancelledError(f"run {place.run} is over")
+        here = self._runs.setdefault(place.run, _RunHere(place))
+        if _order(place) < _order(here.place):
+            raise ContributionLostError(
+                f"run {place.run} is at {here.place} on worker {self._worker}, {place} "
+                f"came too late"
+            )
+        if here.place != place:
+            here.place = place
+            here.by_rank.clear()
+        return here
+
+    def shared(self, run: int, key: Any, make: Callable[[], Any]) -> Any:
+        """Return what the tasks of a run share on this worker, made the first time."""
+        with self._lock:
+            if run in self._ended:
+                raise RunCancelledError(f"run {run} is over")
+            known = self._known(run).shared
+        # Outside the lock: two tasks may both make it, one of them is kept.
+        if key not in known:
+            made = make()
+            with self._lock:
+                # What the end of the run gives back must not come after it.
+                if run in self._ended:
+                    raise RunCancelledError(f"run {run} is over")
+                known.setdefault(key, made)
+        return known[key]
+
+    def _known(self, run: int) -> _RunHere:
+        return self._runs.setdefault(run, _RunHere(Place(run, 0, 0)))
+
+    def note(self, run: int, number: int, receipts: Sequence[Any]) -> None:
+        """Keep the receipts of a round that is about to be applied here."""
+        with self._lock:
+            if run not in self._ended:
+                known = self._known(run).receipts
+                known[number] = list(receipts)
+                # Nobody may ever ask here.
+                for old in [n for n in known if n <= number - MOST_RECEIPTS]:
+                    del known[old]
+
+    def receipts(self, run: int, since: int) -> list[tuple[int, list[Any]]]:
+        """Return the receipts of the rounds from `since` on; forget older ones."""
+        with self._lock:
+            known = self._known(run).receipts
+            for number in [n for n in known if n < since]:
+                del known[number]
+            return sorted(known.items())
+
+    def sums(
+        self,
+        place: Place,
+        shards: Sequence[int],
+        ranks: Sequence[int],
+        nodes: Sequence[tuple[int, int]],
+    ) -> list[list[Parcel]]:
+        """Return, for each shard, the sums over nodes of the rank tree.
+
+        A codec's words are returned as they are where they are all of a node: so
+        they may travel. Sums are numbers.
+
+        Parameters
+        ----------
+        place : Place
+            The round.
+        shards : sequence of int
+            Whose elements.
+        ranks : sequence of int
+            Ranks whose contributions must be here.
+        nodes : sequence of (int, int)
+            Nodes [lo, hi) that hold no other delivering ranks.
+
+        Returns
+        -------
+        list of list of Parcel
+            By shard, then by node.
+
+        Raises
+        ------
+        ContributionLostError
+            When one of the ranks has none here.
+        """
+        with self._lock:
+            here = self._runs.get(place.run)
+            kept = dict(here.by_rank) if here and here.place == place else {}
+        lost = [rank for rank in ranks if rank not in kept]
+        if lost:
+            raise ContributionLostError(
+                f"worker {self._worker} no longer holds what ranks {lost[:8]} computed "
+                f"for {place}; the round is begun anew"
+            )
+        return sums_of({r: kept[r] for r in ranks}, shards, nodes, self._empty)
+
+    def free(self, run: int, attempt: int, last: int) -> None:
+        """Drop the contributions of an attempt up to a round."""
+        with self._lock:
+            here = self._runs.get(run)
+            if here and _order(here.place) <= (attempt, last):
+                here.by_rank.clear()
+
+    def end(self, run: int) -> None:
+        """Drop everything of a run and refuse what still comes."""
+        with self._lock:
+            self._ended[run] = None
+            if len(self._ended) > REMEMBERED:
+                del self._ended[next(iter(self._ended))]
+            here = self._runs.pop(run, None)
+        for made in here.shared.values() if here else ():
+            if isinstance(made, Sheets):
+                made.close()
+
+    @property
+    def n(self) -> int:
+        """Number of contributions held."""
+        with self._lock:
+            return sum(len(here.by_rank) for here in self._runs.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the contributions held."""
+        with self._lock:
+            kept = [c for here in self._runs.values() for c in here.by_rank.values()]
+        return sum(c.nbytes for c in kept)
+
+
+def _order(place: Place) -> tuple[int, int]:
+    return place.attempt, place.round
+
+
+def sums_of(
+    kept: Mapping[int, Contribution],
+    shards: Sequence[int],
+    nodes: Sequence[tuple[int, int]],
+    empty: Empty,
+) -> list[list[Parcel]]:
+    """Return, for each shard, the sums of contributions over nodes of the rank tree."""
+    return [[_sum(kept, span, shard, empty) for span in nodes] for shard in shards]
+
+
+def _sum(
+    kept: Mapping[int, Contribution], span: tuple[int, int], shard: int, empty: Empty
+) -> Parcel:
+    parcels = {r: kept[r].parcel(shard) for r in range(*span) if r in kept}
+    if len(parcels) == 1:
+        return next(iter(parcels.values()))
+    opened = {
+        r: parcel.opened(kept[r].layout, shard, empty) for r, parcel in parcels.items()
+    }
+    return Parcel(fold(opened, *span, empty) or ({}, {}))
+
+
+def contribution(
+    layout: Layout,
+    arrays: Mapping[int, Array],
+    weight: float,
+    reduce: Any,
+    *,
+    empty: Empty = np.empty,
+) -> Contribution:
+    """Make a contribution of a rank's arrays, which stay the caller's."""
+    kept = {}
+    for index, array in arrays.items():
+        own = empty(len(array), array.dtype)
+        if reduce == "mean" and weight != 1.0:
+            np.multiply(array, weight, out=own)
+        else:
+            np.copyto(own, array)
+        own.flags.writeable = False
+        kept[index] = own
+    return Contribution(layout, weight, kept)

@@ -1,0 +1,272 @@
+"""Copies of shards at one version, from the host that made them into Dask's memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.errors import ConsistencyError
+from daskps.layout.arrays import align
+from daskps.shards.memory.segment import private
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Mapping, Sequence
+
+    from daskps.cluster.wire.messages import Array, Range
+    from daskps.layout.arrays import Layout
+
+#: Copies of so much together at most are one Dask task's.
+GROUP_NBYTES = 64 * 2**20
+
+
+class ShardCopy:
+    """Values of one shard at one version; nothing changes it.
+
+    Parameters
+    ----------
+    parts : mapping of str to (int, ndarray)
+        For each dtype where the values start in the shard's vector, and the values.
+    """
+
+    def __init__(self, parts: Mapping[str, tuple[int, Array]]) -> None:
+        self._parts = dict(parts)
+        for _, values in self._parts.values():
+            values.flags.writeable = False
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._parts,)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.nbytes} bytes>"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values."""
+        return sum(values.nbytes for _, values in self._parts.values())
+
+    def __sizeof__(self) -> int:
+        return object.__sizeof__(self) + self.nbytes
+
+    def get(self, dtype: str, start: int, stop: int) -> Array:
+        """Return elements [start, stop) of the shard's vector of a dtype, a view."""
+        first, values = self._parts[dtype]
+        return values[start - first : stop - first]
+
+
+class CopyGroup:
+    """Copies of some shards of one host, which live, travel and are spilled together.
+
+    Parameters
+    ----------
+    copies : mapping of int to ShardCopy
+        By shard.
+    """
+
+    def __init__(self, copies: Mapping[int, ShardCopy]) -> None:
+        self._copies = dict(copies)
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._copies,)
+
+    def __repr__(self) -> str:
+        return f"<copies of {len(self._copies)} shards, {self.nbytes} bytes>"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values."""
+        return sum(copy.nbytes for copy in self._copies.values())
+
+    def __sizeof__(self) -> int:
+        return object.__sizeof__(self) + self.nbytes
+
+    def get(self, shard: int, dtype: str, start: int, stop: int) -> Array:
+        """Return elements [start, stop) of a shard's vector of a dtype, a view."""
+        return self._copies[shard].get(dtype, start, stop)
+
+
+class Edges:
+    """A few elements of some shards, for neighbours whose rows end in these shards.
+
+    Parameters
+    ----------
+    found : mapping of (int, str, int, int) to ndarray
+        By shard, dtype, start and stop.
+    """
+
+    def __init__(self, found: Mapping[tuple[int, str, int, int], Array]) -> None:
+        self._found = dict(found)
+        for values in self._found.values():
+            values.flags.writeable = False
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._found,)
+
+    def __sizeof__(self) -> int:
+        return object.__sizeof__(self) + sum(a.nbytes for a in self._found.values())
+
+    def get(self, shard: int, dtype: str, start: int, stop: int) -> Array:
+        """Return elements that were asked for."""
+        return self._found[shard, dtype, start, stop]
+
+
+@dataclass(slots=True)
+class Room:
+    """Memory for a copy, touched before a push must wait for it."""
+
+    ranges: Sequence[Range]
+    outs: list[Array]
+
+    @classmethod
+    def of(cls, ranges: Sequence[Range]) -> Room:
+        """Return room for some elements of a shard's vectors."""
+        sizes = [nbytes_of([each]) for each in ranges]
+        buffer, at, outs = private(sum(map(align, sizes))), 0, []
+        for (dtype, _, _), size in zip(ranges, sizes, strict=True):
+            outs.append(buffer[at : at + size].view(dtype))
+            at += align(size)
+        return cls(ranges, outs)
+
+    def parts(self) -> list[tuple[str, int, int, Array]]:
+        """Return what to read, and where to."""
+        return [(*r, out) for r, out in zip(self.ranges, self.outs, strict=True)]
+
+    def filled(self) -> ShardCopy:
+        """Return the copy that was read."""
+        return ShardCopy({d: (a, out) for d, a, _, out in self.parts()})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the memory."""
+        return sum(out.nbytes for out in self.outs)
+
+
+@dataclass(slots=True)
+class Claim:
+    """What one cut has of one store on this host."""
+
+    #: Memory by shard, and copies by key.
+    rooms: dict[int, Room] = field(default_factory=dict)
+    copies: dict[str, ShardCopy] = field(default_factory=dict)
+    #: The last that has begun.
+    attempt: int = 0
+    #: Releases the shards if the directory never does.
+    lease: asyncio.TimerHandle | None = None
+    expired: asyncio.Future[None] | None = None
+
+    def end_lease(self) -> None:
+        """Stop the clock: the shards are released."""
+        if self.lease is not None:
+            self.lease.cancel()
+            self.lease = None
+
+
+class Copies:
+    """What cuts hold on one host until Dask has taken it."""
+
+    def __init__(self) -> None:
+        #: By store and cut.
+        self._claims: dict[tuple[str, str], Claim] = {}
+        #: Cuts that are over: a message of theirs may be late.
+        self._over: deque[str] = deque(maxlen=1000)
+
+    def claim(self, store: str, cut: str) -> Claim:
+        """Return what a cut holds, making a place for it.
+
+        Raises
+        ------
+        ConsistencyError
+            When it is over.
+        """
+        if self.is_over(cut):
+            raise ConsistencyError(f"cut {cut} of store {store} is over")
+        return self._claims.setdefault((store, cut), Claim())
+
+    def is_over(self, cut: str) -> bool:
+        """Return whether a cut was dropped; late messages of it are refused."""
+        return cut in self._over
+
+    def find(self, key: str) -> ShardCopy | None:
+        """Return a copy: of one key, all that were made are equal."""
+        for claim in list(self._claims.values()):
+            if key in claim.copies:
+                return claim.copies[key]
+        return None
+
+    def drop(self, store: str, cut: str | None = None) -> None:
+        """Free what a cut holds, or all cuts of a store; twice is fine."""
+        if cut is not None and cut not in self._over:
+            self._over.append(cut)
+        for key in [k for k in self._claims if k[0] == store and cut in (None, k[1])]:
+            self._claims.pop(key).end_lease()
+
+    def clear(self) -> None:
+        """Free everything."""
+        for store, cut in list(self._claims):
+            self.drop(store, cut)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        found = list(self._claims.values())
+        rooms = sum(room.nbytes for c in found for room in list(c.rooms.values()))
+        return rooms + sum(x.nbytes for c in found for x in list(c.copies.values()))
+
+
+def ranges_of(layout: Layout, shard: int, index: int | None) -> tuple[Range, ...]:
+    """Return what a snapshot reads of a shard: all of it, or one parameter's piece."""
+    if index is None:
+        extents = [(d, *layout.extent(shard, d)) for d in layout.lengths]
+        return tuple((d, 0, b - a) for d, a, b in extents if b > a)
+    return tuple(
+        (p.parameter.dtype, p.local, p.local + p.size)
+        for p in layout.pieces[shard]
+        if p.parameter.index == index
+    )
+
+
+def nbytes_of(ranges: Sequence[Range]) -> int:
+    """Return how many bytes ranges of elements have."""
+    return sum((b - a) * np.dtype(dtype).itemsize for dtype, a, b in ranges)
+
+
+def groups_of(
+    sizes: Mapping[int, int], owners: Sequence[str]
+) -> list[tuple[str, list[int]]]:
+    """Return which copies share a Dask task: those of one host, but no large ones.
+
+    A task takes milliseconds of the scheduler, whatever it copies. What is one task's
+    is also kept, sent and written to disk as one: `GROUP_NBYTES` at most, or one copy.
+
+    Parameters
+    ----------
+    sizes : mapping of int to int
+        Bytes of each shard's copy.
+    owners : sequence of str
+        Host of every shard.
+
+    Returns
+    -------
+    list of (str, list of int)
+        Host and shards of each group.
+
+    Examples
+    --------
+    >>> groups_of({0: 10, 1: 10, 2: 10, 3: 2**26}, ["a", "b", "a", "a"])
+    [('a', [0, 2]), ('b', [1]), ('a', [3])]
+    """
+    groups: list[tuple[str, list[int]]] = []
+    #: Of each host the group that is not full, and the bytes in it.
+    filling: dict[str, tuple[list[int], int]] = {}
+    for shard, nbytes in sizes.items():
+        owner = owners[shard]
+        group, before = filling.get(owner, ([], GROUP_NBYTES))
+        if before + nbytes > GROUP_NBYTES:
+            group, before = [], 0
+            groups.append((owner, group))
+        group.append(shard)
+        filling[owner] = group, before + nbytes
+    return groups

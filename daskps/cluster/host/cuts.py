@@ -1,0 +1,228 @@
+"""What a cut asks of a host, and what steps that were given up mean for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from daskps.cluster.host.copies import Room, ranges_of
+from daskps.cluster.host.hosted import Pending, Slot
+from daskps.cluster.keys import copy_key
+from daskps.cluster.wire.handlers import HOST
+from daskps.cluster.wire.reports import OrderWire, pack_report
+from daskps.cluster.wire.wellformed import check
+from daskps.shards import cutting
+from daskps.shards.cuts.cut import Order, broken
+from daskps.shards.steps import Ready, Step, Ticket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from daskps.cluster.host.host import ShardHost
+    from daskps.shards.shard import Shard
+
+logger = logging.getLogger(__name__)
+
+
+_check_order = partial(check, OrderWire, what="the order of a cut")
+
+
+def _concerned(host: ShardHost, store: str, index: int | None) -> list[Slot]:
+    """Return the shards of a store that a cut copies anything of."""
+    return [
+        slot
+        for slot in host.of(store)
+        if index is None or ranges_of(slot.layout, slot.index, index)
+    ]
+
+
+def _attempt(cut: str, attempt: int) -> str:
+    """Return the name the shards know an attempt by: a message may be late."""
+    return f"{cut}/{attempt}"
+
+
+@HOST.handles("prepare_cut")
+async def prepare_cut(host: ShardHost, store: str, cut: str, index: int | None) -> None:
+    """Take the memory for the copies, before any push has to wait for it."""
+    slots = _concerned(host, store, index)
+    claim = host.snapshots.claim(store, cut)
+
+    def allocate() -> None:
+        for slot in slots:
+            if slot.index not in claim.rooms:
+                ranges = ranges_of(slot.layout, slot.index, index)
+                claim.rooms[slot.index] = Room.of(ranges)
+
+    await host.in_thread(allocate)
+
+
+@HOST.handles("begin_cut")
+async def begin_cut(
+    host: ShardHost,
+    *,
+    store: str,
+    cut: str,
+    attempt: int,
+    index: int | None,
+    lease_seconds: float,
+) -> list[list[Any]]:
+    """Hold new steps on the shards concerned; report what they have applied."""
+    slots = _concerned(host, store, index)
+    claim = host.snapshots.claim(store, cut)
+    if attempt < claim.attempt:
+        raise broken("it has begun again since")
+    claim.attempt = attempt
+    claim.end_lease()
+    loop = asyncio.get_running_loop()
+
+    def expire() -> None:
+        logger.warning("daskps: a cut of store %s was left to itself", store)
+        released = drop_cut(host, store, cut, attempt)
+        claim.expired = asyncio.ensure_future(released)
+
+    claim.lease = loop.call_later(lease_seconds, expire)
+    reports = []
+    for slot in slots:
+        before = slot.shard.cut
+        if before is not None:
+            # Its directory went without a word.
+            await host.under(slot, partial(cutting.end, name=before.name))
+        begin = partial(cutting.begin, name=_attempt(cut, attempt), index=slot.index)
+        reports.append(pack_report(await host.under(slot, begin)))
+    if host.snapshots.is_over(cut):
+        # Given up meanwhile: what has begun since nobody else would release.
+        await drop_cut(host, store, cut)
+        raise broken("it was given up")
+    return reports
+
+
+@HOST.handles("copy_cut", checks={"order": _check_order})
+async def copy_cut(
+    host: ShardHost,
+    *,
+    store: str,
+    cut: str,
+    attempt: int,
+    index: int | None,
+    order: Mapping[str, Any],
+) -> list[tuple[int, int]]:
+    """Wait until each shard has reached the cut, copy it and release it.
+
+    Returns shard and version of each.
+    """
+    slots = _concerned(host, store, index)
+    claim = host.snapshots.claim(store, cut)
+    if not claim.rooms.keys() >= {slot.index for slot in slots}:
+        raise broken("no memory was taken for it")
+    lacks: dict[int, list[tuple[int, int]]] = {slot.index: [] for slot in slots}
+    for shard, owner, sequence in order["missing"]:
+        if shard in lacks:
+            lacks[shard].append((owner, sequence))
+
+    async def copy(slot: Slot) -> tuple[int, int]:
+        lacking = tuple(lacks[slot.index])
+        what = Order(lacking, order["run"], order["rounds"])
+        ready = await _reached(host, slot, _attempt(cut, attempt), what)
+        # Taken out: should the cut begin again meanwhile, it reads into other memory.
+        room = claim.rooms.pop(slot.index)
+        # Without the mutex: pulls go on, and no push can write into what is read.
+        read = partial(slot.shard.read, ready, room.parts())
+        whole = read() if host.is_small(slot) else await host.in_thread(read)
+        held: list[bool] = []
+
+        def end(shard: Shard) -> list[Ticket]:
+            held.append(cutting.holds(shard, _attempt(cut, attempt)))
+            return cutting.end(shard, _attempt(cut, attempt))
+
+        await host.under(slot, end)
+        if whole is None or held != [True]:
+            raise broken("updates ran into the copy")
+        key = copy_key(store, index, slot.index, ready.version)
+        claim.copies[key] = room.filled()
+        return slot.index, ready.version
+
+    found = await asyncio.gather(*map(copy, slots), return_exceptions=True)
+    versions = []
+    for answer in found:
+        if isinstance(answer, BaseException):
+            raise answer
+        versions.append(answer)
+    claim.end_lease()
+    return versions
+
+
+async def _reached(host: ShardHost, slot: Slot, name: str, order: Order) -> Ready:
+    """Wait until a shard has reached the cut."""
+    loop = asyncio.get_running_loop()
+    reached: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not reached.done():
+            reached.set_result(None)
+
+    pending = Pending(1, lambda: _call(loop, wake))
+    ticket = Ticket(Step(), owner=pending)
+    take = partial(cutting.take, name=name, order=order, ticket=ticket)
+    await host.under(slot, take)
+    # Ends at the latest with the cut itself: by its release, its lease, the store.
+    await reached
+    if isinstance(ticket.outcome, Ready):
+        return ticket.outcome
+    raise ticket.outcome or broken("it ended without a word")
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    loop.call_soon_threadsafe(function)
+
+
+@HOST.handles("drop_cut")
+async def drop_cut(
+    host: ShardHost, store: str, cut: str, attempt: int | None = None
+) -> None:
+    """Release the shards and free the copies, and the memory for them.
+
+    With an attempt only what that one and those before hold: the message may be so
+    late that the next has begun, or has copied. The memory is then kept for it.
+    """
+    if attempt is None:
+        host.snapshots.drop(store, cut)
+    else:
+        claim = host.snapshots.claim(store, cut)
+        if attempt >= claim.attempt:
+            claim.copies.clear()
+            claim.end_lease()
+    for slot in [s for (uid, _), s in host.slots.items() if uid == store]:
+        # Also where no cut is to be seen: its beginning may be in the inbox.
+        await host.under(slot, partial(_release, cut=cut, attempt=attempt))
+
+
+def _release(shard: Shard, cut: str, attempt: int | None) -> list[Ticket]:
+    held = shard.cut
+    if held is None:
+        return []
+    name, number = held.name.split("/")
+    if name != cut or (attempt is not None and int(number) > attempt):
+        return []
+    return cutting.end(shard, held.name)
+
+
+@HOST.handles("excuse")
+async def excuse(
+    host: ShardHost, *, store: str, cut: str, attempt: int, producers: Sequence[int]
+) -> None:
+    """Wait no longer for the steps of producers that have ended."""
+    name = _attempt(cut, attempt)
+    for slot in host.of(store):
+        await host.under(slot, partial(cutting.excuse, name=name, owners=producers))
+
+
+@HOST.handles("settle")
+async def settle(
+    host: ShardHost, *, store: str, run: int, owner: int, floor: int
+) -> None:
+    """Hear which steps of an owner are no longer under way."""
+    for slot in host.of(store):
+        told = partial(cutting.settle, run=run, owner=owner, floor=floor)
+        await host.under(slot, told)

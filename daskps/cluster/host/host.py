@@ -1,0 +1,380 @@
+"""The part of daskps inside a worker: its shards, and the calls that reach them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from daskps import config
+from daskps.cluster.host.contributions import Contributions
+from daskps.cluster.host.copies import Copies
+from daskps.cluster.host.exchange import Exchange, Serving
+from daskps.cluster.host.hosted import LOCK_SECONDS
+from daskps.cluster.machine.machine import HERE, Machine
+from daskps.cluster.machine.pool import Scratch, limit_of
+from daskps.cluster.wire.messages import (
+    Answer,
+    Call,
+    pack_answers,
+    refusal,
+    unpack_call,
+)
+from daskps.cluster.wire.wellformed import refused
+from daskps.errors import (
+    DaskPSError,
+    ShardBusyError,
+    ShardLostError,
+    StaleGenerationError,
+    StoreClosedError,
+)
+from daskps.shards.memory.segment import MAX_PRODUCERS, N_PRODUCERS
+from daskps.shards.shard import Shard
+from daskps.shards.steps import NOTHING, Ready
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from daskps.cluster.host.hosted import Slot
+    from daskps.cluster.host.node import Node
+    from daskps.cluster.machine.blocks import Block, Memory
+    from daskps.cluster.wire.handlers import Handlers
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+#: Hosts of this process by worker address: the way "in the process" starts here.
+HOSTS: dict[str, ShardHost] = {}
+#: Shards up to this many times `daskps.inline-nbytes` are served on the event loop.
+SMALL = 16
+#: How long a call from a thread of this process waits before it asks again.
+WAIT_SECONDS = 20.0
+#: How long a read at least tries to get at a shard, when its caller's time is up.
+MIN_SECONDS = 0.1
+#: How often the host looks at shards that other processes may have changed.
+LOOK_SECONDS = 0.0005
+
+
+class ShardHost(Serving):
+    """Shards of one worker.
+
+    Threads: `begin_now` is for threads that may wait (tasks, trainers), `call` for the
+    event loop; both end in :meth:`Slot.serve`.
+
+    Parameters
+    ----------
+    worker : Node
+        What it hangs in.
+    handlers : Handlers
+        What serves its messages.
+    machine : Machine
+        Where it shares memory with others.
+    """
+
+    def __init__(
+        self, worker: Node, handlers: Handlers, machine: Machine = HERE
+    ) -> None:
+        settings = config.load()
+        self.worker, self.machine = worker, machine
+        self._handlers = handlers
+        self.scratch = Scratch(limit_of(worker.memory_limit))
+        super().__init__(self.scratch.empty, WAIT_SECONDS)
+        #: Stores freed lately: a create that was cut short may still be at work.
+        self.dropped: deque[str] = deque(maxlen=1000)
+        self.contributions = Contributions(worker.address, self.scratch.empty)
+        #: What snapshots have copied and Dask has not taken over yet.
+        self.snapshots = Copies()
+        #: What wakes the calls of other processes that wait, by their tokens.
+        self.waiting: dict[str, asyncio.Future[None]] = {}
+        self.inline_nbytes = settings.inline_nbytes
+        self.n_calls = 0
+        self._memory: Memory | None = None
+        self._opening = threading.Lock()
+        self._looking: asyncio.Future[None] | None = None
+        #: Shards that were dropped while somebody was at them.
+        self._leaving: list[Slot] = []
+        self.is_leaving = False
+        self._loop_thread = threading.get_ident()
+        self._executor = ThreadPoolExecutor(
+            settings.threads, thread_name_prefix="daskps-host"
+        )
+        worker.serve("daskps_call", self.handle_call)
+        worker.serve("daskps_control", self.handle_control)
+        worker.report("daskps", self.totals)
+
+    # -- calls from the event loop -------------------------------------------
+
+    async def handle_call(
+        self, protocol: int, head: Sequence[Any], parts: Any
+    ) -> dict[str, Any]:
+        """Serve one message of another process."""
+        try:
+            call = self._unpacked(protocol, head, parts)
+        except Exception as error:  # noqa: BLE001 - its sender gets a refusal
+            return refusal(refused(error, "a call"))
+        try:
+            owned = not self.worker.address.startswith("inproc")
+            return pack_answers(await self.call(call, owned=owned))
+        except (DaskPSError, ValueError, TypeError) as error:
+            return refusal(error)
+
+    def _unpacked(self, protocol: int, head: Sequence[Any], parts: Any) -> Call:
+        """Return the call that a message is, or raise."""
+        return unpack_call(protocol, head, parts, self._layout(head[0], parts))
+
+    def _layout(self, store: str, parts: Sequence[Sequence[Any]]) -> Any:
+        for part in parts:
+            return self.slot(store, part[0]).layout
+        raise ValueError("a call to no shard at all")
+
+    async def call(self, call: Call, owned: bool = False) -> list[Answer]:
+        """Serve a call from the event loop; waits without blocking it."""
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[None] = loop.create_future()
+        began = loop.time()
+        self.n_calls += 1
+        if not call.run:
+            await self._make_room(call)
+        small = call.nbytes <= self.inline_nbytes
+        if call.codec:
+            work = partial(self.widened, call)
+            call, owned = work() if small else await self.in_thread(work), True
+        pending, tickets = self.start(call, owned, self._waker(loop, woken))
+        small = small and all(self.is_small(slot) for slot, _, _ in tickets)
+
+        def serve(seconds: float) -> list[Answer] | None:
+            for slot, _, _ in tickets:
+                slot.serve(seconds)
+            if not seconds or not pending.done:
+                return None
+            return self.answers(tickets, seconds=call.wait_seconds)
+
+        try:
+            served = (
+                serve(0)
+                if small
+                else await self.in_thread(partial(serve, LOCK_SECONDS))
+            )
+            if served is not None:
+                return served
+            if not pending.done:
+                # A timer, not `wait_for`: that would cost a task per message.
+                timer = loop.call_later(call.wait_seconds, _wake, woken)
+                self.waiting[call.token] = woken
+                self.keep_looking()
+                await woken
+                timer.cancel()
+        finally:
+            self.waiting.pop(call.token, None)
+            if not pending.done:
+                # Another thread may be reading the caller's arrays right now.
+                gone = map(asyncio.wrap_future, self.abandon(tickets))
+                self.keep_looking()
+                await asyncio.shield(asyncio.gather(*gone))
+        # Of refusals alone nothing is copied: a host that closes has no threads then.
+        if small or not any(isinstance(t.outcome, Ready) for _, _, t in tickets):
+            with contextlib.suppress(ShardBusyError):
+                return self.answers(tickets, seconds=0)
+        left = max(MIN_SECONDS, call.wait_seconds - (loop.time() - began))
+        return await self.in_thread(partial(self.answers, tickets, seconds=left))
+
+    def is_small(self, slot: Slot) -> bool:
+        """Return whether a shard is small enough for the event loop."""
+        return slot.nbytes <= SMALL * self.inline_nbytes
+
+    def _waker(
+        self, loop: asyncio.AbstractEventLoop, woken: asyncio.Future[None]
+    ) -> Callable[[], None]:
+        def callback() -> None:
+            if threading.get_ident() == self._loop_thread:
+                _wake(woken)
+            else:
+                loop.call_soon_threadsafe(_wake, woken)
+
+        return callback
+
+    # -- calls from threads of this process ----------------------------------
+
+    def begin_now(self, call: Call, seconds: float) -> Exchange:
+        """Begin a call in the caller's thread; :meth:`Exchange.finish` ends it."""
+        if self._is_crowded(call):
+            loop = self.worker.loop
+            room = self._make_room(call)
+            made = asyncio.run_coroutine_threadsafe(room, loop.asyncio_loop)
+            try:
+                made.result(seconds)
+            except TimeoutError:
+                # By message the call waits for it as long as its caller does.
+                raise ShardBusyError(
+                    f"the directory took longer than {seconds:g} s to say which "
+                    f"producers have ended"
+                ) from None
+        return super().begin_now(call, seconds)
+
+    def _is_crowded(self, call: Call) -> bool:
+        """Return whether a shard may have no room for the producer of a call."""
+        if call.kind == NOTHING or call.run:
+            return False
+        slots = (self.slots.get((call.store, part.shard)) for part in call.parts)
+        return any(slot and slot.shard.needs_room(call.producer) for slot in slots)
+
+    async def _make_room(self, call: Call) -> None:
+        """Ask the directory which producers ended, where a shard has no room for one."""
+        if call.kind == NOTHING or call.run:
+            return
+        for part in call.parts:
+            slot = self.slots.get((call.store, part.shard))
+            if slot is None:
+                continue
+            record = slot.shard.segment.current
+            if record.fixed[N_PRODUCERS] < MAX_PRODUCERS:
+                continue
+            open_ids = await self.under(
+                slot,
+                lambda shard: (
+                    shard.open_producers() if shard.needs_room(call.producer) else []
+                ),
+            )
+            if open_ids:
+                ended = await self.worker.directory("ended", producers=open_ids)
+                await self.under(slot, partial(Shard.close_producers, ids=ended))
+
+    def missing(self, store: str, shard: int) -> Exception:
+        """Return what a call of a shard that is not here gets."""
+        return StaleGenerationError(
+            f"worker {self.worker.address} holds no shard {shard} of store "
+            f"{store}; ask the directory where it lives"
+        )
+
+    def is_live(self) -> bool:
+        """Return whether who owns the shards is there: this process is."""
+        return True
+
+    # -- control -------------------------------------------------------------
+
+    def memory(self, cluster: str) -> Memory | None:
+        """Return the memory that other processes of this machine can map.
+
+        None where no process of this machine could: the way is closed by
+        configuration, here or where the store was created, or workers are threads.
+        """
+        inside = self.worker.address.startswith("inproc")
+        if not cluster or inside or not config.load().machine_way:
+            return None
+        with self._opening:
+            if self._memory is None:
+                self._memory = self.machine.memory(cluster)
+            return self._memory
+
+    def shared_blocks(self, sizes: Sequence[int]) -> list[Block]:
+        """Return memory that others can map; none where there is not enough."""
+        return [] if self._memory is None else self._memory.take_shared(sizes)
+
+    async def handle_control(self, method: str, **kwargs: Any) -> dict[str, Any]:
+        """Serve a control message: create, drop, runs, versions, statistics."""
+        return await self._handlers.serve(str(method), kwargs, lambda _: self)
+
+    async def in_thread(self, function: Callable[[], T]) -> T:
+        """Run `function` on the host's own executor."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, function)
+
+    def of(self, store: str) -> list[Slot]:
+        """Return the slots of a store held here, or refuse."""
+        found = [slot for (uid, _), slot in self.slots.items() if uid == store]
+        if not found:
+            raise StaleGenerationError(
+                f"worker {self.worker.address} holds no shard of store {store}"
+            )
+        return found
+
+    async def under(self, slot: Slot, function: Callable[[Shard], T]) -> T:
+        """Run a function of a shard under its mutex without blocking the loop."""
+        future = slot.run(function)
+        if self.is_small(slot):
+            slot.serve()
+        if not future.done():
+            await self.in_thread(partial(slot.serve, LOCK_SECONDS))
+        if not future.done():
+            # Who was at it may have passed the turn on to another process.
+            self.keep_looking()
+        return await asyncio.wrap_future(future)
+
+    def drop(self, slot: Slot) -> None:
+        """End the calls that wait for a shard that was deleted."""
+        error = StoreClosedError(
+            f"store {slot.name!r} was closed or deleted while a call waited for it"
+        )
+        slot.run(lambda shard: shard.abandon(error))
+        slot.serve()
+        slot.close()
+        if slot.is_shared and slot.waits:
+            self._leaving.append(slot)
+        self.keep_looking()
+
+    def keep_looking(self) -> None:
+        """Look after the shards that wait for what other processes do to them."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.ensure_future(self._look())
+
+    async def _look(self) -> None:
+        while waiting := self._waiting():
+            for slot in waiting:
+                if not slot.needs_look:
+                    continue
+                if self.is_small(slot):
+                    slot.look()
+                else:
+                    await self.in_thread(slot.look)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _waiting(self) -> list[Slot]:
+        self._leaving = [slot for slot in self._leaving if slot.waits]
+        shared = [slot for slot in self.slots.values() if slot.is_shared]
+        return [slot for slot in shared if slot.waits] + self._leaving
+
+    def close(self, reason: str) -> list[str]:
+        """End every waiting call with ShardLostError and free the shards.
+
+        Returns the names of what went with this worker as the last of its machine.
+        """
+        for (_, index), slot in list(self.slots.items()):
+            error = ShardLostError(slot.name, index, self.worker.address, reason)
+            slot.run(partial(Shard.abandon, error=error))
+            slot.serve()
+            slot.close()
+        self.slots.clear()
+        removed = [] if self._memory is None else self._memory.close()
+        self.snapshots.clear()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        return removed
+
+    def totals(self) -> dict[str, int]:
+        """Return what the worker shows of it."""
+        slots, kept = list(self.slots.values()), self.contributions
+        return {
+            "shards": len(slots),
+            "nbytes": sum(slot.nbytes for slot in slots) + kept.nbytes,
+            "contributions": kept.n,
+            "snapshots": self.snapshots.nbytes,
+        }
+
+    def leaves(self) -> bool:
+        """Return whether the worker closes: no shard comes here any more."""
+        return self.is_leaving
+
+    def give_up(self, token: str) -> None:
+        """End the wait of a call whose caller is gone."""
+        if woken := self.waiting.get(token):
+            _wake(woken)
+
+
+def _wake(woken: asyncio.Future[None]) -> None:
+    if not woken.done():
+        woken.set_result(None)

@@ -1,0 +1,423 @@
+"""One shard on its host: the mutex around the state machine, and who waits for it.
+
+Whoever brings a ticket puts it into the inbox and, if nobody else is at it, takes the
+mutex and serves the whole inbox; otherwise the holder serves it. Nobody ever blocks
+on the mutex, and pushes that queue up are applied in one pass over memory.
+
+Where the shard's memory is shared with other processes, who has the mutex takes the
+lock between the processes too. That one may have to be waited for: with no time to
+wait an inbox stays as it is, and :meth:`Slot.look` is called until it is served.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from daskps import config
+from daskps.cluster.host import copying
+from daskps.errors import ShardBusyError
+from daskps.shards.memory.gates import CLOSED, RELEASED, set_gate
+from daskps.shards.memory.segment import GENERATION, NONCE, PAGE_NBYTES, Segment
+from daskps.shards.seats import ASK
+from daskps.shards.shard import Shard
+from daskps.shards.steps import Array, Ready, Step, Ticket
+from daskps.usercode import holding_interrupts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from daskps.cluster.host.rules import Rules
+    from daskps.cluster.machine.blocks import Block, Memory
+    from daskps.cluster.wire.messages import Part
+    from daskps.layout.arrays import Layout
+    from daskps.shards.seats import Seat
+    from daskps.shards.steps import Tick
+
+T = TypeVar("T")
+#: How long a thread waits for another process to release a shard.
+LOCK_SECONDS = 20.0
+
+
+class Pending:
+    """Tickets of one call; calls back once all of them are done."""
+
+    def __init__(self, n: int, callback: Callable[[], None]) -> None:
+        self._left = n
+        self.done = False
+        self._lock = threading.Lock()
+        self._callback = callback
+
+    def one_done(self) -> None:
+        """Count one ticket as done."""
+        with self._lock:
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self.done = True
+            self._callback()
+
+
+class Slot:
+    """A shard, its mutex and its inbox.
+
+    Parameters
+    ----------
+    name : str
+        Name of the store.
+    layout : Layout
+        Its layout.
+    index : int
+        Number of the shard.
+    shard : Shard
+        The state machine.
+    block : Block, optional
+        The shard's memory, where it is shared with other processes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        layout: Layout,
+        index: int,
+        shard: Shard,
+        *,
+        block: Block | None = None,
+    ) -> None:
+        self.name, self.layout = name, layout
+        self.index, self.shard = index, shard
+        self.nbytes = shard.segment.nbytes
+        self.block = block
+        #: Run and memory of the mailboxes that trainers here may fill themselves.
+        self.mailbox: tuple[int, Block] | None = None
+        #: The run that has begun here last, and at which flip.
+        self.began = (0, 0)
+        self.is_shared = block is not None
+        #: Whether readers take the lock too, as where processors reorder stores.
+        self.locks_reads = self.is_shared and config.load().locked_reads
+        self._lock = None if block is None else block.lock()
+        self._mutex = threading.Lock()
+        self._inbox: deque[Ticket | Callable[[], Sequence[Ticket]]] = deque()
+        #: What everybody gets since the shard was released.
+        self._released: Exception | None = None
+
+    def put(self, ticket: Ticket) -> None:
+        """Queue a ticket; :meth:`serve` does the work."""
+        self._inbox.append(ticket)
+
+    def withdraw(self, ticket: Ticket) -> bool:
+        """Take a ticket back that nobody has looked at; return whether that was so."""
+        try:
+            self._inbox.remove(ticket)
+        except ValueError:
+            return False
+        return True
+
+    def run(self, function: Callable[[Shard], T]) -> Future[T]:
+        """Queue a function of the shard that runs under its mutex."""
+        future: Future[T] = Future()
+
+        def call() -> Sequence[Ticket]:
+            try:
+                if self._released is not None:
+                    # Another process may be its owner by now.
+                    raise self._released
+                result = function(self.shard)
+            except Exception as error:  # noqa: BLE001 - the caller's to handle
+                future.set_exception(error)
+                return ()
+            future.set_result(result)
+            done = result if isinstance(result, list) else []
+            return [t for t in done if isinstance(t, Ticket)]
+
+        self._inbox.append(call)
+        return future
+
+    @property
+    def waits(self) -> bool:
+        """Whether anything waits here at all."""
+        return bool(self._inbox) or bool(self.shard.waiting)
+
+    def locked_by(self) -> int:
+        """Return the process that is at the shard now, 0 where none is."""
+        # First: who has the mutex may wait for another process in his turn.
+        if self._lock is not None and (pid := self._lock.held_by()):
+            return pid
+        return os.getpid() if self._mutex.locked() else 0
+
+    def release(self, error: Exception) -> Future[list[Ticket]]:
+        """Let go of a shared shard under its lock: whoever adopts it owns it then.
+
+        All calls that wait here, and all later ones, get `error`.
+        """
+
+        def let_go(shard: Shard) -> list[Ticket]:
+            done, self._released = shard.abandon(error), error
+            segment, block = shard.segment, self.block
+            # Else it was taken for dead, and somebody has it already.
+            if block is not None and segment.words[GENERATION] == shard.generation:
+                block.release()
+                if self.mailbox is not None:
+                    self.mailbox[1].release()
+                set_gate(segment, RELEASED)
+            return done
+
+        return self.run(let_go)
+
+    @property
+    def is_released(self) -> bool:
+        """Whether others may own the shard by now."""
+        return self._released is not None
+
+    def close(self) -> None:
+        """Tell who looks at the shard's memory that it is gone, and free it."""
+        set_gate(self.shard.segment, CLOSED)
+        self.free_mailbox()
+        if self.block is not None:
+            self.block.free()
+
+    def mailboxes_of(self, run: int) -> Array | None:
+        """Return the memory for a run's mailboxes, behind the block's own header."""
+        if self.mailbox is None or self.mailbox[0] != run:
+            return None
+        return self.mailbox[1].buffer[PAGE_NBYTES:]
+
+    def free_mailbox(self) -> None:
+        """Give back the memory of mailboxes; who maps them keeps them a while."""
+        if self.mailbox is not None:
+            self.mailbox[1].free()
+            self.mailbox = None
+
+    @property
+    def needs_look(self) -> bool:
+        """Whether something waits here that another process may have made possible."""
+        return bool(self._inbox) or self.shard.is_stale
+
+    def look(self) -> None:
+        """Serve what another process's lock or publications kept waiting."""
+        if self.shard.is_stale and not self._inbox:
+            self._inbox.append(lambda: self.shard.submit(()))
+        self.serve()
+
+    def serve(self, seconds: float = 0.0) -> None:
+        """Serve the inbox, unless somebody is at it already.
+
+        Parameters
+        ----------
+        seconds : float
+            How long to wait for another process to release the lock; 0 takes it
+            only where it is free.
+        """
+        # An event loop may be the main thread's.
+        with holding_interrupts():
+            while self._inbox and self._mutex.acquire(blocking=False):
+                try:
+                    if not self._enter(seconds):
+                        return
+                    try:
+                        done = self._serve_once()
+                    finally:
+                        self._leave()
+                finally:
+                    self._mutex.release()
+                for ticket in done:
+                    ticket.owner.one_done()
+
+    def submit_now(self, ticket: Ticket, seconds: float) -> bool:
+        """Have the shard look at one ticket before all others, if nobody is at it.
+
+        Returns whether it has. The thread waits so long for another process to
+        release the lock, and then raises ShardBusyError.
+        """
+        if self._inbox or not self._mutex.acquire(blocking=False):
+            return False
+        try:
+            self._enter(seconds)
+            try:
+                done = self._submit([ticket])
+            finally:
+                self._leave()
+        finally:
+            self._mutex.release()
+        for other in done:
+            other.owner.one_done()
+        self.serve()
+        return True
+
+    def take_now(
+        self, seat: Seat, tick: Tick, arrays: Mapping[int, Array], seconds: float
+    ) -> int:
+        """As :meth:`submit_now`, for a trainer's step in rounds; see :class:`Seat`."""
+        if self._inbox or not self._mutex.acquire(blocking=False):
+            return ASK
+        try:
+            self._enter(seconds)
+            try:
+                version = seat.take(tick, arrays)
+            finally:
+                self._leave()
+        finally:
+            self._mutex.release()
+        if self._inbox:
+            self.serve()
+        return version
+
+    def forget(self, ticket: Ticket) -> None:
+        """Take a ticket back that was parked."""
+        with self._mutex:
+            self.shard.cancel([ticket])
+        self.serve()
+
+    def _enter(self, seconds: float) -> bool:
+        """Take the lock between processes; return whether that was possible."""
+        if self._lock is None:
+            return True
+        if not seconds:
+            return self._lock.try_acquire()
+        self._lock.acquire(seconds)
+        return True
+
+    def _leave(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    def _serve_once(self) -> list[Ticket]:
+        tickets: list[Ticket] = []
+        done: list[Ticket] = []
+        while self._inbox:
+            entry = self._inbox.popleft()
+            if isinstance(entry, Ticket):
+                tickets.append(entry)
+            else:
+                # What came before a control call is applied before it.
+                done += self._submit(tickets)
+                tickets = []
+                done += entry()
+        return done + self._submit(tickets)
+
+    def _submit(self, tickets: list[Ticket]) -> list[Ticket]:
+        try:
+            return self.shard.submit(tickets)
+        except Exception as error:  # noqa: BLE001 - or the callers wait for ever
+            for ticket in tickets:
+                ticket.outcome = error
+            return tickets
+
+    def read(
+        self,
+        ticket: Ticket,
+        part: Part,
+        outs: Sequence[Array],
+        seconds: float = LOCK_SECONDS,
+    ) -> Ready:
+        """Copy the ranges of `part` into `outs`, each whole and all of one version.
+
+        Where updates run into two copies, or readers take the lock, it waits for its
+        turn, so long at most; with 0 not at all, as an event loop must. Then it raises
+        ShardBusyError, and the shard's error where that version alone will do and is
+        gone.
+        """
+        ready = _ready(ticket)
+        parts = [(*r, out) for r, out in zip(part.ranges, outs, strict=True)]
+        copy = copying.copier(sum(out.nbytes for out in outs))
+        for _ in range(0 if self.locks_reads else 2):
+            if self.shard.read(ready, parts, copy):
+                return ready
+            if ready.exact:
+                # What has run into the copy has begun to overwrite that version.
+                raise self.shard.overrun(ticket)
+            ready = self._latest(ready)
+        try:
+            with self._turn(seconds):
+                if not self.shard.read(ready, parts, copy):
+                    if ready.exact:
+                        raise self.shard.overrun(ticket)
+                    # Also where a writer died on the way: it leaves the latest whole.
+                    ready = self._latest(ready)
+                    self.shard.read(ready, parts, copy)
+        finally:
+            # Who came meanwhile found somebody at the shard.
+            self.serve()
+        return ready
+
+    @contextlib.contextmanager
+    def _turn(self, seconds: float) -> Iterator[None]:
+        """Keep everybody else away from the shard, for a reader."""
+        busy = ShardBusyError(
+            f"a read of shard {self.index} of store {self.name!r} waited for its turn "
+            f"among the updates, which did not come within {seconds:g} s; read again, "
+            f"with a longer timeout="
+        )
+        # Where only updates that ran into a copy lead here, an event loop leaves.
+        at_all, end = seconds or self.locks_reads, time.monotonic() + seconds
+        if not (at_all and self._mutex.acquire(timeout=seconds)):
+            raise busy
+        try:
+            if not self._enter(max(0.0, end - time.monotonic())):
+                raise busy
+            try:
+                yield
+            finally:
+                self._leave()
+        finally:
+            self._mutex.release()
+
+    def glance(self, step: Step, part: Part, outs: Sequence[Array]) -> Ready | None:
+        """Read the latest weights without a lock, outside runs; None where it must ask."""
+        if self.locks_reads:
+            return None
+        parts = [(*r, out) for r, out in zip(part.ranges, outs, strict=True)]
+        copy = copying.copier(sum(out.nbytes for out in outs))
+        for _ in range(2):
+            ready = self.shard.latest(step)
+            if ready is None or self.shard.read(ready, parts, copy):
+                return ready
+        return None
+
+    def _latest(self, ready: Ready) -> Ready:
+        segment = self.shard.segment
+        flip = segment.flip
+        version = segment.record(flip).version
+        return Ready(flip, version, ready.duplicate, ready.lag)
+
+
+def make_slots(
+    memory: Memory | None,
+    rules: Rules,
+    *,
+    name: str,
+    layout: Layout,
+    shards: Sequence[int],
+) -> list[Slot]:
+    """Make shards in memory that other processes can map, where there is such."""
+    slots = rules.slots
+    need = partial(Segment.needed_nbytes, layout, slots=slots)
+    blocks: list[Block] = []
+    if memory is not None:
+        blocks = memory.take_all(
+            [need(shard, durable=True) for shard in shards],
+            [need(shard) for shard in shards],
+        )
+    made = []
+    for shard, block in itertools.zip_longest(shards, blocks):
+        buffer = None if block is None else block.buffer
+        shared = block if block is not None and block.is_shared else None
+        segment = Segment(layout, shard, slots, buffer, durable=bool(shared))
+        segment.words[GENERATION] = 1
+        segment.words[NONCE] = shared.nonce if shared else 0
+        machine = Shard(segment, rules, cache_dir=rules.cache_dir)
+        made.append(Slot(name, layout, shard, machine, block=shared))
+    return made
+
+
+def _ready(ticket: Ticket) -> Ready:
+    if not isinstance(ticket.outcome, Ready):
+        raise TypeError(f"nothing to read: {ticket.outcome!r}")
+    return ticket.outcome

@@ -1,0 +1,105 @@
+"""The orderly end of a host: others of its machine get its shards, or nobody does.
+
+However a worker closes (SIGTERM, Ctrl-C, `cluster.scale`, retirement, a heartbeat that
+the scheduler does not know), Dask ends its plugins before its connections. The host
+tells the directory, which begins to look for new owners, then lets go of each shard
+under its lock, and then leaves the machine's members. Who is a member takes shards
+over; who leaves does not. The last one of a machine frees all that is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from daskps.errors import DaskPSError, StaleGenerationError
+from daskps.layout.arrays import counted
+
+if TYPE_CHECKING:
+    from daskps.cluster.host.host import ShardHost
+    from daskps.cluster.host.hosted import Slot
+
+logger = logging.getLogger(__name__)
+#: How long the directory may take to say whose shards others may have. A nanny gives
+#: its worker 4 s in all.
+TELL_SECONDS = 1.0
+#: And to hear that nobody can have them any more; Dask would try to reach a scheduler
+#: that has ended for longer.
+LATE_SECONDS = 0.3
+#: How long others may keep a shard locked. Who adopts it waits longer.
+LOCK_SECONDS = 1.0
+#: Between two tries to get at a shard.
+PAUSE_SECONDS = 0.0005
+
+
+async def leave(host: ShardHost, reason: str) -> None:
+    """Let go of all shards, or free them, and end what the host does.
+
+    Parameters
+    ----------
+    host : ShardHost
+        The host, on its worker's event loop.
+    reason : str
+        Why, for who calls a shard that goes with it.
+    """
+    host.is_leaving = True
+    try:
+        if host.slots:
+            where, n = host.worker.address, counted(len(host.slots), "shard")
+            logger.info("%s %s, with %s", where, reason, n)
+            await _let_go(host, await _ask(host))
+    finally:
+        removed = host.close(reason)
+    if removed:
+        await _tell(host, "removed", LATE_SECONDS, names=removed)
+
+
+async def _let_go(host: ShardHost, wanted: list[str] | None) -> None:
+    """Release the shards that others may have, of all stores if nobody says which."""
+    error = StaleGenerationError(
+        f"worker {host.worker.address} closes and has let go of its shards; ask the "
+        f"directory where they live"
+    )
+    released = []
+    for (store, index), slot in list(host.slots.items()):
+        if slot.is_shared and (wanted is None or store in wanted):
+            slot.release(error)
+            del host.slots[store, index]
+            released.append(slot)
+    end = asyncio.get_running_loop().time() + LOCK_SECONDS
+    while waiting := [slot for slot in released if not slot.is_released]:
+        for slot in waiting:
+            await _try(host, slot)
+        if asyncio.get_running_loop().time() > end:
+            # Whoever adopts it takes this worker for one that has died.
+            logger.info("%d shards stayed locked by other processes", len(waiting))
+            return
+        await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def _try(host: ShardHost, slot: Slot) -> None:
+    """Serve what waits at a shard, if nobody else is at it."""
+    if host.is_small(slot):
+        slot.serve()
+    else:
+        await host.in_thread(slot.serve)
+
+
+async def _ask(host: ShardHost) -> list[str] | None:
+    """Return the stores whose shards others may have; None where nobody says."""
+    if not host.worker.is_connected():
+        # The directory hears of that end of the connection by itself.
+        return None
+    found: list[str] | None = await _tell(host, "leaving", TELL_SECONDS)
+    return found
+
+
+async def _tell(host: ShardHost, method: str, seconds: float, **kwargs: Any) -> Any:
+    """Tell the directory; None where it cannot be reached, as without a scheduler."""
+    work = host.worker.directory(method, worker=host.worker.address, **kwargs)
+    try:
+        return await asyncio.wait_for(work, seconds)
+    except (OSError, DaskPSError) as error:
+        logger.info("could not tell the scheduler: %s: %r", method, error)
+        return None

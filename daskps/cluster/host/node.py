@@ -1,0 +1,124 @@
+"""What a host needs of the worker that it hangs in, and of nothing else of Dask's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from daskps.cluster import upstream
+from daskps.cluster.wire.messages import unpack_reply
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from distributed import Worker
+
+
+class Node(Protocol):
+    """What a host hangs in: a worker, or in tests what does without one.
+
+    Attributes
+    ----------
+    server : object
+        What links of this process are made of; see :class:`~daskps.cluster.caller.link.Link`.
+    address : str
+        Under which others reach the host.
+    loop : object
+        The event loop that the host is on, as tornado has it.
+    memory_limit : int or None
+        Bytes that it may use.
+    pause_share : float
+        Share of these from which on it starts nothing more.
+    """
+
+    @property
+    def server(self) -> Any:
+        """What links of this process are made of."""
+
+    @property
+    def address(self) -> str:
+        """Under which others reach the host."""
+
+    @property
+    def loop(self) -> Any:
+        """The event loop that the host is on."""
+
+    @property
+    def memory_limit(self) -> int | None:
+        """Bytes that it may use."""
+
+    @property
+    def pause_share(self) -> float:
+        """Share of its memory limit from which on it starts nothing more."""
+
+    def is_busy(self) -> bool:
+        """Return whether tasks are running."""
+
+    def is_connected(self) -> bool:
+        """Return whether the directory can be told something."""
+
+    def serve(self, name: str, handler: Callable[..., Awaitable[Any]]) -> None:
+        """Have messages of a name handled."""
+
+    def report(self, name: str, metric: Callable[[], Mapping[str, int]]) -> None:
+        """Have numbers shown with those of the worker."""
+
+    async def directory(self, method: str, **kwargs: Any) -> Any:
+        """Send a message to the directory."""
+
+
+class WorkerNode:
+    """A Dask worker as the host in it sees it.
+
+    Parameters
+    ----------
+    worker : distributed.Worker
+        The worker.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self.server: Any = worker
+
+    @property
+    def address(self) -> str:
+        """Under which others reach the host."""
+        address: str = self.server.address
+        return address
+
+    @property
+    def loop(self) -> Any:
+        """The event loop that the host is on."""
+        return self.server.loop
+
+    @property
+    def memory_limit(self) -> int | None:
+        """Bytes that it may use."""
+        limit: int | None = self.server.memory_manager.memory_limit
+        return limit
+
+    @property
+    def pause_share(self) -> float:
+        """Share of its memory limit from which on it starts nothing more."""
+        # False for never.
+        return self.server.memory_manager.memory_pause_fraction or 1.0
+
+    def is_busy(self) -> bool:
+        """Return whether tasks are running."""
+        return bool(self.server.state.executing_count)
+
+    def is_connected(self) -> bool:
+        """Return whether the scheduler can be told something."""
+        stream = self.server.batched_stream
+        return stream is not None and not stream.closed()
+
+    def serve(self, name: str, handler: Callable[..., Awaitable[Any]]) -> None:
+        """Have messages of a name handled."""
+        upstream.add_handlers(self.server, {name: handler})
+
+    def report(self, name: str, metric: Callable[[], Mapping[str, int]]) -> None:
+        """Have numbers shown with those of the worker."""
+        upstream.add_metric(self.server, name, lambda _: metric())
+
+    async def directory(self, method: str, **kwargs: Any) -> Any:
+        """Send a message to the directory."""
+        reply = await self.server.scheduler.daskps_directory(method=method, **kwargs)
+        return unpack_reply(reply, "the scheduler")["value"]

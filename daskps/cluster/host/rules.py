@@ -1,0 +1,88 @@
+"""The update rules of a store, and their kernels once somebody updates."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from daskps import config
+from daskps.cluster.host import copying
+from daskps.cluster.upstream import loads
+from daskps.optim import Rule, bind
+from daskps.shards.memory.publication import PAST_NBYTES
+from daskps.shards.rounds import words
+from daskps.usercode import user_code
+
+if TYPE_CHECKING:
+    from daskps.layout.arrays import Layout
+    from daskps.optim.binding import Bound
+
+
+class Rules:
+    """The rules of one store in one process.
+
+    Who only reads needs neither the rules nor a compiler: both come when asked for.
+
+    Parameters
+    ----------
+    layout : Layout
+        The store's layout.
+    pickled : bytes
+        The rules by parameter index.
+    """
+
+    def __init__(self, layout: Layout, pickled: bytes) -> None:
+        self._layout, self._pickled = layout, pickled
+        self._bound: dict[int, Bound | None] = {}
+        #: Parameters that share a rule share its kernels and scalars.
+        self._shared: dict[tuple[int, str], Bound] = {}
+
+    @cached_property
+    def by_index(self) -> dict[int, Rule]:
+        """Rules by parameter index."""
+        found: dict[int, Rule] = loads(self._pickled)
+        return found
+
+    @property
+    def slots(self) -> dict[int, tuple[float, ...]]:
+        """Initial values of the optimizer slots by parameter index."""
+        return {i: initial_slots(rule) for i, rule in self.by_index.items()}
+
+    @cached_property
+    def cache_dir(self) -> str:
+        """Where compiled functions are kept."""
+        return str(config.load().cache)
+
+    def get(self, index: int) -> Bound | None:
+        """Return the rule of a parameter, ready to apply; None where it has none."""
+        if index not in self._bound:
+            rule = self.by_index.get(index)
+            self._bound[index] = None if rule is None else self._bind(index, rule)
+        return self._bound[index]
+
+    def _bind(self, index: int, rule: Rule) -> Bound:
+        dtype = self._layout.parameters[index].dtype
+        key = id(rule), dtype
+        if key not in self._shared:
+            self._shared[key] = bind(rule, dtype, cache_dir=self.cache_dir)
+        return self._shared[key]
+
+    def warm(self, *, durable: bool) -> None:
+        """Compile what there is to compile, so that the first push finds it ready."""
+        copying.warm(self._layout.nbytes)
+        words.compiled(self.cache_dir)
+        nbytes = -(-self._layout.nbytes // self._layout.n_shards)
+        for index in self.by_index:
+            bound = self.get(index)
+            if bound is not None:
+                past = nbytes >= PAST_NBYTES
+                if not durable:
+                    bound.kernel.warm(past=past)
+                # Slots in private memory have two buffers during a run in rounds.
+                bound.kernel.warm(durable=True, past=past)
+
+
+def initial_slots(rule: Rule) -> tuple[float, ...]:
+    """Return the initial value of each optimizer slot of a rule."""
+    with user_code(f"the optimizer {type(rule).__name__}"):
+        return tuple(float(rule.slot_init.get(name, 0.0)) for name in rule.slots)

@@ -1,0 +1,245 @@
+"""What the directory and clients ask of a host besides pulls and pushes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.cluster.host.hosted import Slot, make_slots
+from daskps.cluster.host.rules import Rules
+from daskps.cluster.upstream import loads
+from daskps.cluster.wire.handlers import HOST
+from daskps.cluster.wire.messages import identity, pack_array, unpack_item
+from daskps.cluster.wire.wellformed import layout_of
+from daskps.errors import ProtocolError, PushRejectedError, StoreClosedError
+from daskps.init import fill
+from daskps.layout.arrays import counted
+from daskps.reduction import Node, check_reduce, leaf, reduce_all
+from daskps.shards.memory.segment import VERSION, Segment
+from daskps.shards.steps import ASSIGN, GRADIENT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from daskps.cluster.host.host import ShardHost
+
+logger = logging.getLogger(__name__)
+#: A compilation that takes longer is worth a line in the log.
+SLOW_COMPILE_SECONDS = 1.0
+
+
+@HOST.handles("hello")
+async def hello(host: ShardHost) -> dict[str, Any]:
+    """Say which protocol this host speaks."""
+    return identity()
+
+
+@HOST.handles("create", user_code=True)
+async def create(
+    host: ShardHost,
+    *,
+    store: str,
+    name: str,
+    layout: Mapping[str, Any],
+    shards: Sequence[int],
+    pickled: tuple[bytes, bytes],
+    cluster: str,
+) -> list[tuple[int, str, int, int]]:
+    """Make shards of a new store and fill them from their initializers.
+
+    `pickled` are the update rules, and initializers with their seed. Compiles the
+    update loops, so that the first push finds them ready. Returns shard, name, bytes
+    and nonce of the memory that other processes may map.
+    """
+    made = layout_of(layout)
+    if not all(0 <= shard < made.n_shards for shard in shards):
+        raise ProtocolError(f"shards {shards!r:.60} of the {made.n_shards} of a store")
+    rules, fills = pickled
+
+    def build() -> list[Slot]:
+        bound, memory = Rules(made, rules), host.memory(cluster)
+        began = time.perf_counter()
+        bound.warm(durable=memory is not None)
+        _log_compile(host, name, time.perf_counter() - began)
+        slots = make_slots(memory, bound, name=name, layout=made, shards=shards)
+        try:
+            initializers, seed = loads(fills)
+            for slot in slots:
+                _fill(slot.shard.segment, initializers, seed)
+        except BaseException:
+            for slot in slots:
+                slot.close()
+            raise
+        return slots
+
+    built = await host.in_thread(build)
+    if store in host.dropped or host.leaves():
+        for slot in built:
+            slot.close()
+        raise StoreClosedError(
+            f"store {name!r} was undone or freed, or the worker closed, while worker "
+            f"{host.worker.address} made its shards"
+        )
+    for slot in built:
+        host.slots.setdefault((store, slot.index), slot)
+    nbytes = sum(slot.nbytes for slot in built)
+    where = host.worker.address
+    logger.info(
+        "%s made %s of store %r, %d bytes",
+        where,
+        counted(len(built), "shard"),
+        name,
+        nbytes,
+    )
+    return [
+        (slot.index, b.name, b.nbytes, b.nonce)
+        for slot in built
+        if (b := slot.block) is not None
+    ]
+
+
+def _fill(segment: Segment, initializers: Mapping[int, Any], seed: int) -> None:
+    for piece, weights in zip(segment.pieces, segment.weights[0], strict=True):
+        if piece.parameter.index in initializers:
+            fill(
+                weights,
+                initializers[piece.parameter.index],
+                name=piece.parameter.name,
+                shape=piece.parameter.shape,
+                seed=seed,
+                start=piece.start,
+            )
+
+
+def _log_compile(host: ShardHost, name: str, seconds: float) -> None:
+    if seconds > SLOW_COMPILE_SECONDS:
+        logger.info(
+            "%s compiled the optimizer of store %r in %.1f s; the cache directory "
+            "keeps the result for other processes and later stores",
+            host.worker.address,
+            name,
+            seconds,
+        )
+
+
+@HOST.handles("load")
+async def load(
+    host: ShardHost, store: str, items: Sequence[tuple[int, int, int, Any]]
+) -> None:
+    """Write initial values into shards nobody can see yet; repeating it is harmless."""
+
+    def write() -> None:
+        for shard, *packed in items:
+            slot = host.slot(store, shard)
+            item = unpack_item(slot.layout, shard, packed, kind=ASSIGN, codec=None)
+            weights = slot.shard.segment.weights[0][item.position]
+            weights[item.start : item.start + len(item.data)] = item.data
+
+    await host.in_thread(write)
+
+
+@HOST.handles("drop")
+async def drop(host: ShardHost, store: str) -> int:
+    """Free the shards of a store and end the calls that wait for them."""
+    host.dropped.append(store)
+    dropped = [host.slots.pop(key) for key in list(host.slots) if key[0] == store]
+    for slot in dropped:
+        host.drop(slot)
+    host.snapshots.drop(store)
+    if dropped:
+        nbytes = sum(slot.nbytes for slot in dropped)
+        logger.info(
+            "%s freed %s of store %r, %d bytes",
+            host.worker.address,
+            counted(len(dropped), "shard"),
+            dropped[0].name,
+            nbytes,
+        )
+    return len(dropped)
+
+
+@HOST.handles("give_up")
+async def give_up(host: ShardHost, store: str, token: str) -> None:
+    """Let a call go that waits for nobody any more."""
+    host.give_up(token)
+
+
+@HOST.handles("aggregate", user_code=True)
+async def aggregate(
+    host: ShardHost,
+    store: str,
+    contributions: Sequence[Sequence[tuple[int, int, Any]]],
+    reduce: bytes,
+) -> list[tuple[int, int, Any]]:
+    """Reduce contributions to the shards held here; the shards stay as they are.
+
+    Each contribution is a list of (shard, position, data); so is the result.
+    """
+    function = loads(reduce)
+    check_reduce(function)
+    if not contributions:
+        raise ProtocolError("a reduction of no contributions")
+
+    def work() -> list[tuple[int, int, Any]]:
+        keys = sorted({(s, p) for rows in contributions for s, p, _ in rows})
+        nodes: dict[int, Node] = {}
+        for rank, rows in enumerate(contributions):
+            arrays = []
+            for shard, position, data in rows:
+                layout, packed = host.slot(store, shard).layout, (position, 0, data)
+                item = unpack_item(layout, shard, packed, kind=GRADIENT, codec=None)
+                if len(item.data) != layout.pieces[shard][position].size:
+                    raise PushRejectedError(
+                        f"{len(item.data)} elements of a contribution to piece "
+                        f"{position} of shard {shard}, which has others as well"
+                    )
+                # Copied: a sum is made in place, and the caller may be this process.
+                arrays.append((keys.index((shard, position)), np.array(item.data)))
+            nodes[rank] = leaf(arrays, 1.0, function)
+        reduced = reduce_all(nodes, len(contributions), function)
+        return [(*keys[key], pack_array(array)) for key, array in reduced.items()]
+
+    found: list[tuple[int, int, Any]] = await host.in_thread(work)
+    return found
+
+
+@HOST.handles("versions")
+async def versions(host: ShardHost, store: str) -> list[tuple[int, int]]:
+    """Return (shard, version) of the shards held here."""
+    return [
+        (slot.index, int(slot.shard.segment.current.fixed[VERSION]))
+        for slot in host.of(store)
+    ]
+
+
+@HOST.handles("locked")
+async def locked(
+    host: ShardHost, store: str, shards: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Return shards held here that are locked, and the process that has locked each."""
+    slots = [s for i in shards if (s := host.slots.get((store, i))) is not None]
+    return [(slot.index, pid) for slot in slots if (pid := slot.locked_by())]
+
+
+@HOST.handles("stats")
+async def stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
+    """Return a row of counters per shard held here."""
+    return [
+        {
+            "shard": slot.index,
+            "worker": host.worker.address,
+            "generation": slot.shard.generation,
+            "version": slot.shard.segment.current.version,
+            "nbytes": slot.layout.shard_nbytes(slot.index),
+            "segment_nbytes": slot.nbytes,
+            "locked_reads": slot.locks_reads,
+            "pushes": slot.shard.n_pushes,
+            "duplicates": slot.shard.n_duplicates,
+            "parked": len(slot.shard.waiting),
+            "calls": host.n_calls,
+        }
+        for slot in host.of(store)
+    ]

@@ -1,0 +1,45 @@
+"""Loading the update loops of a store before its shards may come."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from daskps.cluster.host.rules import Rules
+from daskps.cluster.wire.handlers import HOST
+from daskps.cluster.wire.wellformed import layout_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from daskps.cluster.host.host import ShardHost
+
+#: How often a host looks whether its worker has nothing to do, in how many looks in a
+#: row that must be so, and after how many it no longer matters.
+LOOK_SECONDS = 0.1
+QUIET_LOOKS = 5
+MOST_LOOKS = 50
+
+
+@HOST.handles("warm")
+async def warm(host: ShardHost, layout: Mapping[str, Any], rules: bytes) -> None:
+    """Load the loops of a store in a thread, when the worker has nothing to do.
+
+    Not at once: the first tasks after a store was made, or a worker has come, would
+    share the interpreter with it. And in a thread of its own: those of the host serve
+    calls of other stores meanwhile.
+    """
+    made, quiet = layout_of(layout), 0
+    for _ in range(MOST_LOOKS):
+        if quiet == QUIET_LOOKS:
+            break
+        await asyncio.sleep(LOOK_SECONDS)
+        quiet = 0 if host.worker.is_busy() else quiet + 1
+    ready = partial(Rules(made, rules).warm, durable=True)
+    thread = ThreadPoolExecutor(1, thread_name_prefix="daskps-warm")
+    try:
+        await asyncio.get_running_loop().run_in_executor(thread, ready)
+    finally:
+        thread.shutdown(wait=False)

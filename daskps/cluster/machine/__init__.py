@@ -1,0 +1,1 @@
+"""What processes of one machine share: who is there, memory, locks, accounts."""

@@ -1,0 +1,235 @@
+"""The lock of a shard between the processes of a machine.
+
+A POSIX record lock on the segment's file: the kernel frees it when its holder dies,
+however that happens, and a fork does not inherit it. It is only ever tried, never
+waited for in the kernel. Who waits spins a little, then sleeps.
+
+Two words of the segment's header pass the turn on. ``HOLDER`` is the process that got
+the lock last and stays when it is released; ``WANTED`` is a process that waits. Who
+finds itself the last holder while another one waits puts its own number there, as the
+next to wait, and lets somebody else have the lock first, for :data:`GRACE` seconds at
+most: who waited may have died.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from daskps.cluster.machine.pauses import Pause
+from daskps.errors import IllegalStateError, ShardBusyError
+from daskps.shards.memory.segment import HEADER_WORDS, HOLDER, WANTED
+
+if TYPE_CHECKING:
+    from daskps.cluster.machine.mapping import Array, Mapped
+
+#: Seconds that a waiter spins before it sleeps.
+SPIN = 100e-6
+#: Seconds that the last holder waits for its successor.
+GRACE = 2e-3
+#: Another object in each forked child; asking the system for it takes longer.
+_process = object()
+
+
+class Lock(Protocol):
+    """The lock of one segment between the processes of a machine."""
+
+    @property
+    def holder(self) -> int:
+        """Process that has the lock, or had it last; 0 before the first."""
+
+    def held_by(self) -> int:
+        """Return the process that has the lock now, 0 where none has."""
+
+    def try_acquire(self) -> bool:
+        """Take the lock if it is free and it is not the turn of somebody who waits."""
+
+    def acquire(self, seconds: float) -> None:
+        """Take the lock, waiting so long at most, or raise ShardBusyError."""
+
+    def release(self) -> None:
+        """Give the lock back."""
+
+
+class Locked(Protocol):
+    """What a lock needs to know of the memory that it is for."""
+
+    name: str
+
+    @property
+    def file(self) -> Mapped:
+        """The file that carries the lock."""
+
+    @property
+    def buffer(self) -> Array:
+        """The memory, whose header passes the turn on."""
+
+
+class FileLock:
+    """The lock of one segment, as this process sees it.
+
+    Threads of one process exclude each other too, also by several locks of the same
+    file, but wait in no order.
+
+    Parameters
+    ----------
+    block : Block
+        Shared memory that holds a segment.
+
+    Raises
+    ------
+    IllegalStateError
+        If the block is private.
+    """
+
+    def __init__(self, block: Locked) -> None:
+        self._file, self._name = block.file, block.name
+        # Also keeps the file open after the block was freed.
+        # Not an array: reading a word of one takes three times as long.
+        self._words = block.buffer[: 8 * HEADER_WORDS].data.cast("q")
+        self._pid, self._process = os.getpid(), _process
+        self._has_passed = False
+
+    @property
+    def holder(self) -> int:
+        """Process that has the lock, or had it last; 0 before the first."""
+        return self._words[HOLDER]
+
+    def held_by(self) -> int:
+        """Return the process that has the lock now, also where it is stopped.
+
+        Returns
+        -------
+        int
+            Its id, as its own namespace knows it; 0 where nobody has the lock.
+        """
+        if not self._file.mutex.acquire(blocking=False):
+            return self._pid
+        try:
+            fcntl.lockf(self._file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+            fcntl.lockf(self._file.fd, fcntl.LOCK_UN, 1)
+        except (BlockingIOError, PermissionError):
+            return self.holder
+        finally:
+            self._file.mutex.release()
+        return 0
+
+    def try_acquire(self) -> bool:
+        """Take the lock if it is free and it is not the turn of somebody who waits.
+
+        Returns
+        -------
+        bool
+            Whether this process has it now. A turn is passed on once: the next try
+            counts whether or not somebody took it.
+
+        Raises
+        ------
+        IllegalStateError
+            In a process that was forked after the lock was made.
+        """
+        if self._is_turn_of_other() and not self._has_passed:
+            self._has_passed = True
+            return False
+        return self._try()
+
+    def acquire(self, seconds: float) -> None:
+        """Take the lock, waiting for it.
+
+        Parameters
+        ----------
+        seconds : float
+            How long to wait at most.
+
+        Raises
+        ------
+        ShardBusyError
+            If it was not free in time; the message names the holder's process.
+        IllegalStateError
+            In a process that was forked after the lock was made.
+        """
+        if self._is_turn_of_other():
+            start = time.perf_counter()
+            self._pass_on(min(seconds, GRACE))
+            self._wait(start, seconds)
+        elif not self._try():
+            self._wait(time.perf_counter(), seconds)
+
+    def release(self) -> None:
+        """Give the lock back.
+
+        Raises
+        ------
+        IllegalStateError
+            In a process that was forked after the lock was made.
+        """
+        if self._process is not _process:
+            raise _forked_error()
+        fcntl.lockf(self._file.fd, fcntl.LOCK_UN, 1)
+        self._file.mutex.release()
+
+    def _is_turn_of_other(self) -> bool:
+        if self._process is not _process:
+            raise _forked_error()
+        words, pid = self._words, self._pid
+        return words[HOLDER] == pid and words[WANTED] not in (0, pid)
+
+    def _try(self) -> bool:
+        if not self._file.mutex.acquire(blocking=False):
+            return False
+        try:
+            fcntl.lockf(self._file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+        except (BlockingIOError, PermissionError):
+            self._file.mutex.release()
+            return False
+        except BaseException:
+            # A signal's error may come when the lock has been taken.
+            try:
+                fcntl.lockf(self._file.fd, fcntl.LOCK_UN, 1)
+            finally:
+                self._file.mutex.release()
+            raise
+        self._words[HOLDER] = self._pid
+        if self._words[WANTED] == self._pid:
+            self._words[WANTED] = 0
+        self._has_passed = False
+        return True
+
+    def _pass_on(self, seconds: float) -> None:
+        """Let somebody else have the lock, and be the next who waits."""
+        words, pid = self._words, self._pid
+        words[WANTED] = pid
+        pause, end = Pause(SPIN), time.perf_counter() + seconds
+        while words[HOLDER] == pid and time.perf_counter() < end:
+            pause()
+
+    def _wait(self, start: float, seconds: float) -> None:
+        words, pause = self._words, Pause(SPIN)
+        while not self._try():
+            if words[WANTED] == 0:
+                words[WANTED] = self._pid
+            if time.perf_counter() - start > seconds:
+                if words[WANTED] == self._pid:
+                    words[WANTED] = 0
+                raise ShardBusyError(
+                    f"the shard in {self._name} stayed locked for {seconds:g} s by "
+                    f"process {self.holder} of this machine; look what holds that "
+                    f"process up, or give a longer timeout="
+                )
+            pause()
+
+
+def _forked_error() -> IllegalStateError:
+    return IllegalStateError(
+        "this lock was made before a fork; a child attaches to the memory itself"
+    )
+
+
+def _forked() -> None:
+    global _process
+    _process = object()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,196 @@
+"""Files mapped into this process, each opened once, for as long as a view of it lives.
+
+A process that closes *any* descriptor of a file drops *all* of its record locks on it.
+So whoever uses the same file in one process, the host that made it and a trainer that
+found it by name, shares one descriptor and one mapping; both end with the last array
+that looks at them, whoever held that.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.cluster.machine.presence import Inode, inode_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Mapped:
+    """One mapped file of this process.
+
+    Attributes
+    ----------
+    fd : int
+        Its only descriptor, for record locks.
+    nbytes : int
+        Its size.
+    is_owned : bool
+        Whether this process answers for the memory.
+    mutex : threading.Lock
+        Held by the thread that has, or tries to get, the record lock: the kernel
+        does not tell threads apart.
+    """
+
+    def __init__(self, fd: int, nbytes: int, is_owned: bool) -> None:
+        self.memory = _map(fd, nbytes)
+        self.fd, self.nbytes, self.is_owned = fd, nbytes, is_owned
+        self.inode = inode_of(fd)
+        self.mutex = threading.Lock()
+        self.n_leases = 0
+
+
+class _Lease:
+    """What all views of a mapping have as their base."""
+
+    __slots__ = ("__array_interface__", "_end", "_file")
+
+    def __init__(self, file: Mapped, end: Callable[[Mapped], None]) -> None:
+        array: Array = np.frombuffer(file.memory, np.uint8)
+        self.__array_interface__ = array.__array_interface__
+        # Not looked up when it ends: names of modules may be gone by then.
+        self._file, self._end = file, end
+
+    def __del__(self) -> None:
+        self._end(self._file)
+
+
+class Files:
+    """All mapped files of this process; safe for threads."""
+
+    def __init__(self) -> None:
+        self._files: dict[Inode, Mapped] = {}
+        self._lock = threading.Lock()
+        # A lease may end anywhere, also in a thread that holds the lock.
+        self._ended: deque[Mapped] = deque()
+
+    def add(self, fd: int, nbytes: int, is_owned: bool) -> tuple[Mapped, Array]:
+        """Map a file that was made just now and take over its descriptor.
+
+        Parameters
+        ----------
+        fd : int
+            The descriptor; stays the caller's where mapping fails.
+        nbytes : int
+            Size of the file.
+        is_owned : bool
+            Whether this process answers for the memory.
+
+        Returns
+        -------
+        Mapped
+            The file.
+        ndarray, shape (nbytes,), uint8
+            A view of all of it.
+        """
+        file = Mapped(fd, nbytes, is_owned)
+        with self._lock:
+            self._files[file.inode] = file
+            view = self._view(file)
+        self._clean()
+        return file, view
+
+    def find(
+        self, inode: Inode, open_file: Callable[[], tuple[int, int]]
+    ) -> tuple[Mapped, Array]:
+        """Return a file, and map it where this process does not have it.
+
+        Parameters
+        ----------
+        inode : tuple of int
+            Which file.
+        open_file : callable
+            Opens it; returns the descriptor, which is taken over, and the size.
+
+        Returns
+        -------
+        Mapped
+            The file.
+        ndarray, shape (nbytes,), uint8
+            A view of all of it.
+        """
+        try:
+            with self._lock:
+                file = self._files.get(inode)
+                if file is None:
+                    file = self._new(*open_file())
+                return file, self._view(file)
+        finally:
+            self._clean()
+
+    def _new(self, fd: int, nbytes: int) -> Mapped:
+        try:
+            file = Mapped(fd, nbytes, is_owned=False)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._files[file.inode] = file
+        return file
+
+    def _view(self, file: Mapped) -> Array:
+        file.n_leases += 1
+        return np.asarray(_Lease(file, self._end))
+
+    def _end(self, file: Mapped) -> None:
+        self._ended.append(file)
+        self._clean()
+
+    def _clean(self) -> None:
+        """Close what nobody looks at; who holds the lock does it for others."""
+        while self._ended and self._lock.acquire(blocking=False):
+            try:
+                while self._ended:
+                    self._end_one(self._ended.popleft())
+            finally:
+                self._lock.release()
+
+    def _end_one(self, file: Mapped) -> None:
+        file.n_leases -= 1
+        if not file.n_leases:
+            # Unmapped with its last reference; before 3.13 it has a second descriptor.
+            # It counts as ours until that is done, as the system counts it.
+            del file.memory
+            del self._files[file.inode]
+            os.close(file.fd)
+
+    def nbytes(self, owned: bool = False) -> int:
+        """Return the bytes mapped in this process, or those it answers for."""
+        files = list(self._files.values())
+        return sum(f.nbytes for f in files if f.is_owned or not owned)
+
+    def forked(self) -> None:
+        """Begin in a forked child, which has the mappings but owns nothing."""
+        self._lock = threading.Lock()
+        for file in self._files.values():
+            file.mutex = threading.Lock()
+            file.is_owned = False
+
+
+def _map(fd: int, nbytes: int) -> mmap.mmap:
+    if sys.version_info >= (3, 13):
+        return mmap.mmap(fd, nbytes, trackfd=False)
+    return mmap.mmap(fd, nbytes)
+
+
+#: Those of this process.
+FILES = Files()
+os.register_at_fork(after_in_child=FILES.forked)
+
+
+def mapped_nbytes() -> int:
+    """Return the bytes of shared memory that are mapped in this process."""
+    return FILES.nbytes()
+
+
+def owned_nbytes() -> int:
+    """Return the bytes of it that this process made or adopted."""
+    return FILES.nbytes(owned=True)

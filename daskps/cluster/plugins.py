@@ -1,0 +1,152 @@
+"""The hooks through which a scheduler gets its directory, and each worker its host."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from distributed.core import Status
+from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
+
+from daskps import config
+from daskps.cluster import upstream
+from daskps.cluster.directory.directory import Directory
+from daskps.cluster.host import (
+    adoption,
+    cuts,
+    leaving,
+    reductions,
+    runs,
+    stores,
+    warming,
+)
+from daskps.cluster.host.host import HOSTS, ShardHost
+from daskps.cluster.host.node import WorkerNode
+from daskps.cluster.keys import is_gradient
+from daskps.cluster.machine import accounting, exits
+from daskps.cluster.machine.machine import HERE, Machine
+from daskps.cluster.wire.handlers import HOST
+from daskps.kernels import threads
+
+if TYPE_CHECKING:
+    from distributed import Scheduler, Worker
+    from distributed.scheduler import WorkerState
+
+EXTENSION = "daskps-directory"
+#: What serves the messages of a host: each registers its handlers with `HOST`.
+SERVING = (adoption, stores, cuts, reductions, runs, warming)
+_UNFINISHED = (Status.closing, Status.closed, Status.failed)
+
+
+def _log_from_info_on(worker: Worker) -> None:
+    """Let `client.forward_logging("daskps")` have more than warnings.
+
+    What no logger of a worker lets through, Dask cannot forward. A level that somebody
+    has set stays; so does the level in a process of the user's own.
+    """
+    ours = logging.getLogger("daskps")
+    if ours.level == logging.NOTSET and not worker.address.startswith("inproc"):
+        ours.setLevel(logging.INFO)
+
+
+class HostPlugin(WorkerPlugin):
+    """Gives a worker its host. Registering it again changes nothing.
+
+    `cluster` is the scheduler's id, "" where who registers it does not know that.
+    `machine` is where the host shares memory with others.
+    """
+
+    name = "daskps-host"
+    idempotent = True
+
+    def __init__(self, cluster: str = "", machine: Machine = HERE) -> None:
+        self._cluster, self._machine = cluster, machine
+
+    def setup(self, worker: Worker) -> None:
+        """Create the host unless this worker has one."""
+        host = HOSTS.get(worker.address)
+        if host is None or host.worker.server is not worker:
+            host = ShardHost(WorkerNode(worker), HOST, self._machine)
+            HOSTS[worker.address] = host
+            accounting.begin(worker)
+            threads.allow(config.load().update_threads)
+            _log_from_info_on(worker)
+            upstream.shorten_failures()
+            exits.quicken(worker)
+        # Now, and not with its first shard: with its last member goes what is there,
+        # also memory of a worker that has died and that this one could adopt.
+        host.memory(self._cluster)
+
+    async def teardown(self, worker: Worker) -> None:
+        """Close the host when the worker closes.
+
+        Dask also tears a plugin down when one of the same name is added again, as
+        happens after a preload; the shards must survive that.
+        """
+        host = HOSTS.get(worker.address)
+        if host is None or worker.status not in _UNFINISHED:
+            return
+        try:
+            await leaving.leave(host, "was closed")
+        finally:
+            del HOSTS[worker.address]
+            if not HOSTS:
+                # The helpers end with the last host of this process.
+                threads.allow(1)
+
+
+class DirectoryPlugin(SchedulerPlugin):
+    """Gives a scheduler its directory. Registering it again changes nothing."""
+
+    name = "daskps-directory"
+    idempotent = True
+
+    async def start(self, scheduler: Scheduler) -> None:
+        """Make the directory, then give every worker, also later ones, its host."""
+        if EXTENSION not in scheduler.extensions:
+            scheduler.extensions[EXTENSION] = Directory(scheduler)
+        self._directory: Directory = scheduler.extensions[EXTENSION]
+        await scheduler.register_worker_plugin(
+            None,
+            upstream.dumps(HostPlugin(scheduler.id)),
+            name=HostPlugin.name,
+            idempotent=True,
+        )
+
+    async def close(self) -> None:
+        """Stop with the scheduler."""
+        self._directory.hosts.close()
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        """Hear of a worker that came."""
+        self._directory.adoptions.came()
+        self._directory.readiness.came(worker)
+        self._directory.litter.came(worker)
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+        """Hear of a worker that left."""
+        self._directory.worker_left(worker, "died or was removed")
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """Hear of a client that left."""
+        self._directory.client_left(client)
+
+    def transition(
+        self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """Hear of a task that is forgotten, and where gradients are computed."""
+        if finish == "forgotten":
+            self._directory.task_forgotten(key)
+        elif finish == "memory" and is_gradient(key) and "worker" in kwargs:
+            self._directory.runs.contributed(key[1], kwargs["worker"])
+
+    def restart(self, scheduler: Scheduler) -> None:
+        """Hear of `client.restart`."""
+        self._directory.restarted()
+
+    def valid_workers_downscaling(
+        self, scheduler: Scheduler, workers: list[WorkerState]
+    ) -> list[WorkerState]:
+        """Keep workers that hold shards: until shards can move, they must stay."""
+        busy = self._directory.busy_workers()
+        return [ws for ws in workers if ws.address not in busy]

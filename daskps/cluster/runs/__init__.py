@@ -1,0 +1,1 @@
+"""Runs as their client starts them, and the tasks of their trainers."""

@@ -1,0 +1,136 @@
+"""What a thread of a worker keeps for the graph tasks of one run."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.cluster.caller import routes
+from daskps.cluster.caller.client import ShardClient
+from daskps.cluster.caller.link import task_link
+from daskps.cluster.caller.routes import whole
+from daskps.cluster.caller.shard_map import Meta
+from daskps.cluster.host.host import HOSTS
+from daskps.cluster.runs.graph.shelf import Shelf
+from daskps.cluster.upstream import loads
+from daskps.cluster.wire.deadline import Deadline
+from daskps.cluster.wire.messages import Call
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from daskps.cluster.caller.routes import Target
+    from daskps.cluster.host.contributions import Place
+    from daskps.cluster.host.host import ShardHost
+    from daskps.codecs import Codec
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all tasks of one run have in common; travels to each worker once."""
+
+    uid: str
+    run: int
+    #: Number of parts P.
+    size: int
+    reduce: bytes
+    #: Pickled function of the store's `Meta` that makes a `Stepper`.
+    body: bytes
+    codec: Codec | None = None
+
+
+class Desk:
+    """What one thread of a worker needs for the tasks of a run."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.link = task_link()
+        self.worker: str = self.link.node.address
+        self.host: ShardHost = HOSTS[self.worker]
+        self.meta: Meta = self.shared("meta", self._find)
+        self.shards = ShardClient(self.link, self.meta)
+        self.reduce = loads(work.reduce)
+        self._stepper: Any = None
+        self.shelf = Shelf(
+            self.host, work.run, self.meta, reduce=self.reduce, codec=work.codec
+        )
+        self._weights: Weights = self.shared("weights", lambda: Weights(self.meta))
+
+    def shared(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Return what the run's tasks share on this worker, made the first time."""
+        return self.host.contributions.shared(self.work.run, key, make)
+
+    def _find(self) -> Meta:
+        find = self.link.directory("find", uid=self.work.uid)
+        return Meta(self.link.run(lambda: find))
+
+    @property
+    def stepper(self) -> Any:
+        """The user's function with its buffers, a copy of its own for each thread."""
+        if self._stepper is None:
+            self._stepper = loads(self.work.body)(self.meta)
+        return self._stepper
+
+    def read(self, place: Place) -> None:
+        """Read the round before a place into the stepper's buffers."""
+        self._weights.copy_to(self.stepper.target, place, partial(self._read, place))
+
+    def _read(self, place: Place, target: Target) -> None:
+        plan = routes.read(self.meta, target, None, self.call(clock=place.round))
+        what = f"the pull for round {place.round} of run {place.run}"
+        self.shards.call(plan.calls, plan.outs, Deadline(None, what))
+
+    def note(self, place: Place, receipts: Sequence[Any], first: bool) -> None:
+        """Keep the receipts of a round here and, with the first shard, where that is.
+
+        Each host's reduction has them: they outlive any worker, if there are two.
+        """
+        self.host.contributions.note(place.run, place.round, receipts)
+        if not first or self.meta.owners[0] == self.worker:
+            return
+        told = self.shards.control_at(
+            0, "note", run=place.run, number=place.round, receipts=receipts
+        )
+        self.link.run(lambda: told)
+
+    def call(self, **head: Any) -> Call:
+        """Return what a message of the run's one rank has in common."""
+        return Call(self.work.uid, (), run=self.work.run, rank=0, **head)
+
+
+class Weights:
+    """The parameters of one round, read once per worker for all its threads."""
+
+    def __init__(self, meta: Meta) -> None:
+        self._lock = threading.Lock()
+        self._target = whole(meta)
+        self._place: Place | None = None
+
+    def copy_to(
+        self, target: Target, place: Place, read: Callable[[Target], None]
+    ) -> None:
+        """Fill `target` with a round, which `read` is called for the first time.
+
+        Under the lock also the copy: a task that was given up long ago must not
+        read while another one fills the buffer with its round.
+        """
+        with self._lock:
+            if self._place != place:
+                self._place = None
+                read(self._target)
+                self._place = place
+            for shard, outs in target.outs.items():
+                for out, value in zip(outs, self._target.outs[shard], strict=True):
+                    np.copyto(out, value)
+
+
+def desk_of(work: Work) -> Desk:
+    """Return this thread's desk, which goes with the run."""
+    kept = HOSTS[task_link().node.address].contributions
+    key = ("desk", threading.get_ident())
+    desk: Desk = kept.shared(work.run, key, lambda: Desk(work))
+    return desk

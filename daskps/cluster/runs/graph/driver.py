@@ -1,0 +1,216 @@
+"""Driving a run's windows from the client, and beginning lost rounds anew."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any
+
+from daskps.cluster import upstream
+from daskps.cluster.caller.client import ShardClient
+from daskps.cluster.caller.shard_map import Meta
+from daskps.cluster.host.contributions import Place, Receipt
+from daskps.cluster.keys import anchor_key, work_key
+from daskps.cluster.runs.graph.epochs import Ledger
+from daskps.cluster.runs.graph.homes import Homes
+from daskps.cluster.runs.graph.windows import Graph, Schedule
+from daskps.errors import (
+    ClockError,
+    ContributionLostError,
+    RoundLostError,
+    RunCancelledError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from distributed import Future
+
+    from daskps.cluster.caller.link import Link
+    from daskps.cluster.runs.graph.context import Work
+    from daskps.cluster.runs.parts import Part
+
+logger = logging.getLogger(__name__)
+#: How often a round is begun anew before that is an error.
+MOST_TRIES = 5
+#: Seconds between two reports of progress.
+PROGRESS_SECONDS = 0.1
+#: What a round is begun anew for: a contribution or a part of the data went with a
+#: worker, or a task ran again when its round was long complete.
+RETRIED = (ContributionLostError, ClockError, CancelledError)
+Listener = Callable[[dict[str, Any]], Awaitable[bool]]
+
+
+class GraphRun:
+    """The rounds of one run.
+
+    Parameters
+    ----------
+    link : Link
+        The client's way to the cluster.
+    work : Work
+        What all its tasks have in common.
+    parts : list of Part
+        The data of each rank.
+    schedule : Schedule
+        Which ranks deliver when.
+    listen : callable
+        Awaited with every event; says of an epoch whether to stop.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        work: Work,
+        *,
+        parts: Sequence[Part],
+        schedule: Schedule,
+        listen: Listener,
+    ) -> None:
+        self.link, self.client, self.listen = link, link.client, listen
+        self.work, self.schedule = work, schedule
+        self.homes = Homes(link, parts, work.run)
+        self._ledger = Ledger(self.schedule)
+        self._attempt = 0
+        self._told = 0.0
+        self._stopped = False
+        self._futures: list[list[Future[Any]]] = []
+        self._anchors: list[Future[Any]] = []
+        #: The future of `work`.
+        self._shared: list[Future[Work]] = []
+
+    async def results(self) -> list[Any]:
+        """Run all rounds; return nothing per rank."""
+        self.meta = Meta(await self.link.directory("find", uid=self.work.uid))
+        self._shards = ShardClient(self.link, self.meta)
+        key = work_key(self.work.run)
+        self._shared += [self.client.submit(_same, self.work, key=key, pure=False)]
+        self._anchors += [
+            upstream.future_of(self.client, anchor_key(self.meta.uid, shard))
+            for shard in range(self.meta.layout.n_shards)
+        ]
+        await self.homes.settle()
+        if not self.schedule.per_epoch:
+            # No rows at all: each epoch is over at once.
+            for epoch in range(self.schedule.epochs):
+                if await self.listen(self._ledger.end(epoch)):
+                    break
+            return []
+        tries, at = 0, 0
+        while at < self.schedule.n_rounds and not self._stopped:
+            try:
+                await self._window(at)
+            except RETRIED as error:
+                await self._begin_anew(error)
+                tries = tries + 1 if self._ledger.round == at else 0
+                if tries > MOST_TRIES:
+                    raise await self._lost(error) from error
+            at = self._ledger.round
+        await self.listen({"moved": self._ledger.moved})
+        return []
+
+    async def _window(self, start: int) -> None:
+        """Submit a window and enter its rounds as they come."""
+        window = self.schedule.window(start)
+        self._futures = self._graph(window).submit(self.client)
+        for number, futures in zip(window, self._futures, strict=True):
+            for future in futures:
+                await upstream.computed(future)
+            await self._progress(number + 1)
+        await self._enter(window.stop)
+        # Before the next window goes out: the scheduler is to hold one at a time.
+        self._release()
+        await asyncio.sleep(0)
+
+    def _graph(self, window: range) -> Graph:
+        graph = Graph(
+            self._shared[0],
+            self.meta.name,
+            hosts=self.meta.hosts,
+            anchors=self._anchors,
+            parts=self.homes.payloads,
+            homes=self.homes.workers,
+        )
+        for number in window:
+            place = Place(self.work.run, self._attempt, number)
+            graph.add(place, self.schedule.ranks(number))
+        return graph
+
+    async def _progress(self, clock: int) -> None:
+        now = time.monotonic()
+        if now - self._told >= PROGRESS_SECONDS:
+            self._told = now
+            await self._tell(clock)
+
+    async def _tell(self, clock: int) -> None:
+        loss = self._ledger.loss
+        await self.listen({"clock": clock, "slowest": clock, "loss": loss})
+
+    async def _enter(self, stop: int) -> None:
+        """Enter the rounds before `stop`, which are complete on all shards.
+
+        Their receipts are where the first shard is; where that has moved, with the
+        other shards. The results of their tasks may be anywhere, and go with any worker.
+        """
+        about: dict[str, Any] = {"run": self.work.run, "since": self._ledger.round}
+        found = dict(await self._shards.control_at(0, "receipts", **about))
+        if not found.keys() >= set(range(self._ledger.round, stop)):
+            for rows in await self._shards.control("receipts", **about):
+                found.update(rows)
+        for number, receipts in sorted(found.items()):
+            if number != self._ledger.round or number >= stop:
+                continue
+            if event := self._ledger.add([Receipt(*row) for row in receipts]):
+                await self._tell(self._ledger.round)
+                self._stopped = await self.listen(event) or self._stopped
+
+    # -- when something was lost ---------------------------------------------
+
+    async def _begin_anew(self, error: BaseException) -> None:
+        """Find out where the shards are, and go on from there."""
+        rows = await self._shards.control("rounds", run=self.work.run)
+        now = min(n for row in rows for n in row)
+        if now < 0:
+            raise RunCancelledError(f"run {self.work.run} is over") from error
+        await self._enter(now)
+        self._release()
+        self._attempt += 1
+        logger.warning(
+            "daskps: round %d of a run on store %r is begun anew: %s",
+            now,
+            self.meta.name,
+            error,
+        )
+        await self.listen({"retried": now})
+        await self.homes.settle()
+
+    async def _lost(self, error: BaseException) -> RoundLostError:
+        """Name a shard that is furthest behind."""
+        rows = await self._shards.control("rounds", run=self.work.run)
+        held = zip(self.meta.hosts.values(), rows, strict=True)
+        behind = [(n, i) for of, row in held for i, n in zip(of, row, strict=True)]
+        _, shard = min(behind)
+        return RoundLostError(
+            self.meta.name, shard, self.meta.owners[shard], str(error)
+        )
+
+    def cancel(self) -> None:
+        """Tell Dask that nobody wants the run any more."""
+        self._release()
+        # In place: frames of an error's traceback may hold the lists.
+        self._anchors.clear()
+        self._shared.clear()
+        self.homes.clear()
+
+    def _release(self) -> None:
+        for row in self._futures:
+            for future in row:
+                upstream.release(future)
+        self._futures = []
+
+
+def _same(value: Any) -> Any:
+    return value

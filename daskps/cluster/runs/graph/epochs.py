@@ -1,0 +1,96 @@
+"""What the rounds of a graph run say of its epochs."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from daskps.cluster.host.contributions import Receipt
+    from daskps.cluster.runs.graph.windows import Schedule
+
+
+#: Rows whose losses tell what a rank has begun with.
+FIRST_ROWS = 64
+
+
+def first_batches(
+    so_far: tuple[float, int], loss_sum: float | None, rows: int
+) -> tuple[float, int]:
+    """Add a batch to the first ones of a rank, until these have enough rows."""
+    total, n = so_far
+    if loss_sum is None or n >= FIRST_ROWS:
+        return so_far
+    return total + loss_sum, n + rows
+
+
+class Ledger:
+    """Losses and rows of the epoch in progress, by rank, added in order of the rounds.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        The run's rounds.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        #: The round whose receipts are wanted next.
+        self.round = 0
+        self.moved = 0
+        self._began = time.monotonic()
+        self._first = [(0.0, 0)] * len(schedule.groups)
+        self._clear()
+
+    def _clear(self) -> None:
+        n = len(self._schedule.groups)
+        self._rows, self._losses = [0] * n, [0.0] * n
+        self._has_loss = [False] * n
+
+    def add(self, receipts: Sequence[Receipt]) -> dict[str, Any] | None:
+        """Enter the next round; return the epoch it has ended, if it has."""
+        for receipt in receipts:
+            self._rows[receipt.rank] += receipt.rows
+            self.moved += receipt.moved
+            if receipt.loss_sum is not None:
+                self._losses[receipt.rank] += receipt.loss_sum
+                self._has_loss[receipt.rank] = True
+            first = self._first[receipt.rank]
+            self._first[receipt.rank] = first_batches(
+                first, receipt.loss_sum, receipt.rows
+            )
+        self.round += 1
+        epoch, within = divmod(self.round, self._schedule.per_epoch)
+        return None if within else self.end(epoch - 1)
+
+    @property
+    def loss(self) -> float | None:
+        """Mean loss over the rows entered of the epoch in progress."""
+        rows = sum(self._rows)
+        return sum(self._losses) / rows if rows and any(self._has_loss) else None
+
+    def end(self, epoch: int) -> dict[str, Any]:
+        """Return what the ranks report of an epoch that has ended."""
+        now = time.monotonic()
+        event = {
+            "epoch": epoch,
+            "reports": [
+                {
+                    "rank": rank,
+                    "rows": rows,
+                    "loss": loss if has_loss else None,
+                    "seconds": now - self._began,
+                    "lag": 0,
+                    "clock": self.round,
+                    "first": self._first[rank],
+                }
+                for rank, (rows, loss, has_loss) in enumerate(
+                    zip(self._rows, self._losses, self._has_loss, strict=True)
+                )
+            ],
+        }
+        self._began = now
+        self._clear()
+        return event

@@ -1,0 +1,111 @@
+"""Where the data of a graph run's ranks is."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from daskps.cluster import upstream
+from daskps.errors import NotEnoughWorkersError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from distributed import Future
+
+    from daskps.cluster.caller.link import Link
+    from daskps.cluster.runs.parts import Part
+
+#: How often data is sent anew because a worker died under it.
+MOST_TRIES = 5
+
+
+class Homes:
+    """Where the data of each rank is; brought back where it was lost.
+
+    Parameters
+    ----------
+    link : Link
+        The client's way to the cluster.
+    parts : list of Part
+        Data of each rank. Whoever made it may empty it once the run is over.
+    run : int
+        The run.
+    """
+
+    def __init__(self, link: Link, parts: Sequence[Part], run: int) -> None:
+        self._link, self._parts, self._run = link, parts, run
+        #: What tasks are given of each rank's data.
+        self.payloads: list[Any] = [None] * len(parts)
+        #: Worker that holds it, "" where that is anywhere.
+        self.workers: list[str] = [part.worker or "" for part in parts]
+        self._sent: dict[int, list[Future[Any]]] = {}
+
+    async def settle(self) -> None:
+        """Send what is on the client to a worker, contiguous ranks together."""
+        for tries in itertools.count(1):
+            try:
+                await self._settle()
+            except OSError:
+                # A worker died under it; the scheduler may have yet to hear of that.
+                if tries == MOST_TRIES:
+                    raise
+                await asyncio.sleep(0.1 * tries)
+            else:
+                return
+
+    async def _settle(self) -> None:
+        info = await self._link.node.scheduler.identity()
+        workers = list(info["workers"])
+        if not workers:
+            raise NotEnoughWorkersError(
+                "the cluster has no worker to train on; add some"
+            )
+        missing: dict[str, list[int]] = {}
+        for rank, part in enumerate(self._parts):
+            part.check(rank)
+            if any(not upstream.is_future(block) for block in part.blocks):
+                if not self._is_there(rank, workers):
+                    home = self._home(rank, part, workers)
+                    missing.setdefault(home, []).append(rank)
+            else:
+                self.payloads[rank] = part.payload(())
+                if self.workers[rank] not in workers:
+                    # Dask computes it again, wherever it likes.
+                    self.workers[rank] = ""
+        for home, ranks in missing.items():
+            await self._send(home, ranks)
+        await self._link.directory("trains_on", run=self._run, workers=self.workers)
+
+    def _home(self, rank: int, part: Part, workers: Sequence[str]) -> str:
+        """Return where to send the client's arrays: to the rest, if that is somewhere.
+
+        Else contiguous ranks go to one worker: their sums are formed there.
+        """
+        if any(part.futures) and self.workers[rank] in workers:
+            return self.workers[rank]
+        return workers[rank * len(workers) // len(self._parts)]
+
+    def _is_there(self, rank: int, workers: Sequence[str]) -> bool:
+        sent = self._sent.get(rank)
+        return (
+            sent is not None
+            and self.workers[rank] in workers
+            and all(future.status == "finished" for future in sent)
+        )
+
+    async def _send(self, home: str, ranks: Sequence[int]) -> None:
+        """Send the arrays of some ranks in one message."""
+        here = {rank: self._parts[rank].values for rank in ranks}
+        flat = [value for rank in ranks for value in here[rank]]
+        sent = iter(await upstream.scatter(self._link.client, flat, home))
+        for rank in ranks:
+            self._sent[rank] = [next(sent) for _ in here[rank]]
+            self.payloads[rank] = self._parts[rank].payload(self._sent[rank])
+            self.workers[rank] = home
+
+    def clear(self) -> None:
+        """Let go of the data."""
+        self._sent.clear()
+        self.payloads.clear()

@@ -1,0 +1,150 @@
+"""Fetching the contributions of one round for the shards of one host."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from typing import TYPE_CHECKING, Any
+
+from daskps import codecs
+from daskps.cluster.caller.client import gather
+from daskps.cluster.host.contributions import Parcel, sums_of
+from daskps.cluster.wire.messages import unpack_array
+from daskps.errors import ContributionLostError, StaleGenerationError
+from daskps.layout.arrays import compute_dtype
+from daskps.reduction import Node, Tree, cover, mean, reduce_all
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from daskps.cluster.host.contributions import Contribution, Receipt
+    from daskps.cluster.runs.graph.context import Desk
+    from daskps.cluster.runs.graph.duties import Reduction
+
+
+class Sums:
+    """The contributions of one round, from all workers to the shards of one host."""
+
+    def __init__(
+        self, desk: Desk, duty: Reduction, receipts: Sequence[Receipt]
+    ) -> None:
+        self.desk, self.place, self.shards = desk, duty.place, duty.shards
+        self.size = desk.work.size
+        self.receipts: dict[str, list[Receipt]] = {}
+        for receipt in sorted(receipts):
+            self.receipts.setdefault(receipt.worker, []).append(receipt)
+        self.ranks = {w: [r.rank for r in of] for w, of in self.receipts.items()}
+        delivering = {r.rank for r in receipts}
+        self.absent = set(range(self.size)) - delivering
+        self.nodes = {w: self._nodes(ranks) for w, ranks in self.ranks.items()}
+
+    def _nodes(self, ranks: Sequence[int]) -> list[tuple[int, int]]:
+        if callable(self.desk.reduce):
+            return [(rank, rank + 1) for rank in ranks]
+        return cover(set(ranks), self.absent, self.size)
+
+    def fetch(self) -> dict[int, dict[int, Any]]:
+        """Return the reduced arrays of each shard, by position of the piece."""
+        near = self._near()
+        if near:
+            found = self._found(near)
+            holds = self.desk.shelf.holds
+            if all(holds(c) for kept in near.values() for c in kept.values()):
+                return found
+        return self._found({})
+
+    def _near(self) -> dict[str, dict[int, Contribution]]:
+        """Return what other workers of this machine keep, where all of it is there."""
+        found = {}
+        for worker, receipts in self.receipts.items():
+            if worker != self.desk.worker:
+                kept = {r.rank: self.desk.shelf.find(r) for r in receipts}
+                whole = {rank: c for rank, c in kept.items() if c is not None}
+                if len(whole) == len(kept):
+                    found[worker] = whole
+        return found
+
+    def _found(
+        self, near: Mapping[str, Mapping[int, Contribution]]
+    ) -> dict[int, dict[int, Any]]:
+        link = self.desk.link
+        here = self.desk.worker
+        far = [w for w in self.ranks if w != here and w not in near]
+        started = link.start(lambda: gather(*map(self._ask, far))) if far else None
+        rows = {here: self._here(here)} if here in self.ranks else {}
+        empty = self.desk.host.scratch.empty
+        for worker, kept in near.items():
+            rows[worker] = sums_of(kept, self.shards, self.nodes[worker], empty)
+        if started is not None:
+            rows.update(zip(far, started.result(), strict=True))
+        reduced = {
+            shard: self._reduced(
+                [(w, self._opened(shard, rows[w][i])) for w in self.ranks]
+            )
+            for i, shard in enumerate(self.shards)
+        }
+        if near:
+            # What is one rank's alone may be a view of the other worker's memory.
+            for arrays in reduced.values():
+                for key, array in arrays.items():
+                    if not array.flags.writeable:
+                        arrays[key] = array.copy()
+        return reduced
+
+    def _opened(self, shard: int, parcels: Sequence[Parcel]) -> list[Node]:
+        layout, empty = self.desk.meta.layout, self.desk.host.scratch.empty
+        return [parcel.opened(layout, shard, empty) for parcel in parcels]
+
+    def _here(self, worker: str) -> list[list[Parcel]]:
+        return self.desk.host.contributions.sums(
+            self.place, self.shards, self.ranks[worker], self.nodes[worker]
+        )
+
+    async def _ask(self, worker: str) -> list[list[Parcel]]:
+        try:
+            shards = self.desk.meta.hosts.get(worker, ())
+            async with self.desk.shards.lookout.over(worker, shards, self.place.run):
+                rows = await self.desk.link.control(
+                    worker,
+                    "sums",
+                    place=astuple(self.place),
+                    shards=list(self.shards),
+                    ranks=self.ranks[worker],
+                    nodes=self.nodes[worker],
+                )
+        except (OSError, StaleGenerationError) as error:
+            raise ContributionLostError(
+                f"worker {worker} went with what it had computed for {self.place}; "
+                f"the round is begun anew"
+            ) from error
+        return [
+            [self._unpacked(shard, node) for node in row]
+            for shard, row in zip(self.shards, rows, strict=True)
+        ]
+
+    def _unpacked(self, shard: int, packed: tuple[str, float, Sequence[Any]]) -> Parcel:
+        name, scale, rows = packed
+        codec = codecs.named(name) if name else None
+        pieces = self.desk.meta.layout.pieces[shard]
+        arrays = {}
+        for p, _, data in rows:
+            numbers = compute_dtype(pieces[p].parameter.dtype)
+            arrays[p] = unpack_array(data, codec.dtype if codec else numbers)
+        return Parcel((arrays, {p: weight for p, weight, _ in rows}), codec, scale)
+
+    def _reduced(self, rows: Sequence[tuple[str, list[Node]]]) -> dict[int, Any]:
+        reduce = self.desk.reduce
+        pairs = [
+            (*span, node)
+            for worker, nodes in rows
+            for span, node in zip(self.nodes[worker], nodes, strict=True)
+        ]
+        if callable(reduce):
+            return reduce_all({lo: node for lo, _, node in pairs}, self.size, reduce)
+        empty = self.desk.host.scratch.empty
+        tree = Tree(self.size, empty)
+        for lo, hi, node in pairs:
+            tree.put_sum(lo, hi, node)
+        covered = {r for lo, hi, _ in pairs for r in range(lo, hi)}
+        for rank in self.absent - covered:
+            tree.put(rank, None)
+        return mean(tree.root(), empty) if reduce == "mean" else tree.root()[0]

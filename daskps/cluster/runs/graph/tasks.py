@@ -1,0 +1,135 @@
+"""The tasks of graph execution: one gradient per part, one reduction per host.
+
+A gradient task reads the last complete round, calls the user's function and leaves
+what comes out on its worker. A reduction task fetches its own slices of that, whole
+subtrees of the rank tree already summed, and has its shards apply them: it is the one
+rank of the shards' run. Both may run twice: a read asks for exactly its round, and a
+shard takes each round once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from daskps.cluster.caller import routes
+from daskps.cluster.host.contributions import Receipt
+from daskps.cluster.runs.graph.context import Work, desk_of
+from daskps.cluster.runs.graph.sums import Sums
+from daskps.cluster.wire.deadline import Deadline
+from daskps.cluster.wire.messages import Part
+from daskps.errors import ConsistencyError
+from daskps.shards.steps import NOTHING, Item
+from daskps.usercode import user_code
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from daskps.cluster.caller.routes import Delivery
+    from daskps.cluster.runs.graph.duties import Duty, Reduction
+
+
+def compute_gradient(work: Work, duty: Duty, part: Any, after: Any) -> Receipt:
+    """Compute one rank's contribution to a round and leave it on this worker.
+
+    Parameters
+    ----------
+    work : Work
+        The run.
+    duty : Duty
+        The round and the rank.
+    part : object
+        The rank's data.
+    after : object
+        Tokens of the round before: this round begins when that is complete.
+
+    Returns
+    -------
+    Receipt
+        Where the contribution is.
+    """
+    desk = desk_of(work)
+    place, rank = duty.place, duty.rank
+    try:
+        desk.host.contributions.begin(place)
+        desk.read(place)
+        # What it takes from the part may be the user's code too.
+        with user_code("the trainer"):
+            found: Delivery = desk.stepper(part, rank, place.round, desk.shared)
+        kept = desk.shelf.keep(found)
+    except Exception as error:
+        if not isinstance(error, ConsistencyError):
+            error.add_note(
+                f"raised in trainer {rank} of {work.size} at clock {place.round}"
+            )
+        raise
+    desk.host.contributions.leave(place, rank, kept)
+    return Receipt(
+        rank,
+        desk.worker,
+        found.kind if found.arrays else None,
+        found.rows,
+        found.loss_sum,
+        duty.home not in ("", desk.worker),
+        kept.spot,
+    )
+
+
+def reduce_round(
+    work: Work, duty: Reduction, anchors: Any, receipts: Sequence[Receipt]
+) -> int:
+    """Reduce a round for the shards of one host and have them apply it.
+
+    Parameters
+    ----------
+    work : Work
+        The run.
+    duty : Reduction
+        The round and the shards.
+    anchors : object
+        Their anchors, which place this task.
+    receipts : sequence of Receipt
+        Where the contributions are; ranks without one sit the round out.
+
+    Returns
+    -------
+    int
+        The number of the round: a token on which the next one depends.
+
+    Raises
+    ------
+    ContributionLostError
+        When a contribution is gone; the round is begun anew.
+    """
+    desk, place = desk_of(work), duty.place
+    # The host that owns them, not the place of an anchor: the step is forwarded.
+    sums = Sums(desk, duty, receipts)
+    found = sums.fetch()
+    kinds = {r.kind for r in receipts if r.kind}
+    if len(kinds) > 1:
+        raise ConsistencyError(
+            f"round {place.round} has contributions of kinds {sorted(kinds)}; all "
+            f"trainers of a run must send the same kind"
+        )
+    weighs = sum(r.rows for r in receipts) > 0
+    parts = {
+        shard: Part(
+            shard,
+            items=tuple(Item(p, 0, a) for p, a in arrays.items()) if weighs else (),
+        )
+        for shard, arrays in found.items()
+    }
+    call = desk.call(
+        kind=kinds.pop() if kinds else NOTHING,
+        clock=place.round,
+        tick=True,
+        sequence=place.round,
+        weight=float(weighs),
+        given=True,
+    )
+    calls = routes.by_host(desk.meta, parts, call)
+    # Before the round is applied: of a round that is complete, they are there.
+    told = [tuple(r._replace(spot=None)) for r in sorted(receipts)]
+    desk.note(place, told, 0 in duty.shards)
+    deadline = Deadline(None, f"round {place.round} of run {work.run}")
+    desk.shards.call(calls, {}, deadline)
+    return place.round

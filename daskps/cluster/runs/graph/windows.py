@@ -1,0 +1,147 @@
+"""The rounds of a run as task graphs, a window of them at a time.
+
+Inside a window the rounds are chained; the first tasks of a window depend on no round
+before it, and go out when the window before is done. One long chain would keep every
+ancestor alive on the scheduler, four tasks a round for ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+
+from daskps.cluster import upstream
+from daskps.cluster.keys import gradient_key, reduction_key
+from daskps.cluster.runs.graph.duties import Duty, Reduction
+from daskps.cluster.runs.graph.tasks import compute_gradient, reduce_round
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from distributed import Client, Future
+
+    from daskps.cluster.host.contributions import Place
+    from daskps.cluster.runs.graph.context import Work
+
+#: Rounds submitted together.
+WINDOW = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Which ranks deliver in which round.
+
+    Parameters
+    ----------
+    epochs : int
+        Number of epochs.
+    per_epoch : int
+        Rounds of an epoch: those of the rank with the most.
+    groups : sequence of int
+        For each rank the rounds of an epoch in which it delivers, from the first on.
+    gated : bool
+        Whether somebody decides after each epoch if there is another.
+    """
+
+    epochs: int
+    per_epoch: int
+    groups: Sequence[int]
+    gated: bool
+
+    @property
+    def n_rounds(self) -> int:
+        """Rounds of the whole run."""
+        return self.epochs * self.per_epoch
+
+    def ranks(self, number: int) -> list[int]:
+        """Return the ranks that deliver in a round."""
+        within = number % self.per_epoch
+        return [rank for rank, n in enumerate(self.groups) if within < n]
+
+    def window(self, start: int) -> range:
+        """Return the rounds to submit together from `start` on."""
+        stop = min(start + WINDOW, self.n_rounds)
+        if self.gated:
+            stop = min(stop, (start // self.per_epoch + 1) * self.per_epoch)
+        return range(start, stop)
+
+
+class Graph:
+    """The graph of one window.
+
+    Parameters
+    ----------
+    work : Future
+        Of the run's `Work`.
+    name : str
+        Name of the store.
+    hosts : mapping of str to list of int
+        Shards of each host.
+    anchors : sequence of Future
+        Anchor of each shard.
+    parts : sequence
+        Data of each rank: a future, or something made of futures.
+    homes : sequence of str
+        Worker of each rank's data, "" for any.
+    """
+
+    def __init__(
+        self,
+        work: Future[Work],
+        name: str,
+        *,
+        hosts: Mapping[str, Sequence[int]],
+        anchors: Sequence[Future[Any]],
+        parts: Sequence[Any],
+        homes: Sequence[str],
+    ) -> None:
+        self.work, self.name, self.hosts = work, name, hosts
+        self.anchors, self.parts, self.homes = anchors, parts, homes
+        self.layers: dict[str, MaterializedLayer] = {}
+        #: Keys of each round's reductions, in order of the hosts.
+        self.tokens: list[list[Any]] = []
+
+    def add(self, place: Place, ranks: Sequence[int]) -> None:
+        """Chain a round to those before it; another may follow, now or later."""
+        after = self.tokens[-1] if self.tokens else []
+        by_home: dict[str, dict[Any, Any]] = {}
+        keys = []
+        for rank in ranks:
+            home = self.homes[rank]
+            key = gradient_key(_numbers(place), rank)
+            args = (self.work, Duty(place, rank, home), self.parts[rank], after)
+            by_home.setdefault(home, {})[key] = (compute_gradient, *args)
+            keys.append(key)
+        for home, tasks in by_home.items():
+            self._layer(f"gradient-{place.round}-{home}", tasks, home)
+        tokens = []
+        for host, shards in self.hosts.items():
+            key = reduction_key(self.name, shards[0], _numbers(place))
+            duty = Reduction(place, tuple(shards))
+            anchors = [self.anchors[i] for i in shards]
+            task = (reduce_round, self.work, duty, anchors, keys)
+            self._layer(f"reduce-{place.round}-{host}", {key: task}, host, priority=1)
+            tokens.append(key)
+        self.tokens.append(tokens)
+
+    def _layer(self, name: str, tasks: Any, worker: str, **annotations: Any) -> None:
+        if worker:
+            # Loose: a task for one worker only waits for ever once that has left.
+            annotations |= {"workers": [worker], "allow_other_workers": True}
+        self.layers[name] = MaterializedLayer(tasks, annotations=annotations)
+
+    def submit(self, client: Client) -> list[list[Future[Any]]]:
+        """Submit the window; return the futures of its reductions, round by round.
+
+        One for each round, for its progress, and of the last round all.
+        """
+        graph = HighLevelGraph(self.layers, {name: set() for name in self.layers})
+        wanted = [tokens[:1] for tokens in self.tokens[:-1]] + [self.tokens[-1]]
+        found: list[list[Future[Any]]] = upstream.submit_graph(client, graph, wanted)
+        return found
+
+
+def _numbers(place: Place) -> tuple[int, int, int]:
+    return place.run, place.attempt, place.round

@@ -1,0 +1,231 @@
+"""Starting the trainers of a run, hearing from them, and ending it whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from daskps.cluster import upstream
+from daskps.cluster.runs.graph.context import Work
+from daskps.cluster.runs.graph.driver import GraphRun
+from daskps.cluster.runs.resident import LAST_WORDS_SECONDS, Trainers
+from daskps.cluster.wire.messages import unpack_error
+from daskps.consistency import SSP
+from daskps.errors import RunCancelledError
+
+if TYPE_CHECKING:
+    from daskps.cluster.caller.link import Link
+    from daskps.cluster.runs.spec import Launch
+
+logger = logging.getLogger(__name__)
+Listener = Callable[[dict[str, Any]], Awaitable[Any]]
+#: When it is said that a run cannot begin yet, as a shard is away.
+SAY_SECONDS = 5.0
+
+
+async def launch(
+    link: Link, spec: Launch, listen: Listener, began: Callable[[int], None]
+) -> list[Any]:
+    """Run the trainers to their end.
+
+    Parameters
+    ----------
+    link : Link
+        The client's way to the cluster.
+    spec : Launch
+        What to run.
+    listen : callable
+        Awaited with every event of the run and with new clocks.
+    began : callable
+        Called with the run's id.
+
+    Returns
+    -------
+    list
+        What each trainer's body returned, in rank order.
+
+    Raises
+    ------
+    Exception
+        The first error of a trainer's own code; else why the run was fenced.
+    """
+    body, reduce = _pickled(spec)
+    await upstream.connected(link.client)
+    saying = asyncio.ensure_future(_say_away(link, spec))
+    try:
+        run = await _opened(link, _open(link, spec, reduce))
+    finally:
+        saying.cancel()
+    began(run)
+    trainers: Trainers | GraphRun
+    if spec.graph:
+        work = Work(spec.uid, run, len(spec.parts), reduce, body, spec.codec)
+        trainers = GraphRun(
+            link, work, parts=spec.parts, schedule=spec.graph, listen=listen
+        )
+    else:
+        trainers = Trainers(link, spec, run, body)
+    try:
+        return await _followed(trainers.results(), _News(link, run, listen))
+    except BaseException as error:
+        reason = f"cancelled by its caller ({type(error).__name__})"
+        try:
+            await link.wind_up(link.over("fence_run", run=run, reason=reason))
+        finally:
+            # Also where the caller is cancelled once more.
+            trainers.cancel()
+        raise
+    finally:
+        await link.wind_up(link.over("close_run", run=run))
+
+
+async def _open(link: Link, spec: Launch, reduce: bytes) -> int:
+    """Have the directory begin a run on all shards; return its id."""
+    staleness = spec.policy.staleness if isinstance(spec.policy, SSP) else 0
+    run: int = await link.directory(
+        "open_run",
+        uid=spec.uid,
+        begin={
+            "policy": (spec.policy.name, staleness),
+            "n_ranks": spec.n_ranks,
+            "reduce": upstream.dumps("sum") if spec.graph else reduce,
+            "reset": spec.reset,
+            "codec": spec.codec.name if spec.codec else "",
+        },
+        client=link.client.id,
+        size=len(spec.parts),
+        restartable=spec.restartable,
+        gated=spec.gated,
+        graph=spec.graph is not None,
+    )
+    return run
+
+
+async def _say_away(link: Link, spec: Launch) -> None:
+    """Say why a run cannot begin, once that takes long."""
+    await asyncio.sleep(SAY_SECONDS)
+    located = await link.directory("locate", uid=spec.uid)
+    for shard, why in sorted(located["waits"])[:1]:
+        worker = located["owners"][shard]
+        logger.warning(
+            "daskps: a run on store %r waits to begin: shard %d is away, for worker "
+            "%s %s",
+            *(spec.name, shard, worker, why),
+        )
+
+
+async def _opened(link: Link, opening: Coroutine[Any, Any, int]) -> int:
+    """Await the run's id; a caller cancelled meanwhile leaves no run behind."""
+    task = asyncio.ensure_future(opening)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+
+        async def close_late() -> None:
+            # Without a limit: a host may take as long as it likes to begin a run,
+            # and until then nobody else can train the store.
+            await link.over("close_run", run=await task)
+
+        await link.wind_up(close_late())
+        raise
+
+
+async def _followed(results: Awaitable[list[Any]], news: _News) -> list[Any]:
+    """Await what the trainers return, and tell what the directory says meanwhile."""
+    watch = asyncio.ensure_future(news.follow())
+    work = asyncio.ensure_future(results)
+    try:
+        await _first_error(work, watch)
+        await news.rest(watch)
+        return work.result()
+    finally:
+        for task in (work, watch):
+            task.cancel()
+        await asyncio.gather(work, watch, return_exceptions=True)
+
+
+def _pickled(spec: Launch) -> tuple[bytes, bytes]:
+    """Return the functions of the user, pickled: before anything is started."""
+    try:
+        return upstream.dumps(spec.body), upstream.dumps(spec.reduce)
+    except Exception as error:
+        raise TypeError(
+            f"the function to train with cannot be pickled ({error}); define it at "
+            f"module level or without open files, locks and clients"
+        ) from error
+
+
+async def _first_error(work: asyncio.Future[Any], watch: asyncio.Future[Any]) -> None:
+    """Wait for the results; a fence without an error of its own says why."""
+    await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+    # Where the directory fenced the run, the trainer that is the reason may still be
+    # about to report its own exception, which says more; where a trainer was fenced,
+    # the directory knows why. An error of the user's callbacks is its own reason.
+    if work.done():
+        if isinstance(work.exception(), RunCancelledError):
+            await asyncio.wait({watch}, timeout=LAST_WORDS_SECONDS)
+    elif isinstance(watch.exception(), RunCancelledError):
+        await asyncio.wait({work}, timeout=LAST_WORDS_SECONDS)
+    own = work.exception() if work.done() else None
+    if own is not None and not isinstance(own, RunCancelledError):
+        raise own
+    if watch.done() and (error := watch.exception()):
+        raise error
+    if own is not None:
+        raise own
+
+
+class _News:
+    """What the directory says of a run, told to who listens, all of it and once."""
+
+    def __init__(self, link: Link, run: int, listen: Listener) -> None:
+        self.link, self.run, self.listen = link, run, listen
+        self._seen, self._clock, self._slowest = 0, 0, 0
+        self._telling = asyncio.Lock()
+
+    async def follow(self) -> None:
+        """Tell all news until the run is fenced, which raises."""
+        while True:
+            news = await self._ask(10.0)
+            async with self._telling:
+                await self._tell(news)
+            if news["error"] is not None:
+                raise unpack_error(news["error"])
+            # News of clocks come with every report; ten a second are enough.
+            await asyncio.sleep(0 if news["events"] else 0.1)
+
+    async def rest(self, follower: asyncio.Future[None]) -> None:
+        """Tell what is left once all trainers have ended."""
+        async with self._telling:
+            if not follower.done():
+                follower.cancel()
+            elif error := follower.exception():
+                raise error
+            await self._tell(await self._ask(0.0))
+
+    async def _ask(self, wait_seconds: float) -> dict[str, Any]:
+        news: dict[str, Any] = await self.link.directory(
+            "watch",
+            run=self.run,
+            seen=self._seen,
+            clock=self._clock,
+            slowest=self._slowest,
+            wait_seconds=wait_seconds,
+        )
+        return news
+
+    async def _tell(self, news: dict[str, Any]) -> None:
+        for event in news["events"]:
+            self._seen += 1
+            if "away" in event:
+                logger.warning("daskps: run %d waits: %s", self.run, event["away"])
+            else:
+                await self.listen(event)
+        clock, slowest = news["clock"], news["slowest"]
+        if clock > self._clock or slowest > self._slowest:
+            self._clock, self._slowest = clock, slowest
+            await self.listen(
+                {"clock": clock, "slowest": slowest, "loss": news["loss"]}
+            )

@@ -1,0 +1,164 @@
+"""Where a trainer's data lies on the cluster, and how its tasks get it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from distributed import Client, Future
+
+from daskps.cluster import upstream
+from daskps.errors import RunCancelledError
+
+if TYPE_CHECKING:
+    from daskps.cluster.caller.link import Link
+
+#: By key: bytes of a result, and the workers that hold it.
+Places: TypeAlias = Mapping[Any, tuple[int, Sequence[str]]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """One trainer's rows.
+
+    Parameters
+    ----------
+    rows : int
+        Number of rows.
+    X : tuple
+        The blocks of rows it is made of, in order: futures, or arrays on the client.
+    y : tuple or None
+        Their labels. The blocks may be cut at other rows than those of `X`.
+    worker : str or None
+        Where most of it lies; None where that is nowhere yet.
+    moved : int
+        How many blocks lie on other workers and travel to that one.
+    """
+
+    rows: int
+    X: tuple[Any, ...]
+    y: tuple[Any, ...] | None = None
+    worker: str | None = None
+    moved: int = 0
+
+    @property
+    def blocks(self) -> tuple[Any, ...]:
+        """All blocks, those of `X` first."""
+        return self.X + (self.y or ())
+
+    @property
+    def futures(self) -> Iterator[Future[Any]]:
+        """The blocks that are on the cluster."""
+        return (block for block in self.blocks if isinstance(block, Future))
+
+    def check(self, rank: int) -> None:
+        """Refuse to go on where a block is gone that Dask cannot compute again.
+
+        Raises
+        ------
+        RunCancelledError
+            Naming the trainer.
+        """
+        if any(future.status == "cancelled" for future in self.futures):
+            raise RunCancelledError(
+                f"trainer {rank} lost its data with a worker, and Dask cannot compute "
+                f"what was scattered again; give delayed parts or futures of tasks"
+            )
+
+    async def deliver(self, client: Client, worker: str) -> tuple[Any, Any]:
+        """Return the argument for tasks on a worker, with the client's arrays sent.
+
+        It resolves to ``(blocks of X, blocks of y or None)``, two lists; the caller
+        holds it as long as tasks may need it. Once its worker died, deliver anew:
+        what was sent from here went with it.
+        """
+        here = self.values
+        return self.payload(
+            await upstream.scatter(client, here, worker) if here else ()
+        )
+
+    @property
+    def values(self) -> list[Any]:
+        """The blocks that are on the client."""
+        return [block for block in self.blocks if not isinstance(block, Future)]
+
+    def payload(self, sent: Iterable[Future[Any]]) -> tuple[Any, Any]:
+        """Return the argument for tasks, given futures in place of `values`."""
+        rest = iter(sent)
+        blocks = [b if isinstance(b, Future) else next(rest) for b in self.blocks]
+        X, y = blocks[: len(self.X)], blocks[len(self.X) :]
+        return X, None if self.y is None else y
+
+
+async def computed(futures: Iterable[Future[Any]]) -> None:
+    """Wait until all results are there, or raise the first error, without a copy."""
+    waiting = [asyncio.ensure_future(upstream.computed(f)) for f in futures]
+    try:
+        await asyncio.gather(*waiting)
+    finally:
+        for task in waiting:
+            task.cancel()
+
+
+async def places(link: Link, futures: Iterable[Future[Any]]) -> Places:
+    """Ask the scheduler where results are and how large."""
+    keys = list({future.key for future in futures})
+    if not keys:
+        return {}
+    scheduler = link.node.scheduler
+    workers, nbytes = await asyncio.gather(
+        scheduler.who_has(keys=keys), scheduler.nbytes(keys=keys, summary=False)
+    )
+    return {key: (nbytes[key], workers[key]) for key in keys}
+
+
+async def placed(link: Link, parts: Sequence[Part]) -> list[Part]:
+    """Wait for the data of parts, give each the worker that holds most of it."""
+    futures = [future for part in parts for future in part.futures]
+    await computed(futures)
+    return homes(parts, await places(link, futures))
+
+
+def homes(parts: Sequence[Part], held: Places) -> list[Part]:
+    """Give each part the worker that holds most of its bytes.
+
+    Among workers that hold as much, the one with the fewest parts so far.
+    """
+    load: Counter[str] = Counter()
+    found = []
+    for part in parts:
+        nbytes: Counter[str] = Counter()
+        for future in part.futures:
+            size, workers = held[future.key]
+            nbytes.update(dict.fromkeys(workers, size))
+        worker = min(nbytes, key=lambda w: (-nbytes[w], load[w], w), default=None)
+        if worker is not None:
+            load[worker] += 1
+        moved = sum(is_elsewhere(held, f, worker) for f in part.futures)
+        found.append(replace(part, worker=worker, moved=moved))
+    return found
+
+
+def is_elsewhere(held: Places, future: Future[Any], worker: str | None) -> bool:
+    """Whether a result is on the cluster, but not on this worker."""
+    _, workers = held[future.key]
+    return bool(workers) and worker not in workers
+
+
+def beside(
+    client: Client, held: Places, function: Any, future: Future[Any], *args: Any
+) -> Future[Any]:
+    """Submit a small function of a result to where the result is."""
+    _, workers = held[future.key]
+    found: Future[Any] = client.submit(
+        function,
+        future,
+        *args,
+        workers=list(workers) or None,
+        allow_other_workers=bool(workers),
+        pure=False,
+    )
+    return found

@@ -1,0 +1,192 @@
+"""The tasks of resident trainers, seen from the client: started, awaited, replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any
+
+from distributed import Client, Future, KilledWorker
+
+from daskps import config
+from daskps.cluster import upstream
+from daskps.cluster.caller.client import ShardClient
+from daskps.cluster.caller.shard_map import Meta
+from daskps.cluster.keys import trainer_key
+from daskps.cluster.runs.parts import Part
+from daskps.cluster.runs.spec import Launch, workers_for
+from daskps.cluster.runs.trainer_task import run_trainer
+from daskps.consistency import BSP
+from daskps.errors import NotEnoughWorkersError, RunCancelledError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from daskps.cluster.caller.link import Link
+
+#: How long to wait for a better reason once a run has failed.
+LAST_WORDS_SECONDS = 2.0
+#: How often in a row a trainer whose data went with its worker is given new data.
+MOST_RESTARTS = 5
+
+
+class Losses:
+    """Workers that one trainer has lost without a step between them.
+
+    What its shards say counts: a run may lose as many workers as it likes, as long as
+    it gets on.
+    """
+
+    def __init__(self) -> None:
+        self.clock, self.in_a_row = -1, 0
+
+    def add(self, clock: int, workers: int = 1) -> None:
+        """Count workers that were lost when the trainer was at a clock."""
+        if clock > self.clock:
+            self.clock, self.in_a_row = clock, 0
+        self.in_a_row += workers
+
+
+class Trainers:
+    """The futures of a run's trainers."""
+
+    def __init__(self, link: Link, spec: Launch, run: int, body: bytes) -> None:
+        self.link, self.spec, self.run, self.body = link, spec, run, body
+        self.client: Client = link.client
+        self.futures: dict[int, Future[Any]] = {}
+        #: Held so that Dask keeps the data as long as a trainer may need it.
+        self._data: dict[int, Any] = {}
+
+    async def results(self) -> list[Any]:
+        """Start all trainers and await what they return."""
+        workers = await workers_for(self.link, len(self.spec.parts))
+        for rank in range(len(workers)):
+            workers = await self._start_on(workers, rank, 0)
+        tasks = [asyncio.ensure_future(self._one(rank)) for rank in self.futures]
+        try:
+            errors = await _errors(tasks)
+            own = [e for e in errors if not isinstance(e, RunCancelledError)]
+            for error in own or errors:
+                raise error
+            return [task.result() for task in tasks]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _start_on(self, workers: list[str], rank: int, attempt: int) -> list[str]:
+        """Start a trainer on its worker, or where that has died, on those there are."""
+        for tries in itertools.count(1):
+            try:
+                await self._start(rank, workers[rank], attempt)
+            except OSError:
+                # It died under the data; the scheduler may have yet to hear of that.
+                if tries > MOST_RESTARTS:
+                    raise
+                await asyncio.sleep(0.1 * tries)
+                workers = await workers_for(self.link, len(self.spec.parts))
+            else:
+                break
+        return workers
+
+    async def _start(self, rank: int, worker: str, attempt: int) -> None:
+        part = self.spec.parts[rank]
+        if isinstance(part, Part):
+            # Where its data went with a worker, it is anywhere by now.
+            worker = part.worker if part.worker and not attempt else worker
+            part = await part.deliver(self.client, worker)
+        elif not isinstance(part, Future):
+            [part] = await upstream.scatter(self.client, [part], worker)
+        self._data[rank] = part
+        self.futures[rank] = self.client.submit(
+            run_trainer,
+            self.body,
+            {
+                "uid": self.spec.uid,
+                "run": self.run,
+                "rank": rank,
+                "size": len(self.spec.parts),
+                "bsp": isinstance(self.spec.policy, BSP),
+                "codec": self.spec.codec,
+                "watched": self.spec.watched,
+            },
+            config.load().register_timeout_seconds,
+            part,
+            key=trainer_key(self.spec.name, self.run, rank, attempt),
+            workers=[worker],
+            allow_other_workers=True,
+            pure=False,
+        )
+
+    async def _one(self, rank: int) -> Any:
+        """Await one trainer, with new data where the old went with its worker."""
+        losses, attempt = Losses(), 0
+        while True:
+            attempt += 1
+            try:
+                return await upstream.result(self.futures[rank])
+            except (CancelledError, KilledWorker) as error:
+                # The data it was given went with a worker, so Dask gave it up. Or Dask
+                # could make the data anew and has counted workers, over the whole run.
+                if not self.spec.restartable:
+                    raise RunCancelledError(
+                        f"trainer {rank} was lost with its worker; use "
+                        f"on_trainer_lost='restart' in train, or resumable=True in run"
+                    ) from None
+                workers = 1
+                if isinstance(error, KilledWorker):
+                    workers += error.allowed_failures
+                losses.add(await self._clock(rank), workers)
+                if losses.in_a_row > MOST_RESTARTS:
+                    raise RunCancelledError(
+                        f"trainer {rank} lost {losses.in_a_row} workers in a row at "
+                        f"clock {losses.clock}; see in the workers' logs what ends "
+                        f"them (often memory), then start the run again"
+                    ) from None
+                await self._restart(rank, attempt)
+
+    async def _clock(self, rank: int) -> int:
+        """Return how far the shards say a trainer is; -1 where none of them answers."""
+        try:
+            meta = Meta(await self.link.directory("find", uid=self.spec.uid))
+            shards = ShardClient(self.link, meta)
+            rows = await shards.control("resume", run=self.run, rank=rank)
+        except OSError:
+            return -1
+        return min(int(clock) for row in rows for clock, _ in row)
+
+    async def _restart(self, rank: int, attempt: int) -> None:
+        part = self.spec.parts[rank]
+        if isinstance(part, Part):
+            part.check(rank)
+        try:
+            workers = await workers_for(self.link, len(self.spec.parts))
+        except NotEnoughWorkersError as error:
+            # The directory may know more, for example of `client.restart`.
+            raise RunCancelledError(f"trainer {rank} was lost: {error}") from error
+        await self._start_on(workers, rank, attempt)
+
+    def cancel(self) -> None:
+        """Tell Dask that nobody wants the trainers any more."""
+        for future in self.futures.values():
+            upstream.release(future)
+        self._data.clear()
+
+
+async def _errors(trainers: Sequence[asyncio.Future[Any]]) -> list[BaseException]:
+    """Wait for all trainers or an error of one's own; return the errors.
+
+    The trainer that is the reason for a fence reports after those it has fenced.
+    """
+    errors: list[BaseException] = []
+    waiting, timeout = set(trainers), None
+    while waiting:
+        done, waiting = await asyncio.wait(
+            waiting, timeout=timeout, return_when=asyncio.FIRST_EXCEPTION
+        )
+        errors += [error for t in done if (error := t.exception())]
+        if not done or not all(isinstance(e, RunCancelledError) for e in errors):
+            break
+        timeout = LAST_WORDS_SECONDS
+    return errors

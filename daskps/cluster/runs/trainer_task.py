@@ -1,0 +1,98 @@
+"""The Dask tasks of a run."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from daskps.cluster.caller.link import Link, task_link
+from daskps.cluster.caller.session import Session
+from daskps.cluster.caller.shard_map import Joined, Meta
+from daskps.cluster.runs.telling import telling
+from daskps.cluster.upstream import loads, secede
+from daskps.cluster.wire import encoding
+from daskps.cluster.wire.messages import sendable
+from daskps.cluster.wire.wellformed import MOST_SECONDS
+from daskps.errors import RunCancelledError
+from daskps.usercode import user_code
+
+logger = logging.getLogger(__name__)
+
+
+def run_trainer(
+    body: bytes, place: dict[str, Any], wait_seconds: float, part: Any
+) -> Any:
+    """Be one trainer: the task behind `train` and `run`.
+
+    It leaves the worker's thread pool first: trainers wait for each other, and a
+    cluster with fewer free threads than trainers would stand still.
+
+    Parameters
+    ----------
+    body : bytes
+        Pickled function of a session and a part of the data.
+    place : dict
+        uid of the store, run, rank, size, whether it is a BSP run, its codec, and
+        whether somebody watches how far it is.
+    wait_seconds : float
+        How long to wait for the other trainers to register.
+    part : object
+        This trainer's data.
+
+    Returns
+    -------
+    object
+        What the body returns.
+    """
+    secede()
+    link = task_link()
+    session: Session | None = None
+    try:
+        session = _join(link, place, wait_seconds)
+        # What it takes from the part may be the user's code too.
+        with telling(session, watched=place["watched"]), user_code("the trainer"):
+            result = loads(body)(session, part)
+        session.finish()
+    except RunCancelledError:
+        raise
+    except BaseException as error:
+        rank, clock = place["rank"], session.clock if session else 0
+        error.add_note(f"raised in trainer {rank} of {place['size']} at clock {clock}")
+        reason = f"trainer {rank} raised {type(error).__name__}: {error}"
+        # Whose error it is should be heard of before the fence has come to its end.
+        told = {"run": place["run"], "reason": sendable(reason[:500]), "wait": False}
+        fence = link.directory("fence_run", worker=link.node.address, **told)
+        link.run(lambda: fence)
+        raise
+    finally:
+        if session is not None:
+            session.close()
+    return result
+
+
+def _join(link: Link, place: dict[str, Any], wait_seconds: float) -> Session:
+    run, rank, size = place["run"], place["rank"], place["size"]
+    codec = place["codec"]
+    encoding.warm(codec)
+    register = link.directory(
+        "register",
+        run=run,
+        rank=rank,
+        worker=link.node.address,
+        wait_seconds=min(wait_seconds, MOST_SECONDS),
+    )
+    found = link.run(lambda: register)
+    find = link.directory("find", uid=place["uid"])
+    meta = Meta(link.run(lambda: find))
+    joined = Joined(run, size, found["mailboxes"], codec)
+    session = Session(link, meta, joined, rank=rank, bsp=place["bsp"])
+    if found["attempt"] > 1:
+        session.resume(found["attempt"])
+        logger.warning(
+            "%s goes on with trainer %d of run %d at clock %d, which lost its worker",
+            link.node.address,
+            rank,
+            run,
+            session.clock,
+        )
+    return session

@@ -1,0 +1,1 @@
+"""What travels between processes, and how it is looked at before it is acted on."""

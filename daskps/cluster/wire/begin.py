@@ -1,0 +1,54 @@
+"""What the directory and the hosts are told of a run that begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from daskps import codecs
+from daskps.cluster.wire.wellformed import check
+from daskps.errors import ProtocolError
+from daskps.limits import check_trainers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True)
+class Who:
+    """What the directory is told of a run."""
+
+    client: str
+    size: int
+    restartable: bool
+    gated: bool
+    graph: bool
+
+
+@dataclass(frozen=True)
+class Begin:
+    """What the hosts are told of a run that begins."""
+
+    #: Its name and staleness.
+    policy: tuple[str, int]
+    n_ranks: int
+    reduce: bytes
+    reset: bool
+    codec: str
+
+
+def check_begin(begin: Mapping[str, Any]) -> None:
+    """Refuse the beginning of a run that no host could make.
+
+    Raises
+    ------
+    ProtocolError, LayoutError, ValueError
+        Naming what is wrong with it.
+    """
+    check(Begin, begin, "the beginning of a run")
+    check_trainers(begin["n_ranks"], graph=False)
+    name, staleness = begin["policy"]
+    if name not in ("bsp", "ssp", "asp") or staleness < 0:
+        raise ProtocolError(f"a run of policy {name!r:.60} with staleness {staleness}")
+    if begin["codec"]:
+        codecs.named(begin["codec"])

@@ -1,0 +1,455 @@
+"""What travels between a caller and a host: frozen values, plain msgpack, arrays.
+
+Every message carries the protocol version and the identity of what it is about:
+store, shard, generation, run, rank, clock, producer, sequence, kind. A reply that is
+not an explicit acknowledgement is an error.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from types import NoneType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps import codecs, errors
+from daskps.cluster.upstream import frame, unframe
+from daskps.cluster.wire.wellformed import MOST_SECONDS
+from daskps.layout.arrays import Layout, compute_dtype
+from daskps.shards.steps import (
+    ADD,
+    ASSIGN,
+    BARRIER,
+    GRADIENT,
+    MODEL,
+    NO_WAIT,
+    NOTHING,
+    READ,
+    Item,
+)
+from daskps.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from daskps.codecs import Codec
+
+#: Raised whenever a message changes its meaning; two ends must agree.
+PROTOCOL = 4
+#: Arrays up to this size travel inside the message, larger ones as frames of their
+#: own without a copy. (Wrapping an array costs about as much as copying 16 kB.)
+INLINE_NBYTES = 16_384
+
+Array = np.ndarray[Any, np.dtype[Any]]
+#: dtype, start and stop within a shard's vector of that dtype.
+Range = tuple[str, int, int]
+
+
+def identity() -> dict[str, Any]:
+    """Return what two ends compare before they talk."""
+    return {"protocol": PROTOCOL, "version": VERSION}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one message says to one shard."""
+
+    shard: int
+    generation: int = 1
+    items: tuple[Item, ...] = ()
+    ranges: tuple[Range, ...] = ()
+    at_least: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One message to one host: a step for each of its shards named in `parts`."""
+
+    store: str
+    parts: tuple[Part, ...]
+    kind: str = NOTHING
+    run: int = 0
+    rank: int = -1
+    clock: int = 0
+    tick: bool = False
+    producer: int = 0
+    sequence: int = 0
+    weight: float = 1.0
+    lr: float | None = None
+    wait: str = "no"
+    #: Longest the host may keep the caller waiting before it says "parked".
+    wait_seconds: float = 30.0
+    #: All steps of this producer below this number were answered or given up.
+    floor: int = 0
+    #: The shards this step goes to, as runs, None for all.
+    touched: tuple[tuple[int, int], ...] | None = None
+    #: Names a call that may wait, so that its caller can give it up.
+    token: str = ""
+    #: Whether it brings all that a trainer pushes at this clock, also what it has
+    #: pushed before.
+    whole: bool = False
+    #: Name of the codec whose words the arrays are; "" where they are numbers.
+    codec: str = ""
+    #: Whether the caller has no more use for its arrays. Not sent: what arrives from
+    #: another process is the host's own anyway.
+    given: bool = False
+    #: Whether no other process may act for the owner of the shards. Not sent.
+    by_owner: bool = False
+
+    @property
+    def changes(self) -> bool:
+        """Whether it does more than read."""
+        return self.kind != NOTHING or self.tick
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays that come and go."""
+        come = sum(i.data.nbytes for p in self.parts for i in p.items)
+        return come + self.nbytes_read
+
+    @property
+    def nbytes_read(self) -> int:
+        """Bytes of the arrays asked for."""
+        return sum(
+            (stop - start) * np.dtype(dtype).itemsize
+            for p in self.parts
+            for dtype, start, stop in p.ranges
+        )
+
+    def waiting(self) -> Call:
+        """Return the same call without its arrays: they were accepted, it waits on."""
+        parts = tuple(replace(p, items=()) for p in self.parts)
+        clock = self.clock + self.tick
+        return replace(self, parts=parts, kind=NOTHING, clock=clock, tick=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one shard says back."""
+
+    shard: int
+    error: Exception | None = None
+    #: The wait is not over; `applied` says whether the arrays were accepted.
+    parked: bool = False
+    applied: bool = True
+    version: int = 0
+    duplicate: bool = False
+    lag: int = 0
+    arrays: tuple[Array, ...] = ()
+
+
+_KINDS = (NOTHING, GRADIENT, MODEL, ADD, ASSIGN)
+_WAITS = (NO_WAIT, READ, BARRIER)
+_NUMBER = (float, int)
+#: What travels of a call beside its parts, and of which types.
+_HEAD: dict[str, tuple[type, ...]] = {
+    "store": (str,),
+    "kind": (str,),
+    "run": (int,),
+    "rank": (int,),
+    "clock": (int,),
+    "tick": (bool,),
+    "producer": (int,),
+    "sequence": (int,),
+    "weight": _NUMBER,
+    "lr": (*_NUMBER, NoneType),
+    "wait": (str,),
+    "wait_seconds": _NUMBER,
+    "floor": (int,),
+    "touched": (tuple, list, NoneType),
+    "token": (str,),
+    "whole": (bool,),
+    "codec": (str,),
+}
+#: Numbers that a word of a segment holds; of these none is below -1.
+_MOST = 2**63 - 1
+
+
+def pack_call(call: Call) -> dict[str, Any]:
+    """Return `call` as the keyword arguments of the host's handler."""
+    parts = [
+        [
+            p.shard,
+            p.generation,
+            p.at_least,
+            [[i.position, i.start, pack_array(i.data)] for i in p.items],
+            [list(r) for r in p.ranges],
+        ]
+        for p in call.parts
+    ]
+    head = [getattr(call, name) for name in _HEAD]
+    return {"protocol": PROTOCOL, "head": head, "parts": parts}
+
+
+def unpack_call(protocol: int, head: Sequence[Any], parts: Any, layout: Layout) -> Call:
+    """Rebuild a call on the host, the arrays with the dtypes the layout says.
+
+    Raises
+    ------
+    ProtocolError, PushRejectedError
+        For another protocol, or an array that does not fit its piece.
+    """
+    if protocol != PROTOCOL:
+        raise errors.ProtocolError(
+            f"a message of protocol {protocol} reached a host of protocol {PROTOCOL}; "
+            f"install the same daskps on client, scheduler and workers"
+        )
+    _check_head(head)
+    call = Call(parts=(), **dict(zip(_HEAD, head, strict=True)))
+    codec = _codec(call)
+    _check_parts(parts, layout)
+    unpacked = tuple(
+        Part(
+            shard,
+            generation,
+            tuple(
+                unpack_item(layout, shard, item, kind=call.kind, codec=codec)
+                for item in items
+            ),
+            tuple(_range(layout, shard, r) for r in ranges),
+            at_least,
+        )
+        for shard, generation, at_least, items, ranges in parts
+    )
+    touched = None if call.touched is None else tuple((a, b) for a, b in call.touched)
+    return replace(call, parts=unpacked, touched=touched)
+
+
+def _check_head(head: Sequence[Any]) -> None:
+    """Refuse a header that says what no caller means."""
+    for (name, types), value in zip(_HEAD.items(), head, strict=True):
+        if type(value) not in types or (types == (int,) and not -1 <= value <= _MOST):
+            raise errors.ProtocolError(f"a call with {name}={value!r:.60}")
+    about = dict(zip(_HEAD, head, strict=True))
+    if about["kind"] not in _KINDS or about["wait"] not in _WAITS:
+        raise errors.ProtocolError(
+            f"a call of kind {about['kind']!r:.60} that waits for {about['wait']!r:.60}"
+        )
+    if not (
+        0 <= about["wait_seconds"] <= MOST_SECONDS and math.isfinite(about["weight"])
+    ):
+        raise errors.ProtocolError(
+            f"a call of weight {about['weight']} that waits {about['wait_seconds']} s"
+        )
+
+
+def _check_parts(parts: Sequence[Any], layout: Layout) -> None:
+    """Refuse a message that says more than there is to say of a store's shards.
+
+    What is read twice would be sent twice: a short message could ask for an answer
+    that no host has the memory for.
+    """
+    shards = [part[0] for part in parts]
+    if len(set(shards)) < len(shards):
+        raise errors.ProtocolError("a message that names a shard twice")
+    for shard, generation, at_least, items, ranges in parts:
+        if not (type(shard) is type(generation) is type(at_least) is int):
+            raise errors.ProtocolError(f"a call to shard {shard!r:.60}")
+        if not 0 <= shard < layout.n_shards:
+            raise errors.ProtocolError(
+                f"a call to shard {shard} of {layout.n_shards} of a store"
+            )
+        pieces = layout.pieces[shard]
+        if len({item[0] for item in items}) < len(items):
+            raise errors.ProtocolError(f"a message that names a piece of {shard} twice")
+        asked = sum((b - a) * np.dtype(dtype).itemsize for dtype, a, b in ranges)
+        if len(ranges) > len(pieces) + len(
+            layout.lengths
+        ) or asked > layout.shard_nbytes(shard):
+            raise errors.ProtocolError(
+                f"a read of {len(ranges):,} ranges with {asked:,} bytes of shard "
+                f"{shard}, which has {layout.shard_nbytes(shard):,} bytes in "
+                f"{len(pieces):,} pieces"
+            )
+
+
+def _codec(call: Call) -> Codec | None:
+    if not call.codec:
+        return None
+    if call.kind not in (NOTHING, GRADIENT):
+        raise errors.ProtocolError(f"a {call.kind} in words of a codec")
+    return codecs.named(call.codec)
+
+
+def unpack_item(
+    layout: Layout,
+    shard: int,
+    packed: Sequence[Any],
+    *,
+    kind: str,
+    codec: Codec | None,
+) -> Item:
+    """Rebuild the array that goes to a piece, from (position, start, data).
+
+    Raises
+    ------
+    PushRejectedError
+        For an array that does not fit its piece.
+    """
+    position, start, data = packed
+    pieces = layout.pieces[shard]
+    if not type(position) is type(start) is int or not 0 <= position < len(pieces):
+        raise errors.PushRejectedError(
+            f"piece {position!r:.60} of the {len(pieces)} pieces of shard {shard}, from "
+            f"element {start!r:.60} on"
+        )
+    piece = pieces[position]
+    dtype = piece.parameter.dtype
+    if kind in (GRADIENT, MODEL):
+        dtype = compute_dtype(dtype)
+    array = unpack_array(data, codec.dtype if codec else dtype)
+    if array.ndim != 1 or start < 0 or start + len(array) > piece.size:
+        raise errors.PushRejectedError(
+            f"{len(array)} elements at {start} do not fit the {piece.size} elements of "
+            f"parameter {piece.parameter.name!r} in shard {shard}"
+        )
+    return Item(position, start, array)
+
+
+def _range(layout: Layout, shard: int, packed: Range) -> Range:
+    dtype, start, stop = packed
+    if dtype in layout.lengths and type(start) is type(stop) is int:
+        low, high = layout.extent(shard, dtype)
+        if 0 <= start <= stop <= high - low:
+            return dtype, start, stop
+    raise errors.ProtocolError(
+        f"a read of elements {start} to {stop} of the {dtype} values of shard {shard}, "
+        f"which it does not hold"
+    )
+
+
+def pack_array(array: Array) -> Any:
+    """Return a 1-D array as bytes, or wrapped to travel as a frame of its own."""
+    return array.tobytes() if array.nbytes <= INLINE_NBYTES else frame(array)
+
+
+def unpack_array(data: Any, dtype: str) -> Array:
+    """Rebuild an array from :func:`pack_array`."""
+    if isinstance(data, bytes):
+        return np.frombuffer(data, dtype=dtype)
+    data = unframe(data)
+    if not isinstance(data, np.ndarray) or data.dtype != dtype:
+        raise errors.PushRejectedError(
+            f"expected an array of {dtype}, found {getattr(data, 'dtype', type(data))}"
+        )
+    return data
+
+
+def pack_answers(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Return the answers of a host as its reply."""
+    rows = [
+        [
+            a.shard,
+            pack_error(a.error) if a.error else None,
+            a.parked,
+            a.applied,
+            a.version,
+            a.duplicate,
+            a.lag,
+            [pack_array(x) for x in a.arrays],
+        ]
+        for a in answers
+    ]
+    return {"status": "OK", "answers": rows}
+
+
+def unpack_answers(reply: Any, where: str, call: Call) -> list[Answer]:
+    """Rebuild the answers to `call`; anything but an acknowledgement raises."""
+    rows = unpack_reply(reply, where)["answers"]
+    dtypes = {p.shard: [r[0] for r in p.ranges] for p in call.parts}
+    return [
+        Answer(
+            shard,
+            unpack_error(error) if error else None,
+            parked,
+            applied,
+            version,
+            duplicate,
+            lag,
+            tuple(map(unpack_array, arrays, dtypes[shard])) if arrays else (),
+        )
+        for shard, error, parked, applied, version, duplicate, lag, arrays in rows
+    ]
+
+
+def unpack_reply(reply: Any, where: str) -> dict[str, Any]:
+    """Return a reply that acknowledges, raise what it says otherwise.
+
+    Raises
+    ------
+    ProtocolError
+        When the other side knows no such message: Dask answers None then.
+    """
+    if not isinstance(reply, dict) or reply.get("status") not in ("OK", "refused"):
+        raise errors.ProtocolError(
+            f"{where} does not answer as a daskps host (it said {reply!r:.60}); is "
+            f"daskps installed there, in the same version? Start workers with "
+            f"--preload daskps.preload, or call daskps.create from a client first"
+        )
+    if reply["status"] == "refused":
+        raise unpack_error(reply["error"])
+    return reply
+
+
+def refusal(error: Exception) -> dict[str, Any]:
+    """Return the reply that carries an error."""
+    return {"status": "refused", "error": pack_error(error)}
+
+
+def pack_error(error: Exception) -> list[Any]:
+    """Return an error as its class name, arguments and notes."""
+    name = type(error).__name__
+    notes = [sendable(note) for note in getattr(error, "__notes__", ())]
+    if name in errors.__all__ or name in _BUILTINS:
+        args = [a if _is_small(a) else sendable(str(a)) for a in error.args]
+        return [name, args, notes]
+    return ["DaskPSError", [sendable(f"{name}: {error}")], notes]
+
+
+def _is_small(value: object) -> bool:
+    """Whether it is an integer that msgpack has."""
+    return isinstance(value, int) and -(2**63) <= value < 2**63
+
+
+def sendable(text: str) -> str:
+    """Return a text of the user's so that it can be sent.
+
+    Half of a character (a lone surrogate) cannot: the whole message would not be, and
+    who waits for it would go on waiting.
+    """
+    return text.encode(errors="backslashreplace").decode()
+
+
+def unpack_error(packed: Sequence[Any]) -> Exception:
+    """Rebuild an error from :func:`pack_error`."""
+    name, args, notes = packed
+    cls = _BUILTINS.get(name) or getattr(errors, name)
+    error: Exception = cls(*args)
+    for note in notes:
+        error.add_note(note)
+    return error
+
+
+#: Errors of Python's own that keep their type: what a reduce function may raise.
+_BUILTINS: dict[str, type[Exception]] = {
+    c.__name__: c
+    for c in (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        FloatingPointError,
+        IndexError,
+        KeyError,
+        MemoryError,
+        NameError,
+        NotImplementedError,
+        OverflowError,
+        RuntimeError,
+        TimeoutError,
+        TypeError,
+        ValueError,
+        ZeroDivisionError,
+    )
+}

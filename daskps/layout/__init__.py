@@ -1,0 +1,1 @@
+"""Where every element of every parameter lives, and on which worker."""

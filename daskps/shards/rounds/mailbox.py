@@ -1,0 +1,278 @@
+"""The mailboxes of one BSP run in one shard: memory that several processes may share.
+
+::
+
+    header      128 B   magic, format, ranks, run, number and bytes of slices, turn word
+    table 0             the round it is of; kind, weight and progress of that round; a
+    table 1             word and the next sequence number per rank; the ranks that each
+                        slice holds the sum of; a bit per rank that has pushed
+                        before its tick
+    slices              weight of every piece, NaN where nobody delivers it; then the
+                        pieces in their compute dtype, each 64-byte aligned
+
+All words are little-endian int64, weights float64. A *delivery* writes a slice that the
+table in force does not name, then the table that is not in force, and then adds one to
+the *turn word*, whose parity selects the table: a process that dies anywhere before
+that store has delivered nothing.
+
+What a rank pushes before its tick stays in the process that got it. Its bit in the
+table in force says so: whoever takes the shard over does not have these arrays.
+
+A table of another round than the open one counts as empty, so the one store that
+publishes a round in the segment also empties the mailboxes. Whoever calls holds the
+segment's lock.
+"""
+
+from __future__ import annotations
+
+from array import array
+from math import isnan, nan
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.errors import ProtocolError
+from daskps.layout.arrays import align, compute_dtype
+from daskps.shards.memory.segment import PAGE_NBYTES, integers
+from daskps.shards.rounds.sums import Sum
+from daskps.shards.rounds.words import HEAD, MASK, ROUND, SHIFT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from daskps.layout.arrays import Piece
+    from daskps.reduction import Node, Reducer
+
+MAGIC = 0x584F_424C_4941_4D  # "MAILBOX"
+FORMAT = 2
+HEADER_WORDS = 16
+#: Words of the header.
+MAGIC_AT, FORMAT_AT, N_RANKS_AT, RUN_AT, N_SLICES_AT, NBYTES_AT, TURN = range(7)
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def n_slices(n_ranks: int, reduce: str | Reducer) -> int:
+    """Return how many slices are enough for a run in any order of arrival.
+
+    Of a sum no table ever names more than ``ceil(P / 2)``: of two ranks that pair up
+    never both. One more is free to be written.
+    """
+    return n_ranks if callable(reduce) else -(-n_ranks // 2) + 1
+
+
+class Table:
+    """One of the two tables, as views of the mailbox: plain integers, quickly read."""
+
+    def __init__(self, words: Array, n_ranks: int) -> None:
+        #: Its words as the compiled functions take them, and one by one.
+        self.array, self.words = words, integers(words)
+        self.ranks = self.words[HEAD : HEAD + n_ranks]
+        self.next = self.words[HEAD + n_ranks : HEAD + 2 * n_ranks]
+        n_bits = _n_bits(n_ranks)
+        slices = self.words[HEAD + 2 * n_ranks : -n_bits]
+        n = len(slices) // 2
+        #: Ranks [first, last) whose sum each slice holds.
+        self.first, self.last = slices[:n], slices[n:]
+        self.bits = self.words[-n_bits:]
+
+    @staticmethod
+    def n_words(n_ranks: int, n_slices: int) -> int:
+        """Return the length of a table."""
+        return HEAD + 2 * n_ranks + 2 * n_slices + _n_bits(n_ranks)
+
+    def has_pushed(self, rank: int) -> bool:
+        """Return whether a rank that has not ticked has pushed in this round."""
+        return bool(self.bits[rank >> SHIFT] & 1 << (rank & MASK))
+
+    def note_pushed(self, rank: int, pushed: bool) -> None:
+        """Note whether a rank has pushed in this round before its tick."""
+        word, bit = self.bits[rank >> SHIFT], 1 << (rank & MASK)
+        self.bits[rank >> SHIFT] = word | bit if pushed else word & ~bit
+
+
+class Slice:
+    """What one slice holds: an array and a weight per piece."""
+
+    def __init__(self, buffer: Array, pieces: Sequence[Piece]) -> None:
+        self.weights: memoryview[float] = buffer[: 8 * len(pieces)].data.cast("d")
+        self.arrays = []
+        at = align(8 * len(pieces))
+        for piece, dtype in _dtypes(pieces):
+            nbytes = piece.size * dtype.itemsize
+            self.arrays.append(buffer[at : at + nbytes].view(dtype))
+            at += align(nbytes)
+
+    def fill(self, sums: Mapping[int, Sum]) -> None:
+        """Form sums in it, by position."""
+        weights = [nan] * len(self.arrays)
+        for position, total in sums.items():
+            weights[position] = total.weight
+            total.write(self.arrays[position])
+        self.weights[:] = memoryview(array("d", weights))
+
+    def weigh(self, weight: float) -> None:
+        """Say that every piece is there, with the same weight."""
+        self.weights[:] = memoryview(array("d", [weight] * len(self.arrays)))
+
+    def node(self) -> Node:
+        """Return what it holds as a contribution."""
+        weights = enumerate(self.weights.tolist())
+        present: dict[int, float] = {p: w for p, w in weights if not isnan(w)}
+        return {p: self.arrays[p] for p in present}, present
+
+
+def gather(
+    own: Mapping[int, Array],
+    weight: float,
+    scale: float,
+    siblings: Sequence[tuple[Slice, bool]],
+) -> dict[int, Sum]:
+    """Return the sums, by position, of a contribution and what it meets on its way up.
+
+    Parameters
+    ----------
+    own : mapping of int to ndarray
+        The arrays of the contribution.
+    weight, scale : float
+        Its weight, and what its arrays are multiplied by.
+    siblings : sequence of (Slice, bool)
+        The sums it is added to, the lowest first; whether each is the left part.
+    """
+    found = {p: Sum(array, scale, weight) for p, array in own.items()}
+    for sibling, left in siblings:
+        for position, other in enumerate(sibling.weights.tolist()):
+            if isnan(other):
+                continue
+            known = found.get(position)
+            if known is None:
+                found[position] = Sum(sibling.arrays[position], 1.0, other)
+            else:
+                known.others.append((sibling.arrays[position], left))
+                known.weight += other
+    return found
+
+
+class Mailbox:
+    """The views into the mailboxes of one shard and run.
+
+    Parameters
+    ----------
+    pieces : sequence of Piece
+        The pieces of the shard.
+    n_ranks : int
+        Number of trainers P.
+    reduce : "mean", "sum" or callable
+        How contributions become one gradient.
+    buffer : ndarray, shape (nbytes,), uint8
+        Memory to use.
+    """
+
+    def __init__(
+        self,
+        pieces: Sequence[Piece],
+        n_ranks: int,
+        reduce: str | Reducer,
+        buffer: Array,
+    ) -> None:
+        self.n_ranks, self.n_slices = n_ranks, n_slices(n_ranks, reduce)
+        self._pieces, self._buffer = pieces, buffer
+        self._slice_nbytes = _slice_nbytes(pieces)
+        needed = _needed(pieces, n_ranks, self.n_slices)
+        if len(buffer) < needed:
+            raise ProtocolError(
+                f"mailboxes of {n_ranks} trainers need {needed:,} bytes of memory, "
+                f"found {len(buffer):,}"
+            )
+        self.words = integers(buffer[: HEADER_WORDS * 8])
+        n_table = Table.n_words(n_ranks, self.n_slices) * 8
+        at = align(HEADER_WORDS * 8)
+        self.tables = tuple(
+            Table(buffer[i : i + n_table].view(np.int64), n_ranks)
+            for i in (at, at + align(n_table))
+        )
+        one, two = self.tables
+        self._orders = (one, two), (two, one)
+        self._slices_at = align(at + 2 * align(n_table), PAGE_NBYTES)
+        self._slices: list[Slice | None] = [None] * self.n_slices
+
+    @staticmethod
+    def nbytes_of(pieces: Sequence[Piece], n_ranks: int, reduce: str | Reducer) -> int:
+        """Return the memory that a run's mailboxes need for some pieces."""
+        return _needed(pieces, n_ranks, n_slices(n_ranks, reduce))
+
+    def clear(self, run: int) -> None:
+        """Give the memory to a run; nobody else may be using it."""
+        words = [0, *self._identity(run), *[0] * HEADER_WORDS][:HEADER_WORDS]
+        self.words[:] = packed(words)
+        for table in self.tables:
+            table.words[ROUND] = -1
+        self.words[MAGIC_AT] = MAGIC
+
+    def check(self, run: int) -> None:
+        """Refuse memory that does not hold the mailboxes of a run.
+
+        Raises
+        ------
+        ProtocolError
+            Saying what was found instead.
+        """
+        found = self.words[: NBYTES_AT + 1].tolist()
+        wanted = [MAGIC, *self._identity(run)]
+        if found != wanted:
+            raise ProtocolError(
+                f"no mailboxes of run {run}: expected magic, format, ranks, run, "
+                f"slices and bytes of a slice {wanted}, found {found}; deliver "
+                f"through the shard's worker"
+            )
+
+    def _identity(self, run: int) -> list[int]:
+        return [FORMAT, self.n_ranks, run, self.n_slices, self._slice_nbytes]
+
+    @property
+    def table(self) -> Table:
+        """The table in force."""
+        return self.tables[self.words[TURN] & 1]
+
+    @property
+    def both(self) -> tuple[Table, Table]:
+        """The table in force, and the one to write before the next turn."""
+        return self._orders[self.words[TURN] & 1]
+
+    def turn(self) -> None:
+        """Put the other table in force."""
+        self.words[TURN] += 1
+
+    def slice(self, index: int) -> Slice:
+        """Return a slice by its index."""
+        found = self._slices[index]
+        if found is None:
+            at = self._slices_at + index * self._slice_nbytes
+            memory = self._buffer[at : at + self._slice_nbytes]
+            found = self._slices[index] = Slice(memory, self._pieces)
+        return found
+
+
+def _n_bits(n_ranks: int) -> int:
+    """Return the words that have a bit for each rank."""
+    return (n_ranks + MASK) >> SHIFT
+
+
+def packed(words: list[int]) -> memoryview[int]:
+    """Return integers as memory to assign to words."""
+    return memoryview(array("q", words))
+
+
+def _dtypes(pieces: Sequence[Piece]) -> list[tuple[Piece, np.dtype[Any]]]:
+    return [(p, np.dtype(compute_dtype(p.parameter.dtype))) for p in pieces]
+
+
+def _slice_nbytes(pieces: Sequence[Piece]) -> int:
+    arrays = (align(p.size * dtype.itemsize) for p, dtype in _dtypes(pieces))
+    return align(8 * len(pieces)) + sum(arrays)
+
+
+def _needed(pieces: Sequence[Piece], n_ranks: int, n_slices: int) -> int:
+    table = align(Table.n_words(n_ranks, n_slices) * 8)
+    head = align(align(HEADER_WORDS * 8) + 2 * table, PAGE_NBYTES)
+    return head + n_slices * _slice_nbytes(pieces)

@@ -1,0 +1,240 @@
+"""What a step changes in a round's table and in a record, word by word.
+
+Functions of plain integers, compiled. They only read, or write words that nothing in
+force names: the stores that put these in force (the turn of a mailbox, the flip of a
+publication) are the caller's, afterwards.
+
+In all of them `size` is the number of ranks and `n_slices` that of the mailbox's slices;
+a table is laid out as :class:`daskps.shards.rounds.mailbox.Table` says, a record as
+:class:`daskps.shards.memory.segment.Record`. Between two steps of a trainer its caches may have
+been swept: what are thirty calls in Python then takes ten times as long as in a loop of
+its own, one compiled call does not.
+"""
+# ruff: noqa: PLR0913, PLR0917  (compiled functions take numbers, and by position)
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from daskps.kernels import plain
+from daskps.shards.memory.segment import (
+    CLOCK,
+    FIRST,
+    LIVE,
+    NEXT,
+    RANK_WORDS,
+    ROUNDS,
+    VERSION,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Array = np.ndarray[Any, np.dtype[Any]]
+#: Words at the head of a table: its round, the kind of it, the sum of the ranks'
+#: weights (a float64), the ranks that are in, and those of them that ticked.
+HEAD = 8
+ROUND, KIND, WEIGHT, N_IN, N_TICKED = range(5)
+#: Bits of a rank's word.
+TICKED, FINISHED = 1, 2
+#: A word of bits has 32 ranks: where a rank's word is, and its bit there.
+SHIFT, MASK = 5, 31
+#: First rank of a slice that holds nothing.
+FREE = -1
+#: Where :func:`climb` says what it found: the node [lo, hi) that is complete, a slice
+#: that is free, whether the round is complete; then for each slice that is added, the
+#: lowest first, its index and whether it is the left part.
+LO, HI, INTO, LAST, SLICES = range(5)
+
+
+def empty(table: Array, record: Array, ranks_at: int, size: int, n_slices: int) -> None:
+    """Make a table that of a record's open round, in which only finished ranks are in."""
+    slices = HEAD + 2 * size
+    for at in range(len(table)):
+        table[at] = 0
+    table[ROUND] = record[ROUNDS]
+    for rank in range(size):
+        at = ranks_at + rank * RANK_WORDS
+        table[HEAD + size + rank] = record[at + NEXT]
+        if record[at + LIVE] == 0:
+            table[HEAD + rank] = FINISHED
+            table[N_IN] += 1
+    for index in range(n_slices):
+        table[slices + index] = FREE
+
+
+def climb(
+    table: Array, size: int, n_slices: int, rank: int, path: Array, found: Array
+) -> int:
+    """Note in `found` what a rank completes by its tick; return the slices it meets.
+
+    `path` holds lo, hi, border and left of each node above the rank, as
+    :func:`daskps.reduction.path`; it is empty where contributions are not summed.
+    """
+    slices, n = HEAD + 2 * size, 0
+    found[LO], found[HI], found[INTO] = rank, rank + 1, FREE
+    found[LAST] = table[N_IN] + 1 == size
+    for index in range(n_slices):
+        if table[slices + index] == FREE:
+            found[INTO] = index
+            break
+    for at in range(0, len(path), 4):
+        lo, hi, border, left = path[at], path[at + 1], path[at + 2], path[at + 3]
+        first, stop = (lo, border) if left else (border, hi)
+        for other in range(first, stop):
+            if table[HEAD + other] == 0:
+                return n
+        for index in range(n_slices):
+            if table[slices + index] == first:
+                found[SLICES + 2 * n] = index
+                found[SLICES + 2 * n + 1] = left
+                n += 1
+                break
+        found[LO], found[HI] = lo, hi
+    return n
+
+
+def look(
+    table: Array,
+    size: int,
+    n_slices: int,
+    rank: int,
+    clock: int,
+    sequence: int,
+    kind: int,
+    path: Array,
+    found: Array,
+) -> int:
+    """Return what :func:`climb` does for a step with a tick that joins as it is.
+
+    -1 for any other: one of another round, repeated, of another kind, or of a rank that
+    has finished or has pushed before its tick.
+    """
+    bits = HEAD + 2 * size + 2 * n_slices + (rank >> SHIFT)
+    if (
+        table[ROUND] != clock
+        or table[HEAD + rank] != 0
+        or table[HEAD + size + rank] > sequence
+        or table[bits] & (1 << (rank & MASK)) != 0
+        or (kind != 0 and table[KIND] != 0 and table[KIND] != kind)
+    ):
+        return -1
+    return climb(table, size, n_slices, rank, path, found)
+
+
+def join(
+    table: Array,
+    other: Array,
+    size: int,
+    n_slices: int,
+    found: Array,
+    n: int,
+    rank: int,
+    bits: int,
+    after: int,
+    kind: int,
+    new: int,
+    weight: float,
+) -> None:
+    """Write to `other` what a table becomes by a rank, whose sum is in found[INTO].
+
+    That is FREE where there is no sum to keep. `after` is the rank's next sequence
+    number, `bits` come to its word; `new` is 1 where it was not in.
+    """
+    slices = HEAD + 2 * size
+    # A loop: assigning a whole array takes the compiler ten times as long.
+    for at in range(len(table)):
+        other[at] = table[at]
+    for i in range(n):
+        other[slices + found[SLICES + 2 * i]] = FREE
+    into = found[INTO]
+    if into != FREE:
+        other[slices + into] = found[LO]
+        other[slices + n_slices + into] = found[HI]
+    other[slices + 2 * n_slices + (rank >> SHIFT)] &= ~(1 << (rank & MASK))
+    other[HEAD + rank] |= bits
+    other[HEAD + size + rank] = after
+    if kind:
+        other[KIND] = kind
+    other[N_IN] += new
+    other[N_TICKED] += bits == TICKED
+    other.view(np.float64)[WEIGHT] += weight
+
+
+def note(
+    record: Array,
+    ranks_at: int,
+    table: Array,
+    size: int,
+    rank: int,
+    bits: int,
+    after: int,
+    weight: float,
+) -> int:
+    """Note a complete round in the record of its flip; return how many pushed.
+
+    `rank` is who completes it, as in :func:`join`, or -1 for nobody.
+    """
+    for one in range(size):
+        state, following = table[HEAD + one], table[HEAD + size + one]
+        if one == rank:
+            state, following = state | bits, after
+        at = ranks_at + one * RANK_WORDS
+        record[at + CLOCK] += state & TICKED
+        record[at + LIVE] = state < FINISHED
+        record[at + NEXT] = record[at + FIRST] = following
+    record[ROUNDS] += 1
+    if table.view(np.float64)[WEIGHT] + weight <= 0:
+        return 0
+    record[VERSION] += 1
+    return int(table[N_TICKED]) + (bits == TICKED)
+
+
+def form4(out: Array, a: Array, scale: float, b: Array, divisor: float) -> None:
+    """Write (a * scale + b) / divisor to `out`, each operation rounded to float32."""
+    s, d = np.float32(scale), np.float32(divisor)
+    for i in range(len(out)):
+        out[i] = (a[i] * s + b[i]) / d
+
+
+def form8(out: Array, a: Array, scale: float, b: Array, divisor: float) -> None:
+    """As :func:`form4`, in float64."""
+    for i in range(len(out)):
+        out[i] = (a[i] * scale + b[i]) / divisor
+
+
+class Work(NamedTuple):
+    """The functions of this module, compiled."""
+
+    empty: Callable[..., None]
+    climb: Callable[..., int]
+    look: Callable[..., int]
+    join: Callable[..., None]
+    note: Callable[..., int]
+    form4: Callable[..., None]
+    form8: Callable[..., None]
+
+
+def _ints(n: int) -> str:
+    return ", ".join(["types.int64"] * n)
+
+
+_SIGNATURES: dict[Callable[..., Any], str] = {
+    empty: f"WORDS, WORDS, {_ints(3)}",
+    climb: f"WORDS, {_ints(3)}, WORDS, WORDS",
+    look: f"WORDS, {_ints(6)}, WORDS, WORDS",
+    join: f"WORDS, WORDS, {_ints(2)}, WORDS, {_ints(6)}, types.float64",
+    note: f"WORDS, {_ints(1)}, WORDS, {_ints(4)}, types.float64",
+    form4: "F4, R4, types.float64, R4, types.float64",
+    form8: "F8, R8, types.float64, R8, types.float64",
+}
+
+
+@cache
+def compiled(cache_dir: str | None = None) -> Work:
+    """Return the functions, compiled; once for all shards of a process."""
+    module = plain(_SIGNATURES, cache_dir=cache_dir)
+    return Work(*(module.function(name) for name in Work._fields))

@@ -1,0 +1,164 @@
+"""What a run is in a shard's record, and who may take part in it."""
+
+from __future__ import annotations
+
+from daskps.consistency import SSP, Policy
+from daskps.errors import (
+    ClockError,
+    ConsistencyError,
+    IllegalStateError,
+    RunCancelledError,
+    StaleGenerationError,
+)
+from daskps.shards.memory.segment import (
+    CLOCK,
+    FIRST,
+    LIVE,
+    MAX_RANKS,
+    N_RANKS,
+    NEXT,
+    POLICY,
+    ROUNDS,
+    RUN,
+    STALENESS,
+    VERSION,
+    Record,
+)
+from daskps.shards.steps import NOTHING, Step
+from daskps.shards.waiting import CODES
+
+
+def stale(step: Step, generation: int) -> StaleGenerationError:
+    """Return what a message for another generation of a shard gets."""
+    return StaleGenerationError(
+        f"a message for generation {step.generation} of a shard that is at "
+        f"{generation}; ask the directory where it lives and send again"
+    )
+
+
+#: Bits of a step's number that one trainer of a rank counts with. Above them stands
+#: which of the rank's trainers it is, under BSP, where one took another's place.
+_STEP_BITS = 40
+#: Trainers that a rank may have, one after the other.
+MOST_ATTEMPTS = 1 << 20
+
+
+def first_of(attempt: int) -> int:
+    """Return the number that the steps of a rank's so-many-th trainer begin with."""
+    return attempt << _STEP_BITS
+
+
+def is_older(step: Step, following: int) -> bool:
+    """Return whether a step is of a trainer whose place another one has taken.
+
+    `following` is the next number that its rank is to send.
+    """
+    return step.sequence >> _STEP_BITS < following >> _STEP_BITS
+
+
+def begin(record: Record, run: int, policy: Policy, n_ranks: int) -> None:
+    """Write a run into a record."""
+    record.fixed[[RUN, POLICY, STALENESS, ROUNDS, N_RANKS]] = (
+        run,
+        CODES[policy.name],
+        policy.staleness if isinstance(policy, SSP) else 0,
+        0,
+        n_ranks,
+    )
+    record.ranks[:n_ranks] = 0, 0, 1, 0
+
+
+def check_size(n_ranks: int) -> None:
+    """Refuse a run that the record has no room for."""
+    if not 1 <= n_ranks <= MAX_RANKS:
+        raise IllegalStateError(f"a run of {n_ranks} ranks reached a shard")
+
+
+def end(record: Record, version: int) -> None:
+    """Take the run out of a record, which is of `version` from then on."""
+    record.fixed[[RUN, POLICY, N_RANKS]] = 0
+    record.fixed[VERSION] = version
+
+
+def changes(step: Step) -> bool:
+    """Return whether a step does more than read."""
+    return step.kind != NOTHING or (bool(step.run) and step.tick)
+
+
+def misplaced(step: Step, record: Record) -> Exception | None:
+    """Return why a step of the run in progress, or of none, may not take part."""
+    run = record.fixed[RUN]
+    if step.run:
+        n_ranks = record.fixed[N_RANKS]
+        if step.rank >= n_ranks or (step.rank < 0 and changes(step)):
+            return ClockError(
+                f"rank {step.rank} is none of the {n_ranks} trainers of run {run}"
+            )
+    elif changes(step) and record.fixed[POLICY] == CODES["bsp"]:
+        return ConsistencyError(
+            f"run {run} has this store to itself (sync='bsp'), {_article(step.kind)} "
+            f"from outside was refused; push through its trainers, wait until it ends, "
+            f"or train with sync='ssp' or 'asp'"
+        )
+    return None
+
+
+def _article(kind: str) -> str:
+    return f"{'an' if kind.startswith('a') else 'a'} {kind}"
+
+
+def repeats(record: Record, step: Step) -> bool:
+    """Return whether a trainer's step was applied already (ASP, SSP).
+
+    Raises
+    ------
+    ClockError
+        When it was not, and the rank has finished.
+    """
+    if record.fixed[POLICY] == CODES["bsp"]:
+        raise IllegalStateError(
+            f"a step of run {step.run} reached a shard without its mailboxes; attach "
+            f"them first"
+        )
+    row = record.ranks[step.rank]
+    if step.sequence < row[NEXT]:
+        return True
+    if not row[LIVE]:
+        raise ClockError(finished(step))
+    return False
+
+
+def note(record: Record, step: Step) -> None:
+    """Note a trainer's step as applied (ASP, SSP)."""
+    row = record.ranks[step.rank]
+    row[NEXT] = step.sequence + 1
+    if step.tick:
+        row[CLOCK] = max(int(row[CLOCK]), step.clock + 1)
+        row[FIRST] = row[NEXT]
+
+
+def place(record: Record, rank: int) -> tuple[int, int]:
+    """Return a rank's clock and the sequence number its open clock began with."""
+    row = record.ranks[rank]
+    return int(row[CLOCK]), int(row[FIRST])
+
+
+def ended(run: int, reason: str) -> RunCancelledError:
+    """Return what a step of a run that is over gets."""
+    return RunCancelledError(f"run {run} takes no more steps: {reason}")
+
+
+def replaced(step: Step) -> RunCancelledError:
+    """Return what a step gets of a trainer whose place another one has taken."""
+    return RunCancelledError(
+        f"run {step.run} takes no more steps of this trainer {step.rank}: its worker was "
+        f"taken for lost, and another one goes on in its place"
+    )
+
+
+def finished(step: Step) -> str:
+    """Return what a step of a finished rank is told."""
+    return (
+        f"rank {step.rank} has finished and is no longer waited for; its push at clock "
+        f"{step.clock} was refused"
+    )

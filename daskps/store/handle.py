@@ -1,0 +1,388 @@
+"""A light, picklable handle: how it binds to a cluster, how it calls, how it ends."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+from daskps import config
+from daskps.cluster.caller import creation
+from daskps.cluster.caller.client import ShardClient
+from daskps.cluster.caller.link import Link, current_link
+from daskps.cluster.caller.producer import Producer, Turn, producer_of
+from daskps.cluster.caller.shard_map import Meta
+from daskps.cluster.upstream import current_task
+from daskps.cluster.wire.deadline import Deadline
+from daskps.cluster.wire.messages import Call
+from daskps.errors import StoreClosedError
+from daskps.store.repr import store_html, store_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from daskps.cluster.caller.routes import Plan
+
+DEFAULT = config.DEFAULT
+
+
+class Handle:
+    """The part of a store's handle that knows nothing of parameters.
+
+    Parameters
+    ----------
+    uid, name : str
+        The store.
+    """
+
+    def __init__(self, uid: str, name: str) -> None:
+        self.uid = uid
+        self.name = name
+        #: Why this handle cannot be used any more, and what can.
+        self._closed = ""
+        self._link: Link | None = None
+        self._shards: ShardClient | None = None
+        #: Set by `bound`: the producer of the task that made it.
+        self._producer: Producer | None = None
+
+    @classmethod
+    def _of(cls, meta: Meta, link: Link, producer: Producer | None = None) -> Self:
+        """Return a handle that is bound already; it may push as one producer."""
+        store = cls(meta.uid, meta.name)
+        store._link = link
+        store._shards = ShardClient(link, meta)
+        store._producer = producer
+        return store
+
+    # -- identity ------------------------------------------------------------
+
+    def __reduce__(self) -> Any:
+        # The nonce: Dask names a task by its arguments, also those captured in a
+        # closure, and would run two equal calls once.
+        return _rebuild, (type(self), self.uid, self.name, uuid.uuid4().hex)
+
+    def __dask_tokenize__(self) -> Any:
+        return type(self).__name__, self.uid, uuid.uuid4().hex
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Handle) and other.uid == self.uid
+
+    def __hash__(self) -> int:
+        return hash(self.uid)
+
+    def __repr__(self) -> str:
+        return store_line(self.name, self._meta_if_known())
+
+    def _repr_html_(self) -> str:
+        return store_html(self.name, self._meta_if_known(), self._last_versions)
+
+    _last_versions: tuple[int, ...] = ()
+
+    def _meta_if_known(self) -> Meta | None:
+        return self._shards.meta if self._shards else None
+
+    # -- binding -------------------------------------------------------------
+
+    def _bind(self) -> Link:
+        """Return the way to the cluster from where this is called."""
+        if self._closed:
+            raise StoreClosedError(self._closed)
+        if self._link is None or not self._link.live:
+            self._link = current_link()
+            self._shards = None
+        return self._link
+
+    async def _attach(self, link: Link) -> ShardClient:
+        """Return what routes calls, asking the directory the first time."""
+        if self._shards is None or self._shards.link is not link:
+            wire = await link.directory("find", uid=self.uid)
+            self._shards = ShardClient(link, Meta(wire))
+        return self._shards
+
+    def _attached(self, deadline: Deadline | None = None) -> ShardClient:
+        """Return what routes calls, asking the directory the first time."""
+        link = self._bind()
+        if self._shards is not None and self._shards.link is link:
+            return self._shards
+        if link.asynchronous and not link.is_worker:
+            raise RuntimeError(
+                f"store {self.name!r} has not met this cluster yet; await one of its "
+                f"methods first"
+            )
+        what = f"store {self.name!r}"
+        left = config.deadline() if deadline is None else deadline.remaining()
+        return link.run(lambda: link.within(self._attach(link), left, what))
+
+    def bound(self) -> Self:
+        """Return a handle for threads that a task starts.
+
+        Dask knows which task a thread runs only in the task's own thread. The bound
+        handle takes that along: it uses this worker, and its pushes count as pushes
+        of this task.
+
+        Returns
+        -------
+        ParameterStore
+            A handle that stays in this process.
+
+        Raises
+        ------
+        ValueError
+            Where neither a client nor a worker is there to bind to.
+        StoreNotFoundError, StoreClosedError, TimeoutError
+            If the store is gone, or the directory does not answer.
+
+        Examples
+        --------
+        >>> from concurrent.futures import ThreadPoolExecutor
+        >>> def task(store):
+        ...     mine = store.bound()
+        ...     with ThreadPoolExecutor(2) as pool:
+        ...         deltas = [{"w": np.ones(2)}] * 4
+        ...         return [int(version) for version in pool.map(mine.add, deltas)]
+        >>> store = daskps.create({"w": np.zeros(2)})
+        >>> sorted(client.submit(task, store).result())
+        [1, 2, 3, 4]
+        """
+        shards = self._attached()
+        producer = self._producer_here(shards.link)
+        return self._of(shards.meta, shards.link, producer)
+
+    def _producer_here(self, link: Link) -> Producer:
+        """Return the identity of pushes from this thread: its task, or the handle."""
+        if self._producer is not None:
+            return self._producer
+        task = current_task() if link.is_worker else None
+        return producer_of(link, self.uid, task)
+
+    def _call_of(self, **head: Any) -> Call:
+        """Return what every message of one call has in common."""
+        return Call(self.uid, (), **head)
+
+    # -- the one way through which every verb goes ----------------------------
+
+    def _do(
+        self,
+        make: Callable[[Meta], Plan],
+        timeout: Any,
+        what: str,
+        *,
+        finish: Callable[[Any], Any] = lambda found: found,
+        producer: bool = False,
+    ) -> Any:
+        """Make a plan and carry it out, in a thread or as an awaitable."""
+        seconds = config.deadline(timeout)
+        link = self._bind()
+        source = self._producer_here(link) if producer else None
+        what = f"{what} of store {self.name!r}"
+        deadline = Deadline(seconds, what)
+        if link.asynchronous:
+            return link.run(
+                lambda: self._do_async(
+                    link, make, deadline, finish=finish, source=source
+                )
+            )
+        shards = self._attached(deadline)
+        if source is None:
+            plan = make(shards.meta)
+            found = shards.call(plan.calls, plan.outs, deadline)
+            return finish(plan.finish(found))
+        if not source.id:
+            left = deadline.remaining()
+            link.run(lambda: link.within(source.identify(link), left, what))
+        plan = make(shards.meta)
+        with source.turn(deadline, shards.settle) as turn:
+            calls = _signed(plan, source.id, turn)
+            found = shards.call(calls, plan.outs, deadline)
+            return finish(plan.finish(found))
+
+    async def _do_async(
+        self,
+        link: Link,
+        make: Callable[[Meta], Plan],
+        deadline: Deadline,
+        *,
+        finish: Callable[[Any], Any],
+        source: Producer | None,
+    ) -> Any:
+        """Make a plan and carry it out, on the event loop."""
+        what = deadline.what
+        shards = await link.within(self._attach(link), deadline.remaining(), what)
+        plan = make(shards.meta)
+        if source is None:
+            found = await shards.call_async(plan.calls, plan.outs, deadline)
+            return finish(plan.finish(found))
+        if not source.id:
+            await link.within(source.identify(link), deadline.remaining(), what)
+        async with source.turn_async(deadline, shards.settle) as turn:
+            calls = _signed(plan, source.id, turn)
+            found = await shards.call_async(calls, plan.outs, deadline)
+            return finish(plan.finish(found))
+
+    def _ask(
+        self, method: str, finish: Callable[[Any], Any], timeout: Any = DEFAULT
+    ) -> Any:
+        """Send a control message to all hosts and make something of the replies."""
+        what = f"the {method} of store {self.name!r}"
+        deadline = Deadline(config.deadline(timeout), what)
+        link = self._bind()
+
+        async def question() -> Any:
+            shards = await link.within(self._attach(link), deadline.remaining(), what)
+            return finish(await shards.control(method, deadline))
+
+        return link.run(question)
+
+    # -- its end -------------------------------------------------------------
+
+    def close(self, *, timeout: Any = DEFAULT) -> Any:
+        """Free a session store, or detach from a named one.
+
+        When this returns, the workers have freed a session store's memory, but for
+        those that do not answer at once: there is room for the next store.
+
+        Parameters
+        ----------
+        timeout : float, str or None
+            Seconds or a duration such as "30s"; None waits for ever.
+
+        Returns
+        -------
+        None
+            With an asynchronous client an awaitable. Closing twice is fine.
+
+        Raises
+        ------
+        TimeoutError
+            If the directory does not answer; the handle is closed all the same.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.zeros(2)})
+        >>> store.close()
+        >>> try:
+        ...     store.pull()
+        ... except daskps.StoreClosedError:
+        ...     print("closed")
+        closed
+        """
+        meta = self._meta_if_known()
+        if self._closed or (meta is not None and not meta.session):
+            self._shut("close")
+            return self._nothing_to_do()
+        return self._end("close", timeout)
+
+    def _shut(self, method: str) -> None:
+        """Refuse all verbs from now on, and let go of the shards' memory.
+
+        A mapping would keep what the owners free.
+        """
+        self._closed = self._closed or self._why_shut(method)
+        if self._shards is not None:
+            self._shards.ways.close()
+
+    def _why_shut(self, method: str) -> str:
+        """Return what became of the store, and what its user can still do."""
+        if method == "delete":
+            return f"store {self.name!r} was deleted by this handle; create it again"
+        closed = f"this handle of store {self.name!r} was closed"
+        another = f"daskps.open({self.name!r}) gives another handle"
+        meta = self._meta_if_known()
+        if meta is None:
+            return f"{closed}; if the store was given a name {another}"
+        if meta.session:
+            return f"{closed}, which freed the store; create it again"
+        return f"{closed}; {another}"
+
+    def _nothing_to_do(self) -> Any:
+        """Return None, or with an asynchronous client an awaitable of it.
+
+        The client may be closed, and its event loop with it.
+        """
+        link = self._link
+        return _nothing() if link is not None and link.asynchronous else None
+
+    def delete(self, *, timeout: Any = DEFAULT) -> Any:
+        """Free the store on all workers, whoever else uses it.
+
+        Parameters
+        ----------
+        timeout : float, str or None
+            Seconds or a duration such as "30s"; None waits for ever.
+
+        Returns
+        -------
+        None
+            With an asynchronous client an awaitable.
+
+        Raises
+        ------
+        StoreNotFoundError, StoreClosedError
+            If it is gone already.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.zeros(2)}, name="old")
+        >>> store.delete()
+        >>> "old" in [info.name for info in daskps.list_stores()]
+        False
+        """
+        return self._end("delete", timeout)
+
+    def _end(self, method: str, timeout: Any) -> Any:
+        seconds = config.deadline(timeout)
+        if method == "close" and self._link is not None and not self._link.live:
+            # Its client is gone, and took the session store along.
+            self._shut(method)
+            return self._nothing_to_do()
+        link = self._bind()
+        self._shut(method)
+
+        async def end() -> None:
+            try:
+                if link.live:
+                    # Waiting for a silent host is not what it times out by.
+                    wait = (
+                        {}
+                        if seconds is None
+                        else {"wait_seconds": min(60, seconds / 2)}
+                    )
+                    work = link.directory(method, uid=self.uid, **wait)
+                    await link.within(work, seconds, f"the {method} of {self.name!r}")
+            finally:
+                # Also where nobody answered: what was asked for goes on there.
+                creation.release(link, self.uid)
+
+        return link.run(end)
+
+    def __enter__(self) -> Self:
+        if self._link is not None and self._link.asynchronous:
+            raise TypeError(
+                f"store {self.name!r} belongs to an asynchronous client; use async "
+                f"with, which can await its end"
+            )
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+async def _nothing() -> None:
+    return None
+
+
+def _rebuild(cls: type[Handle], uid: str, name: str, nonce: str) -> Handle:
+    return cls(uid, name)
+
+
+def _signed(plan: Plan, producer: int, turn: Turn) -> dict[str, Call]:
+    return {
+        w: replace(c, producer=producer, sequence=turn.number, floor=turn.floor)
+        for w, c in plan.calls.items()
+    }

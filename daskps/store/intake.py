@@ -1,0 +1,337 @@
+"""What a caller hands over, made ready for the wire, or refused before it leaves.
+
+Everything that can be wrong with an array is found here, before any shard has seen
+anything, so that a refused call changes nothing anywhere.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from daskps import config
+from daskps.errors import LayoutError, NoOptimizerError, PushRejectedError
+from daskps.kernels import finite as finite_of
+from daskps.layout.arrays import (
+    DTYPES,
+    FLOATS,
+    Layout,
+    Parameter,
+    compute_dtype,
+    flatten,
+)
+
+Array = np.ndarray[Any, np.dtype[Any]]
+#: Each dtype that a store can hold, as arrays have it.
+_NATIVE = {name: np.dtype(name) for name in DTYPES}
+
+
+def as_array(value: Any, what: str, error: type[ValueError]) -> Array:
+    """Return `value` as an array of a native dtype that a store can hold.
+
+    Raises
+    ------
+    LayoutError or PushRejectedError
+        As `error` says: for masked arrays, dtypes no store holds, and what NumPy
+        cannot make an array of.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        raise error(
+            f"{what} is a masked array and a store has no mask; fill it first, for "
+            f"example with .filled(0)"
+        )
+    if hasattr(value, "__dask_graph__"):
+        raise error(f"{what} is a dask collection; call .compute() on it first")
+    if getattr(value, "requires_grad", False):
+        raise error(f"{what} is a tensor that requires grad; pass .detach().numpy()")
+    if isinstance(value, (list, tuple)) and _holds_arrays(value):
+        raise error(
+            f"{what} is a {type(value).__name__} of arrays, which are not stacked to "
+            f"one; give each a name of its own, or pass numpy.stack(...) if they are "
+            f"one array"
+        )
+    if "bfloat16" in str(getattr(value, "dtype", "")):
+        raise error(
+            f"{what} is a {type(value).__name__} of bfloat16, which a store cannot "
+            f"hold; convert it to float32 first, in torch with .float()"
+        )
+    try:
+        array = np.asarray(value)
+    except Exception as cause:
+        raise error(f"{what} cannot be made a NumPy array: {cause}") from cause
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if array.dtype.name not in DTYPES:
+        raise error(
+            f"{what} has dtype {array.dtype}, which a store cannot hold; convert it "
+            f"to one of {', '.join(DTYPES)}"
+        )
+    return array
+
+
+def _holds_arrays(values: list[Any] | tuple[Any, ...], level: int = 0) -> bool:
+    """Whether there is an array, tensor or dask collection somewhere in a list."""
+    kinds = set(map(type, values))
+    if any(
+        hasattr(kind, "__dask_graph__")
+        or (hasattr(kind, "__array__") and not issubclass(kind, np.generic))
+        for kind in kinds
+    ):
+        return True
+    # Below that many levels NumPy refuses it, also a list that contains itself.
+    nested = tuple(k for k in kinds if issubclass(k, (list, tuple)) and level < 64)
+    return any(_holds_arrays(v, level + 1) for v in values if isinstance(v, nested))
+
+
+def gradients(
+    layout: Layout,
+    optimizers: Mapping[int, str],
+    given: Any,
+    *,
+    finite: bool,
+    model: bool = False,
+) -> dict[int, Array]:
+    """Check a mapping of gradients.
+
+    Parameters
+    ----------
+    layout : Layout
+        The store's layout.
+    optimizers : mapping of int to str
+        The parameters that have an optimizer.
+    given : mapping
+        Nested mapping of name to array of the parameter's shape.
+    finite : bool
+        Whether NaN and Inf are refused.
+    model : bool
+        Whether the arrays are weights to average, which needs no optimizer.
+
+    Returns
+    -------
+    dict of int to ndarray, shape (n,)
+        By parameter index, C order, contiguous, in the parameter's compute dtype.
+
+    Raises
+    ------
+    UnknownParameterError, NoOptimizerError, PushRejectedError
+        For what its name says. Nothing has been changed anywhere.
+    """
+    found = {}
+    for name, value in plain(given).items():
+        parameter = layout[name]
+        if parameter.dtype not in FLOATS:
+            raise PushRejectedError(
+                f"parameter {name!r} is {parameter.dtype} and takes no gradient; use "
+                f"add or assign"
+            )
+        if not model and parameter.index not in optimizers:
+            raise NoOptimizerError(
+                f"a gradient was pushed for {name!r}, but the store was created "
+                f"without an optimizer for it; pass create(..., optimizer=...), or "
+                f"use add for a plain +="
+            )
+        dtype = compute_dtype(parameter.dtype)
+        found[parameter.index] = _ready(
+            value, parameter, dtype, "gradient", finite=finite
+        )
+    return found
+
+
+def values(layout: Layout, given: Any, what: str, *, finite: bool) -> dict[int, Array]:
+    """Check a mapping of deltas or new values, kept in the parameters' dtypes.
+
+    Parameters
+    ----------
+    layout : Layout
+        The store's layout.
+    given : mapping
+        Nested mapping of name to array of the parameter's shape.
+    what : str
+        "delta" or "value", for messages.
+    finite : bool
+        Whether NaN and Inf are refused.
+
+    Returns
+    -------
+    dict of int to ndarray, shape (n,)
+        By parameter index, C order, contiguous.
+
+    Raises
+    ------
+    UnknownParameterError, PushRejectedError
+        For what its name says. Nothing has been changed anywhere.
+    """
+    found = {}
+    for name, value in plain(given).items():
+        p = layout[name]
+        found[p.index] = _ready(value, p, p.dtype, what, finite=finite)
+    return found
+
+
+def scaled(
+    layout: Layout, arrays: Mapping[int, Array], weight: float, *, finite: bool
+) -> dict[int, Array]:
+    """Multiply checked gradients by a weight, refusing what overflows.
+
+    Parameters
+    ----------
+    layout : Layout
+        The store's layout.
+    arrays : mapping of int to ndarray, shape (n,)
+        Gradients by parameter index; they stay as they are.
+    weight : float
+        The factor.
+    finite : bool
+        Whether NaN and Inf are refused.
+
+    Returns
+    -------
+    dict of int to ndarray, shape (n,)
+        New arrays of the same dtypes.
+
+    Raises
+    ------
+    PushRejectedError
+        If a product is not finite. Nothing has been changed anywhere.
+    """
+    found = {}
+    for index, array in arrays.items():
+        with np.errstate(over="ignore", invalid="ignore"):
+            found[index] = np.multiply(array, weight, dtype=array.dtype)
+        if finite and not is_finite(found[index]):
+            name = layout.parameters[index].name
+            raise PushRejectedError(
+                f"the gradient of {name[:60]!r} times weight={weight:g} is not finite "
+                f"as {array.dtype}; use a smaller weight"
+            )
+    return found
+
+
+def plain(given: Any) -> dict[str, Any]:
+    """Return a flat mapping of names to what was given for them."""
+    # A dict first: an abstract class takes ten times as long to say yes.
+    if not isinstance(given, (dict, Mapping)):
+        raise TypeError(
+            f"expected a mapping of parameter names to arrays, found "
+            f"{type(given).__name__}; pass {{'w': array}}"
+        )
+    return flatten(given)
+
+
+def _ready(value: Any, p: Parameter, dtype: str, what: str, *, finite: bool) -> Array:
+    if (
+        type(value) is np.ndarray
+        and value.shape == p.shape
+        and value.dtype is _NATIVE[dtype]
+        and value.flags.c_contiguous
+    ):
+        # As in nearly every step of a loop: nothing to look into but the numbers.
+        flat = value.reshape(-1)
+    else:
+        flat = _made_ready(value, p, dtype, what)
+    if finite and dtype in FLOATS:
+        _look(flat, p, what)
+    return flat
+
+
+def look(
+    layout: Layout,
+    arrays: Mapping[int, Array],
+    advice: Callable[[], str] = lambda: _ADVICE,
+) -> None:
+    """Look for NaN and Inf in gradients that were checked with ``finite=False``.
+
+    Parameters
+    ----------
+    layout : Layout
+        The store's layout.
+    arrays : mapping of int to ndarray, shape (n,)
+        Gradients by parameter index.
+    advice : callable
+        Returns what may mend it, for whoever knows more.
+
+    Raises
+    ------
+    PushRejectedError
+        Where there are any. Nothing has been changed anywhere.
+    """
+    for index, array in arrays.items():
+        _look(array, layout.parameters[index], "gradient", advice)
+
+
+_ADVICE = (
+    "look for them in the data it comes from, lower the learning rate, clip it, or set "
+    "the configuration value daskps.finite to 'allow'"
+)
+
+
+def _look(
+    flat: Array, p: Parameter, what: str, advice: Callable[[], str] = lambda: _ADVICE
+) -> None:
+    if not is_finite(flat):
+        raise PushRejectedError(
+            f"the {what} of {p.name[:60]!r} has NaN or Inf (as {flat.dtype}); {advice()}"
+        )
+
+
+def _made_ready(value: Any, p: Parameter, dtype: str, what: str) -> Array:
+    array = as_array(value, f"the {what} of {p.name[:60]!r}", PushRejectedError)
+    if array.shape != p.shape:
+        raise PushRejectedError(
+            f"the {what} of {p.name[:60]!r} has shape {array.shape}, the parameter "
+            f"{p.shape}; shapes must be equal, nothing is broadcast"
+        )
+    if not (
+        np.can_cast(array.dtype, dtype, "same_kind")
+        or _python_ints(value, array, dtype)
+    ):
+        raise PushRejectedError(
+            f"the {what} of {p.name[:60]!r} has dtype {array.dtype} and the parameter "
+            f"{p.dtype}; that cast is not 'same_kind', convert it yourself with "
+            f".astype({p.dtype!r}) if you mean it"
+        )
+    if array.dtype != dtype:
+        array = _cast(array, dtype, p, what)
+    return np.ascontiguousarray(array).reshape(-1)
+
+
+def _python_ints(value: Any, array: Array, dtype: str) -> bool:
+    """Whether these are Python ints for an integer: NumPy looks at their values too."""
+    plain = not hasattr(value, "dtype") and array.dtype.kind in "iu"
+    return plain and np.dtype(dtype).kind in "iu"
+
+
+def _cast(array: Array, dtype: str, p: Parameter, what: str) -> Array:
+    with np.errstate(over="ignore"):
+        cast = array.astype(dtype)
+    if dtype not in FLOATS and not np.array_equal(cast, array):
+        raise PushRejectedError(
+            f"the {what} of {p.name[:60]!r} has values that {dtype} cannot hold"
+        )
+    return cast
+
+
+def is_finite(array: Array) -> bool:
+    """Return whether no element is NaN or Inf."""
+    return finite_of(array, cache_dir=_cache())
+
+
+@functools.cache
+def _cache() -> str:
+    # Without it every process compiles the loop anew, in its first push of a large
+    # array. Once: no push reads the configuration for it.
+    return str(config.load().cache)
+
+
+def spec_of(value: Any, name: str) -> Array:
+    """Return an initial value as an array a store can hold, or raise LayoutError."""
+    array = as_array(value, f"parameter {name[:60]!r}", LayoutError)
+    if array.dtype.name in FLOATS and not is_finite(array):
+        raise LayoutError(
+            f"the initial value of parameter {name[:60]!r} has NaN or Inf; start "
+            f"from finite values"
+        )
+    return array

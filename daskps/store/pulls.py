@@ -1,0 +1,257 @@
+"""The half of a store's handle that reads: pulls, and what the store is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps import config
+from daskps.cluster.caller import routes
+from daskps.cluster.wire.deadline import Deadline
+from daskps.store.handle import Handle
+from daskps.store.targets import least_version, target_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from daskps.cluster.caller.link import Pending
+    from daskps.cluster.caller.routes import Plan, Target
+    from daskps.cluster.caller.shard_map import Meta
+    from daskps.layout.arrays import Layout
+    from daskps.version import Version
+
+Array = np.ndarray[Any, np.dtype[Any]]
+DEFAULT = config.DEFAULT
+
+
+class Readable(Handle):
+    """Reading parameters and properties of a store.
+
+    Parameters
+    ----------
+    uid, name : str
+        Which store.
+    """
+
+    # -- pulls ---------------------------------------------------------------
+
+    def pull(
+        self,
+        names: str | Iterable[str] | None = None,
+        *,
+        out: Mapping[str, Array] | None = None,
+        min_version: int | None = None,
+        timeout: Any = DEFAULT,
+    ) -> Any:
+        """Read parameters.
+
+        Parameters
+        ----------
+        names : str or iterable of str, optional
+            Which parameters; all by default.
+        out : mapping of str to ndarray, optional
+            Arrays of the parameters' shapes and dtypes to fill; they are returned.
+        min_version : int or Version, optional
+            Wait until this version is reached: exactly the shards and versions of a
+            :class:`Version`, or by every shard the pull touches.
+        timeout : float, str or None
+            Seconds or a duration such as "30s"; None waits for ever.
+
+        Returns
+        -------
+        dict of str to ndarray
+            What each shard held at one version; shards may differ in theirs.
+
+        Raises
+        ------
+        UnknownParameterError, ShardLostError, StoreClosedError, TimeoutError
+            For what its name says.
+        ValueError, TypeError
+            For an `out` that does not fit, and a `min_version` that no store reaches.
+
+        Notes
+        -----
+        During a BSP run shards may be a round apart. What is pulled then may be a round
+        that is withdrawn when the run fails; a :meth:`snapshot` never is.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.arange(3.0), "b": 1.0})
+        >>> store.pull("w")
+        {'w': array([0., 1., 2.])}
+        >>> buffer = np.empty(3)
+        >>> store.pull("w", out={"w": buffer})["w"] is buffer
+        True
+        """
+        make, finish = self._pulling(names, out, min_version)
+        return self._do(make, timeout, "a pull", finish=finish)
+
+    def pull_async(
+        self,
+        names: str | Iterable[str] | None = None,
+        *,
+        out: Mapping[str, Array] | None = None,
+        min_version: int | None = None,
+        timeout: Any = DEFAULT,
+    ) -> Pending[dict[str, Array]]:
+        """Start a pull and return its future.
+
+        Parameters
+        ----------
+        names, out, min_version, timeout
+            As in :meth:`pull`. `out` belongs to the pull until it is done.
+
+        Returns
+        -------
+        Future
+            Like one of `concurrent.futures`, and awaitable.
+
+        Raises
+        ------
+        ValueError, TypeError
+            For arguments that cannot be, before anything is sent.
+        StoreClosedError
+            If this handle was closed. All other errors of :meth:`pull` are the future's.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.arange(3.0)})
+        >>> future = store.pull_async()
+        >>> future.result()["w"]
+        array([0., 1., 2.])
+        """
+        seconds = config.deadline(timeout)
+        link = self._bind()
+        make, finish = self._pulling(names, out, min_version)
+        # One deadline for all of it, from here on.
+        deadline = Deadline(seconds, f"a pull of store {self.name!r}")
+        return link.start(
+            lambda: self._do_async(link, make, deadline, finish=finish, source=None)
+        )
+
+    def _pulling(
+        self,
+        names: str | Iterable[str] | None,
+        out: Mapping[str, Array] | None,
+        min_version: int | None,
+    ) -> tuple[Callable[[Meta], Plan], Callable[[Any], dict[str, Array]]]:
+        """Return what plans a pull, and what makes its result of the answers."""
+        target: list[Target] = []
+        least = least_version(min_version)
+
+        def make(meta: Meta) -> Plan:
+            target.append(target_of(meta, names, out))
+            return routes.read(meta, target[0], least, self._call_of())
+
+        def finish(_: Any) -> dict[str, Array]:
+            found: dict[str, Array] = target[0].finish()
+            return found
+
+        return make, finish
+
+    def _seen(self, version: Version) -> Version:
+        # For `_repr_html_`, which must not ask anybody.
+        known = dict(enumerate(self._last_versions)) | dict(version.pairs)
+        if self._shards is not None:
+            n = self._shards.meta.layout.n_shards
+            self._last_versions = tuple(known.get(i, 0) for i in range(n))
+        return version
+
+    def _told(self, rows: Iterable[Iterable[tuple[int, int]]]) -> tuple[int, ...]:
+        pairs = sorted((shard, v) for row in rows for shard, v in row)
+        self._last_versions = tuple(v for _, v in pairs)
+        return self._last_versions
+
+    # -- what it is ----------------------------------------------------------
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the parameters, in order."""
+        return [p.name for p in self.layout.parameters]
+
+    @property
+    def layout(self) -> Layout:
+        """Names, shapes, dtypes and how they are cut into shards."""
+        return self._attached().meta.layout
+
+    @property
+    def placement(self) -> tuple[str, ...]:
+        """Address of each shard's owner, as this handle's latest call has found it."""
+        return self._attached().meta.owners
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one copy of all values."""
+        return self.layout.nbytes
+
+    @property
+    def optimizer(self) -> dict[str, str]:
+        """For each parameter with an update rule, the rule's repr."""
+        meta = self._attached().meta
+        return {
+            meta.layout.parameters[i].name: rule for i, rule in meta.optimizers.items()
+        }
+
+    @property
+    def version(self) -> Any:
+        """Smallest version of all shards; awaitable with an asynchronous client."""
+        return self._ask("versions", lambda rows: min(self._told(rows)))
+
+    @property
+    def versions(self) -> Any:
+        """Version of each shard; awaitable with an asynchronous client."""
+        return self._ask("versions", self._told)
+
+    def stats(self, *, timeout: Any = DEFAULT) -> Any:
+        """Return counters.
+
+        Parameters
+        ----------
+        timeout : float, str or None
+            Seconds or a duration such as "30s"; None waits for ever.
+
+        Returns
+        -------
+        dict
+            "shards": one row per shard, with its worker, generation, version, bytes
+            of its values ("nbytes") and of all its memory ("segment_nbytes"), whether
+            readers take its lock ("locked_reads"), pushes, duplicates and parked calls,
+            and the calls its host has served for all its shards ("calls"). "handle":
+            of this handle in this process, the way that verbs take from here to each
+            worker ("ways": "process" is a call, "machine" acts on the shards' memory,
+            "message" goes over the network), messages, calls without one
+            ("local_calls"), bytes of the arrays in messages ("nbytes"), and retries.
+
+        Raises
+        ------
+        ShardLostError, StoreClosedError, TimeoutError
+            For what its name says.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.zeros(3)}, optimizer=daskps.optim.SGD(0.1))
+        >>> _ = store.push({"w": np.ones(3)})
+        >>> [row["pushes"] for row in store.stats()["shards"]]
+        [1, 1]
+        """
+        on_loop = self._bind().asynchronous
+
+        def finish(rows: list[list[dict[str, Any]]]) -> dict[str, Any]:
+            found = sorted((r for rs in rows for r in rs), key=lambda r: r["shard"])
+            handle: dict[str, Any] = {}
+            if (shards := self._shards) is not None:
+                handle = {"ways": shards.ways.names(on_loop), **asdict(shards.counters)}
+            return {"shards": found, "handle": handle}
+
+        return self._ask("stats", finish, timeout)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.layout.by_name
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.layout.parameters)

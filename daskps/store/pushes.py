@@ -1,0 +1,317 @@
+"""The half of a store's handle that changes parameters: push, add, assign."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps import config
+from daskps.cluster.caller import routes
+from daskps.cluster.caller.routes import ADD, ASSIGN, GRADIENT, Plan, Target
+from daskps.cluster.wire.deadline import Deadline
+from daskps.errors import PushRejectedError, UnknownParameterError
+from daskps.store import intake
+from daskps.store.pulls import Readable
+from daskps.store.targets import flag, number, target_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from daskps.cluster.caller.link import Pending
+    from daskps.cluster.caller.shard_map import Meta
+    from daskps.version import Version
+
+Array = np.ndarray[Any, np.dtype[Any]]
+DEFAULT = config.DEFAULT
+
+
+class Writable(Readable):
+    """Pushing to the parameters of a store.
+
+    Parameters
+    ----------
+    uid, name : str
+        Which store.
+    """
+
+    def push(
+        self,
+        grads: Mapping[str, Any],
+        *,
+        weight: float = 1.0,
+        lr: float | None = None,
+        timeout: Any = DEFAULT,
+    ) -> Any:
+        """Apply gradients: one optimizer step, on arrival.
+
+        Parameters
+        ----------
+        grads : mapping
+            Name to gradient, of the parameter's shape; may be nested. Parameters
+            that are not named are not updated and their step count stays.
+        weight : float
+            Multiplies the gradients.
+        lr : float, optional
+            Learning rate of this step, instead of the optimizer's own.
+        timeout : float, str or None
+            Seconds or a duration such as "30s"; None waits for ever.
+
+        Returns
+        -------
+        Version
+            What the shards reached; pass it as `min_version` to see the effect.
+
+        Raises
+        ------
+        PushRejectedError, UnknownParameterError, NoOptimizerError
+            Nothing was changed.
+        ConsistencyError
+            During a BSP run, which has the store to itself.
+        ShardLostError, StoreClosedError, TimeoutError
+            For what its name says; each shard applied it once or not at all.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.zeros(3)}, optimizer=daskps.optim.SGD(0.1))
+        >>> version = store.push({"w": np.ones(3)})
+        >>> version
+        1
+        >>> store.pull(min_version=version)["w"]
+        array([-0.1, -0.1, -0.1])
+        """
+        make = self._pushing(grads, weight, lr)
+        return self._do(make, timeout, "a push", finish=self._seen, producer=True)
+
+    def _pushing(
+        self,
+        grads: Any,
+        weight: float,
+        lr: float | None,
+        target: Callable[[Meta], Target | None] = lambda _: None,
+    ) -> Callable[[Meta], Plan]:
+        """Check the numbers now; check the gradients once the store is known."""
+        rate = None if lr is None else number(lr, "lr", least=0.0)
+        head = self._call_of(kind=GRADIENT, lr=rate)
+        factor = number(weight, "weight")
+
+        def make(meta: Meta) -> Plan:
+            where = target(meta)
+            finite = config.check_finite()
+            arrays = intake.gradients(
+                meta.layout, meta.optimizers, grads, finite=finite
+            )
+            if factor != 1.0:
+                arrays = intake.scaled(meta.layout, arrays, factor, finite=finite)
+            return routes.push(meta, arrays, head, target=where)
+
+        return make
+
+    def push_async(
+        self,
+        grads: Mapping[str, Any],
+        *,
+        weight: float = 1.0,
+        lr: float | None = None,
+        timeout: Any = DEFAULT,
+    ) -> Pending[Version]:
+        """Start a push and return its future.
+
+        Parameters
+        ----------
+        grads, weight, lr, timeout
+            As in :meth:`push`. The gradients are copied before this returns.
+
+        Returns
+        -------
+        Future
+            Like one of `concurrent.futures`, and awaitable.
+
+        Raises
+        ------
+        PushRejectedError, ValueError, TypeError
+            For arguments that cannot be, before anything is sent.
+        StoreClosedError
+            If this handle was closed. All other errors of :meth:`push` are the future's.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.zeros(3)}, optimizer=daskps.optim.SGD(0.1))
+        >>> future = store.push_async({"w": np.ones(3)})
+        >>> future.result()
+        1
+        """
+        seconds = config.deadline(timeout)
+        link = self._bind()
+        source = self._producer_here(link)
+        given = {n: _copied(n, v) for n, v in intake.plain(grads).items()}
+        make = self._pushing(given, weight, lr)
+        what = f"a push of store {self.name!r}"
+        return link.start(
+            lambda: self._do_async(
+                link,
+                make,
+                Deadline(seconds, what),
+                finish=self._seen,
+                source=source,
+            )
+        )
+
+    def add(self, deltas: Mapping[str, Any], *, timeout: Any = DEFAULT) -> Any:
+        """Add to parameters: a plain ``+=`` that no optimizer sees.
+
+        Parameters
+        ----------
+        deltas : mapping
+            Name to array of the parameter's shape; integers for integers.
+        timeout : float, str or None
+            Seconds or a duration such as "30s"; None waits for ever.
+
+        Returns
+        -------
+        Version
+            What the shards reached.
+
+        Raises
+        ------
+        PushRejectedError, UnknownParameterError, ConsistencyError
+            As for :meth:`push`.
+
+        Examples
+        --------
+        >>> store = daskps.create({"seen": np.zeros(2, "int64")})
+        >>> _ = store.add({"seen": np.array([3, 4])})
+        >>> store.pull()["seen"]
+        array([3, 4])
+        """
+        make = self._placing(ADD, deltas, "delta")
+        return self._do(make, timeout, "an add", finish=self._seen, producer=True)
+
+    def assign(
+        self,
+        values: Mapping[str, Any],
+        *,
+        allow_extra: bool = False,
+        allow_missing: bool = True,
+        timeout: Any = DEFAULT,
+    ) -> Any:
+        """Replace parameters; optimizer state stays.
+
+        Parameters
+        ----------
+        values : mapping
+            Name to array of the parameter's shape.
+        allow_extra : bool
+            Ignore names the store does not hold.
+        allow_missing : bool
+            Leave parameters that are not named as they are.
+        timeout : float, str or None
+            Seconds or a duration such as "30s"; None waits for ever.
+
+        Returns
+        -------
+        Version
+            What the shards reached.
+
+        Raises
+        ------
+        PushRejectedError, UnknownParameterError, ConsistencyError
+            As for :meth:`push`.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.zeros(2), "b": 1.0})
+        >>> _ = store.assign({"w": np.array([5.0, 6.0])})
+        >>> store.pull()
+        {'w': array([5., 6.]), 'b': array(1.)}
+        """
+        make = self._placing(
+            ASSIGN,
+            values,
+            "value",
+            extra=flag(allow_extra, "allow_extra"),
+            missing=flag(allow_missing, "allow_missing"),
+        )
+        return self._do(make, timeout, "an assign", finish=self._seen, producer=True)
+
+    def _placing(
+        self,
+        kind: str,
+        given: Any,
+        what: str,
+        *,
+        extra: bool = False,
+        missing: bool = True,
+    ) -> Callable[[Meta], Plan]:
+        def make(meta: Meta) -> Plan:
+            named = intake.plain(given)
+            if extra:
+                named = {n: v for n, v in named.items() if n in meta.layout.by_name}
+            absent = [n for n in meta.layout.by_name if n not in named]
+            if absent and not missing:
+                raise UnknownParameterError(
+                    f"no value for {absent[:8]}; name all parameters or pass "
+                    f"allow_missing=True"
+                )
+            finite = config.check_finite()
+            arrays = intake.values(meta.layout, named, what, finite=finite)
+            return routes.push(meta, arrays, self._call_of(kind=kind))
+
+        return make
+
+    def pushpull(
+        self,
+        grads: Mapping[str, Any],
+        *,
+        weight: float = 1.0,
+        lr: float | None = None,
+        out: Mapping[str, Array] | None = None,
+        timeout: Any = DEFAULT,
+    ) -> Any:
+        """Push gradients and read all parameters in one round trip.
+
+        Parameters
+        ----------
+        grads, weight, lr
+            As in :meth:`push`.
+        out : mapping of str to ndarray, optional
+            As in :meth:`pull`.
+        timeout : float, str or None
+            Seconds or a duration such as "30s"; None waits for ever.
+
+        Returns
+        -------
+        dict of str to ndarray
+            Parameters that contain this push.
+
+        Raises
+        ------
+        PushRejectedError, UnknownParameterError, NoOptimizerError, ConsistencyError
+            As for :meth:`push`.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.zeros(3)}, optimizer=daskps.optim.SGD(0.1))
+        >>> store.pushpull({"w": np.ones(3)})["w"]
+        array([-0.1, -0.1, -0.1])
+        """
+        target: list[Target] = []
+
+        def where(meta: Meta) -> Target:
+            target.append(target_of(meta, None, out))
+            return target[0]
+
+        make = self._pushing(grads, weight, lr, where)
+        return self._do(
+            make,
+            timeout,
+            "a pushpull",
+            finish=lambda _: target[0].finish(),
+            producer=True,
+        )
+
+
+def _copied(name: str, value: Any) -> Array:
+    # Checked before it is copied: a copy would have lost a mask.
+    what = f"the gradient of {name[:60]!r}"
+    return intake.as_array(value, what, PushRejectedError).copy()

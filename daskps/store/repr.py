@@ -1,0 +1,184 @@
+"""How stores and parameters show themselves, without asking anybody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dask.utils import format_bytes
+from dask.widgets.widgets import TEMPLATE_PATHS, get_template
+
+from daskps.layout.arrays import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from daskps.cluster.caller.shard_map import Meta
+    from daskps.layout.arrays import Layout
+
+_TEMPLATES = str(Path(__file__).parent / "widgets")
+if _TEMPLATES not in TEMPLATE_PATHS:
+    TEMPLATE_PATHS.append(_TEMPLATES)
+#: Rows of a table before it is cut.
+MOST_ROWS = 30
+
+
+def store_line(name: str, meta: Meta | None) -> str:
+    """Return the one-line form of a store."""
+    if meta is None:
+        return f"<daskps.ParameterStore {name!r}>"
+    layout = meta.layout
+    n, k, w = len(layout.parameters), layout.n_shards, len(set(meta.owners))
+    return (
+        f"<daskps.ParameterStore {name!r}: {counted(n, 'parameter')}, "
+        f"{format_bytes(layout.nbytes)}, {counted(k, 'shard')} on "
+        f"{counted(w, 'worker')}>"
+    )
+
+
+def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lay rows out in columns as wide as their longest entry.
+
+    Parameters
+    ----------
+    heads : sequence of str
+        Names of the columns.
+    rows : sequence of sequence of str
+        An entry for each of them.
+
+    Returns
+    -------
+    list of str
+        A line for the heads and one for each row.
+    """
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    return [
+        "  ".join(e.ljust(w) for e, w in zip(row, widths, strict=True)).rstrip()
+        for row in (heads, *rows)
+    ]
+
+
+def html_table(
+    line: str,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    notes: Iterable[str] = (),
+) -> str:
+    """Return a table below a line that says what it is.
+
+    Parameters
+    ----------
+    line : str
+        That line.
+    heads : sequence of str
+        Names of the columns.
+    rows : sequence of sequence of str
+        An entry for each of them; of many the first and the last are shown.
+    notes : iterable of str
+        Lines between the first one and the table.
+
+    Returns
+    -------
+    str
+        HTML, all of it escaped.
+    """
+    shown = list(rows)
+    if more := max(0, len(shown) - MOST_ROWS):
+        half = MOST_ROWS // 2
+        shown[half:-half] = [[f"… {more} more", *[""] * (len(heads) - 1)]]
+    return get_template("daskps_table.html.j2").render(
+        line=line, heads=heads, rows=shown, notes=[*notes]
+    )
+
+
+def snapshot_html(name: str, version: int, layout: Layout) -> str:
+    """Return the table of a snapshot's parameters."""
+    heads = ("parameter", "shape", "dtype", "bytes")
+    rows = [
+        (p.name, str(p.shape), p.dtype, format_bytes(p.nbytes))
+        for p in layout.parameters
+    ]
+    return html_table(snapshot_line(name, version, layout), heads, rows)
+
+
+def snapshot_line(name: str, version: int, layout: Layout) -> str:
+    """Return the one-line form of a snapshot."""
+    n = len(layout.parameters)
+    return (
+        f"<daskps.Snapshot of store {name!r} at version {version}: "
+        f"{counted(n, 'parameter')}, {format_bytes(layout.nbytes)}>"
+    )
+
+
+def store_html(name: str, meta: Meta | None, versions: Sequence[int]) -> str:
+    """Return the table of a store's parameters and shards."""
+    if meta is None:
+        return get_template("daskps_store.html.j2").render(
+            name=name, parameters=[], shards=[], more=0, line=store_line(name, None)
+        )
+    layout = meta.layout
+    parameters = [
+        {
+            "name": p.name,
+            "shape": p.shape,
+            "dtype": p.dtype,
+            "nbytes": format_bytes(p.nbytes),
+            "optimizer": meta.optimizers.get(p.index, "none"),
+        }
+        for p in layout.parameters[:MOST_ROWS]
+    ]
+    shards = [
+        {
+            "index": i,
+            "worker": owner,
+            "nbytes": format_bytes(layout.shard_nbytes(i)),
+            "version": versions[i] if i < len(versions) else "not asked yet",
+        }
+        for i, owner in enumerate(meta.owners[:MOST_ROWS])
+    ]
+    return get_template("daskps_store.html.j2").render(
+        name=name,
+        line=store_line(name, meta),
+        parameters=parameters,
+        shards=shards,
+        more=max(0, len(layout.parameters) - MOST_ROWS, layout.n_shards - MOST_ROWS),
+    )
+
+
+def array_html(array: Any, store: str, chunks: tuple[tuple[int, ...], ...]) -> str:
+    """Return the table of one parameter, with dask.array's picture of its shards.
+
+    Parameters
+    ----------
+    array : ParameterArray
+        The parameter.
+    store : str
+        Name of its store.
+    chunks : tuple of tuple of int
+        Lengths of its shards' parts along each axis; empty where nobody knows.
+
+    Returns
+    -------
+    str
+        HTML.
+    """
+    return get_template("daskps_array.html.j2").render(
+        shards=len(chunks[0]) if chunks else 0,
+        picture=_picture(chunks),
+        name=array.name,
+        shape=array.shape,
+        dtype=str(array.dtype),
+        nbytes=format_bytes(array.nbytes),
+        store=store,
+    )
+
+
+def _picture(chunks: tuple[tuple[int, ...], ...]) -> str:
+    """Return how dask.array draws these chunks; nothing where it cannot."""
+    if not chunks or not all(map(all, chunks)):
+        return ""
+    try:
+        from dask.array.svg import svg
+    except ImportError:  # Dask without its arrays
+        return ""
+    return str(svg(chunks, size=120))

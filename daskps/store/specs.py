@@ -1,0 +1,241 @@
+"""What a store can be made of, besides arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from daskps.cluster.caller.creation import Blueprint
+from daskps.errors import LayoutError
+from daskps.layout.arrays import DTYPES, FLOATS, flatten
+from daskps.limits import STORE_NAME_NBYTES, check_parameters, check_shards
+from daskps.optim import Rule, resolve
+from daskps.store.intake import Array, spec_of
+from daskps.store.targets import flag
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """A parameter that its owners make themselves; nothing travels.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Shape of the parameter.
+    dtype : dtype, default "float32"
+        A float, integer or bool dtype.
+    init : number or callable, default 0
+        A number, an initializer of :mod:`daskps.init`, or a function
+        ``(shape, dtype, rng) -> ndarray`` that is called with ``shape=(n,)``,
+        n ≤ 65,536, for one block of the parameter's elements after the other.
+
+    Examples
+    --------
+    >>> import daskps
+    >>> ArraySpec((1000, 10), "float32", daskps.init.normal(std=0.01)).shape
+    (1000, 10)
+    """
+
+    shape: Any
+    dtype: Any = "float32"
+    init: Any = 0
+
+    def __post_init__(self) -> None:
+        given: Any = self.shape
+        shape = (given,) if isinstance(given, int) else tuple(given)
+        if any(
+            isinstance(n, bool) or not isinstance(n, (int, np.integer)) for n in shape
+        ):
+            raise TypeError(f"shape is a tuple of int, found {self.shape!r}")
+        if any(n < 0 for n in shape):
+            raise LayoutError(f"shape {shape} has a negative length")
+        name = np.dtype(self.dtype).name
+        if name not in DTYPES:
+            raise LayoutError(
+                f"dtype {name} cannot be held by a store; use one of {', '.join(DTYPES)}"
+            )
+        object.__setattr__(self, "shape", tuple(int(n) for n in shape))
+        object.__setattr__(self, "dtype", name)
+
+
+def blueprint(
+    params: Any,
+    *,
+    name: str | None,
+    optimizer: Any,
+    shards: int | None,
+    servers: str | Sequence[str],
+    seed: int,
+    overwrite: bool,
+) -> Blueprint:
+    """Check everything `create` was given, without the cluster.
+
+    Raises
+    ------
+    LayoutError, TypeError, ValueError
+        For what no store can be made of.
+    """
+    if not isinstance(params, Mapping):
+        raise TypeError(
+            f"params must be a mapping of names to arrays, found "
+            f"{type(params).__name__}; pass {{'w': array}}"
+        )
+    flat = flatten(params)
+    if not flat:
+        raise LayoutError("params is empty; a store needs at least one parameter")
+    number = _checked_shards(shards)
+    # Before anything of their number is made; once more when their shapes are known.
+    check_parameters((), len(flat), number or 1)
+    shapes: dict[str, tuple[tuple[int, ...], str]] = {}
+    arrays: dict[int, Array] = {}
+    collections: dict[int, Any] = {}
+    initializers: dict[int, Any] = {}
+    for index, (key, value) in enumerate(flat.items()):
+        _encoded(key, "parameter name", LayoutError)
+        if isinstance(value, ArraySpec):
+            shapes[key] = (value.shape, value.dtype)
+            initializers[index] = value.init
+        elif hasattr(value, "__dask_graph__"):
+            shapes[key], collections[index] = _collection(key, value)
+        else:
+            array = spec_of(value, key)
+            shapes[key] = (array.shape, array.dtype.name)
+            arrays[index] = np.ascontiguousarray(array).reshape(-1)
+    rows = ((key, shape, dtype) for key, (shape, dtype) in shapes.items())
+    check_parameters(rows, len(shapes), number or 1)
+    return Blueprint(
+        name=None if name is None else checked_name(name),
+        shapes=shapes,
+        arrays=arrays,
+        collections=collections,
+        initializers=initializers,
+        rules=_rules(optimizer, shapes),
+        shards=number,
+        servers=_checked_servers(servers),
+        seed=_checked_seed(seed),
+        overwrite=flag(overwrite, "overwrite"),
+    )
+
+
+def _collection(key: str, value: Any) -> tuple[tuple[tuple[int, ...], str], Any]:
+    # By type: a Delayed has every attribute one asks for.
+    if not isinstance(getattr(value, "chunks", None), tuple):
+        raise LayoutError(
+            f"parameter {key!r} is a {type(value).__name__}; of dask collections a "
+            f"store takes arrays, use .to_dask_array(lengths=True)"
+        )
+    if any(np.isnan(n) for n in value.shape):
+        raise LayoutError(
+            f"parameter {key!r} is a dask array of unknown chunk sizes; call "
+            f".compute_chunk_sizes() on it first"
+        )
+    dtype = value.dtype.name
+    if dtype not in DTYPES:
+        raise LayoutError(
+            f"parameter {key!r} has dtype {value.dtype}, which a store cannot hold; "
+            f"use one of {', '.join(DTYPES)}"
+        )
+    checked = value.map_blocks(
+        _checked_chunk,
+        key,
+        dtype=value.dtype,
+        meta=np.empty((0,) * value.ndim, dtype),
+        # Ours, so that what fails in it is told once, where `create` was called.
+        token="daskps-checked",
+    )
+    return (tuple(int(n) for n in value.shape), dtype), checked
+
+
+def _checked_chunk(chunk: Any, key: str, block_info: Any = None) -> Array:
+    """Return a chunk that is what its dask array says; runs on the workers."""
+    array = spec_of(chunk, key)
+    said = block_info[None]
+    shape, dtype = tuple(said["chunk-shape"]), np.dtype(said["dtype"])
+    if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise LayoutError(
+            f"a chunk of parameter {key[:60]!r} has shape {array.shape} and dtype "
+            f"{array.dtype}, but its dask array says {shape} and {dtype}; give the "
+            f"function that made it the right chunks= and dtype="
+        )
+    return array
+
+
+def _rules(
+    optimizer: Any, shapes: Mapping[str, tuple[tuple[int, ...], str]]
+) -> dict[int, Rule]:
+    if optimizer is None:
+        return {}
+    floats = [n for n, (_, dtype) in shapes.items() if dtype in FLOATS]
+    if not floats and isinstance(optimizer, Rule):
+        raise LayoutError(
+            "the store has no float parameter, so an optimizer has nothing to do; "
+            "leave optimizer= out"
+        )
+    resolved = resolve(optimizer, floats)
+    return {i: resolved[n] for i, n in enumerate(shapes) if n in resolved}
+
+
+def checked_name(name: Any) -> str:
+    """Return the name of a store, or refuse what can be none."""
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a store is a str, found {name!r:.60}")
+    if not name:
+        raise ValueError("name is empty; create a store without name= for a session")
+    nbytes = len(_encoded(name, "name", ValueError))
+    if nbytes > STORE_NAME_NBYTES:
+        raise ValueError(
+            f"name has {nbytes} bytes, at most {STORE_NAME_NBYTES} are "
+            f"allowed; choose a shorter one"
+        )
+    return name
+
+
+def _encoded(name: str, what: str, error: type[ValueError]) -> bytes:
+    """Return a name as it travels."""
+    try:
+        return name.encode()
+    except UnicodeEncodeError:
+        raise error(
+            f"{what} {name[:60]!r} has half of a character (a lone surrogate) and "
+            f"cannot be sent; decode it with errors='replace' where it comes from"
+        ) from None
+
+
+def _checked_shards(shards: Any) -> int | None:
+    if shards is None:
+        return None
+    if isinstance(shards, bool) or not isinstance(shards, (int, np.integer)):
+        raise TypeError(f"shards is an int, found {shards!r}")
+    check_shards(int(shards))
+    return int(shards)
+
+
+def _checked_servers(servers: Any) -> str | list[str]:
+    if not isinstance(servers, str):
+        found = list(servers) if isinstance(servers, Iterable) else []
+        if not found or not all(isinstance(s, str) for s in found):
+            raise TypeError(
+                f"servers is 'auto', 'all', 'resource:NAME' or a list of worker "
+                f"addresses, found {servers!r}"
+            )
+        for server in found:
+            _encoded(server, "server", ValueError)
+        return found
+    _encoded(servers, "servers", ValueError)
+    if servers in ("auto", "all") or servers.removeprefix("resource:") != servers:
+        return servers
+    raise ValueError(
+        f"servers={servers!r} is not known; choose 'auto', 'all', 'resource:NAME' or "
+        f"a list of worker addresses"
+    )
+
+
+def _checked_seed(seed: Any) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+        raise TypeError(f"seed is an int, found {seed!r}")
+    if seed < 0:
+        raise ValueError(f"seed must be 0 or more, found {seed}")
+    return int(seed)

@@ -1,0 +1,264 @@
+"""Making, finding and listing stores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dask.utils import format_bytes
+
+from daskps import config
+from daskps.cluster.caller import creation
+from daskps.cluster.caller.finding import find
+from daskps.cluster.caller.link import current_link
+from daskps.layout.arrays import counted
+from daskps.store.awaiting import opening
+from daskps.store.repr import html_table, text_table
+from daskps.store.specs import blueprint, checked_name
+from daskps.store.store import ParameterStore
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+DEFAULT = config.DEFAULT
+
+
+@dataclass(frozen=True)
+class StoreInfo:
+    """One row of :func:`list_stores`.
+
+    Parameters
+    ----------
+    name, uid : str
+        Which store.
+    session : bool
+        Whether it goes with its client.
+    parameters, shards, workers : int
+        How many there are.
+    nbytes : int
+        Bytes of one copy of the values.
+
+    Examples
+    --------
+    >>> store = daskps.create({"w": np.zeros(2)}, name="listed")
+    >>> [info] = [info for info in daskps.list_stores() if info.name == "listed"]
+    >>> info.session, info.parameters, info.shards, info.workers, info.nbytes
+    (False, 1, 2, 2, 16)
+    >>> store.delete()
+    """
+
+    name: str
+    uid: str
+    session: bool
+    parameters: int
+    shards: int
+    workers: int
+    nbytes: int
+
+
+class StoreList(list[StoreInfo]):
+    """The stores of a cluster, which show themselves as a table."""
+
+    def _table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        heads = ("name", "kind", "parameters", "bytes", "shards", "workers")
+        rows: list[tuple[str, ...]] = [
+            (
+                info.name,
+                "session" if info.session else "named",
+                str(info.parameters),
+                format_bytes(info.nbytes),
+                str(info.shards),
+                str(info.workers),
+            )
+            for info in self
+        ]
+        return heads, rows
+
+    def __repr__(self) -> str:
+        return "\n".join(text_table(*self._table())) if self else "no stores"
+
+    def _repr_html_(self) -> str:
+        return html_table(counted(len(self), "store"), *self._table())
+
+
+def create(  # noqa: PLR0913 - the public contract
+    params: Mapping[str, Any],
+    *,
+    name: str | None = None,
+    client: Any = None,
+    optimizer: Any = None,
+    shards: int | None = None,
+    servers: str | Sequence[str] = "auto",
+    seed: int = 0,
+    overwrite: bool = False,
+    timeout: Any = DEFAULT,
+) -> Any:
+    """Create a store on the workers of a Dask cluster.
+
+    Parameters
+    ----------
+    params : mapping
+        Name to ndarray, scalar, dask array or :class:`ArraySpec`; nested mappings
+        are flattened with "/".
+    name : str, optional
+        Up to 200 bytes. A named store stays until :meth:`ParameterStore.delete` and
+        any client can :func:`open` it; without a name it goes with the client.
+    client : distributed.Client, optional
+        The client; the current one by default.
+    optimizer : daskps.optim.Rule or mapping of str to Rule, optional
+        The update rule of pushes, or one per pattern of parameter names.
+    shards : int, optional
+        Number of shards, at most 16,384; one per server by default.
+    servers : {"auto", "all"}, "resource:NAME" or list of str
+        Workers that own shards: all of them, or those with the resource ``PS`` when
+        any has it ("auto"); or worker addresses.
+    seed : int
+        Seed of initializers.
+    overwrite : bool
+        Replace a store of that name.
+    timeout : float, str or None
+        Seconds or a duration such as "30s"; None waits for ever.
+
+    Returns
+    -------
+    ParameterStore
+        A handle; with an asynchronous client an awaitable of one, which ``async with``
+        takes too.
+
+    Raises
+    ------
+    StoreExistsError
+        If the name is taken.
+    LayoutError
+        For values no store can hold, patterns that do not fit, too little memory.
+    NotEnoughWorkersError
+        If no worker, or not all that were named, can be found.
+    ValueError, TypeError
+        For arguments that cannot be, and without a client.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from distributed import Client
+    >>> with Client(processes=False, dashboard_address="127.0.0.1:0") as client:
+    ...     with create({"w": np.zeros(3)}) as store:
+    ...         _ = store.add({"w": np.arange(3.0)})
+    ...         store["w"].pull()
+    array([0., 1., 2.])
+    """
+    seconds = config.deadline(timeout)
+    plan = blueprint(
+        params,
+        name=name,
+        optimizer=optimizer,
+        shards=shards,
+        servers=servers,
+        seed=seed,
+        overwrite=overwrite,
+    )
+    link = current_link(client)
+
+    async def make() -> ParameterStore:
+        meta = await creation.create(link, plan, seconds)
+        return ParameterStore._of(meta, link)
+
+    return opening(link.run_beside(make))
+
+
+def open(  # noqa: A001 - as in zarr.open
+    name: str, *, client: Any = None, wait: Any = None, timeout: Any = DEFAULT
+) -> Any:
+    """Attach to a named store.
+
+    Parameters
+    ----------
+    name : str
+        Its name.
+    client : distributed.Client, optional
+        The client; the current one by default.
+    wait : float or str, optional
+        Seconds, or a duration such as "30s", to wait for somebody to create the store;
+        ``math.inf`` waits for ever. By default it must be there. In a task the wait
+        keeps the task's thread.
+    timeout : float, str or None
+        Seconds or a duration such as "30s" for all of it, the wait included; None waits
+        for ever. The configured default does not cut a wait short: it counts from the
+        end of `wait`.
+
+    Returns
+    -------
+    ParameterStore
+        A handle; with an asynchronous client an awaitable of one, which ``async with``
+        takes too. The store holds its initial values.
+
+    Raises
+    ------
+    StoreNotFoundError
+        If there is none of that name, or none when the wait is over.
+    ValueError, TypeError
+        For what can be no name, and without a client.
+    TimeoutError
+        If `timeout` ends first.
+
+    Examples
+    --------
+    >>> daskps.create({"w": np.arange(3.0)}, name="kept")
+    <daskps.ParameterStore 'kept': 1 parameter, 24 B, 2 shards on 2 workers>
+    >>> store = daskps.open("kept", wait="30s")
+    >>> store["w"].pull()
+    array([0., 1., 2.])
+    >>> store.delete()
+    """
+    name = checked_name(name)
+    waiting = 0.0 if wait is None else config.deadline(wait, "wait")
+    seconds = config.deadline(timeout)
+    if timeout is DEFAULT and seconds is not None:
+        seconds = None if waiting is None else waiting + seconds
+    link = current_link(client)
+
+    async def attach() -> ParameterStore:
+        return ParameterStore._of(await find(link, name, waiting), link)
+
+    what = f"store {name!r}"
+    return opening(link.run(lambda: link.within(attach(), seconds, what)))
+
+
+def list_stores(*, client: Any = None, timeout: Any = DEFAULT) -> Any:
+    """List the stores of a cluster.
+
+    Parameters
+    ----------
+    client : distributed.Client, optional
+        The client; the current one by default.
+    timeout : float, str or None
+        Seconds or a duration such as "30s"; None waits for ever.
+
+    Returns
+    -------
+    list of StoreInfo
+        One row per store, shown as a table; with an asynchronous client an awaitable
+        of it.
+
+    Raises
+    ------
+    ValueError
+        Without a client.
+    TimeoutError
+        If the directory does not answer.
+
+    Examples
+    --------
+    >>> store = daskps.create({"w": np.zeros(2)}, name="model")
+    >>> "model" in [info.name for info in daskps.list_stores()]
+    True
+    >>> store.delete()
+    """
+    seconds = config.deadline(timeout)
+    link = current_link(client)
+
+    async def rows() -> list[StoreInfo]:
+        await link.ensure()
+        found = await link.directory("list")
+        return StoreList(StoreInfo(**row) for row in found)
+
+    return link.run(lambda: link.within(rows(), seconds, "the directory"))

@@ -1,0 +1,139 @@
+"""Where a pull goes, and other arguments made ready."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.cluster.caller import routes
+from daskps.version import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from daskps.cluster.caller.routes import Target
+    from daskps.cluster.caller.shard_map import Meta
+
+Array = np.ndarray[Any, np.dtype[Any]]
+#: What the word that holds a version can count to.
+_LARGEST = 2**63 - 1
+
+
+def number(value: Any, what: str, least: float | None = None) -> float:
+    """Return a finite float, or refuse what is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+        raise TypeError(f"{what} is a number, found {value!r}")
+    try:
+        found = float(value)
+    except OverflowError:
+        found = math.inf
+    if not math.isfinite(found):
+        raise ValueError(f"{what} must be a finite number, found {value!r:.60}")
+    if least is not None and found < least:
+        raise ValueError(f"{what} must be at least {least:g}, found {value!r}")
+    return found
+
+
+def flag(value: Any, what: str) -> bool:
+    """Return a bool, or refuse what is none: "no" would mean yes."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{what} is True or False, found {value!r}")
+    return bool(value)
+
+
+def least_version(value: Any) -> int | None:
+    """Return the version that a pull waits for, or refuse what is none."""
+    if value is None or isinstance(value, Version):
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(
+            f"min_version is a Version that a push returned, or an int, found {value!r}"
+        )
+    if not 0 <= value <= _LARGEST:
+        raise ValueError(
+            f"min_version must be from 0 to {_LARGEST}, found {value!r:.60}; a store "
+            f"begins at 0 and each update adds 1"
+        )
+    return int(value)
+
+
+def sign_of(meta: Meta, names: Iterable[str]) -> Target:
+    """Return a read of one element of each parameter, to wait as a read of all does."""
+    chosen = [meta.layout[name] for name in names]
+    spans = {p.index: (0, 1, np.empty(1, p.dtype)) for p in chosen}
+    return routes.spanning(meta, spans, lambda: None)
+
+
+def target_of(
+    meta: Meta,
+    names: str | Iterable[str] | None,
+    out: Mapping[str, Array] | None,
+) -> Target:
+    """Return where a pull goes: new arrays, or those of `out`."""
+    if names is None and out is None:
+        return routes.whole(meta)
+    if out is not None and not isinstance(out, (dict, Mapping)):
+        raise TypeError(
+            f"out is a mapping of parameter names to arrays, found "
+            f"{type(out).__name__}; pass {{'w': array}}"
+        )
+    chosen = chosen_names(meta, names if names is not None else out)
+    if out is not None and (unasked := [n for n in out if n not in chosen]):
+        raise ValueError(
+            f"out has {unasked[:8]}, which names= does not ask for; name them, or "
+            f"leave names= out to pull what out names"
+        )
+    arrays: dict[str, Array] = {}
+    flats: dict[int, Array] = {}
+    detours: list[tuple[Array, Array]] = []
+    for name in chosen:
+        p = meta.layout[name]
+        if out is None or name not in out:
+            flats[p.index] = routes.empty_like(p)
+            arrays[name] = flats[p.index].reshape(p.shape)
+            continue
+        array = arrays[name] = checked_out(out[name], p)
+        if array.flags.c_contiguous:
+            flats[p.index] = array.reshape(-1)
+        else:
+            flats[p.index] = routes.empty_like(p)
+            detours.append((array, flats[p.index].reshape(p.shape)))
+
+    def finish() -> dict[str, Array]:
+        for array, values in detours:
+            array[...] = values
+        return dict(arrays)
+
+    return routes.into(meta, flats, finish)
+
+
+def chosen_names(meta: Meta, names: Any) -> list[str]:
+    """Return the parameters that are asked for, each once; all for None."""
+    if names is None:
+        return list(meta.layout.by_name)
+    try:
+        given = [names] if isinstance(names, str) else list(names)
+    except TypeError:
+        raise TypeError(
+            f"names is the name of a parameter or a list of them, found {names!r:.60}"
+        ) from None
+    for name in given:
+        meta.layout[name]
+    return list(dict.fromkeys(given))
+
+
+def checked_out(array: Any, p: Any) -> Array:
+    """Return an array that a parameter can be read into, or refuse it."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"out[{p.name!r}] is an ndarray, found {type(array).__name__}")
+    if array.shape != p.shape or array.dtype != np.dtype(p.dtype):
+        raise ValueError(
+            f"out[{p.name!r}] has shape {array.shape} and dtype {array.dtype}, the "
+            f"parameter {p.shape} and {p.dtype}; they must be equal"
+        )
+    if not array.flags.writeable:
+        raise ValueError(f"out[{p.name!r}] is read-only")
+    return array

@@ -1,0 +1,1 @@
+"""Which rows a trainer sees, and where they are."""

@@ -1,0 +1,131 @@
+"""Lists of futures or delayed objects as training data: one part per trainer."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from dask.delayed import Delayed
+
+from daskps.cluster import upstream
+from daskps.cluster.runs.parts import Part, beside, computed, placed, places
+from daskps.training.data.rows import n_rows
+from daskps.training.data.tables import array_of, is_table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from daskps.cluster.caller.link import Link
+
+
+def listed(data: Any) -> list[Any] | None:
+    """Return data as a list if it is one with futures or delayed objects."""
+    if isinstance(data, np.ndarray) and data.dtype == object and data.ndim == 1:
+        data = data.tolist()  # as `to_delayed().ravel()` returns them
+    if isinstance(data, (list, tuple)) and any(map(_is_part, data)):
+        return list(data)
+    return None
+
+
+def _is_part(value: Any) -> bool:
+    return isinstance(value, Delayed) or upstream.is_future(value)
+
+
+def check_listed(
+    X: Any, y: Any, trainers: int | None, split: Mapping[str, Any]
+) -> None:
+    """Refuse lists that are not one part for each trainer."""
+    size = None
+    for name, data in (("X", X), ("y", y)):
+        if name == "y" and data is None:
+            continue
+        given = listed(data)
+        if given is None:
+            raise TypeError(
+                f"X and y are lists of futures or delayed parts both or neither; "
+                f"{name} is {type(data).__name__}"
+            )
+        for i, part in enumerate(given):
+            if not _is_part(part):
+                raise TypeError(
+                    f"part {i} of {name} is {type(part).__name__}, others are futures "
+                    f"or delayed; make all of them one or the other"
+                )
+        if size is not None and len(given) != size:
+            raise ValueError(f"X has {size} parts and y {len(given)}; give as many")
+        size = len(given)
+    if trainers not in (None, size):
+        raise ValueError(
+            f"trainers={trainers} for {size} parts; each part is one trainer's, so "
+            f"leave trainers out"
+        )
+    if split["scheme"] != "contiguous" or split["weights"] is not None:
+        raise ValueError(
+            f"scheme={split['scheme']!r} and weights={split['weights']} deal rows out, "
+            f"but a list of futures or delayed parts is dealt out already; leave them "
+            f"out, or give a dask array"
+        )
+
+
+async def from_list(link: Link, X: list[Any], y: list[Any] | None) -> list[Part]:
+    """Take each element as one trainer's part."""
+    names = [f"part {i} of X" for i in range(len(X))]
+    names += [f"part {i} of y" for i in range(len(y or ()))]
+    futures = _futures(link, [*X, *(y or ())])
+    await computed(futures)
+    held = await places(link, futures)
+    asked = [beside(link.client, held, _look, future) for future in futures]
+    looked = await upstream.results(link.client, asked)
+    lengths = [length for length, _ in looked]
+    for name, length in zip(names, lengths, strict=True):
+        if not isinstance(length, Integral):
+            raise TypeError(
+                f"{name} is {length}, which has no rows; each must be an array, and "
+                f"features and labels are two lists"
+            )
+    heights, labels = lengths[: len(X)], lengths[len(X) :]
+    for i, (height, found) in enumerate(zip(heights, labels, strict=False)):
+        if height != found:
+            raise ValueError(
+                f"part {i} has {height} rows of X and {found} of y; they must be as many"
+            )
+    # Of a table it makes an array on its worker, once and not in every round.
+    futures = [
+        beside(link.client, held, array_of, future, name) if is_table else future
+        for name, future, (_, is_table) in zip(names, futures, looked, strict=True)
+    ]
+    blocks = [(future,) for future in futures]
+    columns: list[Any] = [blocks[: len(X)]]
+    columns.append([None] * len(X) if y is None else blocks[len(X) :])
+    parts = [Part(*row) for row in zip(heights, *columns, strict=True)]
+    return await placed(link, parts)
+
+
+def _futures(link: Link, given: list[Any]) -> list[Any]:
+    """Return a future for each; all delayed ones in one graph share what they share."""
+    lazy = [part for part in given if isinstance(part, Delayed)]
+    stored = iter(upstream.persist(link.client, lazy) if lazy else ())
+    return [
+        upstream.chunk_futures(next(stored))[0][0]
+        if isinstance(part, Delayed)
+        else upstream.own(link.client, part)
+        for part in given
+    ]
+
+
+def _look(part: Any) -> tuple[int | str, bool]:
+    """Return the rows of a part on its worker, and whether it is a table."""
+    return _length(part), is_table(part)
+
+
+def _length(part: Any) -> int | str:
+    """Return the rows of a part, or what it is where it has none."""
+    try:
+        # Of a tuple, a dict or a string the length is not that of an axis; columns of
+        # pyarrow's have one without a shape.
+        if hasattr(part, "shape") or isinstance(part, list) or is_table(part):
+            return n_rows(part)
+    except (TypeError, ValueError):
+        pass
+    return type(part).__name__

@@ -1,0 +1,267 @@
+"""From the data a user gives to one part per trainer, where it is if it can be."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from dask.delayed import Delayed
+
+from daskps.cluster import upstream
+from daskps.cluster.runs.parts import (
+    Part,
+    beside,
+    computed,
+    is_elsewhere,
+    placed,
+    places,
+)
+from daskps.cluster.runs.spec import workers_for
+from daskps.training.data.chunks import full_chunks, runs_of_chunks
+from daskps.training.data.listed import check_listed, from_list, listed
+from daskps.training.data.rows import n_rows, rows, take
+from daskps.training.data.tables import LazyTable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from daskps.cluster.caller.link import Link
+    from daskps.cluster.runs.parts import Places
+
+__all__ = ["Part", "check", "parts_of"]
+
+
+def check(X: Any, y: Any, trainers: int | None, split: Mapping[str, Any]) -> None:
+    """Refuse data that `parts_of` would, as far as it can be known before it runs.
+
+    Raises
+    ------
+    ValueError
+        If `X` and `y` differ in length, chunk sizes are unknown, `trainers`, scheme
+        or weights do not fit.
+    TypeError
+        If `X` or `y` has no rows, or is a list that holds futures and other things.
+    """
+    if listed(X) is not None or listed(y) is not None:
+        check_listed(X, y, trainers, split)
+        return
+    for name, array in (("X", X), ("y", y)):
+        if isinstance(array, Delayed) or upstream.is_future(array):
+            raise TypeError(
+                f"{name} is one {type(array).__name__}, whose rows are unknown here; "
+                f"give a list with one for each trainer, or a dask array"
+            )
+        if "bfloat16" in str(getattr(array, "dtype", "")):
+            raise TypeError(
+                f"{name} is a {type(array).__name__} of bfloat16, which cannot be sent "
+                f"to trainers; convert it to float32 first, in torch with .float()"
+            )
+    n = 0
+    if not isinstance(X, LazyTable) and not isinstance(y, LazyTable):
+        n = n_rows(X)
+        if y is not None and n_rows(y) != n:
+            raise ValueError(f"X has {n} rows and y {n_rows(y)}; they must be as many")
+    weights = split["weights"]
+    rows(n, trainers or 1 if weights is None else len(weights), **split)
+
+
+async def parts_of(
+    link: Link, X: Any, y: Any, *, trainers: int | None, split: Mapping[str, Any]
+) -> list[Part]:
+    """Cut the data into one part per trainer; what is lazy is computed, by Dask, once.
+
+    Parameters
+    ----------
+    link : Link
+        The client's way to the cluster.
+    X, y
+        As in `train`.
+    trainers : int, optional
+        Number of parts. By default one per part of a list, else one per worker but
+        no more than there are chunks to follow.
+    split : mapping
+        `scheme`, `weights` and `seed` of `partition`.
+
+    Returns
+    -------
+    list of Part
+        In rank order. Whoever holds it keeps the data on the cluster.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As `check`, and if parts of a list have no rows or differ from their labels'.
+    Exception
+        What a task that computes the data raised.
+    """
+    X, y = await _counted(link, X, y)
+    check(X, y, trainers, split)
+    if (given := listed(X)) is not None:
+        return await from_list(link, given, listed(y))
+    workers = await workers_for(link, None)
+    chunked = [array for array in (X, y) if _has_chunks(array)]
+    follows = split["scheme"] == "contiguous" and split["weights"] is None
+    if chunked and follows:
+        heights = chunked[0].chunks[0]
+        size = trainers or min(len(workers), len(full_chunks(heights)))
+        return await _from_chunks(link, X, y, runs_of_chunks(heights, size))
+    size = trainers or len(workers)
+    homes = [workers[i % len(workers)] for i in range(size)]
+    return await _dealt(link, X, y, workers=homes, split=split)
+
+
+async def _counted(link: Link, *tables: Any) -> list[Any]:
+    """Return dask arrays in place of lazy tables, whose partitions are computed once."""
+    lazy = [table.array for table in tables if isinstance(table, LazyTable)]
+    stored = iter(upstream.persist(link.client, lazy) if lazy else ())
+    return [
+        await _measured(link, next(stored)) if isinstance(table, LazyTable) else table
+        for table in tables
+    ]
+
+
+async def _measured(link: Link, array: Any) -> Any:
+    """Return a persisted dask array that knows how many rows its chunks have."""
+    futures = [future for (future,) in upstream.chunk_futures(array)]
+    await computed(futures)
+    held = await places(link, futures)
+    asked = [beside(link.client, held, n_rows, future) for future in futures]
+    heights = tuple(await upstream.results(link.client, asked))
+    chunks = (heights, *array.chunks[1:])
+    return type(array)(array.dask, array.name, chunks, dtype=array.dtype)
+
+
+# -- dask arrays whose chunks stay where they are ------------------------------
+
+
+async def _from_chunks(
+    link: Link, X: Any, y: Any, runs: Sequence[Sequence[tuple[int, slice]]]
+) -> list[Part]:
+    """Give each trainer the chunks of its run; arrays on the client are cut alike."""
+    arrays = [X] if y is None else [X, y]
+    heights = next(a.chunks[0] for a in arrays if _has_chunks(a))
+    begins = np.cumsum([0, *heights])
+    lazy = [_in_rows(array, heights) for array in arrays if _has_chunks(array)]
+    stored = iter(upstream.persist(link.client, lazy))
+    columns: list[list[Any]] = []
+    for array in arrays:
+        if _has_chunks(array):
+            blocks = [block for (block,) in upstream.chunk_futures(next(stored))]
+            columns.append(await _cut(link, blocks, heights, runs))
+        else:
+            columns.append([(_span(array, begins, run),) for run in runs])
+    lengths = [sum(part.stop - part.start for _, part in run) for run in runs]
+    columns = columns if y is not None else [*columns, [None] * len(runs)]
+    parts = [Part(*row) for row in zip(lengths, *columns, strict=True)]
+    return await placed(link, parts)
+
+
+def _in_rows(array: Any, heights: tuple[int, ...]) -> Any:
+    """Return a dask array in these chunks of whole rows: a no-op where it is so."""
+    return array.rechunk({0: heights, **dict.fromkeys(range(1, array.ndim), -1)})
+
+
+async def _cut(
+    link: Link,
+    blocks: Sequence[Any],
+    heights: Sequence[int],
+    runs: Sequence[Sequence[tuple[int, slice]]],
+) -> list[tuple[Any, ...]]:
+    """Return each run's blocks; a chunk that is cut is cut on its worker."""
+    cut = {i for run in runs for i, part in run if part != slice(0, heights[i])}
+    await computed(blocks[i] for i in cut)
+    held = await places(link, [blocks[i] for i in cut])
+    return [
+        tuple(
+            beside(link.client, held, take, blocks[i], part) if i in cut else blocks[i]
+            for i, part in run
+        )
+        for run in runs
+    ]
+
+
+def _span(array: Any, begins: Any, run: Sequence[tuple[int, slice]]) -> Any:
+    """Return the rows of a run from an array on the client."""
+    (first, head), (last, tail) = run[0], run[-1]
+    return take(array, slice(begins[first] + head.start, begins[last] + tail.stop))
+
+
+# -- rows dealt out -----------------------------------------------------------
+
+
+async def _dealt(
+    link: Link, X: Any, y: Any, *, workers: Sequence[str], split: Mapping[str, Any]
+) -> list[Part]:
+    """Deal rows out to trainers: of what is lazy, Dask moves the rows there are."""
+    n = n_rows(X)
+    # In a thread: with a scheme that shuffles this copies all rows.
+    which = await asyncio.to_thread(rows, n, len(workers), **split)
+    arrays = [X] if y is None else [X, y]
+    lazy = [array for array in arrays if _is_lazy(array)]
+    stored = iter(upstream.persist(link.client, lazy) if lazy else ())
+    arrays = [next(stored) if _is_lazy(array) else array for array in arrays]
+    sources = [_Source(array) for array in arrays if _has_chunks(array)]
+    futures = [future for source in sources for future in source.futures]
+    await computed(futures)
+    held = await places(link, futures)
+    cut = [await asyncio.to_thread(_each, array, which) for array in arrays]
+    parts = []
+    for rank, (index, worker) in enumerate(zip(which, workers, strict=True)):
+        blocks = [(_assembled(link, pieces[rank]),) for pieces in cut]
+        parts.append(
+            Part(
+                rows=len(_numbers(index, n)),
+                X=blocks[0],
+                y=None if y is None else blocks[1],
+                worker=worker,
+                moved=sum(source.moved(index, held, worker) for source in sources),
+            )
+        )
+    await computed(future for part in parts for future in part.futures)
+    return parts
+
+
+def _numbers(index: Any, n: int) -> Any:
+    """Return the rows a trainer gets of `n`, as numbers."""
+    return np.arange(*index.indices(n)) if isinstance(index, slice) else index
+
+
+def _each(array: Any, which: Sequence[Any]) -> list[Any]:
+    return [take(array, index) for index in which]
+
+
+def _assembled(link: Link, part: Any) -> Any:
+    """Return a future of a lazy part, in one piece."""
+    if not _is_lazy(part):
+        return part
+    whole = part.rechunk(-1) if hasattr(part, "rechunk") else part
+    return upstream.compute(link.client, whole)
+
+
+class _Source:
+    """A persisted dask array that rows are taken from."""
+
+    def __init__(self, array: Any) -> None:
+        self._n = int(array.shape[0])
+        self._ends = np.cumsum(array.chunks[0])
+        self._blocks = upstream.chunk_futures(array)
+        self.futures = [future for chunk in self._blocks for future in chunk]
+
+    def moved(self, index: Any, held: Places, worker: str) -> int:
+        """Return how many blocks with some of the rows are not on a worker."""
+        numbers = _numbers(index, self._n)
+        used = np.unique(np.searchsorted(self._ends, numbers, "right"))
+        return sum(is_elsewhere(held, f, worker) for i in used for f in self._blocks[i])
+
+
+# -- kinds --------------------------------------------------------------------
+
+
+def _is_lazy(array: Any) -> bool:
+    return hasattr(array, "__dask_graph__")
+
+
+def _has_chunks(array: Any) -> bool:
+    """Whether it is a dask array, whose chunks are known by number of rows."""
+    return _is_lazy(array) and hasattr(array, "rechunk") and hasattr(array, "chunks")

@@ -1,0 +1,277 @@
+"""The half of a trainer that does not wait: operations under way beside its loop."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps import config
+from daskps.cluster.caller.deliveries import LOOK_LATER_NBYTES, Look
+from daskps.cluster.wire.deadline import Deadline
+from daskps.errors import ClockError
+from daskps.store import intake
+from daskps.store.targets import flag, number, target_of
+from daskps.training.overlap.operation import Push, Read
+from daskps.training.overlap.prefetch import Prefetch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from daskps.cluster.caller.session import Session
+    from daskps.training.overlap.background import Background
+    from daskps.training.overlap.operation import Operation
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Ahead:
+    """Pulls and pushes of a trainer that are carried out while its loop goes on.
+
+    Parameters
+    ----------
+    session : Session
+        Its place in the run.
+    background : Background
+        What carries out the operations that are not waited for.
+    """
+
+    def __init__(self, session: Session, background: Background) -> None:
+        self._session, self._background = session, background
+        self.rank = session.rank
+        self.size = session.size
+        self._finite = config.load().check_finite
+        self._finished = False
+        self._prefetch: Prefetch | None = None
+
+    @property
+    def clock(self) -> int:
+        """Ticks of this trainer since the run began.
+
+        The tick of a `push_async` counts from the call on, unless it fails.
+        """
+        return self._background.clock
+
+    def pull_async(
+        self,
+        names: str | Iterable[str] | None = None,
+        *,
+        out: Mapping[str, Array] | None = None,
+        timeout: Any = None,
+    ) -> Operation:
+        """Start a pull and return its future.
+
+        What is issued by one trainer takes effect in the order in which it was
+        issued: a pull that was issued after a push with a tick reads the next clock.
+
+        Parameters
+        ----------
+        names, out
+            As in :meth:`daskps.ParameterStore.pull`. `out` belongs to the pull until
+            it is done.
+        timeout : float, str or None
+            Seconds from now or a duration such as "30s"; None waits until the run
+            ends.
+
+        Returns
+        -------
+        Future
+            Like one of `concurrent.futures`, and awaitable; it cannot be cancelled.
+            It raises the errors of :meth:`pull`. Where one operation fails, those
+            issued after it fail with the same error and are not carried out; where
+            nobody asks a future for it, the trainer's next call raises it. A callback
+            runs in the thread that carries out the operations: it may issue more, but
+            waiting for one raises RuntimeError.
+
+        Raises
+        ------
+        UnknownParameterError, ValueError, TypeError
+            For names or an `out` that do not fit.
+
+        Examples
+        --------
+        >>> def loop(trainer, part):
+        ...     future = trainer.pull_async("w")
+        ...     square = part**2  # meanwhile
+        ...     return future.result()["w"] + square
+        >>> store = daskps.create({"w": np.arange(2.0)})
+        >>> daskps.run(store, loop, [3])
+        [array([ 9., 10.])]
+        """
+        deadline = self._deadline(timeout, "a pull")
+        target = target_of(self._session.meta, names, out)
+        return self._background.submit(Read(target, deadline))
+
+    def push_async(
+        self,
+        grads: Mapping[str, Any],
+        *,
+        weight: float = 1.0,
+        tick: bool = True,
+        priority: int = 0,
+        timeout: Any = None,
+    ) -> Operation:
+        """Start a push and return its future.
+
+        What is wrong with the gradients is found here, before this returns.
+
+        Parameters
+        ----------
+        grads, weight, tick
+            As in :meth:`push`. The arrays belong to the push until it is done: they
+            are not copied, and whoever changes them before changes what is sent.
+        priority : int
+            Among pushes without a tick that wait side by side the one with the higher
+            priority is sent first; pushes of the same parameter keep their order. It
+            changes when something travels, never at which clock it counts.
+        timeout : float, str or None
+            Seconds from now or a duration such as "30s"; None waits until the run
+            ends.
+
+        Returns
+        -------
+        Future
+            Like one of `concurrent.futures`, and awaitable; it cannot be cancelled.
+            Its result is the Version of :meth:`push`; errors as in
+            :meth:`pull_async`. After an error the clock is what was accepted.
+
+        Raises
+        ------
+        PushRejectedError, UnknownParameterError, NoOptimizerError
+            Nothing was changed and the clock stays.
+
+        Examples
+        --------
+        Each layer's gradient is on its way while the next one is computed; what the
+        next step needs first goes first:
+
+        >>> def loop(trainer, part):
+        ...     for layer, name in enumerate(["w2", "w1"]):
+        ...         grad = np.full(2, float(layer))  # computed here
+        ...         trainer.push_async({name: grad}, tick=False, priority=layer)
+        ...     trainer.tick()
+        ...     return trainer.pull()
+        >>> params = {"w1": np.zeros(2), "w2": np.zeros(2)}
+        >>> store = daskps.create(params, optimizer=daskps.optim.SGD(1.0))
+        >>> daskps.run(store, loop, [None])
+        [{'w1': array([-1., -1.]), 'w2': array([0., 0.])}]
+        """
+        deadline, ends = self._deadline(timeout, "a push"), flag(tick, "tick")
+        arrays, weight = self._checked(grads, weight)
+        if isinstance(priority, bool) or not isinstance(priority, (int, np.integer)):
+            raise TypeError(f"priority is an int, found {priority!r}")
+        self._overtaken()
+        return self._background.submit(
+            Push(arrays, deadline, weight, ends, priority=int(priority))
+        )
+
+    def prefetch(
+        self, names: str | Iterable[str] | None = None, *, timeout: Any = None
+    ) -> None:
+        """Start to read what the next `pull` of the same names will return.
+
+        That pull waits for the rest of the read, if anything is left of it, and hands
+        over what was read, or copies it to `out`. It is used only at the clock at
+        which it was issued, and only by a pull of the same names. Under BSP it
+        is what any pull at that clock reads. Under SSP and ASP it is as old as this
+        call, permitted at this clock; a push, a tick or a barrier after it makes it
+        void, so that a trainer always finds its own steps. A pull with ``copy=False``
+        looks at the shards itself and leaves it.
+
+        Parameters
+        ----------
+        names : str or iterable of str, optional
+            Which parameters; all by default.
+        timeout : float, str or None
+            Seconds from now or a duration such as "30s"; None waits until the run
+            ends. As any other error, a TimeoutError is raised by the next call.
+
+        Raises
+        ------
+        UnknownParameterError, TypeError
+            For names that do not fit. All other errors are raised by the next call.
+
+        Examples
+        --------
+        >>> def loop(trainer, part):
+        ...     out = trainer.pull()
+        ...     for step in range(2):
+        ...         trainer.push_async({"w": out["w"] - part})
+        ...         trainer.prefetch()
+        ...         batch = step + 1  # made ready here
+        ...         trainer.pull(out=out)
+        ...     return out["w"]
+        >>> store = daskps.create({"w": np.zeros(1)}, optimizer=daskps.optim.SGD(1.0))
+        >>> daskps.run(store, loop, [np.array([1.0]), np.array([3.0])])
+        [array([2.]), array([2.])]
+        """
+        deadline = self._deadline(timeout, "a prefetch")
+        if self._prefetch is None:
+            self._prefetch = Prefetch(self._session.meta)
+        self._prefetch.start(self._background, names, deadline)
+
+    # -- for the verbs that wait ---------------------------------------------
+
+    def _settled(self, timeout: Any, what: str) -> float | None:
+        """Wait for all that was issued before; return the seconds that are left."""
+        seconds = None if timeout is None else config.deadline(timeout)
+        return self._background.settle(seconds, what)
+
+    def _overtaken(self) -> None:
+        """Drop a read ahead that a pull would no longer get; its clock may say so."""
+        if self._prefetch is not None and not self._session.bsp:
+            self._prefetch.drop()
+
+    def _checked(
+        self, grads: Mapping[str, Any], weight: float
+    ) -> tuple[dict[int, Array], float]:
+        """Return gradients as they are sent, and their weight, or refuse them."""
+        meta = self._live().meta
+        arrays = intake.gradients(
+            meta.layout, meta.optimizers, grads, finite=self._finite
+        )
+        weight = number(weight, "weight", least=0.0)
+        return (arrays if weight else {}), weight
+
+    def _to_deliver(
+        self, grads: Mapping[str, Any], weight: float, tick: bool, timeout: Any
+    ) -> tuple[dict[int, Array], float, Look | None]:
+        """As :meth:`_checked`; who applies large gradients may look at their numbers.
+
+        Only where nothing comes between that a refused push would leave undone.
+        """
+        session = self._live()
+        if (
+            self._finite
+            and tick
+            and timeout is None
+            and type(weight) is float
+            and weight == 1.0
+            and session.looks_later
+            and self._prefetch is None
+            and self._background.quiet
+        ):
+            layout, optimizers = session.meta.layout, session.meta.optimizers
+            try:
+                found = intake.gradients(layout, optimizers, grads, finite=False)
+            except Exception:  # noqa: BLE001  (an array before it may have NaN)
+                return (*self._checked(grads, weight), None)
+            look = Look(partial(intake.look, layout, found))
+            if sum(array.nbytes for array in found.values()) < LOOK_LATER_NBYTES:
+                look()
+            return found, weight, look
+        return (*self._checked(grads, weight), None)
+
+    def _live(self) -> Session:
+        """Return the session, unless nobody waits for this trainer any more."""
+        if self._finished:
+            raise ClockError(
+                f"trainer {self.rank} has finished at clock {self.clock} and takes no "
+                f"more steps; call finish() after the last one"
+            )
+        return self._session
+
+    def _deadline(self, timeout: Any, what: str) -> Deadline:
+        where = f"{what} of trainer {self.rank} at clock {self.clock}"
+        return Deadline(config.deadline(timeout), where)

@@ -1,0 +1,95 @@
+"""How often the directory is asked about hosts that do not answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from daskps.cluster.caller import liveness
+from daskps.cluster.caller.liveness import Lookout
+from daskps.errors import RunCancelledError, ShardLostError
+from tests import virtual
+
+OWNERS = [f"tcp://127.0.0.1:{n}" for n in range(50)]
+
+
+class Asked:
+    """A directory that knows of one dead worker, or refuses."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.runs: list[int] = []
+        self.error = error
+
+    async def locate(self, run: int) -> dict[str, Any]:
+        self.runs.append(run)
+        if self.error is not None:
+            raise self.error
+        return {"owners": OWNERS, "adopting": [], "lost": [(7, OWNERS[7], "died")]}
+
+
+async def waiting(look: Lookout, run: int, over: asyncio.Event) -> list[Any]:
+    """One call to each host; returns what became of them once the first has ended."""
+
+    async def call(shard: int) -> str:
+        async with look.over(OWNERS[shard], [shard], run):
+            await over.wait()
+        return "answered"
+
+    calls = [asyncio.ensure_future(call(n)) for n in range(len(OWNERS))]
+    await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+    over.set()
+    return await asyncio.gather(*calls, return_exceptions=True)
+
+
+def many_late_calls(monkeypatch: pytest.MonkeyPatch, asked: Asked) -> list[Any]:
+    monkeypatch.setattr(liveness, "SUSPECT_SECONDS", 0)
+
+    async def work() -> list[Any]:
+        # So many trainers that it is not asked twice within the test's time.
+        look = Lookout(asked.locate, "s", size=100_000)
+        found = await waiting(look, 3, asyncio.Event())
+        assert (look._late, look._asking) == ({}, None)
+        return found
+
+    return asyncio.run(work())
+
+
+def test_late_calls_of_a_handle_ask_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked()
+    found = many_late_calls(monkeypatch, asked)
+    assert asked.runs == [3]
+    assert isinstance(found[7], ShardLostError)
+    assert found[:7] + found[8:] == ["answered"] * 49
+
+
+def test_the_end_of_a_run_ends_all_of_its_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = Asked(RunCancelledError("over"))
+    found = many_late_calls(monkeypatch, asked)
+    assert asked.runs == [3]
+    assert {type(error) for error in found} == {RunCancelledError}
+
+
+@pytest.mark.parametrize(("run", "seconds"), [(0, 0.25), (3, 1.0)])
+def test_a_worker_that_is_gone_holds_nobody_up_for_long(
+    run: int, seconds: float
+) -> None:
+    """A push outside a run waits for nobody else: it is late sooner."""
+
+    async def work() -> float:
+        began = asyncio.get_running_loop().time()
+        look = Lookout(Asked().locate, "s", size=1)
+        found = await waiting(look, run, asyncio.Event())
+        assert isinstance(found[7], ShardLostError)
+        return asyncio.get_running_loop().time() - began
+
+    assert virtual.run(work()) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("size", "pause"), [(1, 1.0), (100, 1.0), (1000, 10.0)])
+def test_a_large_run_asks_more_rarely(size: int, pause: float) -> None:
+    asked = Asked()
+    assert Lookout(asked.locate, "s", size).pause == pause

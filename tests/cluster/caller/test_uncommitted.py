@@ -1,0 +1,55 @@
+"""What a trainer keeps of its clock, to send it to the next owner of a shard."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daskps import codecs, config
+from daskps.cluster.caller.uncommitted import Unticked
+from daskps.layout.arrays import Layout
+
+LAYOUT = Layout.build({"w": ((5,), "float32"), "h": ((3,), "float16")}, 2)
+
+
+def unticked(codec: Any = None, segments: Any = (0, 1)) -> Unticked:
+    meta: Any = SimpleNamespace(layout=LAYOUT, segments=segments)
+    return Unticked(meta, codec, np.empty)
+
+
+def test_sums_are_those_of_the_shard_and_the_arrays_stay_the_caller_s():
+    kept, w = unticked(), np.full(5, 0.1, "f4")
+    kept.add({0: w})
+    w[:] = 0.2
+    kept.add({0: w, 1: np.ones(3, "f4")})
+    w[:] = 0.7
+    expected = np.float32(0.1) + np.float32(0.2) + np.float32(0.7)
+    for _ in range(2):
+        found = kept.with_last({0: w})
+        np.testing.assert_array_equal(found[0], np.full(5, expected))
+        np.testing.assert_array_equal(found[1], 1)
+    assert (w == np.float32(0.7)).all()
+    kept.clear()
+    assert kept.with_last({}) == {}
+
+
+def test_nothing_is_kept_where_shards_go_with_their_owner():
+    kept = unticked(segments=())
+    kept.add({0: np.ones(5, "f4")})
+    assert kept.with_last({}) == {}
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_words_become_numbers(index):
+    """Both parameters are summed in float32."""
+    codec, n = codecs.BFloat16(), (5, 3)[index]
+    kept, words = unticked(codec), np.empty(n, codec.dtype)
+    codec.encode(np.full(n, 1.5, "f4"), words, cache_dir=str(config.load().cache))
+    kept.add({index: words})
+    kept.add({index: words})
+    found = kept.with_last({index: words})[index]
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, 4.5)

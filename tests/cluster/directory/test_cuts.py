@@ -1,0 +1,62 @@
+"""Cuts as the directory leads them, over hosts that only answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from daskps.cluster.directory.cuts import Cuts
+from daskps.cluster.directory.entry import Entry
+from daskps.cluster.wire.reports import pack_report
+from daskps.layout.arrays import Layout
+from daskps.shards.cuts.cut import Report
+from tests import virtual
+
+
+class Answering:
+    """Two hosts of one shard each; the second one leaves after a cut has begun."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry, self.n_attempts = entry, 0
+
+    async def everywhere(self, entry: Entry, method: str, **kwargs: Any) -> list[Any]:
+        if method == "begin_cut":
+            self.n_attempts += 1
+            reports = [[pack_report(Report(i))] for i in range(2)]
+            if self.n_attempts == 1:
+                # As its worker leaves: its shard is nobody's for a moment.
+                entry.adopting.add(1)
+            return reports
+        if method == "copy_cut":
+            copied = [[(i, 7)] for i in range(2) if i not in entry.adopting]
+            entry.adopting.clear()
+            return copied
+        return []
+
+    def spawn(self, work: Any) -> asyncio.Future[Any]:
+        return asyncio.ensure_future(work)
+
+
+def test_a_shard_that_leaves_after_the_cut_began_is_not_left_out() -> None:
+    entry = Entry(
+        uid="u",
+        name="s",
+        client="c",
+        session=False,
+        layout=Layout.build({"w": ((2,), "float64")}, 2).to_wire(),
+        owners=("a", "b"),
+        nbytes={"a": 8, "b": 8},
+        memory_share=0.5,
+        rules=b"",
+        optimizers={},
+        ready=True,
+    )
+
+    async def cut() -> dict[str, Any]:
+        hosts: Any = Answering(entry)
+        cuts = Cuts(hosts, lambda uid: entry, lambda producers: [])
+        return await cuts.on_cut(
+            "u", ("client", "c"), 60.0, cut="one", shards=[0, 1], index=None
+        )
+
+    assert virtual.run(cut())["versions"] == [(0, 7), (1, 7)]

@@ -1,0 +1,323 @@
+"""Shards without an owner, as the directory looks after them: fake workers and time."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import dask
+from distributed.core import Status
+
+from daskps.cluster.directory import moves
+from daskps.cluster.directory.entry import Entry
+from daskps.cluster.directory.moves import Adoptions
+from daskps.errors import ProtocolError, ShardLostError
+from tests import virtual
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DEAD, FAR = "tcp://127.0.0.1:1", "tcp://127.0.0.2:1"
+ONE, TWO = "tcp://127.0.0.1:2", "tcp://127.0.0.1:3"
+TAKEN = {"name": "n", "nbytes": 10, "nonce": 1, "run": 0, "mailbox": None}
+
+
+def said(sight: str, why: str = "") -> Any:
+    return {"sight": sight, "why": why}
+
+
+class Cluster:
+    """A directory's adoptions, its workers, and what it has told whom.
+
+    `answers` says for a worker and "adopt" or "look" what it answers: a dict for each
+    shard, an exception, or a function of the time that returns one of these or awaits.
+    """
+
+    def __init__(self, *workers: str, n_shards: int = 1) -> None:
+        self.workers = dict.fromkeys(workers, SimpleNamespace(memory_limit=0))
+        self.answers: dict[tuple[str, str], Any] = {}
+        self.asked: list[tuple[float, str, str]] = []
+        self.events: list[tuple[float, str, Any]] = []
+        self.ended: list[tuple[float, Exception]] = []
+        self.noted: list[str] = []
+        segments = [(i, f"{5:016x}-{i:016x}", 10, i) for i in range(n_shards)]
+        self.entry = Entry(
+            *("u", "s", "client", False, {}, (DEAD,) * n_shards),
+            *({}, 0.5, b"", {}, "cluster"),
+            segments=segments,
+            ready=True,
+        )
+        self.stores = {"u": self.entry}
+        runs: Any = SimpleNamespace(
+            shards_move=lambda *_: None,
+            rounds_of=lambda _: None,
+            shards_away=lambda entry, shards, why: self.noted.append(why),
+            fence_all=lambda entry, error: self.ended.append((self.now, error)),
+        )
+        scheduler: Any = self
+        hosts: Any = self
+        self.adoptions = Adoptions(
+            scheduler, hosts, runs, self.stores, lose=self._lose, left=self._left
+        )
+
+    status = Status.running
+
+    @property
+    def running(self) -> list[Any]:
+        return [SimpleNamespace(address=w) for w in self.workers]
+
+    @property
+    def now(self) -> float:
+        return round(asyncio.get_running_loop().time(), 3)
+
+    def _lose(self, entry: Entry, shards: list[int], worker: str, reason: str) -> None:
+        entry.lost |= dict.fromkeys(shards, (worker, reason))
+        self.events.append((self.now, "lost", reason))
+
+    def _left(self, worker: str, reason: str) -> None:
+        raise AssertionError(worker, reason)
+
+    # -- as the hosts --------------------------------------------------------
+
+    async def control(self, worker: str, method: str, **more: Any) -> Any:
+        self.asked.append((self.now, worker, method))
+        answer = self.answers[worker, method]
+        if callable(answer):
+            answer = answer(self.now)
+        if asyncio.iscoroutine(answer):
+            answer = await answer
+        if isinstance(answer, Exception):
+            raise answer
+        return [
+            {"shard": row[0], **answer}
+            if "sight" in answer
+            else {"shard": row[0], "generation": row[-1], **answer}
+            for row in more.get("rows", ())
+        ]
+
+    def spawn(self, work: Any) -> asyncio.Future[Any]:
+        return asyncio.ensure_future(work)
+
+    def tell(self, action: str, entry: Entry, **more: Any) -> None:
+        self.events.append((self.now, action.removeprefix("shards-"), more))
+
+    # -- what a test does ----------------------------------------------------
+
+    def die(self) -> None:
+        shards = list(range(len(self.entry.owners)))
+        self.adoptions.begin(DEAD, "died", [(self.entry, shards)])
+
+    def told(self) -> list[tuple[float, str]]:
+        return [(at, what) for at, what, _ in self.events]
+
+
+def look_after(cluster: Cluster, until: float, then: Callable[[], Any] = int) -> None:
+    """Let the owner die, and time pass."""
+
+    async def watch() -> None:
+        cluster.die()
+        await asyncio.sleep(until)
+        then()
+        cluster.stores.clear()
+        cluster.adoptions.freed(cluster.entry)
+        await asyncio.sleep(60.0)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not others
+
+    virtual.run(watch())
+
+
+def test_a_slow_adopter_keeps_a_shard_away() -> None:
+    """It compiles for 40 s; another worker sees the memory, in vain."""
+    cluster = Cluster(ONE, TWO)
+
+    async def late() -> Any:
+        await asyncio.sleep(40.0)
+        return TAKEN
+
+    cluster.answers = {
+        (ONE, "adopt"): lambda now: late(),
+        (ONE, "look"): said("found"),
+        (TWO, "look"): said("found"),
+        (TWO, "adopt"): said("found", "its owner, process 7 of its machine, lives"),
+    }
+    look_after(cluster, 50.0)
+    assert cluster.told() == [(5.0, "away"), (40.0, "adopted")]
+    assert cluster.entry.owners == (ONE,)
+    assert cluster.noted == [f"died; worker {ONE} takes long to take it over"]
+    # Others are asked to adopt it once the first one takes very long.
+    assert next(at for at, *who in cluster.asked if who == [TWO, "adopt"]) >= 15.0
+    assert not cluster.entry.strays
+    assert not cluster.entry.waits
+
+
+def test_an_owner_that_lives_keeps_its_shards_away_until_it_ends() -> None:
+    """As one that hangs past worker-ttl: asked every second, and nothing is lost."""
+    cluster = Cluster(ONE, n_shards=3)
+
+    def answer(now: float) -> Any:
+        lives = said("found", "its owner, process 7 of its machine, lives")
+        return lives if now < 200.0 else TAKEN
+
+    cluster.answers = {(ONE, "adopt"): answer}
+    look_after(cluster, 250.0)
+    assert [what for _, what in cluster.told()] == ["away", "adopted"]
+    [_, (back, _)] = cluster.told()
+    assert 200.0 <= back <= 201.0
+    assert cluster.entry.generations == (2, 2, 2)
+    # One message for all three.
+    times = [at for at, *_ in cluster.asked]
+    assert len(times) < 240
+    assert all(b - a <= 1.001 for a, b in pairwise(times))
+
+
+def test_a_run_waits_so_long_for_a_shard_that_is_away() -> None:
+    cluster = Cluster(ONE)
+    why = "process 9 of its machine has locked it"
+    cluster.answers = {(ONE, "adopt"): said("found", why)}
+    look_after(cluster, 400.0)
+    assert cluster.told() == [(5.0, "away")]
+    [(at, error)] = cluster.ended
+    assert at == 300.0
+    assert isinstance(error, ShardLostError)
+    assert why in str(error)
+    assert "run-away-timeout" in str(error)
+    # The shard itself is not given up.
+    assert cluster.entry.lost == {}
+
+
+def test_without_a_sign_it_is_lost_and_comes_back_when_found() -> None:
+    """Its machine is silent; then a worker of it comes that finds the memory."""
+    cluster = Cluster(FAR)
+    cluster.answers = {
+        (FAR, "adopt"): said("absent", "no file"),
+        (ONE, "adopt"): lambda now: TAKEN if now > 31.0 else ProtocolError("no host"),
+    }
+
+    def check() -> None:
+        assert set(cluster.entry.lost) == {0}
+
+    async def watch() -> None:
+        cluster.die()
+        await asyncio.sleep(30.0)
+        check()
+        cluster.workers[ONE] = SimpleNamespace(memory_limit=0)
+        cluster.adoptions.came()
+        await asyncio.sleep(12.0)
+
+    virtual.run(watch())
+    assert [what for _, what in cluster.told()] == ["away", "lost", "adopted"]
+    assert cluster.told()[1][0] == 10.0
+    assert cluster.entry.lost == {}
+    assert cluster.entry.generations == (2,)
+    # Who is not on the machine is not asked twice.
+    assert [at for at, *who in cluster.asked if who == [FAR, "adopt"]] == [0.0]
+
+
+def test_lost_at_once_where_its_machine_has_no_such_memory() -> None:
+    """When all there have looked; who answers late is waited for."""
+    cluster = Cluster(ONE, TWO, FAR)
+
+    async def late() -> Any:
+        await asyncio.sleep(3.0)
+        return said("absent", "no file there")
+
+    cluster.answers = {
+        (ONE, "adopt"): said("absent", "no file here"),
+        (TWO, "adopt"): lambda now: late(),
+    }
+    look_after(cluster, 9.0)
+    [(at, what, reason)] = cluster.events
+    assert what == "lost"
+    assert 3.0 <= at <= 4.5
+    assert reason == "died; nobody could adopt it: no file there"
+
+
+def test_no_room_keeps_a_shard_away() -> None:
+    """Somebody sees it, and somebody with room may come."""
+    cluster = Cluster(ONE)
+    vars(cluster.adoptions)["why_not"] = lambda *_: "worker one has no room"
+    cluster.answers = {(ONE, "look"): said("found")}
+    look_after(cluster, 100.0)
+    assert cluster.told() == [(5.0, "away")]
+    assert cluster.noted == ["died; worker one has no room"]
+    assert {what for _, _, what in cluster.asked} == {"look"}
+
+
+def test_an_adopter_whose_answer_was_lost_is_asked_first() -> None:
+    """It may have the memory, under a name of its own."""
+    cluster = Cluster(ONE, TWO)
+    cluster.answers = {
+        (ONE, "adopt"): lambda now: TAKEN if now else OSError("the connection broke"),
+        (TWO, "adopt"): said("absent"),
+    }
+    look_after(cluster, 5.0)
+    assert [who for _, *who in cluster.asked] == [[ONE, "adopt"]] * 2
+    assert cluster.entry.owners == (ONE,)
+    assert not cluster.entry.strays
+
+
+def test_a_silent_adopter_is_a_stray() -> None:
+    """It is told when the store ends: it may yet adopt it."""
+    cluster = Cluster(ONE)
+
+    async def never() -> None:
+        await asyncio.sleep(80.0)
+        raise OSError("it left")
+
+    cluster.answers = dict.fromkeys(
+        [(ONE, "adopt"), (ONE, "look")], lambda now: never()
+    )
+    strays: list[str] = []
+    look_after(cluster, 50.0, lambda: strays.extend(cluster.entry.strays))
+    assert strays == [ONE]
+    assert cluster.told() == [(5.0, "away"), (10.0, "lost")]
+    assert len(cluster.asked) == 2
+
+
+def test_who_broke_off_is_a_stray() -> None:
+    """As who is silent: it may have adopted the shard before."""
+    cluster = Cluster(ONE)
+    broken = OSError("the connection broke")
+    cluster.answers = dict.fromkeys([(ONE, "adopt"), (ONE, "look")], broken)
+    strays: list[str] = []
+    look_after(cluster, 5.0, lambda: strays.extend(cluster.entry.strays))
+    assert strays == [ONE]
+
+
+def test_what_was_adopted_of_a_store_that_has_ended_is_freed() -> None:
+    """Who has adopted it answers when nobody knows the store any more."""
+    cluster = Cluster(ONE)
+
+    async def late() -> Any:
+        await asyncio.sleep(3.0)
+        return TAKEN
+
+    cluster.answers = {
+        (ONE, "adopt"): lambda now: late(),
+        (ONE, "drop"): said("found"),
+    }
+    look_after(cluster, 2.0)
+    assert [what for _, what in cluster.told()] == []
+    assert cluster.asked[-1] == (3.0, ONE, "drop")
+
+
+def test_an_adopter_that_cannot_end_a_run_does_not_hold_up_the_rest() -> None:
+    cluster = Cluster(ONE)
+    cluster.answers = {
+        (ONE, "adopt"): {**TAKEN, "run": 4},
+        (ONE, "look"): said("found", "its owner lives"),
+        (ONE, "end_run"): lambda now: asyncio.sleep(1000.0),
+    }
+    vars(cluster.adoptions.runs)["how_over"] = lambda run: {"reason": "it is over"}
+    look_after(cluster, 20.0)
+    assert cluster.told() == [(moves.END_SECONDS, "adopted")]
+
+
+def test_lost_after_is_configured() -> None:
+    cluster = Cluster()
+    with dask.config.set({"daskps.lost-after": "20s", "daskps.run-away-timeout": None}):
+        look_after(cluster, 30.0)
+    assert cluster.told() == [(5.0, "away"), (20.0, "lost")]

@@ -1,0 +1,155 @@
+"""What a host does that is to take over shards of a worker that died."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daskps.cluster.host import adoption
+from daskps.cluster.host.adoption import _Rounds, _Taker
+from daskps.cluster.host.hosted import Slot
+from daskps.cluster.machine.blocks import Memory, open_memory
+from daskps.errors import StoreClosedError
+from daskps.shards.deputy import Deputy, NotHereError
+from daskps.shards.memory.gates import CLOSED, OPEN, RELEASED, gate_of, set_gate
+from daskps.shards.memory.segment import GENERATION, Segment
+from daskps.shards.steps import ADD, READ, Item, Ready, Step, Ticket
+from tests.cluster.slots import LAYOUT, shared_slot
+
+#: A process that does not live.
+DEAD = 5 << 22 | 1
+ABOUT = {
+    "cluster": "a",
+    "name": "s",
+    "rules": pickle.dumps({}),
+    "layout": LAYOUT.to_wire(),
+}
+
+
+class Host:
+    """An heir; it may begin to close while it takes shards over."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = lambda cluster: memory
+        self.worker = SimpleNamespace(address="tcp://heir")
+        self.slots: dict[tuple[str, int], Slot] = {}
+        self.dropped: list[str] = []
+        #: What it says when it is asked whether it closes.
+        self.closes = [False, False]
+
+    async def in_thread(self, function: Any) -> Any:
+        return function()
+
+    def leaves(self) -> bool:
+        return self.closes.pop(0)
+
+
+@pytest.fixture
+def heir(tmp_path: Path) -> Iterator[Host]:
+    memory = open_memory(tmp_path, "a")
+    yield Host(memory)
+    memory.close()
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Slot:
+    """A shard of a worker that died after one push."""
+    slot = shared_slot(tmp_path)
+    slot.shard.segment.words[GENERATION] = 1
+    items = (Item(0, 0, np.ones(1000)),)
+    slot.shard.submit([Ticket(Step(ADD, items, producer=1, sequence=0))])
+    assert slot.block is not None
+    name = f"{DEAD:016x}-{7:016x}"
+    memory = open_memory(tmp_path, "a")
+    assert memory.registry is not None
+    os.rename(
+        f"{memory.registry.path}/{slot.block.name}", f"{memory.registry.path}/{name}"
+    )
+    slot.block.name = name
+    memory.close()
+    return slot
+
+
+def rows(slot: Slot) -> list[Any]:
+    block: Any = slot.block
+    return [(0, block.name, block.nbytes, block.nonce, 2)]
+
+
+def take(heir: Any, slot: Slot) -> tuple[list[Slot], Any]:
+    taker = _Taker(heir, ABOUT, _Rounds.of(None))
+    slots = taker.take_all(heir, "s", rows(slot))
+    [found] = taker.found
+    return slots, found
+
+
+def adopt(heir: Any, slot: Slot) -> list[dict[str, Any]]:
+    about: Any = {"store": "s", "about": ABOUT, "rows": rows(slot), "rounds": None}
+    return asyncio.run(adoption.adopt(heir, **about))
+
+
+def test_a_shard_that_is_taken_over_is_of_the_next_generation(
+    heir: Host, left: Slot
+) -> None:
+    """Who shares its memory with the dead hears of it by that."""
+    segment = left.shard.segment
+    deputy = Deputy(Segment(LAYOUT, 0, {}, segment.buffer, durable=True), {})
+    [taken], found = take(heir, left)
+    assert found["generation"] == taken.shard.generation == 2
+    assert segment.words[GENERATION] == 2
+    assert segment.current.version == 1
+    ticket = Ticket(Step(wait=READ))
+    deputy.submit([ticket])
+    assert isinstance(ticket.outcome, NotHereError)
+    ticket = Ticket(Step(wait=READ, generation=2))
+    taken.shard.submit([ticket])
+    assert isinstance(ticket.outcome, Ready)
+    taken.close()
+    assert gate_of(segment) == CLOSED
+
+
+def test_a_shard_that_is_about_to_be_freed_is_left_alone(
+    heir: Host, left: Slot
+) -> None:
+    set_gate(left.shard.segment, CLOSED)
+    slots, found = take(heir, left)
+    assert slots == []
+    assert found["why"] == "its owner was about to free it"
+    assert left.shard.segment.words[GENERATION] == 1
+
+
+def test_a_shard_of_an_owner_that_lives_is_left_alone(
+    heir: Host, tmp_path: Path
+) -> None:
+    slot = shared_slot(tmp_path)
+    slots, found = take(heir, slot)
+    assert slots == []
+    assert found["sight"] == "found"
+    assert "lives" in found["why"]
+    assert gate_of(slot.shard.segment) == OPEN
+    slot.close()
+
+
+def test_who_closes_meanwhile_lets_go_of_what_it_has_taken(
+    heir: Host, left: Slot
+) -> None:
+    heir.closes = [False, True]
+    [found] = adopt(heir, left)
+    assert found["why"] == "worker tcp://heir is leaving too"
+    assert heir.slots == {}
+    assert gate_of(left.shard.segment) == RELEASED
+
+
+def test_what_was_freed_meanwhile_is_freed(heir: Host, left: Slot) -> None:
+    heir.dropped = ["s"]
+    with pytest.raises(StoreClosedError, match="freed while it was adopted"):
+        adopt(heir, left)
+    assert heir.slots == {}
+    assert gate_of(left.shard.segment) == CLOSED

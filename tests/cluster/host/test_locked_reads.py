@@ -1,0 +1,200 @@
+"""Shared memory of a processor that may reorder stores: readers take the lock too."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+
+import daskps
+from daskps import config
+from daskps.cluster.host import copying
+from daskps.cluster.host.hosted import Pending
+from daskps.cluster.machine.locks import FileLock
+from daskps.cluster.wire.messages import Part
+from daskps.errors import ConsistencyError, ShardBusyError
+from daskps.shards.memory.publication import Operation, Publication
+from daskps.shards.steps import READ, Ready, Step, Ticket
+from tests.cluster.caller.test_charged import same_rounds
+from tests.cluster.caller.test_verbs import CONTRACTS, in_task, new
+from tests.cluster.slots import shared_slot
+from tests.support import cleaned, local_cluster, store
+
+PART = Part(0, 1, (), (("float64", 0, 1000),))
+LOCKED = {"daskps.ways.locked-reads": True, "daskps.ways.process": False}
+
+
+@pytest.mark.parametrize(("ordered", "locked"), [(True, False), (False, True)])
+def test_the_processor_decides(monkeypatch, ordered, locked):
+    monkeypatch.setattr(config, "_ORDERED", ordered)
+    assert config.load().locked_reads is locked
+
+
+@pytest.fixture
+def slot(tmp_path):
+    with dask.config.set(LOCKED):
+        yield shared_slot(tmp_path)
+
+
+def asks(slot, exact=False):
+    ticket = Ticket(Step(wait=READ), owner=Pending(1, lambda: None))
+    ticket.outcome = Ready(slot.shard.segment.flip, 0, exact=exact)
+    return ticket
+
+
+def publish(slot, value):
+    begun = Publication(slot.shard.segment)
+    begun.add([(0, Operation(np.full(1000, value), replace=True))])
+    begun.commit()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.01])
+def test_a_read_waits_for_whoever_has_the_lock(slot, seconds):
+    out, writer = np.empty(1000), FileLock(slot.block)
+    writer.acquire(1)
+    # Looking without the lock is not possible at all.
+    assert slot.glance(Step(wait=READ), PART, [out]) is None
+    with pytest.raises(ShardBusyError, match=r"its turn|stayed locked"):
+        slot.read(asks(slot), PART, [out], seconds)
+    publish(slot, 3.0)
+    timer = threading.Timer(0.05, writer.release)
+    timer.start()
+    assert slot.read(asks(slot), PART, [out], 30).flip == 1
+    timer.join()
+    assert set(out) == {3.0}
+    # And lets go of it.
+    assert FileLock(slot.block).try_acquire()
+
+
+def test_a_read_holds_the_lock_while_it_copies(slot, monkeypatch):
+    held = []
+
+    def copier(nbytes: int) -> Any:
+        def copy(out, source):
+            held.append(FileLock(slot.block).try_acquire())
+            out[:] = source
+
+        return copy
+
+    monkeypatch.setattr(copying, "copier", copier)
+    slot.read(asks(slot), PART, [np.empty(1000)])
+    assert held == [False]
+
+
+def test_what_was_overwritten_is_not_read(slot):
+    out, old, exact = np.empty(1000), asks(slot), asks(slot, exact=True)
+    publish(slot, 1.0)
+    # The publication before is still whole, the one before that is not.
+    assert slot.read(exact, PART, [out]).flip == 0
+    assert set(out) == {0.0}
+    publish(slot, 2.0)
+    with pytest.raises(ConsistencyError):
+        slot.read(exact, PART, [out])
+    assert slot.read(old, PART, [out]).flip == 2
+    assert set(out) == {2.0}
+
+
+# -- in a cluster ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def locked_cluster(machine_cluster):
+    """Started after the others, which keep the configuration they began with."""
+    with dask.config.set(LOCKED), local_cluster() as client:
+        yield client
+
+
+@pytest.fixture
+def locked(locked_cluster):
+    with cleaned(locked_cluster):
+        yield locked_cluster
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_every_verb_with_locked_reads(contract, locked):
+    worker = next(iter(locked.nthreads()))
+    with new(locked, servers=[worker]) as s:
+        locked.submit(in_task, contract, s, workers=[worker]).result(60)
+
+
+def ways(s):
+    return set(s.stats()["handle"]["ways"].values())
+
+
+def shares(trainer, part):
+    """Whether two reads that need no copy gave the same memory."""
+    one, two = (trainer.pull("w", copy=False)["w"] for _ in range(2))
+    return np.shares_memory(one, two)
+
+
+def test_a_read_that_gets_no_turn_ends_with_its_timeout(locked):
+    """Neither earlier, with another error, nor once for each shard."""
+    worker = next(iter(locked.nthreads()))
+    with store(locked, servers=[worker], shards=2) as s:
+        s.pull()
+        lane = s._attached().ways.serving(worker)
+        first, second = (FileLock(slot.block) for slot in lane.slots.values())
+        first.acquire(1)
+        second.acquire(1)
+        try:
+            with pytest.raises(
+                TimeoutError, match=r"after 0\.3 s .* shards? .* worker"
+            ):
+                s.pull(timeout=0.3)
+        finally:
+            second.release()
+            late = threading.Timer(0.2, first.release)
+            late.start()
+        np.testing.assert_array_equal(s["w"].pull(timeout=None), np.zeros(10))
+        late.join()
+
+
+def learns(trainer, part):
+    """Pull in every manner; return what was read."""
+    found, out = [], {"w": np.empty(10, "f4"), "b": np.empty(())}
+    for clock in range(6):
+        trainer.pull(out=out)
+        found.append({n: v.copy() for n, v in out.items()})
+        found.append({n: v.copy() for n, v in trainer.pull(copy=False).items()})
+        found.append(trainer.pull_async().result())
+        grads = {"w": found[-1]["w"] * 0.5 + part, "b": np.float64(clock)}
+        found.append(trainer.pushpull(grads))
+    return found
+
+
+def same_runs(client, other, sync):
+    """Whether trainers of both clusters read the same bits.
+
+    Of one trainer under ASP: of two, the order of their steps would count.
+    """
+    parts = [1.0, 3.0] if sync == "bsp" else [1.0]
+    found = []
+    for each in (client, other):
+        with each.as_current(), store(each) as s:
+            found.append(daskps.run(s, learns, parts, sync=sync))
+    for ours, theirs in zip(*found, strict=True):
+        for one, two in zip(ours, theirs, strict=True):
+            assert one.keys() == two.keys()
+            for name, value in one.items():
+                np.testing.assert_array_equal(value, two[name], strict=True)
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp"])
+def test_trainers_read_the_same_bits(locked, machine_cluster, sync):
+    same_runs(locked, machine_cluster, sync)
+    with locked.as_current(), store(locked) as s:
+        assert locked.submit(ways, s, pure=False).result(30) == {"machine"}
+        assert all(row["locked_reads"] for row in s.stats()["shards"])
+
+
+def test_nothing_is_seen_without_a_copy(locked):
+    worker = next(iter(locked.nthreads()))
+    with locked.as_current(), store(locked, servers=[worker]) as s:
+        assert daskps.run(s, shares, [1, 2]) == [False, False]
+
+
+def test_rounds_of_the_graph_have_the_same_bits(locked, machine_cluster, rng):
+    same_rounds(locked, machine_cluster, rng)

@@ -1,0 +1,110 @@
+"""Reads that updates run into, also of somebody who died in the middle of one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from daskps.cluster.host.hosted import Pending
+from daskps.cluster.wire.messages import Call, Part
+from daskps.consistency import ASP, BSP
+from daskps.errors import ClockError, RunCancelledError
+from daskps.shards.memory.publication import Operation, Publication
+from daskps.shards.steps import READ, Step, Ticket
+from tests.cluster.slots import bare_host, shared_slot
+
+PART = Part(0, 1, (), (("float64", 0, 1000),))
+RUN = 7
+
+
+def nobody():
+    return Pending(1, lambda: None)
+
+
+@pytest.fixture
+def slot(tmp_path):
+    return shared_slot(tmp_path)
+
+
+def asks(slot, run):
+    """A read that has its turn, but has copied nothing yet."""
+    ticket = Ticket(Step(run=run, rank=0 if run else -1, wait=READ), owner=nobody())
+    slot.put(ticket)
+    slot.serve()
+    assert ticket.outcome is not None
+    return ticket
+
+
+def killed(segment):
+    """Another process publishes, begins once more, and dies half way."""
+    whole = Publication(segment)
+    whole.add([(0, Operation(np.zeros(1000)))])
+    whole.commit()
+    begun = Publication(segment)
+    assert segment.writing == segment.flip + 1
+    begun.record.weight_sides[0] = into = 1 - begun.old.weight_sides[0]
+    segment.weights[into][0][:500] = 99.0
+
+
+@pytest.mark.parametrize("run", [0, RUN])
+def test_read_that_a_dying_writer_ran_into_is_whole(slot, run):
+    if run:
+        slot.shard.begin_run(run, ASP(), 2)
+    ticket, out = asks(slot, run), np.empty(1000)
+    killed(slot.shard.segment)
+    ready = slot.read(ticket, PART, [out])
+    assert ready.flip == slot.shard.segment.flip
+    assert set(out) == {0.0}
+
+
+def test_exact_read_that_a_dying_writer_ran_into_is_refused(slot):
+    slot.shard.begin_run(RUN, BSP(), 2)
+    ticket = asks(slot, RUN)
+    killed(slot.shard.segment)
+    with pytest.raises(ClockError, match="gone"):
+        slot.read(ticket, PART, [np.empty(1000)])
+
+
+def test_exact_read_of_a_run_that_is_over_says_so(slot):
+    slot.shard.begin_run(RUN, BSP(), 2)
+    ticket = asks(slot, RUN)
+    slot.shard.end_run(RUN, "it was cancelled")
+    Publication(slot.shard.segment).commit()
+    with pytest.raises(RunCancelledError, match="it was cancelled"):
+        slot.read(ticket, PART, [np.empty(1000)])
+
+
+def test_trainers_read_needs_no_turn_for_the_latest_weights(slot):
+    """Two updates ran into its copy, and somebody is at the shard for long."""
+    slot.shard.begin_run(RUN, ASP(), 2)
+    ticket, out = asks(slot, RUN), np.ones(1000)
+    for _ in range(2):
+        Publication(slot.shard.segment).commit()
+    with ThreadPoolExecutor(1) as threads, slot._mutex:
+        ready = threads.submit(slot.read, ticket, PART, [out]).result(10)
+    assert ready.flip == slot.shard.segment.flip
+    assert not out.any()
+
+
+def test_read_does_not_wait_for_its_turn_on_the_event_loop(slot):
+    """Updates run into each copy: the thread that waits at last is another one."""
+    copy, threads = slot.shard.read, []
+
+    def read(ready, parts, how):
+        threads.append(threading.get_ident())
+        return copy(ready, parts, how) if len(threads) > 4 else None
+
+    slot.shard.read = read
+
+    async def run():
+        with bare_host(asyncio.get_running_loop(), slot) as host:
+            return await host.call(Call("s", (PART,), wait=READ))
+
+    [answer] = asyncio.run(run())
+    assert answer.arrays[0].shape == (1000,)
+    loop = threading.get_ident()
+    assert [ident == loop for ident in threads] == [True, True, False, False, False]

@@ -1,0 +1,38 @@
+"""The rules of a store in one process."""
+
+from __future__ import annotations
+
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daskps import optim
+from daskps.cluster.host.rules import Rules, initial_slots
+from daskps.layout.arrays import Layout
+
+
+def test_parameters_share_the_kernels_and_scalars_of_their_rule():
+    shapes = {"a": ((3,), "float32"), "b": ((2,), "float32"), "c": ((2,), "float64")}
+    one, other = optim.SGD(0.1), optim.SGD(0.1)
+    pickled = pickle.dumps({0: one, 1: one, 2: one})
+    rules = Rules(Layout.build(shapes, 1), pickled)
+    a, b, c = (rules.get(i) for i in range(3))
+    assert a is b
+    assert a is not c
+    assert c is not None
+    assert c.kernel.dtype == "f8"
+    apart = Rules(Layout.build(shapes, 1), pickle.dumps({0: one, 1: other}))
+    assert apart.get(0) is not apart.get(1)
+    assert apart.get(2) is None
+
+
+@pytest.mark.parametrize("value", [np.float32(0.5), np.float64(0.5), 0.5])
+def test_first_values_of_slots_travel_as_plain_numbers(value):
+    """A rule of the user's own may have NumPy's, which a message is refused for."""
+    rule: Any = SimpleNamespace(slots=("sum", "other"), slot_init={"sum": value})
+    found = initial_slots(rule)
+    assert found == (0.5, 0.0)
+    assert [type(first) for first in found] == [float, float]

@@ -1,0 +1,434 @@
+"""Blocks of memory: shared, private, attached, adopted, and what they leave behind."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from daskps.cluster.machine import blocks as module
+from daskps.cluster.machine import presence, warnings
+from daskps.cluster.machine.blocks import (
+    Block,
+    FileMembers,
+    Memory,
+    adopt,
+    attach,
+    find,
+    open_memory,
+)
+from daskps.cluster.machine.mapping import FILES, mapped_nbytes, owned_nbytes
+from daskps.cluster.machine.membership import WayClosed, join, visit
+from daskps.errors import IllegalStateError
+from daskps.shards.memory.segment import FORMAT_AT, MAGIC_AT, NONCE
+from tests.cluster.forks import child, left
+
+N = 3 * 4096 + 64
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Memory]:
+    """Shared memory below a folder of the test's, which is empty afterwards."""
+    before = left(tmp_path)
+    found = open_memory(tmp_path, "a")
+    assert found.is_shared
+    yield found
+    found.close()
+    assert left(tmp_path) == before
+    assert mapped_nbytes() == owned_nbytes() == 0
+
+
+@pytest.fixture
+def registry(memory: Memory) -> FileMembers:
+    assert isinstance(memory.registry, FileMembers)
+    return memory.registry
+
+
+def test_a_block_is_a_zeroed_file_of_its_own(
+    memory: Memory, registry: FileMembers
+) -> None:
+    block, other = memory.take_all([N, 1])
+    assert block.is_shared
+    assert block.nbytes == block.buffer.nbytes == N
+    assert block.buffer.dtype == np.uint8
+    assert block.buffer.flags.writeable
+    assert not block.buffer.any()
+    assert block.buffer.ctypes.data % 4096 == 0
+    status = os.stat(Path(registry.path, block.name))
+    assert (status.st_size, status.st_mode & 0o7777) == (N, 0o600)
+    # Allocated, not sparse: a later write cannot fail.
+    assert status.st_blocks * 512 >= N
+    assert (mapped_nbytes(), owned_nbytes()) == (N + 1, N + 1)
+    assert 0 <= block.nonce < 2**63
+    assert block.nonce != other.nonce
+    for each in (block, other):
+        each.free()
+        each.free()
+    assert registry.names() == []
+    with pytest.raises(IllegalStateError, match="given back"):
+        _ = block.buffer
+
+
+def test_views_outlive_their_block(memory: Memory, registry: FileMembers) -> None:
+    block = memory.take(N)
+    view = block.buffer[64:128].view("f4")
+    block.free()
+    del block
+    assert registry.names() == []
+    view[:] = 3
+    assert view.sum() == 48
+    assert owned_nbytes() == N
+    del view
+    assert owned_nbytes() == 0
+
+
+def test_many_blocks_leave_nothing(tmp_path: Path, memory: Memory) -> None:
+    before = left(tmp_path)
+    blocks = [memory.take(N) for _ in range(200)]
+    assert len(left(tmp_path)[1]) == 200
+    for block in blocks:
+        block.buffer[:] = 1
+        block.free()
+    del block, blocks
+    assert left(tmp_path) == before
+
+
+def fail_at(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the n-th block find the directory full."""
+    calls = iter(range(1, 100))
+    allocate = os.posix_fallocate
+
+    def limited(fd: int, offset: int, nbytes: int) -> None:
+        if next(calls) >= n:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        allocate(fd, offset, nbytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", limited)
+
+
+def test_a_full_directory_gives_private_memory(
+    tmp_path: Path,
+    memory: Memory,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(warnings, "_said", set())
+    # A cluster that silences its logs has raised the level of pytest's handler.
+    caplog.set_level(logging.WARNING)
+    before = left(tmp_path)
+    fail_at(3, monkeypatch)
+    for _ in range(2):
+        blocks = memory.take_all([N, N, N, N])
+        assert [block.is_shared for block in blocks] == [False] * 4
+        assert left(tmp_path) == before
+        assert mapped_nbytes() == 0
+        for block in blocks:
+            assert block.name == ""
+            assert block.buffer.nbytes == N
+            assert not block.buffer.any()
+            block.free()
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "No space left" in record.getMessage()
+    assert f"no room for {4 * N:,} bytes" in record.getMessage()
+
+
+def test_what_must_be_shared_takes_no_private_memory(
+    tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = memory.take_shared([N, 1])
+    assert [(block.nbytes, block.is_shared) for block in taken] == [
+        (N, True),
+        (1, True),
+    ]
+    for block in taken:
+        block.free()
+    before = left(tmp_path)
+    fail_at(2, monkeypatch)
+    monkeypatch.setattr(module, "private", None)
+    assert memory.take_shared([N, N]) == []
+    assert left(tmp_path) == before
+    assert Memory(None).take_shared([N]) == []
+
+
+def test_a_base_that_is_not_there_gives_private_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(warnings, "_said", set())
+    # A cluster that silences its logs has raised the level of pytest's handler.
+    caplog.set_level(logging.WARNING)
+    for _ in range(2):
+        memory = open_memory(tmp_path / "nowhere", "a")
+        assert not memory.is_shared
+        assert not memory.take(N).is_shared
+        memory.close()
+    (record,) = caplog.records
+    said = record.getMessage()
+    assert said.startswith(f"no shared memory in {tmp_path}/nowhere: ")
+    assert said.count("no shared memory") == 1
+
+
+def user(pipe: Connection, base: Path, block: Block) -> None:
+    """Attach in another process, add one, and stay."""
+    registry = visit(base, "a")
+    own = attach(registry, block.name, block.nbytes, block.nonce)
+    pipe.send((int(own.buffer[200]), mapped_nbytes(), owned_nbytes()))
+    pipe.recv()
+    own.buffer[200] += 1
+    own.free()
+    pipe.send(None)
+
+
+def test_another_process_sees_the_same_memory(tmp_path: Path, memory: Memory) -> None:
+    block = memory.take(N)
+    block.stamp()
+    block.buffer[200] = 7
+    # The child has the parent's mapping, too; it is the same file.
+    with child(user, tmp_path, block) as other:
+        assert other.receive() == (7, N, 0)
+        block.buffer[200] = 9
+        other.send()
+        other.receive()
+        assert block.buffer[200] == 10
+        assert other.end() == 0
+    block.free()
+
+
+def test_one_descriptor_for_all_of_a_process(
+    tmp_path: Path, memory: Memory, registry: FileMembers
+) -> None:
+    block = memory.take(N)
+    block.stamp()
+    files = left(tmp_path)
+    again = attach(registry, block.name, N, block.nonce)
+    assert left(tmp_path) == files
+    assert again.file is block.file
+    again.buffer[300] = 5
+    assert block.buffer[300] == 5
+    again.free()
+    # Who attached removes nothing.
+    assert registry.names() == [block.name]
+    block.free()
+
+
+def set_word(at: int, value: int) -> Callable[[Path, Block], None]:
+    def change(path: Path, block: Block) -> None:
+        block.buffer[:128].view(np.int64)[at] = value
+
+    return change
+
+
+def replace(path: Path, block: Block) -> None:
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data)
+    path.chmod(0o640)
+
+
+def link(path: Path, block: Block) -> None:
+    path.rename(path.with_name("moved"))
+    path.symlink_to("moved")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (set_word(NONCE, 5), "not the segment that was meant"),
+        (set_word(MAGIC_AT, 5), "not the segment that was meant"),
+        (set_word(FORMAT_AT, 77), "not the segment that was meant"),
+        (lambda path, block: os.truncate(path, N + 1), f"{N + 1} bytes, not {N}"),
+        (lambda path, block: path.chmod(0o644), "mode 644"),
+        (lambda path, block: path.unlink(), "No such file"),
+        (replace, "mode 640"),
+        (link, "not this user's own file"),
+    ],
+)
+def test_what_is_not_the_segment_is_refused(
+    memory: Memory, registry: FileMembers, change: Callable[..., None], reason: str
+) -> None:
+    block = memory.take(N)
+    block.stamp()
+    change(Path(registry.path, block.name), block)
+
+    def stranger(pipe: Connection) -> None:
+        own = visit(Path(registry.path).parent, "a")
+        before = mapped_nbytes(), len(os.listdir("/proc/self/fd"))
+        with pytest.raises(WayClosed, match=reason):
+            attach(own, block.name, N, block.nonce)
+        assert (mapped_nbytes(), len(os.listdir("/proc/self/fd"))) == before
+
+    for refused in (stranger, lambda pipe: in_new_process(stranger, pipe)):
+        with child(refused) as other:
+            assert other.end() == 0
+    block.free()
+
+
+def in_new_process(function: Callable[..., None], pipe: Connection) -> None:
+    """As one that has not inherited any mapping."""
+    FILES._files.clear()
+    function(pipe)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "registry",
+        "../x",
+        "a/b",
+        "0" * 16 + "-" + "0" * 15,
+        "G" * 16 + "-" + "0" * 16,
+    ],
+)
+def test_other_names_are_refused(registry: FileMembers, name: str) -> None:
+    with pytest.raises(WayClosed, match="no name of shared memory"):
+        attach(registry, name, N, 0)
+
+
+def test_files_of_another_user_are_refused(
+    memory: Memory, registry: FileMembers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = memory.take(N)
+    block.stamp()
+    uid = os.getuid()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getuid", lambda: uid + 1)
+        with pytest.raises(WayClosed, match=f"user {uid}, mode 600"):
+            attach(registry, block.name, N, block.nonce)
+    block.free()
+
+
+def owner(pipe: Connection, base: Path) -> None:
+    block = open_memory(base, "a").take(N)
+    block.stamp()
+    block.buffer[200] = 42
+    pipe.send((block.name, block.nonce))
+    pipe.recv()
+
+
+def test_adoption_of_what_a_dead_process_left(
+    memory: Memory, registry: FileMembers, tmp_path: Path
+) -> None:
+    with child(owner, tmp_path) as other:
+        name, nonce = other.receive()
+        seen = attach(registry, name, N, nonce)
+        with pytest.raises(WayClosed, match="an owner that lives"):
+            adopt(registry, name, N, nonce)
+        other.kill()
+    assert owned_nbytes() == 0
+    block = adopt(registry, name, N, nonce)
+    assert (block.buffer[200], block.nonce, owned_nbytes()) == (42, nonce, N)
+    # Ours: nobody sweeps it, nobody else adopts it, old views stay.
+    assert registry.names() == [block.name]
+    assert registry.litter() == []
+    with pytest.raises(WayClosed, match="No such file"):
+        adopt(registry, name, N, nonce)
+    block.buffer[200] = 43
+    assert seen.buffer[200] == 43
+    seen.free()
+    block.free()
+    assert registry.names() == []
+
+
+def adopter(pipe: Connection, base: Path, name: str, nonce: int) -> None:
+    pipe.send(adopt(join(base, "a"), name, N, nonce).name)
+    pipe.recv()
+
+
+def test_what_an_adopter_has_renamed_is_found_again(
+    memory: Memory, registry: FileMembers, tmp_path: Path
+) -> None:
+    """It died before it could say so, and the directory knows the old name."""
+    others = memory.take_all([N, 2 * N])
+    others[0].stamp()
+    with child(owner, tmp_path) as one:
+        name, nonce = one.receive()
+        assert find(registry, name, N, nonce) == name
+        one.kill()
+    with child(adopter, tmp_path, name, nonce) as two:
+        new = two.receive()
+        two.kill()
+    assert find(registry, name, N, nonce) == new != name
+    assert find(registry, name, 2 * N, nonce) == name
+    assert find(registry, name, N, nonce + 1) == name
+    block = adopt(registry, new, N, nonce)
+    assert block.buffer[200] == 42
+    for taken in (block, *others):
+        taken.free()
+
+
+def test_a_forked_child_removes_nothing(memory: Memory, registry: FileMembers) -> None:
+    block, spare = memory.take_all([N, N])
+
+    def forked(pipe: Connection) -> None:
+        assert (mapped_nbytes(), owned_nbytes()) == (2 * N, 0)
+        block.buffer[5] = 6
+        block.free()
+        memory.close()
+
+    with child(forked) as other:
+        assert other.end() == 0
+    assert sorted(registry.names()) == sorted([block.name, spare.name])
+    assert block.buffer[5] == 6
+    assert registry.lives(registry.owner)
+    block.free()
+    spare.free()
+
+
+def test_what_was_not_freed_goes_with_the_last_leave(tmp_path: Path) -> None:
+    one, two = open_memory(tmp_path, "a"), open_memory(tmp_path, "a")
+    block, other = one.take(N), two.take(N)
+    one.close()
+    assert one.take(N).is_shared is False
+    # The membership it came from was left, this process is still there.
+    block.free()
+    assert isinstance(two.registry, FileMembers)
+    assert two.registry.names() == [other.name]
+    two.close()
+    other.free()
+    assert not os.listdir(tmp_path)
+
+
+def test_threads_attach_and_let_go(memory: Memory, registry: FileMembers) -> None:
+    block = memory.take(N)
+    block.stamp()
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(200):
+                own = attach(registry, block.name, N, block.nonce)
+                memory.take(64).free()
+                own.free()
+        except BaseException as error:  # noqa: BLE001 - raised in the test's thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert (mapped_nbytes(), owned_nbytes()) == (N, N)
+    assert registry.names() == [block.name]
+    block.free()
+
+
+def test_a_member_that_exits_removes_its_blocks(tmp_path: Path) -> None:
+    def exits(pipe: Connection) -> None:
+        registry = join(tmp_path, "a").of_kind(FileMembers)
+        Memory(registry).take(N)
+        assert len(registry.names()) == 1
+        # As the interpreter does when it ends.
+        presence._leave_all()
+
+    with child(exits) as other:
+        assert other.end() == 0
+    assert not os.listdir(tmp_path)

@@ -1,0 +1,53 @@
+"""A process reaches its machine by one interface, of which there may be other forms."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from daskps.cluster.caller.mapped import Lane
+from daskps.cluster.machine.blocks import Members, Memory
+from daskps.cluster.machine.machine import HERE
+from daskps.cluster.machine.membership import WayClosed
+from tests.cluster.slots import bare_host
+
+
+class Closed:
+    """A machine without shared memory; notes which clusters were asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def memory(self, cluster: str) -> Memory:
+        self.asked.append(cluster)
+        return Memory(None)
+
+    def visit(self, cluster: str) -> Members:
+        self.asked.append(cluster)
+        raise WayClosed("this machine shares nothing")
+
+
+def test_a_host_takes_memory_from_the_machine_it_was_given() -> None:
+    closed = Closed()
+    with bare_host(None, machine=closed) as host:
+        memory = host.memory("a")
+        assert memory is not None
+        assert not memory.take(8).is_shared
+        assert host.memory("a") is memory
+    assert closed.asked == ["a"]
+
+
+def test_a_lane_looks_for_shards_on_the_machine_it_was_given() -> None:
+    where = SimpleNamespace(hosts={"w": [0]}, segments={0: None})
+    meta: Any = SimpleNamespace(where=where, cluster="a")
+    closed = Closed()
+    with pytest.raises(WayClosed, match="shares nothing"):
+        Lane(meta, "w", None, machine=closed)
+    assert closed.asked == ["a"]
+
+
+def test_this_machine_has_no_visitors_where_nobody_is() -> None:
+    with pytest.raises(WayClosed):
+        HERE.visit("of no cluster at all")

@@ -1,0 +1,791 @@
+"""Graph execution: what its tasks leave behind, and what they survive."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from concurrent.futures import CancelledError
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from distributed import Client, Event, SchedulerPlugin, get_worker
+
+import daskps
+from daskps import config, optim
+from daskps.cluster.caller.client import ShardClient
+from daskps.cluster.caller.routes import whole
+from daskps.cluster.host import contributions
+from daskps.cluster.host.contributions import Contributions, Place, contribution
+from daskps.cluster.host.host import HOSTS
+from daskps.cluster.runs.graph.context import Weights
+from daskps.cluster.runs.graph.epochs import Ledger
+from daskps.cluster.runs.graph.shelf import Shelf
+from daskps.cluster.runs.graph.windows import WINDOW, Schedule
+from daskps.cluster.wire.handlers import HOST
+from daskps.errors import (
+    ConsistencyError,
+    ContributionLostError,
+    RunCancelledError,
+)
+from daskps.layout.arrays import Layout
+from tests.support import local_cluster, popen, served_by, until
+
+RNG = np.random.default_rng(5)
+X = RNG.normal(size=(96, 6)).astype("f4")
+Y = (X @ np.arange(6, dtype="f4") + RNG.normal(size=96)).astype("f4")
+
+
+def regression(params, X, y):
+    residual = X @ params["w"] - y
+    return float((residual**2).mean()), {"w": X.T @ residual / len(X)}
+
+
+def ones(params, X, y):
+    return {name: np.ones_like(value) for name, value in params.items()}
+
+
+def a_store(**kwargs):
+    start = {"w": np.linspace(-1, 1, 6, dtype="f4")}
+    return daskps.create(start, optimizer=optim.Adam(0.05), **kwargs)
+
+
+def held(client):
+    """Return how many contributions each worker holds."""
+
+    def count(dask_worker):
+        return dask_worker.metrics["daskps"](dask_worker)["contributions"]
+
+    return list(client.run(count).values())
+
+
+# -- what it costs -----------------------------------------------------------
+
+
+class Count(SchedulerPlugin):
+    """Counts finished tasks by the first word of their key, and all tasks at once."""
+
+    name = "daskps-test-count"
+
+    def start(self, scheduler):
+        self.scheduler, self.done, self.most = scheduler, {}, 0
+
+    def transition(self, key, start, finish, *args, **kwargs):
+        if start == "processing" and finish == "memory" and type(key) is tuple:
+            self.done[key[0]] = self.done.get(key[0], 0) + 1
+        self.most = max(self.most, len(self.scheduler.tasks))
+
+
+@pytest.fixture
+def count(client):
+    client.register_plugin(Count())
+
+    def counted():
+        return client.run_on_scheduler(
+            lambda dask_scheduler: (
+                dict(dask_scheduler.plugins[Count.name].done),
+                dask_scheduler.plugins[Count.name].most,
+            )
+        )
+
+    yield counted
+    client.unregister_scheduler_plugin(Count.name)
+
+
+@pytest.mark.parametrize("shards", [2, 5])
+def test_a_round_is_one_task_per_part_and_one_per_host(client, count, shards):
+    before = client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
+    rounds = 3 * WINDOW
+    with a_store(shards=shards, name="tall tale") as store:
+        result = daskps.train(
+            store, ones, np.zeros((8, 1)), epochs=rounds, trainers=8, execution="graph"
+        )
+        store.delete()
+    assert result.version == rounds
+    done, most = count()
+    assert done == {
+        "daskps-gradient": 8 * rounds,
+        "daskps-reduce-tall tale-0": rounds,
+        f"daskps-reduce-tall tale-{-(-shards // 2)}": rounds,
+    }
+    # Anchors, the parts and the work beside the window.
+    assert most <= before + WINDOW * (8 + 2) + shards + 8 + 1
+    until(lambda: held(client) == [0, 0])
+
+
+def test_more_parts_than_threads_go_to_the_graph_by_themselves(client):
+    """17 parts on 4 threads, one more than four to one."""
+    found = []
+    for trainers, execution in ((16, "resident"), (17, "graph")):
+        with a_store() as store:
+            result = daskps.train(store, regression, X, Y, trainers=trainers)
+        assert result.execution == execution
+        found.append(result.version)
+    assert found == [1, 1]
+
+
+def test_hundreds_of_parts_on_four_threads(client):
+    with daskps.create({"w": np.zeros(3)}, optimizer=optim.SGD(1.0)) as store:
+        result = daskps.train(
+            store, ones, np.zeros((600, 1)), trainers=600, epochs=2, batch_size=1
+        )
+    assert result.execution == "graph"
+    np.testing.assert_array_equal(result.weights["w"], -2.0)
+
+
+@pytest.mark.parametrize("way", ["inside", "process"], indirect=True)
+def test_executions_have_the_same_bits_and_losses(way):
+    found = set()
+    for execution in ("resident", "graph"):
+        for shards in (1, 3):
+            with a_store(shards=shards) as store:
+                result = daskps.train(
+                    store,
+                    regression,
+                    X,
+                    Y,
+                    trainers=7,
+                    batch_size=5,
+                    epochs=3,
+                    execution=execution,
+                )
+            losses = tuple(entry.loss for entry in result.history)
+            found.add((result.weights["w"].tobytes(), losses, result.version))
+    assert len(found) == 1
+
+
+# -- contributions -----------------------------------------------------------
+
+
+class Hold:
+    """Gradients that wait for an event on one rank."""
+
+    def __init__(self, name, row):
+        self.name, self.row = name, row
+
+    def __call__(self, params, X, y):
+        if X[0, 0] == self.row:
+            Event(self.name).wait()
+        return ones(params, X, y)
+
+
+async def copy_receipts(dask_scheduler):
+    """Have the other worker copy each receipt; return where they were."""
+    origins = receipts(dask_scheduler)
+    for key, [origin] in origins.items():
+        other = next(w for w in dask_scheduler.workers if w != origin)
+        dask_scheduler.request_acquire_replicas(other, [key], stimulus_id="test")
+    return origins
+
+
+async def drop_origins(dask_scheduler, origins):
+    for key, [origin] in origins.items():
+        dask_scheduler.request_remove_replicas(origin, [key], stimulus_id="test")
+
+
+def receipts(dask_scheduler):
+    return {
+        key: [ws.address for ws in ts.who_has]
+        for key, ts in dask_scheduler.tasks.items()
+        if key[0] == "daskps-gradient" and ts.state == "memory"
+    }
+
+
+def test_contributions_survive_the_memory_manager(client):
+    """It may drop a receipt where it was made, once there is a copy elsewhere."""
+    late = Event("daskps-test-late", client=client)
+    rows = np.arange(12.0)[:, None]
+    with daskps.create({"w": np.zeros(4)}, optimizer=optim.SGD(1.0)) as store:
+        results: list[Any] = []
+        thread = threading.Thread(
+            target=lambda: results.append(
+                daskps.train(
+                    store, Hold(late.name, 11.0), rows, trainers=12, execution="graph"
+                )
+            )
+        )
+        thread.start()
+        until(lambda: sum(held(client)) == 11)
+
+        def places():
+            return list(client.run_on_scheduler(receipts).values())
+
+        until(lambda: len(places()) == 11)
+        origins = client.run_on_scheduler(copy_receipts)
+        until(lambda: {len(of) for of in places()} == {2})
+        client.run_on_scheduler(drop_origins, origins=origins)
+        until(lambda: {len(of) for of in places()} == {1})
+        assert client.run_on_scheduler(receipts) != origins
+        assert sum(held(client)) == 11
+        late.set()
+        thread.join()
+        assert results[0].stats["retried_rounds"] == 0
+        np.testing.assert_array_equal(results[0].weights["w"], -1.0)
+        until(lambda: held(client) == [0, 0])
+    late.clear()
+
+
+def apply_twice(dask_worker):
+    """Send every step that ends a round twice, as a task that runs again does."""
+
+    def call(self, calls, *args):
+        if any(c.tick for c in calls.values()):
+            original(self, calls, *args)
+        return original(self, calls, *args)
+
+    original = ShardClient.call
+    patch = mock.patch.object(ShardClient, "call", call)
+    patch.start()
+    dask_worker.daskps_test = None, [patch]
+
+
+@pytest.mark.parametrize(
+    ("way", "epochs"),
+    [("inside", 2), ("queue", 2), ("process", 1)],
+    indirect=["way"],
+)
+def test_a_round_that_is_reduced_twice_counts_once(way, epochs):
+    options, found = {**OPTIONS, "epochs": epochs}, []
+    for twice in (False, True):
+        if twice:
+            way.run(apply_twice)
+        try:
+            with a_store(shards=2) as store:
+                result = daskps.train(
+                    store, regression, X, Y, execution="graph", **options
+                )
+        finally:
+            if twice:
+                way.run(undo)
+        assert result.stats["duplicates"] == twice * 2 * 8 * epochs
+        found.append((result.version, result.weights["w"].tobytes()))
+    assert found[0] == found[1]
+
+
+def lose_for_shard_1(dask_worker):
+    def sums(self, place, shards, *args):
+        if 1 in shards:
+            raise ContributionLostError("lost for the test")
+        return original(self, place, shards, *args)
+
+    original = Contributions.sums
+    mock.patch.object(Contributions, "sums", sums).start()
+
+
+def test_a_round_that_is_lost_each_time_is_an_error():
+    with local_cluster(n_workers=2, threads=1) as client, a_store() as store:
+        client.run(lose_for_shard_1)
+        with pytest.raises(daskps.RoundLostError, match="lost for the test") as caught:
+            daskps.train(store, regression, X, Y, execution="graph")
+        assert caught.value.shard == 1
+        assert caught.value.worker == store.placement[1]
+        # Shard 0 had its part, and has taken it back.
+        assert store.versions == (2, 2)
+        start = np.linspace(-1, 1, 6, dtype="f4")
+        np.testing.assert_array_equal(store["w"].pull(), start)
+
+
+def count_sums(dask_worker):
+    """Count the messages that ask for sums."""
+    counted = mock.AsyncMock(side_effect=HOST.by_name["sums"].function)
+    patch = mock.patch.dict(HOST.by_name, sums=served_by("sums", counted))
+    patch.start()
+    dask_worker.daskps_test = counted, [patch]
+
+
+def overwrite_what_is_read(dask_worker):
+    """Have what was read of another worker's memory be used again meanwhile."""
+    patch = mock.patch.object(Shelf, "holds", return_value=False)
+    patch.start()
+    dask_worker.daskps_test[1].append(patch)
+
+
+def look(dask_worker):
+    """Return how many messages asked for sums, and the shared memory of a worker."""
+    memory: Any = HOSTS[dask_worker.address]._memory
+    return dask_worker.daskps_test[0].call_count, sorted(memory.registry.names())
+
+
+def undo(dask_worker):
+    for patch in reversed(dask_worker.daskps_test[1]):
+        patch.stop()
+
+
+@pytest.mark.parametrize("codec", [None, "bf16"])
+def test_workers_of_a_machine_read_contributions_in_place(machine_cluster, codec):
+    """And ask by message where one was used again while they read: the same bits."""
+    client, found = machine_cluster, []
+    options = {**OPTIONS, "epochs": 1, "codec": codec, "reset_optimizer": True}
+    with a_store(client=client, shards=3) as store:
+        client.run(count_sums)
+        try:
+            for asked in (0, 8):
+                before = client.run(look)
+                result = daskps.train(
+                    store, regression, X, Y, execution="graph", **options
+                )
+                assert result.stats["retried_rounds"] == 0
+                found.append(result.weights["w"].tobytes())
+                store.assign({"w": np.linspace(-1, 1, 6, dtype="f4")})
+                until(lambda: held(client) == [0, 0])
+                for worker, (n, names) in before.items():
+                    now, left = client.run(look)[worker]
+                    assert now - n == asked
+                    assert left == names
+                client.run(overwrite_what_is_read)
+        finally:
+            client.run(undo)
+        result = daskps.train(store, regression, X, Y, execution="resident", **options)
+        found.append(result.weights["w"].tobytes())
+    assert len(set(found)) == 1
+
+
+LAYOUT = Layout.build({"w": ((6,), "float32")}, 2)
+
+
+def left(value, weight=1.0):
+    arrays = {0: np.full(6, value, "f4")}
+    return contribution(LAYOUT, arrays, weight, "mean")
+
+
+def sums(store, place, ranks=(0,), nodes=((0, 1),)):
+    parcels = store.sums(place, [0, 1], ranks, nodes)
+    return [[parcel.node for parcel in row] for row in parcels]
+
+
+def test_a_later_round_frees_what_came_before():
+    store = Contributions("a")
+    store.leave(Place(1, 0, 3), 0, left(1))
+    store.leave(Place(1, 0, 3), 1, left(2, 3.0))
+    assert (store.n, store.nbytes) == (2, 48)
+    [[(arrays, weights)], _] = sums(store, Place(1, 0, 3), (0, 1), ((0, 2),))
+    assert arrays[0].tolist() == [7.0] * 3
+    assert weights == {0: 4.0}
+    # Asked again, it says the same: nothing was added into what it keeps.
+    [_, [(arrays, _)]] = sums(store, Place(1, 0, 3), (0, 1), ((0, 2),))
+    assert arrays[0].tolist() == [7.0] * 3
+    store.leave(Place(1, 0, 4), 0, left(1))
+    assert store.n == 1
+    with pytest.raises(ContributionLostError, match="round=3"):
+        sums(store, Place(1, 0, 3))
+
+
+def test_a_contribution_that_is_not_there_is_never_left_out_of_a_sum():
+    store = Contributions("a")
+    store.leave(Place(1, 0, 0), 0, left(1))
+    with pytest.raises(ContributionLostError, match=r"\[1\]"):
+        sums(store, Place(1, 0, 0), (0, 1), ((0, 2),))
+
+
+def test_a_task_of_an_attempt_that_was_given_up_changes_nothing():
+    store = Contributions("a")
+    store.leave(Place(1, 1, 3), 0, left(1))
+    with pytest.raises(ContributionLostError, match="too late"):
+        store.leave(Place(1, 0, 3), 0, left(5))
+    with pytest.raises(ContributionLostError, match="too late"):
+        store.leave(Place(1, 1, 2), 0, left(5))
+    [[(arrays, _)], _] = sums(store, Place(1, 1, 3))
+    assert arrays[0][0] == 1
+
+
+def test_a_round_that_begins_frees_what_came_before():
+    store = Contributions("a")
+    store.leave(Place(1, 0, 3), 0, left(1))
+    store.begin(Place(1, 0, 3))
+    assert store.n == 1
+    store.begin(Place(1, 0, 4))
+    assert store.n == 0
+    # Before the user's function is called, not when it has been.
+    with pytest.raises(ContributionLostError, match="too late"):
+        store.begin(Place(1, 0, 3))
+
+
+class Counted(int):
+    """A run's number that counts how often it is compared."""
+
+    compared = 0
+    __hash__ = int.__hash__
+
+    def __eq__(self, other):
+        Counted.compared += 1
+        return int(self) == other
+
+
+def test_a_task_does_not_look_through_all_runs_that_ended(monkeypatch):
+    monkeypatch.setattr(contributions, "REMEMBERED", 1000)
+    store = Contributions("a")
+    for run in range(1500):
+        store.end(Counted(run))
+    Counted.compared = 0
+    store.begin(Place(Counted(5000), 0, 0))
+    store.shared(Counted(5000), "x", dict)
+    assert Counted.compared <= 5
+    # The oldest are forgotten: the newest refuse what still comes.
+    store.begin(Place(499, 0, 0))
+    for run in (500, 1499):
+        with pytest.raises(RunCancelledError):
+            store.begin(Place(run, 0, 0))
+
+
+def test_contributions_are_freed_with_their_tasks_and_their_run():
+    store = Contributions("a")
+    store.leave(Place(1, 1, 3), 0, left(1))
+    store.leave(Place(2, 0, 0), 0, left(1))
+    # Tasks of an older attempt are forgotten: not these.
+    store.free(1, 0, 99)
+    assert store.n == 2
+    store.free(1, 1, 3)
+    assert store.n == 1
+    store.end(2)
+    assert store.n == 0
+    with pytest.raises(RunCancelledError):
+        store.leave(Place(2, 0, 1), 0, left(1))
+    with pytest.raises(RunCancelledError):
+        store.shared(2, "x", dict)
+
+
+# -- the schedule ------------------------------------------------------------
+
+
+def test_windows_end_at_the_border_of_an_epoch_where_somebody_decides():
+    free = Schedule(3, 10, [10], gated=False)
+    gated = Schedule(3, 10, [10], gated=True)
+    assert [free.window(at) for at in (0, 16)] == [range(16), range(16, 30)]
+    assert [gated.window(at) for at in (0, 10, 27)] == [
+        range(10),
+        range(10, 20),
+        range(27, 30),
+    ]
+
+
+def test_ranks_without_a_batch_left_have_no_task():
+    schedule = Schedule(2, 3, [3, 1, 0], gated=False)
+    assert [schedule.ranks(t) for t in range(6)] == [[0, 1], [0], [0]] * 2
+    assert Ledger(schedule).round == 0
+
+
+# -- faults ------------------------------------------------------------------
+
+
+class Three:
+    """Three workers, one of which dies now and then."""
+
+    def __init__(self):
+        self.stack = ExitStack()
+        self.client: Any = None
+
+    def __call__(self):
+        """Return a client of three live workers; a nanny may fail to restart one."""
+        try:
+            until(lambda: self.client and self.n_workers() == 3, 20)
+        except AssertionError:
+            self.stack.close()
+            self.client = self.stack.enter_context(local_cluster(3))
+        return self.client
+
+    def n_workers(self):
+        return self.client.run_on_scheduler(
+            lambda dask_scheduler: len(dask_scheduler.workers)
+        )
+
+
+@pytest.fixture(scope="module")
+def three():
+    found = Three()
+    with found.stack:
+        found.client = found.stack.enter_context(local_cluster(3))
+        yield found
+
+
+def server_of(client):
+    return min(client.nthreads())
+
+
+OPTIONS: Any = {"trainers": 6, "batch_size": 2, "epochs": 50 // 8 + 1, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(three):
+    with a_store(client=three()) as store:
+        result = daskps.train(store, regression, X, Y, execution="graph", **OPTIONS)
+    assert result.version == 56
+    assert result.stats["retried_rounds"] == 0
+    return result.weights["w"].tobytes()
+
+
+#: Twenty moments in every run of the tests, every other one at a worker with shards;
+#: the other twenty by the marker.
+MOMENTS = [
+    pytest.param(
+        seed,
+        with_shards,
+        marks=[pytest.mark.slow] if seed % 2 != with_shards else [],
+        id=f"{seed}-shards" if with_shards else f"{seed}",
+    )
+    for with_shards in (False, True)
+    for seed in range(20)
+]
+
+
+class Begun:
+    """Does something after the first rounds."""
+
+    def __init__(self, action):
+        self.action, self.done = action, False
+
+    def on_round(self, run):
+        if not self.done:
+            self.done = True
+            self.action()
+
+
+@pytest.mark.parametrize(("seed", "with_shards"), MOMENTS)
+def test_kill_of_a_worker_with_contributions(three, undisturbed, seed, with_shards):
+    """At a random moment: the result has the bits of the undisturbed run."""
+    client, rng = three(), random.Random(seed)
+    server = server_of(client)
+    victim = rng.choice([w for w in client.nthreads() if w != server])
+    pid = client.run(os.getpid, workers=[victim])[victim]
+    servers = [server]
+    if with_shards:
+        # The first shard is where receipts are looked for first.
+        servers.insert(seed % 2, victim)
+    with a_store(client=client, servers=servers) as store:
+        timer = threading.Timer(rng.uniform(0.0, 1.5), os.kill, (pid, signal.SIGKILL))
+        result = daskps.train(
+            store,
+            regression,
+            X,
+            Y,
+            execution="graph",
+            callbacks=[Begun(timer.start)],
+            timeout=100,
+            **OPTIONS,
+        )
+        timer.join()
+        generations = [row["generation"] for row in store.stats()["shards"]]
+    assert generations == [2 if w == victim else 1 for w in servers]
+    assert result.weights["w"].tobytes() == undisturbed
+    assert result.version == 56
+    until(lambda: set(held(client)) == {0})
+
+
+class Strike:
+    """Does something in the middle of a run, once."""
+
+    def __init__(self, action, after=1):
+        self.action, self.after, self.done = action, after, False
+
+    def on_epoch(self, run):
+        if len(run.history) == self.after and not self.done:
+            self.done = True
+            self.action()
+
+
+def test_worker_that_retires_in_a_window(undisturbed):
+    with local_cluster(n_workers=3, threads=1) as client:
+        server, leaver, _ = sorted(client.nthreads())
+        strike = Strike(lambda: client.retire_workers([leaver]))
+        with a_store(client=client, servers=[server]) as store:
+            result = daskps.train(
+                store,
+                regression,
+                X,
+                Y,
+                execution="graph",
+                callbacks=[strike],
+                timeout=60,
+                **OPTIONS,
+            )
+        assert strike.done
+        assert leaver not in client.nthreads()
+    assert result.weights["w"].tobytes() == undisturbed
+
+
+def test_killed_owner_ends_the_run_with_shard_lost_error():
+    with (
+        config.open_ways(process=True, machine=False),
+        local_cluster(n_workers=2, threads=1) as client,
+        a_store() as store,
+    ):
+        pid = client.run(os.getpid)[store.placement[1]]
+        strike = Strike(lambda: os.kill(pid, signal.SIGKILL))
+        with pytest.raises(daskps.ShardLostError):
+            daskps.train(
+                store,
+                regression,
+                X,
+                Y,
+                epochs=10**6,
+                execution="graph",
+                callbacks=[strike],
+            )
+        assert client.submit(sum, [1, 2]).result() == 3
+
+
+def test_trainer_lost_with_raise():
+    with local_cluster(n_workers=2, threads=1) as client:
+        server, other = sorted(client.nthreads())
+        pid = client.run(os.getpid)[other]
+        strike = Strike(lambda: os.kill(pid, signal.SIGKILL))
+        with a_store(servers=[server]) as store:
+            with pytest.raises(daskps.RunCancelledError, match="on_trainer_lost"):
+                daskps.train(
+                    store,
+                    regression,
+                    X,
+                    Y,
+                    epochs=10**6,
+                    execution="graph",
+                    callbacks=[strike],
+                    on_trainer_lost="raise",
+                )
+            until(lambda: store.push({"w": np.zeros(6, "f4")}) > 0)
+
+
+def test_restart_of_the_cluster_in_a_run():
+    with local_cluster(n_workers=2, threads=1) as client:
+        store = a_store()
+        strike = Strike(client.restart)
+        with pytest.raises(daskps.DaskPSError, match="restart"):
+            daskps.train(
+                store,
+                regression,
+                X,
+                Y,
+                epochs=10**6,
+                execution="graph",
+                callbacks=[strike],
+            )
+        with a_store() as again:
+            assert daskps.train(again, regression, X, Y, execution="graph").version
+
+
+def test_scheduler_that_dies_ends_the_run(tmp_path):
+    """With an error, and in time."""
+    file, here = str(tmp_path / "scheduler.json"), ["--host", "127.0.0.1"]
+    here += ["--dashboard-address", "127.0.0.1:0", "--scheduler-file", file]
+    env = {**os.environ, "PYTHONPATH": str(Path(daskps.__file__).parents[1])}
+    with (
+        popen(["dask", "scheduler", "--port", "0", *here], env=env) as scheduler,
+        popen(["dask", "worker", "--nthreads", "2", *here], env=env),
+        Client(scheduler_file=file, set_as_default=False) as client,
+        client.as_current(),
+    ):
+        client.wait_for_workers(1, timeout=30)
+        strike = Strike(scheduler.kill)
+        began = time.monotonic()
+        with pytest.raises((OSError, RuntimeError, CancelledError)):
+            daskps.train(
+                a_store(),
+                regression,
+                X,
+                Y,
+                epochs=10**6,
+                execution="graph",
+                callbacks=[strike],
+            )
+        assert time.monotonic() - began < 60
+
+
+def wait_for_ever(params, X, y):
+    threading.Event().wait(20)
+    return ones(params, X, y)
+
+
+def test_gradient_that_takes_for_ever_ends_with_the_timeout():
+    with local_cluster(n_workers=1, threads=4) as client, a_store() as store:
+        began = time.monotonic()
+        with pytest.raises(TimeoutError, match="a run on store"):
+            daskps.train(
+                store, wait_for_ever, X, trainers=2, execution="graph", timeout=0.5
+            )
+        assert time.monotonic() - began < 5
+        # Two threads are still at it; what they bring is refused.
+        assert daskps.train(store, regression, X, Y, execution="graph").version == 2
+        until(lambda: held(client) == [0])
+
+
+def wrong_on_one_part(params, X, y):
+    return {"w": np.ones(6 if X[0, 0] != 3 else 5, "f4")}
+
+
+def test_wrong_shape_in_one_part_only_changes_nothing(client):
+    rows = np.repeat(np.arange(8.0), 2)[:, None]
+    with a_store() as store:
+        with pytest.raises(daskps.PushRejectedError, match="shape") as caught:
+            daskps.train(store, wrong_on_one_part, rows, trainers=8, execution="graph")
+        assert any("trainer 3 of 8" in note for note in caught.value.__notes__)
+        assert store.versions == (0, 0)
+        until(lambda: held(client) == [0, 0])
+
+
+class KillOnce:
+    """A gradient that kills its worker if that is a certain one, until a file says it."""
+
+    def __init__(self, path, worker):
+        self.path, self.worker = path, worker
+
+    def __call__(self, params, X, y):
+        if get_worker().address == self.worker and not os.path.exists(self.path):
+            with open(self.path, "w") as file:
+                file.write(str(X[0, 0]))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return ones(params, X, y)
+
+
+def test_gradient_that_kills_its_worker(tmp_path):
+    """The round is made good."""
+    rows = np.arange(4.0)[:, None]
+    with local_cluster(n_workers=2, threads=1) as client:
+        server, other = sorted(client.nthreads())
+        client.run_on_scheduler(
+            lambda dask_scheduler: setattr(dask_scheduler, "allowed_failures", 1)
+        )
+        with daskps.create(
+            {"w": np.zeros(3)}, optimizer=optim.SGD(1.0), servers=[server]
+        ) as store:
+            options: Any = {"execution": "graph", "trainers": 4, "epochs": 3}
+            once = KillOnce(str(tmp_path / "once"), other)
+            result = daskps.train(store, once, rows, timeout=60, **options)
+            np.testing.assert_array_equal(result.weights["w"], -3.0)
+            assert float((tmp_path / "once").read_text()) in rows
+
+
+def test_a_round_is_read_once_for_all_threads():
+    meta: Any = SimpleNamespace(layout=LAYOUT)
+    weights, target = Weights(meta), whole(meta)
+    log: list[int] = []
+
+    def of(number: int, anew: int = 0) -> float:
+        def read(target):
+            log.append(number)
+            target.outs[0][0][:] = number
+
+        weights.copy_to(target, Place(1, anew, number), read)
+        return float(target.outs[0][0][0])
+
+    assert [of(3), of(3), of(4), of(3, anew=1), of(4)] == [3, 3, 4, 3, 4]
+    assert log == [3, 4, 3, 4]
+
+
+def test_a_read_that_failed_is_made_again():
+    meta: Any = SimpleNamespace(layout=LAYOUT)
+    weights, target = Weights(meta), whole(meta)
+
+    def fails(target):
+        target.outs[0][0][:] = 9
+        raise ConsistencyError
+
+    weights.copy_to(target, Place(1, 0, 3), lambda target: None)
+    with pytest.raises(ConsistencyError):
+        weights.copy_to(target, Place(1, 0, 4), fails)
+    weights.copy_to(target, Place(1, 0, 3), lambda t: t.outs[0][0].fill(3))
+    assert set(target.outs[0][0]) == {3}

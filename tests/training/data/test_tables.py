@@ -1,0 +1,213 @@
+"""Tables become arrays of one dtype, or the column that cannot is named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import daskps
+from daskps import optim
+from daskps.training.data.tables import LazyTable, array_of
+from tests.support import gen_cluster
+
+F8 = np.arange(6.0) + 0.5
+FRAME = pd.DataFrame({"a": F8, "b": F8.astype("f4") + 1, "c": np.arange(6, dtype="i1")})
+VALUES = np.column_stack([F8, F8 + 1, np.arange(6.0)])
+
+
+@pytest.mark.parametrize(
+    ("table", "dtype"),
+    [
+        (FRAME, "f8"),
+        (FRAME[["b", "c"]], "f4"),
+        (FRAME[["c", "c"]], "i1"),
+        (FRAME.convert_dtypes(), "f8"),
+        (FRAME.convert_dtypes(dtype_backend="pyarrow"), "f8"),
+        (FRAME.astype(pd.SparseDtype("float64")), "f8"),
+        (FRAME.assign(b=FRAME["a"] > 2), "f8"),
+        (pa.table(dict(FRAME.items())), "f8"),
+        (pa.record_batch(dict(FRAME.items())), "f8"),
+        (FRAME["b"], "f4"),
+        (FRAME["c"].convert_dtypes(dtype_backend="pyarrow"), "i1"),
+        (pd.RangeIndex(6), "i8"),
+        (pa.array([True, False]), "?"),
+        (pa.chunked_array([[1.5], [2.5, 3.5]]), "f8"),
+        (FRAME[:0], "f8"),
+    ],
+)
+def test_a_table_is_an_array_of_the_dtype_that_holds_all(
+    table: Any, dtype: str
+) -> None:
+    found = array_of(table, "X")
+    assert type(found) is np.ndarray
+    assert found.dtype == np.dtype(dtype)
+    assert found.flags.c_contiguous
+    plain = table.to_pandas() if hasattr(table, "to_pandas") else table
+    assert found.tolist() == np.asarray(plain, dtype).tolist()
+
+
+@pytest.mark.parametrize("data", [VALUES, VALUES.tolist(), np.array(["a"]), 3, None])
+def test_what_is_no_table_stays_as_it_is(data: Any) -> None:
+    assert array_of(data, "X") is data
+
+
+@pytest.mark.parametrize("dtype", ["float32[pyarrow]", "Float32"])
+def test_missing_floats_are_nan(dtype: str) -> None:
+    found = array_of(pd.DataFrame({"a": pd.array([1.0, None], dtype)}), "X")
+    assert found.dtype == np.float32
+    assert np.isnan(found[1, 0])
+    assert np.isnan(array_of(pa.array([1.0, None]), "y")[1])
+
+
+TEXT = pd.DataFrame({"a": [1.0, 2.0], "b": ["x", "y"]})
+REFUSED = {
+    "text": (TEXT, TypeError, "column 'b' of X is str.*get_dummies"),
+    "text of Arrow": (pa.table(TEXT), TypeError, "column 'b' of X is .*string"),
+    "objects": (TEXT.astype(object), TypeError, "column 'a' of X is object"),
+    "categories": (TEXT.astype({"b": "category"}), TypeError, "'b' of X is category"),
+    "dates": (TEXT.assign(b=pd.Timestamp(0)), TypeError, "'b' of X is datetime64"),
+    "a column of no name": (TEXT.set_axis([0, 0], axis=1), TypeError, "column 0 of X"),
+    "labels": (TEXT["b"], TypeError, "^X is str, and training takes numbers"),
+    "missing integers": (
+        pd.DataFrame({"n": pd.array([1, None], "Int64")}),
+        ValueError,
+        r"column 'n' of X is Int64 and has 1 missing values; fill.*float",
+    ),
+    "missing bools": (pa.array([True, None]), ValueError, "X is bool and has 1 miss"),
+    "no columns": (TEXT[[]], ValueError, "X is a table without columns"),
+    "dask text": (dd.from_pandas(TEXT, 2), TypeError, "column 'b' of X is str"),
+    "dask labels": (dd.from_pandas(TEXT, 2)["b"], TypeError, "^X is str"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_column_that_cannot_be_is_named(case: str) -> None:
+    table, error, message = REFUSED[case]
+    with pytest.raises(error, match=message):
+        array_of(table, "X")
+
+
+@pytest.mark.parametrize("table", [FRAME, pa.table(TEXT), TEXT["b"], pa.array(F8)])
+def test_a_list_of_tables_is_not_stacked(table: Any) -> None:
+    with pytest.raises(TypeError, match=r"X is a list of .*join them.*scatter"):
+        array_of([table, table], "X")
+
+
+def test_a_partition_that_is_not_what_its_table_says() -> None:
+    lying = dd.from_pandas(FRAME[["c"]], 1).map_partitions(
+        lambda part: part + 0.5, meta=FRAME[["c"]][:0]
+    )
+    found = array_of(lying, "X")
+    with pytest.raises(TypeError, match=r"partition of X holds float64, .* says int8"):
+        found.array.compute(scheduler="sync")
+
+
+def test_a_lazy_table_is_of_the_dtype_that_holds_all() -> None:
+    found = array_of(dd.from_pandas(FRAME, 3), "X")
+    assert isinstance(found, LazyTable)
+    assert found.array.dtype == np.float64
+    np.testing.assert_array_equal(found.array.compute(scheduler="sync"), VALUES)
+    series = array_of(dd.from_pandas(FRAME, 3)["c"], "y")
+    assert (series.array.dtype, series.array.ndim) == (np.int8, 1)
+
+
+def test_daskps_imports_no_library_of_tables() -> None:
+    code = (
+        "import sys, daskps; "
+        "print({'pandas', 'pyarrow', 'dask.dataframe'} & set(sys.modules))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    )
+    assert found.stdout.strip() == "set()"
+
+
+# -- in a run --------------------------------------------------------------------------
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(60, 2)), RNG.normal(size=60)
+WIDE = pd.DataFrame(X, columns=["a", "b"])
+
+
+def gradient(params: Any, X: Any, y: Any) -> Any:
+    assert (type(X), type(y)) == (np.ndarray, np.ndarray)
+    error = X @ params["w"] - y
+    return float(error @ error) / len(y), {"w": X.T @ error / len(y)}
+
+
+def fresh(**options: Any) -> Any:
+    return daskps.create({"w": np.zeros(2)}, optimizer=optim.SGD(0.1), **options)
+
+
+def test_every_kind_of_table_trains_to_the_same_bits(client: Any) -> None:
+    lazy = dd.from_pandas(WIDE.assign(y=Y), npartitions=2)
+    kinds = {
+        "arrays": (X, Y),
+        "pandas": (WIDE, pd.Series(Y)),
+        "arrow": (pa.table(dict(WIDE.items())), pa.array(Y)),
+        "dask": (lazy[["a", "b"]], lazy["y"]),
+        "dask and NumPy": (lazy[["a", "b"]], Y),
+    }
+    found = {}
+    for kind, (features, labels) in kinds.items():
+        with fresh() as store:
+            result = daskps.train(store, gradient, features, labels, trainers=2)
+            found[kind] = result.weights["w"].tobytes()
+    assert set(found.values()) == {found["arrays"]}
+
+
+def test_partitions_train_where_they_lie_and_uneven_ones_are_counted(
+    train: Any, client: Any
+) -> None:
+    lazy = client.persist(dd.from_pandas(WIDE, npartitions=4))
+    kept = lazy[lazy["a"] > 0]  # of lengths that nobody knows
+    with fresh() as store:
+        labels = np.ones(int((X[:, 0] > 0).sum()))
+        result = train(store, gradient, kept, labels, trainers=4)
+        assert result.stats["moved_parts"] == 0
+        with pytest.raises(ValueError, match=r"X has .* rows and y 60; they must be"):
+            train(store, gradient, kept, Y)
+
+
+def test_parts_that_are_tables_are_converted_on_their_workers(
+    train: Any, client: Any
+) -> None:
+    halves = [WIDE[:30], WIDE[30:]]
+    parts = [client.submit(lambda x: x, half, pure=False) for half in halves]
+    labels = [client.submit(pd.Series, y, pure=False) for y in (Y[:30], Y[30:])]
+    with fresh() as store, fresh() as other:
+        found = train(store, gradient, parts, labels)
+        expected = train(other, gradient, X, Y, trainers=2)
+        assert found.weights["w"].tobytes() == expected.weights["w"].tobytes()
+        made = [pa.Table.from_pandas(half) for half in halves]
+        made += [pa.chunked_array([Y[:30]]), pa.array(Y[30:])]
+        # Dask takes slices of one Arrow buffer for the same data.
+        arrow = client.scatter(made, hash=False)
+        with fresh() as third:
+            found = train(third, gradient, arrow[:2], arrow[2:])
+        assert found.weights["w"].tobytes() == expected.weights["w"].tobytes()
+        bad = client.submit(lambda x: x.assign(t="x"), halves[0], pure=False)
+        with pytest.raises(TypeError, match="column 't' of part 0 of X is str"):
+            train(store, gradient, [bad], labels[:1])
+
+
+def test_a_bad_column_is_refused_before_anything_starts(client: Any) -> None:
+    with fresh() as store:
+        with pytest.raises(TypeError, match="column 't' of X is str"):
+            daskps.train(store, gradient, WIDE.assign(t="x"), Y)
+        assert store.version == 0
+
+
+@gen_cluster(client=True)
+async def test_a_lazy_table_with_an_asynchronous_client(c, s, a, b):
+    lazy = dd.from_pandas(WIDE, npartitions=3)
+    async with await fresh(client=c) as store:
+        result = await daskps.train(store, gradient, lazy, Y)
+    assert result.version == 1
