@@ -125,7 +125,7 @@ class Hub:
 
 
 class Site:
-    """A node for hosts and links; see :class:`daskps.cluster.host.node.Node`."""
+    """A node for hosts and links; see :class:`daskps.cluster.host.node.HostNode`."""
 
     status = "running"
     asynchronous = False

@@ -34,7 +34,7 @@ from daskps.bench import (
     rounds,
     train,
 )
-from daskps.bench.jobs import LEARNING_RATE, Job
+from daskps.bench.jobs import LEARNING_RATE, StepJob
 from daskps.bench.pairs import Comparison
 from daskps.bench.peers import PeerError, actors, allreduce, dask, gang, limit
 
@@ -55,7 +55,7 @@ LOOKED = Comparison(
     (2e-3, 20e-3, 9e-3, 15e-3, 36e-3, 8e-3),
     looks=(1.0e-3, 1.7e-3, 1.1e-3, 1.6e-3, 1.2e-3, 1.05e-3),
 )
-TINY = [Job(kind, 2048, 2, 2) for kind in ("get", "pullpush", "round", "train")]
+TINY = [StepJob(kind, 2048, 2, 2) for kind in ("get", "pullpush", "round", "train")]
 
 
 # -- the command line ----------------------------------------------------------
@@ -385,7 +385,7 @@ class Recorder:
     ],
 )
 def test_a_job_says_what_a_step_is(kind: Any, calls: list[str], title: str) -> None:
-    job = Job(kind, 2048, 1, 2)
+    job = StepJob(kind, 2048, 1, 2)
     side = Recorder(job.elements)
     jobs.step(job, side, 0)()
     assert side.calls == calls
@@ -417,7 +417,7 @@ def test_cuts_are_those_of_shards() -> None:
 
 
 def test_a_round_of_the_limit_applies_the_mean(tmp_path: Path) -> None:
-    job = Job("round", 2048, 2, 2)
+    job = StepJob("round", 2048, 2, 2)
     a, b = (limit._Segment(gang.Place(rank, 2, 0, tmp_path), job) for rank in (0, 1))
     a.gradient[:], b.gradient[:] = 1.0, 2.0
     for shard in (0, 1):
@@ -446,12 +446,12 @@ def test_an_allreduce_applies_the_mean_when_it_trains() -> None:
         gradient *= 3  # as if the other had twice as much
 
     everyone = allreduce.Everyone(0, 2, sum_up)
-    side = allreduce._Side(Job("train", 16, 2, 2), everyone)
+    side = allreduce._Side(StepJob("train", 16, 2, 2), everyone)
     side.gradient[:] = 1.0
     side.round()
     np.testing.assert_allclose(side.weights, 1e-3 - 1.5 * LEARNING_RATE, rtol=1e-6)
-    assert not allreduce.covers(Job("get", 16, 2, 2))
-    assert not allreduce.covers(Job("train", 16, 1, 1))
+    assert not allreduce.covers(StepJob("get", 16, 2, 2))
+    assert not allreduce.covers(StepJob("train", 16, 1, 1))
 
 
 def test_plain_dask_applies_the_mean() -> None:
@@ -504,7 +504,7 @@ def test_dask_does_every_job(name: str, client: Client) -> None:
 
 
 def test_an_error_in_a_process_is_told() -> None:
-    bad = Job("nonsense", 2048, 1, 1)  # type: ignore[arg-type]  # the point
+    bad = StepJob("nonsense", 2048, 1, 1)  # type: ignore[arg-type]  # the point
     with (
         gang.started("limit", 1) as measure,
         pytest.raises(PeerError, match="no job 'nonsense'"),
@@ -532,12 +532,12 @@ class Fake:
     def available(self) -> None:
         return None
 
-    def covers(self, job: Job) -> bool:
+    def covers(self, job: StepJob) -> bool:
         return job.kind == "round"
 
     @contextmanager
     def opened(self, trainers: int, servers: int, client: Any) -> Any:
-        def measure(job: Job, steps: int) -> float:
+        def measure(job: StepJob, steps: int) -> float:
             if self.error:
                 raise PeerError(self.error)
             return 0.5

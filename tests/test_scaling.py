@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from daskps.bench import model, scaling
-from daskps.bench.model import Shape, Times, Work
+from daskps.bench.model import RoundWork, StoreShape, Times
 
 BORDERS = [0, 127, 128, 255, 256, 65_535, 65_536, 2**32 - 1, 2**32, 2**63]
 LENGTHS = [0, 15, 16, 31, 32, 255, 256, 65_535, 65_536]
@@ -36,17 +36,19 @@ def test_sizes_are_those_of_msgpack(value: Any) -> None:
 
 
 def test_messages_and_payload_of_a_round() -> None:
-    shape = Shape(trainers=6, hosts=4, elements=10)
+    shape = StoreShape(trainers=6, hosts=4, elements=10)
     assert (shape.messages, shape.graph_tasks) == (24, 10)
     assert shape.sizes == [len(part) for part in np.array_split(np.empty(10), 4)]
     assert shape.payload == 2 * 6 * 10 * 4
-    near = Shape(trainers=6, hosts=4, elements=10, near=1)
+    near = StoreShape(trainers=6, hosts=4, elements=10, near=1)
     assert (near.messages, near.payload) == (18, 2 * 6 * 7 * 4)
 
 
 def test_a_host_has_a_message_of_each_trainer_whatever_their_number() -> None:
     times = Times(1e-3, 8e-4, 0.0, 0.0)
-    found = [model.apart(times, Shape(1000, hosts, 4000)) for hosts in (1, 16, 1000)]
+    found = [
+        model.apart(times, StoreShape(1000, hosts, 4000)) for hosts in (1, 16, 1000)
+    ]
     assert [each.host for each in found] == pytest.approx([0.401] * 3)
     assert [each.trainer for each in found] == pytest.approx([1.4e-3, 7.4e-3, 0.401])
     assert found[1].round == found[1].host
@@ -54,30 +56,35 @@ def test_a_host_has_a_message_of_each_trainer_whatever_their_number() -> None:
 
 def test_bytes_are_spread_over_the_hosts() -> None:
     times = Times(0.0, 0.0, 0.0, 1e-9)
-    found = model.apart(times, Shape(1000, 10, 10**6))
+    found = model.apart(times, StoreShape(1000, 10, 10**6))
     assert found.host == pytest.approx(1000 * 2 * 4 * 10**5 * 0.5e-9)
     assert found.trainer == pytest.approx(2 * 4 * 10**6 * 0.5e-9)
 
 
 def test_what_is_fitted_gives_the_measurements_back() -> None:
     times = Times(1e-3, 8e-4, 7e-4, 2e-9)
-    works = [Work(1, 0, 10), Work(4, 4, 10**5), Work(64, 64, 10**6), Work(256, 0, 99)]
+    works = [
+        RoundWork(1, 0, 10),
+        RoundWork(4, 4, 10**5),
+        RoundWork(64, 64, 10**6),
+        RoundWork(256, 0, 99),
+    ]
     found = model.fitted([(work, times.round(work)) for work in works])
     assert astuple(found) == pytest.approx(astuple(times))
 
 
 def test_messages_with_frames_of_a_round() -> None:
     """16 KiB travel inside a message; on two hosts of three there is one more."""
-    shape = Shape(trainers=5, hosts=3, elements=3 * 4096 + 2)
+    shape = StoreShape(trainers=5, hosts=3, elements=3 * 4096 + 2)
     assert shape.framed == 5 * 2
-    assert shape.work == Work(15, 10, 2 * 5 * 4 * (3 * 4096 + 2))
+    assert shape.work == RoundWork(15, 10, 2 * 5 * 4 * (3 * 4096 + 2))
 
 
 def test_no_cost_is_below_nothing() -> None:
     rows = [(1, 0, 1.0), (2, 10, 2.1), (4, 20, 3.9), (8, 90, 7.0)]
-    found = model.fitted([(Work(m, 0, b), seconds) for m, b, seconds in rows])
+    found = model.fitted([(RoundWork(m, 0, b), seconds) for m, b, seconds in rows])
     assert min(astuple(found)) >= 0
-    assert found.round(Work(4, 0, 20)) == pytest.approx(3.9, rel=0.1)
+    assert found.round(RoundWork(4, 0, 20)) == pytest.approx(3.9, rel=0.1)
 
 
 @pytest.mark.leaky  # a cluster in this process

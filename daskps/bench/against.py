@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from distributed import Client
 
-    from daskps.bench.jobs import Job, Measure
+    from daskps.bench.jobs import Measure, StepJob
     from daskps.bench.pairs import Effort, Samples
 
 #: Modules of `daskps.bench.peers`, in the order of reports.
@@ -43,7 +43,7 @@ class Peer(Protocol):
     def available(self) -> str | None:
         """Return why it cannot be measured here; None where it can."""
 
-    def covers(self, job: Job) -> bool:
+    def covers(self, job: StepJob) -> bool:
         """Tell whether it does a job."""
 
     def opened(
@@ -60,7 +60,7 @@ class Field:
     missing: dict[str, str] = field(default_factory=dict)
 
     def compare(
-        self, client: Client, jobs: Sequence[Job], effort: Effort
+        self, client: Client, jobs: Sequence[StepJob], effort: Effort
     ) -> Iterator[Comparison]:
         """Set ours against every peer, one peer at a time.
 
@@ -68,7 +68,7 @@ class Field:
         ----------
         client : Client
             Of the cluster.
-        jobs : sequence of Job
+        jobs : sequence of StepJob
             What to measure.
         effort : Effort
             How often and how long.
@@ -97,7 +97,7 @@ class Field:
 
 
 def _alternated(
-    client: Client, job: Job, measure: Measure, effort: Effort
+    client: Client, job: StepJob, measure: Measure, effort: Effort
 ) -> tuple[Samples, tuple[str, ...]]:
     """Return what was measured, and our ways."""
     with sides.opened(client, job) as ours:

@@ -29,7 +29,7 @@ def cluster(rpc_only: bool = True) -> Iterator[Client]:
         yield client
 
 
-class Handlers:
+class BareHandlers:
     """What a hand-written server of one array would do."""
 
     def __init__(self, n: int) -> None:
@@ -63,7 +63,7 @@ class Handlers:
 
 def install(n: int, dask_worker: Any) -> None:
     """Give a worker the bare handlers."""
-    handlers = Handlers(n)
+    handlers = BareHandlers(n)
     for name in ("echo", "push", "pull"):
         dask_worker.handlers[f"bare_{name}"] = getattr(handlers, name)
 

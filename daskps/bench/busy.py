@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from distributed import Client
 
-    from daskps.bench.jobs import Job
+    from daskps.bench.jobs import StepJob
     from daskps.bench.pairs import Effort
 
 #: In the worker that is kept busy: whether it is, and whether it may stop.
@@ -54,7 +54,7 @@ def _ways(store: daskps.ParameterStore) -> list[str]:
 
 
 def compare(
-    client: Client, jobs: Sequence[Job], effort: Effort
+    client: Client, jobs: Sequence[StepJob], effort: Effort
 ) -> Iterator[Comparison]:
     """Measure pulls of one worker from another that is idle, and that is busy.
 
@@ -62,7 +62,7 @@ def compare(
     ----------
     client : Client
         Of a cluster with two workers at least.
-    jobs : sequence of Job
+    jobs : sequence of StepJob
         How large the models are.
     effort : Effort
         How long.

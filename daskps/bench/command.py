@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from distributed import Client
 
-    from daskps.bench.jobs import Job
+    from daskps.bench.jobs import StepJob
 
 #: Benchmarks, each a module with `main`.
 NAMES = {
@@ -295,14 +295,16 @@ def cluster(
         yield client
 
 
-def compare(options: argparse.Namespace, jobs: Sequence[Job], report: Report) -> None:
+def compare(
+    options: argparse.Namespace, jobs: Sequence[StepJob], report: Report
+) -> None:
     """Set jobs against all peers that are here.
 
     Parameters
     ----------
     options : argparse.Namespace
         What `parser` gave.
-    jobs : sequence of Job
+    jobs : sequence of StepJob
         Which; `options.job` may leave out some.
     report : Report
         What is found goes there.

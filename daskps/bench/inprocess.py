@@ -15,7 +15,7 @@ from daskps.bench import counting
 if TYPE_CHECKING:
     from distributed import Scheduler
 
-    from daskps.bench.model import Shape
+    from daskps.bench.model import StoreShape
 
 #: Steps before those that are measured.
 WARM = 2
@@ -57,7 +57,7 @@ class Sample:
 
     Parameters
     ----------
-    shape : Shape
+    shape : StoreShape
         What ran.
     steps : int
         That were measured.
@@ -71,7 +71,7 @@ class Sample:
         What the scheduler heard of tasks meanwhile.
     """
 
-    shape: Shape
+    shape: StoreShape
     steps: int
     seconds: float
     cpu: float
@@ -96,7 +96,7 @@ class Sample:
 
 
 def resident(
-    server: Scheduler, store: daskps.ParameterStore, shape: Shape, steps: int
+    server: Scheduler, store: daskps.ParameterStore, shape: StoreShape, steps: int
 ) -> Sample:
     """Run so many steps of resident trainers, and count.
 
@@ -106,7 +106,7 @@ def resident(
         In this process, as its workers are.
     store : ParameterStore
         A shard on each host.
-    shape : Shape
+    shape : StoreShape
         Who takes part.
     steps : int
         After those that warm up.
@@ -139,7 +139,7 @@ def resident(
 class GraphSample:
     """One run of the task graph: seconds and the scheduler's work of a round."""
 
-    shape: Shape
+    shape: StoreShape
     seconds: float
     scheduler: float
     events: float
@@ -150,7 +150,9 @@ def _ones(params: Any, X: Any, y: Any) -> Any:
     return {"w": np.full_like(params["w"], 1e-3)}
 
 
-def graph(server: Scheduler, store: daskps.ParameterStore, shape: Shape) -> GraphSample:
+def graph(
+    server: Scheduler, store: daskps.ParameterStore, shape: StoreShape
+) -> GraphSample:
     """Run rounds in the task graph, and count what the scheduler does.
 
     Parameters
@@ -159,7 +161,7 @@ def graph(server: Scheduler, store: daskps.ParameterStore, shape: Shape) -> Grap
         In this process, as its workers are.
     store : ParameterStore
         A shard on each host.
-    shape : Shape
+    shape : StoreShape
         Who takes part.
 
     Returns
@@ -187,7 +189,7 @@ def graph(server: Scheduler, store: daskps.ParameterStore, shape: Shape) -> Grap
 class Point:
     """What was measured of one shape: medians of its samples."""
 
-    shape: Shape
+    shape: StoreShape
     samples: tuple[Sample, ...]
 
     @property

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Kind: TypeAlias = Literal["get", "pullpush", "round", "train"]
 #: Runs so many steps of a job in all trainers at once; seconds of one step.
-Measure: TypeAlias = "Callable[[Job, int], float]"
+Measure: TypeAlias = "Callable[[StepJob, int], float]"
 
 LEARNING_RATE = 1e-3
 #: Shards with so many bytes of weights write them past the caches; so do peers that
@@ -38,7 +38,7 @@ _WHAT = {
 
 
 @dataclass(frozen=True)
-class Job:
+class StepJob:
     """One kind of step, on a model of float32 of one size.
 
     Parameters
@@ -70,7 +70,7 @@ class Job:
         return f"{_WHAT[self.kind]}, {size}, {self.trainers} + {self.servers}"
 
 
-def _size(job: Job) -> str:
+def _size(job: StepJob) -> str:
     for unit, name in ((2**20, "MiB"), (2**10, "KiB")):
         if job.nbytes >= unit:
             return f"{job.nbytes / unit:g} {name}"
@@ -107,12 +107,12 @@ class Gradient:
         np.matmul(error / np.float32(BATCH), self._X, out=out)
 
 
-def step(job: Job, side: Side, rank: int) -> Callable[[], object]:
+def step(job: StepJob, side: Side, rank: int) -> Callable[[], object]:
     """Return one step of a trainer.
 
     Parameters
     ----------
-    job : Job
+    job : StepJob
         Which.
     side : Side
         The system's.

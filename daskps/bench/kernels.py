@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
-    Arrays: TypeAlias = list[Array]
+    Operands: TypeAlias = list[Array]
     _Action: TypeAlias = Callable[[], object]
     _Line: TypeAlias = tuple[str, _Action, str, _Action]
 
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _lines(arrays: Arrays, cache_dir: str | None) -> list[_Line]:
+def _lines(arrays: Operands, cache_dir: str | None) -> list[_Line]:
     n = len(arrays[0]) * 2 // 3
     w, g, m, v, out, m_out, v_out = (a[:n] for a in arrays)
     sgd = optim.bind(optim.SGD(1e-3), np.float32, cache_dir=cache_dir)
@@ -156,7 +156,7 @@ def _lines(arrays: Arrays, cache_dir: str | None) -> list[_Line]:
     ]
 
 
-def _large(arrays: Arrays, cache_dir: str | None) -> dict[str, _Action]:
+def _large(arrays: Operands, cache_dir: str | None) -> dict[str, _Action]:
     """Return what large shards do, and updates in place beside it."""
     n = len(arrays[0]) * 2 // 3
     w, g, m, v, out, m_out, v_out = (a[:n] for a in arrays)
@@ -173,7 +173,7 @@ def _large(arrays: Arrays, cache_dir: str | None) -> dict[str, _Action]:
     }
 
 
-def _arrays(n: int) -> Arrays:
+def _arrays(n: int) -> Operands:
     """Return seven arrays cut from one piece of memory that was touched.
 
     Where they lie decides as much as the code: on one machine, both sides took twice
@@ -193,7 +193,7 @@ def _arrays(n: int) -> Arrays:
     return arrays
 
 
-def _copy(arrays: Arrays, moved: int) -> _Action:
+def _copy(arrays: Operands, moved: int) -> _Action:
     """Return a copy that reads and writes as much as `moved` arrays of n elements."""
     half = len(arrays[0]) * 2 // 3 * moved // 2
     source, target = arrays[3][:half], arrays[4][:half]

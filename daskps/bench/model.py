@@ -28,7 +28,7 @@ _FRAME = {"__Serialized__": 1}
 
 
 @dataclass(frozen=True)
-class Work:
+class RoundWork:
     """What there is to do with the messages of a round.
 
     Parameters
@@ -47,7 +47,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Shape:
+class StoreShape:
     """A BSP run on one float32 parameter, cut into one shard per host.
 
     Parameters
@@ -93,9 +93,9 @@ class Shape:
         return self.trainers * sum(map(_is_framed, self.sizes[self.near :]))
 
     @property
-    def work(self) -> Work:
+    def work(self) -> RoundWork:
         """All that a round has to do with messages."""
-        return Work(self.messages, self.framed, self.payload)
+        return RoundWork(self.messages, self.framed, self.payload)
 
     @property
     def graph_tasks(self) -> int:
@@ -133,12 +133,12 @@ class Shape:
         )
 
 
-def request(shape: Shape, rank: int, host: int, clock: int | None) -> int:
+def request(shape: StoreShape, rank: int, host: int, clock: int | None) -> int:
     """Return the bytes of a message from a trainer to a host.
 
     Parameters
     ----------
-    shape : Shape
+    shape : StoreShape
         The run.
     rank, host : int
         From whom to whom, by number.
@@ -186,12 +186,12 @@ def request(shape: Shape, rank: int, host: int, clock: int | None) -> int:
     return _message(message, [n] if pushes and n else [])
 
 
-def reply(shape: Shape, host: int, clock: int | None) -> int:
+def reply(shape: StoreShape, host: int, clock: int | None) -> int:
     """Return the bytes of a host's answer.
 
     Parameters
     ----------
-    shape : Shape
+    shape : StoreShape
         The run.
     host : int
         Who answers.
@@ -297,12 +297,12 @@ class Times:
     per_framed: float
     per_byte: float
 
-    def round(self, work: Work) -> float:
+    def round(self, work: RoundWork) -> float:
         """Return the seconds of a round.
 
         Parameters
         ----------
-        work : Work
+        work : RoundWork
             As far as one processor has to do with it.
 
         Returns
@@ -318,12 +318,12 @@ class Times:
         )
 
 
-def fitted(rows: Sequence[tuple[Work, float]]) -> Times:
+def fitted(rows: Sequence[tuple[RoundWork, float]]) -> Times:
     """Return the times that fit measurements best, in relative terms.
 
     Parameters
     ----------
-    rows : sequence of (Work, float)
+    rows : sequence of (RoundWork, float)
         Rounds and their seconds.
 
     Returns
@@ -367,7 +367,7 @@ class Apart:
         return max(self.host, self.trainer)
 
 
-def apart(times: Times, shape: Shape) -> Apart:
+def apart(times: Times, shape: StoreShape) -> Apart:
     """Extrapolate from one process to a machine for each host and trainer.
 
     Half of the work of a message is the sender's, half the receiver's; in one process
@@ -377,7 +377,7 @@ def apart(times: Times, shape: Shape) -> Apart:
     ----------
     times : Times
         Of one process.
-    shape : Shape
+    shape : StoreShape
         The run.
 
     Returns
@@ -388,6 +388,6 @@ def apart(times: Times, shape: Shape) -> Apart:
     each = astuple(times)[1:]
     half = Times(times.fixed, *(seconds / 2 for seconds in each))
     n, largest = shape.trainers, max(shape.sizes)
-    host = Work(n, n * _is_framed(largest), n * 2 * 4 * largest)
-    trainer = Work(*(whole // n for whole in astuple(shape.work)))
+    host = RoundWork(n, n * _is_framed(largest), n * 2 * 4 * largest)
+    trainer = RoundWork(*(whole // n for whole in astuple(shape.work)))
     return Apart(half.round(host), half.round(trainer))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LAYERS = 4
 
 
-class Work:
+class Computation:
     """A computation of so many milliseconds, on its own as long as in company."""
 
     def __init__(self, ms: float, device: bool) -> None:
@@ -63,7 +63,7 @@ class Steps:
         self.work: Callable[..., None] = lambda share=1.0: None
         self.exchange(5)
         times = [_milliseconds(partial(self.exchange, 1)) for _ in range(9)]
-        self.work = Work(statistics.median(times), device)
+        self.work = Computation(statistics.median(times), device)
 
     def compute(self, n: int) -> None:
         """Compute, and send nothing."""
@@ -134,7 +134,7 @@ def _gradient(params: Any, X: Any, y: Any, *, ms: float, device: bool) -> Any:
     kept = _KEPT.get((ms, device))
     if kept is None:
         grads = {name: np.full_like(a, 1e-9) for name, a in params.items()}
-        kept = _KEPT[ms, device] = (Work(ms, device), grads)
+        kept = _KEPT[ms, device] = (Computation(ms, device), grads)
     kept[0]()
     return kept[1]
 

@@ -18,7 +18,7 @@ from distributed.protocol.serialize import to_serialize
 import daskps
 from daskps import optim
 from daskps.bench import bare, busy, command
-from daskps.bench.jobs import Job
+from daskps.bench.jobs import StepJob
 from daskps.bench.pairs import Comparison, Effort, seconds
 
 if TYPE_CHECKING:
@@ -119,10 +119,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     nbytes = options.mib * 2**20
     jobs = [
-        Job("get", SMALL_NBYTES, 1, 1),
-        Job("get", SMALL_NBYTES, 2, 1),
-        Job("pullpush", nbytes, 1, 1),
-        Job("pullpush", nbytes, 2, 2),
+        StepJob("get", SMALL_NBYTES, 1, 1),
+        StepJob("get", SMALL_NBYTES, 2, 1),
+        StepJob("pullpush", nbytes, 1, 1),
+        StepJob("pullpush", nbytes, 2, 2),
     ]
     with command.reported("pullpush", options) as report:
         if options.busy:

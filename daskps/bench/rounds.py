@@ -17,7 +17,7 @@ from distributed import Client, secede
 import daskps
 from daskps import optim
 from daskps.bench import bare, clusters, command
-from daskps.bench.jobs import Job
+from daskps.bench.jobs import StepJob
 from daskps.bench.pairs import Comparison, alternate, seconds
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with bare.cluster() as client:
             _flat(client, options.long)
         return 0
-    jobs = [Job("round", nbytes, 2, 2) for nbytes in (options.mib * 2**20, 1024)]
+    jobs = [StepJob("round", nbytes, 2, 2) for nbytes in (options.mib * 2**20, 1024)]
     with command.reported("rounds", options) as report:
         command.compare(options, jobs, report)
         measure = partial(alternate, pairs=options.pairs, looks=report.looks)

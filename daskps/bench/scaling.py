@@ -25,7 +25,7 @@ import daskps
 from daskps import optim
 from daskps.bench import clusters, command, report
 from daskps.bench.inprocess import WARM, GraphSample, Point, Sample, graph, resident
-from daskps.bench.model import Shape, Times, apart, fitted
+from daskps.bench.model import StoreShape, Times, apart, fitted
 
 if TYPE_CHECKING:
     import argparse
@@ -126,7 +126,7 @@ def verdict(points: Sequence[Point]) -> Iterator[str]:
     yield f"{LARGEST:,} workers, each a machine of its own, by the time above:"
     for hosts in (1, 16, LARGEST):
         for elements in sorted({p.shape.elements for p in points}):
-            found = apart(times, Shape(LARGEST, hosts, elements))
+            found = apart(times, StoreShape(LARGEST, hosts, elements))
             yield (
                 f"  {hosts:>5} hosts, {elements * 4 // 1024} KiB: a round "
                 f"{1e3 * found.round:,.0f} ms (a host {1e3 * found.host:,.0f}, "
@@ -157,10 +157,10 @@ def measured(
         client = stack.enter_context(Client(cluster))
         server: Any = cluster.scheduler
         servers, runs = list(client.nthreads())[:hosts], 0
-        stores: dict[Shape, daskps.ParameterStore] = {}
-        samples: dict[Shape, list[Sample]] = {}
+        stores: dict[StoreShape, daskps.ParameterStore] = {}
+        samples: dict[StoreShape, list[Sample]] = {}
         for kib in options.kib:
-            shape = Shape(workers, hosts, kib * 256)
+            shape = StoreShape(workers, hosts, kib * 256)
             params = {"w": daskps.ArraySpec((shape.elements,), "float32")}
             made = daskps.create(params, optimizer=optim.SGD(1e-3), servers=servers)
             stores[shape] = stack.enter_context(made)
@@ -289,7 +289,7 @@ def plot(points: Sequence[Point], path: str) -> None:
         label = f"{elements * 4 // 1024} KiB"
         (drawn,) = axes.plot(workers, [1 / p.seconds for p in mine], "o", label=label)
         ahead = [*workers, 128, 256, 512, LARGEST]
-        shapes = [Shape(n, min(n, most), elements) for n in ahead]
+        shapes = [StoreShape(n, min(n, most), elements) for n in ahead]
         one = [1 / times.round(s.work) for s in shapes]
         many = [1 / apart(times, s).round for s in shapes]
         axes.plot(ahead, one, "-", color=drawn.get_color())

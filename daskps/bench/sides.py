@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import daskps
 from daskps import optim
 from daskps.bench.clusters import places
-from daskps.bench.jobs import LEARNING_RATE, Job, started, step, timed
+from daskps.bench.jobs import LEARNING_RATE, StepJob, started, step, timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class _Side:
     """A trainer of a run."""
 
-    def __init__(self, trainer: daskps.Trainer, job: Job) -> None:
+    def __init__(self, trainer: daskps.Trainer, job: StepJob) -> None:
         self._trainer, self._learns = trainer, job.kind == "train"
         self.weights, self.gradient = started(job.elements), started(job.elements)
         self._out, self._grads = {"w": self.weights}, {"w": self.gradient}
@@ -43,7 +43,7 @@ class _Side:
 class _Loop:
     """What each trainer runs; returns seconds of a step."""
 
-    job: Job
+    job: StepJob
     steps: int
 
     def __call__(self, trainer: daskps.Trainer, part: Any) -> float:
@@ -70,12 +70,12 @@ class Ours:
     ----------
     store : ParameterStore
         A shard on each server.
-    job : Job
+    job : StepJob
         The job.
     """
 
     store: daskps.ParameterStore
-    job: Job
+    job: StepJob
 
     def measure(self, steps: int) -> float:
         """Run so many steps in all trainers; return the seconds of one."""
@@ -96,14 +96,14 @@ class Ours:
 
 
 @contextmanager
-def opened(client: Client, job: Job) -> Iterator[Ours]:
+def opened(client: Client, job: StepJob) -> Iterator[Ours]:
     """Make a store for a job.
 
     Parameters
     ----------
     client : Client
         Of the cluster.
-    job : Job
+    job : StepJob
         The job.
 
     Yields

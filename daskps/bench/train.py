@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from daskps.bench import command
-from daskps.bench.jobs import WEIGHTS, Job
+from daskps.bench.jobs import WEIGHTS, StepJob
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--weights", type=command.count, default=WEIGHTS, help="[%(default)s]")
     options = parser.parse_args(argv)
-    jobs = [Job("train", 4 * options.weights, n, n) for n in (1, 2)]
+    jobs = [StepJob("train", 4 * options.weights, n, n) for n in (1, 2)]
     with command.reported("train", options) as report:
         command.compare(options, jobs, report)
     return 0

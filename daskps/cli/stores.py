@@ -12,7 +12,7 @@ from dask.utils import format_bytes
 from daskps import config
 from daskps.cli.demo import address
 from daskps.cli.group import Failure
-from daskps.cluster.caller.inspection import Sight, find_store, find_stores
+from daskps.cluster.caller.inspection import StoreView, find_store, find_stores
 from daskps.store.repr import text_table
 
 if TYPE_CHECKING:
@@ -91,12 +91,12 @@ def show(name: str, scheduler: str | None, as_json: bool) -> None:
     click.echo(table(("shard", "worker", *COUNTERS), found["shards"]))
 
 
-def described(sight: Sight) -> dict[str, Any]:
+def described(sight: StoreView) -> dict[str, Any]:
     """Return a store as ``daskps show --json`` prints it.
 
     Parameters
     ----------
-    sight : Sight
+    sight : StoreView
         The store.
 
     Returns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from daskps.shards.cuts.cut import Cut, Order, Report, broken, report
+from daskps.shards.cuts.cut import Cut, Order, ShardReport, broken, report
 from daskps.shards.memory.segment import RUN
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from daskps.shards.steps import Ticket
 
 
-def begin(shard: Shard, name: str, index: int) -> Report:
+def begin(shard: Shard, name: str, index: int) -> ShardReport:
     """Hold every new step from now on, or in a BSP run every round; report.
 
     The shard must have no other cut in progress.

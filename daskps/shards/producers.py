@@ -38,7 +38,7 @@ from daskps.shards.memory.segment import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from daskps.shards.steps import Runs
+    from daskps.shards.steps import Intervals
 
 WINDOW = 64
 #: Shards that have a bit of their own.
@@ -74,7 +74,7 @@ def admit(
     sequence: int,
     *,
     floor: int = 0,
-    meant: Runs | None = None,
+    meant: Intervals | None = None,
 ) -> bool:
     """Note a push in the record and return whether it is new.
 
@@ -112,7 +112,7 @@ def admit(
     return True
 
 
-def meant(row: Words) -> Runs | None:
+def meant(row: Words) -> Intervals | None:
     """Return where the newest push of a row goes, None for all shards."""
     mask = int(row[MEANT])
     if not mask:
@@ -121,7 +121,7 @@ def meant(row: Words) -> Runs | None:
     return (*runs, (MANY, sys.maxsize)) if mask < 0 else runs
 
 
-def _mask(meant: Runs | None) -> int:
+def _mask(meant: Intervals | None) -> int:
     """Return a bit for each shard, the sign for all from the 64th on."""
     mask = 0
     for start, stop in meant or ():

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 #: Shards, as runs [start, stop).
-Runs = tuple[tuple[int, int], ...]
+Intervals = tuple[tuple[int, int], ...]
 
 #: What the arrays of a step are. GRADIENT goes through the optimizer, MODEL is a
 #: trainer's own weights for model averaging.
@@ -63,7 +63,7 @@ class Step:
     #: All steps of this producer below this number were answered or given up.
     floor: int = 0
     #: The shards this step goes to, None for all.
-    touched: Runs | None = None
+    touched: Intervals | None = None
     #: Whether it brings all that its rank pushes at this clock, also what it has
     #: pushed before.
     whole: bool = False

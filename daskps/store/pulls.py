@@ -16,7 +16,7 @@ from daskps.store.targets import least_version, target_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from daskps.cluster.caller.link import Pending
+    from daskps.cluster.caller.link import CallFuture
     from daskps.cluster.caller.routes import Plan, Target
     from daskps.cluster.caller.shard_map import Meta
     from daskps.layout.arrays import Layout
@@ -95,7 +95,7 @@ class Readable(Handle):
         out: Mapping[str, Array] | None = None,
         min_version: int | None = None,
         timeout: Any = DEFAULT,
-    ) -> Pending[dict[str, Array]]:
+    ) -> CallFuture[dict[str, Array]]:
         """Start a pull and return its future.
 
         Parameters

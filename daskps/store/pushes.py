@@ -18,7 +18,7 @@ from daskps.store.targets import flag, number, target_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from daskps.cluster.caller.link import Pending
+    from daskps.cluster.caller.link import CallFuture
     from daskps.cluster.caller.shard_map import Meta
     from daskps.version import Version
 
@@ -114,7 +114,7 @@ class Writable(Readable):
         weight: float = 1.0,
         lr: float | None = None,
         timeout: Any = DEFAULT,
-    ) -> Pending[Version]:
+    ) -> CallFuture[Version]:
         """Start a push and return its future.
 
         Parameters

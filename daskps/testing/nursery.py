@@ -28,7 +28,7 @@ from daskps.testing import network, world
 from daskps.testing.ground import processor_time, put, sow
 from daskps.testing.known_bad import VARIANTS
 from daskps.testing.loop import VirtualLoop
-from daskps.testing.scenario import Report, simulate
+from daskps.testing.scenario import SeedReport, simulate
 
 #: Processor time a simulation may take: a loop without end takes no virtual time.
 MOST_PROCESSOR_SECONDS = 60
@@ -171,7 +171,7 @@ class Nursery:
             report: dict[str, Any] = json.loads(path.read_bytes())
             return report
         end = f"its process ended with status {status} and without a report"
-        lost = Report(seed, end, "", 0.0, 0, 0).to_dict()
+        lost = SeedReport(seed, end, "", 0.0, 0, 0).to_dict()
         return {**lost, "processor_seconds": 0.0}
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ SECONDS = 8.0
 
 
 @dataclass(eq=False)
-class Pushes:
+class OneHotPushes:
     """One-hot pushes of several clients to one store, and snapshots of it.
 
     Each push has an element of its own in every shard: whatever is applied once, twice

@@ -12,7 +12,7 @@ from daskps.errors import ShardLostError
 from daskps.testing.faults import Faults
 from daskps.testing.ground import CHANCE, CLOCK
 from daskps.testing.oracles import EXPECTED, FoundError, Watch
-from daskps.testing.pushing import Pushes
+from daskps.testing.pushing import OneHotPushes
 from daskps.testing.training import Training
 from daskps.testing.world import World
 
@@ -35,7 +35,7 @@ MOST_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
-class Report:
+class SeedReport:
     """What came of one seed."""
 
     seed: int
@@ -52,7 +52,7 @@ class Report:
         return asdict(self)
 
 
-async def simulate(seed: int) -> Report:
+async def simulate(seed: int) -> SeedReport:
     """Run one simulation to its end, or to its first finding."""
     scenario = _Scenario()
     watch, network = scenario.watch, scenario.world.network
@@ -65,7 +65,7 @@ async def simulate(seed: int) -> Report:
         watch.wrong(f"nothing came to an end within {MOST_SECONDS:g} s")
     elif (error := work.exception()) and not isinstance(error, FoundError):
         watch.wrong(f"the simulation itself failed: {error!r}")
-    return Report(
+    return SeedReport(
         seed,
         watch.finding,
         network.trace,
@@ -93,7 +93,7 @@ class _Scenario:
             await world.start_worker(machine)
         process, client = await world.start_client()
         users = [await world.start_client() for _ in range(N_CLIENTS)]
-        pushes = Pushes(watch, N_SHARDS, N_PUSHES)
+        pushes = OneHotPushes(watch, N_SHARDS, N_PUSHES)
         training = Training(world, watch, N_SHARDS)
         for job in (pushes, training):
             await world.within(process, _create(job, client))
@@ -117,7 +117,7 @@ class _Scenario:
         for job in (pushes, training):
             await world.within(process, self._compare(job, client))
 
-    async def _compare(self, job: Pushes | Training, client: Client) -> None:
+    async def _compare(self, job: OneHotPushes | Training, client: Client) -> None:
         began = CLOCK.now
         try:
             work = _pull(job, client)
@@ -133,7 +133,7 @@ class _Scenario:
                 self.watch.wrong(f"{job.name} cannot be read at the end: {error!r}")
 
 
-async def _create(job: Pushes | Training, client: Client) -> None:
+async def _create(job: OneHotPushes | Training, client: Client) -> None:
     await daskps.create(
         job.params(),
         name=job.name,
@@ -143,6 +143,6 @@ async def _create(job: Pushes | Training, client: Client) -> None:
     )
 
 
-async def _pull(job: Pushes | Training, client: Client) -> Any:
+async def _pull(job: OneHotPushes | Training, client: Client) -> Any:
     store = await daskps.open(job.name, client=client)
     return await store.pull(timeout=LAST_SECONDS)

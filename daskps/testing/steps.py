@@ -23,7 +23,7 @@ REGISTER_SECONDS = 20.0
 
 async def join(
     link: Link, uid: str, *, run: int, rank: int, size: int, bsp: bool
-) -> Trainer:
+) -> AsyncTrainer:
     """Register a trainer with the directory, as its task does, and let it resume."""
     found = await link.directory(
         "register",
@@ -34,13 +34,13 @@ async def join(
     )
     meta = Meta(await link.directory("find", uid=uid))
     joined = Joined(run, size, found["mailboxes"], None)
-    trainer = Trainer(link, meta, joined, rank=rank, bsp=bsp)
+    trainer = AsyncTrainer(link, meta, joined, rank=rank, bsp=bsp)
     if found["attempt"] > 1:
         await trainer.resume_async(found["attempt"])
     return trainer
 
 
-class Trainer(Session):
+class AsyncTrainer(Session):
     """A session for an event loop: all of its calls take messages."""
 
     async def resume_async(self, attempt: int) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.link import Link
     from daskps.testing.loop import Process
     from daskps.testing.oracles import Watch
-    from daskps.testing.steps import Trainer
+    from daskps.testing.steps import AsyncTrainer
     from daskps.testing.world import World
 
 #: Policies as the directory takes them, with their staleness.
@@ -171,7 +171,7 @@ class Training:
         with contextlib.suppress(*EXPECTED, RuntimeError):
             await link.directory("fence_run", run=run, reason=reason, worker=worker)
 
-    async def _step(self, trainer: Trainer) -> None:
+    async def _step(self, trainer: AsyncTrainer) -> None:
         clock = trainer.clock
         counts = np.zeros((self.n_shards, N_RANKS, N_CLOCKS))
         counts[:, trainer.rank, clock] = 1.0

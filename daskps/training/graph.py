@@ -11,7 +11,7 @@ from daskps.training.data.rows import n_rows
 from daskps.training.steps import FitPlan, Stepper
 
 if TYPE_CHECKING:
-    from daskps.cluster.caller.routes import Delivery
+    from daskps.cluster.caller.routes import Computed
     from daskps.cluster.caller.shard_map import Meta
 
 #: Returns what the tasks of a run share on a worker, made by the function if need be.
@@ -34,7 +34,7 @@ class GraphStepper(Stepper):
 
     def __call__(
         self, part: tuple[Any, Any], rank: int, number: int, shared: Shared
-    ) -> Delivery:
+    ) -> Computed:
         """Compute what a rank delivers to a round, from `params` as they are."""
         X, y = rows_of(part)
         n = n_rows(X)

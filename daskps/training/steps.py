@@ -15,7 +15,7 @@ from daskps import config
 from daskps.cluster.caller.routes import (
     GRADIENT,
     MODEL,
-    Delivery,
+    Computed,
     Target,
     load_rules,
     whole,
@@ -113,7 +113,7 @@ class Stepper:
 
     def step(
         self, X: Any, y: Any, group: Sequence[Any], first: Batch | None = None
-    ) -> Delivery:
+    ) -> Computed:
         """Compute what the batches of a group amount to, from `params` as they are.
 
         Parameters
@@ -127,19 +127,19 @@ class Stepper:
 
         Returns
         -------
-        Delivery
+        Computed
             Arrays to deliver, and the number of rows they come from.
         """
         taken = first or self.take(X, y, group[0])
         if self._local is None:
             arrays, rows, loss = self._gradient(taken)
-            return Delivery(arrays, GRADIENT, rows, loss)
+            return Computed(arrays, GRADIENT, rows, loss)
         batches = (self.take(X, y, batch) for batch in group[1:])
         return self._local_steps(self._local, itertools.chain([taken], batches), group)
 
     def _local_steps(
         self, local: LocalModel, batches: Iterable[Batch], group: Sequence[Any]
-    ) -> Delivery:
+    ) -> Computed:
         """Update the own copy batch by batch, then say what it amounts to."""
         local.reset()
         sums: dict[int, Array] = {}
@@ -157,11 +157,11 @@ class Stepper:
             if self.plan.average_models or number < len(group) - 1:
                 local.update(self.params, grads)
         if not self.plan.average_models:
-            return Delivery(sums, GRADIENT, total, loss_sum)
+            return Computed(sums, GRADIENT, total, loss_sum)
         named = {self.meta.layout.parameters[i].name for i in sums}
         models = self._checked({n: self.params[n] for n in named})
         models = {i: a.copy() for i, a in models.items()}
-        return Delivery(models, MODEL, total, loss_sum)
+        return Computed(models, MODEL, total, loss_sum)
 
     def _gradient(self, batch: Batch) -> tuple[dict[int, Array], int, float | None]:
         X, y = batch

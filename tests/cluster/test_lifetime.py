@@ -21,7 +21,7 @@ import daskps
 from daskps import ArraySpec, optim
 from daskps.cluster.directory import directory
 from daskps.cluster.directory.directory import Directory
-from daskps.cluster.directory.entry import Entry
+from daskps.cluster.directory.entry import StoreEntry
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.machine.blocks import FileMembers
 from daskps.cluster.machine.mapping import mapped_nbytes
@@ -100,7 +100,7 @@ def test_a_client_that_leaves_takes_its_session_stores_along():
         ("of another", "D", True, True),
     ):
         more: Any = (client, session, {}, ("tcp://a",), {}, 1.0, b"", {})
-        book.stores[uid] = Entry(uid, uid, *more)
+        book.stores[uid] = StoreEntry(uid, uid, *more)
         book.stores[uid].ready = ready
     book.client_left("C")
     assert freed == ["session", "half made"]

@@ -49,7 +49,7 @@ def test_plain_function_that_does_not_compile_says_so():
         plain({sums: "WORDS, types.int64, types.none"}).function("sums")
 
 
-@pytest.mark.parametrize("name", tablework.Work._fields)
+@pytest.mark.parametrize("name", tablework.Compiled._fields)
 def test_compiled_functions_do_what_is_written(name):
     """On random words of a table of five ranks and four slices, and its record."""
     rng, size, n_slices = np.random.default_rng(5), 5, 4

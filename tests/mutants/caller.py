@@ -95,7 +95,7 @@ MUTANTS = (
     ),
     Mutant(
         "step-to-the-memory-of-the-dead",
-        "daskps.cluster.caller.deliveries:Delivery.send",
+        "daskps.cluster.caller.deliveries:PreparedStep.send",
         "if not all(lives() for lives in self._lives):",
         "if not self._lives:",
         (

@@ -67,7 +67,7 @@ MUTANTS = (
     ),
     Mutant(
         "run-goes-on-without-its-mailboxes",
-        "daskps.cluster.directory.run:Run.survives",
+        "daskps.cluster.directory.run:RunState.survives",
         "return {row[0] for row in self.mailboxes_at}.issuperset(shards)",
         "return True",
         (
@@ -163,7 +163,7 @@ MUTANTS = (
     ),
     Mutant(
         "slowest-trainer-has-finished",
-        "daskps.cluster.directory.run:Run.slowest",
+        "daskps.cluster.directory.run:RunState.slowest",
         "live = (rank for rank in range(self.size) if rank not in self.finished)",
         "live = (rank for rank in range(self.size))",
         (

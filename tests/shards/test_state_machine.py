@@ -34,7 +34,7 @@ from daskps.errors import (
 )
 from daskps.layout.arrays import Layout
 from daskps.shards import cutting
-from daskps.shards.cuts.cut import OWNER, Order, Report, agree
+from daskps.shards.cuts.cut import OWNER, Order, ShardReport, agree
 from daskps.shards.deputy import Deputy, NotHereError
 from daskps.shards.memory.segment import (
     CLOCK,
@@ -122,7 +122,7 @@ class Cut:
     """A cut in progress: who has reported, what follows, who has reached it."""
 
     name: str
-    reports: dict[int, Report] = field(default_factory=dict)
+    reports: dict[int, ShardReport] = field(default_factory=dict)
     orders: dict[int, Order] | None = None
     tickets: dict[int, Ticket] = field(default_factory=dict)
     excused: set[int] = field(default_factory=set)

@@ -13,7 +13,7 @@ import pytest
 import daskps
 from daskps import codecs, optim
 from daskps.cluster.host import exchange
-from daskps.cluster.host.contributions import Contribution, Contributions, Place
+from daskps.cluster.host.contributions import Contribution, Contributions, RoundId
 from daskps.cluster.host.reductions import sums
 from daskps.cluster.wire import encoding as words
 from daskps.cluster.wire.messages import INLINE_NBYTES, Call
@@ -139,14 +139,14 @@ def kept(weights):
             LAYOUT, grads, codecs.BFloat16(), finite=True, empty=np.empty
         )
         one = Contribution(LAYOUT, weight, made, codecs.BFloat16(), weight)
-        held.leave(Place(1, 0, 0), rank, one)
+        held.leave(RoundId(1, 0, 0), rank, one)
     return held
 
 
 def test_what_one_rank_delivers_travels_between_hosts_as_words():
     """In half the bytes, as views of what is kept, and is the same when it arrives."""
     held = kept({0: 3.0, 1: 2.0})
-    near = held.sums(Place(1, 0, 0), [0, 1], [0, 1], [(0, 1), (1, 2)])
+    near = held.sums(RoundId(1, 0, 0), [0, 1], [0, 1], [(0, 1), (1, 2)])
     for shard, row in enumerate(near):
         for rank, parcel in enumerate(row):
             source = held._runs[1].by_rank[rank].arrays
@@ -165,9 +165,9 @@ def test_what_one_rank_delivers_travels_between_hosts_as_words():
 
 def test_sums_of_several_ranks_travel_as_numbers():
     held = kept({0: 3.0, 1: 2.0})
-    [[both]] = held.sums(Place(1, 0, 0), [0], [0, 1], [(0, 2)])
+    [[both]] = held.sums(RoundId(1, 0, 0), [0], [0, 1], [(0, 2)])
     one, two = (
-        held.sums(Place(1, 0, 0), [0], [r], [(r, r + 1)])[0][0].opened(
+        held.sums(RoundId(1, 0, 0), [0], [r], [(r, r + 1)])[0][0].opened(
             LAYOUT, 0, np.empty
         )[0][0]
         for r in range(2)

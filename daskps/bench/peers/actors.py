@@ -13,7 +13,7 @@ import numpy as np
 from distributed import secede
 
 from daskps.bench.clusters import places
-from daskps.bench.jobs import Array, Job, cuts, started, step, timed
+from daskps.bench.jobs import Array, StepJob, cuts, started, step, timed
 from daskps.bench.peers.limit import sgd
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def available() -> str | None:
     return None
 
 
-def covers(job: Job) -> bool:
+def covers(job: StepJob) -> bool:
     """Tell whether it does a job: any."""
     return bool(job)
 
@@ -71,7 +71,7 @@ class Server:
 
 
 class _Side:
-    def __init__(self, servers: list[Any], job: Job) -> None:
+    def __init__(self, servers: list[Any], job: StepJob) -> None:
         self._servers, self._cuts = servers, cuts(job.elements, job.servers)
         self.weights, self.gradient = started(job.elements), started(job.elements)
 
@@ -98,7 +98,7 @@ class _Side:
         return list(zip(self._cuts, futures, strict=True))
 
 
-def _train(servers: list[Any], job: Job, rank: int, steps: int) -> float:
+def _train(servers: list[Any], job: StepJob, rank: int, steps: int) -> float:
     secede()
     return timed(step(job, _Side(servers, job), rank), steps)
 
@@ -106,9 +106,9 @@ def _train(servers: list[Any], job: Job, rank: int, steps: int) -> float:
 @contextmanager
 def opened(trainers: int, servers: int, client: Client) -> Iterator[Measure]:
     """Use the workers that daskps uses."""
-    where, held = places(client, trainers, servers), dict[Job, list[Any]]()
+    where, held = places(client, trainers, servers), dict[StepJob, list[Any]]()
 
-    def serve(job: Job) -> list[Any]:
+    def serve(job: StepJob) -> list[Any]:
         futures = [
             client.submit(
                 Server, cut.stop - cut.start, trainers, actor=True, workers=[worker]
@@ -119,7 +119,7 @@ def opened(trainers: int, servers: int, client: Client) -> Iterator[Measure]:
         ]
         return [future.result() for future in futures]
 
-    def measure(job: Job, steps: int) -> float:
+    def measure(job: StepJob, steps: int) -> float:
         if job not in held:
             held.clear()
             held[job] = serve(job)

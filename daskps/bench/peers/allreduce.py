@@ -12,10 +12,10 @@ from daskps.bench.peers.limit import sgd
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from daskps.bench.jobs import Job
+    from daskps.bench.jobs import StepJob
 
 
-def covers(job: Job) -> bool:
+def covers(job: StepJob) -> bool:
     """Tell whether it does a job: rounds of two and more."""
     return job.kind in ("round", "train") and job.trainers > 1
 
@@ -36,7 +36,7 @@ class Everyone:
     size: int
     sum_up: Callable[[Array], object]
 
-    def run(self, job: Job, steps: int) -> float:
+    def run(self, job: StepJob, steps: int) -> float:
         """Run so many steps; return the seconds of one."""
         side = _Side(job, self)
         act = step(job, side, self.rank)
@@ -45,7 +45,7 @@ class Everyone:
 
 
 class _Side:
-    def __init__(self, job: Job, everyone: Everyone) -> None:
+    def __init__(self, job: StepJob, everyone: Everyone) -> None:
         self._sum_up, self._learns = everyone.sum_up, job.kind == "train"
         self._apply = sgd(1 / everyone.size)
         self.weights, self.gradient = started(job.elements), started(job.elements)

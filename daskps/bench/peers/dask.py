@@ -18,7 +18,7 @@ from daskps.bench.jobs import (
     LEARNING_RATE,
     Array,
     Gradient,
-    Job,
+    StepJob,
     cuts,
     started,
     timed_loop,
@@ -39,7 +39,7 @@ def available() -> str | None:
     return None
 
 
-def covers(job: Job) -> bool:
+def covers(job: StepJob) -> bool:
     """Tell whether it does a job: any."""
     return bool(job)
 
@@ -70,7 +70,7 @@ def _updated(weights: Array, *gradients: Array) -> Array:
 class _Loop:
     """The client's loop of one job."""
 
-    def __init__(self, client: Client, job: Job) -> None:
+    def __init__(self, client: Client, job: StepJob) -> None:
         self._client, self._job = client, job
         self._where = places(client, job.trainers, job.servers)
         self._cuts = cuts(job.elements, job.servers)
@@ -124,9 +124,9 @@ class _Loop:
 @contextmanager
 def opened(trainers: int, servers: int, client: Client) -> Iterator[Measure]:
     """Use the workers that daskps uses."""
-    held: dict[Job, _Loop] = {}
+    held: dict[StepJob, _Loop] = {}
 
-    def measure(job: Job, steps: int) -> float:
+    def measure(job: StepJob, steps: int) -> float:
         if job not in held:
             held.clear()
             held[job] = _Loop(client, job)

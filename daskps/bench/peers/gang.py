@@ -27,7 +27,7 @@ from daskps.bench.peers import PeerError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from daskps.bench.jobs import Job, Measure
+    from daskps.bench.jobs import Measure, StepJob
 
 #: A gang that says nothing for so long has failed.
 PATIENCE_SECONDS = 120.0
@@ -57,7 +57,7 @@ class Gang:
     def __init__(self, channels: Sequence[Connection], size: int) -> None:
         self._channels, self._size = channels, size
 
-    def measure(self, job: Job, steps: int) -> float:
+    def measure(self, job: StepJob, steps: int) -> float:
         """Run so many steps in all trainers; return the seconds of one."""
         for channel in self._channels:
             channel.send((job, steps))

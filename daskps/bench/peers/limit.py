@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from daskps.bench.jobs import Job, Measure
+    from daskps.bench.jobs import Measure, StepJob
 
 TITLE = "limit: shared memory"
 #: Elements that are summed and applied at a time: they stay in a core's cache.
@@ -45,7 +45,7 @@ def available() -> str | None:
     return None
 
 
-def covers(job: Job) -> bool:
+def covers(job: StepJob) -> bool:
     """Tell whether it does a job: any."""
     return bool(job)
 
@@ -68,7 +68,7 @@ def sgd(share: float = 1.0) -> Callable[[Array, Array], None]:
 class _Segment:
     """One trainer's side of the shared segment."""
 
-    def __init__(self, place: gang.Place, job: Job) -> None:
+    def __init__(self, place: gang.Place, job: StepJob) -> None:
         n, self._place = job.elements, place
         name = f"{job.kind}-{job.nbytes}"
         self._sides = gang.mapped(place.folder / name, 2 * n, np.float32).reshape(2, n)
@@ -153,7 +153,7 @@ def joined(place: gang.Place) -> Iterator[Measure]:
     """Do the jobs of one trainer."""
     clocks, sides = gang.Clocks(place), dict[Any, _Segment]()
 
-    def run(job: Job, steps: int) -> float:
+    def run(job: StepJob, steps: int) -> float:
         if job not in sides:
             sides[job] = _Segment(place, job)
         clocks.barrier()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    from daskps.bench.jobs import Job, Measure
+    from daskps.bench.jobs import Measure, StepJob
 
 TITLE = "MPI parameter server"
 _PULL, _PUSH, _STOP = 1, 2, 3
@@ -62,7 +62,7 @@ def _launcher() -> tuple[str, str | None]:
     return found, None if is_open else f"{found} is not Open MPI's"
 
 
-def covers(job: Job) -> bool:
+def covers(job: StepJob) -> bool:
     """Tell whether it does a job: any."""
     return bool(job)
 
@@ -89,7 +89,7 @@ def launched(
 class _Trainer:
     """Sends to all servers at once."""
 
-    def __init__(self, world: Any, among: Any, place: gang.Place, job: Job) -> None:
+    def __init__(self, world: Any, among: Any, place: gang.Place, job: StepJob) -> None:
         self._world, self._barrier = world, among.Barrier
         self._cuts = cuts(job.elements, place.servers)
         self._servers = range(place.trainers, place.trainers + place.servers)
@@ -122,7 +122,7 @@ class _Trainer:
             answer.Wait()
 
 
-def _serve(world: Any, place: gang.Place, job: Job, index: int) -> None:
+def _serve(world: Any, place: gang.Place, job: StepJob, index: int) -> None:
     """Answer until every trainer has stopped."""
     from mpi4py import MPI
 
@@ -152,7 +152,7 @@ def joined(place: gang.Place) -> Iterator[Measure]:
     is_trainer = rank < place.trainers
     among = world.Split(0 if is_trainer else 1, rank)
 
-    def run(job: Job, steps: int) -> float:
+    def run(job: StepJob, steps: int) -> float:
         if not is_trainer:
             _serve(world, place, job, rank - place.trainers)
             return 0.0

@@ -26,7 +26,7 @@ from daskps.bench.peers.limit import sgd
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from daskps.bench.jobs import Array, Job, Measure
+    from daskps.bench.jobs import Array, Measure, StepJob
 
 TITLE = "Ray actors"
 _STORE_BYTES = 1 << 30
@@ -47,7 +47,7 @@ def available() -> str | None:
     return "ray is not installed" if missing else None
 
 
-def covers(job: Job) -> bool:
+def covers(job: StepJob) -> bool:
     """Tell whether it does a job: any."""
     return bool(job)
 
@@ -74,7 +74,7 @@ class _Server:
 class _Trainer:
     """Measures itself, or computes gradients for the driver's loop."""
 
-    def __init__(self, job: Job, rank: int, servers: list[Any]) -> None:
+    def __init__(self, job: StepJob, rank: int, servers: list[Any]) -> None:
         self._job, self._rank, self._servers = job, rank, servers
         self._cuts = cuts(job.elements, job.servers)
         self.weights, self.gradient = started(job.elements), started(job.elements)
@@ -109,7 +109,7 @@ class _Trainer:
 class _Actors:
     """The actors of one job."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: StepJob) -> None:
         import ray
 
         rounds = job.kind in ("round", "train")
@@ -181,10 +181,10 @@ class _Jobs:
     """Measures jobs; keeps the actors of the last one."""
 
     def __init__(self) -> None:
-        self._job: Job | None = None
+        self._job: StepJob | None = None
         self._actors: _Actors | None = None
 
-    def measure(self, job: Job, steps: int) -> float:
+    def measure(self, job: StepJob, steps: int) -> float:
         if self._actors is None or job != self._job:
             if self._actors is not None:
                 self._actors.close()

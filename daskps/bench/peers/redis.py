@@ -23,7 +23,7 @@ from daskps.bench.peers import PeerError, gang
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from daskps.bench.jobs import Job, Measure
+    from daskps.bench.jobs import Measure, StepJob
 
 TITLE = "Redis, unix socket"
 _SECONDS = 30.0
@@ -46,7 +46,7 @@ def _program() -> str | None:
     return found
 
 
-def covers(job: Job) -> bool:
+def covers(job: StepJob) -> bool:
     """Tell whether it does a job: any."""
     return bool(job)
 
@@ -90,7 +90,11 @@ def _server(socket: Path) -> Iterator[None]:
 
 class _Trainer:
     def __init__(
-        self, connections: list[Any], place: gang.Place, clocks: gang.Clocks, job: Job
+        self,
+        connections: list[Any],
+        place: gang.Place,
+        clocks: gang.Clocks,
+        job: StepJob,
     ) -> None:
         n = job.elements
         self._connections, self._clocks = connections, clocks
@@ -130,7 +134,7 @@ def joined(place: gang.Place) -> Iterator[Measure]:
     connections = [redis.Redis(unix_socket_path=str(path)) for path in sockets]
     clocks = gang.Clocks(place)
 
-    def run(job: Job, steps: int) -> float:
+    def run(job: StepJob, steps: int) -> float:
         side = _Trainer(connections, place, clocks, job)
         act = step(job, side, place.rank)
         clocks.barrier()

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    from daskps.bench.jobs import Job, Measure
+    from daskps.bench.jobs import Measure, StepJob
 
 TITLE = "torch RPC"
 available = gloo.available
 
 
-def covers(job: Job) -> bool:
+def covers(job: StepJob) -> bool:
     """Tell whether it does a job: any."""
     return bool(job)
 
@@ -42,14 +42,14 @@ class _Server:
     def __init__(self) -> None:
         self._lock, self._held, self._apply = threading.Lock(), dict[Any, Any](), sgd()
 
-    def weights(self, job: Job, index: int) -> Any:
+    def weights(self, job: StepJob, index: int) -> Any:
         with self._lock:
             if job not in self._held:
                 cut = cuts(job.elements, job.servers)[index]
                 self._held[job] = started(cut.stop - cut.start)
             return self._held[job]
 
-    def push(self, job: Job, index: int, gradient: Any) -> None:
+    def push(self, job: StepJob, index: int, gradient: Any) -> None:
         weights = self.weights(job, index)
         with self._lock:
             self._apply(weights, gradient.numpy())
@@ -58,20 +58,20 @@ class _Server:
 _server: _Server | None = None
 
 
-def _pull(job: Job, index: int) -> Any:
+def _pull(job: StepJob, index: int) -> Any:
     import torch
 
     assert _server is not None
     return torch.from_numpy(_server.weights(job, index))
 
 
-def _push(job: Job, index: int, gradient: Any) -> None:
+def _push(job: StepJob, index: int, gradient: Any) -> None:
     assert _server is not None
     _server.push(job, index, gradient)
 
 
 class _Trainer:
-    def __init__(self, clocks: gang.Clocks, job: Job) -> None:
+    def __init__(self, clocks: gang.Clocks, job: StepJob) -> None:
         import torch
 
         self._clocks, self._job = clocks, job
@@ -123,7 +123,7 @@ def joined(place: gang.Place) -> Iterator[Measure]:
     )
     clocks = gang.Clocks(place) if index < 0 else None
 
-    def run(job: Job, steps: int) -> float:
+    def run(job: StepJob, steps: int) -> float:
         if clocks is None:  # its threads answer
             return 0.0
         act = step(job, _Trainer(clocks, job), place.rank)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from daskps.cluster.wire.deadline import Deadline
 
 #: One contribution's rows for one host: shard, position of the piece, data.
-Rows = list[tuple[int, int, Any]]
+PartRows = list[tuple[int, int, Any]]
 
 
 async def aggregate(
@@ -52,9 +52,11 @@ async def aggregate(
 
 def _by_host(
     meta: Meta, contributions: Sequence[Mapping[int, Array]]
-) -> dict[str, list[Rows]]:
+) -> dict[str, list[PartRows]]:
     where = meta.where
-    hosts: dict[str, list[Rows]] = {w: [[] for _ in contributions] for w in where.hosts}
+    hosts: dict[str, list[PartRows]] = {
+        w: [[] for _ in contributions] for w in where.hosts
+    }
     for rank, arrays in enumerate(contributions):
         for index, flat in arrays.items():
             for piece in meta.layout.pieces_of[index]:

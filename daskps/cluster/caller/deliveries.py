@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from daskps import config
 from daskps.cluster.caller.mapped import PATIENCE_SECONDS
-from daskps.cluster.host.hosted import Pending, Slot
+from daskps.cluster.host.hosted import Countdown, Slot
 from daskps.errors import ShardBusyError
 from daskps.kernels import finite
 from daskps.shards.memory.publication import PAST_NBYTES
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 #: How often the shards' owners are looked after.
 LOOK_SECONDS = 0.001
 #: Position of a piece, index of its parameter, and its elements there.
-Cut = tuple[int, int, int, int]
+PieceCut = tuple[int, int, int, int]
 #: A shard, the trainer's seat there in rounds, and what of an array goes there.
-Place = tuple[int, Slot, "Seat | None", list[Cut]]
+PreparedPart = tuple[int, Slot, "Seat | None", list[PieceCut]]
 #: Less is looked at before: no shard writes it past the caches.
 LOOK_LATER_NBYTES = PAST_NBYTES
 
@@ -57,7 +57,7 @@ class Look:
             self.done = True
 
 
-class Delivery:
+class PreparedStep:
     """Steps with arrays for the same parameters.
 
     Parameters
@@ -75,14 +75,14 @@ class Delivery:
         self._cache = cache
         self._run, self._rank = session.run, session.rank
         self._counters = session.shards.counters
-        cuts: dict[int, list[Cut]] = {s: [] for s in range(meta.layout.n_shards)}
+        cuts: dict[int, list[PieceCut]] = {s: [] for s in range(meta.layout.n_shards)}
         for index in indices:
             for piece in meta.layout.pieces_of[index]:
                 if piece.start < piece.stop:
                     position = meta.positions[piece.shard, index]
                     cut = position, index, piece.start, piece.stop
                     cuts[piece.shard].append(cut)
-        self._parts: list[Place] = []
+        self._parts: list[PreparedPart] = []
         self._lives: list[Callable[[], bool]] = []
         self._next_look = 0.0
         #: Whether all shards can be reached without a message.
@@ -178,7 +178,7 @@ class Delivery:
         )
 
 
-_nobody = Pending(1, lambda: None)
+_nobody = Countdown(1, lambda: None)
 
 
 class Deliveries:
@@ -195,7 +195,7 @@ class Deliveries:
 
     def __init__(self, session: Member) -> None:
         self._session = session
-        self._known: dict[tuple[int, ...], Delivery] = {}
+        self._known: dict[tuple[int, ...], PreparedStep] = {}
         #: Where the shards were when these were made ready.
         self._where = session.meta.where
         #: Read once: no step reads the configuration.
@@ -221,7 +221,9 @@ class Deliveries:
         if delivery is None:
             if len(self._known) >= self.MOST:
                 del self._known[next(iter(self._known))]
-            delivery = self._known[indices] = Delivery(session, indices, self._cache)
+            delivery = self._known[indices] = PreparedStep(
+                session, indices, self._cache
+            )
         if not delivery.is_possible:
             return None
         kind = kind if arrays else NOTHING

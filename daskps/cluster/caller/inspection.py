@@ -20,7 +20,7 @@ HOST_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class StoreView:
     """One store as seen from outside."""
 
     meta: Meta
@@ -56,7 +56,7 @@ async def find_stores(address: str, seconds: float) -> list[dict[str, Any]] | No
         return await _list(scheduler)
 
 
-async def find_store(address: str, name: str, seconds: float) -> Sight | None:
+async def find_store(address: str, name: str, seconds: float) -> StoreView | None:
     """Return a store by its name or uid, None where the cluster has no daskps.
 
     Parameters
@@ -70,7 +70,7 @@ async def find_store(address: str, name: str, seconds: float) -> Sight | None:
 
     Returns
     -------
-    Sight or None
+    StoreView or None
         The store; shards of hosts that do not answer say so.
 
     Raises
@@ -102,7 +102,9 @@ async def find_store(address: str, name: str, seconds: float) -> Sight | None:
             for worker, shards in meta.hosts.items()
         )
     )
-    return Sight(meta, sorted((r for of in rows for r in of), key=lambda r: r["shard"]))
+    return StoreView(
+        meta, sorted((r for of in rows for r in of), key=lambda r: r["shard"])
+    )
 
 
 async def _list(scheduler: Any) -> list[dict[str, Any]] | None:

@@ -199,9 +199,9 @@ class Link(SyncMethodMixin):
         with upstream.stepped_aside():
             return self.run(function)
 
-    def start(self, function: Callable[[], Awaitable[T]]) -> Pending[T]:
+    def start(self, function: Callable[[], Awaitable[T]]) -> CallFuture[T]:
         """Start a coroutine function on the loop and return its future at once."""
-        future: Pending[T] = Pending(self)
+        future: CallFuture[T] = CallFuture(self)
 
         def begin() -> None:
             if not future.cancelled():
@@ -213,7 +213,7 @@ class Link(SyncMethodMixin):
         return future
 
 
-class Pending(ThreadFuture[T]):
+class CallFuture(ThreadFuture[T]):
     """A `concurrent.futures.Future` that can also be awaited.
 
     Cancelling it cancels the work behind it.

@@ -20,7 +20,7 @@ from daskps.usercode import is_main
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from daskps.cluster.caller.link import Link, Pending
+    from daskps.cluster.caller.link import CallFuture, Link
     from daskps.cluster.host.exchange import Exchange, Serving
     from daskps.cluster.wire.deadline import Deadline
     from daskps.cluster.wire.messages import Answer, Array, Call
@@ -73,7 +73,7 @@ class Direct:
 
     def __init__(self, shards: Sender, outs: Outs, deadline: Deadline) -> None:
         self._shards, self._outs, self._deadline = shards, outs, deadline
-        self._sent: list[Pending[dict[int, Answer]]] = []
+        self._sent: list[CallFuture[dict[int, Answer]]] = []
         self._begun: dict[str, Exchange] = {}
         self._answers: dict[int, Answer] = {}
         self._is_stopped = False

@@ -38,8 +38,8 @@ WAIT_SECONDS, SPIN_SECONDS = 0.01, 0.0005
 LOOK_SECONDS = 0.1
 
 #: Which array, which of its elements, and what to copy there.
-Piece = tuple[int, slice, Array]
-Pieces = tuple[Piece, ...]
+PieceCopy = tuple[int, slice, Array]
+PieceCopies = tuple[PieceCopy, ...]
 
 
 class Source(NamedTuple):
@@ -47,9 +47,9 @@ class Source(NamedTuple):
 
     glance: Glance
     #: What to copy where all of its weights lie in one buffer, for either of them.
-    whole: tuple[Pieces, Pieces]
+    whole: tuple[PieceCopies, PieceCopies]
     #: What to copy at a flip where they do not.
-    mixed: Callable[[int], Pieces]
+    mixed: Callable[[int], PieceCopies]
     #: None to assign to a slice, which costs half of what a call of `copyto` does.
     copy: Copy | None
 
@@ -158,7 +158,7 @@ def wait(glance: Glance, clock: int) -> int:
     return flip
 
 
-def _fill(outs: Sequence[Array], pieces: Pieces, copy: Copy | None) -> None:
+def _fill(outs: Sequence[Array], pieces: PieceCopies, copy: Copy | None) -> None:
     for position, where, source in pieces:
         if copy is None:
             outs[position][where] = source
@@ -171,7 +171,7 @@ def _pieces(
     side: int,
     ranges: Iterable[Range],
     cuts: Iterable[tuple[int, slice]],
-) -> Pieces:
+) -> PieceCopies:
     return tuple(
         (position, where, segment.vectors[side][dtype][start:stop])
         for (dtype, start, stop), (position, where) in zip(ranges, cuts, strict=True)
@@ -183,7 +183,7 @@ def _mixed(
     ranges: Iterable[Range],
     cuts: Iterable[tuple[int, slice]],
     flip: int,
-) -> Pieces:
+) -> PieceCopies:
     found, record = [], segment.record(flip)
     for part, (position, where) in zip(ranges, cuts, strict=True):
         at = where.start or 0

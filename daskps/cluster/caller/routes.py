@@ -24,7 +24,7 @@ __all__ = [
     "ASSIGN",
     "GRADIENT",
     "MODEL",
-    "Delivery",
+    "Computed",
     "Plan",
     "Target",
     "barrier",
@@ -54,7 +54,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class Computed:
     """What a trainer delivers at one synchronisation, and what it says of its batches."""
 
     #: Flat arrays by parameter index: gradients, or the trainer's own model.

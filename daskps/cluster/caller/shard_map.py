@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BlockAddress:
     """Where the memory of a shard is, on the machine of its owner."""
 
     name: str
@@ -40,9 +40,9 @@ class Joined:
         return replace(self, wire={**self.wire, "rows": rows})
 
     @property
-    def mailboxes(self) -> dict[int, Place]:
+    def mailboxes(self) -> dict[int, BlockAddress]:
         """Memory of the mailboxes by shard, where it is shared."""
-        return {row[0]: Place(*row[1:]) for row in self.wire["rows"]}
+        return {row[0]: BlockAddress(*row[1:]) for row in self.wire["rows"]}
 
     @property
     def reduce(self) -> Any:
@@ -57,7 +57,7 @@ class Where:
     owners: tuple[str, ...]
     generations: tuple[int, ...]
     #: Memory of the shards that processes of their machine can map.
-    segments: Mapping[int, Place]
+    segments: Mapping[int, BlockAddress]
 
     @classmethod
     def of(cls, wire: Mapping[str, Any]) -> Where:
@@ -65,7 +65,7 @@ class Where:
         return cls(
             tuple(wire["owners"]),
             tuple(wire["generations"]),
-            {row[0]: Place(*row[1:]) for row in wire["segments"]},
+            {row[0]: BlockAddress(*row[1:]) for row in wire["segments"]},
         )
 
     @cached_property
@@ -128,6 +128,6 @@ class Meta:
         return self.where.hosts
 
     @property
-    def segments(self) -> Mapping[int, Place]:
+    def segments(self) -> Mapping[int, BlockAddress]:
         """Memory of the shards that processes of their machine can map."""
         return self.where.segments

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from daskps.cluster.caller.link import Link, Pending
+    from daskps.cluster.caller.link import CallFuture, Link
 
 T = TypeVar("T")
 #: Calls a function of the user's where the user's code runs.
@@ -44,7 +44,7 @@ class Pump:
             raise
         return pending.result()
 
-    def _drain(self, pending: Pending[Any]) -> None:
+    def _drain(self, pending: CallFuture[Any]) -> None:
         """Let a cancelled run clean up before its caller goes on."""
         while not pending.done():
             try:

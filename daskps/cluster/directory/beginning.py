@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from daskps.errors import NotEnoughWorkersError
 
 if TYPE_CHECKING:
-    from daskps.cluster.directory.entry import Entry, Hosts
-    from daskps.cluster.directory.run import Run
+    from daskps.cluster.directory.entry import Hosts, StoreEntry
+    from daskps.cluster.directory.run import RunState
 
 
 async def begin_everywhere(
-    hosts: Hosts, run: Run, begin: dict[str, Any], seconds: float
+    hosts: Hosts, run: RunState, begin: dict[str, Any], seconds: float
 ) -> dict[str, Any]:
     """Begin a run on all hosts of its store; return what to know of its mailboxes.
 
@@ -36,19 +36,19 @@ async def begin_everywhere(
     return {"rows": [row for rows in work.result() for row in rows], **of}
 
 
-async def _hear(hosts: Hosts, run: Run) -> None:
+async def _hear(hosts: Hosts, run: RunState) -> None:
     """Have all hosts of a run's store say a word."""
     await asyncio.gather(*(hosts.control(w, "hello") for w in run.entry.hosts))
 
 
-async def _end_late(hosts: Hosts, run: Run, work: asyncio.Future[Any]) -> None:
+async def _end_late(hosts: Hosts, run: RunState, work: asyncio.Future[Any]) -> None:
     """End a run that begins late: after its end, where other runs came between."""
     await asyncio.wait({work})
     reason = "it could not begin in time"
     await hosts.everywhere(run.entry, "end_run", run=run.id, reason=reason)
 
 
-def give_up(entry: Entry, error: Exception, seconds: float) -> NoReturn:
+def give_up(entry: StoreEntry, error: Exception, seconds: float) -> NoReturn:
     """Raise what ends a run that has tried to begin for so long.
 
     A host that answers says itself why it could not.

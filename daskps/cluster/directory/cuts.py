@@ -29,7 +29,7 @@ from daskps.shards.cuts.cut import Order, agree
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from daskps.cluster.directory.entry import Entry, Hosts
+    from daskps.cluster.directory.entry import Hosts, StoreEntry
 
 logger = logging.getLogger(__name__)
 #: Longest that pushes wait for one attempt; then it starts again, and they go on.
@@ -50,7 +50,7 @@ RELEASE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CutRequest:
     """One cut: its name, the shards it goes through, the parameter, if not all."""
 
     cut: str
@@ -59,10 +59,10 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class OpenCut:
     """A cut in progress, or one of which the hosts still have copies."""
 
-    entry: Entry
+    entry: StoreEntry
     #: Client or worker that asked for it.
     owner: tuple[str, str]
     work: asyncio.Future[dict[str, Any]]
@@ -74,13 +74,13 @@ class Cuts:
     def __init__(
         self,
         hosts: Hosts,
-        entry: Callable[[str], Entry],
+        entry: Callable[[str], StoreEntry],
         ended: Callable[[Sequence[int]], list[int]],
     ) -> None:
         self._hosts = hosts
         self._entry = entry
         self._ended = ended
-        self._claims: dict[str, Claim] = {}
+        self._claims: dict[str, OpenCut] = {}
         #: Cuts that were dropped lately, of which the hosts take no message any more.
         self._over: dict[str, None] = {}
 
@@ -101,7 +101,7 @@ class Cuts:
 
         Returns "versions", or after `seconds` "waited_for".
         """
-        entry, request = self._entry(uid), Request(cut, shards, index)
+        entry, request = self._entry(uid), CutRequest(cut, shards, index)
         layout = Layout.from_wire(entry.layout)
         every = list(range(layout.n_shards))
         if index is not None:
@@ -115,7 +115,7 @@ class Cuts:
                 f"store {entry.name!r}"
             )
         work = asyncio.ensure_future(self._within(entry, request, seconds))
-        self._claims[request.cut] = Claim(entry, (kind, name), work)
+        self._claims[request.cut] = OpenCut(entry, (kind, name), work)
         try:
             await asyncio.wait({work})
             if work.cancelled():
@@ -142,7 +142,7 @@ class Cuts:
         for cut in [c for c, of in self._claims.items() if of.owner == (kind, name)]:
             self._drop(cut)
 
-    def store_gone(self, entry: Entry) -> None:
+    def store_gone(self, entry: StoreEntry) -> None:
         """Forget the cuts of a store that is gone."""
         for cut in [c for c, of in self._claims.items() if of.entry is entry]:
             self._drop(cut)
@@ -158,7 +158,7 @@ class Cuts:
     # -- one cut -------------------------------------------------------------
 
     async def _within(
-        self, entry: Entry, request: Request, seconds: float | None
+        self, entry: StoreEntry, request: CutRequest, seconds: float | None
     ) -> dict[str, Any]:
         state = _State()
         scope = asyncio.timeout(seconds)
@@ -172,7 +172,7 @@ class Cuts:
             return {"waited_for": state.waited_for}
 
     async def _until_done(
-        self, entry: Entry, request: Request, state: _State
+        self, entry: StoreEntry, request: CutRequest, state: _State
     ) -> list[tuple[int, int]]:
         hold = (
             HOLD_SECONDS
@@ -198,7 +198,7 @@ class Cuts:
             await asyncio.wait({self._hosts.spawn(work)}, timeout=RELEASE_SECONDS)
             await asyncio.sleep(PAUSE_SECONDS)
 
-    async def _settled(self, entry: Entry, state: _State) -> None:
+    async def _settled(self, entry: StoreEntry, state: _State) -> None:
         """Wait until no shard is away, as long as a run would at most."""
         away = config.load().run_away_seconds
         waiting = asyncio.ensure_future(entry.settled_within(away))
@@ -212,14 +212,14 @@ class Cuts:
         finally:
             waiting.cancel()
 
-    def _check(self, entry: Entry, request: Request) -> None:
+    def _check(self, entry: StoreEntry, request: CutRequest) -> None:
         self._entry(entry.uid)
         for shard in request.shards:
             if shard in entry.lost:
                 raise ShardLostError(entry.name, shard, *entry.lost[shard])
 
     async def _attempt(
-        self, entry: Entry, request: Request, state: _State, hold: float
+        self, entry: StoreEntry, request: CutRequest, state: _State, hold: float
     ) -> list[tuple[int, int]]:
         about = {"index": request.index, "attempt": state.attempt}
         lease = {"lease_seconds": hold + LEASE_SECONDS}
@@ -248,7 +248,7 @@ class Cuts:
         return found
 
     def _everywhere(
-        self, entry: Entry, request: Request, method: str, **kwargs: Any
+        self, entry: StoreEntry, request: CutRequest, method: str, **kwargs: Any
     ) -> Awaitable[list[Any]]:
         return self._hosts.everywhere(entry, method, cut=request.cut, **kwargs)
 

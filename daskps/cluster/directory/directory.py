@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps.cluster import upstream
 from daskps.cluster.directory.cuts import Cuts
-from daskps.cluster.directory.entry import Entry, Hosts, remember
+from daskps.cluster.directory.entry import Hosts, StoreEntry, remember
 from daskps.cluster.directory.moves import Adoptions
 from daskps.cluster.directory.orphans import Litter
 from daskps.cluster.directory.placement import (
@@ -58,7 +58,7 @@ class Directory:
         self.scheduler = scheduler
         self.hosts = Hosts(scheduler)
         self.identities = Identities(scheduler)
-        self.stores: dict[str, Entry] = {}
+        self.stores: dict[str, StoreEntry] = {}
         self.names: dict[str, str] = {}
         self.runs = Runs(self.hosts, self.entry, self.identities.new)
         self.cuts = Cuts(self.hosts, self.entry, self.identities.on_ended)
@@ -208,7 +208,7 @@ class Directory:
             f"name={name!r})"
         )
 
-    def entry(self, uid: str) -> Entry:
+    def entry(self, uid: str) -> StoreEntry:
         """Return a store, or say what became of it."""
         if uid in self.stores:
             return self.stores[uid]
@@ -398,7 +398,7 @@ class Directory:
 
     def _lose(
         self,
-        entry: Entry,
+        entry: StoreEntry,
         shards: list[int],
         worker: str,
         reason: str,

@@ -22,7 +22,7 @@ TOPIC = "daskps"
 
 
 @dataclass
-class Entry:
+class StoreEntry:
     """One store as the directory knows it."""
 
     uid: str
@@ -153,7 +153,9 @@ class Hosts:
         reply = await rpc.daskps_control(method=method, **kwargs)
         return unpack_reply(reply, f"worker {worker}")["value"]
 
-    async def everywhere(self, entry: Entry, method: str, **kwargs: Any) -> list[Any]:
+    async def everywhere(
+        self, entry: StoreEntry, method: str, **kwargs: Any
+    ) -> list[Any]:
         """Send a control message to every live host of a store."""
         found = await asyncio.gather(
             *(self.control(w, method, store=entry.uid, **kwargs) for w in entry.hosts),
@@ -172,7 +174,7 @@ class Hosts:
             return_exceptions=True,
         )
 
-    def tell(self, action: str, entry: Entry, **more: Any) -> None:
+    def tell(self, action: str, entry: StoreEntry, **more: Any) -> None:
         """Put an event about a store into the scheduler's log of events.
 
         Never once per step: the log is short and goes to everyone who subscribed.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from distributed import Scheduler
 
-    from daskps.cluster.directory.entry import Entry, Hosts
+    from daskps.cluster.directory.entry import Hosts, StoreEntry
     from daskps.cluster.directory.runs import Runs
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Adoptions:
         The way to them.
     runs : Runs
         The runs of all stores.
-    stores : mapping of str to Entry
+    stores : mapping of str to StoreEntry
         The stores, by uid.
     lose : callable
         Takes a store, shards, worker and reason where nobody adopts them.
@@ -69,9 +69,9 @@ class Adoptions:
         scheduler: Scheduler,
         hosts: Hosts,
         runs: Runs,
-        stores: Mapping[str, Entry],
+        stores: Mapping[str, StoreEntry],
         *,
-        lose: Callable[[Entry, list[int], str, str], None],
+        lose: Callable[[StoreEntry, list[int], str, str], None],
         left: Callable[[str, str], None],
     ) -> None:
         self._scheduler, self._hosts = scheduler, hosts
@@ -79,7 +79,7 @@ class Adoptions:
         self._stores, self._lose, self._left = stores, lose, left
         self._moves: dict[_Move, None] = {}
 
-    def is_possible(self, entry: Entry, shards: Iterable[int]) -> bool:
+    def is_possible(self, entry: StoreEntry, shards: Iterable[int]) -> bool:
         """Return whether other processes can have the memory of shards."""
         shared = {row[0] for row in entry.segments}
         return (
@@ -92,7 +92,7 @@ class Adoptions:
         self,
         worker: str,
         reason: str,
-        left: list[tuple[Entry, list[int]]],
+        left: list[tuple[StoreEntry, list[int]]],
         *,
         in_order: bool = False,
     ) -> None:
@@ -120,13 +120,13 @@ class Adoptions:
         for move in self._moves:
             move.look_now()
 
-    def freed(self, entry: Entry) -> None:
+    def freed(self, entry: StoreEntry) -> None:
         """Look for nobody any more for a store that has ended."""
         for move in self._moves:
             if move.entry is entry:
                 move.look_now()
 
-    def give_up(self, entry: Entry, shards: Collection[int]) -> None:
+    def give_up(self, entry: StoreEntry, shards: Collection[int]) -> None:
         """Look for shards no longer whose memory was removed."""
         for move in self._moves:
             if move.entry is entry:
@@ -143,7 +143,7 @@ class Adoptions:
         """Do something beside all else."""
         return self._hosts.spawn(work)
 
-    def is_known(self, entry: Entry) -> bool:
+    def is_known(self, entry: StoreEntry) -> bool:
         """Return whether a store is still there."""
         return self._stores.get(entry.uid) is entry
 
@@ -174,7 +174,7 @@ class Adoptions:
         return ""
 
     async def adopt(
-        self, entry: Entry, worker: str, shards: Sequence[int], rounds: Any
+        self, entry: StoreEntry, worker: str, shards: Sequence[int], rounds: Any
     ) -> list[dict[str, Any]]:
         """Ask a worker to adopt shards, and rounds; return what became of each."""
         places = {row[0]: list(row) for row in entry.segments}
@@ -194,7 +194,7 @@ class Adoptions:
         return found
 
     async def look(
-        self, entry: Entry, worker: str, shards: Sequence[int]
+        self, entry: StoreEntry, worker: str, shards: Sequence[int]
     ) -> list[dict[str, Any]]:
         """Ask a worker what it sees of the memory of shards."""
         places = {row[0]: list(row) for row in entry.segments}
@@ -220,7 +220,7 @@ class Adoptions:
         said = {"sight": Sight.UNKNOWN, "why": why, "silent": silent}
         return [{"shard": i, **said} for i in shards]
 
-    async def settle_run(self, entry: Entry, worker: str, run: int) -> None:
+    async def settle_run(self, entry: StoreEntry, worker: str, run: int) -> None:
         """Have an adopter end a run that has ended while nobody held its shards."""
         if run and (how := self.runs.how_over(run)) is not None:
             ended = self._hosts.control(
@@ -228,7 +228,7 @@ class Adoptions:
             )
             await asyncio.wait_for(ended, END_SECONDS)
 
-    def drop(self, entry: Entry, worker: str) -> None:
+    def drop(self, entry: StoreEntry, worker: str) -> None:
         """Tell an adopter that the store has ended meanwhile."""
         self._hosts.spawn(self._hosts.control(worker, "drop", store=entry.uid))
 
@@ -237,7 +237,7 @@ class Adoptions:
         if worker not in self._scheduler.workers:
             self._left(worker, "died when it had adopted them")
 
-    def tell(self, entry: Entry, worker: str, by: str, shards: list[int]) -> None:
+    def tell(self, entry: StoreEntry, worker: str, by: str, shards: list[int]) -> None:
         """Say who has adopted shards."""
         self._hosts.tell("shards-adopted", entry, shards=shards, worker=worker, by=by)
         logger.info(
@@ -248,7 +248,7 @@ class Adoptions:
             worker,
         )
 
-    def say(self, entry: Entry, worker: str, shards: list[int], why: str) -> None:
+    def say(self, entry: StoreEntry, worker: str, shards: list[int], why: str) -> None:
         """Say that shards have been away for a while, to who waits for them too."""
         self._hosts.tell("shards-away", entry, shards=shards, worker=worker, reason=why)
         self.runs.shards_away(entry, shards, why)
@@ -260,12 +260,12 @@ class Adoptions:
             why,
         )
 
-    def end_runs(self, entry: Entry, worker: str, shard: int, why: str) -> None:
+    def end_runs(self, entry: StoreEntry, worker: str, shard: int, why: str) -> None:
         """End the runs that have waited long enough for a shard."""
         error = ShardLostError(entry.name, shard, worker, why, True)
         self.runs.fence_all(entry, error)
 
-    def lose(self, entry: Entry, worker: str, shards: list[int], why: str) -> None:
+    def lose(self, entry: StoreEntry, worker: str, shards: list[int], why: str) -> None:
         """Say that shards are lost."""
         entry.settle(shards)
         self._lose(entry, shards, worker, why)
@@ -277,7 +277,7 @@ class _Move:
     def __init__(
         self,
         adoptions: Adoptions,
-        entry: Entry,
+        entry: StoreEntry,
         left_by: tuple[str, str],
         shards: list[int],
     ) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from daskps.cluster.directory.entry import Entry, Hosts
+from daskps.cluster.directory.entry import Hosts, StoreEntry
 from daskps.cluster.wire.messages import PROTOCOL
 from daskps.errors import NotEnoughWorkersError, ProtocolError
 from daskps.layout.arrays import Layout
@@ -49,7 +49,7 @@ class Request:
 
 def reserve(
     scheduler: Scheduler, wanted: Request, workers: list[str], held: dict[str, int]
-) -> Entry:
+) -> StoreEntry:
     """Lay a store out over workers, or refuse it for want of memory."""
     n_shards = wanted.shards or len(workers)
     check_shards(n_shards)
@@ -63,7 +63,7 @@ def reserve(
         nbytes[worker] = nbytes.get(worker, 0) + need
     limits = {w: scheduler.workers[w].memory_limit for w in nbytes}
     check_memory(nbytes, held, limits, wanted.memory_share)
-    return Entry(
+    return StoreEntry(
         uid=wanted.uid,
         name=wanted.name,
         client=wanted.client,
@@ -122,7 +122,7 @@ def _eligible(scheduler: Scheduler, servers: str | Sequence[str]) -> list[str]:
     return having
 
 
-async def check_hosts(hosts: Hosts, entry: Entry) -> None:
+async def check_hosts(hosts: Hosts, entry: StoreEntry) -> None:
     """Refuse workers without a host, or with one of another protocol.
 
     Raises

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from distributed import Scheduler
 
-    from daskps.cluster.directory.entry import Entry, Hosts
+    from daskps.cluster.directory.entry import Hosts, StoreEntry
 
 logger = logging.getLogger(__name__)
 #: A worker that has just come gets its host in a moment: how often it is asked, and
@@ -38,16 +38,16 @@ class Readiness:
         Knows the workers.
     hosts : Hosts
         The way to them.
-    stores : mapping of str to Entry
+    stores : mapping of str to StoreEntry
         All stores.
     """
 
     def __init__(
-        self, scheduler: Scheduler, hosts: Hosts, stores: Mapping[str, Entry]
+        self, scheduler: Scheduler, hosts: Hosts, stores: Mapping[str, StoreEntry]
     ) -> None:
         self._scheduler, self._hosts, self._stores = scheduler, hosts, stores
 
-    def made(self, entry: Entry) -> None:
+    def made(self, entry: StoreEntry) -> None:
         """Ask the workers of a new store's machines that have no shard of it."""
         machines, owners = _machines(entry), set(entry.owners)
         for worker in self._scheduler.workers:
@@ -60,7 +60,7 @@ class Readiness:
             if entry.ready and get_address_host(worker) in _machines(entry):
                 self._hosts.spawn(self._ask(worker, entry))
 
-    async def _ask(self, worker: str, entry: Entry) -> None:
+    async def _ask(self, worker: str, entry: StoreEntry) -> None:
         about = {"layout": entry.layout, "rules": entry.rules}
         for _ in range(MOST_TRIES):
             if worker not in self._scheduler.workers:
@@ -79,6 +79,6 @@ class Readiness:
                 return
 
 
-def _machines(entry: Entry) -> set[str]:
+def _machines(entry: StoreEntry) -> set[str]:
     """Return the machines whose workers can have shards of a store."""
     return set(map(get_address_host, {entry.owners[row[0]] for row in entry.segments}))

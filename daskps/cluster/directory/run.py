@@ -11,11 +11,11 @@ from daskps.errors import RunCancelledError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from daskps.cluster.directory.entry import Entry
+    from daskps.cluster.directory.entry import StoreEntry
 
 
 @dataclass(frozen=True)
-class Report:
+class EpochReport:
     """What a trainer says of an epoch."""
 
     rank: int
@@ -31,11 +31,11 @@ class Report:
 
 
 @dataclass
-class Run:
+class RunState:
     """One run in progress."""
 
     id: int
-    entry: Entry
+    entry: StoreEntry
     client: str
     size: int
     #: Whether a trainer that lost its worker may register again.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from daskps import config
 from daskps.cluster.directory.beginning import begin_everywhere, give_up
 from daskps.cluster.directory.entry import remember
-from daskps.cluster.directory.run import Report, Run, rounds_lost
+from daskps.cluster.directory.run import EpochReport, RunState, rounds_lost
 from daskps.cluster.directory.settling import END_SECONDS, SETTLE_SECONDS, Ending
 from daskps.cluster.wire.begin import Who, check_begin
 from daskps.cluster.wire.handlers import DIRECTORY
@@ -35,7 +35,7 @@ from daskps.limits import check_trainers
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from daskps.cluster.directory.entry import Entry, Hosts
+    from daskps.cluster.directory.entry import Hosts, StoreEntry
 
 logger = logging.getLogger(__name__)
 #: How long a run tries to begin while a host of its store fails or is silent.
@@ -48,13 +48,13 @@ class Runs:
     def __init__(
         self,
         hosts: Hosts,
-        entry: Callable[[str], Entry],
+        entry: Callable[[str], StoreEntry],
         new_id: Callable[[], int],
     ) -> None:
         self._hosts = hosts
         self._entry = entry
         self._new_id = new_id
-        self._runs: dict[int, Run] = {}
+        self._runs: dict[int, RunState] = {}
         #: Why runs have ended that are over, and what their shards were told.
         self._ended: dict[int, tuple[Exception | None, dict[str, Any]]] = {}
 
@@ -76,7 +76,7 @@ class Runs:
             if not self._hosts.has_client(who["client"]):
                 # Nobody would end the run, which keeps all others from the store.
                 raise RunCancelledError(f"client {who['client']} left before its run")
-            run = Run(self._new_id(), entry, bsp=sync == "bsp", **who)
+            run = RunState(self._new_id(), entry, bsp=sync == "bsp", **who)
             began, pause = clock(), min(0.05 * tries, 0.5)
             try:
                 await self._begin(run, begin, left)
@@ -98,7 +98,7 @@ class Runs:
         )
         return run.id
 
-    async def _free_entry(self, uid: str) -> Entry:
+    async def _free_entry(self, uid: str) -> StoreEntry:
         """Return a store that can be trained now, or refuse."""
         away = config.load().run_away_seconds
         await self._entry(uid).settled_within(away)
@@ -115,7 +115,9 @@ class Runs:
             raise ShardLostError(entry.name, shard, worker, reason)
         return entry
 
-    async def _begin(self, run: Run, begin: dict[str, Any], seconds: float) -> None:
+    async def _begin(
+        self, run: RunState, begin: dict[str, Any], seconds: float
+    ) -> None:
         """Begin a run on all hosts of its store; where one fails, on none."""
         self._runs[run.id] = run
         try:
@@ -157,12 +159,12 @@ class Runs:
             else:
                 self._hosts.spawn(fencing)
 
-    async def _fence(self, run: Run, error: Exception) -> None:
+    async def _fence(self, run: RunState, error: Exception) -> None:
         if not run.fenced:
             self._tell("run-fenced", run, reason=str(error))
         await self._end(run, error)
 
-    async def _end(self, run: Run, error: Exception) -> None:
+    async def _end(self, run: RunState, error: Exception) -> None:
         """End a run on all shards; wait for that as long as it gets on.
 
         A store one of whose shards is away or silent stays held until that has heard
@@ -179,7 +181,7 @@ class Runs:
         while run.ended and not run.ended.done() and (left := run.end_by - clock()) > 0:
             await asyncio.wait({run.ended}, timeout=left)
 
-    async def _settle(self, run: Run) -> None:
+    async def _settle(self, run: RunState) -> None:
         """End a run on all its shards, however long one of them is away."""
         how: dict[str, Any] = {"reason": str(run.fenced)}
         try:
@@ -188,7 +190,7 @@ class Runs:
         finally:
             await self._forget(run, how)
 
-    async def _forget(self, run: Run, how: dict[str, Any]) -> None:
+    async def _forget(self, run: RunState, how: dict[str, Any]) -> None:
         """Remember of a run what became of it, and nothing else."""
         self._runs.pop(run.id, None)
         remember(self._ended, run.id, (run.fenced, how))
@@ -197,7 +199,7 @@ class Runs:
             # On all workers: a task of the run may be at work on any of them.
             self._hosts.spawn(self._hosts.broadcast("end_graph", run=run.id))
 
-    async def _undo(self, run: Run) -> None:
+    async def _undo(self, run: RunState) -> None:
         """End a run that could not begin everywhere: no shard has taken a step of it."""
         reason = "it could not begin"
         run.fenced = run.fenced or RunCancelledError(reason)
@@ -206,7 +208,7 @@ class Runs:
         # The others have ended when a silent host has not; it is told when it wakes.
         await asyncio.wait({self._hosts.spawn(ended)}, timeout=SETTLE_SECONDS)
 
-    async def _over(self, run: Run, seconds: float) -> None:
+    async def _over(self, run: RunState, seconds: float) -> None:
         """Wait until a run that was fenced has ended on all shards, or refuse."""
         if run.ended is None:
             return
@@ -218,14 +220,14 @@ class Runs:
                 f"when that is there, or end the worker"
             )
 
-    def _tell(self, action: str, run: Run, **more: Any) -> None:
+    def _tell(self, action: str, run: RunState, **more: Any) -> None:
         self._hosts.tell(action, run.entry, run=run.id, **more)
 
-    async def _notify(self, run: Run) -> None:
+    async def _notify(self, run: RunState) -> None:
         async with run.changed:
             run.changed.notify_all()
 
-    def _get(self, run: int, rank: int = 0) -> Run:
+    def _get(self, run: int, rank: int = 0) -> RunState:
         if run not in self._runs:
             error = self.why_over(run)
             raise RunCancelledError(f"run {run} is over: {error or 'it is unknown'}")
@@ -234,7 +236,7 @@ class Runs:
             raise ProtocolError(f"trainer {rank} of the {entry.size} of run {run}")
         return entry
 
-    async def _wait(self, run: Run, done: Any, seconds: float) -> bool:
+    async def _wait(self, run: RunState, done: Any, seconds: float) -> bool:
         """Wait until `done()` or the run is fenced; return whether it was done."""
         timeout = None if math.isinf(seconds) else seconds
         async with run.changed:
@@ -323,7 +325,7 @@ class Runs:
             asyncio.get_running_loop().call_soon(self._free, entry)
         entry.forgotten = max(entry.forgotten, (attempt, number))
 
-    def _free(self, run: Run) -> None:
+    def _free(self, run: RunState) -> None:
         attempt, last = run.forgotten
         run.forgotten = ()
         for worker in run.holders:
@@ -350,7 +352,7 @@ class Runs:
         In a gated run it waits until the client has decided.
         """
         entry = self._get(run, rank)
-        check(Report, report, "the report of an epoch")
+        check(EpochReport, report, "the report of an epoch")
         if epoch < 0 or (entry.gated and epoch > entry.allowed):
             raise ProtocolError(
                 f"trainer {rank} reports epoch {epoch}, and may have trained no more "
@@ -366,7 +368,7 @@ class Runs:
                 raise RunCancelledError(f"run {run} is over: {entry.fenced}")
         return entry.stopped
 
-    async def _announce(self, run: Run) -> None:
+    async def _announce(self, run: RunState) -> None:
         """Tell the client of every epoch that all live trainers have ended."""
         while rows := run.reports.get(run.announced):
             if len(rows.keys() | run.finished) < run.size:
@@ -459,11 +461,13 @@ class Runs:
                 error = RunCancelledError(f"client {client} left during its run")
                 self._hosts.spawn(self._fence(run, error))
 
-    def shard_lost(self, entry: Entry, shard: int, worker: str, reason: str) -> None:
+    def shard_lost(
+        self, entry: StoreEntry, shard: int, worker: str, reason: str
+    ) -> None:
         """Fence the runs of a store that lost a shard."""
         self.fence_all(entry, ShardLostError(entry.name, shard, worker, reason))
 
-    def shards_away(self, entry: Entry, shards: Sequence[int], why: str) -> None:
+    def shards_away(self, entry: StoreEntry, shards: Sequence[int], why: str) -> None:
         """Tell the runs of a store that they wait for shards."""
         for run in self._of(entry):
             which = "shard" if len(shards) == 1 else "shards"
@@ -472,12 +476,12 @@ class Runs:
             run.events.append({"away": words})
             self._hosts.spawn(self._notify(run))
 
-    def fence_all(self, entry: Entry, error: Exception) -> None:
+    def fence_all(self, entry: StoreEntry, error: Exception) -> None:
         """Fence the runs of a store."""
         for run in self._of(entry):
             self._hosts.spawn(self._fence(run, error))
 
-    def store_gone(self, entry: Entry, error: Exception) -> None:
+    def store_gone(self, entry: StoreEntry, error: Exception) -> None:
         """End the runs of a store that is gone: its shards go too."""
         for run in self._of(entry):
             if not run.fenced:
@@ -487,24 +491,26 @@ class Runs:
                 run.ended.cancel()
             self._hosts.spawn(self._forget(run, {"reason": str(error)}))
 
-    def _of(self, entry: Entry) -> list[Run]:
+    def _of(self, entry: StoreEntry) -> list[RunState]:
         return [run for run in self._runs.values() if run.entry is entry]
 
     # -- shards that move ----------------------------------------------------
 
-    def shards_move(self, entry: Entry, worker: str, shards: Sequence[int]) -> None:
+    def shards_move(
+        self, entry: StoreEntry, worker: str, shards: Sequence[int]
+    ) -> None:
         """Fence a run in rounds that does not survive a change of owners."""
         for run in self._of(entry):
             if not run.survives(worker, shards):
                 self._hosts.spawn(self._fence(run, rounds_lost(worker)))
 
-    def rounds_lost(self, entry: Entry, worker: str) -> None:
+    def rounds_lost(self, entry: StoreEntry, worker: str) -> None:
         """Fence a run in rounds whose open round went with a worker."""
         for run in self._of(entry):
             if run.bsp:
                 self._hosts.spawn(self._fence(run, rounds_lost(worker)))
 
-    def rounds_of(self, entry: Entry) -> dict[str, Any] | None:
+    def rounds_of(self, entry: StoreEntry) -> dict[str, Any] | None:
         """Return what an adopter needs to know of a store's run in rounds."""
         # Also of one that is ending: its shards may have to catch up.
         found = [run.rounds for run in self._of(entry) if run.bsp]

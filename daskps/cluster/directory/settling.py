@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from daskps.cluster.directory.entry import Hosts
-    from daskps.cluster.directory.run import Run
+    from daskps.cluster.directory.run import RunState
 
 logger = logging.getLogger(__name__)
 #: How long shards that are a round behind may take to catch up.
@@ -76,13 +76,13 @@ class Ending:
     ----------
     hosts : Hosts
         The way to them.
-    run : Run
+    run : RunState
         The run.
     reason : str
         Why it ends, for its trainers.
     """
 
-    def __init__(self, hosts: Hosts, run: Run, reason: str) -> None:
+    def __init__(self, hosts: Hosts, run: RunState, reason: str) -> None:
         self._hosts, self._run, self._reason = hosts, run, reason
 
     async def settle(self) -> Settlement:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 #: Name, bytes and nonce of shared memory.
-Place = tuple[str, int, int]
+FoundBlock = tuple[str, int, int]
 #: How often a block is looked for that others may be about to rename.
 FIND_TRIES = 3
 #: How long another process that acts for the shard may take to release it.
@@ -105,7 +105,7 @@ async def look(
     return found
 
 
-def _look(host: ShardHost, cluster: str, place: Place) -> tuple[Sight, str]:
+def _look(host: ShardHost, cluster: str, place: FoundBlock) -> tuple[Sight, str]:
     """Return what is here of a shard's memory, and who keeps it from a new owner."""
     shared, where = host.memory(cluster), host.worker.address
     if shared is None or shared.registry is None:
@@ -155,13 +155,13 @@ def _row(slot: Slot) -> dict[str, Any]:
     }
 
 
-def _found(members: Members, place: Place) -> Place:
+def _found(members: Members, place: FoundBlock) -> FoundBlock:
     """Return where a block is now: an adopter may have died before it answered."""
     _, nbytes, nonce = place
     return members.find(*place), nbytes, nonce
 
 
-def _place(block: Block) -> Place:
+def _place(block: Block) -> FoundBlock:
     return block.name, block.nbytes, block.nonce
 
 
@@ -170,7 +170,7 @@ class _Rounds:
     """A run in rounds that goes on."""
 
     run: int
-    mailboxes: Mapping[int, Place]
+    mailboxes: Mapping[int, FoundBlock]
     reduce: Any
     codec: str
     #: Whether they are tasks of the graph.
@@ -185,7 +185,7 @@ class _Rounds:
         reduce, codec, graph = loads(wire["reduce"]), wire["codec"], wire["graph"]
         return cls(wire["run"], places, reduce, codec, graph)
 
-    def at(self, run: int, shard: int) -> tuple[Place | None, Any]:
+    def at(self, run: int, shard: int) -> tuple[FoundBlock | None, Any]:
         """Return where the mailboxes of a shard are, and how they are reduced.
 
         A run of the task graph needs none.
@@ -243,7 +243,7 @@ class _Taker:
                 self.found.append(_said(shard, sight, repr(error)))
         return taken
 
-    def take(self, shard: int, place: Place, generation: int) -> Slot:
+    def take(self, shard: int, place: FoundBlock, generation: int) -> Slot:
         """Take a shard over under its lock; its generation rises before all else."""
         registry = self._registry
         place = _found(registry, place)

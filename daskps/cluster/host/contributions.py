@@ -37,7 +37,7 @@ MOST_RECEIPTS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RoundId:
     """Which round of which run: attempt counts how often rounds were begun anew."""
 
     run: int
@@ -46,7 +46,7 @@ class Place:
 
     def __reduce__(self) -> Any:
         """Travel with each task: what dataclasses do by themselves takes far longer."""
-        return Place, (self.run, self.attempt, self.round)
+        return RoundId, (self.run, self.attempt, self.round)
 
 
 class Receipt(NamedTuple):
@@ -118,7 +118,7 @@ class Contribution:
 class _RunHere:
     """What one worker holds of a run."""
 
-    place: Place
+    place: RoundId
     by_rank: dict[int, Contribution] = field(default_factory=dict)
     #: What the client has yet to hear of each round.
     receipts: dict[int, list[Any]] = field(default_factory=dict)
@@ -144,7 +144,7 @@ class Contributions:
         #: In the order of their ends; every gradient task looks here.
         self._ended: dict[int, None] = {}
 
-    def begin(self, place: Place) -> None:
+    def begin(self, place: RoundId) -> None:
         """Drop the contributions of earlier rounds: they are complete.
 
         Raises what :meth:`leave` does.
@@ -152,7 +152,7 @@ class Contributions:
         with self._lock:
             self._here(place)
 
-    def leave(self, place: Place, rank: int, contribution: Contribution) -> None:
+    def leave(self, place: RoundId, rank: int, contribution: Contribution) -> None:
         """Keep a contribution; drop those of earlier rounds.
 
         Raises
@@ -165,7 +165,7 @@ class Contributions:
         with self._lock:
             self._here(place).by_rank[rank] = contribution
 
-    def _here(self, place: Place) -> _RunHere:
+    def _here(self, place: RoundId) -> _RunHere:
         if place.run in self._ended:
             raise RunCancelledError(f"run {place.run} is over")
         here = self._runs.setdefault(place.run, _RunHere(place))
@@ -196,7 +196,7 @@ class Contributions:
         return known[key]
 
     def _known(self, run: int) -> _RunHere:
-        return self._runs.setdefault(run, _RunHere(Place(run, 0, 0)))
+        return self._runs.setdefault(run, _RunHere(RoundId(run, 0, 0)))
 
     def note(self, run: int, number: int, receipts: Sequence[Any]) -> None:
         """Keep the receipts of a round that is about to be applied here."""
@@ -218,7 +218,7 @@ class Contributions:
 
     def sums(
         self,
-        place: Place,
+        place: RoundId,
         shards: Sequence[int],
         ranks: Sequence[int],
         nodes: Sequence[tuple[int, int]],
@@ -230,7 +230,7 @@ class Contributions:
 
         Parameters
         ----------
-        place : Place
+        place : RoundId
             The round.
         shards : sequence of int
             Whose elements.
@@ -292,7 +292,7 @@ class Contributions:
         return sum(c.nbytes for c in kept)
 
 
-def _order(place: Place) -> tuple[int, int]:
+def _order(place: RoundId) -> tuple[int, int]:
     return place.attempt, place.round
 
 

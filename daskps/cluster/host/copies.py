@@ -145,7 +145,7 @@ class Room:
 
 
 @dataclass(slots=True)
-class Claim:
+class CutHere:
     """What one cut has of one store on this host."""
 
     #: Memory by shard, and copies by key.
@@ -169,11 +169,11 @@ class Copies:
 
     def __init__(self) -> None:
         #: By store and cut.
-        self._claims: dict[tuple[str, str], Claim] = {}
+        self._claims: dict[tuple[str, str], CutHere] = {}
         #: Cuts that are over: a message of theirs may be late.
         self._over: deque[str] = deque(maxlen=1000)
 
-    def claim(self, store: str, cut: str) -> Claim:
+    def claim(self, store: str, cut: str) -> CutHere:
         """Return what a cut holds, making a place for it.
 
         Raises
@@ -183,7 +183,7 @@ class Copies:
         """
         if self.is_over(cut):
             raise ConsistencyError(f"cut {cut} of store {store} is over")
-        return self._claims.setdefault((store, cut), Claim())
+        return self._claims.setdefault((store, cut), CutHere())
 
     def is_over(self, cut: str) -> bool:
         """Return whether a cut was dropped; late messages of it are refused."""

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.host.copies import Room, ranges_of
-from daskps.cluster.host.hosted import Pending, Slot
+from daskps.cluster.host.hosted import Countdown, Slot
 from daskps.cluster.keys import copy_key
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.reports import OrderWire, pack_report
@@ -162,7 +162,7 @@ async def _reached(host: ShardHost, slot: Slot, name: str, order: Order) -> Read
         if not reached.done():
             reached.set_result(None)
 
-    pending = Pending(1, lambda: _call(loop, wake))
+    pending = Countdown(1, lambda: _call(loop, wake))
     ticket = Ticket(Step(), owner=pending)
     take = partial(cutting.take, name=name, order=order, ticket=ticket)
     await host.under(slot, take)

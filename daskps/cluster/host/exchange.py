@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from daskps.cluster.host.hosted import LOCK_SECONDS, Pending, Slot
+from daskps.cluster.host.hosted import LOCK_SECONDS, Countdown, Slot
 from daskps.cluster.machine.pauses import Pause
 from daskps.cluster.wire.encoding import widened
 from daskps.cluster.wire.messages import Answer, Call, Part
@@ -36,7 +36,7 @@ STOP_SECONDS = 1.0
 Started = tuple[Slot, Part, Ticket]
 
 
-class Empty(Protocol):
+class MakeRoom(Protocol):
     """Makes an array like ``np.empty(n, dtype)``."""
 
     def __call__(self, n: int, dtype: Any, /) -> Array:
@@ -134,7 +134,7 @@ class Serving(ABC):
         Seconds a call waits here at most.
     """
 
-    def __init__(self, empty: Empty, patience: float) -> None:
+    def __init__(self, empty: MakeRoom, patience: float) -> None:
         self.slots: dict[tuple[str, int], Slot] = {}
         self.patience = patience
         self._empty = empty
@@ -163,10 +163,10 @@ class Serving(ABC):
 
     def start(
         self, call: Call, owned: bool, callback: Callable[[], None]
-    ) -> tuple[Pending, list[Started]]:
+    ) -> tuple[Countdown, list[Started]]:
         """Put a call into the inboxes of its shards."""
         slots = [self.slot(call.store, part.shard) for part in call.parts]
-        pending = Pending(len(slots), callback)
+        pending = Countdown(len(slots), callback)
         started = [
             (slot, part, Ticket(step_of(call, part, owned), owner=pending))
             for slot, part in zip(slots, call.parts, strict=True)

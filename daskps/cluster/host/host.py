@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from daskps.cluster.host.hosted import Slot
-    from daskps.cluster.host.node import Node
+    from daskps.cluster.host.node import HostNode
     from daskps.cluster.machine.blocks import Block, Memory
     from daskps.cluster.wire.handlers import Handlers
 
@@ -69,7 +69,7 @@ class ShardHost(Serving):
 
     Parameters
     ----------
-    worker : Node
+    worker : HostNode
         What it hangs in.
     handlers : Handlers
         What serves its messages.
@@ -78,7 +78,7 @@ class ShardHost(Serving):
     """
 
     def __init__(
-        self, worker: Node, handlers: Handlers, machine: Machine = HERE
+        self, worker: HostNode, handlers: Handlers, machine: Machine = HERE
     ) -> None:
         settings = config.load()
         self.worker, self.machine = worker, machine

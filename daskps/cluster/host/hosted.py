@@ -46,7 +46,7 @@ T = TypeVar("T")
 LOCK_SECONDS = 20.0
 
 
-class Pending:
+class Countdown:
     """Tickets of one call; calls back once all of them are done."""
 
     def __init__(self, n: int, callback: Callable[[], None]) -> None:

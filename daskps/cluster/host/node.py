@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from distributed import Worker
 
 
-class Node(Protocol):
+class HostNode(Protocol):
     """What a host hangs in: a worker, or in tests what does without one.
 
     Attributes

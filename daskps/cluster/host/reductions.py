@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from daskps.cluster.host.contributions import Parcel, Place
+from daskps.cluster.host.contributions import Parcel, RoundId
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.messages import pack_array
 
@@ -32,7 +32,7 @@ async def sums(
     """
 
     def work() -> list[list[Packed]]:
-        rows = host.contributions.sums(Place(*place), shards, ranks, nodes)
+        rows = host.contributions.sums(RoundId(*place), shards, ranks, nodes)
         return [[_packed(parcel) for parcel in row] for row in rows]
 
     if host.contributions.nbytes <= host.inline_nbytes:

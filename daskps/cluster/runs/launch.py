@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster import upstream
-from daskps.cluster.runs.graph.context import Work
+from daskps.cluster.runs.graph.context import GraphWork
 from daskps.cluster.runs.graph.driver import GraphRun
 from daskps.cluster.runs.resident import LAST_WORDS_SECONDS, Trainers
 from daskps.cluster.wire.messages import unpack_error
@@ -61,7 +61,7 @@ async def launch(
     began(run)
     trainers: Trainers | GraphRun
     if spec.graph:
-        work = Work(spec.uid, run, len(spec.parts), reduce, body, spec.codec)
+        work = GraphWork(spec.uid, run, len(spec.parts), reduce, body, spec.codec)
         trainers = GraphRun(
             link, work, parts=spec.parts, schedule=spec.graph, listen=listen
         )

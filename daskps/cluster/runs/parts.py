@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.link import Link
 
 #: By key: bytes of a result, and the workers that hold it.
-Places: TypeAlias = Mapping[Any, tuple[int, Sequence[str]]]
+DataPlaces: TypeAlias = Mapping[Any, tuple[int, Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class DataPart:
     """One trainer's rows.
 
     Parameters
@@ -103,7 +103,7 @@ async def computed(futures: Iterable[Future[Any]]) -> None:
             task.cancel()
 
 
-async def places(link: Link, futures: Iterable[Future[Any]]) -> Places:
+async def places(link: Link, futures: Iterable[Future[Any]]) -> DataPlaces:
     """Ask the scheduler where results are and how large."""
     keys = list({future.key for future in futures})
     if not keys:
@@ -115,14 +115,14 @@ async def places(link: Link, futures: Iterable[Future[Any]]) -> Places:
     return {key: (nbytes[key], workers[key]) for key in keys}
 
 
-async def placed(link: Link, parts: Sequence[Part]) -> list[Part]:
+async def placed(link: Link, parts: Sequence[DataPart]) -> list[DataPart]:
     """Wait for the data of parts, give each the worker that holds most of it."""
     futures = [future for part in parts for future in part.futures]
     await computed(futures)
     return homes(parts, await places(link, futures))
 
 
-def homes(parts: Sequence[Part], held: Places) -> list[Part]:
+def homes(parts: Sequence[DataPart], held: DataPlaces) -> list[DataPart]:
     """Give each part the worker that holds most of its bytes.
 
     Among workers that hold as much, the one with the fewest parts so far.
@@ -142,14 +142,14 @@ def homes(parts: Sequence[Part], held: Places) -> list[Part]:
     return found
 
 
-def is_elsewhere(held: Places, future: Future[Any], worker: str | None) -> bool:
+def is_elsewhere(held: DataPlaces, future: Future[Any], worker: str | None) -> bool:
     """Whether a result is on the cluster, but not on this worker."""
     _, workers = held[future.key]
     return bool(workers) and worker not in workers
 
 
 def beside(
-    client: Client, held: Places, function: Any, future: Future[Any], *args: Any
+    client: Client, held: DataPlaces, function: Any, future: Future[Any], *args: Any
 ) -> Future[Any]:
     """Submit a small function of a result to where the result is."""
     _, workers = held[future.key]

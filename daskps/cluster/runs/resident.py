@@ -14,7 +14,7 @@ from daskps.cluster import upstream
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.shard_map import Meta
 from daskps.cluster.keys import trainer_key
-from daskps.cluster.runs.parts import Part
+from daskps.cluster.runs.parts import DataPart
 from daskps.cluster.runs.spec import Launch, workers_for
 from daskps.cluster.runs.trainer_task import run_trainer
 from daskps.consistency import BSP
@@ -31,7 +31,7 @@ LAST_WORDS_SECONDS = 2.0
 MOST_RESTARTS = 5
 
 
-class Losses:
+class WorkerLosses:
     """Workers that one trainer has lost without a step between them.
 
     What its shards say counts: a run may lose as many workers as it likes, as long as
@@ -92,7 +92,7 @@ class Trainers:
 
     async def _start(self, rank: int, worker: str, attempt: int) -> None:
         part = self.spec.parts[rank]
-        if isinstance(part, Part):
+        if isinstance(part, DataPart):
             # Where its data went with a worker, it is anywhere by now.
             worker = part.worker if part.worker and not attempt else worker
             part = await part.deliver(self.client, worker)
@@ -121,7 +121,7 @@ class Trainers:
 
     async def _one(self, rank: int) -> Any:
         """Await one trainer, with new data where the old went with its worker."""
-        losses, attempt = Losses(), 0
+        losses, attempt = WorkerLosses(), 0
         while True:
             attempt += 1
             try:
@@ -158,7 +158,7 @@ class Trainers:
 
     async def _restart(self, rank: int, attempt: int) -> None:
         part = self.spec.parts[rank]
-        if isinstance(part, Part):
+        if isinstance(part, DataPart):
             part.check(rank)
         try:
             workers = await workers_for(self.link, len(self.spec.parts))

@@ -30,7 +30,7 @@ class Launch:
     restartable: bool
     gated: bool
     body: Body
-    #: What each trainer trains on: a `Part`, a future of it, or itself.
+    #: What each trainer trains on: a `DataPart`, a future of it, or itself.
     parts: Sequence[Any]
     name: str
     #: Whether somebody wants to hear how far its trainers are.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.shards.cuts.cut import Report
+from daskps.shards.cuts.cut import ShardReport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,16 +35,16 @@ class OrderWire:
     rounds: int
 
 
-def pack_report(report: Report) -> list[Any]:
+def pack_report(report: ShardReport) -> list[Any]:
     """Return a report as plain msgpack."""
     rows = np.ascontiguousarray(report.rows).tobytes()
     return [report.shard, report.run, report.rounds, rows, list(report.touched)]
 
 
-def unpack_report(packed: Sequence[Any]) -> Report:
+def unpack_report(packed: Sequence[Any]) -> ShardReport:
     """Undo :func:`pack_report`."""
     shard, run, rounds, rows, touched = packed
-    return Report(
+    return ShardReport(
         shard,
         run,
         rounds,

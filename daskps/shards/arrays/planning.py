@@ -13,7 +13,7 @@ import numpy as np
 from daskps.errors import NoOptimizerError, PushRejectedError
 from daskps.kernels import finite
 from daskps.layout.arrays import compute_dtype
-from daskps.shards.memory.publication import Binding, Formed, Operation
+from daskps.shards.memory.publication import Binding, Formed, PieceUpdate
 from daskps.shards.steps import ADD, GRADIENT, MODEL, Array, Item, Step
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Bindings(Protocol):
 
 
 #: Operations, each with the position of its piece.
-Operations = list[tuple[int, Operation]]
+Operations = list[tuple[int, PieceUpdate]]
 
 
 class Planner:
@@ -123,7 +123,7 @@ class Planner:
                     item.position, data, item.start, record, lr=step.lr, check=fused
                 )
             else:
-                op = Operation(item.data, item.start, replace=step.kind != ADD)
+                op = PieceUpdate(item.data, item.start, replace=step.kind != ADD)
             planned.append((item.position, op))
         return planned
 
@@ -137,7 +137,7 @@ class Planner:
             if kind == GRADIENT:
                 op = self._gradient(position, data, 0, record, lr=None)
             else:
-                op = Operation(data, replace=True)
+                op = PieceUpdate(data, replace=True)
             planned.append((position, op))
         return planned
 
@@ -163,7 +163,7 @@ class Planner:
         *,
         lr: float | None,
         check: bool = False,
-    ) -> Operation:
+    ) -> PieceUpdate:
         binding = self.binding(position)
         if binding is None:
             name = self._pieces[position].parameter.name
@@ -172,7 +172,7 @@ class Planner:
                 f"applied; give create(optimizer=...) one, or use add or assign"
             )
         scalars = binding.scalars(record.steps.item(position) + 1, lr)
-        return Operation(data, start, binding, scalars, check=check)
+        return PieceUpdate(data, start, binding, scalars, check=check)
 
 
 def count(planned: Operations, record: Record) -> None:

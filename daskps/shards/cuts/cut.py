@@ -39,7 +39,7 @@ from daskps.shards.memory.segment import (
 )
 from daskps.shards.memory.segment import FLOOR as SETTLED
 from daskps.shards.producers import WINDOW
-from daskps.shards.steps import Ready, Runs, Ticket
+from daskps.shards.steps import Intervals, Ready, Ticket
 from daskps.shards.waiting import CODES, flip_of_round
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ _BITS = (1 << WINDOW) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ShardReport:
     """What one shard has applied when a cut begins."""
 
     shard: int
@@ -63,7 +63,7 @@ class Report:
     #: Per owner its newest step, a bit for each of the 64 up to it, and its floor.
     rows: Words = field(default_factory=lambda: np.empty((0, 4), np.int64))
     #: Owner, sequence number and shards of steps that are not meant for all shards.
-    touched: Sequence[tuple[int, int, Runs]] = ()
+    touched: Sequence[tuple[int, int, Intervals]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +75,20 @@ class Order:
     rounds: int = -1
 
 
-def report(shard: int, segment: Segment, doubts: Doubts) -> Report:
+def report(shard: int, segment: Segment, doubts: Doubts) -> ShardReport:
     """Return what a shard has applied, as far as it can be in doubt."""
     record = segment.current
     run, rounds = int(record.fixed[RUN]), int(record.fixed[ROUNDS])
     if record.fixed[POLICY] == CODES["bsp"]:
-        return Report(shard, run, rounds)
+        return ShardReport(shard, run, rounds)
     rows = np.concatenate([_producer_rows(record), _rank_rows(record)])
     rows[:, FLOOR] = np.maximum(
         rows[:, FLOOR], [doubts.floor(owner) for owner in rows[:, OWNER].tolist()]
     )
-    return Report(shard, run, -1, rows, (*_newest(record), *doubts.touched()))
+    return ShardReport(shard, run, -1, rows, (*_newest(record), *doubts.touched()))
 
 
-def _newest(record: Record) -> Iterable[tuple[int, int, Runs]]:
+def _newest(record: Record) -> Iterable[tuple[int, int, Intervals]]:
     """Give the newest pushes that are not meant for all shards.
 
     Who took the shard over from another process knows of no others.
@@ -118,7 +118,7 @@ def _rank_rows(record: Record) -> Words:
     return rows
 
 
-def agree(reports: Sequence[Report]) -> dict[int, Order]:
+def agree(reports: Sequence[ShardReport]) -> dict[int, Order]:
     """Return what each shard must reach for all to contain the same steps.
 
     Raises
@@ -145,7 +145,7 @@ def agree(reports: Sequence[Report]) -> dict[int, Order]:
 
 
 def _in_doubt(
-    reports: Sequence[Report],
+    reports: Sequence[ShardReport],
 ) -> Iterable[tuple[int, Mapping[int, Sequence[int]]]]:
     """Give each owner of which shards may differ, and its row by shard.
 
@@ -185,7 +185,7 @@ def _has(row: Sequence[int] | None, sequence: int) -> bool:
     return behind < WINDOW and bool((row[APPLIED] & _BITS) >> behind & 1)
 
 
-def _contains(meant: Runs, shard: int) -> bool:
+def _contains(meant: Intervals, shard: int) -> bool:
     return any(start <= shard < stop for start, stop in meant)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from daskps.shards.memory.segment import Segment
-    from daskps.shards.steps import Runs, Step
+    from daskps.shards.steps import Intervals, Step
 
 #: Owners known of, at most; those that have no row in the record go first.
 _MOST = 4 * MAX_PRODUCERS
@@ -41,7 +41,7 @@ class Doubts:
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
         self._floors: dict[int, int] = {}
-        self._touched: dict[int, dict[int, Runs]] = {}
+        self._touched: dict[int, dict[int, Intervals]] = {}
 
     def note(self, step: Step) -> None:
         """Take what a step says besides its arrays."""
@@ -66,7 +66,7 @@ class Doubts:
         if len(self._floors) > _MOST:
             self._prune()
 
-    def touched(self) -> Iterator[tuple[int, int, Runs]]:
+    def touched(self) -> Iterator[tuple[int, int, Intervals]]:
         """Give owner, sequence number and shards of the steps not meant for all."""
         for owner, of in self._touched.items():
             floor = self.floor(owner)

@@ -101,7 +101,7 @@ class Formed(Protocol):
         """Return a part, good until the next one is formed."""
 
 
-class Target(NamedTuple):
+class PieceBuffers(NamedTuple):
     """The arrays of a piece: what is read and what is written, maybe the same."""
 
     w_in: Array
@@ -109,7 +109,7 @@ class Target(NamedTuple):
     slots: tuple[Array, ...]
     slots_out: tuple[Array, ...]
 
-    def part(self, lo: int, hi: int) -> Target:
+    def part(self, lo: int, hi: int) -> PieceBuffers:
         """Return elements [lo, hi), the same array where these are the same."""
         if lo == 0 and hi == len(self.w_out):
             return self
@@ -117,8 +117,8 @@ class Target(NamedTuple):
         w_in = w_out if self.w_in is self.w_out else self.w_in[lo:hi]
         slots_out = tuple(slot[lo:hi] for slot in self.slots_out)
         if self.slots is self.slots_out:
-            return Target(w_in, w_out, slots_out, slots_out)
-        return Target(w_in, w_out, tuple(s[lo:hi] for s in self.slots), slots_out)
+            return PieceBuffers(w_in, w_out, slots_out, slots_out)
+        return PieceBuffers(w_in, w_out, tuple(s[lo:hi] for s in self.slots), slots_out)
 
     @property
     def moves(self) -> bool:
@@ -126,12 +126,12 @@ class Target(NamedTuple):
         return self.slots is not self.slots_out
 
     @property
-    def written(self) -> Target:
+    def written(self) -> PieceBuffers:
         """What was written, to go on with in place."""
-        return Target(self.w_out, self.w_out, self.slots_out, self.slots_out)
+        return PieceBuffers(self.w_out, self.w_out, self.slots_out, self.slots_out)
 
 
-class Operation(NamedTuple):
+class PieceUpdate(NamedTuple):
     """One array on its way into one piece."""
 
     data: Array | Formed
@@ -143,7 +143,7 @@ class Operation(NamedTuple):
     #: Whether NaN and infinity are looked for in the pass, as :func:`looks`.
     check: bool = False
 
-    def apply(self, target: Target, lo: int, hi: int) -> None:
+    def apply(self, target: PieceBuffers, lo: int, hi: int) -> None:
         """Apply elements [lo, hi) of the piece."""
         start = self.start
         a, b = max(lo, start), min(hi, start + len(self.data))
@@ -163,7 +163,7 @@ class Operation(NamedTuple):
         else:
             self.binding.inplace(to.w_out, data, to.slots, self.scalars)
 
-    def stream(self, target: Target, lo: int, hi: int) -> bool:
+    def stream(self, target: PieceBuffers, lo: int, hi: int) -> bool:
         """As :meth:`apply`, past the caches; False for a gradient that is not finite."""
         if self.binding is None:
             self.apply(target, lo, hi)
@@ -192,7 +192,7 @@ class Publication:
         self.flip = flip + 1
         self.old: Record = segment.records[flip & 1]
         self.record: Record = segment.records[self.flip & 1]
-        self._operations: dict[int, list[Operation]] = {}
+        self._operations: dict[int, list[PieceUpdate]] = {}
         self._begin()
 
     def _begin(self) -> None:
@@ -200,7 +200,7 @@ class Publication:
         self.segment.writing = self.flip
         self.record.copy_from(self.old)
 
-    def add(self, operations: Sequence[tuple[int, Operation]]) -> None:
+    def add(self, operations: Sequence[tuple[int, PieceUpdate]]) -> None:
         """Take operations, each with the position of its piece."""
         for position, operation in operations:
             self._operations.setdefault(position, []).append(operation)
@@ -230,7 +230,7 @@ class Publication:
                 continue
             bound = any(op.binding is not None for op in operations)
             slots = self._slots(position) if bound else ((),) * 2
-            target = Target(*self._weights(position), *slots)
+            target = PieceBuffers(*self._weights(position), *slots)
             if not _run(operations, target, self._is_large):
                 piece = segment.pieces[position].parameter
                 raise PushRejectedError(
@@ -263,7 +263,7 @@ class Publication:
         into, weights = self._move(position), self.segment.weights
         return weights[1 - into][position], weights[into][position]
 
-    def _plain(self, operations: Sequence[Operation], n: int) -> Binding | None:
+    def _plain(self, operations: Sequence[PieceUpdate], n: int) -> Binding | None:
         """Return the rule, where this is one update of a whole piece in one part."""
         data, start, binding, *_ = operations[0]
         fits = len(operations) == 1 and start == 0 and len(data) == n
@@ -386,7 +386,7 @@ def _assign(out: Array, data: Array) -> None:
     out[:] = data
 
 
-def _run(operations: Sequence[Operation], target: Target, large: bool) -> bool:
+def _run(operations: Sequence[PieceUpdate], target: PieceBuffers, large: bool) -> bool:
     """Apply operations to a piece; False for a gradient that is not finite."""
     first, *others = operations
     n = len(target.w_out)

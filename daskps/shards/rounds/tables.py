@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from daskps.shards.rounds.mailbox import Mailbox, Table
     from daskps.shards.rounds.sums import Sum
-    from daskps.shards.rounds.words import Work
+    from daskps.shards.rounds.words import Compiled
 
 #: Kinds of a round, by their word in a table.
 KINDS: Final = (None, GRADIENT, MODEL)
@@ -111,7 +111,7 @@ class Tables:
         self._largest = max(sizes, default=0) * np.dtype(np.float64).itemsize
 
     @cached_property
-    def work(self) -> Work:
+    def work(self) -> Compiled:
         """The functions of :mod:`tablework`; who only reads needs no compiler."""
         return words.compiled(self._cache_dir)
 

@@ -206,7 +206,7 @@ def form8(out: Array, a: Array, scale: float, b: Array, divisor: float) -> None:
         out[i] = (a[i] * scale + b[i]) / divisor
 
 
-class Work(NamedTuple):
+class Compiled(NamedTuple):
     """The functions of this module, compiled."""
 
     empty: Callable[..., None]
@@ -234,7 +234,7 @@ _SIGNATURES: dict[Callable[..., Any], str] = {
 
 
 @cache
-def compiled(cache_dir: str | None = None) -> Work:
+def compiled(cache_dir: str | None = None) -> Compiled:
     """Return the functions, compiled; once for all shards of a process."""
     module = plain(_SIGNATURES, cache_dir=cache_dir)
-    return Work(*(module.function(name) for name in Work._fields))
+    return Compiled(*(module.function(name) for name in Compiled._fields))

@@ -9,7 +9,7 @@ import numpy as np
 from dask.delayed import Delayed
 
 from daskps.cluster import upstream
-from daskps.cluster.runs.parts import Part, beside, computed, placed, places
+from daskps.cluster.runs.parts import DataPart, beside, computed, placed, places
 from daskps.training.data.rows import n_rows
 from daskps.training.data.tables import array_of, is_table
 
@@ -68,7 +68,7 @@ def check_listed(
         )
 
 
-async def from_list(link: Link, X: list[Any], y: list[Any] | None) -> list[Part]:
+async def from_list(link: Link, X: list[Any], y: list[Any] | None) -> list[DataPart]:
     """Take each element as one trainer's part."""
     names = [f"part {i} of X" for i in range(len(X))]
     names += [f"part {i} of y" for i in range(len(y or ()))]
@@ -98,7 +98,7 @@ async def from_list(link: Link, X: list[Any], y: list[Any] | None) -> list[Part]
     blocks = [(future,) for future in futures]
     columns: list[Any] = [blocks[: len(X)]]
     columns.append([None] * len(X) if y is None else blocks[len(X) :])
-    parts = [Part(*row) for row in zip(heights, *columns, strict=True)]
+    parts = [DataPart(*row) for row in zip(heights, *columns, strict=True)]
     return await placed(link, parts)
 
 

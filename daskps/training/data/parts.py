@@ -10,7 +10,7 @@ from dask.delayed import Delayed
 
 from daskps.cluster import upstream
 from daskps.cluster.runs.parts import (
-    Part,
+    DataPart,
     beside,
     computed,
     is_elsewhere,
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.cluster.caller.link import Link
-    from daskps.cluster.runs.parts import Places
+    from daskps.cluster.runs.parts import DataPlaces
 
-__all__ = ["Part", "check", "parts_of"]
+__all__ = ["DataPart", "check", "parts_of"]
 
 
 def check(X: Any, y: Any, trainers: int | None, split: Mapping[str, Any]) -> None:
@@ -68,7 +68,7 @@ def check(X: Any, y: Any, trainers: int | None, split: Mapping[str, Any]) -> Non
 
 async def parts_of(
     link: Link, X: Any, y: Any, *, trainers: int | None, split: Mapping[str, Any]
-) -> list[Part]:
+) -> list[DataPart]:
     """Cut the data into one part per trainer; what is lazy is computed, by Dask, once.
 
     Parameters
@@ -137,7 +137,7 @@ async def _measured(link: Link, array: Any) -> Any:
 
 async def _from_chunks(
     link: Link, X: Any, y: Any, runs: Sequence[Sequence[tuple[int, slice]]]
-) -> list[Part]:
+) -> list[DataPart]:
     """Give each trainer the chunks of its run; arrays on the client are cut alike."""
     arrays = [X] if y is None else [X, y]
     heights = next(a.chunks[0] for a in arrays if _has_chunks(a))
@@ -153,7 +153,7 @@ async def _from_chunks(
             columns.append([(_span(array, begins, run),) for run in runs])
     lengths = [sum(part.stop - part.start for _, part in run) for run in runs]
     columns = columns if y is not None else [*columns, [None] * len(runs)]
-    parts = [Part(*row) for row in zip(lengths, *columns, strict=True)]
+    parts = [DataPart(*row) for row in zip(lengths, *columns, strict=True)]
     return await placed(link, parts)
 
 
@@ -192,7 +192,7 @@ def _span(array: Any, begins: Any, run: Sequence[tuple[int, slice]]) -> Any:
 
 async def _dealt(
     link: Link, X: Any, y: Any, *, workers: Sequence[str], split: Mapping[str, Any]
-) -> list[Part]:
+) -> list[DataPart]:
     """Deal rows out to trainers: of what is lazy, Dask moves the rows there are."""
     n = n_rows(X)
     # In a thread: with a scheme that shuffles this copies all rows.
@@ -210,7 +210,7 @@ async def _dealt(
     for rank, (index, worker) in enumerate(zip(which, workers, strict=True)):
         blocks = [(_assembled(link, pieces[rank]),) for pieces in cut]
         parts.append(
-            Part(
+            DataPart(
                 rows=len(_numbers(index, n)),
                 X=blocks[0],
                 y=None if y is None else blocks[1],
@@ -248,7 +248,7 @@ class _Source:
         self._blocks = upstream.chunk_futures(array)
         self.futures = [future for chunk in self._blocks for future in chunk]
 
-    def moved(self, index: Any, held: Places, worker: str) -> int:
+    def moved(self, index: Any, held: DataPlaces, worker: str) -> int:
         """Return how many blocks with some of the rows are not on a worker."""
         numbers = _numbers(index, self._n)
         used = np.unique(np.searchsorted(self._ends, numbers, "right"))

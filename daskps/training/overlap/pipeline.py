@@ -13,7 +13,7 @@ from daskps.training.overlap.operation import Push
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from daskps.cluster.caller.routes import Delivery, Target
+    from daskps.cluster.caller.routes import Computed, Target
     from daskps.cluster.caller.session import Session
     from daskps.training.overlap.background import Background
     from daskps.training.overlap.operation import Operation
@@ -40,14 +40,14 @@ class Pipeline:
 
     @contextmanager
     def delivering(
-        self, found: Delivery, weight: float, target: Target
+        self, found: Computed, weight: float, target: Target
     ) -> Iterator[None]:
         """Deliver and read `target` while the block runs; its end waits for both."""
         self._under_way = self._submit(found.arrays, found.kind, weight, target)
         yield
         self.settle()
 
-    def deliver(self, found: Delivery, weight: float, target: Target) -> None:
+    def deliver(self, found: Computed, weight: float, target: Target) -> None:
         """Begin to deliver a step and to read `target`, once the one before is done.
 
         The arrays are copied: the user's function may write to them at the next step.

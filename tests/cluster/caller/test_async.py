@@ -15,7 +15,7 @@ from distributed import Client
 import daskps
 from daskps import ParameterStore, optim
 from daskps.cluster.caller.client import ShardClient
-from daskps.cluster.caller.link import Pending
+from daskps.cluster.caller.link import CallFuture
 from daskps.cluster.wire import deadline
 from daskps.errors import StoreClosedError, StoreExistsError
 from tests.support import gen_cluster
@@ -235,7 +235,7 @@ async def nothing():
 def test_a_cancelled_future_is_done_for_all_who_wait(by):
     heard = list[Any]()
     link: Any = SimpleNamespace(loop=SimpleNamespace(add_callback=lambda call: None))
-    future: Pending[None] = Pending(link)
+    future: CallFuture[None] = CallFuture(link)
     future.add_done_callback(heard.append)
 
     async def cancelled():

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daskps.cluster.caller.deliveries import Delivery
+from daskps.cluster.caller.deliveries import PreparedStep
 from daskps.cluster.caller.mapped import Lane
 from daskps.cluster.caller.reads import TRIES, Glances, Prepared
 from daskps.cluster.caller.routes import Target
@@ -141,7 +141,7 @@ def test_no_step_goes_to_the_memory_of_a_worker_that_is_gone(
     """It would be acknowledged, and lost."""
     session: Any = Session(slot)
     session.is_live = is_live
-    delivery = Delivery(session, (0,), "")
+    delivery = PreparedStep(session, (0,), "")
     version = delivery.send({0: np.ones(1000)}, Tick(ADD, 0, 0, 1.0))
     assert (version is not None) is is_live
     assert slot.shard.segment.current.version == is_live

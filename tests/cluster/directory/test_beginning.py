@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from distributed.comm.core import CommClosedError
 
-from daskps.cluster.directory.entry import Entry
+from daskps.cluster.directory.entry import StoreEntry
 from daskps.cluster.directory.runs import OPEN_SECONDS, Runs
 from daskps.errors import (
     NotEnoughWorkersError,
@@ -80,7 +80,7 @@ def in_no_time(check):
 
 
 def runs_on(hosts):
-    entry = Entry("w-uid", "w", "C", True, {}, ("tcp://a",), {}, 1.0, b"", {})
+    entry = StoreEntry("w-uid", "w", "C", True, {}, ("tcp://a",), {}, 1.0, b"", {})
     return Runs(hosts, lambda uid: entry, itertools.count(1).__next__), entry
 
 

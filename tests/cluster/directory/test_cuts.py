@@ -6,23 +6,25 @@ import asyncio
 from typing import Any
 
 from daskps.cluster.directory.cuts import Cuts
-from daskps.cluster.directory.entry import Entry
+from daskps.cluster.directory.entry import StoreEntry
 from daskps.cluster.wire.reports import pack_report
 from daskps.layout.arrays import Layout
-from daskps.shards.cuts.cut import Report
+from daskps.shards.cuts.cut import ShardReport
 from tests import virtual
 
 
 class Answering:
     """Two hosts of one shard each; the second one leaves after a cut has begun."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: StoreEntry) -> None:
         self.entry, self.n_attempts = entry, 0
 
-    async def everywhere(self, entry: Entry, method: str, **kwargs: Any) -> list[Any]:
+    async def everywhere(
+        self, entry: StoreEntry, method: str, **kwargs: Any
+    ) -> list[Any]:
         if method == "begin_cut":
             self.n_attempts += 1
-            reports = [[pack_report(Report(i))] for i in range(2)]
+            reports = [[pack_report(ShardReport(i))] for i in range(2)]
             if self.n_attempts == 1:
                 # As its worker leaves: its shard is nobody's for a moment.
                 entry.adopting.add(1)
@@ -38,7 +40,7 @@ class Answering:
 
 
 def test_a_shard_that_leaves_after_the_cut_began_is_not_left_out() -> None:
-    entry = Entry(
+    entry = StoreEntry(
         uid="u",
         name="s",
         client="c",

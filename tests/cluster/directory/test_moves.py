@@ -11,7 +11,7 @@ import dask
 from distributed.core import Status
 
 from daskps.cluster.directory import moves
-from daskps.cluster.directory.entry import Entry
+from daskps.cluster.directory.entry import StoreEntry
 from daskps.cluster.directory.moves import Adoptions
 from daskps.errors import ProtocolError, ShardLostError
 from tests import virtual
@@ -43,7 +43,7 @@ class Cluster:
         self.ended: list[tuple[float, Exception]] = []
         self.noted: list[str] = []
         segments = [(i, f"{5:016x}-{i:016x}", 10, i) for i in range(n_shards)]
-        self.entry = Entry(
+        self.entry = StoreEntry(
             *("u", "s", "client", False, {}, (DEAD,) * n_shards),
             *({}, 0.5, b"", {}, "cluster"),
             segments=segments,
@@ -72,7 +72,9 @@ class Cluster:
     def now(self) -> float:
         return round(asyncio.get_running_loop().time(), 3)
 
-    def _lose(self, entry: Entry, shards: list[int], worker: str, reason: str) -> None:
+    def _lose(
+        self, entry: StoreEntry, shards: list[int], worker: str, reason: str
+    ) -> None:
         entry.lost |= dict.fromkeys(shards, (worker, reason))
         self.events.append((self.now, "lost", reason))
 
@@ -100,7 +102,7 @@ class Cluster:
     def spawn(self, work: Any) -> asyncio.Future[Any]:
         return asyncio.ensure_future(work)
 
-    def tell(self, action: str, entry: Entry, **more: Any) -> None:
+    def tell(self, action: str, entry: StoreEntry, **more: Any) -> None:
         self.events.append((self.now, action.removeprefix("shards-"), more))
 
     # -- what a test does ----------------------------------------------------

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from distributed.comm.core import CommClosedError
 
-from daskps.cluster.directory.entry import Entry
-from daskps.cluster.directory.run import Run
+from daskps.cluster.directory.entry import StoreEntry
+from daskps.cluster.directory.run import RunState
 from daskps.cluster.directory.runs import OPEN_SECONDS, Runs
 from daskps.cluster.directory.settling import (
     END_SECONDS,
@@ -50,10 +50,10 @@ class Cluster:
         self.heard: list[tuple[str, str]] = []
         self.tasks: set[asyncio.Future[Any]] = set()
         more: Any = ("w-uid", "w", "C", True, {}, (A, B), {}, 1.0, b"", {})
-        self.entry = Entry(*more)
+        self.entry = StoreEntry(*more)
         hosts: Any = self
         self.runs = Runs(hosts, lambda uid: self.entry, itertools.count(99).__next__)
-        self.run = Run(RUN, self.entry, "C", 2, restartable=False, gated=False)
+        self.run = RunState(RUN, self.entry, "C", 2, restartable=False, gated=False)
         self.run.began = True
         self.runs._runs[RUN] = self.run
 
@@ -105,7 +105,7 @@ class Cluster:
         self.tasks.add(task)
         return task
 
-    def tell(self, action: str, entry: Entry, **more: Any) -> None:
+    def tell(self, action: str, entry: StoreEntry, **more: Any) -> None:
         pass
 
     # -- what a test does and looks at ---------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from daskps.cluster.host.host import ShardHost
-from daskps.cluster.host.hosted import Pending, Slot
+from daskps.cluster.host.hosted import Countdown, Slot
 from daskps.cluster.wire.messages import Call, Part
 from daskps.errors import ShardBusyError, ShardLostError, StoreClosedError
 from daskps.layout.arrays import Layout
@@ -101,7 +101,7 @@ class Busy:
 
         slot.shard.submit = slow
         step = Step(ADD, (Item(0, 0, np.ones(1000)),), producer=1)
-        ticket = Ticket(step, owner=Pending(1, lambda: None))
+        ticket = Ticket(step, owner=Countdown(1, lambda: None))
         self._thread = threading.Thread(target=slot.submit_now, args=[ticket, 1.0])
         self._thread.start()
         assert inside.wait(30)
@@ -143,7 +143,7 @@ def test_call_of_a_shard_that_is_dropped_while_a_thread_is_at_it_ends(tmp_path):
 
     async def run():
         ended = asyncio.Event()
-        waits = Ticket(Step(wait=READ, at_least=5), owner=Pending(1, ended.set))
+        waits = Ticket(Step(wait=READ, at_least=5), owner=Countdown(1, ended.set))
         slot.put(waits)
         slot.serve()
         busy = Busy(slot)

@@ -22,7 +22,7 @@ from distributed import Client
 import daskps
 from daskps import config, optim
 from daskps.cluster.directory.directory import Directory
-from daskps.cluster.directory.entry import Entry
+from daskps.cluster.directory.entry import StoreEntry
 from daskps.cluster.directory.moves import _Move
 from daskps.cluster.host import leaving
 from daskps.cluster.host.adoption import _Rounds, _Taker
@@ -138,7 +138,7 @@ def test_who_has_just_adopted_a_shard_lets_go_of_it():
     made, idle = Directory(scheduler), ("tcp://dead", "tcp://other")
     more: Any = ("C", False, {}, idle, {}, 1.0, b"", {})
     for uid in ("away", "lost", "whole"):
-        made.stores[uid] = Entry(uid, uid, *more)
+        made.stores[uid] = StoreEntry(uid, uid, *more)
     made.stores["away"].adopting.add(0)
     made.stores["lost"].lost[0] = ("tcp://dead", "died")
     assert made.on_leaving("tcp://heir") == ["away", "lost"]

@@ -12,11 +12,11 @@ import pytest
 import daskps
 from daskps import config
 from daskps.cluster.host import copying
-from daskps.cluster.host.hosted import Pending
+from daskps.cluster.host.hosted import Countdown
 from daskps.cluster.machine.locks import FileLock
 from daskps.cluster.wire.messages import Part
 from daskps.errors import ConsistencyError, ShardBusyError
-from daskps.shards.memory.publication import Operation, Publication
+from daskps.shards.memory.publication import PieceUpdate, Publication
 from daskps.shards.steps import READ, Ready, Step, Ticket
 from tests.cluster.caller.test_charged import same_rounds
 from tests.cluster.caller.test_verbs import CONTRACTS, in_task, new
@@ -40,14 +40,14 @@ def slot(tmp_path):
 
 
 def asks(slot, exact=False):
-    ticket = Ticket(Step(wait=READ), owner=Pending(1, lambda: None))
+    ticket = Ticket(Step(wait=READ), owner=Countdown(1, lambda: None))
     ticket.outcome = Ready(slot.shard.segment.flip, 0, exact=exact)
     return ticket
 
 
 def publish(slot, value):
     begun = Publication(slot.shard.segment)
-    begun.add([(0, Operation(np.full(1000, value), replace=True))])
+    begun.add([(0, PieceUpdate(np.full(1000, value), replace=True))])
     begun.commit()
 
 

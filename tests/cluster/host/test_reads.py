@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from daskps.cluster.host.hosted import Pending
+from daskps.cluster.host.hosted import Countdown
 from daskps.cluster.wire.messages import Call, Part
 from daskps.consistency import ASP, BSP
 from daskps.errors import ClockError, RunCancelledError
-from daskps.shards.memory.publication import Operation, Publication
+from daskps.shards.memory.publication import PieceUpdate, Publication
 from daskps.shards.steps import READ, Step, Ticket
 from tests.cluster.slots import bare_host, shared_slot
 
@@ -22,7 +22,7 @@ RUN = 7
 
 
 def nobody():
-    return Pending(1, lambda: None)
+    return Countdown(1, lambda: None)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def asks(slot, run):
 def killed(segment):
     """Another process publishes, begins once more, and dies half way."""
     whole = Publication(segment)
-    whole.add([(0, Operation(np.zeros(1000)))])
+    whole.add([(0, PieceUpdate(np.zeros(1000)))])
     whole.commit()
     begun = Publication(segment)
     assert segment.writing == segment.flip + 1

@@ -15,7 +15,7 @@ import daskps
 from daskps.cluster import upstream
 from daskps.cluster.caller.link import Link
 from daskps.cluster.runs import launch
-from daskps.cluster.runs.resident import Losses, Trainers
+from daskps.cluster.runs.resident import Trainers, WorkerLosses
 from daskps.cluster.runs.spec import Launch
 from daskps.consistency import BSP
 
@@ -152,7 +152,7 @@ def test_a_trainer_that_ends_each_worker_ends_its_run(monkeypatch, losses, said)
 
 
 def test_losses_count_since_the_last_step():
-    losses, seen = Losses(), []
+    losses, seen = WorkerLosses(), []
     for clock in (0, 0, 1, 1, 1, 0, 5):
         losses.add(clock)
         seen.append(losses.in_a_row)

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 import daskps
-from daskps.cluster.directory.run import Run
+from daskps.cluster.directory.run import RunState
 from daskps.cluster.directory.runs import Runs
 from daskps.cluster.runs import telling
 
 
 def run_of(size: int, *, bsp: bool) -> Any:
     entry: Any = SimpleNamespace()
-    return Run(1, entry, "client", size, restartable=True, gated=False, bsp=bsp)
+    return RunState(1, entry, "client", size, restartable=True, gated=False, bsp=bsp)
 
 
 def test_slowest_is_the_live_trainer_furthest_behind() -> None:

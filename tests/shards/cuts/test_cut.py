@@ -9,7 +9,7 @@ from daskps.consistency import ASP, BSP
 from daskps.errors import ConsistencyError, RunCancelledError, StoreClosedError
 from daskps.layout.arrays import Layout
 from daskps.shards import cutting
-from daskps.shards.cuts.cut import Order, Report, agree
+from daskps.shards.cuts.cut import Order, ShardReport, agree
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, READ, Item, Ready, Step, Ticket
 from tests.shards.making import Adding, done, held, make
@@ -31,13 +31,13 @@ class Store:
         self.shards[shard].validate()
         return tickets
 
-    def begin(self) -> list[Report]:
+    def begin(self) -> list[ShardReport]:
         return [self.begin_at(i) for i in range(len(self.shards))]
 
-    def begin_at(self, i: int) -> Report:
+    def begin_at(self, i: int) -> ShardReport:
         return cutting.begin(self.shards[i], CUT, i)
 
-    def take(self, reports: list[Report]) -> list[Ticket]:
+    def take(self, reports: list[ShardReport]) -> list[Ticket]:
         orders = agree(reports)
         return [self.take_at(i, orders[i]) for i in range(len(self.shards))]
 
@@ -462,10 +462,10 @@ def test_agreement_of_many_is_quick_where_nothing_is_in_doubt():
     n = 1000
     rows = np.stack([-1 - np.arange(n), *np.full((3, n), 5)], axis=1)
     rows[:, 2] = -1
-    reports = [Report(i, RUN, -1, rows) for i in range(100)]
+    reports = [ShardReport(i, RUN, -1, rows) for i in range(100)]
     behind = rows.copy()
     behind[17, 1] = 4
-    reports[3] = Report(3, RUN, -1, behind)
+    reports[3] = ShardReport(3, RUN, -1, behind)
     orders = agree(reports)
     assert {i for i, o in orders.items() if o.missing} == {3}
     assert orders[3].missing == ((-18, 5),)

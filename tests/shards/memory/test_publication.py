@@ -11,7 +11,7 @@ from daskps import optim
 from daskps.consistency import ASP
 from daskps.layout.arrays import Layout, compute_dtype
 from daskps.shards import producers
-from daskps.shards.memory.publication import TILE, Operation, Publication
+from daskps.shards.memory.publication import TILE, PieceUpdate, Publication
 from daskps.shards.memory.segment import MIXED, SIDE, Segment
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Ready, Step
@@ -298,7 +298,7 @@ def test_a_publication_that_resets_may_update_too():
     send(shard, Step(GRADIENT, items({A: np.ones(5)}), producer=1))
     publication = Publication(shard.segment)
     publication.reset()
-    op = Operation(np.ones(5), 0, Adding(), (4.0,))
+    op = PieceUpdate(np.ones(5), 0, Adding(), (4.0,))
     publication.add([(A, op)])
     publication.commit()
     assert slots_of(shard.segment)[A][0].tolist() == [5] * 5

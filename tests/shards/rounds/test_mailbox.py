@@ -30,7 +30,7 @@ from daskps.shards.memory.segment import GENERATION, ROUNDS, Segment
 from daskps.shards.rounds import sums
 from daskps.shards.rounds import words as tablework
 from daskps.shards.rounds.mailbox import FORMAT_AT, MAGIC_AT, Mailbox, n_slices
-from daskps.shards.rounds.words import Work
+from daskps.shards.rounds.words import Compiled
 from daskps.shards.run_record import first_of
 from daskps.shards.seats import ASK
 from daskps.shards.shard import Shard
@@ -584,7 +584,7 @@ class Words:
 
 
 #: The functions that are compiled, as they are written.
-PLAIN = Work(*(getattr(tablework, name) for name in Work._fields))
+PLAIN = Compiled(*(getattr(tablework, name) for name in Compiled._fields))
 
 
 class Dying(Momentum):

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from daskps.cluster.caller.routes import Target
-    from daskps.cluster.host.contributions import Place
+    from daskps.cluster.host.contributions import RoundId
     from daskps.cluster.host.host import ShardHost
     from daskps.codecs import Codec
 
 
 @dataclass(frozen=True)
-class Work:
+class GraphWork:
     """What all tasks of one run have in common; travels to each worker once."""
 
     uid: str
@@ -43,10 +43,10 @@ class Work:
     codec: Codec | None = None
 
 
-class Desk:
+class TaskContext:
     """What one thread of a worker needs for the tasks of a run."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: GraphWork) -> None:
         self.work = work
         self.link = task_link()
         self.worker: str = self.link.node.address
@@ -75,16 +75,16 @@ class Desk:
             self._stepper = loads(self.work.body)(self.meta)
         return self._stepper
 
-    def read(self, place: Place) -> None:
+    def read(self, place: RoundId) -> None:
         """Read the round before a place into the stepper's buffers."""
         self._weights.copy_to(self.stepper.target, place, partial(self._read, place))
 
-    def _read(self, place: Place, target: Target) -> None:
+    def _read(self, place: RoundId, target: Target) -> None:
         plan = routes.read(self.meta, target, None, self.call(clock=place.round))
         what = f"the pull for round {place.round} of run {place.run}"
         self.shards.call(plan.calls, plan.outs, Deadline(None, what))
 
-    def note(self, place: Place, receipts: Sequence[Any], first: bool) -> None:
+    def note(self, place: RoundId, receipts: Sequence[Any], first: bool) -> None:
         """Keep the receipts of a round here and, with the first shard, where that is.
 
         Each host's reduction has them: they outlive any worker, if there are two.
@@ -108,10 +108,10 @@ class Weights:
     def __init__(self, meta: Meta) -> None:
         self._lock = threading.Lock()
         self._target = whole(meta)
-        self._place: Place | None = None
+        self._place: RoundId | None = None
 
     def copy_to(
-        self, target: Target, place: Place, read: Callable[[Target], None]
+        self, target: Target, place: RoundId, read: Callable[[Target], None]
     ) -> None:
         """Fill `target` with a round, which `read` is called for the first time.
 
@@ -128,9 +128,9 @@ class Weights:
                     np.copyto(out, value)
 
 
-def desk_of(work: Work) -> Desk:
+def context_of(work: GraphWork) -> TaskContext:
     """Return this thread's desk, which goes with the run."""
     kept = HOSTS[task_link().node.address].contributions
     key = ("desk", threading.get_ident())
-    desk: Desk = kept.shared(work.run, key, lambda: Desk(work))
+    desk: TaskContext = kept.shared(work.run, key, lambda: TaskContext(work))
     return desk

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from daskps.cluster import upstream
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.shard_map import Meta
-from daskps.cluster.host.contributions import Place, Receipt
+from daskps.cluster.host.contributions import Receipt, RoundId
 from daskps.cluster.keys import anchor_key, work_key
 from daskps.cluster.runs.graph.epochs import Ledger
 from daskps.cluster.runs.graph.homes import Homes
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from distributed import Future
 
     from daskps.cluster.caller.link import Link
-    from daskps.cluster.runs.graph.context import Work
-    from daskps.cluster.runs.parts import Part
+    from daskps.cluster.runs.graph.context import GraphWork
+    from daskps.cluster.runs.parts import DataPart
 
 logger = logging.getLogger(__name__)
 #: How often a round is begun anew before that is an error.
@@ -41,7 +41,7 @@ PROGRESS_SECONDS = 0.1
 #: What a round is begun anew for: a contribution or a part of the data went with a
 #: worker, or a task ran again when its round was long complete.
 RETRIED = (ContributionLostError, ClockError, CancelledError)
-Listener = Callable[[dict[str, Any]], Awaitable[bool]]
+EpochListener = Callable[[dict[str, Any]], Awaitable[bool]]
 
 
 class GraphRun:
@@ -51,9 +51,9 @@ class GraphRun:
     ----------
     link : Link
         The client's way to the cluster.
-    work : Work
+    work : GraphWork
         What all its tasks have in common.
-    parts : list of Part
+    parts : list of DataPart
         The data of each rank.
     schedule : Schedule
         Which ranks deliver when.
@@ -64,11 +64,11 @@ class GraphRun:
     def __init__(
         self,
         link: Link,
-        work: Work,
+        work: GraphWork,
         *,
-        parts: Sequence[Part],
+        parts: Sequence[DataPart],
         schedule: Schedule,
-        listen: Listener,
+        listen: EpochListener,
     ) -> None:
         self.link, self.client, self.listen = link, link.client, listen
         self.work, self.schedule = work, schedule
@@ -80,7 +80,7 @@ class GraphRun:
         self._futures: list[list[Future[Any]]] = []
         self._anchors: list[Future[Any]] = []
         #: The future of `work`.
-        self._shared: list[Future[Work]] = []
+        self._shared: list[Future[GraphWork]] = []
 
     async def results(self) -> list[Any]:
         """Run all rounds; return nothing per rank."""
@@ -135,7 +135,7 @@ class GraphRun:
             homes=self.homes.workers,
         )
         for number in window:
-            place = Place(self.work.run, self._attempt, number)
+            place = RoundId(self.work.run, self._attempt, number)
             graph.add(place, self.schedule.ranks(number))
         return graph
 

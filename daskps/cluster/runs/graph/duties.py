@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from daskps.cluster.host.contributions import Place
+    from daskps.cluster.host.contributions import RoundId
 
 
 @dataclass(frozen=True, slots=True)
 class Duty:
     """Whose gradient a task computes, for which round, and where its data should be."""
 
-    place: Place
+    place: RoundId
     rank: int
     home: str
 
@@ -26,7 +26,7 @@ class Duty:
 class Reduction:
     """Which round a task reduces for which shards, all of one host."""
 
-    place: Place
+    place: RoundId
     shards: tuple[int, ...]
 
     def __reduce__(self) -> Any:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from distributed import Future
 
     from daskps.cluster.caller.link import Link
-    from daskps.cluster.runs.parts import Part
+    from daskps.cluster.runs.parts import DataPart
 
 #: How often data is sent anew because a worker died under it.
 MOST_TRIES = 5
@@ -28,13 +28,13 @@ class Homes:
     ----------
     link : Link
         The client's way to the cluster.
-    parts : list of Part
+    parts : list of DataPart
         Data of each rank. Whoever made it may empty it once the run is over.
     run : int
         The run.
     """
 
-    def __init__(self, link: Link, parts: Sequence[Part], run: int) -> None:
+    def __init__(self, link: Link, parts: Sequence[DataPart], run: int) -> None:
         self._link, self._parts, self._run = link, parts, run
         #: What tasks are given of each rank's data.
         self.payloads: list[Any] = [None] * len(parts)
@@ -78,7 +78,7 @@ class Homes:
             await self._send(home, ranks)
         await self._link.directory("trains_on", run=self._run, workers=self.workers)
 
-    def _home(self, rank: int, part: Part, workers: Sequence[str]) -> str:
+    def _home(self, rank: int, part: DataPart, workers: Sequence[str]) -> str:
         """Return where to send the client's arrays: to the rest, if that is somewhere.
 
         Else contiguous ranks go to one worker: their sums are formed there.

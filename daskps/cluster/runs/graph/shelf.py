@@ -15,7 +15,7 @@ from daskps.cluster.wire.encoding import encoded
 from daskps.layout.arrays import compute_dtype
 
 if TYPE_CHECKING:
-    from daskps.cluster.caller.routes import Delivery
+    from daskps.cluster.caller.routes import Computed
     from daskps.cluster.caller.shard_map import Meta
     from daskps.cluster.host.contributions import Receipt
     from daskps.cluster.host.host import ShardHost
@@ -72,7 +72,7 @@ class Shelf:
         parameters = self._layout.parameters
         return [parameters[i].size * self._dtypes[i].itemsize for i in indices]
 
-    def keep(self, found: Delivery) -> Contribution:
+    def keep(self, found: Computed) -> Contribution:
         """Return what a rank delivers as it is kept; the arrays stay the caller's.
 
         Raises

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.cluster.host.contributions import Contribution, Receipt
-    from daskps.cluster.runs.graph.context import Desk
+    from daskps.cluster.runs.graph.context import TaskContext
     from daskps.cluster.runs.graph.duties import Reduction
 
 
@@ -25,7 +25,7 @@ class Sums:
     """The contributions of one round, from all workers to the shards of one host."""
 
     def __init__(
-        self, desk: Desk, duty: Reduction, receipts: Sequence[Receipt]
+        self, desk: TaskContext, duty: Reduction, receipts: Sequence[Receipt]
     ) -> None:
         self.desk, self.place, self.shards = desk, duty.place, duty.shards
         self.size = desk.work.size

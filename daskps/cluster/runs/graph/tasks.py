@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.caller import routes
 from daskps.cluster.host.contributions import Receipt
-from daskps.cluster.runs.graph.context import Work, desk_of
+from daskps.cluster.runs.graph.context import GraphWork, context_of
 from daskps.cluster.runs.graph.sums import Sums
 from daskps.cluster.wire.deadline import Deadline
 from daskps.cluster.wire.messages import Part
@@ -24,16 +24,16 @@ from daskps.usercode import user_code
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from daskps.cluster.caller.routes import Delivery
+    from daskps.cluster.caller.routes import Computed
     from daskps.cluster.runs.graph.duties import Duty, Reduction
 
 
-def compute_gradient(work: Work, duty: Duty, part: Any, after: Any) -> Receipt:
+def compute_gradient(work: GraphWork, duty: Duty, part: Any, after: Any) -> Receipt:
     """Compute one rank's contribution to a round and leave it on this worker.
 
     Parameters
     ----------
-    work : Work
+    work : GraphWork
         The run.
     duty : Duty
         The round and the rank.
@@ -47,14 +47,14 @@ def compute_gradient(work: Work, duty: Duty, part: Any, after: Any) -> Receipt:
     Receipt
         Where the contribution is.
     """
-    desk = desk_of(work)
+    desk = context_of(work)
     place, rank = duty.place, duty.rank
     try:
         desk.host.contributions.begin(place)
         desk.read(place)
         # What it takes from the part may be the user's code too.
         with user_code("the trainer"):
-            found: Delivery = desk.stepper(part, rank, place.round, desk.shared)
+            found: Computed = desk.stepper(part, rank, place.round, desk.shared)
         kept = desk.shelf.keep(found)
     except Exception as error:
         if not isinstance(error, ConsistencyError):
@@ -75,13 +75,13 @@ def compute_gradient(work: Work, duty: Duty, part: Any, after: Any) -> Receipt:
 
 
 def reduce_round(
-    work: Work, duty: Reduction, anchors: Any, receipts: Sequence[Receipt]
+    work: GraphWork, duty: Reduction, anchors: Any, receipts: Sequence[Receipt]
 ) -> int:
     """Reduce a round for the shards of one host and have them apply it.
 
     Parameters
     ----------
-    work : Work
+    work : GraphWork
         The run.
     duty : Reduction
         The round and the shards.
@@ -100,7 +100,7 @@ def reduce_round(
     ContributionLostError
         When a contribution is gone; the round is begun anew.
     """
-    desk, place = desk_of(work), duty.place
+    desk, place = context_of(work), duty.place
     # The host that owns them, not the place of an anchor: the step is forwarded.
     sums = Sums(desk, duty, receipts)
     found = sums.fetch()

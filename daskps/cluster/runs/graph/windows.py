@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from distributed import Client, Future
 
-    from daskps.cluster.host.contributions import Place
-    from daskps.cluster.runs.graph.context import Work
+    from daskps.cluster.host.contributions import RoundId
+    from daskps.cluster.runs.graph.context import GraphWork
 
 #: Rounds submitted together.
 WINDOW = 16
@@ -74,7 +74,7 @@ class Graph:
     Parameters
     ----------
     work : Future
-        Of the run's `Work`.
+        Of the run's `GraphWork`.
     name : str
         Name of the store.
     hosts : mapping of str to list of int
@@ -89,7 +89,7 @@ class Graph:
 
     def __init__(
         self,
-        work: Future[Work],
+        work: Future[GraphWork],
         name: str,
         *,
         hosts: Mapping[str, Sequence[int]],
@@ -103,7 +103,7 @@ class Graph:
         #: Keys of each round's reductions, in order of the hosts.
         self.tokens: list[list[Any]] = []
 
-    def add(self, place: Place, ranks: Sequence[int]) -> None:
+    def add(self, place: RoundId, ranks: Sequence[int]) -> None:
         """Chain a round to those before it; another may follow, now or later."""
         after = self.tokens[-1] if self.tokens else []
         by_home: dict[str, dict[Any, Any]] = {}
@@ -143,5 +143,5 @@ class Graph:
         return found
 
 
-def _numbers(place: Place) -> tuple[int, int, int]:
+def _numbers(place: RoundId) -> tuple[int, int, int]:
     return place.run, place.attempt, place.round

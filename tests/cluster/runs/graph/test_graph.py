@@ -23,7 +23,7 @@ from daskps import config, optim
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.routes import whole
 from daskps.cluster.host import contributions
-from daskps.cluster.host.contributions import Contributions, Place, contribution
+from daskps.cluster.host.contributions import Contributions, RoundId, contribution
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.runs.graph.context import Weights
 from daskps.cluster.runs.graph.epochs import Ledger
@@ -362,49 +362,49 @@ def sums(store, place, ranks=(0,), nodes=((0, 1),)):
 
 def test_a_later_round_frees_what_came_before():
     store = Contributions("a")
-    store.leave(Place(1, 0, 3), 0, left(1))
-    store.leave(Place(1, 0, 3), 1, left(2, 3.0))
+    store.leave(RoundId(1, 0, 3), 0, left(1))
+    store.leave(RoundId(1, 0, 3), 1, left(2, 3.0))
     assert (store.n, store.nbytes) == (2, 48)
-    [[(arrays, weights)], _] = sums(store, Place(1, 0, 3), (0, 1), ((0, 2),))
+    [[(arrays, weights)], _] = sums(store, RoundId(1, 0, 3), (0, 1), ((0, 2),))
     assert arrays[0].tolist() == [7.0] * 3
     assert weights == {0: 4.0}
     # Asked again, it says the same: nothing was added into what it keeps.
-    [_, [(arrays, _)]] = sums(store, Place(1, 0, 3), (0, 1), ((0, 2),))
+    [_, [(arrays, _)]] = sums(store, RoundId(1, 0, 3), (0, 1), ((0, 2),))
     assert arrays[0].tolist() == [7.0] * 3
-    store.leave(Place(1, 0, 4), 0, left(1))
+    store.leave(RoundId(1, 0, 4), 0, left(1))
     assert store.n == 1
     with pytest.raises(ContributionLostError, match="round=3"):
-        sums(store, Place(1, 0, 3))
+        sums(store, RoundId(1, 0, 3))
 
 
 def test_a_contribution_that_is_not_there_is_never_left_out_of_a_sum():
     store = Contributions("a")
-    store.leave(Place(1, 0, 0), 0, left(1))
+    store.leave(RoundId(1, 0, 0), 0, left(1))
     with pytest.raises(ContributionLostError, match=r"\[1\]"):
-        sums(store, Place(1, 0, 0), (0, 1), ((0, 2),))
+        sums(store, RoundId(1, 0, 0), (0, 1), ((0, 2),))
 
 
 def test_a_task_of_an_attempt_that_was_given_up_changes_nothing():
     store = Contributions("a")
-    store.leave(Place(1, 1, 3), 0, left(1))
+    store.leave(RoundId(1, 1, 3), 0, left(1))
     with pytest.raises(ContributionLostError, match="too late"):
-        store.leave(Place(1, 0, 3), 0, left(5))
+        store.leave(RoundId(1, 0, 3), 0, left(5))
     with pytest.raises(ContributionLostError, match="too late"):
-        store.leave(Place(1, 1, 2), 0, left(5))
-    [[(arrays, _)], _] = sums(store, Place(1, 1, 3))
+        store.leave(RoundId(1, 1, 2), 0, left(5))
+    [[(arrays, _)], _] = sums(store, RoundId(1, 1, 3))
     assert arrays[0][0] == 1
 
 
 def test_a_round_that_begins_frees_what_came_before():
     store = Contributions("a")
-    store.leave(Place(1, 0, 3), 0, left(1))
-    store.begin(Place(1, 0, 3))
+    store.leave(RoundId(1, 0, 3), 0, left(1))
+    store.begin(RoundId(1, 0, 3))
     assert store.n == 1
-    store.begin(Place(1, 0, 4))
+    store.begin(RoundId(1, 0, 4))
     assert store.n == 0
     # Before the user's function is called, not when it has been.
     with pytest.raises(ContributionLostError, match="too late"):
-        store.begin(Place(1, 0, 3))
+        store.begin(RoundId(1, 0, 3))
 
 
 class Counted(int):
@@ -424,20 +424,20 @@ def test_a_task_does_not_look_through_all_runs_that_ended(monkeypatch):
     for run in range(1500):
         store.end(Counted(run))
     Counted.compared = 0
-    store.begin(Place(Counted(5000), 0, 0))
+    store.begin(RoundId(Counted(5000), 0, 0))
     store.shared(Counted(5000), "x", dict)
     assert Counted.compared <= 5
     # The oldest are forgotten: the newest refuse what still comes.
-    store.begin(Place(499, 0, 0))
+    store.begin(RoundId(499, 0, 0))
     for run in (500, 1499):
         with pytest.raises(RunCancelledError):
-            store.begin(Place(run, 0, 0))
+            store.begin(RoundId(run, 0, 0))
 
 
 def test_contributions_are_freed_with_their_tasks_and_their_run():
     store = Contributions("a")
-    store.leave(Place(1, 1, 3), 0, left(1))
-    store.leave(Place(2, 0, 0), 0, left(1))
+    store.leave(RoundId(1, 1, 3), 0, left(1))
+    store.leave(RoundId(2, 0, 0), 0, left(1))
     # Tasks of an older attempt are forgotten: not these.
     store.free(1, 0, 99)
     assert store.n == 2
@@ -446,7 +446,7 @@ def test_contributions_are_freed_with_their_tasks_and_their_run():
     store.end(2)
     assert store.n == 0
     with pytest.raises(RunCancelledError):
-        store.leave(Place(2, 0, 1), 0, left(1))
+        store.leave(RoundId(2, 0, 1), 0, left(1))
     with pytest.raises(RunCancelledError):
         store.shared(2, "x", dict)
 
@@ -769,7 +769,7 @@ def test_a_round_is_read_once_for_all_threads():
             log.append(number)
             target.outs[0][0][:] = number
 
-        weights.copy_to(target, Place(1, anew, number), read)
+        weights.copy_to(target, RoundId(1, anew, number), read)
         return float(target.outs[0][0][0])
 
     assert [of(3), of(3), of(4), of(3, anew=1), of(4)] == [3, 3, 4, 3, 4]
@@ -784,8 +784,8 @@ def test_a_read_that_failed_is_made_again():
         target.outs[0][0][:] = 9
         raise ConsistencyError
 
-    weights.copy_to(target, Place(1, 0, 3), lambda target: None)
+    weights.copy_to(target, RoundId(1, 0, 3), lambda target: None)
     with pytest.raises(ConsistencyError):
-        weights.copy_to(target, Place(1, 0, 4), fails)
-    weights.copy_to(target, Place(1, 0, 3), lambda t: t.outs[0][0].fill(3))
+        weights.copy_to(target, RoundId(1, 0, 4), fails)
+    weights.copy_to(target, RoundId(1, 0, 3), lambda t: t.outs[0][0].fill(3))
     assert set(target.outs[0][0]) == {3}
