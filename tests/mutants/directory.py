@@ -40,6 +40,15 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "adopter-that-lost-two-answers-is-not-asked-again",
+        "daskps.cluster.directory.moves:_Move._ask_the_silent",
+        "self._silent[key] = 1",
+        "pass",
+        (
+            "tests/cluster/directory/test_moves.py::test_an_adopter_whose_answers_were_all_lost_is_asked_again",
+        ),
+    ),
+    Mutant(
         "stray-is-forgotten",
         "daskps.cluster.directory.moves:Adoptions.adopt",
         'if not any(answer.get("silent") for answer in found):',

@@ -403,7 +403,7 @@ class _Move:
         return fit
 
     def _turn(self, worker: str, shard: int) -> int:
-        """Return whose turn it is: first who may hold it, last who never answers."""
+        """Return whose turn it is: first who may hold it, last who was asked again."""
         return (1, 0, 2)[min(self._silent[worker, shard], 2)]
 
     def _act(self) -> None:
@@ -481,6 +481,8 @@ class _Move:
             del self._silent[key]
         if "sight" not in answer or shard not in self.left:
             return
+        if not answer.get("silent"):
+            self._ask_the_silent(shard)
         sight, why = Sight(answer["sight"]), answer["why"]
         if sight is not Sight.FOUND and "silent" not in answer:
             self._refused.add(key)
@@ -492,6 +494,12 @@ class _Move:
             why = f"worker {adopters[-1]} takes long to take it over"
         self._verdicts[shard].see(sight, why, self._all.now())
         self._wait_for(shard, why)
+
+    def _ask_the_silent(self, shard: int) -> None:
+        """Have those who never answered asked next: who does answer has it not."""
+        for key in self._silent:
+            if key[1] == shard:
+                self._silent[key] = 1
 
     def _wait_for(self, shard: int, why: str) -> None:
         """Note what keeps a shard from an owner, for who waits for it."""

@@ -261,6 +261,22 @@ def test_an_adopter_whose_answer_was_lost_is_asked_first() -> None:
     assert not cluster.entry.strays
 
 
+def test_an_adopter_whose_answers_were_all_lost_is_asked_again() -> None:
+    """It has the memory, and who answers can only say that its owner lives."""
+    cluster = Cluster(ONE, TWO)
+    broken = OSError("the connection broke")
+    cluster.answers = {
+        (ONE, "adopt"): lambda now: TAKEN if now > 3.0 else broken,
+        (TWO, "adopt"): said("found", "its owner, process 2 of its machine, lives"),
+    }
+    look_after(cluster, 60.0)
+    # Both in turn: the other one can have it when that owner dies.
+    asked = [who for _, who, _ in cluster.asked]
+    assert asked[:7] == [ONE, ONE, TWO, ONE, TWO, ONE, TWO]
+    assert cluster.entry.owners == (ONE,)
+    assert cluster.told() == [(cluster.asked[-1][0], "adopted")]
+
+
 def test_a_silent_adopter_is_a_stray() -> None:
     """It is told when the store ends: it may yet adopt it."""
     cluster = Cluster(ONE)
