@@ -129,8 +129,8 @@ class Weights:
 
 
 def context_of(work: GraphWork) -> TaskContext:
-    """Return this thread's desk, which goes with the run."""
+    """Return this thread's context, which goes with the run."""
     kept = HOSTS[task_link().node.address].contributions
-    key = ("desk", threading.get_ident())
-    desk: TaskContext = kept.shared(work.run, key, lambda: TaskContext(work))
-    return desk
+    key = ("context", threading.get_ident())
+    context: TaskContext = kept.shared(work.run, key, lambda: TaskContext(work))
+    return context

@@ -25,10 +25,10 @@ class Sums:
     """The contributions of one round, from all workers to the shards of one host."""
 
     def __init__(
-        self, desk: TaskContext, duty: Reduction, receipts: Sequence[Receipt]
+        self, context: TaskContext, duty: Reduction, receipts: Sequence[Receipt]
     ) -> None:
-        self.desk, self.place, self.shards = desk, duty.place, duty.shards
-        self.size = desk.work.size
+        self.context, self.place, self.shards = context, duty.place, duty.shards
+        self.size = context.work.size
         self.receipts: dict[str, list[Receipt]] = {}
         for receipt in sorted(receipts):
             self.receipts.setdefault(receipt.worker, []).append(receipt)
@@ -38,7 +38,7 @@ class Sums:
         self.nodes = {w: self._nodes(ranks) for w, ranks in self.ranks.items()}
 
     def _nodes(self, ranks: Sequence[int]) -> list[tuple[int, int]]:
-        if callable(self.desk.reduce):
+        if callable(self.context.reduce):
             return [(rank, rank + 1) for rank in ranks]
         return cover(set(ranks), self.absent, self.size)
 
@@ -47,7 +47,7 @@ class Sums:
         near = self._near()
         if near:
             found = self._found(near)
-            holds = self.desk.shelf.holds
+            holds = self.context.shelf.holds
             if all(holds(c) for kept in near.values() for c in kept.values()):
                 return found
         return self._found({})
@@ -56,8 +56,8 @@ class Sums:
         """Return what other workers of this machine keep, where all of it is there."""
         found = {}
         for worker, receipts in self.receipts.items():
-            if worker != self.desk.worker:
-                kept = {r.rank: self.desk.shelf.find(r) for r in receipts}
+            if worker != self.context.worker:
+                kept = {r.rank: self.context.shelf.find(r) for r in receipts}
                 whole = {rank: c for rank, c in kept.items() if c is not None}
                 if len(whole) == len(kept):
                     found[worker] = whole
@@ -66,12 +66,12 @@ class Sums:
     def _found(
         self, near: Mapping[str, Mapping[int, Contribution]]
     ) -> dict[int, dict[int, Any]]:
-        link = self.desk.link
-        here = self.desk.worker
+        link = self.context.link
+        here = self.context.worker
         far = [w for w in self.ranks if w != here and w not in near]
         started = link.start(lambda: gather(*map(self._ask, far))) if far else None
         rows = {here: self._here(here)} if here in self.ranks else {}
-        empty = self.desk.host.scratch.empty
+        empty = self.context.host.scratch.empty
         for worker, kept in near.items():
             rows[worker] = sums_of(kept, self.shards, self.nodes[worker], empty)
         if started is not None:
@@ -91,19 +91,19 @@ class Sums:
         return reduced
 
     def _opened(self, shard: int, parcels: Sequence[Parcel]) -> list[Node]:
-        layout, empty = self.desk.meta.layout, self.desk.host.scratch.empty
+        layout, empty = self.context.meta.layout, self.context.host.scratch.empty
         return [parcel.opened(layout, shard, empty) for parcel in parcels]
 
     def _here(self, worker: str) -> list[list[Parcel]]:
-        return self.desk.host.contributions.sums(
+        return self.context.host.contributions.sums(
             self.place, self.shards, self.ranks[worker], self.nodes[worker]
         )
 
     async def _ask(self, worker: str) -> list[list[Parcel]]:
         try:
-            shards = self.desk.meta.hosts.get(worker, ())
-            async with self.desk.shards.lookout.over(worker, shards, self.place.run):
-                rows = await self.desk.link.control(
+            shards = self.context.meta.hosts.get(worker, ())
+            async with self.context.shards.lookout.over(worker, shards, self.place.run):
+                rows = await self.context.link.control(
                     worker,
                     "sums",
                     place=astuple(self.place),
@@ -124,7 +124,7 @@ class Sums:
     def _unpacked(self, shard: int, packed: tuple[str, float, Sequence[Any]]) -> Parcel:
         name, scale, rows = packed
         codec = codecs.named(name) if name else None
-        pieces = self.desk.meta.layout.pieces[shard]
+        pieces = self.context.meta.layout.pieces[shard]
         arrays = {}
         for p, _, data in rows:
             numbers = compute_dtype(pieces[p].parameter.dtype)
@@ -132,7 +132,7 @@ class Sums:
         return Parcel((arrays, {p: weight for p, weight, _ in rows}), codec, scale)
 
     def _reduced(self, rows: Sequence[tuple[str, list[Node]]]) -> dict[int, Any]:
-        reduce = self.desk.reduce
+        reduce = self.context.reduce
         pairs = [
             (*span, node)
             for worker, nodes in rows
@@ -140,7 +140,7 @@ class Sums:
         ]
         if callable(reduce):
             return reduce_all({lo: node for lo, _, node in pairs}, self.size, reduce)
-        empty = self.desk.host.scratch.empty
+        empty = self.context.host.scratch.empty
         tree = Tree(self.size, empty)
         for lo, hi, node in pairs:
             tree.put_sum(lo, hi, node)

@@ -47,29 +47,29 @@ def compute_gradient(work: GraphWork, duty: Duty, part: Any, after: Any) -> Rece
     Receipt
         Where the contribution is.
     """
-    desk = context_of(work)
+    context = context_of(work)
     place, rank = duty.place, duty.rank
     try:
-        desk.host.contributions.begin(place)
-        desk.read(place)
+        context.host.contributions.begin(place)
+        context.read(place)
         # What it takes from the part may be the user's code too.
         with user_code("the trainer"):
-            found: Computed = desk.stepper(part, rank, place.round, desk.shared)
-        kept = desk.shelf.keep(found)
+            found: Computed = context.stepper(part, rank, place.round, context.shared)
+        kept = context.shelf.keep(found)
     except Exception as error:
         if not isinstance(error, ConsistencyError):
             error.add_note(
                 f"raised in trainer {rank} of {work.size} at clock {place.round}"
             )
         raise
-    desk.host.contributions.leave(place, rank, kept)
+    context.host.contributions.leave(place, rank, kept)
     return Receipt(
         rank,
-        desk.worker,
+        context.worker,
         found.kind if found.arrays else None,
         found.rows,
         found.loss_sum,
-        duty.home not in ("", desk.worker),
+        duty.home not in ("", context.worker),
         kept.spot,
     )
 
@@ -100,9 +100,9 @@ def reduce_round(
     ContributionLostError
         When a contribution is gone; the round is begun anew.
     """
-    desk, place = context_of(work), duty.place
+    context, place = context_of(work), duty.place
     # The host that owns them, not the place of an anchor: the step is forwarded.
-    sums = Sums(desk, duty, receipts)
+    sums = Sums(context, duty, receipts)
     found = sums.fetch()
     kinds = {r.kind for r in receipts if r.kind}
     if len(kinds) > 1:
@@ -118,7 +118,7 @@ def reduce_round(
         )
         for shard, arrays in found.items()
     }
-    call = desk.call(
+    call = context.call(
         kind=kinds.pop() if kinds else NOTHING,
         clock=place.round,
         tick=True,
@@ -126,10 +126,10 @@ def reduce_round(
         weight=float(weighs),
         given=True,
     )
-    calls = routes.by_host(desk.meta, parts, call)
+    calls = routes.by_host(context.meta, parts, call)
     # Before the round is applied: of a round that is complete, they are there.
     told = [tuple(r._replace(spot=None)) for r in sorted(receipts)]
-    desk.note(place, told, 0 in duty.shards)
+    context.note(place, told, 0 in duty.shards)
     deadline = Deadline(None, f"round {place.round} of run {work.run}")
-    desk.shards.call(calls, {}, deadline)
+    context.shards.call(calls, {}, deadline)
     return place.round
