@@ -104,7 +104,7 @@ MUTANTS = (
     ),
     Mutant(
         "call-under-way-to-a-worker-that-is-gone",
-        "daskps.cluster.caller.liveness:Lookout._ask_for",
+        "daskps.cluster.caller.liveness:Liveness._ask_for",
         "call.task.cancel()",
         "pass",
         (
@@ -113,7 +113,7 @@ MUTANTS = (
     ),
     Mutant(
         "large-run-floods-the-scheduler",
-        "daskps.cluster.caller.liveness:Lookout.__init__",
+        "daskps.cluster.caller.liveness:Liveness.__init__",
         "self.pause = max(SUSPECT_SECONDS, size / MOST_QUESTIONS)",
         "self.pause = SUSPECT_SECONDS",
         ("tests/cluster/caller/test_liveness.py::test_a_large_run_asks_more_rarely",),

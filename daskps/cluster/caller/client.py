@@ -25,7 +25,7 @@ from daskps.cluster.caller.answers import (
     late,
     raise_first,
 )
-from daskps.cluster.caller.liveness import Lookout
+from daskps.cluster.caller.liveness import Liveness
 from daskps.cluster.caller.near import Counters, Direct
 from daskps.cluster.caller.routes import by_host
 from daskps.cluster.caller.ways import Ways
@@ -86,7 +86,7 @@ class ShardClient:
         #: What shards that were away when they were last looked for wait for.
         self._waits: dict[int, str] = {}
         self._locate = partial(_locate, link, meta.uid)
-        self.lookout = Lookout(self._locate, meta.name, size)
+        self.liveness = Liveness(self._locate, meta.name, size)
 
     # -- one exchange with all hosts concerned -------------------------------
 
@@ -178,7 +178,7 @@ class ShardClient:
         shards = [part.shard for part in call.parts]
         if self.ways.is_near(worker) and HOSTS[worker].worker.loop is self.link.loop:
             self.counters.local_calls += 1
-            async with self.lookout.over(worker, shards, call.run):
+            async with self.liveness.over(worker, shards, call.run):
                 return await HOSTS[worker].call(call)
         if self.ways.is_gone(worker):
             # Dask would try to connect for a while.
@@ -186,7 +186,7 @@ class ShardClient:
         self.counters.messages += 1
         self.counters.nbytes += call.nbytes
         try:
-            async with self.lookout.over(worker, shards, call.run):
+            async with self.liveness.over(worker, shards, call.run):
                 reply = await asyncio.wait_for(
                     self.link.rpc(worker, "daskps_call", **pack_call(call)),
                     None if left == float("inf") else left,
@@ -395,7 +395,7 @@ class ShardClient:
         return ""
 
     async def _tell(self, worker: str, method: str, of: Mapping[str, Any]) -> Any:
-        async with self.lookout.over(worker, self.meta.hosts.get(worker, ())):
+        async with self.liveness.over(worker, self.meta.hosts.get(worker, ())):
             return await self.link.control(worker, method, store=self.meta.uid, **of)
 
 

@@ -41,7 +41,7 @@ class _Call:
     error: Exception | None = None
 
 
-class Lookout:
+class Liveness:
     """Looks after the calls of one handle; used on its event loop only.
 
     Parameters

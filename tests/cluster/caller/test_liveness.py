@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from daskps.cluster.caller import liveness
-from daskps.cluster.caller.liveness import Lookout
+from daskps.cluster.caller.liveness import Liveness
 from daskps.errors import RunCancelledError, ShardLostError
 from tests import virtual
 
@@ -29,7 +29,7 @@ class Asked:
         return {"owners": OWNERS, "adopting": [], "lost": [(7, OWNERS[7], "died")]}
 
 
-async def waiting(look: Lookout, run: int, over: asyncio.Event) -> list[Any]:
+async def waiting(look: Liveness, run: int, over: asyncio.Event) -> list[Any]:
     """One call to each host; returns what became of them once the first has ended."""
 
     async def call(shard: int) -> str:
@@ -48,7 +48,7 @@ def many_late_calls(monkeypatch: pytest.MonkeyPatch, asked: Asked) -> list[Any]:
 
     async def work() -> list[Any]:
         # So many trainers that it is not asked twice within the test's time.
-        look = Lookout(asked.locate, "s", size=100_000)
+        look = Liveness(asked.locate, "s", size=100_000)
         found = await waiting(look, 3, asyncio.Event())
         assert (look._late, look._asking) == ({}, None)
         return found
@@ -81,7 +81,7 @@ def test_a_worker_that_is_gone_holds_nobody_up_for_long(
 
     async def work() -> float:
         began = asyncio.get_running_loop().time()
-        look = Lookout(Asked().locate, "s", size=1)
+        look = Liveness(Asked().locate, "s", size=1)
         found = await waiting(look, run, asyncio.Event())
         assert isinstance(found[7], ShardLostError)
         return asyncio.get_running_loop().time() - began
@@ -92,4 +92,4 @@ def test_a_worker_that_is_gone_holds_nobody_up_for_long(
 @pytest.mark.parametrize(("size", "pause"), [(1, 1.0), (100, 1.0), (1000, 10.0)])
 def test_a_large_run_asks_more_rarely(size: int, pause: float) -> None:
     asked = Asked()
-    assert Lookout(asked.locate, "s", size).pause == pause
+    assert Liveness(asked.locate, "s", size).pause == pause

@@ -102,7 +102,9 @@ class Sums:
     async def _ask(self, worker: str) -> list[list[Parcel]]:
         try:
             shards = self.context.meta.hosts.get(worker, ())
-            async with self.context.shards.lookout.over(worker, shards, self.place.run):
+            async with self.context.shards.liveness.over(
+                worker, shards, self.place.run
+            ):
                 rows = await self.context.link.control(
                     worker,
                     "sums",
