@@ -121,7 +121,7 @@ class DirectoryPlugin(SchedulerPlugin):
         """Hear of a worker that came."""
         self._directory.adoptions.came()
         self._directory.readiness.came(worker)
-        self._directory.litter.came(worker)
+        self._directory.orphans.came(worker)
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """Hear of a worker that left."""

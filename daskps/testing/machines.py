@@ -128,13 +128,13 @@ class SimMembers:
         """Return the names of all blocks."""
         return [name for name in self._machine.blocks if BLOCK.fullmatch(name)]
 
-    def litter(self) -> list[str]:
+    def orphans(self) -> list[str]:
         """Return the names of blocks whose owner does not live."""
         return [name for name in self.names() if not self.lives(owner_of(name))]
 
     def sweep(self, names: Collection[str]) -> list[str]:
         """Remove blocks whose owner does not live; return their names."""
-        return [n for n in self.litter() if n in names and self.remove(n)]
+        return [n for n in self.orphans() if n in names and self.remove(n)]
 
     def make(self, nbytes: int) -> Block:
         """Return a new block of this process."""

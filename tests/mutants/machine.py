@@ -74,8 +74,8 @@ MUTANTS = (
     Mutant(
         "sweep-of-what-is-needed",
         "daskps.cluster.machine.membership:Registry.sweep",
-        "return [n for n in self.litter() if n in names and unlink(n, at)]",
-        "return [n for n in self.litter() if unlink(n, at)]",
+        "return [n for n in self.orphans() if n in names and unlink(n, at)]",
+        "return [n for n in self.orphans() if unlink(n, at)]",
         (
             "tests/cluster/machine/test_membership.py::test_sweep_removes_what_the_dead_left",
         ),

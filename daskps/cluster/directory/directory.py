@@ -16,7 +16,7 @@ from daskps.cluster import upstream
 from daskps.cluster.directory.cuts import Cuts
 from daskps.cluster.directory.entry import Hosts, StoreEntry, remember
 from daskps.cluster.directory.moves import Adoptions
-from daskps.cluster.directory.orphans import Litter
+from daskps.cluster.directory.orphans import Orphans
 from daskps.cluster.directory.placement import (
     Request,
     check_hosts,
@@ -71,7 +71,7 @@ class Directory:
             left=self.worker_left,
         )
         self.readiness = Readiness(scheduler, self.hosts, self.stores)
-        self.litter = Litter(scheduler, self.hosts, self._named)
+        self.orphans = Orphans(scheduler, self.hosts, self._named)
         self._freed: dict[str, str] = {}
         #: Who waits for a store of a name.
         self._awaited: dict[str, set[asyncio.Future[None]]] = {}
@@ -305,7 +305,7 @@ class Directory:
         entry.settled.set()
         self.adoptions.freed(entry)
         for worker in {entry.owners[i] for i in entry.adopting | entry.lost.keys()}:
-            self.litter.left(worker)
+            self.orphans.left(worker)
         strays = entry.strays - set(entry.hosts)
         return [
             self.hosts.spawn(self.hosts.everywhere(entry, "drop")),
@@ -363,7 +363,7 @@ class Directory:
             Who left, and why.
         """
         self._shards_left(worker, reason, in_order=False)
-        self.litter.left(worker)
+        self.orphans.left(worker)
         self.runs.worker_left(worker)
         self.cuts.left("worker", worker)
         self.identities.forget("worker", worker)
@@ -384,7 +384,7 @@ class Directory:
             self.adoptions.begin(worker, reason, adopted, in_order=in_order)
 
     def _named(self) -> tuple[set[str], list[Any]] | None:
-        """Return what memory is in use; see :class:`Litter`."""
+        """Return what memory is in use; see :class:`Orphans`."""
         names, keep = set[str](), list[Any]()
         for entry in self.stores.values():
             if not entry.ready:

@@ -30,7 +30,7 @@ MOST_TRIES = 120
 ANSWER_SECONDS = 15.0
 
 
-class Litter:
+class Orphans:
     """What dead workers left on their machines, until a worker there removes it.
 
     Parameters
@@ -90,8 +90,8 @@ class Litter:
         """Have a worker remove what nobody names; return whether it did."""
         cluster = self._scheduler.id
         try:
-            # First what is there: what comes later is nobody's litter yet.
-            asked = self._hosts.control(worker, "litter", cluster=cluster)
+            # First what is there: what comes later is nobody's orphans yet.
+            asked = self._hosts.control(worker, "orphans", cluster=cluster)
             found = await asyncio.wait_for(asked, ANSWER_SECONDS)
             if (known := self._named()) is None:
                 return False
@@ -102,6 +102,6 @@ class Litter:
                 )
                 await asyncio.wait_for(asked, ANSWER_SECONDS)
         except (OSError, DaskPSError) as error:
-            logger.debug("%s could not look for litter: %r", worker, error)
+            logger.debug("%s could not look for orphans: %r", worker, error)
             return False
         return True

@@ -320,13 +320,13 @@ class _Taker:
         return run, block
 
 
-@HOST.handles("litter")
-async def litter(host: ShardHost, *, cluster: str) -> list[str]:
+@HOST.handles("orphans")
+async def orphans(host: ShardHost, *, cluster: str) -> list[str]:
     """Return the names of what dead workers left on this machine."""
     shared = host.memory(cluster)
     if shared is None or shared.registry is None:
         return []
-    return shared.registry.litter()
+    return shared.registry.orphans()
 
 
 @HOST.handles("sweep")

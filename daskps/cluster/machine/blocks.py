@@ -58,7 +58,7 @@ class Members(Protocol):
     def lives(self, owner: int) -> bool:
         """Whether the process of an owner number is still there."""
 
-    def litter(self) -> list[str]:
+    def orphans(self) -> list[str]:
         """Return the names of blocks whose owner does not live."""
 
     def sweep(self, names: Collection[str]) -> list[str]:

@@ -4,7 +4,7 @@ Every member of the cluster keeps the directory's file ``registry`` open and hol
 POSIX record locks on it: a shared one on the first byte, for being there at all, and
 an exclusive one on a byte of its own, whose offset is its *owner number*. So the
 kernel itself knows who lives, also after ``kill -9``. What a process makes is named
-``<owner>-<random>``; files of an owner that does not live are litter, and so is a
+``<owner>-<random>``; files of an owner that does not live are orphans, and so is a
 directory without members. A *visitor* uses memory of others and has none there: the
 directory goes without it, and what it has mapped stays its own to read. Every host of
 the cluster is a member from its start, also without a shard: while one is there, what
@@ -187,7 +187,7 @@ class Registry:
         """
         return remove(self._presence, name)
 
-    def litter(self) -> list[str]:
+    def orphans(self) -> list[str]:
         """Return the names of blocks whose owner does not live.
 
         They can be adopted.
@@ -208,7 +208,7 @@ class Registry:
             Names of the files that were removed.
         """
         at = self.directory_fd
-        return [n for n in self.litter() if n in names and unlink(n, at)]
+        return [n for n in self.orphans() if n in names and unlink(n, at)]
 
     def leave(self) -> list[str]:
         """Stop being a member by this registry; the last one removes the directory.

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from daskps.cluster.directory import orphans
-from daskps.cluster.directory.orphans import Litter
+from daskps.cluster.directory.orphans import Orphans
 
 HERE, OTHER, FAR = "tcp://127.0.0.1:1", "tcp://127.0.0.1:2", "tcp://127.0.0.2:1"
 
@@ -37,7 +37,7 @@ def test_what_no_store_names_is_removed_once_that_is_known(monkeypatch: Any) -> 
     hosts: Any = Hosts()
 
     async def look() -> None:
-        found = Litter(cluster, hosts, lambda: known.pop(0))
+        found = Orphans(cluster, hosts, lambda: known.pop(0))
         found.left(HERE)
         await asyncio.gather(*hosts.work)
         # Nobody is there yet.
@@ -50,5 +50,5 @@ def test_what_no_store_names_is_removed_once_that_is_known(monkeypatch: Any) -> 
         await asyncio.gather(*hosts.work)
 
     asyncio.run(look())
-    asks = [(OTHER, "litter", None, None)] * 3
+    asks = [(OTHER, "orphans", None, None)] * 3
     assert hosts.told == [*asks, (OTHER, "sweep", ["b"], [(0, "c")])]

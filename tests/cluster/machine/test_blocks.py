@@ -327,7 +327,7 @@ def test_adoption_of_what_a_dead_process_left(
     assert (block.buffer[200], block.nonce, owned_nbytes()) == (42, nonce, N)
     # Ours: nobody sweeps it, nobody else adopts it, old views stay.
     assert registry.names() == [block.name]
-    assert registry.litter() == []
+    assert registry.orphans() == []
     with pytest.raises(WayClosed, match="No such file"):
         adopt(registry, name, N, nonce)
     block.buffer[200] = 43

@@ -81,9 +81,9 @@ def test_sweep_removes_what_the_dead_left(tmp_path: Path) -> None:
     Path(here.path, "stray").touch()
     with child(member, tmp_path) as one, child(member, tmp_path) as two:
         (_, theirs), (_, alive) = one.receive(), two.receive()
-        assert here.litter() == []
+        assert here.orphans() == []
         one.kill()
-        assert here.litter() == theirs
+        assert here.orphans() == theirs
         assert here.sweep([mine, *alive, "stray"]) == []
         assert here.sweep([mine, *theirs, *alive]) == theirs
         assert sorted(here.names()) == sorted([mine, *alive])
@@ -91,7 +91,7 @@ def test_sweep_removes_what_the_dead_left(tmp_path: Path) -> None:
         assert two.end() == 0
     # Who leaves in order leaves the others what it has not freed.
     assert sorted(here.names()) == sorted([mine, *alive])
-    assert here.litter() == alive
+    assert here.orphans() == alive
     assert sorted(here.leave()) == sorted([mine, *alive, "stray"])
     assert not os.listdir(tmp_path)
 

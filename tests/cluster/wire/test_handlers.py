@@ -17,7 +17,7 @@ from daskps.errors import IllegalStateError, ProtocolError
 
 #: Module of the handler of each message to a host.
 TO_HOSTS = {
-    "host.adoption": "adopt look litter sweep",
+    "host.adoption": "adopt look orphans sweep",
     "host.stores": "hello create load drop give_up aggregate versions locked stats",
     "host.cuts": "prepare_cut begin_cut copy_cut drop_cut excuse settle",
     "host.reductions": "sums note receipts free end_graph",

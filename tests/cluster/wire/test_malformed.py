@@ -171,7 +171,7 @@ def unsent(store):
     for name, message in {
         "adopt": of | adopt,
         "look": {"cluster": "c", "rows": [place]},
-        "litter": {"cluster": "c"},
+        "orphans": {"cluster": "c"},
         "sweep": {"cluster": "c", "names": ["x"], "keep": [place]},
         "locked": of | {"shards": [0]},
         "excuse": of | cut,
