@@ -76,15 +76,15 @@ class AsyncTrainer(Session):
         self.clock += tick
         self._open = not tick
         if tick:
-            self._unticked.clear()
+            self._uncommitted.clear()
         elif self.bsp:
-            self._unticked.add(arrays)
+            self._uncommitted.add(arrays)
 
     async def _send_async(self, arrays: Mapping[int, Array], call: Call) -> None:
         try:
             await self._send_once(arrays, call)
         except ContributionLostError:
-            arrays = self._unticked.with_last(arrays)
+            arrays = self._uncommitted.with_last(arrays)
             await self._send_once(arrays, replace(call, whole=True))
 
     async def _send_once(self, arrays: Mapping[int, Array], call: Call) -> None:

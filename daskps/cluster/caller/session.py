@@ -12,7 +12,7 @@ from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.deliveries import Deliveries, Look
 from daskps.cluster.caller.reads import Glances
 from daskps.cluster.caller.routes import GRADIENT, Plan, Target
-from daskps.cluster.caller.uncommitted import Unticked
+from daskps.cluster.caller.uncommitted import Uncommitted
 from daskps.cluster.caller.views import Views
 from daskps.cluster.machine.pool import LEAST_LIMIT, Scratch
 from daskps.cluster.wire import encoding
@@ -71,7 +71,7 @@ class Session:
         self._open = False
         #: Whether the last push ended with an error, which the caller may have caught.
         self._failed = False
-        self._unticked = Unticked(meta, joined.codec, self._scratch.empty)
+        self._uncommitted = Uncommitted(meta, joined.codec, self._scratch.empty)
         self._lock = threading.RLock()
 
     def resume(self, attempt: int) -> None:
@@ -156,9 +156,9 @@ class Session:
             self.clock += tick
             self._open, self._failed = not tick, False
             if tick:
-                self._unticked.clear()
+                self._uncommitted.clear()
             elif self.bsp:
-                self._unticked.add(arrays)
+                self._uncommitted.add(arrays)
             return routes.version_of(answers)
 
     def _send(
@@ -182,7 +182,7 @@ class Session:
         try:
             return send(arrays, call)
         except ContributionLostError:
-            arrays = self._unticked.with_last(arrays)
+            arrays = self._uncommitted.with_last(arrays)
             kind = GRADIENT if call.kind == NOTHING and arrays else call.kind
             return send(arrays, replace(call, kind=kind, codec="", whole=True))
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from daskps.reduction import Empty
 
 
-class Unticked:
+class Uncommitted:
     """The sums of one trainer's pushes since its last tick, by parameter index.
 
     Parameters

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 from daskps import codecs, config
-from daskps.cluster.caller.uncommitted import Unticked
+from daskps.cluster.caller.uncommitted import Uncommitted
 from daskps.layout.arrays import Layout
 
 LAYOUT = Layout.build({"w": ((5,), "float32"), "h": ((3,), "float16")}, 2)
 
 
-def unticked(codec: Any = None, segments: Any = (0, 1)) -> Unticked:
+def uncommitted(codec: Any = None, segments: Any = (0, 1)) -> Uncommitted:
     meta: Any = SimpleNamespace(layout=LAYOUT, segments=segments)
-    return Unticked(meta, codec, np.empty)
+    return Uncommitted(meta, codec, np.empty)
 
 
 def test_sums_are_those_of_the_shard_and_the_arrays_stay_the_caller_s():
-    kept, w = unticked(), np.full(5, 0.1, "f4")
+    kept, w = uncommitted(), np.full(5, 0.1, "f4")
     kept.add({0: w})
     w[:] = 0.2
     kept.add({0: w, 1: np.ones(3, "f4")})
@@ -37,7 +37,7 @@ def test_sums_are_those_of_the_shard_and_the_arrays_stay_the_caller_s():
 
 
 def test_nothing_is_kept_where_shards_go_with_their_owner():
-    kept = unticked(segments=())
+    kept = uncommitted(segments=())
     kept.add({0: np.ones(5, "f4")})
     assert kept.with_last({}) == {}
 
@@ -46,7 +46,7 @@ def test_nothing_is_kept_where_shards_go_with_their_owner():
 def test_words_become_numbers(index):
     """Both parameters are summed in float32."""
     codec, n = codecs.BFloat16(), (5, 3)[index]
-    kept, words = unticked(codec), np.empty(n, codec.dtype)
+    kept, words = uncommitted(codec), np.empty(n, codec.dtype)
     codec.encode(np.full(n, 1.5, "f4"), words, cache_dir=str(config.load().cache))
     kept.add({index: words})
     kept.add({index: words})
