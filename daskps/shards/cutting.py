@@ -21,7 +21,7 @@ def begin(shard: Shard, name: str, index: int) -> ShardReport:
     """
     shard.cut = Cut(name)
     shard.set_gate()
-    return report(index, shard.segment, shard.doubts)
+    return report(index, shard.segment, shard.floors)
 
 
 def take(shard: Shard, name: str, order: Order, ticket: Ticket) -> list[Ticket]:
@@ -33,7 +33,7 @@ def take(shard: Shard, name: str, order: Order, ticket: Ticket) -> list[Ticket]:
     if cut is None or cut.name != name:
         ticket.outcome = broken("it was released here")
         return [ticket]
-    cut.follow(order, ticket, shard.doubts)
+    cut.follow(order, ticket, shard.floors)
     held, cut.held = cut.held, []
     return shard.submit(held)
 
@@ -54,7 +54,7 @@ def settle(shard: Shard, run: int, owner: int, floor: int) -> list[Ticket]:
     """Hear that an owner's steps below `floor` were answered or given up."""
     if owner < 0 and shard.segment.current.fixed[RUN] != run:
         return []
-    shard.doubts.raise_floor(owner, floor)
+    shard.floors.raise_floor(owner, floor)
     if shard.cut is None:
         return []
     shard.cut.settle(owner, floor)

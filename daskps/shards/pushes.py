@@ -23,7 +23,7 @@ from daskps.shards.steps import NOTHING, Step, Ticket
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from daskps.shards.cuts.floors import Doubts
+    from daskps.shards.cuts.floors import Floors
 
 
 class Pushes:
@@ -35,14 +35,14 @@ class Pushes:
         The memory.
     planner : Planner
         Makes operations of arrays.
-    doubts : Doubts
+    floors : Floors
         Takes what steps say for cuts.
     """
 
-    def __init__(self, segment: Segment, planner: Planner, doubts: Doubts) -> None:
+    def __init__(self, segment: Segment, planner: Planner, floors: Floors) -> None:
         self._segment = segment
         self._planner = planner
-        self._doubts = doubts
+        self._floors = floors
 
     @property
     def n_applied(self) -> int:
@@ -113,7 +113,7 @@ class Pushes:
         """Make a planned push part of a publication."""
         step, record = ticket.step, publication.record
         _note(step, record)
-        self._doubts.note(step)
+        self._floors.note(step)
         publication.add(planned)
         count(planned, record)
         record.fixed[VERSION] += bool(planned)

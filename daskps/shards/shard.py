@@ -20,7 +20,7 @@ from daskps.shards import ending, run_record
 from daskps.shards.arrays.planning import Planner
 from daskps.shards.asking import Asked
 from daskps.shards.cuts.cut import Cut, broken
-from daskps.shards.cuts.floors import Doubts
+from daskps.shards.cuts.floors import Floors
 from daskps.shards.invariants import check
 from daskps.shards.memory.gates import OPEN, READING, set_gate
 from daskps.shards.memory.publication import Publication
@@ -70,8 +70,8 @@ class Shard(Asked):
         self.generation = generation
         self.parked: list[Ticket] = []
         self._planner = Planner(segment, bindings)
-        self.doubts = Doubts(segment)
-        self._pushes = Pushes(segment, self._planner, self.doubts)
+        self.floors = Floors(segment)
+        self._pushes = Pushes(segment, self._planner, self.floors)
         #: The cut in progress: no step is applied and no round completed but by it.
         self.cut: Cut | None = None
         self._joining = Joining(segment, self._planner, self._fail, cache_dir)
@@ -320,7 +320,7 @@ class Shard(Asked):
         publication.gather_weights()
         publication.commit()
         self.set_gate()
-        self.doubts.forget_ranks()
+        self.floors.forget_ranks()
         return self.release_cut("a run has begun") + self._wake()
 
     def attach_rounds(

@@ -19,7 +19,7 @@ import numpy as np
 
 from daskps.errors import ConsistencyError, ProducerExpiredError
 from daskps.shards import producers, run_record
-from daskps.shards.cuts.floors import Doubts, owner_of
+from daskps.shards.cuts.floors import Floors, owner_of
 from daskps.shards.memory.segment import (
     CLOSED,
     HIGH,
@@ -75,7 +75,7 @@ class Order:
     rounds: int = -1
 
 
-def report(shard: int, segment: Segment, doubts: Doubts) -> ShardReport:
+def report(shard: int, segment: Segment, floors: Floors) -> ShardReport:
     """Return what a shard has applied, as far as it can be in doubt."""
     record = segment.current
     run, rounds = int(record.fixed[RUN]), int(record.fixed[ROUNDS])
@@ -83,9 +83,9 @@ def report(shard: int, segment: Segment, doubts: Doubts) -> ShardReport:
         return ShardReport(shard, run, rounds)
     rows = np.concatenate([_producer_rows(record), _rank_rows(record)])
     rows[:, FLOOR] = np.maximum(
-        rows[:, FLOOR], [doubts.floor(owner) for owner in rows[:, OWNER].tolist()]
+        rows[:, FLOOR], [floors.floor(owner) for owner in rows[:, OWNER].tolist()]
     )
-    return ShardReport(shard, run, -1, rows, (*_newest(record), *doubts.touched()))
+    return ShardReport(shard, run, -1, rows, (*_newest(record), *floors.touched()))
 
 
 def _newest(record: Record) -> Iterable[tuple[int, int, Intervals]]:
@@ -227,10 +227,10 @@ class Cut:
         """Forget held steps, by the ids of their tickets."""
         self.held = [t for t in self.held if id(t) not in gone]
 
-    def follow(self, order: Order, ticket: Ticket, doubts: Doubts) -> None:
+    def follow(self, order: Order, ticket: Ticket, floors: Floors) -> None:
         """Let the steps of an order through; `ticket` is done when all are applied."""
         self.ticket, self._order = ticket, order
-        self.missing = {(o, s) for o, s in order.missing if s >= doubts.floor(o)}
+        self.missing = {(o, s) for o, s in order.missing if s >= floors.floor(o)}
 
     def excuse(self, owners: Iterable[int]) -> None:
         """Wait for the steps of some owners no longer."""

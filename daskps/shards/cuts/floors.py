@@ -29,7 +29,7 @@ def owner_of(step: Step) -> int:
     return -1 - step.rank if step.run else step.producer
 
 
-class Doubts:
+class Floors:
     """Floors and targets of the steps one shard has applied.
 
     Parameters

@@ -224,7 +224,7 @@ def test_targets_of_settled_pushes_are_forgotten():
     store = Store()
     for n in range(100):
         store.send(0, push(n, 1.0, floor=n, touched=((0, 1),)))
-    assert len(list(store.shards[0].doubts.touched())) == 1
+    assert len(list(store.shards[0].floors.touched())) == 1
     assert store.copies(store.take(store.begin())) == [100, 0]
 
 
