@@ -408,7 +408,7 @@ def rounds_store(servers, shards=4):
 
 
 @pytest.mark.parametrize(
-    ("loop", "rounds"), [(steps_of, 200), (parts_of, 12)], ids=["steps", "unticked"]
+    ("loop", "rounds"), [(steps_of, 200), (parts_of, 12)], ids=["steps", "uncommitted"]
 )
 def test_rounds_go_on(machine, workers, loop, rounds):
     """The dead worker has no trainer: all others go on, with the same bits."""

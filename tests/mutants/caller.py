@@ -86,7 +86,7 @@ MUTANTS = (
     ),
     Mutant(
         "push-to-the-memory-of-the-dead",
-        "daskps.cluster.caller.mapped:Lane.begin_now",
+        "daskps.cluster.caller.mapped:MappedShards.begin_now",
         "if not self.is_live():",
         "if self._members is None:",
         (
@@ -145,8 +145,8 @@ MUTANTS = (
     ),
     Mutant(
         "charged-worker-maps-what-is-anothers",
-        "daskps.cluster.caller.ways:Ways._lane",
-        "if worker not in self._lanes and not accounting.may_map():",
+        "daskps.cluster.caller.ways:Ways._mapped_of",
+        "if worker not in self._mapped and not accounting.may_map():",
         "if worker is None:",
         (
             "tests/cluster/caller/test_charged.py::test_the_log_says_once_what_lasts_and_how_to_allow_it",

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 PATIENCE_SECONDS = 1.0
 
 
-class Lane(Serving):
+class MappedShards(Serving):
     """Shards of one worker as a process of the same machine reaches them.
 
     Parameters

@@ -13,7 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from daskps import config
-from daskps.cluster.caller.mapped import Lane
+from daskps.cluster.caller.mapped import MappedShards
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.machine import accounting
 from daskps.cluster.machine.membership import WayClosed
@@ -46,8 +46,8 @@ class Ways:
         self._link, self._meta, self._joined = link, meta, joined
         self._in_process = settings.process_way
         self._on_machine = settings.machine_way
-        self._lanes: dict[str, Lane | None] = {}
-        #: Where the shards were when the lanes were opened.
+        self._mapped: dict[str, MappedShards | None] = {}
+        #: Where the shards were when these were mapped.
         self._where = meta.where
         self._lock = threading.Lock()
 
@@ -59,7 +59,7 @@ class Ways:
     def moved(self, located: Mapping[str, Any]) -> None:
         """Hear where the directory says the shards and the mailboxes are now."""
         with self._lock:
-            # First: lanes are opened anew with the shards' new owners.
+            # First: shards are mapped anew with the shards' new owners.
             if self._joined is not None:
                 self._joined = self._joined.at(located["mailboxes"])
             self._meta.update(located)
@@ -75,12 +75,12 @@ class Ways:
         """
         if self.is_near(worker):
             return HOSTS[worker]
-        return None if by_owner else self._lane(worker)
+        return None if by_owner else self._mapped_of(worker)
 
     def is_gone(self, worker: str) -> bool:
         """Return whether a worker of this machine is known to be dead."""
-        lane = self._lanes.get(worker)
-        return lane is not None and not lane.is_live()
+        mapped = self._mapped.get(worker)
+        return mapped is not None and not mapped.is_live()
 
     def names(self, on_loop: bool) -> dict[str, str]:
         """Return how calls reach each host: "process", "machine" or "message".
@@ -93,39 +93,41 @@ class Ways:
         if self.is_near(worker):
             same = HOSTS[worker].worker.loop is self._link.loop
             return "process" if same or not on_loop else "message"
-        return "message" if on_loop or self._lane(worker) is None else "machine"
+        return "message" if on_loop or self._mapped_of(worker) is None else "machine"
 
     def close(self) -> None:
         """Let go of other workers' memory; another call would map it again."""
         with self._lock:
-            for lane in self._lanes.values():
-                if lane is not None:
-                    lane.close()
-            self._lanes.clear()
+            for mapped in self._mapped.values():
+                if mapped is not None:
+                    mapped.close()
+            self._mapped.clear()
 
-    def _lane(self, worker: str) -> Lane | None:
+    def _mapped_of(self, worker: str) -> MappedShards | None:
         if not self._on_machine:
             return None
         # Without the lock, which the event loop that brings a nanny's answer may want.
         # Asked again with each call: a nanny that was late may have answered.
-        if worker not in self._lanes and not accounting.may_map():
+        if worker not in self._mapped and not accounting.may_map():
             return None
         with self._lock:
             if self._where is not self._meta.where:
                 # Owners have changed, and the names of their memory with them.
                 self._where = self._meta.where
-                self._lanes.clear()
-            if worker not in self._lanes:
-                self._lanes[worker] = self._open(worker)
-            lane = self._lanes[worker]
-            if lane is not None and lane.is_closed:
+                self._mapped.clear()
+            if worker not in self._mapped:
+                self._mapped[worker] = self._open(worker)
+            mapped = self._mapped[worker]
+            if mapped is not None and mapped.is_closed:
                 # Its shards were freed or have moved; a mapping would keep the memory.
-                lane = self._lanes[worker] = None
-        return lane
+                mapped = self._mapped[worker] = None
+        return mapped
 
-    def _open(self, worker: str) -> Lane | None:
+    def _open(self, worker: str) -> MappedShards | None:
         try:
-            return Lane(self._meta, worker, self._joined, machine=self._link.machine)
+            return MappedShards(
+                self._meta, worker, self._joined, machine=self._link.machine
+            )
         except WayClosed as reason:
             logger.debug(
                 "store %r: no way on the machine to %s: %s",

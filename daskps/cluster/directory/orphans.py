@@ -90,7 +90,7 @@ class Orphans:
         """Have a worker remove what nobody names; return whether it did."""
         cluster = self._scheduler.id
         try:
-            # First what is there: what comes later is nobody's orphans yet.
+            # First what is there: what comes later is no orphan yet.
             asked = self._hosts.control(worker, "orphans", cluster=cluster)
             found = await asyncio.wait_for(asked, ANSWER_SECONDS)
             if (known := self._named()) is None:

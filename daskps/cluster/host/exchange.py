@@ -1,7 +1,8 @@
 """Calls to shards from threads of this process, whoever owns the shards.
 
-The host of a worker serves its own shards this way, a lane those of another worker of
-the machine. Both end in :meth:`Slot.serve` and differ in nothing else.
+The host of a worker serves its own shards this way, and mapped shards are those of
+another worker of the machine. Both end in :meth:`HostedShard.serve` and differ in
+nothing else.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from daskps.cluster.caller.deliveries import PreparedStep
-from daskps.cluster.caller.mapped import Lane
+from daskps.cluster.caller.mapped import MappedShards
 from daskps.cluster.caller.reads import TRIES, Glances, Prepared
 from daskps.cluster.caller.routes import Target
 from daskps.cluster.host.hosted import Slot
@@ -148,6 +148,6 @@ def test_no_step_goes_to_the_memory_of_a_worker_that_is_gone(
 
 
 def test_no_call_goes_to_the_memory_of_a_worker_that_is_gone() -> None:
-    lane: Any = SimpleNamespace(is_live=lambda: False)
+    mapped: Any = SimpleNamespace(is_live=lambda: False)
     with pytest.raises(NotHereError):
-        Lane.begin_now(lane, Call("s", ()), 1.0)
+        MappedShards.begin_now(mapped, Call("s", ()), 1.0)

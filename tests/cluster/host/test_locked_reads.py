@@ -135,8 +135,8 @@ def test_a_read_that_gets_no_turn_ends_with_its_timeout(locked):
     worker = next(iter(locked.nthreads()))
     with store(locked, servers=[worker], shards=2) as s:
         s.pull()
-        lane = s._attached().ways.serving(worker)
-        first, second = (FileLock(slot.block) for slot in lane.slots.values())
+        mapped = s._attached().ways.serving(worker)
+        first, second = (FileLock(slot.block) for slot in mapped.slots.values())
         first.acquire(1)
         second.acquire(1)
         try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from daskps.cluster.caller.mapped import Lane
+from daskps.cluster.caller.mapped import MappedShards
 from daskps.cluster.machine.blocks import Members, Memory
 from daskps.cluster.machine.machine import HERE
 from daskps.cluster.machine.membership import WayClosed
@@ -44,7 +44,7 @@ def test_a_lane_looks_for_shards_on_the_machine_it_was_given() -> None:
     meta: Any = SimpleNamespace(where=where, cluster="a")
     closed = Closed()
     with pytest.raises(WayClosed, match="shares nothing"):
-        Lane(meta, "w", None, machine=closed)
+        MappedShards(meta, "w", None, machine=closed)
     assert closed.asked == ["a"]
 
 

@@ -347,7 +347,7 @@ def test_the_last_two_leave_at_once(
 
 
 class Guest:
-    """A visitor that only the garbage collector ends, as a lane in a cycle."""
+    """A visitor that only the garbage collector ends, as a mapped in a cycle."""
 
     def __init__(self, base: Path) -> None:
         registry = visit(base, "a")
