@@ -14,7 +14,7 @@ from daskps.cluster.caller.reads import Glances
 from daskps.cluster.caller.routes import GRADIENT, Plan, Target
 from daskps.cluster.caller.uncommitted import Uncommitted
 from daskps.cluster.caller.views import Views
-from daskps.cluster.machine.pool import LEAST_LIMIT, Scratch
+from daskps.cluster.machine.pool import LEAST_LIMIT, BufferPool
 from daskps.cluster.wire import encoding
 from daskps.cluster.wire.deadline import Deadline
 from daskps.cluster.wire.messages import Answer, Array, Call
@@ -53,7 +53,7 @@ class Session:
     ) -> None:
         self.link, self.meta = link, meta
         self.run, self.size, self.rank, self.bsp = joined.run, joined.size, rank, bsp
-        self._codec, self._scratch = joined.codec, Scratch(LEAST_LIMIT)
+        self._codec, self._pool = joined.codec, BufferPool(LEAST_LIMIT)
         self._finite = config.load().check_finite
         self.shards = ShardClient(link, meta, joined)
         self.clock = 0
@@ -71,7 +71,7 @@ class Session:
         self._open = False
         #: Whether the last push ended with an error, which the caller may have caught.
         self._failed = False
-        self._uncommitted = Uncommitted(meta, joined.codec, self._scratch.empty)
+        self._uncommitted = Uncommitted(meta, joined.codec, self._pool.empty)
         self._lock = threading.RLock()
 
     def resume(self, attempt: int) -> None:
@@ -187,7 +187,7 @@ class Session:
             return send(arrays, replace(call, kind=kind, codec="", whole=True))
 
     def _encoded(self, arrays: Mapping[int, Array], codec: Codec) -> dict[int, Array]:
-        layout, empty = self.meta.layout, self._scratch.empty
+        layout, empty = self.meta.layout, self._pool.empty
         return encoding.encoded(layout, arrays, codec, finite=self._finite, empty=empty)
 
     def barrier(self, timeout: float | None) -> None:

@@ -17,7 +17,7 @@ from daskps.cluster.host.copies import Copies
 from daskps.cluster.host.exchange import Exchange, Serving
 from daskps.cluster.host.hosted import LOCK_SECONDS
 from daskps.cluster.machine.machine import HERE, Machine
-from daskps.cluster.machine.pool import Scratch, limit_of
+from daskps.cluster.machine.pool import BufferPool, limit_of
 from daskps.cluster.wire.messages import (
     Answer,
     Call,
@@ -83,11 +83,11 @@ class ShardHost(Serving):
         settings = config.load()
         self.worker, self.machine = worker, machine
         self._handlers = handlers
-        self.scratch = Scratch(limit_of(worker.memory_limit))
-        super().__init__(self.scratch.empty, WAIT_SECONDS)
+        self.pool = BufferPool(limit_of(worker.memory_limit))
+        super().__init__(self.pool.empty, WAIT_SECONDS)
         #: Stores freed lately: a create that was cut short may still be at work.
         self.dropped: deque[str] = deque(maxlen=1000)
-        self.contributions = Contributions(worker.address, self.scratch.empty)
+        self.contributions = Contributions(worker.address, self.pool.empty)
         #: What snapshots have copied and Dask has not taken over yet.
         self.snapshots = Copies()
         #: What wakes the calls of other processes that wait, by their tokens.

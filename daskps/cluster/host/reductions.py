@@ -74,4 +74,4 @@ async def free(host: ShardHost, run: int, attempt: int, last: int) -> None:
 async def end_graph(host: ShardHost, run: int) -> None:
     """Drop all contributions to a run; what still comes is refused."""
     host.contributions.end(run)
-    host.scratch.clear()
+    host.pool.clear()

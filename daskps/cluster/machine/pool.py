@@ -30,17 +30,17 @@ SHARE = 0.05
 class _Lease:
     """What all views of an array have as their base; gives its memory back."""
 
-    __slots__ = ("__array_interface__", "_memory", "_scratch")
+    __slots__ = ("__array_interface__", "_memory", "_pool")
 
-    def __init__(self, scratch: Scratch, memory: Array) -> None:
+    def __init__(self, pool: BufferPool, memory: Array) -> None:
         self.__array_interface__ = memory.__array_interface__
-        self._scratch, self._memory = scratch, memory
+        self._pool, self._memory = pool, memory
 
     def __del__(self) -> None:
-        self._scratch.give_back(self._memory)
+        self._pool.give_back(self._memory)
 
 
-class Scratch:
+class BufferPool:
     """A worker's memory for arrays that do not live long; safe for threads.
 
     Parameters

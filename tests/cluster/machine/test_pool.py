@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from daskps.cluster.machine.pool import LEAST_LIMIT, SMALLEST, Scratch, limit_of
+from daskps.cluster.machine.pool import LEAST_LIMIT, SMALLEST, BufferPool, limit_of
 from daskps.reduction import Tree, fold
 
 N = SMALLEST // 4
@@ -17,48 +17,48 @@ def address(array):
 
 
 def test_memory_comes_again_when_the_last_view_is_gone():
-    scratch = Scratch(LEAST_LIMIT)
-    first = scratch.empty(N, "f4")
+    pool = BufferPool(LEAST_LIMIT)
+    first = pool.empty(N, "f4")
     assert first.shape == (N,)
     assert first.dtype == np.float32
     assert first.flags.writeable
     where = address(first)
     view, frame = first[5:], first.data
     del first
-    assert address(scratch.empty(N, "f4")) != where
+    assert address(pool.empty(N, "f4")) != where
     del view
-    assert address(scratch.empty(N, "f4")) != where
+    assert address(pool.empty(N, "f4")) != where
     del frame
-    assert where in {address(a) for a in [scratch.empty(N, "f4") for _ in range(2)]}
+    assert where in {address(a) for a in [pool.empty(N, "f4") for _ in range(2)]}
 
 
 def test_memory_of_another_length_is_not_taken():
-    scratch = Scratch(LEAST_LIMIT)
-    where = address(scratch.empty(N, "f4"))
-    other = scratch.empty(2 * N, "f4")
-    assert (len(other), scratch.nbytes) == (2 * N, 4 * N)
+    pool = BufferPool(LEAST_LIMIT)
+    where = address(pool.empty(N, "f4"))
+    other = pool.empty(2 * N, "f4")
+    assert (len(other), pool.nbytes) == (2 * N, 4 * N)
     # The same number of bytes, as another dtype.
-    again = scratch.empty(N // 2, "f8")
-    assert (address(again), scratch.nbytes) == (where, 0)
+    again = pool.empty(N // 2, "f8")
+    assert (address(again), pool.nbytes) == (where, 0)
     assert again.dtype == np.float64
 
 
 def test_no_more_than_the_limit_is_kept_the_oldest_goes():
-    scratch = Scratch(3 * SMALLEST)
-    arrays = [scratch.empty(N + i, "f4") for i in range(5)]
+    pool = BufferPool(3 * SMALLEST)
+    arrays = [pool.empty(N + i, "f4") for i in range(5)]
     del arrays
-    assert SMALLEST < scratch.nbytes <= 3 * SMALLEST
-    assert len(scratch.empty(N + 4, "f4")) == N + 4
-    scratch.clear()
-    assert scratch.nbytes == 0
+    assert SMALLEST < pool.nbytes <= 3 * SMALLEST
+    assert len(pool.empty(N + 4, "f4")) == N + 4
+    pool.clear()
+    assert pool.nbytes == 0
 
 
 def test_small_arrays_are_left_to_malloc():
-    scratch = Scratch(LEAST_LIMIT)
-    array = scratch.empty(N - 1, "f4")
+    pool = BufferPool(LEAST_LIMIT)
+    array = pool.empty(N - 1, "f4")
     assert array.flags.owndata
     del array
-    assert scratch.nbytes == 0
+    assert pool.nbytes == 0
 
 
 def test_the_limit_follows_the_memory_of_the_worker():
@@ -67,11 +67,11 @@ def test_the_limit_follows_the_memory_of_the_worker():
 
 
 def test_threads_never_share_memory():
-    scratch, wrong = Scratch(LEAST_LIMIT), []
+    pool, wrong = BufferPool(LEAST_LIMIT), []
 
     def work(me):
         for _ in range(300):
-            mine = scratch.empty(N, "i4")
+            mine = pool.empty(N, "i4")
             mine[:] = me
             if not (mine == me).all():
                 wrong.append(me)
@@ -83,7 +83,7 @@ def test_threads_never_share_memory():
         thread.join()
     assert not wrong
     # Of 1,200 arrays, at most two for each thread at a time and what is looked at.
-    assert 0 < scratch.nbytes <= 16 * SMALLEST
+    assert 0 < pool.nbytes <= 16 * SMALLEST
 
 
 def test_sums_of_read_only_contributions_go_into_memory_of_the_callers():

@@ -55,7 +55,7 @@ class Shelf:
             for p in meta.layout.parameters
         ]
         self._finite = config.load().check_finite
-        self._scratch = host.scratch
+        self._pool = host.pool
         memory, shared = host.memory(meta.cluster), host.contributions.shared
         whole = self._nbytes(range(len(self._dtypes)))
         self._sheets: Sheets = shared(run, "sheets", lambda: Sheets(memory, whole))
@@ -82,7 +82,7 @@ class Shelf:
         """
         layout, codec, arrays = self._layout, self._codec, found.arrays
         sheet = self._sheets.take(self._nbytes(arrays)) if arrays else None
-        empty = sheet.empty if sheet else self._scratch.empty
+        empty = sheet.empty if sheet else self._pool.empty
         weight = float(found.rows)
         if codec is None:
             kept = contribution(layout, arrays, weight, self._reduce, empty=empty)

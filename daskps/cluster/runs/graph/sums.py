@@ -71,7 +71,7 @@ class Sums:
         far = [w for w in self.ranks if w != here and w not in near]
         started = link.start(lambda: gather(*map(self._ask, far))) if far else None
         rows = {here: self._here(here)} if here in self.ranks else {}
-        empty = self.context.host.scratch.empty
+        empty = self.context.host.pool.empty
         for worker, kept in near.items():
             rows[worker] = sums_of(kept, self.shards, self.nodes[worker], empty)
         if started is not None:
@@ -91,7 +91,7 @@ class Sums:
         return reduced
 
     def _opened(self, shard: int, parcels: Sequence[Parcel]) -> list[Node]:
-        layout, empty = self.context.meta.layout, self.context.host.scratch.empty
+        layout, empty = self.context.meta.layout, self.context.host.pool.empty
         return [parcel.opened(layout, shard, empty) for parcel in parcels]
 
     def _here(self, worker: str) -> list[list[Parcel]]:
@@ -142,7 +142,7 @@ class Sums:
         ]
         if callable(reduce):
             return reduce_all({lo: node for lo, _, node in pairs}, self.size, reduce)
-        empty = self.context.host.scratch.empty
+        empty = self.context.host.pool.empty
         tree = Tree(self.size, empty)
         for lo, hi, node in pairs:
             tree.put_sum(lo, hi, node)
