@@ -17,7 +17,7 @@ from daskps.testing.loop import PROCESS
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
 
-    from daskps.cluster.host.hosted import Slot
+    from daskps.cluster.host.hosted import HostedShard
     from daskps.cluster.wire.messages import Answer, Call
     from daskps.shards.memory.segment import Segment
     from daskps.testing.loop import Process
@@ -120,7 +120,7 @@ class Watch:
 
         put(ShardHost, call=call_and_look)
 
-    def _acknowledged(self, slot: Slot, meant: int) -> None:
+    def _acknowledged(self, slot: HostedShard, meant: int) -> None:
         generation = int(slot.shard.segment.words[GENERATION])
         if generation != meant:
             self.wrong(

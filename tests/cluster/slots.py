@@ -12,7 +12,7 @@ from typing import Any
 import dask
 
 from daskps.cluster.host.host import ShardHost
-from daskps.cluster.host.hosted import Slot
+from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.machine.blocks import open_memory
 from daskps.cluster.machine.machine import HERE, Machine
 from daskps.cluster.wire.handlers import HOST
@@ -23,13 +23,13 @@ from daskps.shards.shard import Shard
 LAYOUT = Layout.build({"w": ((1000,), "float64")}, 1)
 
 
-def shared_slot(base: Path, name: str = "a") -> Slot:
+def shared_slot(base: Path, name: str = "a") -> HostedShard:
     """Return a shard whose memory is in a folder below `base`."""
     memory = open_memory(base, name)
     block = memory.take(Segment.needed_nbytes(LAYOUT, 0, {}, durable=True))
     segment = Segment(LAYOUT, 0, {}, block.buffer, durable=True)
     segment.words[NONCE] = block.nonce
-    return Slot("s", LAYOUT, 0, Shard(segment, {}), block=block)
+    return HostedShard("s", LAYOUT, 0, Shard(segment, {}), block=block)
 
 
 class Nowhere:
@@ -56,7 +56,7 @@ class Nowhere:
 
 @contextmanager
 def bare_host(
-    loop: Any, *slots: Slot, machine: Machine = HERE, inline: int = 2**20
+    loop: Any, *slots: HostedShard, machine: Machine = HERE, inline: int = 2**20
 ) -> Iterator[ShardHost]:
     """A host of shards of store "s" that hangs in no worker."""
     with dask.config.set({"daskps.inline-nbytes": inline}):

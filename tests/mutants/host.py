@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "former-owner-opens-the-gate",
-        "daskps.cluster.host.hosted:Slot.release.let_go",
+        "daskps.cluster.host.hosted:HostedShard.release.let_go",
         "if block is not None and segment.words[GENERATION] == shard.generation:",
         "if block is not None:",
         (
@@ -16,7 +16,7 @@ MUTANTS = (
     ),
     Mutant(
         "released-shard-serves-on",
-        "daskps.cluster.host.hosted:Slot.run.call",
+        "daskps.cluster.host.hosted:HostedShard.run.call",
         "if self._released is not None:",
         "if self._released is None and self.shard is None:",
         (
@@ -26,7 +26,7 @@ MUTANTS = (
     ),
     Mutant(
         "released-shard-has-its-gate-open",
-        "daskps.cluster.host.hosted:Slot.release.let_go",
+        "daskps.cluster.host.hosted:HostedShard.release.let_go",
         "set_gate(segment, RELEASED)",
         "pass",
         (
@@ -36,7 +36,7 @@ MUTANTS = (
     ),
     Mutant(
         "freed-shard-has-its-gate-open",
-        "daskps.cluster.host.hosted:Slot.close",
+        "daskps.cluster.host.hosted:HostedShard.close",
         "set_gate(self.shard.segment, CLOSED)",
         "pass",
         (
@@ -45,7 +45,7 @@ MUTANTS = (
     ),
     Mutant(
         "push-before-a-control-call-is-lost",
-        "daskps.cluster.host.hosted:Slot._serve_once",
+        "daskps.cluster.host.hosted:HostedShard._serve_once",
         "done += self._submit(tickets)",
         "done += []",
         (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from daskps import config
 from daskps.cluster.caller.mapped import PATIENCE_SECONDS
-from daskps.cluster.host.hosted import Countdown, Slot
+from daskps.cluster.host.hosted import Countdown, HostedShard
 from daskps.errors import ShardBusyError
 from daskps.kernels import finite
 from daskps.shards.memory.publication import PAST_NBYTES
@@ -35,7 +35,7 @@ LOOK_SECONDS = 0.001
 #: Position of a piece, index of its parameter, and its elements there.
 PieceCut = tuple[int, int, int, int]
 #: A shard, the trainer's seat there in rounds, and what of an array goes there.
-PreparedPart = tuple[int, Slot, "Seat | None", list[PieceCut]]
+PreparedPart = tuple[int, HostedShard, "Seat | None", list[PieceCut]]
 #: Less is looked at before: no shard writes it past the caches.
 LOOK_LATER_NBYTES = PAST_NBYTES
 
@@ -142,7 +142,7 @@ class PreparedStep:
         return Version.of(versions)
 
     def _submit(
-        self, slot: Slot, tick: Tick, arrays: Mapping[int, Array], check: bool
+        self, slot: HostedShard, tick: Tick, arrays: Mapping[int, Array], check: bool
     ) -> int:
         """Have a shard apply a step on arrival."""
         step = Step(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.cluster.host.exchange import Exchange, Serving
-from daskps.cluster.host.hosted import Slot
+from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.machine.machine import HERE, Machine
 from daskps.cluster.machine.membership import WayClosed, owner_of
@@ -71,7 +71,7 @@ class MappedShards(Serving):
             self._owner = owner_of(place.name)
             segment = Segment(meta.layout, shard, slots, block.buffer, durable=True)
             deputy = Deputy(segment, rules, cache_dir=rules.cache_dir)
-            self.slots[meta.uid, shard] = Slot(
+            self.slots[meta.uid, shard] = HostedShard(
                 meta.name, meta.layout, shard, deputy, block=block
             )
             if joined is not None:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps import codecs
-from daskps.cluster.host.hosted import Slot
+from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.machine.membership import WayClosed, owner_of, pid_of
 from daskps.cluster.upstream import loads
@@ -139,7 +139,7 @@ def _said(shard: int, sight: Sight, why: str) -> dict[str, Any]:
     return {"shard": shard, "sight": sight.value, "why": why}
 
 
-def _row(slot: Slot) -> dict[str, Any]:
+def _row(slot: HostedShard) -> dict[str, Any]:
     block = slot.block
     if block is None:
         raise ProtocolError(f"shard {slot.index} is in private memory, and stays here")
@@ -220,9 +220,9 @@ class _Taker:
 
     def take_all(
         self, host: ShardHost, store: str, rows: Sequence[Sequence[Any]]
-    ) -> list[Slot]:
+    ) -> list[HostedShard]:
         """Take over what can be had of these shards, and say what of each."""
-        taken = list[Slot]()
+        taken = list[HostedShard]()
         for shard, block, nbytes, nonce, generation in rows:
             # There already if an answer was lost on its way.
             slot = host.slots.get((store, shard))
@@ -243,7 +243,7 @@ class _Taker:
                 self.found.append(_said(shard, sight, repr(error)))
         return taken
 
-    def take(self, shard: int, place: FoundBlock, generation: int) -> Slot:
+    def take(self, shard: int, place: FoundBlock, generation: int) -> HostedShard:
         """Take a shard over under its lock; its generation rises before all else."""
         registry = self._registry
         place = _found(registry, place)
@@ -281,7 +281,7 @@ class _Taker:
                 raise
         finally:
             lock.release()
-        slot = Slot(self._name, self._layout, shard, mine, block=block)
+        slot = HostedShard(self._name, self._layout, shard, mine, block=block)
         slot.mailbox = mailbox
         return slot
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.host.copies import Room, ranges_of
-from daskps.cluster.host.hosted import Countdown, Slot
+from daskps.cluster.host.hosted import Countdown, HostedShard
 from daskps.cluster.keys import copy_key
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.reports import OrderWire, pack_report
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _check_order = partial(check, OrderWire, what="the order of a cut")
 
 
-def _concerned(host: ShardHost, store: str, index: int | None) -> list[Slot]:
+def _concerned(host: ShardHost, store: str, index: int | None) -> list[HostedShard]:
     """Return the shards of a store that a cut copies anything of."""
     return [
         slot
@@ -121,7 +121,7 @@ async def copy_cut(
         if shard in lacks:
             lacks[shard].append((owner, sequence))
 
-    async def copy(slot: Slot) -> tuple[int, int]:
+    async def copy(slot: HostedShard) -> tuple[int, int]:
         lacking = tuple(lacks[slot.index])
         what = Order(lacking, order["run"], order["rounds"])
         ready = await _reached(host, slot, _attempt(cut, attempt), what)
@@ -153,7 +153,9 @@ async def copy_cut(
     return versions
 
 
-async def _reached(host: ShardHost, slot: Slot, name: str, order: Order) -> Ready:
+async def _reached(
+    host: ShardHost, slot: HostedShard, name: str, order: Order
+) -> Ready:
     """Wait until a shard has reached the cut."""
     loop = asyncio.get_running_loop()
     reached: asyncio.Future[None] = loop.create_future()

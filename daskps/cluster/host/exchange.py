@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from daskps.cluster.host.hosted import LOCK_SECONDS, Countdown, Slot
+from daskps.cluster.host.hosted import LOCK_SECONDS, Countdown, HostedShard
 from daskps.cluster.machine.pauses import Pause
 from daskps.cluster.wire.encoding import widened
 from daskps.cluster.wire.messages import Answer, Call, Part
@@ -34,7 +34,7 @@ MIN_SECONDS = 0.01
 #: How long a call that was given up tries to take its tickets back.
 STOP_SECONDS = 1.0
 
-Started = tuple[Slot, Part, Ticket]
+Started = tuple[HostedShard, Part, Ticket]
 
 
 class MakeRoom(Protocol):
@@ -136,7 +136,7 @@ class Serving(ABC):
     """
 
     def __init__(self, empty: MakeRoom, patience: float) -> None:
-        self.slots: dict[tuple[str, int], Slot] = {}
+        self.slots: dict[tuple[str, int], HostedShard] = {}
         self.patience = patience
         self._empty = empty
 
@@ -148,7 +148,7 @@ class Serving(ABC):
     def is_live(self) -> bool:
         """Return whether who owns the shards is there."""
 
-    def slot(self, store: str, shard: int) -> Slot:
+    def slot(self, store: str, shard: int) -> HostedShard:
         """Return a shard, or refuse."""
         try:
             return self.slots[store, shard]
@@ -218,7 +218,7 @@ class Serving(ABC):
         *,
         seconds: float,
     ) -> list[Answer]:
-        """Return what the shards say, reading what they may; see :meth:`Slot.read`.
+        """Return what the shards say, reading what they may; see :meth:`HostedShard.read`.
 
         A read whose turn does not come within these seconds, together, waits on. With
         0 it raises ShardBusyError.

@@ -40,7 +40,7 @@ from daskps.shards.steps import NOTHING, Ready
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from daskps.cluster.host.hosted import Slot
+    from daskps.cluster.host.hosted import HostedShard
     from daskps.cluster.host.node import HostNode
     from daskps.cluster.machine.blocks import Block, Memory
     from daskps.cluster.wire.handlers import Handlers
@@ -65,7 +65,7 @@ class ShardHost(Serving):
     """Shards of one worker.
 
     Threads: `begin_now` is for threads that may wait (tasks, trainers), `call` for the
-    event loop; both end in :meth:`Slot.serve`.
+    event loop; both end in :meth:`HostedShard.serve`.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class ShardHost(Serving):
         self._opening = threading.Lock()
         self._looking: asyncio.Future[None] | None = None
         #: Shards that were dropped while somebody was at them.
-        self._leaving: list[Slot] = []
+        self._leaving: list[HostedShard] = []
         self.is_leaving = False
         self._loop_thread = threading.get_ident()
         self._executor = ThreadPoolExecutor(
@@ -184,7 +184,7 @@ class ShardHost(Serving):
         left = max(MIN_SECONDS, call.wait_seconds - (loop.time() - began))
         return await self.in_thread(partial(self.answers, tickets, seconds=left))
 
-    def is_small(self, slot: Slot) -> bool:
+    def is_small(self, slot: HostedShard) -> bool:
         """Return whether a shard is small enough for the event loop."""
         return slot.nbytes <= SMALL * self.inline_nbytes
 
@@ -285,7 +285,7 @@ class ShardHost(Serving):
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, function)
 
-    def of(self, store: str) -> list[Slot]:
+    def of(self, store: str) -> list[HostedShard]:
         """Return the slots of a store held here, or refuse."""
         found = [slot for (uid, _), slot in self.slots.items() if uid == store]
         if not found:
@@ -294,7 +294,7 @@ class ShardHost(Serving):
             )
         return found
 
-    async def under(self, slot: Slot, function: Callable[[Shard], T]) -> T:
+    async def under(self, slot: HostedShard, function: Callable[[Shard], T]) -> T:
         """Run a function of a shard under its mutex without blocking the loop."""
         future = slot.run(function)
         if self.is_small(slot):
@@ -306,7 +306,7 @@ class ShardHost(Serving):
             self.keep_looking()
         return await asyncio.wrap_future(future)
 
-    def drop(self, slot: Slot) -> None:
+    def drop(self, slot: HostedShard) -> None:
         """End the calls that wait for a shard that was deleted."""
         error = StoreClosedError(
             f"store {slot.name!r} was closed or deleted while a call waited for it"
@@ -334,7 +334,7 @@ class ShardHost(Serving):
                     await self.in_thread(slot.look)
             await asyncio.sleep(LOOK_SECONDS)
 
-    def _waiting(self) -> list[Slot]:
+    def _waiting(self) -> list[HostedShard]:
         self._leaving = [slot for slot in self._leaving if slot.waits]
         shared = [slot for slot in self.slots.values() if slot.is_shared]
         return [slot for slot in shared if slot.waits] + self._leaving

@@ -6,7 +6,7 @@ on the mutex, and pushes that queue up are applied in one pass over memory.
 
 Where the shard's memory is shared with other processes, who has the mutex takes the
 lock between the processes too. That one may have to be waited for: with no time to
-wait an inbox stays as it is, and :meth:`Slot.look` is called until it is served.
+wait an inbox stays as it is, and :meth:`HostedShard.look` is called until it is served.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Countdown:
             self._callback()
 
 
-class Slot:
+class HostedShard:
     """A shard, its mutex and its inbox.
 
     Parameters
@@ -395,7 +395,7 @@ def make_slots(
     name: str,
     layout: Layout,
     shards: Sequence[int],
-) -> list[Slot]:
+) -> list[HostedShard]:
     """Make shards in memory that other processes can map, where there is such."""
     slots = rules.slots
     need = partial(Segment.needed_nbytes, layout, slots=slots)
@@ -413,7 +413,7 @@ def make_slots(
         segment.words[GENERATION] = 1
         segment.words[NONCE] = shared.nonce if shared else 0
         machine = Shard(segment, rules, cache_dir=rules.cache_dir)
-        made.append(Slot(name, layout, shard, machine, block=shared))
+        made.append(HostedShard(name, layout, shard, machine, block=shared))
     return made
 
 

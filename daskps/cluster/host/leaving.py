@@ -18,7 +18,7 @@ from daskps.layout.arrays import counted
 
 if TYPE_CHECKING:
     from daskps.cluster.host.host import ShardHost
-    from daskps.cluster.host.hosted import Slot
+    from daskps.cluster.host.hosted import HostedShard
 
 logger = logging.getLogger(__name__)
 #: How long the directory may take to say whose shards others may have. A nanny gives
@@ -78,7 +78,7 @@ async def _let_go(host: ShardHost, wanted: list[str] | None) -> None:
         await asyncio.sleep(PAUSE_SECONDS)
 
 
-async def _try(host: ShardHost, slot: Slot) -> None:
+async def _try(host: ShardHost, slot: HostedShard) -> None:
     """Serve what waits at a shard, if nobody else is at it."""
     if host.is_small(slot):
         slot.serve()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.cluster.host.host import ShardHost
-    from daskps.cluster.host.hosted import Slot
+    from daskps.cluster.host.hosted import HostedShard
     from daskps.reduction import Reducer
     from daskps.shards.steps import Ticket
 
@@ -95,7 +95,7 @@ async def begin_run(
     ]
 
 
-def _begin(slot: Slot, run: int, shard: Shard, **how: Any) -> list[Ticket]:
+def _begin(slot: HostedShard, run: int, shard: Shard, **how: Any) -> list[Ticket]:
     """Begin a run on a shard, under its mutex."""
     _refuse_old(slot, run)
     done = shard.begin_run(run=run, **how)
@@ -103,7 +103,7 @@ def _begin(slot: Slot, run: int, shard: Shard, **how: Any) -> list[Ticket]:
     return done
 
 
-def _refuse_old(slot: Slot, run: int) -> None:
+def _refuse_old(slot: HostedShard, run: int) -> None:
     """Refuse a run older than the one there: a host that was stopped hears of it late.
 
     Raises
@@ -123,7 +123,7 @@ def _refuse_old(slot: Slot, run: int) -> None:
 
 def _take_mailboxes(
     host: ShardHost,
-    slots: Sequence[Slot],
+    slots: Sequence[HostedShard],
     run: int,
     of: tuple[int, str | Reducer, bool],
 ) -> None:
@@ -197,7 +197,7 @@ async def end_run(
     return [(slot.index,) for slot in slots]
 
 
-async def _end(host: ShardHost, slot: Slot, last: End, as_it_is: End) -> None:
+async def _end(host: ShardHost, slot: HostedShard, last: End, as_it_is: End) -> None:
     """End a run on one shard after the last common round, or where that is gone, now."""
     try:
         await host.under(slot, last)
@@ -234,7 +234,7 @@ async def resume(
     ]
 
 
-def _check_rank(slot: Slot, run: int, rank: int) -> None:
+def _check_rank(slot: HostedShard, run: int, rank: int) -> None:
     """Refuse a rank that a run has not: a negative one would mean one from the end."""
     fixed = slot.shard.segment.current.fixed
     if fixed[RUN] == run and not 0 <= rank < fixed[N_RANKS]:
@@ -265,7 +265,7 @@ async def hold(
             done = [t for rank in finished for t in shard.finish(run, rank)]
         return done + shard.hold(run, limit, error)
 
-    async def one(slot: Slot) -> tuple[Any, ...]:
+    async def one(slot: HostedShard) -> tuple[Any, ...]:
         for rank in finished:
             _check_rank(slot, run, rank)
         await host.under(slot, work)
@@ -302,7 +302,7 @@ async def changed(host: ShardHost, store: str, run: int) -> list[list[int] | Non
     ]
 
 
-def _changed(slot: Slot, run: int, shard: Shard) -> list[int] | None:
+def _changed(slot: HostedShard, run: int, shard: Shard) -> list[int] | None:
     began, flip = slot.began
     if began != run:
         return None

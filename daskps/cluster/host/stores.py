@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.cluster.host.hosted import Slot, make_slots
+from daskps.cluster.host.hosted import HostedShard, make_slots
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.upstream import loads
 from daskps.cluster.wire.handlers import HOST
@@ -59,7 +59,7 @@ async def create(
         raise ProtocolError(f"shards {shards!r:.60} of the {made.n_shards} of a store")
     rules, fills = pickled
 
-    def build() -> list[Slot]:
+    def build() -> list[HostedShard]:
         bound, memory = Rules(made, rules), host.memory(cluster)
         began = time.perf_counter()
         bound.warm(durable=memory is not None)

@@ -13,7 +13,7 @@ from daskps.cluster.caller.deliveries import PreparedStep
 from daskps.cluster.caller.mapped import MappedShards
 from daskps.cluster.caller.reads import TRIES, Glances, Prepared
 from daskps.cluster.caller.routes import Target
-from daskps.cluster.host.hosted import Slot
+from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.wire.messages import Call
 from daskps.consistency import ASP
 from daskps.layout.arrays import Layout
@@ -33,7 +33,7 @@ class Session:
 
     run, rank, clock, bsp = RUN, 0, 0, False
 
-    def __init__(self, slot: Slot) -> None:
+    def __init__(self, slot: HostedShard) -> None:
         self.is_live = True
         self.lag = 0
         self.moved(slot)
@@ -45,7 +45,7 @@ class Session:
             uid="s", where=self.where, layout=LAYOUT, positions=positions
         )
 
-    def moved(self, slot: Slot) -> None:
+    def moved(self, slot: HostedShard) -> None:
         """The shard is that of a slot from here on."""
         self.serving = SimpleNamespace(
             slots={("s", 0): slot}, is_live=lambda: self.is_live
@@ -54,7 +54,7 @@ class Session:
 
 
 @pytest.fixture
-def slot(tmp_path: Path) -> Slot:
+def slot(tmp_path: Path) -> HostedShard:
     slot = shared_slot(tmp_path)
     slot.locks_reads = False
     slot.shard.begin_run(RUN, ASP(), 2)
@@ -64,7 +64,7 @@ def slot(tmp_path: Path) -> Slot:
 class Disturbed:
     """An array to read into; so many updates run into each copy."""
 
-    def __init__(self, slot: Slot, updates: list[int]) -> None:
+    def __init__(self, slot: HostedShard, updates: list[int]) -> None:
         self.slot, self.updates, self.found = slot, updates, set[float]()
 
     def __setitem__(self, where: slice, source: Any) -> None:
@@ -79,7 +79,7 @@ class Disturbed:
 
 @pytest.mark.parametrize(("updates", "read"), [([1], 0.0), ([2], 2.0), ([2, 2], 4.0)])
 def test_a_read_that_updates_ran_into_is_repeated(
-    slot: Slot, updates: list[int], read: float
+    slot: HostedShard, updates: list[int], read: float
 ) -> None:
     """One may be under way; the second writes where was read."""
     session: Any = Session(slot)
@@ -88,7 +88,9 @@ def test_a_read_that_updates_ran_into_is_repeated(
     assert out.found == {read}
 
 
-def test_a_read_that_updates_run_into_each_time_is_the_shards(slot: Slot) -> None:
+def test_a_read_that_updates_run_into_each_time_is_the_shards(
+    slot: HostedShard,
+) -> None:
     session: Any = Session(slot)
     out: Any = Disturbed(slot, [2] * TRIES)
     assert not Prepared(session, ALL).read(0, [out])
@@ -99,7 +101,7 @@ def test_a_read_of_pieces_in_both_buffers_takes_each_from_its_own() -> None:
     shard = Shard(Segment(layout, 0, {}), {})
     shard.segment.is_together = False
     shard.begin_run(RUN, ASP(), 2)
-    session: Any = Session(Slot("s", layout, 0, shard))
+    session: Any = Session(HostedShard("s", layout, 0, shard))
     read, out = Prepared(session, {0: (("float64", 2, 9),)}), np.empty(7)
     for sequence, position in enumerate((1, 0, 1)):
         items = (Item(position, 0, np.ones((5, 7)[position])),)
@@ -109,7 +111,9 @@ def test_a_read_of_pieces_in_both_buffers_takes_each_from_its_own() -> None:
         assert out.tolist() == [sequence > 0] * 3 + [1 + sequence // 2] * 4
 
 
-def test_nothing_is_read_from_the_memory_of_a_worker_that_is_gone(slot: Slot) -> None:
+def test_nothing_is_read_from_the_memory_of_a_worker_that_is_gone(
+    slot: HostedShard,
+) -> None:
     session: Any = Session(slot)
     assert Prepared(session, ALL).read(0, [np.empty(1000)])
     session.is_live = False
@@ -117,7 +121,7 @@ def test_nothing_is_read_from_the_memory_of_a_worker_that_is_gone(slot: Slot) ->
 
 
 def test_a_read_is_made_ready_anew_when_a_shard_has_moved(
-    slot: Slot, tmp_path: Path
+    slot: HostedShard, tmp_path: Path
 ) -> None:
     session: Any = Session(slot)
     glances, out = Glances(session), np.empty(1000)
@@ -136,7 +140,7 @@ def test_a_read_is_made_ready_anew_when_a_shard_has_moved(
 
 @pytest.mark.parametrize("is_live", [True, False])
 def test_no_step_goes_to_the_memory_of_a_worker_that_is_gone(
-    slot: Slot, is_live: bool
+    slot: HostedShard, is_live: bool
 ) -> None:
     """It would be acknowledged, and lost."""
     session: Any = Session(slot)

@@ -15,7 +15,7 @@ import pytest
 
 from daskps.cluster.host import adoption
 from daskps.cluster.host.adoption import _Rounds, _Taker
-from daskps.cluster.host.hosted import Slot
+from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.machine.blocks import Memory, open_memory
 from daskps.errors import StoreClosedError
 from daskps.shards.deputy import Deputy, NotHereError
@@ -40,7 +40,7 @@ class Host:
     def __init__(self, memory: Memory) -> None:
         self.memory = lambda cluster: memory
         self.worker = SimpleNamespace(address="tcp://heir")
-        self.slots: dict[tuple[str, int], Slot] = {}
+        self.slots: dict[tuple[str, int], HostedShard] = {}
         self.dropped: list[str] = []
         #: What it says when it is asked whether it closes.
         self.closes = [False, False]
@@ -60,7 +60,7 @@ def heir(tmp_path: Path) -> Iterator[Host]:
 
 
 @pytest.fixture
-def left(tmp_path: Path) -> Slot:
+def left(tmp_path: Path) -> HostedShard:
     """A shard of a worker that died after one push."""
     slot = shared_slot(tmp_path)
     slot.shard.segment.words[GENERATION] = 1
@@ -78,25 +78,25 @@ def left(tmp_path: Path) -> Slot:
     return slot
 
 
-def rows(slot: Slot) -> list[Any]:
+def rows(slot: HostedShard) -> list[Any]:
     block: Any = slot.block
     return [(0, block.name, block.nbytes, block.nonce, 2)]
 
 
-def take(heir: Any, slot: Slot) -> tuple[list[Slot], Any]:
+def take(heir: Any, slot: HostedShard) -> tuple[list[HostedShard], Any]:
     taker = _Taker(heir, ABOUT, _Rounds.of(None))
     slots = taker.take_all(heir, "s", rows(slot))
     [found] = taker.found
     return slots, found
 
 
-def adopt(heir: Any, slot: Slot) -> list[dict[str, Any]]:
+def adopt(heir: Any, slot: HostedShard) -> list[dict[str, Any]]:
     about: Any = {"store": "s", "about": ABOUT, "rows": rows(slot), "rounds": None}
     return asyncio.run(adoption.adopt(heir, **about))
 
 
 def test_a_shard_that_is_taken_over_is_of_the_next_generation(
-    heir: Host, left: Slot
+    heir: Host, left: HostedShard
 ) -> None:
     """Who shares its memory with the dead hears of it by that."""
     segment = left.shard.segment
@@ -116,7 +116,7 @@ def test_a_shard_that_is_taken_over_is_of_the_next_generation(
 
 
 def test_a_shard_that_is_about_to_be_freed_is_left_alone(
-    heir: Host, left: Slot
+    heir: Host, left: HostedShard
 ) -> None:
     set_gate(left.shard.segment, CLOSED)
     slots, found = take(heir, left)
@@ -138,7 +138,7 @@ def test_a_shard_of_an_owner_that_lives_is_left_alone(
 
 
 def test_who_closes_meanwhile_lets_go_of_what_it_has_taken(
-    heir: Host, left: Slot
+    heir: Host, left: HostedShard
 ) -> None:
     heir.closes = [False, True]
     [found] = adopt(heir, left)
@@ -147,7 +147,7 @@ def test_who_closes_meanwhile_lets_go_of_what_it_has_taken(
     assert gate_of(left.shard.segment) == RELEASED
 
 
-def test_what_was_freed_meanwhile_is_freed(heir: Host, left: Slot) -> None:
+def test_what_was_freed_meanwhile_is_freed(heir: Host, left: HostedShard) -> None:
     heir.dropped = ["s"]
     with pytest.raises(StoreClosedError, match="freed while it was adopted"):
         adopt(heir, left)

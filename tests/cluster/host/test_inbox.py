@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from daskps.cluster.host.host import ShardHost
-from daskps.cluster.host.hosted import Countdown, Slot
+from daskps.cluster.host.hosted import Countdown, HostedShard
 from daskps.cluster.wire.messages import Call, Part
 from daskps.errors import ShardBusyError, ShardLostError, StoreClosedError
 from daskps.layout.arrays import Layout
@@ -44,7 +44,7 @@ def tickets(owner):
 
 def a_slot():
     segment = Segment(LAYOUT, 0, {0: (0.0,)})
-    return Slot("s", LAYOUT, 0, Shard(segment, {0: Momentum()})), segment
+    return HostedShard("s", LAYOUT, 0, Shard(segment, {0: Momentum()})), segment
 
 
 def test_pushes_that_queue_up_are_one_publication():
