@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from daskps.shards import producers, run_record
-from daskps.shards.arrays.planning import Operations, Planner, count
+from daskps.shards.arrays.planning import Operations, UpdatePlanner, count
 from daskps.shards.memory.publication import Publication, looks
 from daskps.shards.memory.segment import (
     N_APPLIED,
@@ -33,13 +33,15 @@ class Pushes:
     ----------
     segment : Segment
         The memory.
-    planner : Planner
+    planner : UpdatePlanner
         Makes operations of arrays.
     floors : Floors
         Takes what steps say for cuts.
     """
 
-    def __init__(self, segment: Segment, planner: Planner, floors: Floors) -> None:
+    def __init__(
+        self, segment: Segment, planner: UpdatePlanner, floors: Floors
+    ) -> None:
         self._segment = segment
         self._planner = planner
         self._floors = floors

@@ -17,7 +17,7 @@ import numpy as np
 
 from daskps.consistency import BSP, Policy
 from daskps.shards import ending, run_record
-from daskps.shards.arrays.planning import Planner
+from daskps.shards.arrays.planning import UpdatePlanner
 from daskps.shards.asking import Asked
 from daskps.shards.cuts.cut import Cut, broken
 from daskps.shards.cuts.floors import Floors
@@ -69,7 +69,7 @@ class Shard(Asked):
         super().__init__(segment)
         self.generation = generation
         self.parked: list[Ticket] = []
-        self._planner = Planner(segment, bindings)
+        self._planner = UpdatePlanner(segment, bindings)
         self.floors = Floors(segment)
         self._pushes = Pushes(segment, self._planner, self.floors)
         #: The cut in progress: no step is applied and no round completed but by it.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from daskps.cluster.caller.routes import Plan
-    from daskps.cluster.caller.shard_map import Meta
+    from daskps.cluster.caller.shard_map import StoreMap
     from daskps.layout.arrays import Parameter
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -36,7 +36,7 @@ class _Store(Protocol):
     name: str
 
     @property
-    def _meta_if_known(self) -> Callable[[], Meta | None]: ...
+    def _meta_if_known(self) -> Callable[[], StoreMap | None]: ...
     @property
     def _attach(self) -> Callable[[Any], Any]: ...
     @property
@@ -179,7 +179,7 @@ class ParameterArray:
         given = None if out is None else {self.name: out}
         target: list[routes.Target] = []
 
-        def make(meta: Meta) -> Plan:
+        def make(meta: StoreMap) -> Plan:
             target.append(target_of(meta, [self.name], given))
             return routes.read(meta, target[0], None, self._store._call_of())
 
@@ -304,7 +304,7 @@ class ParameterArray:
             turned = values[::step] if step > 0 else values[::-1][::-step]
             return turned[rest] if rest is not None else turned[0]
 
-        def make(meta: Meta) -> Plan:
+        def make(meta: StoreMap) -> Plan:
             target = routes.spanning(meta, spans, lambda: None)
             return routes.read(meta, target, None, self._store._call_of())
 

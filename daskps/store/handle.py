@@ -11,7 +11,7 @@ from daskps.cluster.caller import creation
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.link import Link, current_link
 from daskps.cluster.caller.producer import Producer, Turn, producer_of
-from daskps.cluster.caller.shard_map import Meta
+from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.upstream import current_task
 from daskps.cluster.wire.deadline import Deadline
 from daskps.cluster.wire.messages import Call
@@ -46,7 +46,7 @@ class Handle:
         self._producer: Producer | None = None
 
     @classmethod
-    def _of(cls, meta: Meta, link: Link, producer: Producer | None = None) -> Self:
+    def _of(cls, meta: StoreMap, link: Link, producer: Producer | None = None) -> Self:
         """Return a handle that is bound already; it may push as one producer."""
         store = cls(meta.uid, meta.name)
         store._link = link
@@ -78,7 +78,7 @@ class Handle:
 
     _last_versions: tuple[int, ...] = ()
 
-    def _meta_if_known(self) -> Meta | None:
+    def _meta_if_known(self) -> StoreMap | None:
         return self._shards.meta if self._shards else None
 
     # -- binding -------------------------------------------------------------
@@ -96,7 +96,7 @@ class Handle:
         """Return what routes calls, asking the directory the first time."""
         if self._shards is None or self._shards.link is not link:
             wire = await link.directory("find", uid=self.uid)
-            self._shards = ShardClient(link, Meta(wire))
+            self._shards = ShardClient(link, StoreMap(wire))
         return self._shards
 
     def _attached(self, deadline: Deadline | None = None) -> ShardClient:
@@ -163,7 +163,7 @@ class Handle:
 
     def _do(
         self,
-        make: Callable[[Meta], Plan],
+        make: Callable[[StoreMap], Plan],
         timeout: Any,
         what: str,
         *,
@@ -199,7 +199,7 @@ class Handle:
     async def _do_async(
         self,
         link: Link,
-        make: Callable[[Meta], Plan],
+        make: Callable[[StoreMap], Plan],
         deadline: Deadline,
         *,
         finish: Callable[[Any], Any],

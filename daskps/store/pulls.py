@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.link import CallFuture
     from daskps.cluster.caller.routes import Plan, Target
-    from daskps.cluster.caller.shard_map import Meta
+    from daskps.cluster.caller.shard_map import StoreMap
     from daskps.layout.arrays import Layout
     from daskps.version import Version
 
@@ -136,12 +136,12 @@ class Readable(Handle):
         names: str | Iterable[str] | None,
         out: Mapping[str, Array] | None,
         min_version: int | None,
-    ) -> tuple[Callable[[Meta], Plan], Callable[[Any], dict[str, Array]]]:
+    ) -> tuple[Callable[[StoreMap], Plan], Callable[[Any], dict[str, Array]]]:
         """Return what plans a pull, and what makes its result of the answers."""
         target: list[Target] = []
         least = least_version(min_version)
 
-        def make(meta: Meta) -> Plan:
+        def make(meta: StoreMap) -> Plan:
             target.append(target_of(meta, names, out))
             return routes.read(meta, target[0], least, self._call_of())
 

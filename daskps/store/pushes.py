@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from daskps.cluster.caller.link import CallFuture
-    from daskps.cluster.caller.shard_map import Meta
+    from daskps.cluster.caller.shard_map import StoreMap
     from daskps.version import Version
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -88,14 +88,14 @@ class Writable(Readable):
         grads: Any,
         weight: float,
         lr: float | None,
-        target: Callable[[Meta], Target | None] = lambda _: None,
-    ) -> Callable[[Meta], Plan]:
+        target: Callable[[StoreMap], Target | None] = lambda _: None,
+    ) -> Callable[[StoreMap], Plan]:
         """Check the numbers now; check the gradients once the store is known."""
         rate = None if lr is None else number(lr, "lr", least=0.0)
         head = self._call_of(kind=GRADIENT, lr=rate)
         factor = number(weight, "weight")
 
-        def make(meta: Meta) -> Plan:
+        def make(meta: StoreMap) -> Plan:
             where = target(meta)
             finite = config.check_finite()
             arrays = intake.gradients(
@@ -242,8 +242,8 @@ class Writable(Readable):
         *,
         extra: bool = False,
         missing: bool = True,
-    ) -> Callable[[Meta], Plan]:
-        def make(meta: Meta) -> Plan:
+    ) -> Callable[[StoreMap], Plan]:
+        def make(meta: StoreMap) -> Plan:
             named = intake.plain(given)
             if extra:
                 named = {n: v for n, v in named.items() if n in meta.layout.by_name}
@@ -297,7 +297,7 @@ class Writable(Readable):
         """
         target: list[Target] = []
 
-        def where(meta: Meta) -> Target:
+        def where(meta: StoreMap) -> Target:
             target.append(target_of(meta, None, out))
             return target[0]
 

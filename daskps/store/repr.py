@@ -13,7 +13,7 @@ from daskps.layout.arrays import counted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from daskps.cluster.caller.shard_map import Meta
+    from daskps.cluster.caller.shard_map import StoreMap
     from daskps.layout.arrays import Layout
 
 _TEMPLATES = str(Path(__file__).parent / "widgets")
@@ -23,7 +23,7 @@ if _TEMPLATES not in TEMPLATE_PATHS:
 MOST_ROWS = 30
 
 
-def store_line(name: str, meta: Meta | None) -> str:
+def store_line(name: str, meta: StoreMap | None) -> str:
     """Return the one-line form of a store."""
     if meta is None:
         return f"<daskps.ParameterStore {name!r}>"
@@ -110,7 +110,7 @@ def snapshot_line(name: str, version: int, layout: Layout) -> str:
     )
 
 
-def store_html(name: str, meta: Meta | None, versions: Sequence[int]) -> str:
+def store_html(name: str, meta: StoreMap | None, versions: Sequence[int]) -> str:
     """Return the table of a store's parameters and shards."""
     if meta is None:
         return get_template("daskps_store.html.j2").render(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from daskps.cluster.caller.routes import Target
-    from daskps.cluster.caller.shard_map import Meta
+    from daskps.cluster.caller.shard_map import StoreMap
 
 Array = np.ndarray[Any, np.dtype[Any]]
 #: What the word that holds a version can count to.
@@ -60,7 +60,7 @@ def least_version(value: Any) -> int | None:
     return int(value)
 
 
-def sign_of(meta: Meta, names: Iterable[str]) -> Target:
+def sign_of(meta: StoreMap, names: Iterable[str]) -> Target:
     """Return a read of one element of each parameter, to wait as a read of all does."""
     chosen = [meta.layout[name] for name in names]
     spans = {p.index: (0, 1, np.empty(1, p.dtype)) for p in chosen}
@@ -68,7 +68,7 @@ def sign_of(meta: Meta, names: Iterable[str]) -> Target:
 
 
 def target_of(
-    meta: Meta,
+    meta: StoreMap,
     names: str | Iterable[str] | None,
     out: Mapping[str, Array] | None,
 ) -> Target:
@@ -110,7 +110,7 @@ def target_of(
     return routes.into(meta, flats, finish)
 
 
-def chosen_names(meta: Meta, names: Any) -> list[str]:
+def chosen_names(meta: StoreMap, names: Any) -> list[str]:
     """Return the parameters that are asked for, each once; all for None."""
     if names is None:
         return list(meta.layout.by_name)

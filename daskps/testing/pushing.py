@@ -11,7 +11,7 @@ import numpy as np
 import daskps
 from daskps.cluster.caller import snapshots
 from daskps.cluster.caller.client import ShardClient
-from daskps.cluster.caller.shard_map import Meta
+from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.wire.deadline import Deadline
 from daskps.testing.ground import CHANCE
 from daskps.testing.oracles import EXPECTED
@@ -116,7 +116,7 @@ class OneHotPushes:
                 self.watch.wrong(f"a snapshot has a part of push {whole[0]}")
 
     async def _snapshot(self, link: Link) -> Any:
-        meta = Meta(await link.directory("find", name=self.name))
+        meta = StoreMap(await link.directory("find", name=self.name))
         shards, deadline = ShardClient(link, meta), Deadline(SECONDS, "a snapshot")
         taken = await snapshots.take(shards, None, deadline)
         within = asyncio.wait_for(snapshots.values(taken), deadline.left())

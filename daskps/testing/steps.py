@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.routes import GRADIENT
 from daskps.cluster.caller.session import Session
-from daskps.cluster.caller.shard_map import Joined, Meta
+from daskps.cluster.caller.shard_map import RunMembership, StoreMap
 from daskps.errors import ContributionLostError, RunCancelledError
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ async def join(
         worker=link.node.address,
         wait_seconds=REGISTER_SECONDS,
     )
-    meta = Meta(await link.directory("find", uid=uid))
-    joined = Joined(run, size, found["mailboxes"], None)
+    meta = StoreMap(await link.directory("find", uid=uid))
+    joined = RunMembership(run, size, found["mailboxes"], None)
     trainer = AsyncTrainer(link, meta, joined, rank=rank, bsp=bsp)
     if found["attempt"] > 1:
         await trainer.resume_async(found["attempt"])

@@ -10,7 +10,7 @@ from daskps.layout.arrays import counted
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from daskps.cluster.caller.shard_map import Meta
+    from daskps.cluster.caller.shard_map import StoreMap
 
 #: How much worse than its best a loss is that is said.
 MUCH_WORSE = 1000.0
@@ -83,12 +83,12 @@ def first_loss(reports: Sequence[Mapping[str, Any]]) -> float | None:
     return sum(report["first"][0] for report in reports) / rows if rows else None
 
 
-def unnamed(meta: Meta, changed: Sequence[Sequence[int] | None]) -> list[str]:
+def unnamed(meta: StoreMap, changed: Sequence[Sequence[int] | None]) -> list[str]:
     """Return the parameters with an update rule that a run has not changed.
 
     Parameters
     ----------
-    meta : Meta
+    meta : StoreMap
         The store.
     changed : sequence
         For each shard the parameters it has changed in the run; None where it does

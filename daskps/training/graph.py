@@ -12,7 +12,7 @@ from daskps.training.steps import FitPlan, Stepper
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.routes import Computed
-    from daskps.cluster.caller.shard_map import Meta
+    from daskps.cluster.caller.shard_map import StoreMap
 
 #: Returns what the tasks of a run share on a worker, made by the function if need be.
 Shared = Callable[[Any, Callable[[], Any]], Any]
@@ -24,7 +24,7 @@ class GraphBody:
 
     plan: FitPlan
 
-    def __call__(self, meta: Meta) -> GraphStepper:
+    def __call__(self, meta: StoreMap) -> GraphStepper:
         """Return the user's function with buffers for this store."""
         return GraphStepper(self.plan, meta)
 

@@ -28,7 +28,7 @@ from daskps.training.local import LocalModel
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
-    from daskps.cluster.caller.shard_map import Meta
+    from daskps.cluster.caller.shard_map import StoreMap
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _GRADIENT = user_code("the gradient")
@@ -84,11 +84,11 @@ class Stepper:
     ----------
     plan : FitPlan
         What to do.
-    meta : Meta
+    meta : StoreMap
         The store.
     """
 
-    def __init__(self, plan: FitPlan, meta: Meta) -> None:
+    def __init__(self, plan: FitPlan, meta: StoreMap) -> None:
         self.plan, self.meta = plan, meta
         settings = config.load()
         self._finite = settings.check_finite

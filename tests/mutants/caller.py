@@ -59,7 +59,7 @@ MUTANTS = (
     ),
     Mutant(
         "read-that-an-update-ran-into",
-        "daskps.cluster.caller.reads:Prepared.read",
+        "daskps.cluster.caller.reads:PreparedRead.read",
         "if glance.is_whole(flip):",
         "if glance is not None:",
         (
@@ -68,7 +68,7 @@ MUTANTS = (
     ),
     Mutant(
         "read-of-one-buffer-where-both-hold-weights",
-        "daskps.cluster.caller.reads:Prepared.read",
+        "daskps.cluster.caller.reads:PreparedRead.read",
         "_fill(outs, mixed(flip) if side == MIXED else whole[side], copy)",
         "_fill(outs, whole[side], copy)",
         (
@@ -77,7 +77,7 @@ MUTANTS = (
     ),
     Mutant(
         "reads-where-the-shards-were",
-        "daskps.cluster.caller.reads:Glances._refresh",
+        "daskps.cluster.caller.reads:PreparedReads._refresh",
         "self.clear()",
         "pass",
         (

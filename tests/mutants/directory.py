@@ -50,7 +50,7 @@ MUTANTS = (
     ),
     Mutant(
         "stray-is-forgotten",
-        "daskps.cluster.directory.moves:Adoptions.adopt",
+        "daskps.cluster.directory.moves:Moves.adopt",
         'if not any(answer.get("silent") for answer in found):',
         "if found:",
         ("tests/cluster/directory/test_moves.py::test_who_broke_off_is_a_stray",),
@@ -66,7 +66,7 @@ MUTANTS = (
     ),
     Mutant(
         "generation-stays",
-        "daskps.cluster.directory.moves:Adoptions.adopt",
+        "daskps.cluster.directory.moves:Moves.adopt",
         "rows = [[*places[i], entry.generations[i] + 1] for i in shards]",
         "rows = [[*places[i], entry.generations[i]] for i in shards]",
         (

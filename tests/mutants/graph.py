@@ -82,7 +82,7 @@ MUTANTS = (
     ),
     Mutant(
         "lost-round-names-no-shard",
-        "daskps.cluster.runs.graph.driver:GraphRun.results",
+        "daskps.cluster.runs.graph.driver:GraphDriver.results",
         "raise await self._lost(error) from error",
         "raise error",
         (

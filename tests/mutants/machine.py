@@ -66,14 +66,14 @@ MUTANTS = (
     ),
     Mutant(
         "nobody-else-lives",
-        "daskps.cluster.machine.membership:Registry.lives",
+        "daskps.cluster.machine.membership:Membership.lives",
         "return owner == here.owner or not try_lock(here.fd, owner, fcntl.LOCK_SH)",
         "return owner == here.owner",
         ("tests/cluster/machine/test_membership.py::test_who_lives",),
     ),
     Mutant(
         "sweep-of-what-is-needed",
-        "daskps.cluster.machine.membership:Registry.sweep",
+        "daskps.cluster.machine.membership:Membership.sweep",
         "return [n for n in self.orphans() if n in names and unlink(n, at)]",
         "return [n for n in self.orphans() if unlink(n, at)]",
         (

@@ -113,7 +113,7 @@ MUTANTS = (
     ),
     Mutant(
         "array-of-another-dtype",
-        "daskps.shards.arrays.planning:Planner._fits",
+        "daskps.shards.arrays.planning:UpdatePlanner._fits",
         "data.dtype == dtypes[item.position]",
         "data.dtype.kind == dtypes[item.position].kind",
         (
@@ -123,7 +123,7 @@ MUTANTS = (
     ),
     Mutant(
         "part-of-a-piece-in-a-round",
-        "daskps.shards.arrays.planning:Planner._fits",
+        "daskps.shards.arrays.planning:UpdatePlanner._fits",
         "and not (whole and len(data) != piece.size)",
         "and len(data) <= piece.size",
         (
@@ -133,7 +133,7 @@ MUTANTS = (
     ),
     Mutant(
         "nan-is-applied",
-        "daskps.shards.arrays.planning:Planner.step",
+        "daskps.shards.arrays.planning:UpdatePlanner.step",
         "if step.check and not fused:",
         "if step.check and fused:",
         (

@@ -12,7 +12,7 @@ import pytest
 
 import daskps
 from daskps import optim
-from daskps.cluster.caller.shard_map import Meta
+from daskps.cluster.caller.shard_map import StoreMap
 from daskps.layout.arrays import Layout
 from daskps.store.repr import MOST_ROWS, store_html, store_line
 
@@ -34,7 +34,7 @@ def meta(n_parameters, n_shards):
     layout = Layout.build(
         {f"p{i}": ((2,), "float32") for i in range(n_parameters)}, n_shards
     )
-    return Meta(
+    return StoreMap(
         {
             "uid": "u",
             "name": "s",

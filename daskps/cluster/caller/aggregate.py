@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.cluster.caller.client import ShardClient
-    from daskps.cluster.caller.shard_map import Meta
+    from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.wire.deadline import Deadline
 
 #: One contribution's rows for one host: shard, position of the piece, data.
@@ -51,7 +51,7 @@ async def aggregate(
 
 
 def _by_host(
-    meta: Meta, contributions: Sequence[Mapping[int, Array]]
+    meta: StoreMap, contributions: Sequence[Mapping[int, Array]]
 ) -> dict[str, list[PartRows]]:
     where = meta.where
     hosts: dict[str, list[PartRows]] = {

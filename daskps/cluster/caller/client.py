@@ -26,7 +26,7 @@ from daskps.cluster.caller.answers import (
     raise_first,
 )
 from daskps.cluster.caller.liveness import Liveness
-from daskps.cluster.caller.near import Counters, Direct
+from daskps.cluster.caller.near import Counters, NearCall
 from daskps.cluster.caller.routes import by_host
 from daskps.cluster.caller.ways import Ways
 from daskps.cluster.host.host import HOSTS
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     )
 
     from daskps.cluster.caller.link import Link
-    from daskps.cluster.caller.shard_map import Joined, Meta
+    from daskps.cluster.caller.shard_map import RunMembership, StoreMap
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -71,13 +71,15 @@ class ShardClient:
     ----------
     link : Link
         The way to the cluster.
-    meta : Meta
+    meta : StoreMap
         The store.
-    joined : Joined, optional
+    joined : RunMembership, optional
         The run whose trainer calls.
     """
 
-    def __init__(self, link: Link, meta: Meta, joined: Joined | None = None) -> None:
+    def __init__(
+        self, link: Link, meta: StoreMap, joined: RunMembership | None = None
+    ) -> None:
         self.link, self.meta = link, meta
         self.counters = Counters()
         self._name, self._numbers = uuid.uuid4().hex, itertools.count()
@@ -114,7 +116,7 @@ class ShardClient:
         if not near:
             return self.link.run(lambda: self.call_async(calls, outs, deadline))
         far = {w: c for w, c in calls.items() if w not in near}
-        return Direct(self, outs, deadline).call(near, far)
+        return NearCall(self, outs, deadline).call(near, far)
 
     # -- on the event loop ---------------------------------------------------
 

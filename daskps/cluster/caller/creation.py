@@ -12,7 +12,7 @@ from daskps import config
 from daskps.cluster import upstream
 from daskps.cluster.caller.client import gather
 from daskps.cluster.caller.link import Link, current_link
-from daskps.cluster.caller.shard_map import Meta
+from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.host.rules import initial_slots
 from daskps.cluster.keys import anchor_key, make_anchor
 from daskps.cluster.wire.messages import Array, pack_array
@@ -48,7 +48,7 @@ class Blueprint:
     overwrite: bool
 
 
-async def create(link: Link, plan: Blueprint, seconds: float | None) -> Meta:
+async def create(link: Link, plan: Blueprint, seconds: float | None) -> StoreMap:
     """Make a store; where anything fails, nothing of it stays.
 
     Raises
@@ -69,7 +69,9 @@ async def create(link: Link, plan: Blueprint, seconds: float | None) -> Meta:
         raise
 
 
-async def _create(link: Link, plan: Blueprint, uid: str, seconds: float | None) -> Meta:
+async def _create(
+    link: Link, plan: Blueprint, uid: str, seconds: float | None
+) -> StoreMap:
     await link.ensure()
     settings = config.load()
     client = link.client
@@ -96,8 +98,8 @@ async def _create(link: Link, plan: Blueprint, uid: str, seconds: float | None) 
             "wait_seconds": wait if seconds is None else min(wait, 0.9 * seconds),
         },
     )
-    segments = await _allocate(link, Meta(wire), plan)
-    meta = Meta({**wire, "segments": segments})
+    segments = await _allocate(link, StoreMap(wire), plan)
+    meta = StoreMap({**wire, "segments": segments})
     await load(link, meta, dict.fromkeys(plan.arrays, 0), plan.arrays)
     await _load_collections(client, meta, plan.collections)
     futures = _anchor(client, meta)
@@ -124,7 +126,7 @@ def _pickled(rules: Mapping[int, Rule]) -> bytes:
         ) from error
 
 
-async def _allocate(link: Link, meta: Meta, plan: Blueprint) -> list[Any]:
+async def _allocate(link: Link, meta: StoreMap, plan: Blueprint) -> list[Any]:
     """Have the hosts make the shards; return where these can be mapped."""
     try:
         fills = upstream.dumps((dict(plan.initializers), plan.seed))
@@ -152,7 +154,7 @@ async def _allocate(link: Link, meta: Meta, plan: Blueprint) -> list[Any]:
 
 
 async def load(
-    link: Link, meta: Meta, starts: Mapping[int, int], flats: Mapping[int, Array]
+    link: Link, meta: StoreMap, starts: Mapping[int, int], flats: Mapping[int, Array]
 ) -> None:
     """Write initial values, each from element `starts[index]` of its parameter on."""
     rows: dict[str, list[Any]] = {}
@@ -174,7 +176,7 @@ async def load(
 
 
 async def _load_collections(
-    client: Client, meta: Meta, collections: Mapping[int, Any]
+    client: Client, meta: StoreMap, collections: Mapping[int, Any]
 ) -> None:
     """Have the workers that hold the chunks of dask arrays write them."""
     futures = []
@@ -199,8 +201,8 @@ async def _load_collections(
     await gather(*(upstream.result(future) for future in futures))
 
 
-def meta_wire(meta: Meta) -> dict[str, Any]:
-    """Return what rebuilds a `Meta` on a worker."""
+def meta_wire(meta: StoreMap) -> dict[str, Any]:
+    """Return what rebuilds a `StoreMap` on a worker."""
     return {
         "uid": meta.uid,
         "name": meta.name,
@@ -217,14 +219,14 @@ def meta_wire(meta: Meta) -> dict[str, Any]:
 
 def _write_chunk(chunk: Any, wire: Mapping[str, Any], index: int, start: int) -> None:
     """Write one chunk of a dask array from the worker that holds it."""
-    meta = Meta(wire)
+    meta = StoreMap(wire)
     p = meta.layout.parameters[index]
     flat = np.ascontiguousarray(chunk, dtype=p.dtype).reshape(-1)
     link = current_link()
     link.run(lambda: load(link, meta, {index: start}, {index: flat}))
 
 
-def _anchor(client: Client, meta: Meta) -> list[Any]:
+def _anchor(client: Client, meta: StoreMap) -> list[Any]:
     """Submit one anchor per shard, on its owner; none has a side effect."""
     nbytes = max(1, min(ANCHOR_NBYTES, meta.layout.nbytes // meta.layout.n_shards))
     return [

@@ -41,7 +41,7 @@ LOOK_LATER_NBYTES = PAST_NBYTES
 
 
 @dataclass(slots=True)
-class Look:
+class FiniteCheck:
     """A look for NaN and infinity in gradients that nobody has had yet.
 
     Called, it raises PushRejectedError where there are any.
@@ -106,7 +106,7 @@ class PreparedStep:
         self._parts = self._parts[first:] + self._parts[:first]
 
     def send(
-        self, arrays: Mapping[int, Array], tick: Tick, look: Look | None = None
+        self, arrays: Mapping[int, Array], tick: Tick, look: FiniteCheck | None = None
     ) -> Version | None:
         """Deliver a step; None where the general way must be taken.
 
@@ -181,7 +181,7 @@ class PreparedStep:
 _nobody = Countdown(1, lambda: None)
 
 
-class Deliveries:
+class PreparedSteps:
     """The prepared steps of one trainer.
 
     Parameters
@@ -210,7 +210,7 @@ class Deliveries:
         arrays: Mapping[int, Array],
         kind: str,
         weight: float,
-        look: Look | None = None,
+        look: FiniteCheck | None = None,
     ) -> Version | None:
         """Deliver a step that ticks; None where the general way must be taken."""
         session, indices = self._session, tuple(arrays)

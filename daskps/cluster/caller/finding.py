@@ -6,14 +6,14 @@ import time
 from typing import TYPE_CHECKING
 
 from daskps.cluster.caller.client import WAIT_SECONDS
-from daskps.cluster.caller.shard_map import Meta
+from daskps.cluster.caller.shard_map import StoreMap
 from daskps.errors import StoreNotFoundError
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.link import Link
 
 
-async def find(link: Link, name: str, wait_seconds: float | None = 0.0) -> Meta:
+async def find(link: Link, name: str, wait_seconds: float | None = 0.0) -> StoreMap:
     """Return what a handle needs to know of a named store.
 
     Parameters
@@ -28,7 +28,7 @@ async def find(link: Link, name: str, wait_seconds: float | None = 0.0) -> Meta:
 
     Returns
     -------
-    Meta
+    StoreMap
         The store.
 
     Raises
@@ -41,7 +41,7 @@ async def find(link: Link, name: str, wait_seconds: float | None = 0.0) -> Meta:
     end = time.monotonic() + wait
     while True:
         try:
-            return Meta(await link.directory("find", name=name))
+            return StoreMap(await link.directory("find", name=name))
         except StoreNotFoundError as error:
             left = end - time.monotonic()
             if left <= 0:

@@ -10,7 +10,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from daskps.cluster.caller.shard_map import Meta
+from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.upstream import connection
 from daskps.cluster.wire.messages import identity, unpack_reply
 from daskps.errors import DaskPSError, StoreNotFoundError
@@ -23,7 +23,7 @@ HOST_SECONDS = 5.0
 class StoreView:
     """One store as seen from outside."""
 
-    meta: Meta
+    meta: StoreMap
     #: A row per shard: its counters, or "error" where they could not be had.
     shards: list[dict[str, Any]]
 
@@ -92,7 +92,7 @@ async def find_store(address: str, name: str, seconds: float) -> StoreView | Non
             )
         # A session store may bear the name of a named one.
         uid = min(found, key=lambda s: bool(s["session"]))["uid"]
-        meta = Meta(await _ask(scheduler, "find", uid=uid))
+        meta = StoreMap(await _ask(scheduler, "find", uid=uid))
         located = await _ask(scheduler, "locate", uid=uid)
     lost = {shard: f"lost: {reason}" for shard, _, reason in located["lost"]}
     lost |= {shard: f"away: its worker {why}" for shard, why in located["waits"]}
@@ -122,7 +122,7 @@ async def _ask(scheduler: Any, method: str, **kwargs: Any) -> Any:
 
 
 async def _counters(
-    worker: str, meta: Meta, shards: list[int], lost: dict[int, str]
+    worker: str, meta: StoreMap, shards: list[int], lost: dict[int, str]
 ) -> list[dict[str, Any]]:
     """Ask one host for its shards; say per shard why where it does not answer."""
     gone = [shard for shard in shards if shard in lost]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daskps.cluster.host.exchange import Exchange, Serving
+from daskps.cluster.host.exchange import Exchange, NearShards
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.machine.machine import HERE, Machine
@@ -19,7 +19,7 @@ from daskps.shards.memory.gates import CLOSED, gate_of
 from daskps.shards.memory.segment import PAGE_NBYTES, Segment
 
 if TYPE_CHECKING:
-    from daskps.cluster.caller.shard_map import Joined, Meta
+    from daskps.cluster.caller.shard_map import RunMembership, StoreMap
     from daskps.cluster.wire.messages import Call
 
 logger = logging.getLogger(__name__)
@@ -28,16 +28,16 @@ logger = logging.getLogger(__name__)
 PATIENCE_SECONDS = 1.0
 
 
-class MappedShards(Serving):
+class MappedShards(NearShards):
     """Shards of one worker as a process of the same machine reaches them.
 
     Parameters
     ----------
-    meta : Meta
+    meta : StoreMap
         The store.
     worker : str
         Who owns the shards.
-    joined : Joined, optional
+    joined : RunMembership, optional
         The run whose trainer calls.
     machine : Machine
         Where the shards' memory is looked for.
@@ -50,9 +50,9 @@ class MappedShards(Serving):
 
     def __init__(
         self,
-        meta: Meta,
+        meta: StoreMap,
         worker: str,
-        joined: Joined | None,
+        joined: RunMembership | None,
         *,
         machine: Machine = HERE,
     ) -> None:
@@ -77,7 +77,7 @@ class MappedShards(Serving):
             if joined is not None:
                 self._join(joined, shard, deputy)
 
-    def _join(self, joined: Joined, shard: int, deputy: Deputy) -> None:
+    def _join(self, joined: RunMembership, shard: int, deputy: Deputy) -> None:
         """Find the mailboxes of a run; without them its steps go to the owner."""
         place = joined.mailboxes.get(shard)
         if place is None:

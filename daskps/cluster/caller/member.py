@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.client import ShardClient
-    from daskps.cluster.caller.shard_map import Meta
+    from daskps.cluster.caller.shard_map import StoreMap
 
 
 class Member(Protocol):
     """One trainer of a run: what prepared reads, views and steps ask of its session."""
 
-    meta: Meta
+    meta: StoreMap
     shards: ShardClient
     run: int
     rank: int

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.cluster.caller.link import CallFuture, Link
-    from daskps.cluster.host.exchange import Exchange, Serving
+    from daskps.cluster.host.exchange import Exchange, NearShards
     from daskps.cluster.wire.deadline import Deadline
     from daskps.cluster.wire.messages import Answer, Array, Call
 
@@ -58,7 +58,7 @@ class Sender(Protocol):
         """Return the error that says what a call has waited for, and who keeps it."""
 
 
-class Direct:
+class NearCall:
     """One call from a thread of this process; at its end nothing of it is left.
 
     Parameters
@@ -79,7 +79,7 @@ class Direct:
         self._is_stopped = False
 
     def call(
-        self, near: Mapping[str, tuple[Serving, Call]], far: Mapping[str, Call]
+        self, near: Mapping[str, tuple[NearShards, Call]], far: Mapping[str, Call]
     ) -> dict[int, Answer]:
         """Call shards that this process can reach, and send calls of the others."""
         # A change of threads costs more than most reads.
@@ -88,7 +88,7 @@ class Direct:
         return shielded(partial(self._call, near, far), self.stop)
 
     def _call(
-        self, near: Mapping[str, tuple[Serving, Call]], far: Mapping[str, Call]
+        self, near: Mapping[str, tuple[NearShards, Call]], far: Mapping[str, Call]
     ) -> dict[int, Answer]:
         with self:
             self.send(far)
@@ -97,7 +97,7 @@ class Direct:
             return self.answers()
 
     def _glance(
-        self, near: Mapping[str, tuple[Serving, Call]]
+        self, near: Mapping[str, tuple[NearShards, Call]]
     ) -> dict[int, Answer] | None:
         """Read without a lock, if that is all there is to do."""
         found: dict[int, Answer] = {}
@@ -128,7 +128,7 @@ class Direct:
             if self._is_stopped:
                 self._sent[-1].stop()
 
-    def begin(self, worker: str, serving: Serving, call: Call) -> None:
+    def begin(self, worker: str, serving: NearShards, call: Call) -> None:
         """Call shards that this process can reach; what it cannot do is sent."""
         self._shards.counters.local_calls += 1
         try:

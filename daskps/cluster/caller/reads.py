@@ -54,7 +54,7 @@ class Source(NamedTuple):
     copy: Copy | None
 
 
-class Prepared:
+class PreparedRead:
     """One read of one trainer, ready to be repeated into whatever arrays.
 
     It holds none of them: what a loop has let go of must not be kept alive here.
@@ -193,7 +193,7 @@ def _mixed(
     return tuple(found)
 
 
-class Named:
+class NamedRead:
     """A read of whole parameters by their names, in that order.
 
     Parameters
@@ -216,7 +216,7 @@ class Named:
                 if piece.start < piece.stop:
                     where = slice(piece.start, piece.stop)
                     self._cuts[piece.shard].append((position, where))
-        self.prepared = Prepared(session, target.ranges, self._cuts)
+        self.prepared = PreparedRead(session, target.ranges, self._cuts)
 
     def flats(self, out: Mapping[str, Array]) -> list[Array] | None:
         """Return the arrays as vectors; None for others to look at them."""
@@ -244,7 +244,7 @@ class Named:
         return Target(self.prepared.ranges, outs, lambda: found)
 
 
-class Glances:
+class PreparedReads:
     """The prepared reads of one trainer.
 
     Parameters
@@ -258,11 +258,11 @@ class Glances:
 
     def __init__(self, session: Member) -> None:
         self._session = session
-        self._known: dict[tuple[str, ...], Named] = {}
+        self._known: dict[tuple[str, ...], NamedRead] = {}
         #: Where the shards were when these were learned.
         self._where = session.meta.where
         #: What was read last: loops read the same again.
-        self._latest: Prepared | None = None
+        self._latest: PreparedRead | None = None
 
     def read(self, names: Any, out: Mapping[str, Array]) -> dict[str, Array] | None:
         """Repeat a read that is known; None where it is not, or has to wait."""
@@ -279,11 +279,11 @@ class Glances:
         known = self._find(names, out)
         return None if known is None else known.target(out)
 
-    def _find(self, names: Any, out: Mapping[str, Array]) -> Named | None:
+    def _find(self, names: Any, out: Mapping[str, Array]) -> NamedRead | None:
         asked = _asked(names, out)
         return None if asked is None else self._known.get(asked)
 
-    def _read(self, prepared: Prepared, outs: Sequence[Array]) -> bool:
+    def _read(self, prepared: PreparedRead, outs: Sequence[Array]) -> bool:
         if not prepared.read(self._session.clock, outs):
             return False
         self._session.lag = max(self._session.lag, prepared.lag)
@@ -294,7 +294,7 @@ class Glances:
         self._refresh()
         latest = self._latest
         if latest is None or latest.ranges != target.ranges:
-            latest = self._latest = Prepared(self._session, target.ranges)
+            latest = self._latest = PreparedRead(self._session, target.ranges)
         outs = [out for shard in target.ranges for out in target.outs[shard]]
         return latest.is_possible and self._read(latest, outs)
 
@@ -317,7 +317,7 @@ class Glances:
             return
         if len(self._known) >= self.MOST:
             del self._known[next(iter(self._known))]
-        self._known[asked] = Named(self._session, asked, target)
+        self._known[asked] = NamedRead(self._session, asked, target)
 
 
 def _asked(names: Any, out: Mapping[str, Array]) -> tuple[str, ...] | None:

@@ -15,7 +15,7 @@ from daskps.version import Version
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from daskps.cluster.caller.shard_map import Meta
+    from daskps.cluster.caller.shard_map import StoreMap
     from daskps.layout.arrays import Parameter
     from daskps.optim import Rule
 
@@ -65,7 +65,7 @@ class Computed:
     loss_sum: float | None
 
 
-def whole(meta: Meta) -> Target:
+def whole(meta: StoreMap) -> Target:
     """Read every parameter, as views of one buffer per dtype: one copy per shard."""
     layout = meta.layout
     buffers = {d: np.empty(n, d) for d, n in layout.lengths.items()}
@@ -82,14 +82,18 @@ def whole(meta: Meta) -> Target:
     return Target(ranges, outs, lambda: views)
 
 
-def into(meta: Meta, flats: Mapping[int, Array], finish: Callable[[], Any]) -> Target:
+def into(
+    meta: StoreMap, flats: Mapping[int, Array], finish: Callable[[], Any]
+) -> Target:
     """Read whole parameters into flat arrays, by parameter index."""
     spans = {i: (0, meta.layout.parameters[i].size, flat) for i, flat in flats.items()}
     return spanning(meta, spans, finish)
 
 
 def spanning(
-    meta: Meta, spans: Mapping[int, tuple[int, int, Array]], finish: Callable[[], Any]
+    meta: StoreMap,
+    spans: Mapping[int, tuple[int, int, Array]],
+    finish: Callable[[], Any],
 ) -> Target:
     """Read runs [start, stop) of parameters into flat arrays of that length."""
     ranges: dict[int, list[Range]] = {}
@@ -105,7 +109,7 @@ def spanning(
     return Target({s: tuple(r) for s, r in ranges.items()}, outs, finish)
 
 
-def read(meta: Meta, target: Target, min_version: int | None, call: Call) -> Plan:
+def read(meta: StoreMap, target: Target, min_version: int | None, call: Call) -> Plan:
     """Plan a read of `target`, from the shards it touches."""
     parts = {
         shard: Part(shard, ranges=ranges, at_least=at_least(shard, min_version))
@@ -128,7 +132,7 @@ def at_least(shard: int, min_version: int | None) -> int:
 
 
 def push(
-    meta: Meta,
+    meta: StoreMap,
     arrays: Mapping[int, Array],
     call: Call,
     *,
@@ -140,7 +144,7 @@ def push(
 
     Parameters
     ----------
-    meta : Meta
+    meta : StoreMap
         The store.
     arrays : mapping of int to ndarray, shape (n,)
         Flat arrays by parameter index.
@@ -187,7 +191,7 @@ def _runs(shards: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 
 def _items(
-    meta: Meta, arrays: Mapping[int, Array], starts: Mapping[int, int]
+    meta: StoreMap, arrays: Mapping[int, Array], starts: Mapping[int, int]
 ) -> dict[int, list[Item]]:
     positions = meta.positions
     items: dict[int, list[Item]] = {}
@@ -205,7 +209,7 @@ def _items(
     return items
 
 
-def barrier(meta: Meta, call: Call) -> Plan:
+def barrier(meta: StoreMap, call: Call) -> Plan:
     """Plan to wait, on every shard, until all live trainers are at this clock."""
     parts = {shard: Part(shard) for shard in range(meta.layout.n_shards)}
     calls = by_host(meta, parts, replace(call, wait=BARRIER))
@@ -217,7 +221,7 @@ def version_of(answers: Mapping[int, Answer]) -> Version:
     return Version.of((shard, a.version) for shard, a in sorted(answers.items()))
 
 
-def by_host(meta: Meta, parts: Mapping[int, Part], call: Call) -> dict[str, Call]:
+def by_host(meta: StoreMap, parts: Mapping[int, Part], call: Call) -> dict[str, Call]:
     """Return one call for each host that owns one of the parts."""
     grouped: dict[str, list[Part]] = {}
     where = meta.where
@@ -230,7 +234,7 @@ def by_host(meta: Meta, parts: Mapping[int, Part], call: Call) -> dict[str, Call
     return {w: replace(call, parts=tuple(of)) for w, of in grouped.items()}
 
 
-def load_rules(meta: Meta) -> dict[int, Rule]:
+def load_rules(meta: StoreMap) -> dict[int, Rule]:
     """Return the update rules of a store by parameter index."""
     rules: dict[int, Rule] = loads(meta.rules)
     return rules

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from daskps import config
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.client import ShardClient
-from daskps.cluster.caller.deliveries import Deliveries, Look
-from daskps.cluster.caller.reads import Glances
+from daskps.cluster.caller.deliveries import FiniteCheck, PreparedSteps
+from daskps.cluster.caller.reads import PreparedReads
 from daskps.cluster.caller.routes import GRADIENT, Plan, Target
 from daskps.cluster.caller.uncommitted import Uncommitted
 from daskps.cluster.caller.views import Views
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from daskps.cluster.caller.link import Link
-    from daskps.cluster.caller.shard_map import Joined, Meta
+    from daskps.cluster.caller.shard_map import RunMembership, StoreMap
     from daskps.codecs import Codec
 
 
@@ -38,9 +38,9 @@ class Session:
     ----------
     link : Link
         The worker's way to the cluster.
-    meta : Meta
+    meta : StoreMap
         The store.
-    joined : Joined
+    joined : RunMembership
         The run.
     rank : int
         This trainer's number in it.
@@ -49,7 +49,7 @@ class Session:
     """
 
     def __init__(
-        self, link: Link, meta: Meta, joined: Joined, *, rank: int, bsp: bool
+        self, link: Link, meta: StoreMap, joined: RunMembership, *, rank: int, bsp: bool
     ) -> None:
         self.link, self.meta = link, meta
         self.run, self.size, self.rank, self.bsp = joined.run, joined.size, rank, bsp
@@ -64,8 +64,8 @@ class Session:
         self.loss_sum: float | None = None
         self.rows = 0
         #: Reads and steps that the trainer repeats.
-        self.glances = Glances(self)
-        self._deliveries = Deliveries(self)
+        self.glances = PreparedReads(self)
+        self._deliveries = PreparedSteps(self)
         self.views = Views(self)
         #: Whether pushes were accepted since the last tick, and what they were.
         self._open = False
@@ -114,7 +114,7 @@ class Session:
         weight: float = 1.0,
         tick: bool = True,
         target: Target | None = None,
-        look: Look | None = None,
+        look: FiniteCheck | None = None,
     ) -> Any:
         """Send arrays to their shards, with the tick to all, and read `target`.
 

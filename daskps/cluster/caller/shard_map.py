@@ -25,7 +25,7 @@ class BlockAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class RunMembership:
     """A run that a trainer takes part in, and where its mailboxes are."""
 
     run: int
@@ -35,7 +35,7 @@ class Joined:
     #: How gradients travel.
     codec: Codec | None = None
 
-    def at(self, rows: Sequence[Any]) -> Joined:
+    def at(self, rows: Sequence[Any]) -> RunMembership:
         """Return the same with the mailboxes where they are now."""
         return replace(self, wire={**self.wire, "rows": rows})
 
@@ -51,7 +51,7 @@ class Joined:
 
 
 @dataclass(frozen=True)
-class Where:
+class ShardMap:
     """Where the shards of a store are; replaced as a whole when one moves."""
 
     owners: tuple[str, ...]
@@ -60,7 +60,7 @@ class Where:
     segments: Mapping[int, BlockAddress]
 
     @classmethod
-    def of(cls, wire: Mapping[str, Any]) -> Where:
+    def of(cls, wire: Mapping[str, Any]) -> ShardMap:
         """Return what the directory says."""
         return cls(
             tuple(wire["owners"]),
@@ -77,7 +77,7 @@ class Where:
         return hosts
 
 
-class Meta:
+class StoreMap:
     """Names, layout, owners and rules of one store.
 
     All of it stays but for `where`: shards move. Who needs more than one fact of where
@@ -94,7 +94,7 @@ class Meta:
         self.name: str = wire["name"]
         self.session: bool = wire["session"]
         self.layout = Layout.from_wire(wire["layout"])
-        self.where = Where.of(wire)
+        self.where = ShardMap.of(wire)
         self.rules: bytes = wire["rules"]
         self.optimizers: dict[int, str] = dict(wire["optimizers"])
         #: Under which the processes of a machine find each other; "" for not at all.
@@ -102,7 +102,7 @@ class Meta:
 
     def update(self, located: Mapping[str, Any]) -> bool:
         """Take over where the directory says the shards are; whether any has moved."""
-        where = Where.of(located)
+        where = ShardMap.of(located)
         if where == self.where:
             return False
         self.where = where

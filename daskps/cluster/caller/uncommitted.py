@@ -15,7 +15,7 @@ from daskps.layout.arrays import compute_dtype
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from daskps.cluster.caller.shard_map import Meta
+    from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.wire.messages import Array
     from daskps.codecs import Codec
     from daskps.reduction import Empty
@@ -26,7 +26,7 @@ class Uncommitted:
 
     Parameters
     ----------
-    meta : Meta
+    meta : StoreMap
         The store.
     codec : Codec or None
         Whose words the arrays of the run's gradients are.
@@ -34,7 +34,7 @@ class Uncommitted:
         Makes arrays.
     """
 
-    def __init__(self, meta: Meta, codec: Codec | None, empty: Empty) -> None:
+    def __init__(self, meta: StoreMap, codec: Codec | None, empty: Empty) -> None:
         self._meta, self._codec, self._empty = meta, codec, empty
         self._sums: dict[int, Array] = {}
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from daskps.cluster.caller.link import Link
-    from daskps.cluster.caller.shard_map import Joined, Meta
-    from daskps.cluster.host.exchange import Serving
+    from daskps.cluster.caller.shard_map import RunMembership, StoreMap
+    from daskps.cluster.host.exchange import NearShards
 
 logger = logging.getLogger(__name__)
 
@@ -35,13 +35,15 @@ class Ways:
     ----------
     link : Link
         The way to the cluster.
-    meta : Meta
+    meta : StoreMap
         The store.
-    joined : Joined, optional
+    joined : RunMembership, optional
         The run whose trainer calls.
     """
 
-    def __init__(self, link: Link, meta: Meta, joined: Joined | None) -> None:
+    def __init__(
+        self, link: Link, meta: StoreMap, joined: RunMembership | None
+    ) -> None:
         settings = config.load()
         self._link, self._meta, self._joined = link, meta, joined
         self._in_process = settings.process_way
@@ -68,7 +70,7 @@ class Ways:
         """Return whether a host lives in this process and may be called."""
         return self._in_process and worker in HOSTS
 
-    def serving(self, worker: str, *, by_owner: bool = False) -> Serving | None:
+    def serving(self, worker: str, *, by_owner: bool = False) -> NearShards | None:
         """Return what serves the shards of a worker in this process, if anything.
 
         With `by_owner` that can only be their owner.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from daskps.cluster import upstream
 from daskps.cluster.directory.cuts import Cuts
 from daskps.cluster.directory.entry import Hosts, StoreEntry, remember
-from daskps.cluster.directory.moves import Adoptions
+from daskps.cluster.directory.moves import Moves
 from daskps.cluster.directory.orphans import Orphans
 from daskps.cluster.directory.placement import (
     Request,
@@ -23,7 +23,7 @@ from daskps.cluster.directory.placement import (
     find_servers,
     reserve,
 )
-from daskps.cluster.directory.producers import Identities
+from daskps.cluster.directory.producers import Producers
 from daskps.cluster.directory.readiness import Readiness
 from daskps.cluster.directory.runs import Runs
 from daskps.cluster.keys import anchor_key, holder_of, is_gradient, store_of_anchor
@@ -57,12 +57,12 @@ class Directory:
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.hosts = Hosts(scheduler)
-        self.identities = Identities(scheduler)
+        self.identities = Producers(scheduler)
         self.stores: dict[str, StoreEntry] = {}
         self.names: dict[str, str] = {}
         self.runs = Runs(self.hosts, self.entry, self.identities.new)
         self.cuts = Cuts(self.hosts, self.entry, self.identities.on_ended)
-        self.adoptions = Adoptions(
+        self.adoptions = Moves(
             scheduler,
             self.hosts,
             self.runs,

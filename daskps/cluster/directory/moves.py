@@ -45,7 +45,7 @@ END_SECONDS = 5.0
 MOST_FAR = 3
 
 
-class Adoptions:
+class Moves:
     """The shards of dead workers on their way to new owners.
 
     Parameters
@@ -276,7 +276,7 @@ class _Move:
 
     def __init__(
         self,
-        adoptions: Adoptions,
+        adoptions: Moves,
         entry: StoreEntry,
         left_by: tuple[str, str],
         shards: list[int],

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from distributed import Scheduler
 
 
-class Identities:
+class Producers:
     """Ids of runs and of the producers outside runs."""
 
     def __init__(self, scheduler: Scheduler) -> None:

@@ -64,7 +64,7 @@ class Receipt(NamedTuple):
     spot: Spot | None = None
 
 
-class Parcel(NamedTuple):
+class PartialSum(NamedTuple):
     """A node of the rank tree, or what one rank's node is made of: words."""
 
     node: Node
@@ -103,7 +103,7 @@ class Contribution:
         """Bytes of the arrays."""
         return sum(a.nbytes for a in self.arrays.values())
 
-    def parcel(self, shard: int) -> Parcel:
+    def parcel(self, shard: int) -> PartialSum:
         """Return views of what belongs to a shard, by position of the piece."""
         arrays = {}
         for position, piece in enumerate(self.layout.pieces[shard]):
@@ -111,7 +111,7 @@ class Contribution:
             if flat is not None:
                 arrays[position] = flat[piece.start : piece.stop]
         node = arrays, dict.fromkeys(arrays, self.weight)
-        return Parcel(node, self.codec, self.scale)
+        return PartialSum(node, self.codec, self.scale)
 
 
 @dataclass
@@ -222,7 +222,7 @@ class Contributions:
         shards: Sequence[int],
         ranks: Sequence[int],
         nodes: Sequence[tuple[int, int]],
-    ) -> list[list[Parcel]]:
+    ) -> list[list[PartialSum]]:
         """Return, for each shard, the sums over nodes of the rank tree.
 
         A codec's words are returned as they are where they are all of a node: so
@@ -301,21 +301,21 @@ def sums_of(
     shards: Sequence[int],
     nodes: Sequence[tuple[int, int]],
     empty: Empty,
-) -> list[list[Parcel]]:
+) -> list[list[PartialSum]]:
     """Return, for each shard, the sums of contributions over nodes of the rank tree."""
     return [[_sum(kept, span, shard, empty) for span in nodes] for shard in shards]
 
 
 def _sum(
     kept: Mapping[int, Contribution], span: tuple[int, int], shard: int, empty: Empty
-) -> Parcel:
+) -> PartialSum:
     parcels = {r: kept[r].parcel(shard) for r in range(*span) if r in kept}
     if len(parcels) == 1:
         return next(iter(parcels.values()))
     opened = {
         r: parcel.opened(kept[r].layout, shard, empty) for r, parcel in parcels.items()
     }
-    return Parcel(fold(opened, *span, empty) or ({}, {}))
+    return PartialSum(fold(opened, *span, empty) or ({}, {}))
 
 
 def contribution(

@@ -49,13 +49,13 @@ class Exchange:
 
     Parameters
     ----------
-    serving : Serving
+    serving : NearShards
         Whose shards are called.
     call : Call
         What is said to them.
     """
 
-    def __init__(self, serving: Serving, call: Call) -> None:
+    def __init__(self, serving: NearShards, call: Call) -> None:
         self.call = call
         self._serving = serving
         self._woken = threading.Event()
@@ -124,7 +124,7 @@ class Exchange:
             pause()
 
 
-class Serving(ABC):
+class NearShards(ABC):
     """Shards that this process can call.
 
     Parameters

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from daskps import config
 from daskps.cluster.host.contributions import Contributions
 from daskps.cluster.host.copies import Copies
-from daskps.cluster.host.exchange import Exchange, Serving
+from daskps.cluster.host.exchange import Exchange, NearShards
 from daskps.cluster.host.hosted import LOCK_SECONDS
 from daskps.cluster.machine.machine import HERE, Machine
 from daskps.cluster.machine.pool import BufferPool, limit_of
@@ -61,7 +61,7 @@ MIN_SECONDS = 0.1
 LOOK_SECONDS = 0.0005
 
 
-class ShardHost(Serving):
+class ShardHost(NearShards):
     """Shards of one worker.
 
     Threads: `begin_now` is for threads that may wait (tasks, trainers), `call` for the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from daskps.cluster.host.contributions import Parcel, RoundId
+from daskps.cluster.host.contributions import PartialSum, RoundId
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.messages import pack_array
 
@@ -41,7 +41,7 @@ async def sums(
     return found
 
 
-def _packed(parcel: Parcel) -> Packed:
+def _packed(parcel: PartialSum) -> Packed:
     arrays, weights = parcel.node
     rows = [(p, weights[p], pack_array(a)) for p, a in arrays.items()]
     return parcel.codec.name if parcel.codec else "", parcel.scale, rows

@@ -20,7 +20,7 @@ import numpy as np
 
 from daskps.cluster.machine.locks import FileLock, Lock
 from daskps.cluster.machine.mapping import FILES, Array, Mapped
-from daskps.cluster.machine.membership import Registry, WayClosed, join, owner_of
+from daskps.cluster.machine.membership import Membership, WayClosed, join, owner_of
 from daskps.cluster.machine.presence import check_file
 from daskps.cluster.machine.warnings import warn_once
 from daskps.errors import IllegalStateError
@@ -105,7 +105,7 @@ class Block:
         name: str = "",
         *,
         file: Mapped | None = None,
-        registry: Members | Registry | None = None,
+        registry: Members | Membership | None = None,
     ) -> None:
         self.name, self.nonce, self.nbytes = name, nonce, buffer.nbytes
         self._buffer: Array | None = buffer
@@ -262,7 +262,7 @@ class Memory:
         return [] if registry is None else registry.leave()
 
 
-class FileMembers(Registry):
+class FileMembers(Membership):
     """A membership by files and record locks, with what shares memory there."""
 
     def make(self, nbytes: int) -> Block:
@@ -307,12 +307,12 @@ def open_memory(base: str | os.PathLike[str], cluster_id: str) -> Memory:
         return Memory(None)
 
 
-def attach(registry: Registry, name: str, nbytes: int, nonce: int) -> Block:
+def attach(registry: Membership, name: str, nbytes: int, nonce: int) -> Block:
     """Map a segment that another process made.
 
     Parameters
     ----------
-    registry : Registry
+    registry : Membership
         A membership in the same cluster.
     name : str
         Name of the block.
@@ -350,7 +350,7 @@ def attach(registry: Registry, name: str, nbytes: int, nonce: int) -> Block:
 
 
 def adopt(
-    registry: Registry, name: str, nbytes: int, nonce: int, *, released: bool = False
+    registry: Membership, name: str, nbytes: int, nonce: int, *, released: bool = False
 ) -> Block:
     """Take over a segment that has no owner any more, without a copy.
 
@@ -358,7 +358,7 @@ def adopt(
 
     Parameters
     ----------
-    registry : Registry
+    registry : Membership
         A membership in the same cluster.
     name : str
         Name of the block.
@@ -391,14 +391,14 @@ def adopt(
     return Block(block.buffer, nonce, new, file=block.file, registry=registry)
 
 
-def find(registry: Registry, name: str, nbytes: int, nonce: int) -> str:
+def find(registry: Membership, name: str, nbytes: int, nonce: int) -> str:
     """Return the name that a segment has now.
 
     It is another one where who adopted it could tell nobody.
 
     Parameters
     ----------
-    registry : Registry
+    registry : Membership
         A membership in the same cluster.
     name : str
         Name of the block when it was last heard of.
@@ -422,7 +422,7 @@ def find(registry: Registry, name: str, nbytes: int, nonce: int) -> str:
     return name
 
 
-def _make(registry: Registry, nbytes: int) -> Block:
+def _make(registry: Membership, nbytes: int) -> Block:
     name = registry.new_name()
     fd = os.open(name, _NEW, 0o600, dir_fd=registry.directory_fd)
     try:
@@ -438,7 +438,7 @@ def _make(registry: Registry, nbytes: int) -> Block:
 
 
 def _open(
-    registry: Registry, name: str, nbytes: int, inode: tuple[int, int]
+    registry: Membership, name: str, nbytes: int, inode: tuple[int, int]
 ) -> tuple[int, int]:
     path = f"{registry.path}/{name}"
     fd = os.open(name, _OLD, dir_fd=registry.directory_fd)

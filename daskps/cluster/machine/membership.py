@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
 __all__ = [
-    "Registry",
+    "Membership",
     "WayClosed",
     "directory",
     "join",
@@ -52,7 +52,7 @@ __all__ = [
     "visit",
 ]
 
-R = TypeVar("R", bound="Registry")
+R = TypeVar("R", bound="Membership")
 #: Name of a block, the owner's number first.
 BLOCK = re.compile(r"([0-9a-f]{16})-[0-9a-f]{16}")
 
@@ -86,7 +86,7 @@ def pid_of(owner: int) -> int:
     return owner & ((1 << PID_BITS) - 1)
 
 
-class Registry:
+class Membership:
     """One membership; see :func:`join` and :func:`visit`."""
 
     def __init__(self, presence: Presence, member: bool) -> None:
@@ -227,7 +227,7 @@ class Registry:
         return leave(self._presence, self._member)
 
 
-def join(base: str | os.PathLike[str], cluster_id: str) -> Registry:
+def join(base: str | os.PathLike[str], cluster_id: str) -> Membership:
     """Become a member of a cluster on this machine; makes its directory.
 
     Directories of this user in which nobody is left, as after a crash, are removed.
@@ -241,7 +241,7 @@ def join(base: str | os.PathLike[str], cluster_id: str) -> Registry:
 
     Returns
     -------
-    Registry
+    Membership
         The membership; memberships of one process count.
 
     Raises
@@ -252,10 +252,10 @@ def join(base: str | os.PathLike[str], cluster_id: str) -> Registry:
     with _closing_the_way(base):
         path = directory(base, cluster_id)
         sweep_abandoned(base, but=path)
-        return Registry(enter(path, member=True), member=True)
+        return Membership(enter(path, member=True), member=True)
 
 
-def visit(base: str | os.PathLike[str], cluster_id: str) -> Registry:
+def visit(base: str | os.PathLike[str], cluster_id: str) -> Membership:
     """Become a visitor of a cluster that has its directory on this machine.
 
     For who only uses memory of others: nothing is made, and nothing is kept.
@@ -269,7 +269,7 @@ def visit(base: str | os.PathLike[str], cluster_id: str) -> Registry:
 
     Returns
     -------
-    Registry
+    Membership
         The membership; memberships of one process count.
 
     Raises
@@ -279,7 +279,7 @@ def visit(base: str | os.PathLike[str], cluster_id: str) -> Registry:
     """
     with _closing_the_way(base):
         path = directory(base, cluster_id)
-        return Registry(enter(path, member=False), member=False)
+        return Membership(enter(path, member=False), member=False)
 
 
 def directory(base: str | os.PathLike[str], cluster_id: str) -> str:

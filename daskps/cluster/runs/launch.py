@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps.cluster import upstream
 from daskps.cluster.runs.graph.context import GraphWork
-from daskps.cluster.runs.graph.driver import GraphRun
+from daskps.cluster.runs.graph.driver import GraphDriver
 from daskps.cluster.runs.resident import LAST_WORDS_SECONDS, Trainers
 from daskps.cluster.wire.messages import unpack_error
 from daskps.consistency import SSP
@@ -59,10 +59,10 @@ async def launch(
     finally:
         saying.cancel()
     began(run)
-    trainers: Trainers | GraphRun
+    trainers: Trainers | GraphDriver
     if spec.graph:
         work = GraphWork(spec.uid, run, len(spec.parts), reduce, body, spec.codec)
-        trainers = GraphRun(
+        trainers = GraphDriver(
             link, work, parts=spec.parts, schedule=spec.graph, listen=listen
         )
     else:

@@ -12,7 +12,7 @@ from distributed import Client, Future, KilledWorker
 from daskps import config
 from daskps.cluster import upstream
 from daskps.cluster.caller.client import ShardClient
-from daskps.cluster.caller.shard_map import Meta
+from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.keys import trainer_key
 from daskps.cluster.runs.parts import DataPart
 from daskps.cluster.runs.spec import Launch, workers_for
@@ -149,7 +149,7 @@ class Trainers:
     async def _clock(self, rank: int) -> int:
         """Return how far the shards say a trainer is; -1 where none of them answers."""
         try:
-            meta = Meta(await self.link.directory("find", uid=self.spec.uid))
+            meta = StoreMap(await self.link.directory("find", uid=self.spec.uid))
             shards = ShardClient(self.link, meta)
             rows = await shards.control("resume", run=self.run, rank=rank)
         except OSError:

@@ -7,7 +7,7 @@ from typing import Any
 
 from daskps.cluster.caller.link import Link, task_link
 from daskps.cluster.caller.session import Session
-from daskps.cluster.caller.shard_map import Joined, Meta
+from daskps.cluster.caller.shard_map import RunMembership, StoreMap
 from daskps.cluster.runs.telling import telling
 from daskps.cluster.upstream import loads, secede
 from daskps.cluster.wire import encoding
@@ -83,8 +83,8 @@ def _join(link: Link, place: dict[str, Any], wait_seconds: float) -> Session:
     )
     found = link.run(lambda: register)
     find = link.directory("find", uid=place["uid"])
-    meta = Meta(link.run(lambda: find))
-    joined = Joined(run, size, found["mailboxes"], codec)
+    meta = StoreMap(link.run(lambda: find))
+    joined = RunMembership(run, size, found["mailboxes"], codec)
     session = Session(link, meta, joined, rank=rank, bsp=place["bsp"])
     if found["attempt"] > 1:
         session.resume(found["attempt"])

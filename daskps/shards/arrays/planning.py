@@ -33,7 +33,7 @@ class Bindings(Protocol):
 Operations = list[tuple[int, PieceUpdate]]
 
 
-class Planner:
+class UpdatePlanner:
     """Plans updates of one segment's weights.
 
     Parameters

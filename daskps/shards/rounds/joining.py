@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daskps.shards.arrays.planning import Planner, count
+from daskps.shards.arrays.planning import UpdatePlanner, count
 from daskps.shards.memory.publication import Publication
 from daskps.shards.memory.segment import N_APPLIED, untouched
 from daskps.shards.rounds.mailbox import Mailbox
@@ -30,7 +30,7 @@ class Joining:
     ----------
     segment : Segment
         The memory.
-    planner : Planner
+    planner : UpdatePlanner
         Makes operations of arrays.
     fail : callable
         Gets a run and the error for which a round of it cannot be applied.
@@ -41,7 +41,7 @@ class Joining:
     def __init__(
         self,
         segment: Segment,
-        planner: Planner,
+        planner: UpdatePlanner,
         fail: Callable[[int, Exception], None],
         cache_dir: str | None = None,
     ) -> None:

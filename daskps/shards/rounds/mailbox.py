@@ -34,7 +34,7 @@ import numpy as np
 from daskps.errors import ProtocolError
 from daskps.layout.arrays import align, compute_dtype
 from daskps.shards.memory.segment import PAGE_NBYTES, integers
-from daskps.shards.rounds.sums import Sum
+from daskps.shards.rounds.sums import LazySum
 from daskps.shards.rounds.words import HEAD, MASK, ROUND, SHIFT
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Slice:
             self.arrays.append(buffer[at : at + nbytes].view(dtype))
             at += align(nbytes)
 
-    def fill(self, sums: Mapping[int, Sum]) -> None:
+    def fill(self, sums: Mapping[int, LazySum]) -> None:
         """Form sums in it, by position."""
         weights = [nan] * len(self.arrays)
         for position, total in sums.items():
@@ -127,7 +127,7 @@ def gather(
     weight: float,
     scale: float,
     siblings: Sequence[tuple[Slice, bool]],
-) -> dict[int, Sum]:
+) -> dict[int, LazySum]:
     """Return the sums, by position, of a contribution and what it meets on its way up.
 
     Parameters
@@ -139,14 +139,14 @@ def gather(
     siblings : sequence of (Slice, bool)
         The sums it is added to, the lowest first; whether each is the left part.
     """
-    found = {p: Sum(array, scale, weight) for p, array in own.items()}
+    found = {p: LazySum(array, scale, weight) for p, array in own.items()}
     for sibling, left in siblings:
         for position, other in enumerate(sibling.weights.tolist()):
             if isnan(other):
                 continue
             known = found.get(position)
             if known is None:
-                found[position] = Sum(sibling.arrays[position], 1.0, other)
+                found[position] = LazySum(sibling.arrays[position], 1.0, other)
             else:
                 known.others.append((sibling.arrays[position], left))
                 known.weight += other

@@ -20,7 +20,7 @@ _ALL = slice(None)
 
 
 @dataclass(slots=True)
-class Sum:
+class LazySum:
     """The sum of one piece over a node of the rank tree, not yet formed.
 
     Slicing it forms that part of it, in memory that the next slicing writes again.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from daskps.shards.rounds.mailbox import Mailbox, Table
-    from daskps.shards.rounds.sums import Sum
+    from daskps.shards.rounds.sums import LazySum
     from daskps.shards.rounds.words import Compiled
 
 #: Kinds of a round, by their word in a table.
@@ -261,16 +261,16 @@ class Tables:
         )
         mailbox.turn()
 
-    def _sums(self, arrival: Arrival) -> dict[int, Sum]:
+    def _sums(self, arrival: Arrival) -> dict[int, LazySum]:
         scale = arrival.weight if self.reduce == "mean" else 1.0
         slices = [(self.mailbox.slice(i), left) for i, left in arrival.slices]
         return gather(arrival.arrays, arrival.weight, scale, slices)
 
-    def reduced(self, arrival: Arrival) -> dict[int, Sum | Array]:
+    def reduced(self, arrival: Arrival) -> dict[int, LazySum | Array]:
         """Return the reduced arrays of the round it completes, by position."""
         if callable(self.reduce):
             return dict(reduce_all(self._nodes(arrival), self.size, self.reduce))
-        found: dict[int, Sum | Array] = {}
+        found: dict[int, LazySum | Array] = {}
         for position, total in self._sums(arrival).items():
             if self.reduce == "mean":
                 total.divisor = total.weight

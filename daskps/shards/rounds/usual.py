@@ -15,7 +15,7 @@ from daskps.layout.arrays import compute_dtype
 from daskps.reduction import REDUCTIONS
 from daskps.shards.memory.publication import PAST_NBYTES, Publication
 from daskps.shards.memory.segment import N_APPLIED
-from daskps.shards.rounds.sums import TILE_NBYTES, Sum
+from daskps.shards.rounds.sums import TILE_NBYTES, LazySum
 from daskps.shards.rounds.tables import KINDS
 from daskps.shards.rounds.words import INTO, LAST, SLICES, TICKED
 from daskps.shards.steps import GRADIENT
@@ -23,7 +23,7 @@ from daskps.shards.steps import GRADIENT
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from daskps.shards.arrays.planning import Planner
+    from daskps.shards.arrays.planning import UpdatePlanner
     from daskps.shards.memory.publication import Binding
     from daskps.shards.memory.segment import Segment
     from daskps.shards.rounds.mailbox import Slice
@@ -37,7 +37,7 @@ _MOST: Final = 1e30
 
 def usual_of(
     segment: Segment,
-    planner: Planner,
+    planner: UpdatePlanner,
     tables: Tables,
     fail: Callable[[int, Exception], None],
 ) -> Usual | None:
@@ -51,7 +51,7 @@ def usual_of(
     ----------
     segment : Segment
         The memory of the shard.
-    planner : Planner
+    planner : UpdatePlanner
         Knows the rules of its pieces.
     tables : Tables
         The table of the run's open round.
@@ -179,7 +179,7 @@ class Usual:
         if not slices:
             if scale == 1.0 == divisor:
                 return array
-            Sum(array, scale, 1.0, divisor=divisor).write(out)
+            LazySum(array, scale, 1.0, divisor=divisor).write(out)
             return out
         form, last = self._forms[position], len(slices) - 1
         for i, one in enumerate(slices):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps import config
-from daskps.cluster.caller.deliveries import LOOK_LATER_NBYTES, Look
+from daskps.cluster.caller.deliveries import LOOK_LATER_NBYTES, FiniteCheck
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import ClockError
 from daskps.store import intake
@@ -236,7 +236,7 @@ class Ahead:
 
     def _to_deliver(
         self, grads: Mapping[str, Any], weight: float, tick: bool, timeout: Any
-    ) -> tuple[dict[int, Array], float, Look | None]:
+    ) -> tuple[dict[int, Array], float, FiniteCheck | None]:
         """As :meth:`_checked`; who applies large gradients may look at their numbers.
 
         Only where nothing comes between that a refused push would leave undone.
@@ -257,7 +257,7 @@ class Ahead:
                 found = intake.gradients(layout, optimizers, grads, finite=False)
             except Exception:  # noqa: BLE001  (an array before it may have NaN)
                 return (*self._checked(grads, weight), None)
-            look = Look(partial(intake.look, layout, found))
+            look = FiniteCheck(partial(intake.look, layout, found))
             if sum(array.nbytes for array in found.values()) < LOOK_LATER_NBYTES:
                 look()
             return found, weight, look

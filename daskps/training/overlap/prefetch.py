@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from daskps.cluster.caller.routes import Target
-    from daskps.cluster.caller.shard_map import Meta
+    from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.wire.deadline import Deadline
     from daskps.training.overlap.background import Background
     from daskps.training.overlap.operation import Operation
@@ -36,11 +36,11 @@ class Prefetch:
 
     Parameters
     ----------
-    meta : Meta
+    meta : StoreMap
         The store.
     """
 
-    def __init__(self, meta: Meta) -> None:
+    def __init__(self, meta: StoreMap) -> None:
         self._meta = meta
         self._ahead: _Ahead | None = None
         #: Arrays that no caller has, to be used again.

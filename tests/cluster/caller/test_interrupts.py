@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from daskps.cluster.caller import interrupts
-from daskps.cluster.caller.near import Direct
-from daskps.cluster.host.exchange import Serving
+from daskps.cluster.caller.near import NearCall
+from daskps.cluster.host.exchange import NearShards
 from daskps.cluster.wire.deadline import Deadline
 from daskps.cluster.wire.messages import Call, Part
 from daskps.shards.steps import ADD, READ, Item
@@ -22,7 +22,7 @@ from tests.cluster.slots import shared_slot
 RANGES = (("float64", 0, 1000),)
 
 
-class Ours(Serving):
+class Ours(NearShards):
     def missing(self, store, shard):
         return KeyError(shard)
 
@@ -44,7 +44,7 @@ def call(serving, part, **head):
     assert threading.current_thread() is threading.main_thread()
     shards: Any = SimpleNamespace(counters=SimpleNamespace(local_calls=0))
     out = {part.shard: [np.full(1000, 9.0)]} if part.ranges else {}
-    direct = Direct(shards, out, Deadline(60, "a call"))
+    direct = NearCall(shards, out, Deadline(60, "a call"))
     [answer] = direct.call({"w": (serving, Call("s", (part,), **head))}, {}).values()
     assert shards.counters.local_calls == 1
     return answer

@@ -11,7 +11,7 @@ import pytest
 
 from daskps.cluster.caller.deliveries import PreparedStep
 from daskps.cluster.caller.mapped import MappedShards
-from daskps.cluster.caller.reads import TRIES, Glances, Prepared
+from daskps.cluster.caller.reads import TRIES, PreparedRead, PreparedReads
 from daskps.cluster.caller.routes import Target
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.wire.messages import Call
@@ -84,7 +84,7 @@ def test_a_read_that_updates_ran_into_is_repeated(
     """One may be under way; the second writes where was read."""
     session: Any = Session(slot)
     out: Any = Disturbed(slot, updates)
-    assert Prepared(session, ALL).read(0, [out])
+    assert PreparedRead(session, ALL).read(0, [out])
     assert out.found == {read}
 
 
@@ -93,7 +93,7 @@ def test_a_read_that_updates_run_into_each_time_is_the_shards(
 ) -> None:
     session: Any = Session(slot)
     out: Any = Disturbed(slot, [2] * TRIES)
-    assert not Prepared(session, ALL).read(0, [out])
+    assert not PreparedRead(session, ALL).read(0, [out])
 
 
 def test_a_read_of_pieces_in_both_buffers_takes_each_from_its_own() -> None:
@@ -102,7 +102,7 @@ def test_a_read_of_pieces_in_both_buffers_takes_each_from_its_own() -> None:
     shard.segment.is_together = False
     shard.begin_run(RUN, ASP(), 2)
     session: Any = Session(HostedShard("s", layout, 0, shard))
-    read, out = Prepared(session, {0: (("float64", 2, 9),)}), np.empty(7)
+    read, out = PreparedRead(session, {0: (("float64", 2, 9),)}), np.empty(7)
     for sequence, position in enumerate((1, 0, 1)):
         items = (Item(position, 0, np.ones((5, 7)[position])),)
         step = Step(ADD, items, producer=1, sequence=sequence)
@@ -115,16 +115,16 @@ def test_nothing_is_read_from_the_memory_of_a_worker_that_is_gone(
     slot: HostedShard,
 ) -> None:
     session: Any = Session(slot)
-    assert Prepared(session, ALL).read(0, [np.empty(1000)])
+    assert PreparedRead(session, ALL).read(0, [np.empty(1000)])
     session.is_live = False
-    assert not Prepared(session, ALL).read(0, [np.empty(1000)])
+    assert not PreparedRead(session, ALL).read(0, [np.empty(1000)])
 
 
 def test_a_read_is_made_ready_anew_when_a_shard_has_moved(
     slot: HostedShard, tmp_path: Path
 ) -> None:
     session: Any = Session(slot)
-    glances, out = Glances(session), np.empty(1000)
+    glances, out = PreparedReads(session), np.empty(1000)
     target = Target(ALL, {0: [out]}, lambda: None)
     assert glances.fill(target)
     assert set(out) == {0.0}

@@ -12,7 +12,7 @@ from distributed.core import Status
 
 from daskps.cluster.directory import moves
 from daskps.cluster.directory.entry import StoreEntry
-from daskps.cluster.directory.moves import Adoptions
+from daskps.cluster.directory.moves import Moves
 from daskps.errors import ProtocolError, ShardLostError
 from tests import virtual
 
@@ -58,7 +58,7 @@ class Cluster:
         )
         scheduler: Any = self
         hosts: Any = self
-        self.adoptions = Adoptions(
+        self.adoptions = Moves(
             scheduler, hosts, runs, self.stores, lose=self._lose, left=self._left
         )
 

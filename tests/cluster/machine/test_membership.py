@@ -15,11 +15,17 @@ import pytest
 
 from daskps.cluster.machine import membership as module
 from daskps.cluster.machine import presence
-from daskps.cluster.machine.membership import Registry, WayClosed, join, owner_of, visit
+from daskps.cluster.machine.membership import (
+    Membership,
+    WayClosed,
+    join,
+    owner_of,
+    visit,
+)
 from tests.cluster.forks import child, left
 
 
-def make_file(registry: Registry) -> str:
+def make_file(registry: Membership) -> str:
     name = registry.new_name()
     Path(registry.path, name).touch(0o600)
     return name

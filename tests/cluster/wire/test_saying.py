@@ -12,7 +12,7 @@ import pytest
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.producer import Producer
 from daskps.cluster.caller.session import Session
-from daskps.cluster.caller.shard_map import Meta
+from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.wire.deadline import Deadline
 from daskps.cluster.wire.messages import (
     Call,
@@ -30,28 +30,28 @@ from daskps.version import Version
 
 
 @pytest.fixture
-def meta() -> Meta:
+def meta() -> StoreMap:
     """A store of two shards, with a parameter in each."""
     layout = Layout.build(dict.fromkeys("ab", ((4,), "float64")), 2)
     more = {"rules": b"", "optimizers": [], "cluster": "", "segments": []}
     where = {"owners": ["tcp://a", "tcp://b"], "generations": [1, 1]}
     about = {"uid": "u", "name": "s", "session": True, "layout": layout.to_wire()}
-    return Meta({**about, **where, **more})
+    return StoreMap({**about, **where, **more})
 
 
-def push(meta: Meta, *indices: int, **more: Any) -> dict[str, Call]:
+def push(meta: StoreMap, *indices: int, **more: Any) -> dict[str, Call]:
     arrays = {index: np.ones(4) for index in indices}
     return dict(routes.push(meta, arrays, Call("u", (), kind=GRADIENT), **more).calls)
 
 
-def test_a_push_says_which_shards_it_goes_to(meta: Meta) -> None:
+def test_a_push_says_which_shards_it_goes_to(meta: StoreMap) -> None:
     """Where that is not all: a cut must not wait for it at the others."""
     assert push(meta, 1)["tcp://b"].touched == ((1, 2),)
     both = push(meta, 0, 1)
     assert [call.touched for call in both.values()] == [None, None]
 
 
-def test_a_tick_goes_to_all_shards(meta: Meta) -> None:
+def test_a_tick_goes_to_all_shards(meta: StoreMap) -> None:
     calls = push(meta, 1, everywhere=True)
     assert [call.touched for call in calls.values()] == [None, None]
     items = {w: [len(part.items) for part in c.parts] for w, c in calls.items()}
@@ -65,7 +65,7 @@ def test_a_read_waits_for_the_versions_of_its_shards_alone() -> None:
     assert routes.at_least(0, None) == 0
 
 
-def test_a_call_that_waits_on_ticks_no_second_time(meta: Meta) -> None:
+def test_a_call_that_waits_on_ticks_no_second_time(meta: StoreMap) -> None:
     [call] = push(meta, 1).values()
     call = Call("u", call.parts, GRADIENT, clock=3, tick=True).waiting()
     assert (call.kind, call.clock, call.tick) == (NOTHING, 4, False)
@@ -94,7 +94,7 @@ def spoiled(*, head: dict[str, Any], part: dict[str, Any], n_parts: int) -> Any:
     ],
 )
 def test_a_call_that_no_caller_makes_is_refused(
-    meta: Meta, head: dict[str, Any], part: dict[str, Any], n_parts: int
+    meta: StoreMap, head: dict[str, Any], part: dict[str, Any], n_parts: int
 ) -> None:
     good = spoiled(head={}, part={}, n_parts=1)
     assert unpack_call(**good, layout=meta.layout).parts[0].ranges

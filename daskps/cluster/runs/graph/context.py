@@ -13,7 +13,7 @@ from daskps.cluster.caller import routes
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.link import task_link
 from daskps.cluster.caller.routes import whole
-from daskps.cluster.caller.shard_map import Meta
+from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.runs.graph.shelf import Shelf
 from daskps.cluster.upstream import loads
@@ -38,7 +38,7 @@ class GraphWork:
     #: Number of parts P.
     size: int
     reduce: bytes
-    #: Pickled function of the store's `Meta` that makes a `Stepper`.
+    #: Pickled function of the store's `StoreMap` that makes a `Stepper`.
     body: bytes
     codec: Codec | None = None
 
@@ -51,7 +51,7 @@ class TaskContext:
         self.link = task_link()
         self.worker: str = self.link.node.address
         self.host: ShardHost = HOSTS[self.worker]
-        self.meta: Meta = self.shared("meta", self._find)
+        self.meta: StoreMap = self.shared("meta", self._find)
         self.shards = ShardClient(self.link, self.meta)
         self.reduce = loads(work.reduce)
         self._stepper: Any = None
@@ -64,9 +64,9 @@ class TaskContext:
         """Return what the run's tasks share on this worker, made the first time."""
         return self.host.contributions.shared(self.work.run, key, make)
 
-    def _find(self) -> Meta:
+    def _find(self) -> StoreMap:
         find = self.link.directory("find", uid=self.work.uid)
-        return Meta(self.link.run(lambda: find))
+        return StoreMap(self.link.run(lambda: find))
 
     @property
     def stepper(self) -> Any:
@@ -105,7 +105,7 @@ class TaskContext:
 class Weights:
     """The parameters of one round, read once per worker for all its threads."""
 
-    def __init__(self, meta: Meta) -> None:
+    def __init__(self, meta: StoreMap) -> None:
         self._lock = threading.Lock()
         self._target = whole(meta)
         self._place: RoundId | None = None

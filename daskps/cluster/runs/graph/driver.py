@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from daskps.cluster import upstream
 from daskps.cluster.caller.client import ShardClient
-from daskps.cluster.caller.shard_map import Meta
+from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.host.contributions import Receipt, RoundId
 from daskps.cluster.keys import anchor_key, work_key
-from daskps.cluster.runs.graph.epochs import Ledger
-from daskps.cluster.runs.graph.homes import Homes
-from daskps.cluster.runs.graph.windows import Graph, Schedule
+from daskps.cluster.runs.graph.epochs import EpochLog
+from daskps.cluster.runs.graph.homes import DataHomes
+from daskps.cluster.runs.graph.windows import Schedule, WindowGraph
 from daskps.errors import (
     ClockError,
     ContributionLostError,
@@ -44,7 +44,7 @@ RETRIED = (ContributionLostError, ClockError, CancelledError)
 EpochListener = Callable[[dict[str, Any]], Awaitable[bool]]
 
 
-class GraphRun:
+class GraphDriver:
     """The rounds of one run.
 
     Parameters
@@ -72,8 +72,8 @@ class GraphRun:
     ) -> None:
         self.link, self.client, self.listen = link, link.client, listen
         self.work, self.schedule = work, schedule
-        self.homes = Homes(link, parts, work.run)
-        self._ledger = Ledger(self.schedule)
+        self.homes = DataHomes(link, parts, work.run)
+        self._ledger = EpochLog(self.schedule)
         self._attempt = 0
         self._told = 0.0
         self._stopped = False
@@ -84,7 +84,7 @@ class GraphRun:
 
     async def results(self) -> list[Any]:
         """Run all rounds; return nothing per rank."""
-        self.meta = Meta(await self.link.directory("find", uid=self.work.uid))
+        self.meta = StoreMap(await self.link.directory("find", uid=self.work.uid))
         self._shards = ShardClient(self.link, self.meta)
         key = work_key(self.work.run)
         self._shared += [self.client.submit(_same, self.work, key=key, pure=False)]
@@ -125,8 +125,8 @@ class GraphRun:
         self._release()
         await asyncio.sleep(0)
 
-    def _graph(self, window: range) -> Graph:
-        graph = Graph(
+    def _graph(self, window: range) -> WindowGraph:
+        graph = WindowGraph(
             self._shared[0],
             self.meta.name,
             hosts=self.meta.hosts,

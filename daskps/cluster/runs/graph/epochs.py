@@ -26,7 +26,7 @@ def first_batches(
     return total + loss_sum, n + rows
 
 
-class Ledger:
+class EpochLog:
     """Losses and rows of the epoch in progress, by rank, added in order of the rounds.
 
     Parameters

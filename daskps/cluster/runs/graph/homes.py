@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MOST_TRIES = 5
 
 
-class Homes:
+class DataHomes:
     """Where the data of each rank is; brought back where it was lost.
 
     Parameters

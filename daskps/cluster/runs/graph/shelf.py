@@ -16,7 +16,7 @@ from daskps.layout.arrays import compute_dtype
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.routes import Computed
-    from daskps.cluster.caller.shard_map import Meta
+    from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.host.contributions import Receipt
     from daskps.cluster.host.host import ShardHost
     from daskps.codecs import Codec
@@ -32,7 +32,7 @@ class Shelf:
         The worker's.
     run : int
         The run.
-    meta : Meta
+    meta : StoreMap
         The store.
     reduce : str or callable
         How contributions become one gradient.
@@ -44,7 +44,7 @@ class Shelf:
         self,
         host: ShardHost,
         run: int,
-        meta: Meta,
+        meta: StoreMap,
         *,
         reduce: str | Reducer,
         codec: Codec | None,

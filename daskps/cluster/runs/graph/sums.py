@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import codecs
 from daskps.cluster.caller.client import gather
-from daskps.cluster.host.contributions import Parcel, sums_of
+from daskps.cluster.host.contributions import PartialSum, sums_of
 from daskps.cluster.wire.messages import unpack_array
 from daskps.errors import ContributionLostError, StaleGenerationError
 from daskps.layout.arrays import compute_dtype
@@ -90,16 +90,16 @@ class Sums:
                         arrays[key] = array.copy()
         return reduced
 
-    def _opened(self, shard: int, parcels: Sequence[Parcel]) -> list[Node]:
+    def _opened(self, shard: int, parcels: Sequence[PartialSum]) -> list[Node]:
         layout, empty = self.context.meta.layout, self.context.host.pool.empty
         return [parcel.opened(layout, shard, empty) for parcel in parcels]
 
-    def _here(self, worker: str) -> list[list[Parcel]]:
+    def _here(self, worker: str) -> list[list[PartialSum]]:
         return self.context.host.contributions.sums(
             self.place, self.shards, self.ranks[worker], self.nodes[worker]
         )
 
-    async def _ask(self, worker: str) -> list[list[Parcel]]:
+    async def _ask(self, worker: str) -> list[list[PartialSum]]:
         try:
             shards = self.context.meta.hosts.get(worker, ())
             async with self.context.shards.liveness.over(
@@ -123,7 +123,9 @@ class Sums:
             for shard, row in zip(self.shards, rows, strict=True)
         ]
 
-    def _unpacked(self, shard: int, packed: tuple[str, float, Sequence[Any]]) -> Parcel:
+    def _unpacked(
+        self, shard: int, packed: tuple[str, float, Sequence[Any]]
+    ) -> PartialSum:
         name, scale, rows = packed
         codec = codecs.named(name) if name else None
         pieces = self.context.meta.layout.pieces[shard]
@@ -131,7 +133,7 @@ class Sums:
         for p, _, data in rows:
             numbers = compute_dtype(pieces[p].parameter.dtype)
             arrays[p] = unpack_array(data, codec.dtype if codec else numbers)
-        return Parcel((arrays, {p: weight for p, weight, _ in rows}), codec, scale)
+        return PartialSum((arrays, {p: weight for p, weight, _ in rows}), codec, scale)
 
     def _reduced(self, rows: Sequence[tuple[str, list[Node]]]) -> dict[int, Any]:
         reduce = self.context.reduce

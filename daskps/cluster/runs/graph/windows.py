@@ -68,7 +68,7 @@ class Schedule:
         return range(start, stop)
 
 
-class Graph:
+class WindowGraph:
     """The graph of one window.
 
     Parameters

@@ -26,7 +26,7 @@ from daskps.cluster.host import contributions
 from daskps.cluster.host.contributions import Contributions, RoundId, contribution
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.runs.graph.context import Weights
-from daskps.cluster.runs.graph.epochs import Ledger
+from daskps.cluster.runs.graph.epochs import EpochLog
 from daskps.cluster.runs.graph.shelf import Shelf
 from daskps.cluster.runs.graph.windows import WINDOW, Schedule
 from daskps.cluster.wire.handlers import HOST
@@ -468,7 +468,7 @@ def test_windows_end_at_the_border_of_an_epoch_where_somebody_decides():
 def test_ranks_without_a_batch_left_have_no_task():
     schedule = Schedule(2, 3, [3, 1, 0], gated=False)
     assert [schedule.ranks(t) for t in range(6)] == [[0, 1], [0], [0]] * 2
-    assert Ledger(schedule).round == 0
+    assert EpochLog(schedule).round == 0
 
 
 # -- faults ------------------------------------------------------------------
