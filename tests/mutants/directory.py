@@ -98,6 +98,16 @@ MUTANTS = (
         ("tests/cluster/directory/test_settling.py::test_what_shards_agree_on",),
     ),
     Mutant(
+        "word-of-a-shard-that-was-lost",
+        "daskps.cluster.directory.settling:Ending._every",
+        "return {i: row for i, row in found.items() if i not in entry.lost}",
+        "return found",
+        (
+            "tests/cluster/directory/test_settling.py::"
+            "test_what_a_shard_said_before_it_was_lost_counts_no_more",
+        ),
+    ),
+    Mutant(
         "two-runs-at-once",
         "daskps.cluster.directory.runs:Runs._free_entry",
         "while runs := [r for r in self._of(entry) if r.ended or not r.fenced]:",

@@ -306,6 +306,25 @@ def test_shard_that_is_lost_is_not_waited_for():
     cluster_test(check)
 
 
+def test_what_a_shard_said_before_it_was_lost_counts_no_more():
+    """It is a round behind for good: for its sake alone the other one would go back."""
+
+    async def check(c: Cluster) -> None:
+        c.one_ahead()
+        c.shards[1].stop(RUN, ZeroDivisionError("it raises"))
+        woken = asyncio.Event()
+        c.before[A, "hold"] = woken.wait
+        await c.fence()
+        assert (B, "hold") in c.heard
+        c.entry.lost[1] = (B, "died")
+        c.runs.shard_lost(c.entry, 1, B, "died")
+        woken.set()
+        await c.over()
+        assert c.shards[0].segment.current.version == 2
+
+    cluster_test(check)
+
+
 def test_store_that_is_freed_while_its_run_ends():
     async def check(c: Cluster) -> None:
         c.before[B, "hold"] = asyncio.Event().wait
