@@ -58,7 +58,7 @@ def left(client):
         client.run(
             lambda dask_worker: (
                 __import__("daskps.cluster.host.host")
-                .cluster.host.HOSTS[dask_worker.address]
+                .cluster.host.host.HOSTS[dask_worker.address]
                 .snapshots.nbytes
             )
         ).values()
