@@ -134,8 +134,8 @@ class fan_in:
     Parameters
     ----------
     scale : float
-        A finite number above 0. 1 keeps the variance through a linear layer; 2 is the choice for ReLU of
-        He et al. [1]_, equation 10.
+        A finite number above 0. 1 keeps the variance through a linear layer; 2 is the
+        choice for ReLU of He et al. [1]_, equation 10.
 
     References
     ----------
@@ -166,7 +166,8 @@ class fan_avg:
     Parameters
     ----------
     scale : float
-        A finite number above 0; 1 is the "normalized initialization" of Glorot and Bengio [1]_, equation 16.
+        A finite number above 0; 1 is the "normalized initialization" of Glorot and
+        Bengio [1]_, equation 16.
 
     References
     ----------

@@ -112,7 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(dir=config.load().shared_memory) as base:
         print(f"acquire and release, alone: {_alone(base):.2f} us")
         print(
-            "hold us  turns (ratio)              wait in holds: p50  p99  max  turns of others  busy"
+            "hold us  turns (ratio)              wait in holds: p50  p99  max"
+            "  turns of others  busy"
         )
         for _ in range(options.rounds):
             for hold in options.hold:
@@ -123,6 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 ratio = max(turns) / min(turns)
                 print(
                     f"{hold:7g}  {' / '.join(map(str, turns)):18} ({ratio:.2f})"
-                    f"{waits[0]:18.1f}{waits[1]:6.1f}{waits[2]:6.1f}{max(row[3] for row in rows):16}  {cpu}"
+                    f"{waits[0]:18.1f}{waits[1]:6.1f}{waits[2]:6.1f}"
+                    f"{max(row[3] for row in rows):16}  {cpu}"
                 )
     return 0

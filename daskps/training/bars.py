@@ -126,10 +126,11 @@ class Text:
 
     def _parts(self, state: State) -> list[str]:
         done, rounds = state.done, state.rounds
-        if rounds:
-            parts = [f"{done / rounds:4.0%}", f"round {done}/{rounds}"]
-        else:
-            parts = [f"round {done}"]
+        parts = (
+            [f"{done / rounds:4.0%}", f"round {done}/{rounds}"]
+            if rounds
+            else [f"round {done}"]
+        )
         if state.epochs:
             parts.append(f"epoch {state.epoch}/{state.epochs}")
         rate = self._rate(done)

@@ -57,8 +57,9 @@ async def begin_run(
 ) -> list[tuple[int, str, int, int]]:
     """Start a run on every shard of a store held here.
 
-    `begin` says policy, n_ranks, reduce, reset and codec. Returns shard, name, bytes and nonce of the mailboxes that trainers in other
-    processes of the machine may fill themselves; those of a graph run are nobody's.
+    `begin` says policy, n_ranks, reduce, reset and codec. Returns shard, name, bytes
+    and nonce of the mailboxes that trainers in other processes of the machine may fill
+    themselves; those of a graph run are nobody's.
     """
     if begin["codec"]:
         await host.in_thread(partial(encoding.warm, codecs.named(begin["codec"])))

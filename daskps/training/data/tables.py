@@ -78,8 +78,8 @@ def array_of(data: Any, name: str) -> Any:
     if isinstance(data, (list, tuple)) and any(map(is_table, data[:1])):
         raise TypeError(
             f"{name} is a list of {type(data[0]).__name__}; join them, for example with "
-            f"pandas.concat or pyarrow.concat_tables, or give a list of futures, one for each trainer, as "
-            f"client.scatter returns it"
+            f"pandas.concat or pyarrow.concat_tables, or give a list of futures, one for "
+            f"each trainer, as client.scatter returns it"
         )
     for make in (_from_dask, _from_pandas, _from_arrow):
         if (found := make(data, name)) is not None:

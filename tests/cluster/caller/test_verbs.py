@@ -129,7 +129,10 @@ async def waits_for_a_version(s, get):
     np.testing.assert_array_equal(found["w"], flat_start()["w"] + 2)
     assert await get(s.version) == 2
     assert max(await get(s.versions)) == version == 3
-    what = rf"after 0\.05 s waiting for a pull of store {s.name!r}: shards? [0-9, ]+ at worker \S+; pass a larger"
+    what = (
+        rf"after 0\.05 s waiting for a pull of store {s.name!r}: "
+        rf"shards? [0-9, ]+ at worker \S+; pass a larger"
+    )
     with pytest.raises(TimeoutError, match=what):
         await get(s.pull(min_version=99, timeout=0.05))
 
