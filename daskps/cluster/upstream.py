@@ -136,7 +136,7 @@ def sync(node: SyncMethodMixin, function: Callable[[], Awaitable[Any]]) -> Any:
 async def result(future: Future[Any]) -> Any:
     """Await a future on its client's loop, also that of a synchronous client.
 
-    Shielded: a client fetches results together, and who is cancelled while waiting
+    Shielded: a client fetches results together, and a task cancelled while waiting
     for a batch would cancel it for all others.
     """
     return await _shielded(future._result())

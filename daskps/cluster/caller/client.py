@@ -358,7 +358,7 @@ class ShardClient:
         """
         what = f"{method} of store {self.meta.name!r}"
         seconds = None if run else CONTROL_SECONDS
-        # Who sets no limit waits for what a host has to work out.
+        # A caller without a limit waits for what a host has to work out.
         scope = asyncio.timeout(deadline.remaining() if deadline else None)
         deadline = deadline or Deadline(seconds, what)
         try:

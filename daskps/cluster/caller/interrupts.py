@@ -51,7 +51,7 @@ def shielded(work: Callable[[], T], stop: Callable[[], None]) -> T:
             return
         try:
             future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - raised by who waits for it
+        except BaseException as error:  # noqa: BLE001 - raised by the main thread, which waits for it
             future.set_exception(error)
 
     try:

@@ -222,7 +222,7 @@ class CallFuture(ThreadFuture[T]):
     def __init__(self, link: Link) -> None:
         super().__init__()
         self._link = link
-        #: Held by the one thread that tells who waits that this was cancelled.
+        #: Held by the one thread that tells the waiting ones that this was cancelled.
         self._told = threading.Lock()
         #: Kept so that it is not collected half way.
         self.task: asyncio.Future[T] | None = None
@@ -251,9 +251,9 @@ class CallFuture(ThreadFuture[T]):
         return done
 
     def _cancel(self) -> bool:
-        """Cancel it and wake who waits: `wait` and `as_completed` need to be told."""
+        """Cancel it and wake the threads that wait: `wait` and `as_completed` are told."""
         done = super().cancel()
-        # Once: it raises at the second time. Nobody lets go of the lock.
+        # Once: telling them a second time raises. The lock is never let go of.
         if done and self._told.acquire(blocking=False):
             self.set_running_or_notify_cancel()
         return done

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 TRIES = 4
 #: How long a read waits without asking the shards, and how much of it without a sleep.
 WAIT_SECONDS, SPIN_SECONDS = 0.01, 0.0005
-#: How often the shards' owners are looked after: who is gone publishes nothing more,
+#: How often the shards' owners are looked after: one that is gone publishes nothing more,
 #: and what is read from its memory would look as if nobody pushed.
 LOOK_SECONDS = 0.1
 

@@ -1,6 +1,6 @@
 """What a trainer has pushed at its clock before the tick, kept to push it again.
 
-Until the tick these arrays are with the owners of the shards alone, who may die. The
+Until the tick these arrays are with the owners of the shards alone, and these may die. The
 shard's next owner then asks for all of the clock. It gets one sum, made as the shard
 would have made it: the same bits.
 """

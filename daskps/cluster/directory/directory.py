@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from distributed import Scheduler
 
 logger = logging.getLogger(__name__)
-#: How long who closes a store waits for its hosts to free it.
+#: How long a client that closes a store waits for its hosts to free it.
 FREE_SECONDS = 0.5
 
 _check_request = partial(check, Request, what="a request for a store")
@@ -73,7 +73,7 @@ class Directory:
         self.readiness = Readiness(scheduler, self.hosts, self.stores)
         self.orphans = Orphans(scheduler, self.hosts, self._named)
         self._freed: dict[str, str] = {}
-        #: Who waits for a store of a name.
+        #: Futures of the clients that wait for a store of a name.
         self._awaited: dict[str, set[asyncio.Future[None]]] = {}
         parts = (self, self.runs, self.identities, self.cuts)
         self._owners = DIRECTORY.owners(*parts)
@@ -301,7 +301,7 @@ class Directory:
         self.runs.store_gone(entry, StoreClosedError(f"store {entry.name!r} {why}"))
         self.cuts.store_gone(entry)
         self._release_anchors(holder_of(uid))
-        # Who waits for an adoption hears of it at once.
+        # Callers that wait for an adoption hear of it at once.
         entry.settled.set()
         self.adoptions.freed(entry)
         for worker in {entry.owners[i] for i in entry.adopting | entry.lost.keys()}:
@@ -452,7 +452,7 @@ class Directory:
 async def _settled(freeing: Sequence[asyncio.Future[Any]], seconds: float) -> None:
     """Wait until the hosts have freed a store, but not long for silent ones.
 
-    Who closes one store to make the next needs its memory.
+    A client that closes one store to make the next needs its memory.
     """
     if freeing:
         await asyncio.wait(freeing, timeout=min(seconds, FREE_SECONDS))

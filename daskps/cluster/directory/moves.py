@@ -116,7 +116,7 @@ class Moves:
         self._moves.pop(move, None)
 
     def came(self) -> None:
-        """Hear that a worker came, who may find what others did not."""
+        """Hear that a worker came, which may find what others did not."""
         for move in self._moves:
             move.look_now()
 
@@ -238,7 +238,7 @@ class Moves:
             self._left(worker, "died when it had adopted them")
 
     def tell(self, entry: StoreEntry, worker: str, by: str, shards: list[int]) -> None:
-        """Say who has adopted shards."""
+        """Say which workers have adopted shards."""
         self._hosts.tell("shards-adopted", entry, shards=shards, worker=worker, by=by)
         logger.info(
             "daskps: %s adopted %s of store %r from %s",
@@ -249,7 +249,7 @@ class Moves:
         )
 
     def say(self, entry: StoreEntry, worker: str, shards: list[int], why: str) -> None:
-        """Say that shards have been away for a while, to who waits for them too."""
+        """Say that shards have been away for a while, also to callers that wait."""
         self._hosts.tell("shards-away", entry, shards=shards, worker=worker, reason=why)
         self.runs.shards_away(entry, shards, why)
         logger.warning(
@@ -294,13 +294,13 @@ class _Move:
             )
             for shard in shards
         }
-        #: For each shard who is asked to adopt it and since when; who is to look for it.
+        #: For each shard the worker asked to adopt it, since when, and who is to look.
         self._adopting: dict[int, dict[str, float]] = {i: {} for i in shards}
         self._looking: set[tuple[str, int]] = set()
         #: How often a worker was asked; who cannot have a shard.
         self._asked: Counter[tuple[str, int]] = Counter()
         self._refused: set[tuple[str, int]] = set()
-        #: How often those did not answer who may hold a shard: nobody else has it then.
+        #: How often workers did not answer that may hold a shard: no other has it then.
         self._silent: Counter[tuple[str, int]] = Counter()
         self._nbytes = {row[0]: int(row[2]) for row in entry.segments}
         self._news = asyncio.Event()
@@ -403,7 +403,7 @@ class _Move:
         return fit
 
     def _turn(self, worker: str, shard: int) -> int:
-        """Return whose turn it is: first who may hold it, last who was asked again."""
+        """Return the next worker: first one that may hold it, last one asked again."""
         return (1, 0, 2)[min(self._silent[worker, shard], 2)]
 
     def _act(self) -> None:
@@ -496,13 +496,13 @@ class _Move:
         self._wait_for(shard, why)
 
     def _ask_the_silent(self, shard: int) -> None:
-        """Have those who never answered asked next: who does answer has it not."""
+        """Have workers that never answered asked next: one that answers has it not."""
         for key in self._silent:
             if key[1] == shard:
                 self._silent[key] = 1
 
     def _wait_for(self, shard: int, why: str) -> None:
-        """Note what keeps a shard from an owner, for who waits for it."""
+        """Note what keeps a shard from an owner, for callers that wait for it."""
         if why:
             self._verdicts[shard].why = why
             self.entry.waits[shard] = f"{self._reason}; {why}"

@@ -74,7 +74,7 @@ class Runs:
         for tries in itertools.count(1):
             entry = await self._free_entry(uid)
             if not self._hosts.has_client(who["client"]):
-                # Nobody would end the run, which keeps all others from the store.
+                # The run would never end, and keeps all others from the store.
                 raise RunCancelledError(f"client {who['client']} left before its run")
             run = RunState(self._new_id(), entry, bsp=sync == "bsp", **who)
             began, pause = clock(), min(0.05 * tries, 0.5)

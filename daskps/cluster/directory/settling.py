@@ -34,7 +34,7 @@ REFUSE_SECONDS = 0.75
 #: How long who ends a run waits for the next thing to be done; the rest of it is done
 #: without him.
 END_SECONDS = 1.0
-#: Between two looks at who has caught up, and at shards that nobody holds.
+#: Between two looks at which shards have caught up, and at those not held.
 LOOK_SECONDS, PAUSE_SECONDS = 0.005, 0.05
 
 
@@ -170,7 +170,7 @@ class Ending:
         return {i: row for i, row in found.items() if i not in entry.lost}
 
     def _go_on(self) -> None:
-        """Note that something was done, for who waits."""
+        """Note that something was done, for the tasks that wait for it."""
         now = asyncio.get_running_loop().time()
         self._run.end_by = now + END_SECONDS
 

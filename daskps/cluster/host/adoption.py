@@ -204,7 +204,7 @@ class _Taker:
     ) -> None:
         self._memory, self._where = host.memory(about["cluster"]), host.worker.address
         self.look = partial(_look, host, about["cluster"])
-        #: How long the next lock is waited for; who is stopped may hold many.
+        #: How long the next lock is waited for; a stopped process may hold many.
         self._patience = LOCK_SECONDS
         self._name, self._layout = about["name"], Layout.from_wire(about["layout"])
         self._rules, self._rounds = Rules(self._layout, about["rules"]), rounds

@@ -204,7 +204,7 @@ class Contributions:
             if run not in self._ended:
                 known = self._known(run).receipts
                 known[number] = list(receipts)
-                # Nobody may ever ask here.
+                # It may be that no reduction ever asks this worker.
                 for old in [n for n in known if n <= number - MOST_RECEIPTS]:
                     del known[old]
 

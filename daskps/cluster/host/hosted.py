@@ -1,10 +1,10 @@
-"""One shard on its host: the mutex around the state machine, and who waits for it.
+"""One shard on its host: the mutex around the state machine, and calls that wait.
 
 Whoever brings a ticket puts it into the inbox and, if nobody else is at it, takes the
 mutex and serves the whole inbox; otherwise the holder serves it. Nobody ever blocks
 on the mutex, and pushes that queue up are applied in one pass over memory.
 
-Where the shard's memory is shared with other processes, who has the mutex takes the
+Where the shard's memory is shared with other processes, the thread with the mutex takes the
 lock between the processes too. That one may have to be waited for: with no time to
 wait an inbox stays as it is, and :meth:`HostedShard.look` is called until it is served.
 """
@@ -147,7 +147,7 @@ class HostedShard:
 
     def locked_by(self) -> int:
         """Return the process that is at the shard now, 0 where none is."""
-        # First: who has the mutex may wait for another process in his turn.
+        # First: the thread with the mutex may itself wait for another process.
         if self._lock is not None and (pid := self._lock.held_by()):
             return pid
         return os.getpid() if self._mutex.locked() else 0
@@ -177,7 +177,7 @@ class HostedShard:
         return self._released is not None
 
     def close(self) -> None:
-        """Tell who looks at the shard's memory that it is gone, and free it."""
+        """Tell processes that map the shard's memory that it is gone, and free it."""
         set_gate(self.shard.segment, CLOSED)
         self.free_mailbox()
         if self.block is not None:
@@ -343,7 +343,7 @@ class HostedShard:
                     ready = self._latest(ready)
                     self.shard.read(ready, parts, copy)
         finally:
-            # Who came meanwhile found somebody at the shard.
+            # A thread that came meanwhile found the mutex taken and left its ticket.
             self.serve()
         return ready
 

@@ -41,7 +41,7 @@ async def leave(host: ShardHost, reason: str) -> None:
     host : ShardHost
         The host, on its worker's event loop.
     reason : str
-        Why, for who calls a shard that goes with it.
+        Why, for callers of a shard that goes with it.
     """
     host.is_leaving = True
     try:

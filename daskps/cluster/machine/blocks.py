@@ -383,7 +383,7 @@ def adopt(
         raise WayClosed(f"{registry.path}/{name} has an owner that lives")
     block = attach(registry, name, nbytes, nonce)
     try:
-        # In one step: the name that sweepers look at, and who may remove it.
+        # In one step: the name that sweepers look at, and which process may remove it.
         new = registry.take(name)
     except OSError as error:
         raise WayClosed(f"{registry.path}/{name} went meanwhile: {error}") from error

@@ -2,7 +2,7 @@
 
 A POSIX record lock on the segment's file: the kernel frees it when its holder dies,
 however that happens, and a fork does not inherit it. It is only ever tried, never
-waited for in the kernel. Who waits spins a little, then sleeps.
+waited for in the kernel. A process that waits spins a little, then sleeps.
 
 Two words of the segment's header pass the turn on. ``HOLDER`` is the process that got
 the lock last and stays when it is released; ``WANTED`` is a process that waits. Who
@@ -44,7 +44,7 @@ class Lock(Protocol):
         """Return the process that has the lock now, 0 where none has."""
 
     def try_acquire(self) -> bool:
-        """Take the lock if it is free and it is not the turn of somebody who waits."""
+        """Take the lock if it is free and it is not the turn of a process that waits."""
 
     def acquire(self, seconds: float) -> None:
         """Take the lock, waiting so long at most, or raise ShardBusyError."""
@@ -117,7 +117,7 @@ class FileLock:
         return 0
 
     def try_acquire(self) -> bool:
-        """Take the lock if it is free and it is not the turn of somebody who waits.
+        """Take the lock if it is free and it is not the turn of a process that waits.
 
         Returns
         -------
@@ -198,7 +198,7 @@ class FileLock:
         return True
 
     def _pass_on(self, seconds: float) -> None:
-        """Let somebody else have the lock, and be the next who waits."""
+        """Let another process have the lock, and be the next one that waits."""
         words, pid = self._words, self._pid
         words[WANTED] = pid
         pause, end = Pause(SPIN), time.perf_counter() + seconds

@@ -21,7 +21,7 @@ class Machine(Protocol):
         """Join a cluster's processes there and return where to take memory from."""
 
     def visit(self, cluster: str) -> Members:
-        """Return a membership of who has no memory there, or raise WayClosed."""
+        """Return a membership of a process without memory there, or raise WayClosed."""
 
 
 class ThisMachine:
@@ -32,7 +32,7 @@ class ThisMachine:
         return open_memory(config.load().shared_memory, cluster)
 
     def visit(self, cluster: str) -> Members:
-        """Return a membership of who has no memory here, or raise WayClosed."""
+        """Return a membership of a process without memory here, or raise WayClosed."""
         return visit(config.load().shared_memory, cluster).of_kind(FileMembers)
 
 

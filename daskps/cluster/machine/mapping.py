@@ -145,7 +145,7 @@ class Files:
         self._clean()
 
     def _clean(self) -> None:
-        """Close what nobody looks at; who holds the lock does it for others."""
+        """Close files without views; the thread that holds the lock does it for others."""
         while self._ended and self._lock.acquire(blocking=False):
             try:
                 while self._ended:

@@ -1,4 +1,4 @@
-"""Waiting for what another process writes: nobody wakes who waits."""
+"""Waiting for what another process writes, without ever being woken by it."""
 
 from __future__ import annotations
 

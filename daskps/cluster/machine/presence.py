@@ -1,6 +1,6 @@
 """A process in a directory that it shares: opened once, locked, and left.
 
-Who closes *any* descriptor of a file drops *all* of its record locks on it: a registry
+A process that closes *any* descriptor of a file drops *all* of its record locks on it: a registry
 is opened once per process, however many hosts and clients join, and stays open until
 the last of them has left. A forked child inherits no lock: it is no member.
 """
@@ -29,7 +29,7 @@ FILE = "registry"
 PRESENT_AT = 0
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-#: Seconds to wait for somebody who is just removing the directory.
+#: Seconds to wait for a process that is just removing the directory.
 _PATIENCE = 5.0
 
 Inode = tuple[int, int]
@@ -183,7 +183,7 @@ def rename(presence: Presence, name: str) -> str:
     OSError
         If it is not there.
     WayClosed
-        If this process is no member any more: who leaves takes nothing over.
+        If this process is no member any more: one that leaves takes nothing over.
     """
     # Or the last member could remove what is there, and this one be missed.
     with _locked():
@@ -237,7 +237,7 @@ def _locked() -> Iterator[None]:
 
 
 def _settle() -> None:
-    """Undo what is over, unless somebody has the lock, who does it then."""
+    """Undo what is over, unless another process has the lock, which does it then."""
     while _over and _lock.acquire(blocking=False):
         try:
             while _over:
@@ -270,7 +270,7 @@ def _try_enter(path: str, member: bool) -> Presence | None:
     fd = -1
     try:
         known = _present.get(inode_of(directory_fd))
-        # Somebody may have replaced the registry of one who only visits.
+        # Another process may have replaced the registry that a visitor has opened.
         if known is not None and _is(known.fd, directory_fd):
             return known if known.add(member) else None
         flags = _FILE | os.O_CREAT if member else _FILE
@@ -305,7 +305,7 @@ def _new_owner() -> int:
 def _end_membership(presence: Presence) -> None:
     """Leave the others what is there, and remove all of it when nobody is.
 
-    Who leaves has no lock on the first byte any more and sees by that of the others
+    A process that leaves has no lock on the first byte any more and sees by that of the others
     whether they leave too: of many that go at once the last one finds itself alone.
     """
     # First out, then alone: of two that turn their shared lock into an exclusive one
@@ -343,7 +343,7 @@ def _clear(path: str) -> bool:
         try:
             fd = os.open(FILE, _FILE, dir_fd=directory_fd)
         except FileNotFoundError:
-            os.rmdir(path)  # Who is just making it tries again.
+            os.rmdir(path)  # A process that is just making it tries again.
             return True
         return _remove_if_alone(path, directory_fd, fd) is not None
     finally:
@@ -356,7 +356,7 @@ def _remove_if_alone(path: str, directory_fd: int, fd: int) -> list[str] | None:
     """Remove a directory and return what was in it; None where somebody is there."""
     if not try_lock(fd, PRESENT_AT, fcntl.LOCK_EX, keep=True):
         return None
-    if not _is(fd, directory_fd):  # Somebody else was faster.
+    if not _is(fd, directory_fd):  # Another process was faster.
         return None
     names = [name for name in os.listdir(directory_fd) if name != FILE]
     removed = [name for name in names if unlink(name, directory_fd)]

@@ -417,7 +417,7 @@ def sendable(text: str) -> str:
     """Return a text of the user's so that it can be sent.
 
     Half of a character (a lone surrogate) cannot: the whole message would not be, and
-    who waits for it would go on waiting.
+    the caller that waits for it would go on waiting.
     """
     return text.encode(errors="backslashreplace").decode()
 

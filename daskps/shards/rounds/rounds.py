@@ -176,7 +176,7 @@ class Rounds:
             if not ticked:
                 self._open.pop(rank, None)
                 table.note_pushed(rank, False)
-            # Last: who dies before has changed nothing that counts.
+            # Last: a process that dies before has changed nothing that counts.
             table.next[rank] = first
         return self.tables.clock(rank) + ticked, table.next[rank]
 

@@ -166,7 +166,7 @@ class Background:
                 for other in failed:
                     other.set_exception(error)
             else:
-                # First the future: who has waited for all finds all of them done.
+                # First the future: a thread that has waited for all finds all of them done.
                 operation.set_result(found)
                 with self._work:
                     self._backlog.done()
