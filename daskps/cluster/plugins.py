@@ -68,7 +68,7 @@ class HostPlugin(WorkerPlugin):
         if host is None or host.worker.server is not worker:
             host = ShardHost(WorkerNode(worker), HOST, self._machine)
             HOSTS[worker.address] = host
-            accounting.begin(worker)
+            accounting.begin_accounting(worker)
             threads.allow(config.load().update_threads)
             _log_from_info_on(worker)
             upstream.shorten_failures()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from daskps.shards.steps import Ticket
 
 
-def begin(shard: Shard, name: str, index: int) -> ShardReport:
+def begin_cut(shard: Shard, name: str, index: int) -> ShardReport:
     """Hold every new step from now on, or in a BSP run every round; report.
 
     The shard must have no other cut in progress.
@@ -24,7 +24,7 @@ def begin(shard: Shard, name: str, index: int) -> ShardReport:
     return report(index, shard.segment, shard.floors)
 
 
-def take(shard: Shard, name: str, order: Order, ticket: Ticket) -> list[Ticket]:
+def follow_order(shard: Shard, name: str, order: Order, ticket: Ticket) -> list[Ticket]:
     """Let through what the cut lacks; `ticket` is done when the shard has reached it.
 
     Its outcome says which flip to copy, or why the cut must start again.
@@ -43,7 +43,7 @@ def holds(shard: Shard, name: str) -> bool:
     return shard.cut is not None and shard.cut.name == name
 
 
-def end(shard: Shard, name: str) -> list[Ticket]:
+def end_cut(shard: Shard, name: str) -> list[Ticket]:
     """Release what waits for a cut; twice is fine."""
     if not holds(shard, name):
         return []

@@ -71,7 +71,7 @@ class Last:
         publication.gather_slots()
         # A version that had the round is never one without it.
         least = publication.old.version + self._back
-        run_record.end(publication.record, max(self._version, least))
+        run_record.end_run(publication.record, max(self._version, least))
         if self._back:
             publication.finish()
         else:

@@ -139,7 +139,7 @@ def _repeats(step: Step, record: Record) -> bool:
 
 def _note(step: Step, record: Record) -> None:
     if step.run:
-        run_record.note(record, step)
+        run_record.note_step(record, step)
     else:
         producers.admit(
             record,

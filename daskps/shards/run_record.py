@@ -56,7 +56,7 @@ def is_older(step: Step, following: int) -> bool:
     return step.sequence >> _STEP_BITS < following >> _STEP_BITS
 
 
-def begin(record: Record, run: int, policy: Policy, n_ranks: int) -> None:
+def begin_run(record: Record, run: int, policy: Policy, n_ranks: int) -> None:
     """Write a run into a record."""
     record.fixed[[RUN, POLICY, STALENESS, ROUNDS, N_RANKS]] = (
         run,
@@ -74,7 +74,7 @@ def check_size(n_ranks: int) -> None:
         raise IllegalStateError(f"a run of {n_ranks} ranks reached a shard")
 
 
-def end(record: Record, version: int) -> None:
+def end_run(record: Record, version: int) -> None:
     """Take the run out of a record, which is of `version` from then on."""
     record.fixed[[RUN, POLICY, N_RANKS]] = 0
     record.fixed[VERSION] = version
@@ -128,7 +128,7 @@ def repeats(record: Record, step: Step) -> bool:
     return False
 
 
-def note(record: Record, step: Step) -> None:
+def note_step(record: Record, step: Step) -> None:
     """Note a trainer's step as applied (ASP, SSP)."""
     row = record.ranks[step.rank]
     row[NEXT] = step.sequence + 1

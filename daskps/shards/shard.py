@@ -314,7 +314,7 @@ class Shard(Asked):
             self._joining.begin(run, n_ranks, reduce, memory)
             self.segment.double_slots()
         publication = Publication(self.segment)
-        run_record.begin(publication.record, run, policy, n_ranks)
+        run_record.begin_run(publication.record, run, policy, n_ranks)
         if reset:
             publication.reset()
         publication.gather_weights()

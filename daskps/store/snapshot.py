@@ -51,7 +51,7 @@ def taken_by(
     async def work() -> Any:
         attached = store._attach(link)
         shards = await link.within(attached, deadline.remaining(), what)
-        return make(await snapshots.take(shards, index, deadline))
+        return make(await snapshots.take_snapshot(shards, index, deadline))
 
     return link.run_beside(work)
 

@@ -9,7 +9,7 @@ from dask.utils import format_bytes
 
 from daskps import config
 from daskps.cluster.caller import creation
-from daskps.cluster.caller.finding import find
+from daskps.cluster.caller.finding import find_named
 from daskps.cluster.caller.link import current_link
 from daskps.layout.arrays import counted
 from daskps.store.awaiting import opening
@@ -217,7 +217,7 @@ def open(  # noqa: A001 - as in zarr.open
     link = current_link(client)
 
     async def attach() -> ParameterStore:
-        return ParameterStore._of(await find(link, name, waiting), link)
+        return ParameterStore._of(await find_named(link, name, waiting), link)
 
     what = f"store {name!r}"
     return opening(link.run(lambda: link.within(attach(), seconds, what)))

@@ -118,7 +118,7 @@ class OneHotPushes:
     async def _snapshot(self, link: Link) -> Any:
         meta = StoreMap(await link.directory("find", name=self.name))
         shards, deadline = ShardClient(link, meta), Deadline(SECONDS, "a snapshot")
-        taken = await snapshots.take(shards, None, deadline)
+        taken = await snapshots.take_snapshot(shards, None, deadline)
         within = asyncio.wait_for(snapshots.values(taken), deadline.left())
         return await within
 

@@ -280,7 +280,9 @@ class Job:
         """Copy the parameters where they are; return what brings them here."""
         shards = await self.store._attach(self.store._bind())
         what = f"the snapshot that is validated of store {self.store.name!r}"
-        taken = await snapshots.take(shards, None, Deadline(config.deadline(), what))
+        taken = await snapshots.take_snapshot(
+            shards, None, Deadline(config.deadline(), what)
+        )
         return lambda: snapshots.values(taken)
 
     async def _decide(self, epoch: int, *, stop: bool) -> None:

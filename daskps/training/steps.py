@@ -22,7 +22,7 @@ from daskps.cluster.caller.routes import (
 )
 from daskps.errors import PushRejectedError
 from daskps.store import intake
-from daskps.training.data.rows import batches, n_rows, take
+from daskps.training.data.rows import batches, n_rows, take_rows
 from daskps.training.functions import advice, note_labels
 from daskps.training.local import LocalModel
 from daskps.usercode import user_code
@@ -109,7 +109,7 @@ class Stepper:
 
     def take(self, X: Any, y: Any, batch: Any) -> Batch:
         """Return the rows of a batch."""
-        return take(X, batch), None if y is None else take(y, batch)
+        return take_rows(X, batch), None if y is None else take_rows(y, batch)
 
     def step(
         self, X: Any, y: Any, group: Sequence[Any], first: Batch | None = None

@@ -62,7 +62,7 @@ MUTANTS = (
     ),
     Mutant(
         "cut-lets-deputies-push",
-        "daskps.shards.cutting:begin",
+        "daskps.shards.cutting:begin_cut",
         "shard.set_gate()",
         "pass",
         (

@@ -84,7 +84,7 @@ MUTANTS = (
     ),
     Mutant(
         "asynchronous-step-counts-twice",
-        "daskps.shards.run_record:note",
+        "daskps.shards.run_record:note_step",
         "row[NEXT] = step.sequence + 1",
         "row[NEXT] = step.sequence",
         (

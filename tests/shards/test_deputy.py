@@ -88,11 +88,11 @@ def test_ssp_pull_at_the_deputy_waits_for_a_tick_at_the_owner():
 def test_cut_lets_deputies_read_and_hands_their_pushes_back():
     owner, deputy = pair()
     submit(owner, push(0))
-    cutting.begin(owner, "cut", 0)
+    cutting.begin_cut(owner, "cut", 0)
     assert isinstance(submit(deputy, push(1)).outcome, NotHereError)
     assert isinstance(submit(deputy, Step(wait=READ)).outcome, Ready)
-    cutting.take(owner, "cut", Order(), Ticket(Step()))
-    cutting.end(owner, "cut")
+    cutting.follow_order(owner, "cut", Order(), Ticket(Step()))
+    cutting.end_cut(owner, "cut")
     assert submit(deputy, push(1)).version == 2
 
 

@@ -58,7 +58,7 @@ def finished(shard: Shard) -> None:
 
 
 def cut(shard: Shard) -> None:
-    cutting.begin(shard, "cut", 0)
+    cutting.begin_cut(shard, "cut", 0)
 
 
 def fenced(shard: Shard) -> None:
@@ -165,13 +165,13 @@ def test_shard_decides_about_arrays_that_do_not_fit(data):
 
 def test_seat_made_while_a_run_begins_leaves_it_alone(monkeypatch):
     """By a trainer of the run before, in another thread and without the lock."""
-    shard, begin = shard_of(), run_record.begin
+    shard, begin = shard_of(), run_record.begin_run
 
     def meanwhile(record: Any, *given: Any) -> None:
         shard.seat(RUN, 0)
         begin(record, *given)
 
-    monkeypatch.setattr(run_record, "begin", meanwhile)
+    monkeypatch.setattr(run_record, "begin_run", meanwhile)
     shard.begin_run(RUN + 1, BSP(), 2)
     assert shard.rounds
     assert shard.rounds.tables.run == RUN + 1

@@ -408,7 +408,7 @@ class Machine(RuleBasedStateMachine):
             self.cuts += 1
             self.cut = Cut(f"cut {self.cuts}")
         if shard not in self.cut.reports and self.shards[shard].cut is None:
-            report = cutting.begin(self.shards[shard], self.cut.name, shard)
+            report = cutting.begin_cut(self.shards[shard], self.cut.name, shard)
             self.cut.reports[shard] = report
             if report.rounds < 0:
                 # A producer that has ended brings nothing more, wherever a push of
@@ -433,7 +433,7 @@ class Machine(RuleBasedStateMachine):
             ticket = cut.tickets[shard] = Ticket(Step(), owner="cut")
             self.outstanding[id(ticket)] = shard, ticket
             order = cut.orders[shard]
-            done = cutting.take(self.shards[shard], cut.name, order, ticket)
+            done = cutting.follow_order(self.shards[shard], cut.name, order, ticket)
             self.collect(shard, done)
 
     @precondition(lambda self: self.cut is not None and self.cut.orders is not None)
@@ -461,7 +461,7 @@ class Machine(RuleBasedStateMachine):
         cut = self.cut
         assert cut is not None
         for shard in shards:
-            self.collect(shard, cutting.end(self.shards[shard], cut.name))
+            self.collect(shard, cutting.end_cut(self.shards[shard], cut.name))
         if all(s.cut is None for s in self.shards):
             self.cut = None
 

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.link import Link
 
 
-async def find(link: Link, name: str, wait_seconds: float | None = 0.0) -> StoreMap:
+async def find_named(
+    link: Link, name: str, wait_seconds: float | None = 0.0
+) -> StoreMap:
     """Return what a handle needs to know of a named store.
 
     Parameters

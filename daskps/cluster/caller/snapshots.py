@@ -71,7 +71,9 @@ def _distinct(futures: Mapping[int, Future[CopyGroup]]) -> list[Future[CopyGroup
     return list({future.key: future for future in futures.values()}.values())
 
 
-async def take(shards: ShardClient, index: int | None, deadline: Deadline) -> Taken:
+async def take_snapshot(
+    shards: ShardClient, index: int | None, deadline: Deadline
+) -> Taken:
     """Take a snapshot of a store, or of one of its parameters.
 
     Parameters

@@ -88,8 +88,10 @@ async def begin_cut(
         before = slot.shard.cut
         if before is not None:
             # Its directory went without a word.
-            await host.under(slot, partial(cutting.end, name=before.name))
-        begin = partial(cutting.begin, name=_attempt(cut, attempt), index=slot.index)
+            await host.under(slot, partial(cutting.end_cut, name=before.name))
+        begin = partial(
+            cutting.begin_cut, name=_attempt(cut, attempt), index=slot.index
+        )
         reports.append(pack_report(await host.under(slot, begin)))
     if host.snapshots.is_over(cut):
         # Given up meanwhile: what has begun since nobody else would release.
@@ -134,7 +136,7 @@ async def copy_cut(
 
         def end(shard: Shard) -> list[Ticket]:
             held.append(cutting.holds(shard, _attempt(cut, attempt)))
-            return cutting.end(shard, _attempt(cut, attempt))
+            return cutting.end_cut(shard, _attempt(cut, attempt))
 
         await host.under(slot, end)
         if whole is None or held != [True]:
@@ -166,7 +168,7 @@ async def _reached(
 
     pending = Countdown(1, lambda: _call(loop, wake))
     ticket = Ticket(Step(), owner=pending)
-    take = partial(cutting.take, name=name, order=order, ticket=ticket)
+    take = partial(cutting.follow_order, name=name, order=order, ticket=ticket)
     await host.under(slot, take)
     # Ends at the latest with the cut itself: by its release, its lease, the store.
     await reached
@@ -207,7 +209,7 @@ def _release(shard: Shard, cut: str, attempt: int | None) -> list[Ticket]:
     name, number = held.name.split("/")
     if name != cut or (attempt is not None and int(number) > attempt):
         return []
-    return cutting.end(shard, held.name)
+    return cutting.end_cut(shard, held.name)
 
 
 @HOST.handles("excuse")

@@ -70,7 +70,7 @@ class _Asked(NamedTuple):
 _asked: WeakKeyDictionary[Worker, _Asked] = WeakKeyDictionary()
 
 
-def begin(worker: Worker) -> None:
+def begin_accounting(worker: Worker) -> None:
     """Have Dask count for a worker what is its own; on its event loop.
 
     Parameters

@@ -20,7 +20,7 @@ from daskps.cluster.runs.parts import (
 from daskps.cluster.runs.spec import workers_for
 from daskps.training.data.chunks import full_chunks, runs_of_chunks
 from daskps.training.data.listed import check_listed, from_list, listed
-from daskps.training.data.rows import n_rows, rows, take
+from daskps.training.data.rows import n_rows, rows, take_rows
 from daskps.training.data.tables import LazyTable
 
 if TYPE_CHECKING:
@@ -174,7 +174,9 @@ async def _cut(
     held = await places(link, [blocks[i] for i in cut])
     return [
         tuple(
-            beside(link.client, held, take, blocks[i], part) if i in cut else blocks[i]
+            beside(link.client, held, take_rows, blocks[i], part)
+            if i in cut
+            else blocks[i]
             for i, part in run
         )
         for run in runs
@@ -184,7 +186,7 @@ async def _cut(
 def _span(array: Any, begins: Any, run: Sequence[tuple[int, slice]]) -> Any:
     """Return the rows of a run from an array on the client."""
     (first, head), (last, tail) = run[0], run[-1]
-    return take(array, slice(begins[first] + head.start, begins[last] + tail.stop))
+    return take_rows(array, slice(begins[first] + head.start, begins[last] + tail.stop))
 
 
 # -- rows dealt out -----------------------------------------------------------
@@ -228,7 +230,7 @@ def _numbers(index: Any, n: int) -> Any:
 
 
 def _each(array: Any, which: Sequence[Any]) -> list[Any]:
-    return [take(array, index) for index in which]
+    return [take_rows(array, index) for index in which]
 
 
 def _assembled(link: Link, part: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.training.data.addresses import addresses
-from daskps.training.data.rows import n_rows, take
+from daskps.training.data.rows import n_rows, take_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +80,9 @@ class Blocks:
         for number in range(first, last + 1):
             begin = self._begin(number)
             pieces.append(
-                take(self._blocks[number], slice(max(start - begin, 0), stop - begin))
+                take_rows(
+                    self._blocks[number], slice(max(start - begin, 0), stop - begin)
+                )
             )
         return pieces[0] if len(pieces) == 1 else _join(pieces)
 
@@ -92,7 +94,7 @@ class Blocks:
         used = np.unique(owners)
         if len(used) < 2:
             number = used[0] if len(used) else 0
-            return take(self._blocks[number], index - self._begin(number))
+            return take_rows(self._blocks[number], index - self._begin(number))
         if all(type(block) is np.ndarray for block in self._blocks):
             # Of several dtypes, say: that of the rows must not depend on which.
             dtypes = {block.dtype for block in self._blocks}
@@ -104,12 +106,14 @@ class Blocks:
             return found
         order = np.argsort(owners, kind="stable")
         pieces = [
-            take(self._blocks[number], index[owners == number] - self._begin(number))
+            take_rows(
+                self._blocks[number], index[owners == number] - self._begin(number)
+            )
             for number in used
         ]
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
-        return take(_join(pieces), back)
+        return take_rows(_join(pieces), back)
 
     def _begin(self, number: int) -> int:
         return int(self._ends[number - 1]) if number else 0

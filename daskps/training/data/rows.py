@@ -159,7 +159,7 @@ def partition(
     if y is not None and n_rows(y) != n:
         raise ValueError(f"X has {n} rows and y {n_rows(y)}; they must be as many")
     return [
-        (take(X, part), None if y is None else take(y, part))
+        (take_rows(X, part), None if y is None else take_rows(y, part))
         for part in rows(n, k, scheme, weights=weights, seed=seed)
     ]
 
@@ -220,7 +220,7 @@ def n_rows(X: Any) -> int:
     return int(n)
 
 
-def take(X: Any, part: Rows) -> Any:
+def take_rows(X: Any, part: Rows) -> Any:
     """Return some rows of anything that has rows."""
     if hasattr(X, "iloc"):  # a data frame's [] means columns
         return X.iloc[part]

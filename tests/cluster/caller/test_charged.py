@@ -94,7 +94,7 @@ def test_what_a_nanny_answers_decides(worker, why, monkeypatch):
     monkeypatch.setattr(upstream, "workers", lambda: [worker])
 
     async def begins():
-        accounting.begin(worker)
+        accounting.begin_accounting(worker)
         # On the loop nobody waits: the answer could not come.
         early = accounting.charged()
         return early, await asyncio.to_thread(accounting.charged)
@@ -121,7 +121,7 @@ def test_a_system_that_does_not_tell_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(upstream, "workers", lambda: [worker])
     monkeypatch.setattr(accounting, "_PROC", tmp_path)
     measure = worker.monitor.get_process_memory
-    accounting.begin(worker)
+    accounting.begin_accounting(worker)
     charge = accounting.charged()
     assert charge is not None
     assert "does not say" in charge.why

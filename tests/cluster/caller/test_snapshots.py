@@ -231,7 +231,7 @@ async def test_values_on_the_event_loop(c, s, a, b):
     """What a validation during a run uses."""
     made = await daskps.create(PARAMS, client=c, shards=3)
     shards = await made._attach(made._bind())
-    taken = await snapshots.take(shards, None, Deadline(10, "a snapshot"))
+    taken = await snapshots.take_snapshot(shards, None, Deadline(10, "a snapshot"))
     found = await snapshots.values(taken)
     for name, wanted in PARAMS.items():
         same(found[name], np.asarray(wanted))
@@ -255,7 +255,7 @@ async def test_copy_that_outlives_its_cut_is_made_again(c, s, a):
 
     shard.read = late
     shards = await made._attach(made._bind())
-    await snapshots.take(shards, None, Deadline(10, "a snapshot"))
+    await snapshots.take_snapshot(shards, None, Deadline(10, "a snapshot"))
     assert len(copied) == 2
     await made.close()
 
@@ -331,7 +331,7 @@ def test_cancelled_snapshot_releases_the_shards(client):
     _, send_rest = half_pushed(s, client)
     link = s._bind()
     work = link.start(
-        lambda: snapshots.take(s._attached(), None, Deadline(60, "a snapshot"))
+        lambda: snapshots.take_snapshot(s._attached(), None, Deadline(60, "a snapshot"))
     )
     pushes = until_held(s)
     work.cancel()

@@ -35,7 +35,7 @@ class Store:
         return [self.begin_at(i) for i in range(len(self.shards))]
 
     def begin_at(self, i: int) -> ShardReport:
-        return cutting.begin(self.shards[i], CUT, i)
+        return cutting.begin_cut(self.shards[i], CUT, i)
 
     def take(self, reports: list[ShardReport]) -> list[Ticket]:
         orders = agree(reports)
@@ -43,13 +43,13 @@ class Store:
 
     def take_at(self, i: int, order: Order) -> Ticket:
         ticket = Ticket(Step())
-        found = cutting.take(self.shards[i], CUT, order, ticket)
+        found = cutting.follow_order(self.shards[i], CUT, order, ticket)
         assert (ticket in found) == (ticket.outcome is not None)
         self.shards[i].validate()
         return ticket
 
     def end(self, i: int) -> list[Ticket]:
-        found = cutting.end(self.shards[i], CUT)
+        found = cutting.end_cut(self.shards[i], CUT)
         self.shards[i].validate()
         return found
 
@@ -377,7 +377,7 @@ def test_fence_ends_a_cut_and_refuses_held_steps(policy):
         assert isinstance(second.outcome, ConsistencyError)
         assert second in ended
     assert store.shards[1].cut is None
-    assert cutting.end(store.shards[1], CUT) == []
+    assert cutting.end_cut(store.shards[1], CUT) == []
     assert isinstance(first.outcome, Ready)
 
 
@@ -438,10 +438,10 @@ def test_order_of_a_cut_that_was_released_starts_again():
     orders = agree(store.begin())
     store.end(0)
     ticket = Ticket(Step())
-    assert cutting.take(store.shards[0], CUT, orders[0], ticket) == [ticket]
+    assert cutting.follow_order(store.shards[0], CUT, orders[0], ticket) == [ticket]
     assert isinstance(ticket.outcome, ConsistencyError)
     store.begin_at(0)
-    assert cutting.end(store.shards[0], "another") == []
+    assert cutting.end_cut(store.shards[0], "another") == []
     assert store.shards[0].cut is not None
 
 
