@@ -29,13 +29,14 @@ from daskps.usercode import user_code
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from daskps.typing import Array
+
 __all__ = ["constant", "fan_avg", "fan_in", "normal", "uniform", "zeros"]
 
 #: Elements drawn at once.
 BLOCK = 65_536
 
 Shape: TypeAlias = tuple[int, ...]
-Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Custom: TypeAlias = "Callable[[Shape, np.dtype[Any], np.random.Generator], Any]"
 
 

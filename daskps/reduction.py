@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from daskps.typing import Array
 from daskps.usercode import user_code
 
-Array = np.ndarray[Any, np.dtype[Any]]
 #: One contribution: arrays and their weights, both by key.
 Node = tuple[dict[int, Array], dict[int, float]]
 Reducer = Callable[[Array, Array], Array]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from distributed import Client
 
-Array = np.ndarray[Any, np.dtype[Any]]
+    from daskps.typing import Array
 
 
 @contextmanager

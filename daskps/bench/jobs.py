@@ -7,7 +7,7 @@ and `pull`, `push` and `round`. A job says which of them make a step.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -16,7 +16,8 @@ from daskps.bench.pairs import seconds
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+    from daskps.typing import Array
+
 Kind: TypeAlias = Literal["get", "pullpush", "round", "train"]
 #: Runs so many steps of a job in all trainers at once; seconds of one step.
 Measure: TypeAlias = "Callable[[StepJob, int], float]"

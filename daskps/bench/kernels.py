@@ -19,7 +19,7 @@ At the end are rows of a table; see `row_kernels`.
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
-    Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+    from daskps.typing import Array
+
     Operands: TypeAlias = list[Array]
     _Action: TypeAlias = Callable[[], object]
     _Line: TypeAlias = tuple[str, _Action, str, _Action]

@@ -8,7 +8,7 @@ that repeat, and indexing, which would not.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeAlias
 
-    Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+    from daskps.typing import Array
+
     _Action: TypeAlias = Callable[[], object]
 
 __all__ = ["DIM", "lines"]

@@ -25,6 +25,8 @@ from daskps.bench import bare, command
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from daskps.typing import Array
+
 #: Bits of a float64 that sums of powers of two fill exactly.
 BITS = 52
 #: Every so many pushes one goes to some of the shards only.
@@ -33,8 +35,6 @@ PARTIAL = 5
 BIG = 25_000_000
 #: Between two snapshots while single pushes are timed.
 PAUSE_SECONDS = 0.1
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from daskps.demo.options import DemoError
+from daskps.typing import Array
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Params = dict[str, Array]
 
 N_CLASSES = 10

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from daskps.kernels.compiled import Module
 from daskps.kernels.source import bfloat16_source
 
+if TYPE_CHECKING:
+    from daskps.typing import Array
+
 __all__ = ["WORD", "decode", "encode", "warm"]
 
-Array = np.ndarray[Any, np.dtype[Any]]
 #: What holds one number.
 WORD: Final = "uint16"
 #: Elements that float64 is narrowed to or widened from at a time.

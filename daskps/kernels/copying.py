@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -11,9 +11,11 @@ from daskps.kernels import threads
 from daskps.kernels.compiled import Module
 from daskps.kernels.source import copy_source
 
+if TYPE_CHECKING:
+    from daskps.typing import Array
+
 __all__ = ["LARGE_NBYTES", "copy", "warm"]
 
-Array = np.ndarray[Any, np.dtype[Any]]
 #: Copies of so much together gain by stores past the caches, also where the copy is
 #: read at once: 8 MiB and more did, 4 MiB lost (one core with 32 MiB of cache).
 LARGE_NBYTES: Final = 8 * 2**20

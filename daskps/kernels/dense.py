@@ -17,7 +17,8 @@ from daskps.kernels.source import update_source
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from daskps.kernels.interface import Array, Arrays, Fixed, Given, Scalars
+    from daskps.kernels.interface import Arrays, Fixed, Given, Scalars
+    from daskps.typing import Array
 
 __all__ = ["build"]
 

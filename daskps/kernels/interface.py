@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from daskps.kernels.finite import finite
+from daskps.typing import Array
 
 if TYPE_CHECKING:
     from daskps.kernels.compiled import Module
 
 __all__ = ["Array", "Arrays", "Fixed", "Given", "Kernel", "Scalars", "check_input"]
 
-Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Arrays: TypeAlias = tuple[Array, ...]
 Scalars: TypeAlias = tuple[float, ...]
 #: An update of arrays that stay where they are, given a gradient and scalars.

@@ -10,16 +10,15 @@ import os
 import threading
 from contextvars import copy_context
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from daskps.typing import Array
+
 __all__ = ["LEAST_NBYTES", "allow", "allowed", "forget", "in_ranges"]
 
-Array = np.ndarray[Any, np.dtype[Any]]
 #: Bytes of one array that each thread gets at least.
 LEAST_NBYTES = 4 * 2**20
 #: Who claims a range that no helper has.

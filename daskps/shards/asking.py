@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from daskps.consistency import Policy
     from daskps.shards.memory.segment import Segment
-    from daskps.shards.steps import Array, Step
+    from daskps.shards.steps import Step
+    from daskps.typing import Array
 
 
 class Asked(ABC):

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from daskps.shards.memory.segment import Segment
     from daskps.shards.rounds.joining import Joining
-    from daskps.shards.steps import Array, Tick
+    from daskps.shards.steps import Tick
+    from daskps.typing import Array
 
 #: Said instead of a version: nothing was changed, submit the step.
 ASK = -1

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
     from daskps.reduction import Reducer
     from daskps.shards.arrays.planning import Bindings
-    from daskps.shards.steps import Array, Standing
+    from daskps.shards.steps import Standing
+    from daskps.typing import Array
 
 
 class Shard(Asked):

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Array = np.ndarray[Any, np.dtype[Any]]
+    from daskps.typing import Array
+
 #: Shards, as runs [start, stop).
 Intervals = tuple[tuple[int, int], ...]
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.routes import Plan
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.layout.arrays import Parameter
+    from daskps.typing import Array
 
-Array = np.ndarray[Any, np.dtype[Any]]
 DEFAULT = config.DEFAULT
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +24,9 @@ from daskps.layout.arrays import (
     flatten,
 )
 
-Array = np.ndarray[Any, np.dtype[Any]]
+if TYPE_CHECKING:
+    from daskps.typing import Array
+
 #: Each dtype that a store can hold, as arrays have it.
 _NATIVE = {name: np.dtype(name) for name in DTYPES}
 

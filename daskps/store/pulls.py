@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from daskps import config
 from daskps.cluster.caller import routes
 from daskps.cluster.wire.deadline import Deadline
@@ -20,9 +18,9 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.routes import Plan, Target
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.layout.arrays import Layout
+    from daskps.typing import Array
     from daskps.version import Version
 
-Array = np.ndarray[Any, np.dtype[Any]]
 DEFAULT = config.DEFAULT
 
 

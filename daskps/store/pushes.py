@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from daskps import config
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.routes import ADD, ASSIGN, GRADIENT, Plan, Target
@@ -20,9 +18,9 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.link import CallFuture
     from daskps.cluster.caller.shard_map import StoreMap
+    from daskps.typing import Array
     from daskps.version import Version
 
-Array = np.ndarray[Any, np.dtype[Any]]
 DEFAULT = config.DEFAULT
 
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.snapshots import Taken
     from daskps.cluster.host.copies import CopyGroup, Edges
     from daskps.layout.arrays import Layout, Parameter, Piece
+    from daskps.typing import Array
     from daskps.version import Version
 
-Array = np.ndarray[Any, np.dtype[Any]]
 #: dtype, start and stop within a shard's vector of that dtype.
 Span = tuple[str, int, int]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,8 +13,11 @@ from daskps.errors import LayoutError
 from daskps.layout.arrays import DTYPES, FLOATS, flatten
 from daskps.limits import STORE_NAME_NBYTES, check_parameters, check_shards
 from daskps.optim import Rule, resolve
-from daskps.store.intake import Array, spec_of
+from daskps.store.intake import spec_of
 from daskps.store.targets import flag
+
+if TYPE_CHECKING:
+    from daskps.typing import Array
 
 
 @dataclass(frozen=True)

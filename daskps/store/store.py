@@ -22,7 +22,9 @@ from daskps.store.mistaken import (
 from daskps.store.pushes import Writable
 from daskps.store.snapshot import Snapshot, taken_by
 
-Array = np.ndarray[Any, np.dtype[Any]]
+if TYPE_CHECKING:
+    from daskps.typing import Array
+
 DEFAULT = config.DEFAULT
 #: What a handle has itself.
 _ATTRIBUTES = {"uid", "name"}

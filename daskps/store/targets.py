@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.routes import Target
     from daskps.cluster.caller.shard_map import StoreMap
+    from daskps.typing import Array
 
-Array = np.ndarray[Any, np.dtype[Any]]
 #: What the word that holds a version can count to.
 _LARGEST = 2**63 - 1
 

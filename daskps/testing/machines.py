@@ -31,8 +31,8 @@ from daskps.testing.ground import CHANCE
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from daskps.cluster.machine.mapping import Array
     from daskps.testing.loop import Process
+    from daskps.typing import Array
 
 PID_BITS = 22
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from daskps.cluster.caller.link import Link
-    from daskps.cluster.wire.messages import Array, Call
+    from daskps.cluster.wire.messages import Call
+    from daskps.typing import Array
 
 #: How long trainers wait for each other to register.
 REGISTER_SECONDS = 20.0

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from daskps import codecs, config
 from daskps.consistency import ASP, BSP, SSP, Policy, policy
 from daskps.limits import MOST_TRAINERS
@@ -29,8 +27,8 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.session import Session
     from daskps.store.store import ParameterStore
+    from daskps.typing import Array
 
-Array = np.ndarray[Any, np.dtype[Any]]
 
 EXECUTIONS = ("auto", "resident", "graph")
 AVERAGES = ("gradients", "models")

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from daskps.cluster.runs.spec import Body
     from daskps.codecs import Codec
     from daskps.consistency import Policy
+    from daskps.typing import Array
 
-Array = np.ndarray[Any, np.dtype[Any]]
 logger = logging.getLogger(__name__)
 
 #: Trainers per thread of the cluster above which "auto" takes to the task graph.

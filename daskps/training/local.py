@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from daskps.layout.arrays import Layout
-
-Array = np.ndarray[Any, np.dtype[Any]]
+    from daskps.typing import Array
 
 
 class LocalModel:

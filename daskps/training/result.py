@@ -14,7 +14,8 @@ from daskps.store.repr import html_table
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Array = np.ndarray[Any, np.dtype[Any]]
+    from daskps.typing import Array
+
 #: Weights that a repr names, before it counts the rest.
 _MOST_WEIGHTS = 4
 

@@ -29,8 +29,8 @@ from daskps.usercode import user_code
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.shard_map import StoreMap
+    from daskps.typing import Array
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _GRADIENT = user_code("the gradient")
 #: Rows of the features and of the labels.
 Batch: TypeAlias = tuple[Any, Any]

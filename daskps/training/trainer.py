@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from daskps.store.targets import chosen_names, flag, sign_of, target_of
 from daskps.training.overlap.ahead import Ahead
 
@@ -13,9 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from daskps.cluster.caller.routes import Target
+    from daskps.typing import Array
     from daskps.version import Version
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Trainer(Ahead):

@@ -13,7 +13,7 @@ import numpy as np
 from distributed import secede
 
 from daskps.bench.clusters import places
-from daskps.bench.jobs import Array, StepJob, cuts, started, step, timed
+from daskps.bench.jobs import StepJob, cuts, started, step, timed
 from daskps.bench.peers.limit import sgd
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from daskps.bench.jobs import Measure
+    from daskps.typing import Array
 
 TITLE = "Dask Actors"
 

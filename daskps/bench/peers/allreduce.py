@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from daskps.bench.jobs import Array, started, step, timed
+from daskps.bench.jobs import started, step, timed
 from daskps.bench.peers import PeerError
 from daskps.bench.peers.limit import sgd
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from daskps.bench.jobs import StepJob
+    from daskps.typing import Array
 
 
 def covers(job: StepJob) -> bool:

@@ -16,7 +16,6 @@ from distributed import wait
 from daskps.bench.clusters import places
 from daskps.bench.jobs import (
     LEARNING_RATE,
-    Array,
     Gradient,
     StepJob,
     cuts,
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from daskps.bench.jobs import Measure
+    from daskps.typing import Array
 
 TITLE = "plain Dask"
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    from daskps.bench.jobs import Array, Measure
+    from daskps.bench.jobs import Measure
+    from daskps.typing import Array
 
 __all__ = ["TITLE", "available", "covers", "joined", "opened"]
 

@@ -16,15 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps import config, optim
-from daskps.bench.jobs import (
-    LEARNING_RATE,
-    PAST_NBYTES,
-    Array,
-    cuts,
-    started,
-    step,
-    timed,
-)
+from daskps.bench.jobs import LEARNING_RATE, PAST_NBYTES, cuts, started, step, timed
 from daskps.bench.peers import gang
 
 if TYPE_CHECKING:
@@ -32,6 +24,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from daskps.bench.jobs import Measure, StepJob
+    from daskps.typing import Array
 
 TITLE = "limit: shared memory"
 #: Elements that are summed and applied at a time: they stay in a core's cache.

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    from daskps.bench.jobs import Array, Measure
+    from daskps.bench.jobs import Measure
     from daskps.bench.peers import gang
+    from daskps.typing import Array
 
 __all__ = ["TITLE", "available", "covers", "joined", "opened"]
 

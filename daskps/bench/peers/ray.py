@@ -26,7 +26,8 @@ from daskps.bench.peers.limit import sgd
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from daskps.bench.jobs import Array, Measure, StepJob
+    from daskps.bench.jobs import Measure, StepJob
+    from daskps.typing import Array
 
 TITLE = "Ray actors"
 _STORE_BYTES = 1 << 30

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.cluster.upstream import dumps
-from daskps.cluster.wire.messages import Array, pack_array, unpack_array
+from daskps.cluster.wire.messages import pack_array, unpack_array
 from daskps.layout.arrays import compute_dtype
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.wire.deadline import Deadline
+    from daskps.typing import Array
 
 #: One contribution's rows for one host: shard, position of the piece, data.
 PartRows = list[tuple[int, int, Any]]

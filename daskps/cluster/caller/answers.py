@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.cluster.wire.messages import Answer, Array, Call
 from daskps.errors import ShardLostError, StaleGenerationError
+from daskps.typing import Array
 
 if TYPE_CHECKING:
     from daskps.cluster.wire.deadline import Deadline
+    from daskps.cluster.wire.messages import Answer, Call
 
 #: For each shard where what is read goes.
 Outs = Mapping[int, Sequence[Array]]

@@ -15,7 +15,7 @@ from daskps.cluster.caller.link import Link, current_link
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.host.rules import initial_slots
 from daskps.cluster.keys import anchor_key, make_anchor
-from daskps.cluster.wire.messages import Array, pack_array
+from daskps.cluster.wire.messages import pack_array
 from daskps.cluster.wire.wellformed import MOST_SECONDS
 from daskps.errors import LayoutError
 from daskps.usercode import user_code
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from daskps.optim import Rule
+    from daskps.typing import Array
 
 #: Dask's books charge at most this much for one anchor.
 ANCHOR_NBYTES = 64 * 2**20

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from daskps.cluster.caller.member import Member
-    from daskps.cluster.wire.messages import Array
     from daskps.shards.seats import Seat
+    from daskps.typing import Array
 
 #: How often the shards' owners are looked after.
 LOOK_SECONDS = 0.001

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.link import CallFuture, Link
     from daskps.cluster.host.exchange import Exchange, NearShards
     from daskps.cluster.wire.deadline import Deadline
-    from daskps.cluster.wire.messages import Answer, Array, Call
+    from daskps.cluster.wire.messages import Answer, Call
+    from daskps.typing import Array
 
     Outs = Mapping[int, Sequence[Array]]
 

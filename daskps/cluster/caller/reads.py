@@ -17,16 +17,17 @@ import numpy as np
 from daskps.cluster.caller.routes import Target
 from daskps.cluster.host.copying import copier
 from daskps.cluster.machine.pauses import Pause
-from daskps.cluster.wire.messages import Array, Range
 from daskps.shards.glance import NOT_YET, Glance
 from daskps.shards.memory.segment import MIXED
 from daskps.shards.memory.sides import runs
+from daskps.typing import Array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from daskps.cluster.caller.member import Member
     from daskps.cluster.host.copying import Copy
+    from daskps.cluster.wire.messages import Range
     from daskps.shards.memory.segment import Segment
 
 #: How often a copy that updates run into is tried again.

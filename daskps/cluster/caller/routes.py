@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.cluster.upstream import loads
-from daskps.cluster.wire.messages import Answer, Array, Call, Part, Range
+from daskps.cluster.wire.messages import Answer, Call, Part, Range
 from daskps.shards.steps import ADD, ASSIGN, BARRIER, GRADIENT, MODEL, READ, Item
 from daskps.version import Version
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.layout.arrays import Parameter
     from daskps.optim import Rule
+    from daskps.typing import Array
 
 __all__ = [
     "ADD",

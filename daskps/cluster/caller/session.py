@@ -17,7 +17,7 @@ from daskps.cluster.caller.views import Views
 from daskps.cluster.machine.pool import LEAST_LIMIT, BufferPool
 from daskps.cluster.wire import encoding
 from daskps.cluster.wire.deadline import Deadline
-from daskps.cluster.wire.messages import Answer, Array, Call
+from daskps.cluster.wire.messages import Answer, Call
 from daskps.errors import ContributionLostError, RunCancelledError
 from daskps.shards.steps import NOTHING, READ
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.link import Link
     from daskps.cluster.caller.shard_map import RunMembership, StoreMap
     from daskps.codecs import Codec
+    from daskps.typing import Array
 
 
 class Session:

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.wire.deadline import Deadline
-    from daskps.cluster.wire.messages import Array, Range
+    from daskps.cluster.wire.messages import Range
     from daskps.layout.arrays import Layout
+    from daskps.typing import Array
 
 #: How much longer than asked for the directory may take to say that it timed out.
 MARGIN_SECONDS = 1.0

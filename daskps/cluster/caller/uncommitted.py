@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from daskps.cluster.caller.shard_map import StoreMap
-    from daskps.cluster.wire.messages import Array
     from daskps.codecs import Codec
     from daskps.reduction import Empty
+    from daskps.typing import Array
 
 
 class Uncommitted:

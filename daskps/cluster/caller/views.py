@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from daskps.cluster.caller.reads import wait
-from daskps.cluster.wire.messages import Array
 from daskps.shards.glance import NOT_YET, Glance
+from daskps.typing import Array
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable

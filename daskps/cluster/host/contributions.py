@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from daskps.cluster.host.shared_contributions import Spot
     from daskps.codecs import Codec
     from daskps.layout.arrays import Layout
+    from daskps.typing import Array
 
-Array = np.ndarray[Any, np.dtype[Any]]
 #: Runs that ended lately: their gradient tasks may still be at work.
 REMEMBERED = 10_000
 #: Rounds whose receipts are kept: the client asks after each window of them.

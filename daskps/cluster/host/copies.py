@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping, Sequence
 
-    from daskps.cluster.wire.messages import Array, Range
+    from daskps.cluster.wire.messages import Range
     from daskps.layout.arrays import Layout
+    from daskps.typing import Array
 
 #: Copies of so much together at most are one Dask task's.
 GROUP_NBYTES = 64 * 2**20

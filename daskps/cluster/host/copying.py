@@ -13,7 +13,7 @@ from daskps.kernels import copying
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from daskps.cluster.wire.messages import Array
+    from daskps.typing import Array
 
     #: Copies to the first array what the second one holds.
     Copy: TypeAlias = Callable[[Array, Array], None]

@@ -21,11 +21,13 @@ from daskps.cluster.wire.messages import Answer, Call, Part
 from daskps.errors import ConsistencyError, ShardBusyError
 from daskps.shards.deputy import NotHereError
 from daskps.shards.shard import Shard
-from daskps.shards.steps import NO_WAIT, READ, Array, Ready, Step, Ticket
+from daskps.shards.steps import NO_WAIT, READ, Ready, Step, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
+
+    from daskps.typing import Array
 
 #: How long a call looks at shared shards without sleeping in between.
 SPIN_SECONDS = 0.0005

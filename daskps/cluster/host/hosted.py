@@ -28,7 +28,7 @@ from daskps.shards.memory.gates import CLOSED, RELEASED, set_gate
 from daskps.shards.memory.segment import GENERATION, NONCE, PAGE_NBYTES, Segment
 from daskps.shards.seats import ASK
 from daskps.shards.shard import Shard
-from daskps.shards.steps import Array, Ready, Step, Ticket
+from daskps.shards.steps import Ready, Step, Ticket
 from daskps.usercode import holding_interrupts
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from daskps.layout.arrays import Layout
     from daskps.shards.seats import Seat
     from daskps.shards.steps import Tick
+    from daskps.typing import Array
 
 T = TypeVar("T")
 #: How long a thread waits for another process to release a shard.

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from daskps.cluster.machine.blocks import Block, Members, Memory
+    from daskps.typing import Array
 
-Array = np.ndarray[Any, np.dtype[Any]]
 #: Where arrays begin.
 LINE = 64
 #: Bytes that blocks have about, where a contribution is smaller: each is an open file.

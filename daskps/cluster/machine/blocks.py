@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from daskps.cluster.machine.locks import FileLock, Lock
-from daskps.cluster.machine.mapping import FILES, Array, Mapped
+from daskps.cluster.machine.mapping import FILES, Mapped
 from daskps.cluster.machine.membership import Membership, WayClosed, join, owner_of
 from daskps.cluster.machine.presence import check_file
 from daskps.cluster.machine.warnings import warn_once
@@ -37,6 +37,8 @@ from daskps.shards.memory.segment import (
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+
+    from daskps.typing import Array
 
 logger = logging.getLogger(__name__)
 

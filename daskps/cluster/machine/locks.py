@@ -23,7 +23,8 @@ from daskps.errors import IllegalStateError, ShardBusyError
 from daskps.shards.memory.segment import HEADER_WORDS, HOLDER, WANTED
 
 if TYPE_CHECKING:
-    from daskps.cluster.machine.mapping import Array, Mapped
+    from daskps.cluster.machine.mapping import Mapped
+    from daskps.typing import Array
 
 #: Seconds that a waiter spins before it sleeps.
 SPIN = 100e-6

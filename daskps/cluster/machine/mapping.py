@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from daskps.cluster.machine.presence import Inode, inode_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Array = np.ndarray[Any, np.dtype[Any]]
+    from daskps.typing import Array
 
 
 class Mapped:

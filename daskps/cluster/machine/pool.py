@@ -10,13 +10,15 @@ user's function, a traceback. So it never changes under a reader.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from daskps.layout.arrays import align
 
-Array = np.ndarray[Any, np.dtype[Any]]
+if TYPE_CHECKING:
+    from daskps.typing import Array
+
 #: Smaller arrays come from malloc's own lists, which are faster.
 SMALLEST = 65_536
 #: Memory is made in whole pages: arrays of nearly one length take each other's place.

@@ -17,10 +17,11 @@ from daskps.layout.arrays import compute_dtype
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from daskps.cluster.wire.messages import Array, Call, Part
+    from daskps.cluster.wire.messages import Call, Part
     from daskps.codecs import Codec
     from daskps.layout.arrays import Layout, Piece
     from daskps.reduction import Empty
+    from daskps.typing import Array
 
 
 def warm(codec: Codec | None) -> None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from daskps.codecs import Codec
+    from daskps.typing import Array
 
 #: Raised whenever a message changes its meaning; two ends must agree.
 PROTOCOL = 4
@@ -42,7 +43,6 @@ PROTOCOL = 4
 #: own without a copy. (Wrapping an array costs about as much as copying 16 kB.)
 INLINE_NBYTES = 16_384
 
-Array = np.ndarray[Any, np.dtype[Any]]
 #: dtype, start and stop within a shard's vector of that dtype.
 Range = tuple[str, int, int]
 

@@ -14,12 +14,13 @@ from daskps.errors import NoOptimizerError, PushRejectedError
 from daskps.kernels import finite
 from daskps.layout.arrays import compute_dtype
 from daskps.shards.memory.publication import Binding, Formed, PieceUpdate
-from daskps.shards.steps import ADD, GRADIENT, MODEL, Array, Item, Step
+from daskps.shards.steps import ADD, GRADIENT, MODEL, Item, Step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from daskps.shards.memory.segment import Record, Segment
+    from daskps.typing import Array
 
 
 class Bindings(Protocol):

@@ -10,7 +10,7 @@ half-way.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from daskps.kernels.interface import Fixed
     from daskps.shards.memory.segment import Record, Segment
     from daskps.shards.steps import Item
+    from daskps.typing import Array
 
-Array = np.ndarray[Any, np.dtype[Any]]
 #: Where several updates meet in one pass, they go tile by tile, in elements: a tile
 #: of weights and slots stays in the second-level cache between two updates.
 TILE = 16_384

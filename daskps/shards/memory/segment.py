@@ -48,6 +48,8 @@ from daskps.layout.arrays import Layout, Piece, align, compute_dtype
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from daskps.typing import Array
+
 MAGIC = 0x5350_4B53_4144  # "DASKPS"
 FORMAT = 6
 HEADER_WORDS = 32
@@ -100,7 +102,6 @@ PRODUCER_WORDS = 6
 PRODUCER, HIGH, SEEN, CLOSED, FLOOR, MEANT = range(PRODUCER_WORDS)
 
 Words = np.ndarray[Any, np.dtype[np.int64]]
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Record:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from daskps.shards.memory.segment import Record, Segment
-    from daskps.shards.steps import Array
+    from daskps.typing import Array
 
 
 def runs(

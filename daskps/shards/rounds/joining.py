@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from daskps.reduction import Reducer
     from daskps.shards.memory.segment import Segment
-    from daskps.shards.steps import Array, Step
+    from daskps.shards.steps import Step
+    from daskps.typing import Array
 
 
 class Joining:

@@ -42,14 +42,13 @@ if TYPE_CHECKING:
 
     from daskps.layout.arrays import Piece
     from daskps.reduction import Node, Reducer
+    from daskps.typing import Array
 
 MAGIC = 0x584F_424C_4941_4D  # "MAILBOX"
 FORMAT = 2
 HEADER_WORDS = 16
 #: Words of the header.
 MAGIC_AT, FORMAT_AT, N_RANKS_AT, RUN_AT, N_SLICES_AT, NBYTES_AT, TURN = range(7)
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def n_slices(n_ranks: int, reduce: str | Reducer) -> int:

@@ -9,7 +9,7 @@ again, as one *whole* step.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -21,12 +21,12 @@ from daskps.shards.rounds.words import FINISHED, KIND, N_IN, N_TICKED, ROUND, TI
 if TYPE_CHECKING:
     from daskps.shards.rounds.mailbox import Table
     from daskps.shards.steps import Step
+    from daskps.typing import Array
 
 #: What a round says to a step.
 NEW: Final = "new"
 REPEAT: Final = "repeat"
 EARLY: Final = "early"
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(slots=True)

@@ -7,11 +7,13 @@ the arrays that came are read once and never changed.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
+if TYPE_CHECKING:
+    from daskps.typing import Array
+
 #: Bytes of a sum that are formed at a time and then used: they stay in a second-level
 #: cache. (A round of 16 MB: 3.6 ms of processor time, with 64 KiB 4.7, in one piece 8.)
 TILE_NBYTES = 512 * 1024

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -42,11 +42,10 @@ if TYPE_CHECKING:
     from daskps.shards.rounds.mailbox import Mailbox, Table
     from daskps.shards.rounds.sums import LazySum
     from daskps.shards.rounds.words import Compiled
+    from daskps.typing import Array
 
 #: Kinds of a round, by their word in a table.
 KINDS: Final = (None, GRADIENT, MODEL)
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(slots=True)

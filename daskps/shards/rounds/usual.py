@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from daskps.shards.memory.segment import Segment
     from daskps.shards.rounds.mailbox import Slice
     from daskps.shards.rounds.tables import Tables
-    from daskps.shards.steps import Array, Tick
+    from daskps.shards.steps import Tick
+    from daskps.typing import Array
 
 _KIND: Final = KINDS.index(GRADIENT)
 #: Weights that a float32 can hold, with room for their sum.

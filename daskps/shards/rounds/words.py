@@ -33,7 +33,8 @@ from daskps.shards.memory.segment import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Array = np.ndarray[Any, np.dtype[Any]]
+    from daskps.typing import Array
+
 #: Words at the head of a table: its round, the kind of it, the sum of the ranks'
 #: weights (a float64), the ranks that are in, and those of them that ticked.
 HEAD = 8

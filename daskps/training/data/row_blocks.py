@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
     from daskps.training.data.addresses import Addresses
     from daskps.training.data.rows import Rows
-
-Array = np.ndarray[Any, np.dtype[Any]]
+    from daskps.typing import Array
 
 
 class Blocks:

@@ -16,7 +16,8 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-Array = np.ndarray[Any, np.dtype[Any]]
+    from daskps.typing import Array
+
 #: Kinds of dtypes whose values are numbers.
 _NUMBERS = "biufc"
 

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.session import Session
     from daskps.training.overlap.background import Background
     from daskps.training.overlap.operation import Operation
-
-Array = np.ndarray[Any, np.dtype[Any]]
+    from daskps.typing import Array
 
 
 class Ahead:

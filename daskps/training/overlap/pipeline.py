@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.session import Session
     from daskps.training.overlap.background import Background
     from daskps.training.overlap.operation import Operation
-
-Array = np.ndarray[Any, np.dtype[Any]]
+    from daskps.typing import Array
 
 
 class Pipeline:

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from daskps.cluster.wire.deadline import Deadline
     from daskps.training.overlap.background import Background
     from daskps.training.overlap.operation import Operation
-
-Array = np.ndarray[Any, np.dtype[Any]]
+    from daskps.typing import Array
 
 
 @dataclass(frozen=True, slots=True)
