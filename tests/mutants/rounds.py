@@ -234,6 +234,16 @@ MUTANTS = (
         ("tests/shards/rounds/test_rounds.py::test_place_is_taken_once",),
     ),
     Mutant(
+        "trainer-that-was-replaced-ends-its-rank",
+        "daskps.cluster.directory.runs:Runs.on_finishes",
+        "if entry.ranks.get(rank) != worker or not self._hosts.has_worker(worker):",
+        "if not self._hosts.has_worker(worker):",
+        (
+            "tests/cluster/directory/test_beginning.py"
+            "::test_trainer_that_was_replaced_does_not_end_its_rank",
+        ),
+    ),
+    Mutant(
         "trainer-of-a-worker-that-has-left-ends-a-run",
         "daskps.cluster.directory.runs:Runs.on_fence_run",
         "if worker and not self._hosts.has_worker(worker):",

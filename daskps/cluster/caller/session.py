@@ -216,6 +216,11 @@ class Session:
             # Where a round cannot be applied on one shard, no other may go on without
             # this trainer.
             await self.shards.control("goes_on", run=self.run)
+        # A worker that was taken for lost may wake up in the middle of its loop.
+        worker = self.link.node.address
+        await self.link.directory(
+            "finishes", run=self.run, rank=self.rank, worker=worker
+        )
         await self.shards.control("finish", run=self.run, rank=self.rank)
         await self.link.directory(
             "finished", run=self.run, rank=self.rank, clock=self.clock

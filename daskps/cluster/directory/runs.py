@@ -335,6 +335,16 @@ class Runs:
                 )
             )
 
+    @DIRECTORY.handles("finishes")
+    async def on_finishes(self, run: int, rank: int, worker: str) -> None:
+        """Refuse a trainer that would end its rank, which another one goes on with."""
+        entry = self._get(run, rank)
+        if entry.ranks.get(rank) != worker or not self._hosts.has_worker(worker):
+            raise RunCancelledError(
+                f"trainer {rank} of run {run} on {worker} ends nothing: its worker was "
+                f"taken for lost, and another one goes on in its place"
+            )
+
     @DIRECTORY.handles("finished")
     async def on_finished(self, run: int, rank: int, clock: int) -> None:
         """Hear that a trainer has ended."""

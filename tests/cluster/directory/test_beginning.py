@@ -168,6 +168,27 @@ def test_trainer_of_a_worker_that_has_left_ends_no_run():
     in_no_time(check)
 
 
+def test_trainer_that_was_replaced_does_not_end_its_rank():
+    """Its loop may end all the same: its time is over, or it catches the error."""
+
+    async def check():
+        hosts = FakeHosts(fine)
+        runs, _ = runs_on(hosts)
+        run = await runs.on_open_run("w-uid", BEGIN, **{**WHO, "restartable": True})
+        await runs.on_register(run, 0, "tcp://b", 1.0)
+        await runs.on_finishes(run, 0, "tcp://b")
+        hosts.workers.discard("tcp://b")
+        with pytest.raises(RunCancelledError, match="tcp://b ends nothing"):
+            await runs.on_finishes(run, 0, "tcp://b")
+        await runs.on_register(run, 0, "tcp://a", 1.0)
+        hosts.workers.add("tcp://b")
+        with pytest.raises(RunCancelledError, match="another one goes on"):
+            await runs.on_finishes(run, 0, "tcp://b")
+        await runs.on_finishes(run, 0, "tcp://a")
+
+    in_no_time(check)
+
+
 def test_client_that_leaves_between_two_tries_leaves_no_run():
     """Then no run is known that could be fenced."""
 

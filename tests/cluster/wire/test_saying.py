@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ from daskps.cluster.wire.messages import (
     unpack_error,
 )
 from daskps.cluster.wire.wellformed import MOST_SECONDS, check
-from daskps.errors import ClockError, DaskPSError, ProtocolError
+from daskps.errors import ClockError, DaskPSError, ProtocolError, RunCancelledError
 from daskps.layout.arrays import Layout
 from daskps.shards.steps import GRADIENT, NOTHING, Item
 from daskps.version import Version
@@ -143,6 +144,25 @@ def test_who_starts_again_goes_on_where_the_last_shard_is(
     )
     Session.resume(session, 2)
     assert (session.clock, session.sequence) == place
+
+
+def test_trainer_that_was_replaced_tells_no_shard_that_it_ends() -> None:
+    told: list[str] = []
+
+    async def control(method: str, **_: Any) -> None:
+        told.append(method)
+
+    async def directory(method: str, **_: Any) -> None:
+        raise RunCancelledError(method)
+
+    link = SimpleNamespace(directory=directory, node=SimpleNamespace(address="tcp://a"))
+    shards = SimpleNamespace(control=control)
+    session: Any = SimpleNamespace(
+        run=7, rank=0, _failed=False, link=link, shards=shards
+    )
+    with pytest.raises(RunCancelledError, match="finishes"):
+        asyncio.run(Session._finish(session))
+    assert told == []
 
 
 def handler(host: Any, n: int, wait_seconds: float | None = None) -> None:
