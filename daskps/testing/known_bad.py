@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from daskps.cluster.directory.settling import Ending
+from daskps.cluster.directory.fencing import Ending
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.wire.messages import Answer
 from daskps.shards import producers

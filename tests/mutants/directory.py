@@ -85,25 +85,25 @@ MUTANTS = (
     ),
     Mutant(
         "runs-end-apart",
-        "daskps.cluster.directory.settling:agree",
+        "daskps.cluster.directory.fencing:agree",
         "return Settlement(min(rounds), 1 + max(s.version for s in found) if apart else 0)",
         "return Settlement(max(rounds), 1 + max(s.version for s in found) if apart else 0)",
-        ("tests/cluster/directory/test_settling.py::test_what_shards_agree_on",),
+        ("tests/cluster/directory/test_fencing.py::test_what_shards_agree_on",),
     ),
     Mutant(
         "version-that-a-shard-had-before",
-        "daskps.cluster.directory.settling:agree",
+        "daskps.cluster.directory.fencing:agree",
         "return Settlement(min(rounds), 1 + max(s.version for s in found) if apart else 0)",
         "return Settlement(min(rounds), max(s.version for s in found) if apart else 0)",
-        ("tests/cluster/directory/test_settling.py::test_what_shards_agree_on",),
+        ("tests/cluster/directory/test_fencing.py::test_what_shards_agree_on",),
     ),
     Mutant(
         "word-of-a-shard-that-was-lost",
-        "daskps.cluster.directory.settling:Ending._every",
+        "daskps.cluster.directory.fencing:Ending._every",
         "return {i: row for i, row in found.items() if i not in entry.lost}",
         "return found",
         (
-            "tests/cluster/directory/test_settling.py::"
+            "tests/cluster/directory/test_fencing.py::"
             "test_what_a_shard_said_before_it_was_lost_counts_no_more",
         ),
     ),

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from daskps import config
 from daskps.cluster.directory.beginning import begin_everywhere, give_up
 from daskps.cluster.directory.entry import remember
+from daskps.cluster.directory.fencing import END_SECONDS, SETTLE_SECONDS, Ending
 from daskps.cluster.directory.run import EpochReport, RunState, rounds_lost
-from daskps.cluster.directory.settling import END_SECONDS, SETTLE_SECONDS, Ending
 from daskps.cluster.wire.begin import Who, check_begin
 from daskps.cluster.wire.handlers import DIRECTORY
 from daskps.cluster.wire.messages import pack_error

@@ -11,15 +11,15 @@ import pytest
 from distributed.comm.core import CommClosedError
 
 from daskps.cluster.directory.entry import StoreEntry
-from daskps.cluster.directory.run import RunState
-from daskps.cluster.directory.runs import OPEN_SECONDS, Runs
-from daskps.cluster.directory.settling import (
+from daskps.cluster.directory.fencing import (
     END_SECONDS,
     SETTLE_SECONDS,
     Settlement,
     agree,
     goal,
 )
+from daskps.cluster.directory.run import RunState
+from daskps.cluster.directory.runs import OPEN_SECONDS, Runs
 from daskps.cluster.host import runs
 from daskps.consistency import BSP
 from daskps.errors import (
