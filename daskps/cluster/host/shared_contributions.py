@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from daskps.cluster.machine.leases import leased
 from daskps.cluster.machine.membership import WayClosed
 from daskps.layout.arrays import align
 from daskps.shards.memory.segment import PAGE_NBYTES
@@ -71,24 +72,11 @@ class _Cut(NamedTuple):
     memory: Array
 
 
-class _Lease:
-    """What all views of a sheet have as their base; gives it back."""
-
-    __slots__ = ("__array_interface__", "_cut", "_sheets")
-
-    def __init__(self, sheets: Sheets, cut: _Cut) -> None:
-        self.__array_interface__ = cut.memory.__array_interface__
-        self._sheets, self._cut = sheets, cut
-
-    def __del__(self) -> None:
-        self._sheets.give_back(self._cut)
-
-
 class Sheet:
     """The memory of one contribution, handed out array by array."""
 
     def __init__(self, sheets: Sheets, cut: _Cut) -> None:
-        self._memory = np.asarray(_Lease(sheets, cut))
+        self._memory = leased(cut.memory, sheets.give_back, cut)
         self._cut, self._ticket = cut, next(sheets.tickets)
         self._at = LINE
 

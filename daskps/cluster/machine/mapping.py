@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from daskps.cluster.machine.leases import leased
 from daskps.cluster.machine.presence import Inode, inode_of
 
 if TYPE_CHECKING:
@@ -47,21 +48,6 @@ class Mapped:
         self.inode = inode_of(fd)
         self.mutex = threading.Lock()
         self.n_leases = 0
-
-
-class _Lease:
-    """What all views of a mapping have as their base."""
-
-    __slots__ = ("__array_interface__", "_end", "_file")
-
-    def __init__(self, file: Mapped, end: Callable[[Mapped], None]) -> None:
-        array: Array = np.frombuffer(file.memory, np.uint8)
-        self.__array_interface__ = array.__array_interface__
-        # Not looked up when it ends: names of modules may be gone by then.
-        self._file, self._end = file, end
-
-    def __del__(self) -> None:
-        self._end(self._file)
 
 
 class Files:
@@ -138,7 +124,8 @@ class Files:
 
     def _view(self, file: Mapped) -> Array:
         file.n_leases += 1
-        return np.asarray(_Lease(file, self._end))
+        memory: Array = np.frombuffer(file.memory, np.uint8)
+        return leased(memory, self._end, file)
 
     def _end(self, file: Mapped) -> None:
         self._ended.append(file)

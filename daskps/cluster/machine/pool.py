@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daskps.cluster.machine.leases import leased
 from daskps.layout.arrays import align
 
 if TYPE_CHECKING:
@@ -27,19 +28,6 @@ PAGE = 4096
 LEAST_LIMIT = 64 * 2**20
 #: Share of a worker's memory limit that may be kept for later.
 SHARE = 0.05
-
-
-class _Lease:
-    """What all views of an array have as their base; gives its memory back."""
-
-    __slots__ = ("__array_interface__", "_memory", "_pool")
-
-    def __init__(self, pool: BufferPool, memory: Array) -> None:
-        self.__array_interface__ = memory.__array_interface__
-        self._pool, self._memory = pool, memory
-
-    def __del__(self) -> None:
-        self._pool.give_back(self._memory)
 
 
 class BufferPool:
@@ -67,7 +55,7 @@ class BufferPool:
         memory = self._take(length)
         if memory is None:
             memory = np.empty(length, np.uint8)
-        return np.asarray(_Lease(self, memory))[:nbytes].view(dtype)
+        return leased(memory, self.give_back, memory)[:nbytes].view(dtype)
 
     def _take(self, nbytes: int) -> Array | None:
         for _ in range(len(self._free)):
