@@ -133,6 +133,8 @@ def create(  # noqa: PLR0913 - the public contract
         For values no store can hold, patterns that do not fit, too little memory.
     NotEnoughWorkersError
         If no worker, or not all that were named, can be found.
+    ShardLostError
+        If a worker dies that was to hold a shard; nothing of the store stays.
     ValueError, TypeError
         For arguments that cannot be, and without a client.
 

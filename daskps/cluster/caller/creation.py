@@ -15,9 +15,9 @@ from daskps.cluster.caller.link import Link, current_link
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.host.rules import initial_slots
 from daskps.cluster.keys import anchor_key, make_anchor
-from daskps.cluster.wire.messages import pack_array
+from daskps.cluster.wire.messages import pack_array, unpack_reply
 from daskps.cluster.wire.wellformed import MOST_SECONDS
-from daskps.errors import LayoutError
+from daskps.errors import LayoutError, ShardLostError
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ async def create(link: Link, plan: Blueprint, seconds: float | None) -> StoreMap
     ------
     StoreExistsError, NotEnoughWorkersError, LayoutError, ProtocolError
         For what its name says.
+    ShardLostError
+        When an owner dies meanwhile.
     TimeoutError
         When it takes longer than `seconds`.
     """
@@ -138,10 +140,11 @@ async def _allocate(link: Link, meta: StoreMap, plan: Blueprint) -> list[Any]:
         ) from error
     found = await gather(
         *(
-            link.control(
+            _control(
+                link,
+                meta,
                 worker,
                 "create",
-                store=meta.uid,
                 name=meta.name,
                 layout=meta.layout.to_wire(),
                 shards=shards,
@@ -152,6 +155,22 @@ async def _allocate(link: Link, meta: StoreMap, plan: Blueprint) -> list[Any]:
         )
     )
     return [segment for segments in found for segment in segments]
+
+
+async def _control(
+    link: Link, meta: StoreMap, worker: str, method: str, **about: Any
+) -> Any:
+    """Have an owner do something for a store that is being made.
+
+    One that dies meanwhile is told from an initializer that cannot open a file.
+    """
+    try:
+        reply = await link.reply(worker, method, store=meta.uid, **about)
+    except OSError as error:
+        reason = f"died while the store was made ({error})"
+        shard = meta.owners.index(worker)
+        raise ShardLostError(meta.name, shard, worker, reason) from error
+    return unpack_reply(reply, f"worker {worker}")["value"]
 
 
 async def load(
@@ -170,7 +189,7 @@ async def load(
                 rows.setdefault(meta.owners[piece.shard], []).append(row)
     await gather(
         *(
-            link.control(worker, "load", store=meta.uid, items=items)
+            _control(link, meta, worker, "load", items=items)
             for worker, items in rows.items()
         )
     )

@@ -98,13 +98,16 @@ class Link(SyncMethodMixin):
 
     async def control(self, worker: str, method: str, **kwargs: Any) -> Any:
         """Send a control message to the host on a worker."""
+        reply = await self.reply(worker, method, **kwargs)
+        return unpack_reply(reply, f"worker {worker}")["value"]
+
+    async def reply(self, worker: str, method: str, **kwargs: Any) -> Any:
+        """Return what a host answers as it is: what is raised is of the connection."""
         if self._in_process and worker in HOSTS:
             host = HOSTS[worker]
             if host.worker.loop is self.loop:
-                reply = await host.handle_control(method, **kwargs)
-                return unpack_reply(reply, f"worker {worker}")["value"]
-        reply = await self.rpc(worker, "daskps_control", method=method, **kwargs)
-        return unpack_reply(reply, f"worker {worker}")["value"]
+                return await host.handle_control(method, **kwargs)
+        return await self.rpc(worker, "daskps_control", method=method, **kwargs)
 
     async def rpc(self, worker: str, op: str, **kwargs: Any) -> Any:
         """Call a handler of a worker directly."""
