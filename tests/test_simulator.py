@@ -17,6 +17,9 @@ pytestmark = pytest.mark.timeout(600)
 #: Seeds that must be without a finding; of the last ones the traces are compared.
 #: Number 12 took another course by itself where sets were in the order of addresses.
 FIRST, N_GOOD, N_REPEATED = 3, 10, 5
+#: It took three courses in four where attempts to connect were given up in the order of the
+#: addresses of functions.
+SCATTERED = 27
 
 
 def simulated(*argv: str) -> tuple[int, list[dict[str, Any]]]:
@@ -48,6 +51,13 @@ def test_seeds_repeat_message_by_message_whatever_ran_before_them() -> None:
     again += simulated("--replay", str(last))[1]
     assert [(r["trace"], r["seconds"], r["n_sent"]) for r in again] == traces
     assert len(set(traces)) == N_REPEATED
+
+
+def test_a_course_follows_from_no_address() -> None:
+    """Else it would follow from the path of the code: that is in memory, too."""
+    reports = simulated("--replay", str(SCATTERED), "--repeat", "4")[1]
+    assert len(reports) == 4
+    assert len({report["trace"] for report in reports}) == 1
 
 
 @pytest.mark.parametrize("variant", sorted(VARIANTS))

@@ -22,9 +22,9 @@ import tempfile
 import threading
 import traceback
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from daskps.testing import network, world
+from daskps.testing import network, ordering, world
 from daskps.testing.ground import processor_time, put, sow
 from daskps.testing.known_bad import VARIANTS
 from daskps.testing.loop import VirtualLoop
@@ -32,9 +32,8 @@ from daskps.testing.scenario import SeedReport, simulate
 
 #: Processor time a simulation may take: a loop without end takes no virtual time.
 MOST_PROCESSOR_SECONDS = 60
-#: What a child is to do: its seed, the number of a broken variant or -1, and whether
-#: it shows what is logged. As long for all of them.
-_ORDER = struct.Struct("<qi?")
+#: An order, as a child reads it: as long for all of them.
+_ORDER = struct.Struct("<qi?i")
 #: How a child ended.
 _END = struct.Struct("<i")
 #: With what one ends that had nothing to do, because the command is over.
@@ -47,6 +46,18 @@ _HERE = "/proc/self/cwd"
 _REPORT, _TRACE, _SERVERS = "report", "trace", "servers"
 
 
+class _Order(NamedTuple):
+    """What a child is to do."""
+
+    seed: int
+    #: Number of a broken variant, or -1.
+    bad: int
+    #: Whether it shows what is logged.
+    log: bool
+    #: Where it has its memory.
+    scatter: int
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     found = argparse.ArgumentParser(
@@ -56,7 +67,12 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--seeds", type=int, default=20, help="how many (20)")
     found.add_argument("--first", type=int, default=0, help="the first of them (0)")
     found.add_argument("--replay", type=int, help="this seed only, with what happened")
-    found.add_argument("--repeat", type=int, default=1, help="each so often (1)")
+    found.add_argument(
+        "--repeat",
+        type=int,
+        default=1,
+        help="each so often, with its objects elsewhere in memory each time (1)",
+    )
     found.add_argument(
         "--known-bad",
         choices=sorted(VARIANTS),
@@ -101,8 +117,8 @@ def _simulate(nursery: Nursery, options: argparse.Namespace) -> int:
     if options.replay is not None:
         first, n = options.replay, 1
     for seed in range(first, first + n):
-        for _ in range(options.repeat):
-            report = nursery.report(seed, bad, options.log)
+        for time in range(options.repeat):
+            report = nursery.report(_Order(seed, bad, options.log, time))
             _tell(report, options)
             if options.trace and report["trace"]:
                 shutil.copyfile(nursery.folder / _TRACE, options.trace)
@@ -158,20 +174,20 @@ class Nursery:
         os.close(orders)
         os.close(ends)
 
-    def report(self, seed: int, bad: int, log: bool) -> dict[str, Any]:
+    def report(self, order: _Order) -> dict[str, Any]:
         """Have a child simulate a seed; return what it reports."""
         path = self.folder / _REPORT
         path.unlink(missing_ok=True)
         # Servers look for files of others there, and wait for their locks.
         shutil.rmtree(self.folder / _SERVERS, ignore_errors=True)
         (self.folder / _SERVERS).mkdir()
-        os.write(self._orders, _ORDER.pack(seed, bad, log))
+        os.write(self._orders, _ORDER.pack(*order))
         (status,) = _END.unpack(os.read(self._ends, _END.size))
         if path.exists():
             report: dict[str, Any] = json.loads(path.read_bytes())
             return report
         end = f"its process ended with status {status} and without a report"
-        lost = SeedReport(seed, end, "", 0.0, 0, 0).to_dict()
+        lost = SeedReport(order.seed, end, "", 0.0, 0, 0).to_dict()
         return {**lost, "processor_seconds": 0.0}
 
     def close(self) -> None:
@@ -206,7 +222,7 @@ def _be_child(orders: int, folder: Path) -> NoReturn:
     status = 1
     try:
         if order := os.read(orders, _ORDER.size):
-            _live(folder, *_ORDER.unpack(order))
+            _live(folder, _Order(*_ORDER.unpack(order)))
             status = 0
         else:
             status = _IDLE
@@ -218,19 +234,20 @@ def _be_child(orders: int, folder: Path) -> NoReturn:
         os._exit(status)
 
 
-def _live(folder: Path, seed: int, bad: int, log: bool) -> None:
+def _live(folder: Path, do: _Order) -> None:
     limit = MOST_PROCESSOR_SECONDS + int(processor_time())
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
     os.chdir(folder / _SERVERS)
     tempfile.tempdir = _HERE
-    if not log:
+    if not do.log:
         logging.disable(logging.CRITICAL)
-    if bad >= 0:
-        VARIANTS[sorted(VARIANTS)[bad]]()
-    sow(seed)
+    if do.bad >= 0:
+        VARIANTS[sorted(VARIANTS)[do.bad]]()
+    ordering.scatter(do.scatter)
+    sow(do.seed)
     loop = VirtualLoop()
     asyncio.set_event_loop(loop)
-    report = loop.run_until_complete(simulate(seed)).to_dict()
+    report = loop.run_until_complete(simulate(do.seed)).to_dict()
     (folder / _TRACE).write_bytes(b"".join(network.network().lines))
     report["processor_seconds"] = round(processor_time(), 3)
     (folder / _REPORT).write_text(json.dumps(report))

@@ -14,7 +14,7 @@ from distributed.system_monitor import SystemMonitor
 from daskps.cluster.caller.link import link_of
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.plugins import HostPlugin
-from daskps.testing import network
+from daskps.testing import network, ordering
 from daskps.testing.ground import put
 from daskps.testing.loop import PROCESS, Process
 from daskps.testing.machines import SimMachine, SimView
@@ -56,6 +56,7 @@ async def _offload(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 def prepare() -> None:
     """Have this process start no threads and know the scheme; before any server."""
     network.register()
+    ordering.settle()
     # What servers tell of their process and machine is not the same each time.
     still = {name: type(value)(0) for name, value in SystemMonitor().recent().items()}
     put(SystemMonitor, update=lambda _: still.copy(), recent=lambda _: still.copy())
