@@ -98,6 +98,16 @@ MUTANTS = (
         ("tests/cluster/directory/test_fencing.py::test_what_shards_agree_on",),
     ),
     Mutant(
+        "adopter-is-told-once-of-a-runs-end",
+        "daskps.cluster.directory.moves:_Move._settle_runs",
+        "self._all.end_later(self.entry, by, run)",
+        "pass",
+        (
+            "tests/cluster/directory/test_moves.py::"
+            "test_an_adopter_is_told_of_the_end_of_a_run_until_it_answers",
+        ),
+    ),
+    Mutant(
         "word-of-a-shard-that-was-lost",
         "daskps.cluster.directory.fencing:Ending._every",
         "return {i: row for i, row in found.items() if i not in entry.lost}",

@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 ANSWER_SECONDS = 15.0
 #: How long an adopter may take to end a run.
 END_SECONDS = 5.0
+#: When one that has not is asked again.
+LATER_SECONDS = 1.0
 #: Workers of other addresses that are asked: a machine may have several.
 MOST_FAR = 3
 
@@ -231,6 +233,24 @@ class Moves:
     def drop(self, entry: StoreEntry, worker: str) -> None:
         """Tell an adopter that the store has ended meanwhile."""
         self._hosts.spawn(self._hosts.control(worker, "drop", store=entry.uid))
+
+    def end_later(self, entry: StoreEntry, worker: str, run: int) -> None:
+        """Have an adopter that did not answer end a run, however long that takes.
+
+        Else its shards would stay in a run that is over, and take no other step.
+        """
+
+        async def ask() -> None:
+            while self.is_known(entry) and worker in self._scheduler.workers:
+                await asyncio.sleep(LATER_SECONDS)
+                try:
+                    await self.settle_run(entry, worker, run)
+                except (OSError, DaskPSError) as error:
+                    logger.info("daskps: %s keeps run %d: %r", worker, run, error)
+                else:
+                    return
+
+        self._hosts.spawn(ask())
 
     def look_after(self, worker: str) -> None:
         """Look for new owners again where an adopter died before it had its shards."""
@@ -466,11 +486,11 @@ class _Move:
         """End what runs an adopter found that cannot go on."""
         if rounds and any(a["stopped"] or a["run"] != rounds["run"] for a in taken):
             self._all.runs.rounds_lost(self.entry, self.worker)
-        try:
-            for run in {a["run"] for a in taken}:
+        for run in {a["run"] for a in taken}:
+            try:
                 await self._all.settle_run(self.entry, by, run)
-        except (OSError, DaskPSError) as error:
-            logger.info("daskps: an adopter left at once: %r", error)
+            except (OSError, DaskPSError):
+                self._all.end_later(self.entry, by, run)
 
     def _hear(self, by: str, answer: dict[str, Any]) -> None:
         """Take in what a worker says of one shard."""

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import dask
+import pytest
+from distributed.comm.core import CommClosedError
 from distributed.core import Status
 
 from daskps.cluster.directory import moves
@@ -332,6 +334,25 @@ def test_an_adopter_that_cannot_end_a_run_does_not_hold_up_the_rest() -> None:
     vars(cluster.adoptions.runs)["how_over"] = lambda run: {"reason": "it is over"}
     look_after(cluster, 20.0)
     assert cluster.told() == [(moves.END_SECONDS, "adopted")]
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_an_adopter_is_told_of_the_end_of_a_run_until_it_answers(leaves: bool) -> None:
+    """Else its shard would stay in the run, and take no other step."""
+    cluster = Cluster(ONE)
+    lost = CommClosedError("the answer is lost")
+
+    def ended(now: float) -> Any:
+        if leaves and now > 5.0:
+            cluster.workers.clear()
+        return lost if leaves or now < 10.0 else {}
+
+    cluster.answers = {(ONE, "adopt"): {**TAKEN, "run": 4}, (ONE, "end_run"): ended}
+    vars(cluster.adoptions.runs)["how_over"] = lambda run: {"reason": "it is over"}
+    look_after(cluster, 30.0)
+    assert cluster.told() == [(0.0, "adopted")]
+    asked = [at for at, _, method in cluster.asked if method == "end_run"]
+    assert asked == [float(i) for i in range(7 if leaves else 11)]
 
 
 def test_lost_after_is_configured() -> None:
