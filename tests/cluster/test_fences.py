@@ -77,6 +77,14 @@ def endless(trainer, part):
         raise
 
 
+def noted(path):
+    """What `endless` has noted so far."""
+    if not os.path.exists(path):
+        return ""
+    with open(path) as file:
+        return file.read()
+
+
 def in_a_run(dask_worker):
     """Whether a shard here takes part in a run."""
     slots = HOSTS[dask_worker.address].slots.values()
@@ -121,9 +129,9 @@ def test_stopped_worker_ends_the_run_in_time(fresh, tmp_path, verb, n_hosts):
         run() if verb == "run" else train()
     assert time.monotonic() - began < 4 + SLACK_SECONDS
     if verb == "run":
-        noted = until(lambda: [n for n in notes if os.path.exists(n)], SLACK_SECONDS)
-        with open(noted[0]) as file:
-            assert file.read() == f"{there} RunCancelledError"
+        # On a busy machine the other one may have been stopped after the run.
+        told = f"{there} RunCancelledError"
+        until(lambda: told in map(noted, notes), SLACK_SECONDS)
     os.kill(pid, signal.SIGCONT)
     # What the silent worker held was never declared lost: it is there again, and
     # nobody trains any more.

@@ -445,7 +445,9 @@ class Machine(RuleBasedStateMachine):
         assert cut.orders is not None
         for owner, sequence in cut.orders[shard].missing[:k]:
             if owner < 0:
-                self.train_one(-1 - owner, shard, "no")
+                # Nothing more comes of a run that has ended.
+                if self.run is not None:
+                    self.train_one(-1 - owner, shard, "no")
             elif give_up:
                 cut.excused.add(owner)
                 excuse = cutting.excuse(self.shards[shard], cut.name, [owner])
@@ -741,9 +743,11 @@ class Shards(Machine):
 
         # In the order in which they were applied: a cut lets pushes from outside and
         # trainers' steps go together. A repeat may be done before the push itself,
-        # which waits for something; what expired did so by others.
-        def order(t: Ticket) -> tuple[bool, int]:
-            return t.duplicate or isinstance(t.outcome, Exception), t.version
+        # which waits for something; what expired did so by others. What has no items
+        # leaves the version as it found it.
+        def order(t: Ticket) -> tuple[bool, int, bool]:
+            failed = isinstance(t.outcome, Exception)
+            return t.duplicate or failed, t.version, not t.step.items
 
         for ticket in sorted([*done, *accepted], key=order):
             if ticket.owner == "push":
