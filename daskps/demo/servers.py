@@ -72,7 +72,8 @@ def _two_processes(stack: ExitStack) -> LocalCluster:
                 "local_directory": folder,
             },
             local_directory=folder,
-            silence_logs=logging.ERROR,
+            # What fails is raised here; a task that Ctrl-C cuts off is no news.
+            silence_logs=logging.CRITICAL,
         )
         stack.callback(_close, cluster)
     return cluster
