@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from daskps.cluster.host.shared_contributions import Sheets
 from daskps.cluster.wire.encoding import widened_node
 from daskps.errors import ContributionLostError, RunCancelledError
 from daskps.reduction import Empty, Node, fold
@@ -25,7 +24,6 @@ from daskps.reduction import Empty, Node, fold
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from daskps.cluster.host.shared_contributions import Spot
     from daskps.codecs import Codec
     from daskps.layout.arrays import Layout
     from daskps.typing import Array
@@ -60,8 +58,6 @@ class Receipt(NamedTuple):
     loss_sum: float | None
     #: Whether the part was not where it ran.
     moved: bool
-    #: Where other processes of that machine find it.
-    spot: Spot | None = None
 
 
 class PartialSum(NamedTuple):
@@ -95,8 +91,6 @@ class Contribution:
     arrays: Mapping[int, Array]
     codec: Codec | None = None
     scale: float = 1.0
-    #: Where other processes of this machine find it.
-    spot: Spot | None = None
 
     @property
     def nbytes(self) -> int:
@@ -187,12 +181,7 @@ class Contributions:
             known = self._known(run).shared
         # Outside the lock: two tasks may both make it, one of them is kept.
         if key not in known:
-            made = make()
-            with self._lock:
-                # What the end of the run gives back must not come after it.
-                if run in self._ended:
-                    raise RunCancelledError(f"run {run} is over")
-                known.setdefault(key, made)
+            known.setdefault(key, make())
         return known[key]
 
     def _known(self, run: int) -> _RunHere:
@@ -273,10 +262,7 @@ class Contributions:
             self._ended[run] = None
             if len(self._ended) > REMEMBERED:
                 del self._ended[next(iter(self._ended))]
-            here = self._runs.pop(run, None)
-        for made in here.shared.values() if here else ():
-            if isinstance(made, Sheets):
-                made.close()
+            self._runs.pop(run, None)
 
     @property
     def n(self) -> int:

@@ -17,7 +17,6 @@ from distributed.core import Status
 import daskps
 from daskps.cluster import upstream
 from daskps.cluster.caller.ways import Ways
-from daskps.cluster.host import shared_contributions
 from daskps.cluster.machine import accounting, warnings
 from daskps.cluster.machine.accounting import Charge
 from daskps.cluster.machine.machine import HERE
@@ -249,19 +248,8 @@ def gradient(params, X, y):
     return {"w": params["w"] - X.mean(axis=0)}
 
 
-def forbid_sheets(dask_worker):
-    """Let nobody map what other workers contribute."""
-
-    def refuse(*_):
-        raise AssertionError("a contribution of another worker is mapped")
-
-    # For as long as this worker lives; none of the tests here maps any.
-    shared_contributions.Neighbours._block = refuse  # type: ignore[method-assign]  # as monkeypatch
-
-
 def same_rounds(client, other, rng):
-    """Whether rounds of the graph have the same bits, and map no contribution."""
-    client.run(forbid_sheets)
+    """Whether rounds of the graph have the same bits."""
     X, found = rng.normal(size=(60, 10)).astype("f4"), []
     for each in (client, other):
         with each.as_current(), store(each) as s:

@@ -9,21 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daskps import config
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.link import task_link
 from daskps.cluster.caller.routes import whole
 from daskps.cluster.caller.shard_map import StoreMap
+from daskps.cluster.host.contributions import Contribution, contribution
 from daskps.cluster.host.host import HOSTS
-from daskps.cluster.runs.graph.shelf import Shelf
 from daskps.cluster.upstream import loads
 from daskps.cluster.wire.deadline import Deadline
+from daskps.cluster.wire.encoding import encoded
 from daskps.cluster.wire.messages import Call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from daskps.cluster.caller.routes import Target
+    from daskps.cluster.caller.routes import Computed, Target
     from daskps.cluster.host.contributions import RoundId
     from daskps.cluster.host.host import ShardHost
     from daskps.codecs import Codec
@@ -55,9 +57,7 @@ class TaskContext:
         self.shards = ShardClient(self.link, self.meta)
         self.reduce = loads(work.reduce)
         self._stepper: Any = None
-        self.shelf = Shelf(
-            self.host, work.run, self.meta, reduce=self.reduce, codec=work.codec
-        )
+        self._finite = config.load().check_finite
         self._weights: Weights = self.shared("weights", lambda: Weights(self.meta))
 
     def shared(self, key: Any, make: Callable[[], Any]) -> Any:
@@ -83,6 +83,22 @@ class TaskContext:
         plan = routes.read(self.meta, target, None, self.call(clock=place.round))
         what = f"the pull for round {place.round} of run {place.run}"
         self.shards.call(plan.calls, plan.outs, Deadline(None, what))
+
+    def keep(self, found: Computed) -> Contribution:
+        """Return what a rank delivers as it is kept; the arrays stay the caller's.
+
+        Raises
+        ------
+        PushRejectedError
+            If one of them is too large for the run's codec.
+        """
+        layout, codec, empty = self.meta.layout, self.work.codec, self.host.pool.empty
+        weight = float(found.rows)
+        if codec is None:
+            return contribution(layout, found.arrays, weight, self.reduce, empty=empty)
+        words = encoded(layout, found.arrays, codec, finite=self._finite, empty=empty)
+        scale = weight if self.reduce == "mean" else 1.0
+        return Contribution(layout, weight, words, codec, scale)
 
     def note(self, place: RoundId, receipts: Sequence[Any], first: bool) -> None:
         """Keep the receipts of a round here and, with the first shard, where that is.

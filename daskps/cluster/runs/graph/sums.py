@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import codecs
 from daskps.cluster.caller.client import gather
-from daskps.cluster.host.contributions import PartialSum, sums_of
+from daskps.cluster.host.contributions import PartialSum
 from daskps.cluster.wire.messages import unpack_array
 from daskps.errors import ContributionLostError, StaleGenerationError
 from daskps.layout.arrays import compute_dtype
 from daskps.reduction import Node, Tree, cover, mean, reduce_all
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from daskps.cluster.host.contributions import Contribution, Receipt
+    from daskps.cluster.host.contributions import Receipt
     from daskps.cluster.runs.graph.context import TaskContext
     from daskps.cluster.runs.graph.duties import Reduction
 
@@ -29,10 +29,9 @@ class Sums:
     ) -> None:
         self.context, self.place, self.shards = context, duty.place, duty.shards
         self.size = context.work.size
-        self.receipts: dict[str, list[Receipt]] = {}
+        self.ranks: dict[str, list[int]] = {}
         for receipt in sorted(receipts):
-            self.receipts.setdefault(receipt.worker, []).append(receipt)
-        self.ranks = {w: [r.rank for r in of] for w, of in self.receipts.items()}
+            self.ranks.setdefault(receipt.worker, []).append(receipt.rank)
         delivering = {r.rank for r in receipts}
         self.absent = set(range(self.size)) - delivering
         self.nodes = {w: self._nodes(ranks) for w, ranks in self.ranks.items()}
@@ -44,51 +43,19 @@ class Sums:
 
     def fetch(self) -> dict[int, dict[int, Any]]:
         """Return the reduced arrays of each shard, by position of the piece."""
-        near = self._near()
-        if near:
-            found = self._found(near)
-            holds = self.context.shelf.holds
-            if all(holds(c) for kept in near.values() for c in kept.values()):
-                return found
-        return self._found({})
-
-    def _near(self) -> dict[str, dict[int, Contribution]]:
-        """Return what other workers of this machine keep, where all of it is there."""
-        found = {}
-        for worker, receipts in self.receipts.items():
-            if worker != self.context.worker:
-                kept = {r.rank: self.context.shelf.find(r) for r in receipts}
-                whole = {rank: c for rank, c in kept.items() if c is not None}
-                if len(whole) == len(kept):
-                    found[worker] = whole
-        return found
-
-    def _found(
-        self, near: Mapping[str, Mapping[int, Contribution]]
-    ) -> dict[int, dict[int, Any]]:
         link = self.context.link
         here = self.context.worker
-        far = [w for w in self.ranks if w != here and w not in near]
+        far = [w for w in self.ranks if w != here]
         started = link.start(lambda: gather(*map(self._ask, far))) if far else None
         rows = {here: self._here(here)} if here in self.ranks else {}
-        empty = self.context.host.pool.empty
-        for worker, kept in near.items():
-            rows[worker] = sums_of(kept, self.shards, self.nodes[worker], empty)
         if started is not None:
             rows.update(zip(far, started.result(), strict=True))
-        reduced = {
+        return {
             shard: self._reduced(
                 [(w, self._opened(shard, rows[w][i])) for w in self.ranks]
             )
             for i, shard in enumerate(self.shards)
         }
-        if near:
-            # What is one rank's alone may be a view of the other worker's memory.
-            for arrays in reduced.values():
-                for key, array in arrays.items():
-                    if not array.flags.writeable:
-                        arrays[key] = array.copy()
-        return reduced
 
     def _opened(self, shard: int, parcels: Sequence[PartialSum]) -> list[Node]:
         layout, empty = self.context.meta.layout, self.context.host.pool.empty

@@ -55,7 +55,7 @@ def compute_gradient(work: GraphWork, duty: Duty, part: Any, after: Any) -> Rece
         # What it takes from the part may be the user's code too.
         with user_code("the trainer"):
             found: Computed = context.stepper(part, rank, place.round, context.shared)
-        kept = context.shelf.keep(found)
+        kept = context.keep(found)
     except Exception as error:
         if not isinstance(error, ConsistencyError):
             error.add_note(
@@ -70,7 +70,6 @@ def compute_gradient(work: GraphWork, duty: Duty, part: Any, after: Any) -> Rece
         found.rows,
         found.loss_sum,
         duty.home not in ("", context.worker),
-        kept.spot,
     )
 
 
@@ -128,8 +127,7 @@ def reduce_round(
     )
     calls = routes.by_host(context.meta, parts, call)
     # Before the round is applied: of a round that is complete, they are there.
-    told = [tuple(r._replace(spot=None)) for r in sorted(receipts)]
-    context.note(place, told, 0 in duty.shards)
+    context.note(place, [*map(tuple, sorted(receipts))], 0 in duty.shards)
     deadline = Deadline(None, f"round {place.round} of run {work.run}")
     context.shards.call(calls, {}, deadline)
     return place.round
