@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.shards import producers
-from daskps.shards.memory.segment import N_APPLIED, N_DUPLICATES, POLICY, ROUNDS, RUN
+from daskps.shards.memory.format import N_APPLIED, N_DUPLICATES, POLICY, ROUNDS, RUN
 from daskps.shards.memory.sides import runs
 from daskps.shards.steps import Ready, Ticket
 from daskps.shards.waiting import CODES, policy_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from daskps.shards.cuts.cut import Cut, Order, ShardReport, broken, report
-from daskps.shards.memory.segment import RUN
+from daskps.shards.memory.format import RUN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

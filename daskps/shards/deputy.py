@@ -13,12 +13,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from daskps.shards import run_record
+from daskps.shards.memory.format import GENERATION, RUN
 from daskps.shards.memory.gates import CLOSED, N_GATES, OPEN, RELEASED, gate_of
-from daskps.shards.memory.segment import GENERATION, RUN, Segment
 from daskps.shards.shard import Shard
 
 if TYPE_CHECKING:
     from daskps.shards.arrays.planning import Bindings
+    from daskps.shards.memory.segment import Segment
     from daskps.shards.steps import Step, Ticket
 
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from daskps.errors import IllegalStateError
 from daskps.shards import run_record
+from daskps.shards.memory.format import LIVE, N_RANKS, ROUNDS, RUN
 from daskps.shards.memory.publication import Publication
-from daskps.shards.memory.segment import LIVE, N_RANKS, ROUNDS, RUN
 from daskps.shards.memory.withdrawal import Withdrawal, is_possible
 from daskps.shards.steps import Standing
 

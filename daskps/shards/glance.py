@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from daskps.shards.memory.gates import CLOSED
-from daskps.shards.memory.segment import (
+from daskps.shards.memory.format import (
     CLOCK,
     FLIP,
     GATE,
@@ -26,6 +25,7 @@ from daskps.shards.memory.segment import (
     WRITING,
     integers,
 )
+from daskps.shards.memory.gates import CLOSED
 from daskps.shards.waiting import CODES
 
 if TYPE_CHECKING:

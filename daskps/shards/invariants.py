@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from daskps.errors import IllegalStateError
 from daskps.shards.cuts.floors import owner_of
-from daskps.shards.memory.gates import OPEN, gate_of
-from daskps.shards.memory.segment import (
+from daskps.shards.memory.format import (
     CLOCK,
     MAX_PRODUCERS,
     MAX_RANKS,
@@ -22,14 +21,15 @@ from daskps.shards.memory.segment import (
     RUN,
     SIDE,
     VERSION,
-    Segment,
 )
+from daskps.shards.memory.gates import OPEN, gate_of
 from daskps.shards.waiting import CODES, outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from daskps.shards.cuts.cut import Cut
+    from daskps.shards.memory.segment import Segment
     from daskps.shards.rounds.rounds import Rounds
     from daskps.shards.steps import Ticket
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.errors import ProducerExpiredError, ShardBusyError
-from daskps.shards.memory.segment import (
+from daskps.shards.memory.format import (
     CLOSED,
     FLOOR,
     FORGOTTEN,

@@ -10,20 +10,15 @@ from typing import TYPE_CHECKING
 
 from daskps.shards import producers, run_record
 from daskps.shards.arrays.planning import Operations, UpdatePlanner, count
+from daskps.shards.memory.format import N_APPLIED, N_DUPLICATES, VERSION, Record
 from daskps.shards.memory.publication import Publication, looks
-from daskps.shards.memory.segment import (
-    N_APPLIED,
-    N_DUPLICATES,
-    VERSION,
-    Record,
-    Segment,
-)
 from daskps.shards.steps import NOTHING, Step, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from daskps.shards.cuts.floors import Floors
+    from daskps.shards.memory.segment import Segment
 
 
 class Pushes:
@@ -101,7 +96,7 @@ class Pushes:
                 return None
             # Else the others would be refused with it.
             fused = step.check and alone and looks(self._segment, step.items)
-            planned = self._planner.step(step, record, fused=fused)
+            planned = self._planner.step(step, record.steps, fused=fused)
             if not step.run and producers.full(record, step.producer):
                 raise producers.crowded(record)
         except Exception as error:  # noqa: BLE001  (it is this ticket's answer)
@@ -117,7 +112,7 @@ class Pushes:
         _note(step, record)
         self._floors.note(step)
         publication.add(planned)
-        count(planned, record)
+        count(planned, record.steps)
         record.fixed[VERSION] += bool(planned)
         ticket.version = record.version
 

@@ -10,7 +10,7 @@ from daskps.errors import (
     RunCancelledError,
     StaleGenerationError,
 )
-from daskps.shards.memory.segment import (
+from daskps.shards.memory.format import (
     CLOCK,
     FIRST,
     LIVE,

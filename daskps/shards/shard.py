@@ -22,9 +22,9 @@ from daskps.shards.asking import Asked
 from daskps.shards.cuts.cut import Cut, broken
 from daskps.shards.cuts.floors import Floors
 from daskps.shards.invariants import check
+from daskps.shards.memory.format import LIVE, ROUNDS, RUN
 from daskps.shards.memory.gates import OPEN, READING, set_gate
 from daskps.shards.memory.publication import Publication
-from daskps.shards.memory.segment import LIVE, ROUNDS, RUN, Segment
 from daskps.shards.pushes import Pushes
 from daskps.shards.rounds.joining import Joining
 from daskps.shards.rounds.rounds import EARLY, REPEAT, Rounds
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from daskps.reduction import Reducer
     from daskps.shards.arrays.planning import Bindings
+    from daskps.shards.memory.segment import Segment
     from daskps.shards.steps import Standing
     from daskps.typing import Array
 
@@ -70,7 +71,7 @@ class Shard(Asked):
         super().__init__(segment)
         self.generation = generation
         self.parked: list[Ticket] = []
-        self._planner = UpdatePlanner(segment, bindings)
+        self._planner = UpdatePlanner(segment.pieces, bindings)
         self.floors = Floors(segment)
         self._pushes = Pushes(segment, self._planner, self.floors)
         #: The cut in progress: no step is applied and no round completed but by it.

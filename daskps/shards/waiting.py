@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from daskps.consistency import ASP, BSP, SSP, Policy, may_pull
 from daskps.errors import ClockError
-from daskps.shards.memory.segment import (
+from daskps.shards.memory.format import (
     CLOCK,
     LIVE,
     POLICY,
@@ -12,9 +14,11 @@ from daskps.shards.memory.segment import (
     RUN,
     STALENESS,
     Record,
-    Segment,
 )
 from daskps.shards.steps import BARRIER, NO_WAIT, READ, Ready, Ticket
+
+if TYPE_CHECKING:
+    from daskps.shards.memory.segment import Segment
 
 #: Codes of the policies in a record; 0 is no run at all.
 CODES = {"bsp": 1, "ssp": 2, "asp": 3}

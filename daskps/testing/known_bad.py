@@ -13,7 +13,7 @@ from daskps.cluster.host.host import ShardHost
 from daskps.cluster.wire.messages import Answer
 from daskps.shards import producers
 from daskps.shards.cuts.cut import Cut
-from daskps.shards.memory.segment import ROUNDS
+from daskps.shards.memory.format import ROUNDS
 from daskps.shards.shard import Shard
 from daskps.shards.steps import NOTHING
 from daskps.testing.ground import put

@@ -16,7 +16,8 @@ import numpy as np
 from daskps.cluster.machine.blocks import Block, Memory
 from daskps.cluster.machine.membership import BLOCK, WayClosed, owner_of
 from daskps.errors import ShardBusyError
-from daskps.shards.memory.segment import (
+from daskps.shards.memory.areas import private
+from daskps.shards.memory.format import (
     FORMAT,
     FORMAT_AT,
     HEADER_WORDS,
@@ -24,7 +25,6 @@ from daskps.shards.memory.segment import (
     MAGIC,
     MAGIC_AT,
     NONCE,
-    private,
 )
 from daskps.testing.ground import CHANCE
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from daskps.cluster.host.host import HOSTS, ShardHost
 from daskps.errors import DaskPSError, IllegalStateError
+from daskps.shards.memory.format import GENERATION, NONCE, RUN, VERSION
 from daskps.shards.memory.publication import Publication
-from daskps.shards.memory.segment import GENERATION, NONCE, RUN, VERSION
 from daskps.testing.ground import CLOCK, put
 from daskps.testing.loop import PROCESS
 

@@ -17,7 +17,8 @@ from daskps.cluster.machine.blocks import open_memory
 from daskps.cluster.machine.machine import HERE, Machine
 from daskps.cluster.wire.handlers import HOST
 from daskps.layout.arrays import Layout
-from daskps.shards.memory.segment import NONCE, Segment
+from daskps.shards.memory.format import NONCE
+from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 
 LAYOUT = Layout.build({"w": ((1000,), "float64")}, 1)

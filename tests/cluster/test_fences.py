@@ -19,7 +19,7 @@ from daskps.cluster import upstream
 from daskps.cluster.caller import link
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.wire.handlers import HOST
-from daskps.shards.memory.segment import N_PRODUCERS, RUN
+from daskps.shards.memory.format import N_PRODUCERS, RUN
 from tests.support import gen_cluster, local_cluster, served_by, store, until
 
 #: Seconds that a call may need beyond its timeout on a machine that others use.

@@ -24,9 +24,11 @@ from daskps import optim
 from daskps.consistency import ASP, BSP
 from daskps.kernels import threads
 from daskps.layout.arrays import Layout, compute_dtype
+from daskps.shards.arrays.operations import TILE
 from daskps.shards.memory import publication
-from daskps.shards.memory.publication import TILE, Publication
-from daskps.shards.memory.segment import Record, Segment
+from daskps.shards.memory.format import Record
+from daskps.shards.memory.publication import Publication
+from daskps.shards.memory.segment import Segment
 from daskps.shards.rounds import words
 from daskps.shards.rounds.mailbox import Mailbox
 from daskps.shards.shard import Shard

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from daskps.consistency import ASP, BSP
-from daskps.shards.memory.segment import N_PRODUCERS, RUN, VERSION, Segment
+from daskps.shards.memory.format import N_PRODUCERS, RUN, VERSION
+from daskps.shards.memory.segment import Segment
 from daskps.shards.rounds import words
 from daskps.shards.shard import Shard
 from tests.shards import crashing

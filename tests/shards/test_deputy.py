@@ -11,8 +11,9 @@ from daskps.consistency import ASP, BSP, SSP
 from daskps.shards import cutting
 from daskps.shards.cuts.cut import Order
 from daskps.shards.deputy import Deputy, NotHereError
+from daskps.shards.memory.format import GENERATION, MAX_PRODUCERS
 from daskps.shards.memory.gates import CLOSED, set_gate
-from daskps.shards.memory.segment import GENERATION, MAX_PRODUCERS, Segment
+from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, NO_WAIT, READ, Item, Ready, Step, Ticket
 from tests.shards.making import LAYOUT, RULED, A, Momentum, done, held

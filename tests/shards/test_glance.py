@@ -8,9 +8,9 @@ import pytest
 
 from daskps.consistency import ASP, SSP
 from daskps.shards.glance import ASK, NOT_YET, Glance
+from daskps.shards.memory.format import GENERATION
 from daskps.shards.memory.gates import CLOSED, set_gate
 from daskps.shards.memory.publication import Publication
-from daskps.shards.memory.segment import GENERATION
 from daskps.shards.shard import Shard
 from tests.shards.making import RUN, bsp, make, send, step
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from daskps.errors import ProducerExpiredError, ShardBusyError
 from daskps.shards import producers
-from daskps.shards.memory.segment import MAX_PRODUCERS, Record
+from daskps.shards.memory.format import MAX_PRODUCERS, Record
 from daskps.shards.producers import WINDOW, admit, known
 from daskps.shards.steps import ADD, Item, Step
 from tests.shards.making import A, contents, done, failed, make, send, weights

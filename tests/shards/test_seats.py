@@ -10,7 +10,7 @@ import pytest
 
 from daskps.consistency import BSP
 from daskps.shards import cutting, run_record
-from daskps.shards.memory.segment import GENERATION
+from daskps.shards.memory.format import GENERATION
 from daskps.shards.seats import ASK
 from daskps.shards.shard import Shard
 from daskps.shards.steps import (

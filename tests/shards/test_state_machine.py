@@ -36,7 +36,7 @@ from daskps.layout.arrays import Layout
 from daskps.shards import cutting
 from daskps.shards.cuts.cut import OWNER, Order, ShardReport, agree
 from daskps.shards.deputy import Deputy, NotHereError
-from daskps.shards.memory.segment import (
+from daskps.shards.memory.format import (
     CLOCK,
     GENERATION,
     LIVE,
@@ -44,8 +44,8 @@ from daskps.shards.memory.segment import (
     ROUNDS,
     RUN,
     VERSION,
-    Segment,
 )
+from daskps.shards.memory.segment import Segment
 from daskps.shards.rounds.mailbox import Mailbox
 from daskps.shards.seats import ASK
 from daskps.shards.shard import Shard

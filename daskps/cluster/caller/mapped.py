@@ -15,8 +15,9 @@ from daskps.cluster.machine.machine import HERE, Machine
 from daskps.cluster.machine.membership import WayClosed, owner_of
 from daskps.errors import ProtocolError, RunCancelledError
 from daskps.shards.deputy import Deputy, NotHereError
+from daskps.shards.memory.areas import PAGE_NBYTES
 from daskps.shards.memory.gates import CLOSED, gate_of
-from daskps.shards.memory.segment import PAGE_NBYTES, Segment
+from daskps.shards.memory.segment import Segment
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.shard_map import RunMembership, StoreMap

@@ -18,7 +18,7 @@ from daskps.cluster.caller.routes import Target
 from daskps.cluster.host.copying import copier
 from daskps.cluster.machine.pauses import Pause
 from daskps.shards.glance import NOT_YET, Glance
-from daskps.shards.memory.segment import MIXED
+from daskps.shards.memory.format import MIXED
 from daskps.shards.memory.sides import runs
 from daskps.typing import Array
 

@@ -24,8 +24,10 @@ from daskps.errors import (
 )
 from daskps.layout.arrays import Layout, counted
 from daskps.shards import run_record
+from daskps.shards.memory.areas import PAGE_NBYTES
+from daskps.shards.memory.format import GENERATION, N_RANKS, RUN
 from daskps.shards.memory.gates import CLOSED, RELEASED, gate_of, set_gate
-from daskps.shards.memory.segment import GENERATION, N_RANKS, PAGE_NBYTES, RUN, Segment
+from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import numpy as np
 
 from daskps.errors import ConsistencyError
 from daskps.layout.arrays import align
-from daskps.shards.memory.segment import private
+from daskps.shards.memory.areas import private
 
 if TYPE_CHECKING:
     import asyncio

@@ -33,7 +33,7 @@ from daskps.errors import (
     StaleGenerationError,
     StoreClosedError,
 )
-from daskps.shards.memory.segment import MAX_PRODUCERS, N_PRODUCERS
+from daskps.shards.memory.format import MAX_PRODUCERS, N_PRODUCERS
 from daskps.shards.shard import Shard
 from daskps.shards.steps import NOTHING, Ready
 

@@ -24,8 +24,10 @@ from typing import TYPE_CHECKING, TypeVar
 from daskps import config
 from daskps.cluster.host import copying
 from daskps.errors import ShardBusyError
+from daskps.shards.memory.areas import PAGE_NBYTES
+from daskps.shards.memory.format import GENERATION, NONCE
 from daskps.shards.memory.gates import CLOSED, RELEASED, set_gate
-from daskps.shards.memory.segment import GENERATION, NONCE, PAGE_NBYTES, Segment
+from daskps.shards.memory.segment import Segment
 from daskps.shards.seats import ASK
 from daskps.shards.shard import Shard
 from daskps.shards.steps import Ready, Step, Ticket

@@ -20,7 +20,8 @@ from daskps.errors import (
     ProtocolError,
     RunCancelledError,
 )
-from daskps.shards.memory.segment import N_RANKS, PAGE_NBYTES, RUN
+from daskps.shards.memory.areas import PAGE_NBYTES
+from daskps.shards.memory.format import N_RANKS, RUN
 from daskps.shards.rounds.mailbox import Mailbox
 from daskps.shards.run_record import MOST_ATTEMPTS
 from daskps.shards.shard import Shard

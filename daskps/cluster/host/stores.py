@@ -18,13 +18,14 @@ from daskps.errors import ProtocolError, PushRejectedError, StoreClosedError
 from daskps.init import fill
 from daskps.layout.arrays import counted
 from daskps.reduction import Node, check_reduce, leaf, reduce_all
-from daskps.shards.memory.segment import VERSION, Segment
+from daskps.shards.memory.format import VERSION
 from daskps.shards.steps import ASSIGN, GRADIENT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.cluster.host.host import ShardHost
+    from daskps.shards.memory.segment import Segment
 
 logger = logging.getLogger(__name__)
 #: A compilation that takes longer is worth a line in the log.

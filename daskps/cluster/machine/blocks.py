@@ -24,15 +24,14 @@ from daskps.cluster.machine.membership import Membership, WayClosed, join, owner
 from daskps.cluster.machine.presence import check_file
 from daskps.cluster.machine.warnings import warn_once
 from daskps.errors import IllegalStateError
-from daskps.shards.memory.segment import (
+from daskps.shards.memory.areas import PAGE_NBYTES, private
+from daskps.shards.memory.format import (
     FORMAT,
     FORMAT_AT,
     HEADER_WORDS,
     MAGIC,
     MAGIC_AT,
     NONCE,
-    PAGE_NBYTES,
-    private,
 )
 
 if TYPE_CHECKING:

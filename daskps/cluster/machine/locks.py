@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from daskps.cluster.machine.pauses import Pause
 from daskps.errors import IllegalStateError, ShardBusyError
-from daskps.shards.memory.segment import HEADER_WORDS, HOLDER, WANTED
+from daskps.shards.memory.format import HEADER_WORDS, HOLDER, WANTED
 
 if TYPE_CHECKING:
     from daskps.cluster.machine.mapping import Mapped

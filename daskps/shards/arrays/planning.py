@@ -13,13 +13,13 @@ import numpy as np
 from daskps.errors import NoOptimizerError, PushRejectedError
 from daskps.kernels import finite
 from daskps.layout.arrays import compute_dtype
-from daskps.shards.memory.publication import Binding, Formed, PieceUpdate
+from daskps.shards.arrays.operations import Binding, Formed, PieceUpdate
 from daskps.shards.steps import ADD, GRADIENT, MODEL, Item, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from daskps.shards.memory.segment import Record, Segment
+    from daskps.layout.arrays import Piece
     from daskps.typing import Array
 
 
@@ -35,24 +35,24 @@ Operations = list[tuple[int, PieceUpdate]]
 
 
 class UpdatePlanner:
-    """Plans updates of one segment's weights.
+    """Plans updates of one shard's weights.
 
     Parameters
     ----------
-    segment : Segment
-        The memory.
+    pieces : sequence of Piece
+        The pieces of the shard.
     bindings : Bindings
         The update rule of each parameter index that has one.
     """
 
-    def __init__(self, segment: Segment, bindings: Bindings) -> None:
-        self._pieces = segment.pieces
-        names = [p.parameter.dtype for p in segment.pieces]
-        self._indices = [piece.parameter.index for piece in segment.pieces]
+    def __init__(self, pieces: Sequence[Piece], bindings: Bindings) -> None:
+        self._pieces = pieces
+        names = [p.parameter.dtype for p in pieces]
+        self._indices = [piece.parameter.index for piece in pieces]
         #: Of weights, which `add` and `assign` take, and of gradients and models.
         self._dtypes = [np.dtype(name) for name in names]
         self._computed = [np.dtype(compute_dtype(name)) for name in names]
-        self._shapes = [(piece.size,) for piece in segment.pieces]
+        self._shapes = [(piece.size,) for piece in pieces]
         self._bindings = bindings
 
     def binding(self, position: int) -> Binding | None:
@@ -105,8 +105,10 @@ class UpdatePlanner:
         name = piece.parameter.name[:60]
         return f"the {piece.size} elements of {name!r} ({piece.parameter.dtype})"
 
-    def step(self, step: Step, record: Record, *, fused: bool = False) -> Operations:
+    def step(self, step: Step, counts: Array, *, fused: bool = False) -> Operations:
         """Return the operations of a step that is an update of its own.
+
+        `counts` has the steps that each piece has taken.
 
         Where it was not looked for NaN and infinity yet, that is done here, or with
         `fused` by those operations.
@@ -121,7 +123,7 @@ class UpdatePlanner:
             if step.kind == GRADIENT:
                 data = _scaled(item.data, step.weight)
                 op = self._gradient(
-                    item.position, data, item.start, record, lr=step.lr, check=fused
+                    item.position, data, item.start, counts, lr=step.lr, check=fused
                 )
             else:
                 op = PieceUpdate(item.data, item.start, replace=step.kind != ADD)
@@ -129,14 +131,14 @@ class UpdatePlanner:
         return planned
 
     def round(
-        self, reduced: Mapping[int, Array | Formed], kind: str, record: Record
+        self, reduced: Mapping[int, Array | Formed], kind: str, counts: Array
     ) -> Operations:
         """Return the operations of a complete round."""
         planned = []
         for position in sorted(reduced):
             data = reduced[position]
             if kind == GRADIENT:
-                op = self._gradient(position, data, 0, record, lr=None)
+                op = self._gradient(position, data, 0, counts, lr=None)
             else:
                 op = PieceUpdate(data, replace=True)
             planned.append((position, op))
@@ -160,7 +162,7 @@ class UpdatePlanner:
         position: int,
         data: Array | Formed,
         start: int,
-        record: Record,
+        counts: Array,
         *,
         lr: float | None,
         check: bool = False,
@@ -172,14 +174,14 @@ class UpdatePlanner:
                 f"parameter {name!r} has no optimizer, so a gradient cannot be "
                 f"applied; give create(optimizer=...) one, or use add or assign"
             )
-        scalars = binding.scalars(record.steps.item(position) + 1, lr)
+        scalars = binding.scalars(counts.item(position) + 1, lr)
         return PieceUpdate(data, start, binding, scalars, check=check)
 
 
-def count(planned: Operations, record: Record) -> None:
+def count(planned: Operations, counts: Array) -> None:
     """Note the optimizer steps of planned operations, one per piece they touch."""
     for position in {p for p, op in planned if op.binding is not None}:
-        record.steps[position] += 1
+        counts[position] += 1
 
 
 def _scaled(data: Array, weight: float) -> Array:

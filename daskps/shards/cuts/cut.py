@@ -20,7 +20,7 @@ import numpy as np
 from daskps.errors import ConsistencyError, ProducerExpiredError
 from daskps.shards import producers, run_record
 from daskps.shards.cuts.floors import Floors, owner_of
-from daskps.shards.memory.segment import (
+from daskps.shards.memory.format import (
     CLOSED,
     HIGH,
     LIVE,
@@ -34,16 +34,17 @@ from daskps.shards.memory.segment import (
     RUN,
     SEEN,
     Record,
-    Segment,
     Words,
 )
-from daskps.shards.memory.segment import FLOOR as SETTLED
+from daskps.shards.memory.format import FLOOR as SETTLED
 from daskps.shards.producers import WINDOW
 from daskps.shards.steps import Intervals, Ready, Ticket
 from daskps.shards.waiting import CODES, flip_of_round
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from daskps.shards.memory.segment import Segment
 
 #: Owner and sequence number of a step.
 StepId = tuple[int, int]

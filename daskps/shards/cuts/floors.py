@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from daskps.shards.memory.segment import MAX_PRODUCERS, N_PRODUCERS, PRODUCER
+from daskps.shards.memory.format import MAX_PRODUCERS, N_PRODUCERS, PRODUCER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from daskps.shards.memory.segment import GATE
+from daskps.shards.memory.format import GATE
 
 if TYPE_CHECKING:
     from daskps.shards.memory.segment import Segment

@@ -5,12 +5,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from daskps.shards.memory.segment import MIXED, SIDE
+from daskps.shards.memory.format import MIXED, SIDE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from daskps.shards.memory.segment import Record, Segment
+    from daskps.shards.memory.format import Record
+    from daskps.shards.memory.segment import Segment
     from daskps.typing import Array
 
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from daskps.shards.memory.format import ROUNDS, RUN
 from daskps.shards.memory.publication import Publication
-from daskps.shards.memory.segment import ROUNDS, RUN
 
 if TYPE_CHECKING:
     from daskps.shards.memory.segment import Segment

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.shards.arrays.planning import UpdatePlanner, count
+from daskps.shards.memory.areas import untouched
+from daskps.shards.memory.format import N_APPLIED
 from daskps.shards.memory.publication import Publication
-from daskps.shards.memory.segment import N_APPLIED, untouched
 from daskps.shards.rounds.mailbox import Mailbox
 from daskps.shards.rounds.rounds import EARLY, NEW, Rounds
 from daskps.shards.rounds.tables import Arrival, Tables
@@ -159,11 +160,11 @@ class Joining:
         tables = rounds.tables
         try:
             reduced, kind = tables.reduced(arrival), tables.kind_of(arrival)
-            planned = self._planner.round(reduced, kind, self._segment.current)
+            planned = self._planner.round(reduced, kind, self._segment.current.steps)
             # Not before: it overwrites the round before the one in force.
             publication = Publication(self._segment)
             publication.add(planned)
-            count(planned, publication.record)
+            count(planned, publication.record.steps)
             n_pushes = tables.note(
                 publication.flip,
                 arrival.rank,

@@ -33,7 +33,8 @@ import numpy as np
 
 from daskps.errors import ProtocolError
 from daskps.layout.arrays import align, compute_dtype
-from daskps.shards.memory.segment import PAGE_NBYTES, integers
+from daskps.shards.memory.areas import PAGE_NBYTES
+from daskps.shards.memory.format import integers
 from daskps.shards.rounds.sums import LazySum
 from daskps.shards.rounds.words import HEAD, MASK, ROUND, SHIFT
 

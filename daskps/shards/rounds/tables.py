@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from daskps.reduction import Node, Reducer, path, reduce_all
-from daskps.shards.memory.segment import (
-    CLOCK,
-    FLIP,
-    RANK_WORDS,
-    ROUNDS,
-    RUN,
-    Segment,
-    integers,
-)
+from daskps.shards.memory.format import CLOCK, FLIP, RANK_WORDS, ROUNDS, RUN, integers
 from daskps.shards.rounds import words
 from daskps.shards.rounds.mailbox import gather
 from daskps.shards.rounds.words import (
@@ -39,6 +31,7 @@ from daskps.shards.steps import GRADIENT, MODEL
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from daskps.shards.memory.segment import Segment
     from daskps.shards.rounds.mailbox import Mailbox, Table
     from daskps.shards.rounds.sums import LazySum
     from daskps.shards.rounds.words import Compiled

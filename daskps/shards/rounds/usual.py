@@ -13,8 +13,8 @@ import numpy as np
 
 from daskps.layout.arrays import compute_dtype
 from daskps.reduction import REDUCTIONS
+from daskps.shards.memory.format import N_APPLIED
 from daskps.shards.memory.publication import PAST_NBYTES, Publication
-from daskps.shards.memory.segment import N_APPLIED
 from daskps.shards.rounds.sums import TILE_NBYTES, LazySum
 from daskps.shards.rounds.tables import KINDS
 from daskps.shards.rounds.words import INTO, LAST, SLICES, TICKED
@@ -23,8 +23,8 @@ from daskps.shards.steps import GRADIENT
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from daskps.shards.arrays.operations import Binding
     from daskps.shards.arrays.planning import UpdatePlanner
-    from daskps.shards.memory.publication import Binding
     from daskps.shards.memory.segment import Segment
     from daskps.shards.rounds.mailbox import Slice
     from daskps.shards.rounds.tables import Tables

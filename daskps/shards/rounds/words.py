@@ -6,7 +6,7 @@ publication) are the caller's, afterwards.
 
 In all of them `size` is the number of ranks and `n_slices` that of the mailbox's slices;
 a table is laid out as :class:`daskps.shards.rounds.mailbox.Table` says, a record as
-:class:`daskps.shards.memory.segment.Record`. Between two steps of a trainer its caches may have
+:class:`daskps.shards.memory.format.Record`. Between two steps of a trainer its caches may have
 been swept: what are thirty calls in Python then takes ten times as long as in a loop of
 its own, one compiled call does not.
 """
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from daskps.kernels import plain
-from daskps.shards.memory.segment import (
+from daskps.shards.memory.format import (
     CLOCK,
     FIRST,
     LIVE,

@@ -212,7 +212,7 @@ def test_bound_handle_pushes_as_its_task(counted, client):
 
 def producers_of(uid, dask_worker):
     from daskps.cluster.host.host import HOSTS
-    from daskps.shards.memory.segment import N_PRODUCERS
+    from daskps.shards.memory.format import N_PRODUCERS
 
     slots = HOSTS[dask_worker.address].slots.items()
     found = [slot for (store, _), slot in slots if store == uid]

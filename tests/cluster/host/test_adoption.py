@@ -19,8 +19,9 @@ from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.machine.blocks import Memory, open_memory
 from daskps.errors import StoreClosedError
 from daskps.shards.deputy import Deputy, NotHereError
+from daskps.shards.memory.format import GENERATION
 from daskps.shards.memory.gates import CLOSED, OPEN, RELEASED, gate_of, set_gate
-from daskps.shards.memory.segment import GENERATION, Segment
+from daskps.shards.memory.segment import Segment
 from daskps.shards.steps import ADD, READ, Item, Ready, Step, Ticket
 from tests.cluster.slots import LAYOUT, shared_slot
 

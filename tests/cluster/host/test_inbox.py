@@ -13,7 +13,8 @@ from daskps.cluster.host.hosted import Countdown, HostedShard
 from daskps.cluster.wire.messages import Call, Part
 from daskps.errors import ShardBusyError, ShardLostError, StoreClosedError
 from daskps.layout.arrays import Layout
-from daskps.shards.memory.segment import WANTED, Segment
+from daskps.shards.memory.format import WANTED
+from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, READ, Item, Ready, Step, Ticket
 from tests.cluster.slots import bare_host, shared_slot

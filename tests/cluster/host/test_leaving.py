@@ -31,8 +31,8 @@ from daskps.cluster.machine.blocks import open_memory
 from daskps.cluster.machine.membership import directory, join
 from daskps.errors import StaleGenerationError
 from daskps.shards.deputy import Deputy, NotHereError
+from daskps.shards.memory.format import GENERATION
 from daskps.shards.memory.gates import OPEN, RELEASED, gate_of, set_gate
-from daskps.shards.memory.segment import GENERATION
 from daskps.shards.shard import Shard
 from daskps.shards.steps import READ, Step, Ticket
 from tests.cluster.slots import LAYOUT, shared_slot

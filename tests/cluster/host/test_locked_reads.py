@@ -16,7 +16,8 @@ from daskps.cluster.host.hosted import Countdown
 from daskps.cluster.machine.locks import FileLock
 from daskps.cluster.wire.messages import Part
 from daskps.errors import ConsistencyError, ShardBusyError
-from daskps.shards.memory.publication import PieceUpdate, Publication
+from daskps.shards.arrays.operations import PieceUpdate
+from daskps.shards.memory.publication import Publication
 from daskps.shards.steps import READ, Ready, Step, Ticket
 from tests.cluster.caller.test_charged import same_rounds
 from tests.cluster.caller.test_verbs import CONTRACTS, in_task, new

@@ -13,7 +13,8 @@ from daskps.cluster.host.hosted import Countdown
 from daskps.cluster.wire.messages import Call, Part
 from daskps.consistency import ASP, BSP
 from daskps.errors import ClockError, RunCancelledError
-from daskps.shards.memory.publication import PieceUpdate, Publication
+from daskps.shards.arrays.operations import PieceUpdate
+from daskps.shards.memory.publication import Publication
 from daskps.shards.steps import READ, Step, Ticket
 from tests.cluster.slots import bare_host, shared_slot
 

@@ -14,7 +14,7 @@ from daskps.cluster.directory import runs
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.upstream import dumps
 from daskps.errors import LayoutError, NotEnoughWorkersError, RunCancelledError
-from daskps.shards.memory.segment import RUN
+from daskps.shards.memory.format import RUN
 from tests.support import gen_cluster
 
 # The limit is below what the process uses: Dask would pause the worker for that.

@@ -27,7 +27,7 @@ from daskps.cluster.machine.blocks import (
 from daskps.cluster.machine.mapping import FILES, mapped_nbytes, owned_nbytes
 from daskps.cluster.machine.membership import WayClosed, join, visit
 from daskps.errors import IllegalStateError
-from daskps.shards.memory.segment import FORMAT_AT, MAGIC_AT, NONCE
+from daskps.shards.memory.format import FORMAT_AT, MAGIC_AT, NONCE
 from tests.cluster.forks import child, left
 
 N = 3 * 4096 + 64

@@ -16,7 +16,7 @@ from daskps.cluster.machine.blocks import Block, Memory, attach, open_memory
 from daskps.cluster.machine.locks import FileLock
 from daskps.cluster.machine.membership import visit
 from daskps.errors import ConsistencyError, IllegalStateError, ShardBusyError
-from daskps.shards.memory.segment import HOLDER, WANTED
+from daskps.shards.memory.format import HOLDER, WANTED
 from tests.cluster.forks import child
 
 N = 8192

@@ -24,7 +24,7 @@ from daskps.cluster.wire.messages import (
     unpack_answers,
     unpack_reply,
 )
-from daskps.shards.memory.segment import MAX_PRODUCERS, N_PRODUCERS
+from daskps.shards.memory.format import MAX_PRODUCERS, N_PRODUCERS
 from daskps.shards.steps import ADD, GRADIENT
 from tests.support import store
 

@@ -11,8 +11,10 @@ from daskps import optim
 from daskps.consistency import ASP
 from daskps.layout.arrays import Layout, compute_dtype
 from daskps.shards import producers
-from daskps.shards.memory.publication import TILE, PieceUpdate, Publication
-from daskps.shards.memory.segment import MIXED, SIDE, Segment
+from daskps.shards.arrays.operations import TILE, PieceUpdate
+from daskps.shards.memory.format import MIXED, SIDE
+from daskps.shards.memory.publication import Publication
+from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Ready, Step
 from tests.shards.making import (

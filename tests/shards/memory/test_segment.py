@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from daskps.errors import IllegalStateError, ProtocolError
 from daskps.layout.arrays import DTYPES, FLOATS, Layout
-from daskps.shards.memory import segment as segment_
-from daskps.shards.memory.segment import Segment, private
+from daskps.shards.memory import format as format_
+from daskps.shards.memory.areas import private
+from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, Step
 from tests.shards.making import (
@@ -64,6 +65,9 @@ def test_views_are_aligned_disjoint_and_fill_the_segment(given, k, durable):
         assert all(s.ctypes.data % 64 == 0 for s in state)
         spans.sort()
         assert all(a[1] <= b[0] for a, b in pairwise(spans))
+        assert all(a.stop <= b.offset for a, b in pairwise(segment.areas))
+        arrays = [v for area in segment.areas for v in area.views(segment.buffer)]
+        assert sum(v.nbytes for v in arrays) == sum(v.nbytes for v in views) + 256
         assert not spans or spans[-1][1] <= segment.nbytes
         Shard(segment, {}).validate()
 
@@ -110,14 +114,14 @@ def held(**kwargs):
 def words_of(buffer, **words):
     found = buffer.view(np.int64)
     for at, value in words.items():
-        found[getattr(segment_, at)] = value
+        found[getattr(format_, at)] = value
     return buffer
 
 
 @pytest.mark.parametrize(
     ("buffer", "durable", "message"),
     [
-        (words_of(held(), FORMAT_AT=7), False, "a shard in format 7.*format 6"),
+        (words_of(held(), FORMAT_AT=6), False, "a shard in format 6.*format 7"),
         (words_of(held(), N_PIECES_AT=9), False, "9 pieces"),
         (words_of(held(), MAGIC_AT=0x7F), False, "no shard.*0x7f"),
         (held(), True, "1 slot buffers, expected were 3 and 2"),
@@ -169,9 +173,9 @@ def weigh(segment, position, side):
         (lambda s: s.current.changed.fill(99), "a flip that never was"),
         (lambda s: weigh(s, 0, 2), r"weights in buffers \[2, 0, 0\]"),
         (lambda s: weigh(s, 2, 1), "in buffer -1, where the record says 0"),
-        (lambda s: words(s, segment_.SIDE, 1), "in buffer 0, where the record says 1"),
+        (lambda s: words(s, format_.SIDE, 1), "in buffer 0, where the record says 1"),
         (lambda s: s.current.slot_sides.fill(1), "piece 0 has slots in buffer 1"),
-        (lambda s: s.words.put(segment_.N_SIDES_AT, 2), "2 slot buffers"),
+        (lambda s: s.words.put(format_.N_SIDES_AT, 2), "2 slot buffers"),
     ],
 )
 def test_a_broken_segment_does_not_validate(break_it, message):

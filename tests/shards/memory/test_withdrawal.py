@@ -15,8 +15,10 @@ from daskps.consistency import BSP
 from daskps.errors import IllegalStateError, RunCancelledError
 from daskps.layout.arrays import Layout
 from daskps.shards.memory import segment as segment_
+from daskps.shards.memory.areas import untouched
+from daskps.shards.memory.format import GENERATION
 from daskps.shards.memory.gates import OPEN, READING, gate_of
-from daskps.shards.memory.segment import GENERATION, Segment, untouched
+from daskps.shards.memory.segment import Segment
 from daskps.shards.rounds.mailbox import Mailbox
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, Item, Standing, Step, Ticket

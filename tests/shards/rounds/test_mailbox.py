@@ -25,8 +25,9 @@ from daskps.layout.arrays import Layout
 from daskps.reduction import leaf, reduce_all
 from daskps.shards import cutting
 from daskps.shards.deputy import Deputy, NotHereError
+from daskps.shards.memory.format import GENERATION, ROUNDS
 from daskps.shards.memory.gates import OPEN, READING, gate_of
-from daskps.shards.memory.segment import GENERATION, ROUNDS, Segment
+from daskps.shards.memory.segment import Segment
 from daskps.shards.rounds import sums
 from daskps.shards.rounds import words as tablework
 from daskps.shards.rounds.mailbox import FORMAT_AT, MAGIC_AT, Mailbox, n_slices

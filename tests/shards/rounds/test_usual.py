@@ -11,7 +11,8 @@ import pytest
 from daskps.consistency import BSP
 from daskps.layout.arrays import Layout
 from daskps.reduction import REDUCTIONS
-from daskps.shards.memory.segment import GENERATION, Segment
+from daskps.shards.memory.format import GENERATION
+from daskps.shards.memory.segment import Segment
 from daskps.shards.rounds import usual
 from daskps.shards.rounds.usual import Usual
 from daskps.shards.seats import ASK

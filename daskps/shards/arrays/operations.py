@@ -1,0 +1,209 @@
+"""Operations: arrays on their way into the weights of one piece, element by element.
+
+Everything that can fail (a user's `prepare`, a schedule) happens while the operations
+are planned. Once the first byte is written, only two things raise: a gradient that is
+looked at in the very pass that applies it, which writes nothing that is in force; and
+memory that ran out, here or in a thread that helps, after which slots in place may be
+half-way.
+"""
+# ruff: noqa: PLR0917  (every loop takes the same five things)
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+
+from daskps.kernels import in_ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from daskps.kernels.interface import Fixed
+    from daskps.typing import Array
+
+#: Where several updates meet in one pass, they go tile by tile, in elements: a tile
+#: of weights and slots stays in the second-level cache between two updates.
+TILE = 16_384
+
+
+class Binding(Protocol):
+    """A rule bound to a dtype: scalars once per update, then the compiled loops."""
+
+    def scalars(self, step: int, lr: float | None) -> tuple[float, ...]:
+        """Return the scalars of update number `step`, counted from 1."""
+
+    def publish(
+        self,
+        w_in: Array,
+        w_out: Array,
+        g: Array,
+        slots: tuple[Array, ...],
+        scalars: tuple[float, ...],
+        slots_out: tuple[Array, ...] | None = None,
+    ) -> None:
+        """Write the updated `w_in` to `w_out`, and the slots to `slots_out`."""
+
+    def fixed(
+        self,
+        w_in: Array,
+        w_out: Array,
+        slots: tuple[Array, ...],
+        slots_out: tuple[Array, ...] | None = None,
+    ) -> Fixed:
+        """Return `publish` for arrays that stay where they are."""
+
+    def stream(
+        self,
+        w_in: Array,
+        w_out: Array,
+        g: Array,
+        slots: tuple[Array, ...],
+        scalars: tuple[float, ...],
+        slots_out: tuple[Array, ...] | None = None,
+        *,
+        check: bool = False,
+    ) -> bool:
+        """Do so past the caches; with `check`, False says that `g` is not finite."""
+
+    def inplace(
+        self,
+        w: Array,
+        g: Array,
+        slots: tuple[Array, ...],
+        scalars: tuple[float, ...],
+    ) -> None:
+        """Update `w` in place."""
+
+    def is_finite(self, g: Array) -> bool:
+        """Return whether a gradient has no NaN and no infinity."""
+
+
+class Formed(Protocol):
+    """An array that is formed part by part as it is sliced, and must not be kept."""
+
+    @property
+    def step(self) -> int:
+        """Number of elements to take at a time."""
+
+    def __len__(self) -> int:
+        """Return the number of elements."""
+
+    def __getitem__(self, part: slice) -> Array:
+        """Return a part, good until the next one is formed."""
+
+
+class PieceBuffers(NamedTuple):
+    """The arrays of a piece: what is read and what is written, maybe the same."""
+
+    w_in: Array
+    w_out: Array
+    slots: tuple[Array, ...]
+    slots_out: tuple[Array, ...]
+
+    def part(self, lo: int, hi: int) -> PieceBuffers:
+        """Return elements [lo, hi), the same array where these are the same."""
+        if lo == 0 and hi == len(self.w_out):
+            return self
+        w_out = self.w_out[lo:hi]
+        w_in = w_out if self.w_in is self.w_out else self.w_in[lo:hi]
+        slots_out = tuple(slot[lo:hi] for slot in self.slots_out)
+        if self.slots is self.slots_out:
+            return PieceBuffers(w_in, w_out, slots_out, slots_out)
+        return PieceBuffers(w_in, w_out, tuple(s[lo:hi] for s in self.slots), slots_out)
+
+    @property
+    def moves(self) -> bool:
+        """Whether the slots are read from one buffer and written to the other."""
+        return self.slots is not self.slots_out
+
+    @property
+    def written(self) -> PieceBuffers:
+        """What was written, to go on with in place."""
+        return PieceBuffers(self.w_out, self.w_out, self.slots_out, self.slots_out)
+
+
+class PieceUpdate(NamedTuple):
+    """One array on its way into one piece."""
+
+    data: Array | Formed
+    start: int = 0
+    #: None for a plain `+=` or, with `replace`, an assignment.
+    binding: Binding | None = None
+    scalars: tuple[float, ...] = ()
+    replace: bool = False
+    #: Whether NaN and infinity are looked for in the pass, as :func:`looks`.
+    check: bool = False
+
+    def apply(self, target: PieceBuffers, lo: int, hi: int) -> None:
+        """Apply elements [lo, hi) of the piece."""
+        start = self.start
+        a, b = max(lo, start), min(hi, start + len(self.data))
+        if a >= b:
+            return
+        data, to = self.data[a - start : b - start], target.part(a, b)
+        if self.replace:
+            in_ranges(_assign, (to.w_out, data))
+        elif self.binding is None:
+            in_ranges(np.add, (to.w_in, data, to.w_out))
+        elif to.moves:
+            self.binding.publish(
+                to.w_in, to.w_out, data, to.slots, self.scalars, to.slots_out
+            )
+        elif to.w_in is not to.w_out:
+            self.binding.publish(to.w_in, to.w_out, data, to.slots, self.scalars)
+        else:
+            self.binding.inplace(to.w_out, data, to.slots, self.scalars)
+
+    def stream(self, target: PieceBuffers, lo: int, hi: int) -> bool:
+        """As :meth:`apply`, past the caches; False for a gradient that is not finite."""
+        if self.binding is None:
+            self.apply(target, lo, hi)
+            return True
+        to = target.part(lo, hi)
+        return self.binding.stream(
+            to.w_in,
+            to.w_out,
+            self.data[lo:hi],
+            to.slots,
+            self.scalars,
+            to.slots_out if to.moves else None,
+            check=self.check,
+        )
+
+
+def _assign(out: Array, data: Array) -> None:
+    out[:] = data
+
+
+def run_operations(
+    operations: Sequence[PieceUpdate], target: PieceBuffers, large: bool
+) -> bool:
+    """Apply operations to a piece; False for a gradient that is not finite."""
+    first, *others = operations
+    n = len(target.w_out)
+    covers = first.start == 0 and len(first.data) == n
+    if covers and not others:
+        step = max(n, 1) if isinstance(first.data, np.ndarray) else first.data.step
+        for lo in range(0, n, step):
+            hi = min(lo + step, n)
+            if not large:
+                first.apply(target, lo, hi)
+            elif not first.stream(target, lo, hi):
+                return False
+        return True
+    # Slots that move are not read again from memory: they are copied tile by tile
+    # and updated in the cache.
+    covers = covers and not target.moves
+    written = target.written
+    for lo in range(0, n, TILE):
+        hi = min(lo + TILE, n)
+        if target.moves:
+            for slot, out in zip(target.slots, target.slots_out, strict=True):
+                out[lo:hi] = slot[lo:hi]
+        if not covers:
+            target.w_out[lo:hi] = target.w_in[lo:hi]
+        first.apply(target if covers else written, lo, hi)
+        for operation in others:
+            operation.apply(written, lo, hi)
+    return True

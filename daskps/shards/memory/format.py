@@ -1,0 +1,169 @@
+"""The memory format of a shard: one flat buffer that holds everything it knows.
+
+::
+
+    header      256 B   magic, format, number of pieces, flip word, writing word,
+                        generation, gate, nonce; number of slot buffers, how far a run
+                        in rounds that is fenced may go, the flip of a withdrawal;
+                        counters, two words for a lock; 16 words that are free
+    record      twice   version, rounds, run, counters; per piece steps, last change and
+                        the buffers of its weights and slots; one row per rank; one row
+                        per producer; the producers that lost their row last
+    weights     twice   for each dtype the shard's part of its flat vector, both buffers
+                        from a page on
+    slot0 ...           optimizer state, one for each slot of each piece; twice in a
+                        durable segment only
+
+Each line is an *area*, or several of that name: arrays of one dtype and shape, in one
+buffer or two, one behind the other. :func:`daskps.shards.memory.areas.areas_of` has the
+table of them, which says where each begins; header and record are the words below.
+
+All words are little-endian int64. The parity of the *flip word* selects a record, and
+the record says for each piece which of the two buffers, or *sides*, holds its weights.
+A *publication* writes the pieces that it changes to the side that the record in force
+does not name, writes the other record, and adds one to the flip word: everything an
+update changes becomes visible in that one store, and what it leaves alone stays where
+it is. The *writing word* is set to the coming flip before its first byte. What record
+*f* names is written again by publication *f* + 2 at the earliest, as that record is, so
+a copy taken at flip *f* is whole iff ``writing <= f + 1`` afterwards. Where nobody
+writes and the two words differ, a publication stopped half-way: the record that is not
+current, and all that the current one does not name, are worthless.
+
+A segment is *durable* if a process that is killed in the middle of an update leaves
+the publication before it whole, for others to go on with. It has two buffers for the
+slots as well, and each record says for each piece which of them holds its slots, apart
+from its weights: what is no gradient changes the weights only. Private memory goes
+with its only process: its slots have one buffer and are updated in place, but during a
+run in rounds, whose last round may have to be taken back: for so long they have a
+second one beside it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+MAGIC = 0x5350_4B53_4144  # "DASKPS"
+FORMAT = 7
+HEADER_WORDS = 32
+#: Words of the header.
+MAGIC_AT, FORMAT_AT, N_PIECES_AT, FLIP, WRITING, GENERATION, GATE, NONCE = range(8)
+N_SIDES_AT = 8
+#: The run in rounds that is being fenced, and the round from which on it completes none.
+#: The flip of a publication that withdraws a round, from before its first byte on: where
+#: that stopped half-way, the round it goes back to is whole all the same.
+FENCED, LIMIT, WITHDRAWS = 9, 10, 11
+#: Counted after the flip, for statistics: a kill between the two loses a count.
+N_APPLIED, N_DUPLICATES = 12, 13
+#: For a lock: who holds it, and whether others want it.
+HOLDER, WANTED = 14, 15
+MAX_RANKS = 1024
+MAX_PRODUCERS = 1024
+#: Words at the head of a record; the names index them.
+HEAD = 11
+(
+    VERSION,
+    ROUNDS,
+    RUN,
+    POLICY,
+    STALENESS,
+    N_RANKS,
+    N_PRODUCERS,
+    TURN,
+    N_EXPIRED,
+    FORGOTTEN,
+    SIDE,
+) = range(HEAD)
+#: What SIDE says, where not all weights lie in one buffer.
+MIXED = -1
+#: Words of a record per piece.
+PIECE_WORDS = 4
+#: Columns of a rank's row: ticks, next sequence number, whether it is waited for, and
+#: the sequence number its open clock began with.
+RANK_WORDS = 4
+CLOCK, NEXT, LIVE, FIRST = range(RANK_WORDS)
+#: Columns of a producer's row: its number, the newest of its pushes and a bit for each of
+#: the 64 up to that, when it was closed; and of the newest push, below which number all
+#: were settled then, and a bit for each shard it is meant for, 0 for all.
+PRODUCER_WORDS = 6
+PRODUCER, HIGH, SEEN, CLOSED, FLOOR, MEANT = range(PRODUCER_WORDS)
+
+Words = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def integers(words: Words) -> memoryview[int]:
+    """Return words of memory as plain integers: far quicker than NumPy's, one by one."""
+    return words.data.cast("B").cast("q")
+
+
+class Record:
+    """One of the two control records of a shard, as views of its segment."""
+
+    def __init__(self, words: Words, n_pieces: int) -> None:
+        at = HEAD + PIECE_WORDS * n_pieces
+        #: All of it, and the same as plain integers.
+        self.words, self.plain = words, integers(words)
+        #: Head, then for each piece the steps applied, the flip of its last change
+        #: and the buffers of its slots and of its weights.
+        self.fixed = words[:at]
+        columns = words[HEAD:at].reshape(PIECE_WORDS, -1)
+        self.steps, self.changed, self.slot_sides, _ = columns
+        #: As plain integers, which every update looks at.
+        self.weight_sides = self.plain[at - n_pieces : at]
+        ranks, at = words[at : at + RANK_WORDS * MAX_RANKS], at + RANK_WORDS * MAX_RANKS
+        self.ranks = ranks.reshape(MAX_RANKS, RANK_WORDS)
+        rows = words[at : at + PRODUCER_WORDS * MAX_PRODUCERS]
+        self.producers = rows.reshape(MAX_PRODUCERS, PRODUCER_WORDS)
+        #: A ring of the producers that lost their row last.
+        self.expired = words[at + PRODUCER_WORDS * MAX_PRODUCERS :]
+
+    @staticmethod
+    def n_words(n_pieces: int) -> int:
+        """Return the length of a record for `n_pieces` pieces."""
+        ranks, rows = RANK_WORDS * MAX_RANKS, (PRODUCER_WORDS + 1) * MAX_PRODUCERS
+        return HEAD + PIECE_WORDS * n_pieces + ranks + rows
+
+    def copy_from(self, other: Record) -> None:
+        """Take over everything `other` says."""
+        mine, theirs = self.plain, other.plain
+        at = len(self.fixed)
+        stop = at + RANK_WORDS * theirs[N_RANKS]
+        mine[:stop] = theirs[:stop]
+        at += RANK_WORDS * MAX_RANKS
+        self._copy_producers(other, at)
+
+    def take_producers(self, other: Record) -> None:
+        """Take over what `other` says of producers, and nothing else."""
+        for at in (N_PRODUCERS, TURN, N_EXPIRED, FORGOTTEN):
+            self.plain[at] = other.plain[at]
+        self._copy_producers(other, len(self.fixed) + RANK_WORDS * MAX_RANKS)
+
+    def _copy_producers(self, other: Record, at: int) -> None:
+        mine, theirs = self.plain, other.plain
+        for room, n in (
+            (PRODUCER_WORDS * MAX_PRODUCERS, PRODUCER_WORDS * theirs[N_PRODUCERS]),
+            (MAX_PRODUCERS, theirs[N_EXPIRED]),
+        ):
+            if n:
+                mine[at : at + n] = theirs[at : at + n]
+            at += room
+
+    @property
+    def version(self) -> int:
+        """Number of updates applied."""
+        return self.plain[VERSION]
+
+    @property
+    def side(self) -> int:
+        """The buffer that holds the weights of all pieces, MIXED where both do."""
+        sides = self.weight_sides.tolist()
+        first = sides[0] if sides else 0
+        return first if sides.count(first) == len(sides) else MIXED
+
+    @property
+    def live(self) -> Words:
+        """Rows of the ranks that are still waited for."""
+        rows = self.ranks[: self.fixed[N_RANKS]]
+        live: Words = rows[rows[:, LIVE] == 1]
+        return live
