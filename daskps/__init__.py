@@ -29,16 +29,12 @@ from daskps.store.array import ParameterArray
 from daskps.store.snapshot import Snapshot
 from daskps.store.specs import ArraySpec
 from daskps.store.store import ParameterStore
-
-# As in zarr.open: it is called as `daskps.open`.
-from daskps.store.stores import StoreInfo, create, list_stores, open  # noqa: A004
+from daskps.store.stores import StoreInfo, create, list_stores, open  # noqa: A004 - used as `daskps.open`, like zarr.open
 from daskps.training.callbacks import Log, ProgressBar
 from daskps.training.data.rows import partition, split_batch
 from daskps.training.fit import TrainResult, run, train
 from daskps.training.trainer import Trainer
-
-# The name by which every package gives its version.
-from daskps.version import VERSION as __version__  # noqa: N811
+from daskps.version import VERSION as __version__  # noqa: N811 - the name every package gives it
 from daskps.version import Version
 
 __all__ = [

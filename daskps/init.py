@@ -232,8 +232,7 @@ def check(initializer: object, *, name: str, dtype: Any) -> Checked:
         If the dtype cannot hold the number, or is not one of floats for random ones.
     """
     if isinstance(initializer, Real | np.bool_):
-        # mypy takes no Real for a float, and float() would round a large integer.
-        initializer = constant(initializer)  # type: ignore[arg-type]
+        initializer = constant(initializer)  # type: ignore[arg-type]  # float() would round it
     if isinstance(initializer, constant):
         _number(initializer.value, name, np.dtype(dtype))
         return initializer

@@ -30,9 +30,8 @@ from distributed.security import Security
 from distributed.threadpoolexecutor import rejoin as _rejoin
 from distributed.threadpoolexecutor import thread_state as _pool_state
 
-# Its home differs between releases of Dask; this name is there in all of them, though
-# not declared as exported.
-from distributed.utils import thread_state  # type: ignore[attr-defined]
+# Its home differs between releases of Dask; this name is there in all of them.
+from distributed.utils import thread_state  # type: ignore[attr-defined]  # not declared as exported
 
 from daskps import config
 from daskps.cluster.keys import OURS

@@ -86,8 +86,7 @@ class Producer:
         self, deadline: Deadline, announce: Announce
     ) -> AsyncIterator[Turn]:
         """Hold a sequence number, without blocking the event loop."""
-        # Polled: the turn may be given back by a thread.
-        while (turn := self._begin()) is None:  # noqa: ASYNC110
+        while (turn := self._begin()) is None:  # noqa: ASYNC110 - a thread may give it back
             await asyncio.sleep(min(0.001, deadline.left()))
         with self._held(turn, announce):
             yield turn

@@ -168,8 +168,8 @@ def _join(pieces: Sequence[Any]) -> Any:
     """Concatenate rows; Dask knows how for the types that its arrays may hold."""
     if type(pieces[0]) is np.ndarray:
         return np.concatenate(pieces)
-    # Slow to import and seldom needed; importing it registers the types.
-    from dask.array import backends
+    # Slow to import and seldom needed.
+    from dask.array.dispatch import concatenate_lookup
 
-    lookup: Any = backends.concatenate_lookup  # type: ignore[attr-defined]
+    lookup: Any = concatenate_lookup
     return lookup.dispatch(type(pieces[0]))(list(pieces), axis=0)
