@@ -26,8 +26,7 @@ READ: Final = "read"
 BARRIER: Final = "barrier"
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """Elements [start, start + len(data)) of the piece at `position` in a shard."""
 
     position: int
@@ -35,8 +34,7 @@ class Item:
     data: Array
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One message's part for one shard: arrays to apply, then something to wait for."""
 
     kind: str = NOTHING
@@ -82,8 +80,7 @@ class Tick(NamedTuple):
     weight: float
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(NamedTuple):
     """A step that is done: the flip to read from and what it said."""
 
     flip: int

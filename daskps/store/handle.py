@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from daskps import config
@@ -383,6 +382,6 @@ def _rebuild(cls: type[Handle], uid: str, name: str, nonce: str) -> Handle:
 
 def _signed(plan: Plan, producer: int, turn: Turn) -> dict[str, Call]:
     return {
-        w: replace(c, producer=producer, sequence=turn.number, floor=turn.floor)
+        w: c._replace(producer=producer, sequence=turn.number, floor=turn.floor)
         for w, c in plan.calls.items()
     }

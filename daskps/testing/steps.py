@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.caller import routes
@@ -86,10 +85,10 @@ class AsyncTrainer(Session):
             await self._send_once(arrays, call)
         except ContributionLostError:
             arrays = self._uncommitted.with_last(arrays)
-            await self._send_once(arrays, replace(call, whole=True))
+            await self._send_once(arrays, call._replace(whole=True))
 
     async def _send_once(self, arrays: Mapping[int, Array], call: Call) -> None:
-        call = replace(call, sequence=self.sequence, floor=self.sequence)
+        call = call._replace(sequence=self.sequence, floor=self.sequence)
         self.sequence += 1
         plan = routes.push(self.meta, arrays, call, everywhere=call.tick)
         deadline = self._deadline(None, "a push")

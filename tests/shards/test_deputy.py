@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -105,7 +103,7 @@ def test_fence_hands_deputies_steps_back_until_the_next_run():
     assert isinstance(submit(deputy, tick).outcome, NotHereError)
     owner.end_run(7, "test")
     owner.begin_run(8, ASP(), 1)
-    assert isinstance(submit(deputy, replace(tick, run=8)).outcome, Ready)
+    assert isinstance(submit(deputy, tick._replace(run=8)).outcome, Ready)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,7 +43,7 @@ def test_seats_and_tickets_make_the_same_rounds():
         for rank in (2, 0, 1):
             given = step(rank, clock, 0.1 + rank, weight=1.0 + rank)
             if rank == clock:
-                given = replace(given, kind=NOTHING, items=())
+                given = given._replace(kind=NOTHING, items=())
             (ticket,) = send(asked, given)
             assert take(seated, given) == ticket.version
             seated.validate()
@@ -151,7 +150,7 @@ def test_shard_decides_about_a_step_with(more: dict[str, Any]):
     shard = shard_of()
     send(shard, step(0, 0))
     before = contents(shard)
-    assert take(shard, replace(step(0, 0), **more)) == ASK
+    assert take(shard, step(0, 0)._replace(**more)) == ASK
     assert contents(shard) == before
 
 
@@ -195,6 +194,6 @@ def test_overflow_of_a_sum_warns_of_nothing():
         seat = shard.seat(RUN, rank)
         assert seat.take(Tick(GRADIENT, 0, 0, 1.0), huge) >= 0
     assert np.isinf(weights(shard)[A]).all()
-    (again,) = send(shard, replace(step(0, 0), items=hot(0)))
+    (again,) = send(shard, step(0, 0)._replace(items=hot(0)))
     assert isinstance(again.outcome, Ready)
     assert again.duplicate

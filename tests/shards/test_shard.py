@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -213,7 +211,7 @@ def test_an_error_that_a_finishing_rank_sets_off_wakes_everybody():
 def test_an_error_in_prepare_changes_nothing_but_its_own_push():
     shard = make()
     steps = [Step(GRADIENT, hot(i), producer=1, sequence=i) for i in range(3)]
-    steps[1] = replace(steps[1], lr=0.25)
+    steps[1] = steps[1]._replace(lr=0.25)
     first, bad, last = send(shard, *steps)
     assert isinstance(bad.outcome, ArithmeticError)
     assert not bad.applied
@@ -221,7 +219,7 @@ def test_an_error_in_prepare_changes_nothing_but_its_own_push():
     assert weights(shard)[A] == [1, 0, 1, 0, 0]
     assert shard.segment.current.steps.tolist()[A] == 2
     # It was not applied, so the same number may come again.
-    (again,) = send(shard, replace(steps[1], lr=None))
+    (again,) = send(shard, steps[1]._replace(lr=None))
     assert not done(again).duplicate
     assert weights(shard)[A] == [1, 1, 1, 0, 0]
 
@@ -230,7 +228,7 @@ def test_a_repeat_is_a_repeat_even_where_prepare_raises_by_now():
     shard = make()
     one = Step(GRADIENT, hot(0), producer=1)
     send(shard, one)
-    (again,) = send(shard, replace(one, lr=0.25))
+    (again,) = send(shard, one._replace(lr=0.25))
     assert done(again).duplicate
 
 
@@ -376,7 +374,7 @@ def test_a_repeat_changes_nothing_and_costs_no_reader_its_copy():
     one = Step(ADD, hot(0), producer=1)
     send(shard, one)
     before, flips = contents(shard), (shard.segment.flip, shard.segment.writing)
-    again, inside = send(shard, one, replace(one, wait=READ))
+    again, inside = send(shard, one, one._replace(wait=READ))
     assert done(again).duplicate
     assert done(inside).duplicate
     assert contents(shard) == before

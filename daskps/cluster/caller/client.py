@@ -13,7 +13,6 @@ import contextlib
 import itertools
 import logging
 import uuid
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -147,7 +146,7 @@ class ShardClient:
             try:
                 left = deadline.left()
                 token = f"{self._name}-{next(self._numbers)}"
-                call = replace(call, wait_seconds=min(left, WAIT_SECONDS), token=token)
+                call = call._replace(wait_seconds=min(left, WAIT_SECONDS), token=token)
                 answers = await self._send(worker, call, left)
                 raise_first(answers)
             except TimeoutError:

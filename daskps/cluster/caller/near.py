@@ -7,7 +7,7 @@ trainer may wait for this one on the next shard.
 from __future__ import annotations
 
 import concurrent.futures
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -203,4 +203,4 @@ class NearCall:
 
 
 def _parts_of(call: Call, shards: set[int]) -> Call:
-    return replace(call, parts=tuple(p for p in call.parts if p.shard in shards))
+    return call._replace(parts=tuple(p for p in call.parts if p.shard in shards))

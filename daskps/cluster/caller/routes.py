@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -116,7 +116,7 @@ def read(meta: StoreMap, target: Target, min_version: int | None, call: Call) ->
         shard: Part(shard, ranges=ranges, at_least=at_least(shard, min_version))
         for shard, ranges in target.ranges.items()
     }
-    return Plan(by_host(meta, parts, replace(call, wait=READ)), target.outs, _read)
+    return Plan(by_host(meta, parts, call._replace(wait=READ)), target.outs, _read)
 
 
 def _read(answers: Mapping[int, Answer]) -> Mapping[int, Answer]:
@@ -176,7 +176,7 @@ def push(
         for shard in sorted(shards)
     }
     wait = READ if target else call.wait
-    calls = by_host(meta, parts, replace(call, wait=wait, touched=touched))
+    calls = by_host(meta, parts, call._replace(wait=wait, touched=touched))
     return Plan(calls, target.outs if target else {}, version_of)
 
 
@@ -213,7 +213,7 @@ def _items(
 def barrier(meta: StoreMap, call: Call) -> Plan:
     """Plan to wait, on every shard, until all live trainers are at this clock."""
     parts = {shard: Part(shard) for shard in range(meta.layout.n_shards)}
-    calls = by_host(meta, parts, replace(call, wait=BARRIER))
+    calls = by_host(meta, parts, call._replace(wait=BARRIER))
     return Plan(calls, {}, version_of)
 
 
@@ -230,9 +230,9 @@ def by_host(meta: StoreMap, parts: Mapping[int, Part], call: Call) -> dict[str, 
     for shard, part in parts.items():
         generation = generations[shard]
         if part.generation != generation:
-            part = replace(part, generation=generation)
+            part = part._replace(generation=generation)
         grouped.setdefault(owners[shard], []).append(part)
-    return {w: replace(call, parts=tuple(of)) for w, of in grouped.items()}
+    return {w: call._replace(parts=tuple(of)) for w, of in grouped.items()}
 
 
 def load_rules(meta: StoreMap) -> dict[int, Rule]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from daskps import config
@@ -174,7 +173,7 @@ class Session:
 
         def send(arrays: Mapping[int, Array], call: Call) -> dict[int, Answer]:
             # One at a time: all before it were answered or given up.
-            call = replace(call, sequence=self.sequence, floor=self.sequence)
+            call = call._replace(sequence=self.sequence, floor=self.sequence)
             self.sequence += 1
             meta, tick = self.meta, call.tick
             plan = routes.push(meta, arrays, call, everywhere=tick, target=target)
@@ -185,7 +184,7 @@ class Session:
         except ContributionLostError:
             arrays = self._uncommitted.with_last(arrays)
             kind = GRADIENT if call.kind == NOTHING and arrays else call.kind
-            return send(arrays, replace(call, kind=kind, codec="", whole=True))
+            return send(arrays, call._replace(kind=kind, codec="", whole=True))
 
     def _encoded(self, arrays: Mapping[int, Array], codec: Codec) -> dict[int, Array]:
         layout, empty = self.meta.layout, self._pool.empty

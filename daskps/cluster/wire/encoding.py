@@ -7,7 +7,6 @@ depend on which way its gradients took.
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from daskps import codecs, config
@@ -70,15 +69,15 @@ def widened(call: Call, layout: Layout, empty: Empty) -> Call:
     """Return a call with numbers for words, in arrays that nobody else has."""
     codec = codecs.named(call.codec)
     parts = tuple(_widened(p, codec, layout.pieces[p.shard], empty) for p in call.parts)
-    return replace(call, parts=parts, codec="", given=True)
+    return call._replace(parts=parts, codec="", given=True)
 
 
 def _widened(part: Part, codec: Codec, pieces: Sequence[Piece], empty: Empty) -> Part:
     items = tuple(
-        replace(i, data=decoded(codec, i.data, _dtype(pieces[i.position]), empty))
+        i._replace(data=decoded(codec, i.data, _dtype(pieces[i.position]), empty))
         for i in part.items
     )
-    return replace(part, items=items)
+    return part._replace(items=items)
 
 
 def widened_node(

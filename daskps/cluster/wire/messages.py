@@ -8,9 +8,8 @@ not an explicit acknowledgement is an error.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -52,8 +51,7 @@ def identity() -> dict[str, Any]:
     return {"protocol": PROTOCOL, "version": VERSION}
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """What one message says to one shard."""
 
     shard: int
@@ -63,8 +61,7 @@ class Part:
     at_least: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One message to one host: a step for each of its shards named in `parts`."""
 
     store: str
@@ -120,13 +117,12 @@ class Call:
 
     def waiting(self) -> Call:
         """Return the same call without its arrays: they were accepted, it waits on."""
-        parts = tuple(replace(p, items=()) for p in self.parts)
+        parts = tuple(p._replace(items=()) for p in self.parts)
         clock = self.clock + self.tick
-        return replace(self, parts=parts, kind=NOTHING, clock=clock, tick=False)
+        return self._replace(parts=parts, kind=NOTHING, clock=clock, tick=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What one shard says back."""
 
     shard: int
@@ -214,7 +210,7 @@ def unpack_call(protocol: int, head: Sequence[Any], parts: Any, layout: Layout) 
         for shard, generation, at_least, items, ranges in parts
     )
     touched = None if call.touched is None else tuple((a, b) for a, b in call.touched)
-    return replace(call, parts=unpacked, touched=touched)
+    return call._replace(parts=unpacked, touched=touched)
 
 
 def _check_head(head: Sequence[Any]) -> None:

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from concurrent.futures import CancelledError
-from dataclasses import replace
 from typing import Any
 
 import dask
@@ -273,7 +272,7 @@ def half_pushed(s, client, value=1.0):
     shards.link.run(lambda: source.identify(shards.link))
     grads = {0: np.full(10, value, "f4")}
     plan = routes.push(shards.meta, grads, Call(s.uid, (), kind=routes.ADD))
-    calls = {w: replace(c, producer=source.id) for w, c in plan.calls.items()}
+    calls = {w: c._replace(producer=source.id) for w, c in plan.calls.items()}
     first, second = s.placement
     shards.call({first: calls[first]}, {}, Deadline(10, "half a push"))
     rest = {second: calls[second]}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -146,7 +145,7 @@ def go_on(shard: Shard, first: int = 1) -> None:
         send(shard, step)
     shard.begin_run(RUN + 1, BSP(), 2, "mean")
     for step in ROUNDS[0]:
-        send(shard, replace(step, run=RUN + 1))
+        send(shard, step._replace(run=RUN + 1))
     shard.end_run(RUN + 1, "over")
 
 
@@ -234,7 +233,7 @@ def test_first_round_of_a_run_goes_back_to_its_beginning(bound):
 def test_held_shard_that_is_told_why_waits_for_its_end(bound):
     """The trainers of a fence that has to wait for another shard are told at once."""
     shard = after(Box(bound), 2)
-    early = Ticket(replace(ROUNDS[2][0], wait="read"))
+    early = Ticket(ROUNDS[2][0]._replace(wait="read"))
     assert shard.submit([early]) == []
     assert shard.hold(RUN, error=RunCancelledError("fenced")) == [early]
     assert failed([early, *send(shard, ROUNDS[2][1])], RunCancelledError)

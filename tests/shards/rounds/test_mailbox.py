@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -204,8 +203,8 @@ def test_the_worst_order_finds_a_free_slice(size):
 def test_models_are_averaged_by_two():
     owner, deputy, _ = pair(2)
     one, three = (np.full(9, v, "f4") for v in (1.0, 3.0))
-    send(owner, replace(gradient(0, {C: one[:3]}), kind=MODEL))
-    send(deputy, replace(gradient(1, {C: three[:3]}, 3.0), kind=MODEL))
+    send(owner, gradient(0, {C: one[:3]})._replace(kind=MODEL))
+    send(deputy, gradient(1, {C: three[:3]}, 3.0)._replace(kind=MODEL))
     assert weights(owner)[C] == [2.5] * 3
 
 
@@ -225,13 +224,13 @@ def test_memory_is_what_was_said():
 def test_pushes_before_the_tick_stay_with_the_process_that_got_them():
     owner, deputy, memory = pair(2)
     before = memory.copy()
-    first = replace(gradient(0, {A: np.ones(9, "f4")}), tick=False)
+    first = gradient(0, {A: np.ones(9, "f4")})._replace(tick=False)
     send(owner, first)
     words = owner.rounds.tables.table().words.tolist()
     assert deputy.rounds.tables.table().words.tolist() == words
     n_tables = 128 + 2 * 192
     np.testing.assert_array_equal(memory[n_tables:], before[n_tables:])
-    send(owner, replace(gradient(0, {A: np.ones(9, "f4")}), sequence=1))
+    send(owner, gradient(0, {A: np.ones(9, "f4")})._replace(sequence=1))
     send(deputy, gradient(1, {A: np.zeros(9, "f4")}))
     assert weights(owner)[A] == pytest.approx([-0.3] * 9)
 
@@ -297,7 +296,7 @@ def test_numbers_that_cannot_be_weighed_change_nothing():
     owner.begin_run(RUN, BSP(), 2, "mean")
     for rank in (0, 1):
         items = (Item(0, 0, np.arange(4)),)
-        one = replace(gradient(rank, {}), kind=MODEL, items=items)
+        one = gradient(rank, {})._replace(kind=MODEL, items=items)
         (ticket,) = send(owner, one)
     assert isinstance(ticket.outcome, TypeError)
     assert weights(owner) == [[0] * 4]
@@ -310,7 +309,7 @@ def test_new_run_takes_the_memory_over():
     send(deputy, gradient(0, one))
     owner.begin_run(RUN + 1, BSP(), 2, memory=memory)
     assert not deputy.rounds
-    late = [Ticket(gradient(1, one)), Ticket(replace(gradient(1, one), run=RUN + 1))]
+    late = [Ticket(gradient(1, one)), Ticket(gradient(1, one)._replace(run=RUN + 1))]
     deputy.submit(late)
     assert failed(late, NotHereError)
     deputy.attach_rounds(RUN + 1, 2, "mean", memory)
@@ -371,7 +370,7 @@ def test_run_without_rounds_after_one_with_them():
     owner, deputy, _ = pair(2)
     owner.begin_run(RUN + 1, ASP(), 1)
     assert owner.rounds is deputy.rounds is None
-    one = replace(gradient(0, {A: np.ones(9, "f4")}), run=RUN + 1)
+    one = gradient(0, {A: np.ones(9, "f4")})._replace(run=RUN + 1)
     assert isinstance(send(deputy, one)[0].outcome, Ready)
 
 
@@ -380,7 +379,7 @@ def test_run_without_rounds_after_one_with_them():
 
 def part(rank: int, value: float, sequence: int, **more: Any) -> Step:
     arrays = {A: np.full(9, value, "f4")}
-    return replace(gradient(rank, arrays), sequence=sequence, tick=False, **more)
+    return gradient(rank, arrays)._replace(sequence=sequence, tick=False, **more)
 
 
 def taken_over(size: int = 2) -> tuple[Shard, Callable[[], Shard]]:
@@ -398,16 +397,16 @@ def test_pushes_before_the_tick_are_asked_for_again(tick):
     for shard in (owner, alone):
         send(shard, part(0, values[0], 0), part(0, values[1], 1))
     mine = follow()
-    last = replace(part(0, values[2], 2), tick=tick)
+    last = part(0, values[2], 2)._replace(tick=tick)
     before = contents(mine)
     assert failed(send(mine, last), ContributionLostError)
     assert contents(mine) == before
     total = float(sum(map(np.float32, values), np.float32(0)))
-    send(mine, replace(last, sequence=3, whole=True, items=part(0, total, 0).items))
+    send(mine, last._replace(sequence=3, whole=True, items=part(0, total, 0).items))
     if not tick:
-        send(mine, replace(part(0, 0.0, 4), items=(), tick=True))
+        send(mine, part(0, 0.0, 4)._replace(items=(), tick=True))
         send(alone, last)
-        last = replace(part(0, 0.0, 3), items=(), tick=True)
+        last = part(0, 0.0, 3)._replace(items=(), tick=True)
     send(alone, last)
     for shard in (mine, alone):
         send(shard, gradient(1, {A: np.ones(9, "f4")}))
@@ -418,17 +417,17 @@ def test_pushes_before_the_tick_are_asked_for_again(tick):
 def test_whole_clock_counts_once_where_nothing_was_lost():
     """It goes to all shards, also where its parts, or its tick, arrived."""
     owner, _ = taken_over()
-    whole = replace(part(0, 3.0, 5, whole=True), tick=True)
+    whole = part(0, 3.0, 5, whole=True)._replace(tick=True)
     send(owner, part(0, 1.0, 0), part(0, 2.0, 1))
     assert not done(send(owner, whole)[0]).duplicate
-    assert done(send(owner, replace(whole, sequence=6))[0]).duplicate
+    assert done(send(owner, whole._replace(sequence=6))[0]).duplicate
     send(owner, gradient(1, {A: np.full(9, 5, "f4")}))
     assert weights(owner)[A] == pytest.approx([-0.3 * 4] * 9)
 
 
 def test_next_clock_asks_for_nothing():
     owner, follow = taken_over(1)
-    send(owner, part(0, 1.0, 0), replace(part(0, 1.0, 1), tick=True))
+    send(owner, part(0, 1.0, 0), part(0, 1.0, 1)._replace(tick=True))
     send(follow(), gradient(0, {A: np.ones(9, "f4")}, clock=1))
 
 
@@ -438,8 +437,8 @@ def test_trainer_that_starts_again_owes_nothing():
     mine, at = follow(), first_of(2)
     assert mine.resume(RUN, 0, 2) == (0, at)
     # Also to the next owner: it is in the memory that both have.
-    assert failed(send(mine, replace(part(0, 1.0, 1), tick=True)), RunCancelledError)
-    (ticket,) = send(mine, replace(gradient(0, {A: np.ones(9, "f4")}), sequence=at))
+    assert failed(send(mine, part(0, 1.0, 1)._replace(tick=True)), RunCancelledError)
+    (ticket,) = send(mine, gradient(0, {A: np.ones(9, "f4")})._replace(sequence=at))
     assert not done(ticket).duplicate
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -202,7 +201,7 @@ def test_a_key_that_nobody_delivers_takes_no_step():
 
 def test_models_are_averaged_and_slots_left_alone():
     shard = bsp(2, "mean")
-    models = [replace(step(r, 0, 4.0), kind=MODEL, weight=1.0 + 2 * r) for r in (0, 1)]
+    models = [step(r, 0, 4.0)._replace(kind=MODEL, weight=1.0 + 2 * r) for r in (0, 1)]
     send(shard, *models)
     assert weights(shard)[A] == [1, 3, 0, 0, 0]
     assert shard.segment.current.steps.tolist() == [0, 0, 0]
@@ -212,7 +211,7 @@ def test_models_are_averaged_and_slots_left_alone():
 def test_a_model_among_gradients_is_refused_and_the_round_goes_on():
     shard = bsp(2)
     send(shard, step(0, 0))
-    assert failed(send(shard, replace(step(1, 0), kind=MODEL)), ConsistencyError)
+    assert failed(send(shard, step(1, 0)._replace(kind=MODEL)), ConsistencyError)
     send(shard, step(1, 0))
     assert weights(shard)[A] == [1, 1, 0, 0, 0]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -111,7 +110,7 @@ def test_unusual_steps_are_left_to_the_shard(odd, lack, taken):
             elif lack == "model":
                 kind = MODEL
             given = gradient(rank, arrays, 1.0, clock)
-            (ticket,) = send(asked, replace(given, kind=kind))
+            (ticket,) = send(asked, given._replace(kind=kind))
             assert sit(seated, rank, Tick(kind, clock, clock, 1.0), arrays) == (
                 ticket.version
             )
