@@ -78,8 +78,8 @@ MUTANTS = (
     Mutant(
         "call-that-waits-ticks-again",
         "daskps.cluster.wire.messages:Call.waiting",
-        "return replace(self, parts=parts, kind=NOTHING, clock=clock, tick=False)",
-        "return replace(self, parts=parts, kind=NOTHING, clock=clock)",
+        "return self._replace(parts=parts, kind=NOTHING, clock=clock, tick=False)",
+        "return self._replace(parts=parts, kind=NOTHING, clock=clock)",
         (
             "tests/cluster/wire/test_saying.py::test_a_call_that_waits_on_ticks_no_second_time",
         ),
