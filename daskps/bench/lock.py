@@ -17,9 +17,9 @@ import numpy as np
 
 from daskps import config
 from daskps.bench import command
-from daskps.cluster.machine.blocks import attach, open_memory
+from daskps.cluster.machine.blocks import FileMembers
 from daskps.cluster.machine.locks import FileLock
-from daskps.cluster.machine.membership import visit
+from daskps.cluster.machine.memory import open_memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,8 +31,8 @@ def _compete(
     base: str, block: tuple[str, int], timing: tuple[float, float], ends: Any
 ) -> None:
     (ready, found), (hold, seconds) = ends, timing
-    registry = visit(base, "bench")
-    shared = attach(registry, block[0], NBYTES, block[1])
+    registry = FileMembers.visit(base, "bench")
+    shared = registry.attach(block[0], NBYTES, block[1])
     lock, count = FileLock(shared), shared.buffer[NBYTES // 2 :][:8].view(np.int64)
     ready.wait()
     waits, others, last, cpu = [], 0, 0, time.process_time()
@@ -55,7 +55,7 @@ def _compete(
 
 def _round(base: str, hold: float, seconds: float, n: int) -> list[Any]:
     memory = open_memory(base, "bench")
-    block = memory.take(NBYTES)
+    block = memory.allocate(NBYTES)
     block.stamp()
     context = multiprocessing.get_context("spawn")
     ends = context.Barrier(n), context.Queue()
@@ -73,7 +73,7 @@ def _round(base: str, hold: float, seconds: float, n: int) -> list[Any]:
 
 def _alone(base: str, n: int = 20_000) -> float:
     memory = open_memory(base, "bench")
-    lock = FileLock(memory.take(NBYTES))
+    lock = FileLock(memory.allocate(NBYTES))
     start = time.perf_counter()
     for _ in range(n):
         lock.acquire(1)

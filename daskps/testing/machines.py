@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daskps.cluster.machine.blocks import Block, Memory
+from daskps.cluster.machine.blocks import Block
 from daskps.cluster.machine.membership import BLOCK, WayClosed, owner_of
+from daskps.cluster.machine.memory import Memory
 from daskps.errors import ShardBusyError
 from daskps.shards.memory.areas import private
 from daskps.shards.memory.format import (
@@ -205,7 +206,7 @@ class SimBlock(Block):
         process: Process,
         members: SimMembers | None = None,
     ) -> None:
-        super().__init__(kept.buffer, kept.nonce, name, registry=members)
+        super().__init__(kept.buffer, kept.nonce, name, members=members)
         self._kept, self._process = kept, process
 
     @property

@@ -13,8 +13,8 @@ import dask
 
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.hosted import HostedShard
-from daskps.cluster.machine.blocks import open_memory
 from daskps.cluster.machine.machine import HERE, Machine
+from daskps.cluster.machine.memory import open_memory
 from daskps.cluster.wire.handlers import HOST
 from daskps.layout.arrays import Layout
 from daskps.shards.memory.format import NONCE
@@ -27,7 +27,7 @@ LAYOUT = Layout.build({"w": ((1000,), "float64")}, 1)
 def shared_slot(base: Path, name: str = "a") -> HostedShard:
     """Return a shard whose memory is in a folder below `base`."""
     memory = open_memory(base, name)
-    block = memory.take(Segment.needed_nbytes(LAYOUT, 0, {}, durable=True))
+    block = memory.allocate(Segment.needed_nbytes(LAYOUT, 0, {}, durable=True))
     segment = Segment(LAYOUT, 0, {}, block.buffer, durable=True)
     segment.words[NONCE] = block.nonce
     return HostedShard("s", LAYOUT, 0, Shard(segment, {}), block=block)

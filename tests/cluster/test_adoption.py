@@ -19,7 +19,7 @@ from distributed.core import Status
 
 import daskps
 from daskps import config, optim
-from daskps.cluster.machine.membership import directory
+from daskps.cluster.machine.folder import folder_of
 from tests.support import local_cluster, until
 
 N_PUSHES = 300
@@ -34,7 +34,7 @@ def machine():
     with dask.config.set({"daskps.ways.process": False}):
         with local_cluster(n_workers=4, threads=1) as client:
             yield client
-            path = directory(config.load().shared_memory, scheduler(client).id)
+            path = folder_of(config.load().shared_memory, scheduler(client).id)
             assert os.path.isdir(path)
         until(lambda: not os.path.exists(path))
 
@@ -77,7 +77,7 @@ def events(client, s):
 
 
 def left_of(client, owner):
-    path = directory(config.load().shared_memory, scheduler(client).id)
+    path = folder_of(config.load().shared_memory, scheduler(client).id)
     return [name for name in os.listdir(path) if name.startswith(owner)]
 
 

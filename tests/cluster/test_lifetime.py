@@ -409,8 +409,8 @@ async def test_worker_without_a_shard_keeps_the_memory_of_others(c, s, a, b):
         for worker in (a, b, late):
             memory = HOSTS[worker.address]._memory
             assert memory is not None
-            assert isinstance(memory.registry, FileMembers)
-            assert memory.registry.is_open
+            assert isinstance(memory.members, FileMembers)
+            assert memory.members.is_open
     await made.close()
 
 

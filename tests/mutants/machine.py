@@ -30,16 +30,16 @@ MUTANTS = (
     ),
     Mutant(
         "memory-of-an-owner-that-lives",
-        "daskps.cluster.machine.blocks:adopt",
-        "if not released and registry.lives(owner_of(name)):",
-        "if released and registry.lives(owner_of(name)):",
+        "daskps.cluster.machine.blocks:FileMembers.adopt",
+        "if not released and self.lives(owner_of(name)):",
+        "if released and self.lives(owner_of(name)):",
         (
             "tests/cluster/machine/test_blocks.py::test_adoption_of_what_a_dead_process_left",
         ),
     ),
     Mutant(
         "memory-without-its-nonce",
-        "daskps.cluster.machine.blocks:attach",
+        "daskps.cluster.machine.blocks:FileMembers.attach",
         "if found != (MAGIC, FORMAT, nonce):",
         "if found[:2] != (MAGIC, FORMAT):",
         (
@@ -48,7 +48,7 @@ MUTANTS = (
     ),
     Mutant(
         "half-of-the-memory-stays",
-        "daskps.cluster.machine.blocks:Memory.take_shared",
+        "daskps.cluster.machine.memory:Memory.allocate_shared",
         "if len(taken) < len(sizes):",
         "if len(taken) > len(sizes):",
         (
@@ -57,7 +57,7 @@ MUTANTS = (
     ),
     Mutant(
         "sparse-memory",
-        "daskps.cluster.machine.blocks:_make",
+        "daskps.cluster.machine.blocks:FileMembers.make",
         "os.posix_fallocate(fd, 0, nbytes)",
         "os.ftruncate(fd, nbytes)",
         (
@@ -82,7 +82,7 @@ MUTANTS = (
     ),
     Mutant(
         "memory-goes-with-the-first-who-leaves",
-        "daskps.cluster.machine.presence:_remove_if_alone",
+        "daskps.cluster.machine.folder:remove_without_members",
         "if not try_lock(fd, PRESENT_AT, fcntl.LOCK_EX, keep=True):",
         "if try_lock(fd, PRESENT_AT, fcntl.LOCK_EX, keep=True) is None:",
         (
@@ -91,16 +91,16 @@ MUTANTS = (
     ),
     Mutant(
         "who-leaves-adopts",
-        "daskps.cluster.machine.presence:rename",
-        "if not (presence.is_open and presence.n_members):",
-        "if not presence.is_open:",
+        "daskps.cluster.machine.membership:Membership.rename",
+        "if not self._here().n_members:",
+        "if not self._here().is_open:",
         (
             "tests/cluster/machine/test_membership.py::test_a_visitor_makes_nothing_and_removes_nothing",
         ),
     ),
     Mutant(
         "file-that-others-may-open",
-        "daskps.cluster.machine.presence:check_file",
+        "daskps.cluster.machine.folder:check_file",
         "if not regular or status.st_uid != os.getuid() or mode != 0o600:",
         "if not regular or status.st_uid != os.getuid():",
         (

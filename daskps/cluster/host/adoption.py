@@ -110,9 +110,9 @@ async def look(
 def _look(host: ShardHost, cluster: str, place: FoundBlock) -> tuple[Sight, str]:
     """Return what is here of a shard's memory, and who keeps it from a new owner."""
     shared, where = host.memory(cluster), host.worker.address
-    if shared is None or shared.registry is None:
+    if shared is None or shared.members is None:
         return Sight.UNKNOWN, f"worker {where} maps no shared memory"
-    registry = shared.registry
+    registry = shared.members
     for _ in range(FIND_TRIES):
         # Who adopts it just now gives it another name.
         with contextlib.suppress(WayClosed, FileNotFoundError):
@@ -216,9 +216,9 @@ class _Taker:
 
     @property
     def _registry(self) -> Members:
-        if self._memory is None or self._memory.registry is None:
+        if self._memory is None or self._memory.members is None:
             raise WayClosed(f"worker {self._where} maps no shared memory")
-        return self._memory.registry
+        return self._memory.members
 
     def take_all(
         self, host: ShardHost, store: str, rows: Sequence[Sequence[Any]]
@@ -326,9 +326,9 @@ class _Taker:
 async def orphans(host: ShardHost, *, cluster: str) -> list[str]:
     """Return the names of what dead workers left on this machine."""
     shared = host.memory(cluster)
-    if shared is None or shared.registry is None:
+    if shared is None or shared.members is None:
         return []
-    return shared.registry.orphans()
+    return shared.members.orphans()
 
 
 @HOST.handles("sweep")
@@ -345,9 +345,9 @@ async def sweep(
     have died when it had given that another name, and told nobody.
     """
     shared = host.memory(cluster)
-    if shared is None or shared.registry is None:
+    if shared is None or shared.members is None:
         return
-    registry = shared.registry
+    registry = shared.members
     kept = {registry.find(*place) for _, *place in keep}
     if swept := registry.sweep(set(names) - kept):
         where, n = host.worker.address, len(swept)

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
     from daskps.cluster.host.hosted import HostedShard
     from daskps.cluster.host.node import HostNode
-    from daskps.cluster.machine.blocks import Block, Memory
+    from daskps.cluster.machine.blocks import Block
+    from daskps.cluster.machine.memory import Memory
     from daskps.cluster.wire.handlers import Handlers
 
 T = TypeVar("T")
@@ -274,7 +275,7 @@ class ShardHost(NearShards):
 
     def shared_blocks(self, sizes: Sequence[int]) -> list[Block]:
         """Return memory that others can map; none where there is not enough."""
-        return [] if self._memory is None else self._memory.take_shared(sizes)
+        return [] if self._memory is None else self._memory.allocate_shared(sizes)
 
     async def handle_control(self, method: str, **kwargs: Any) -> dict[str, Any]:
         """Serve a control message: create, drop, runs, versions, statistics."""

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from daskps.cluster.host.rules import Rules
-    from daskps.cluster.machine.blocks import Block, Memory
+    from daskps.cluster.machine.blocks import Block
+    from daskps.cluster.machine.memory import Memory
     from daskps.cluster.wire.messages import Part
     from daskps.layout.arrays import Layout
     from daskps.shards.seats import Seat
@@ -404,7 +405,7 @@ def make_slots(
     need = partial(Segment.needed_nbytes, layout, slots=slots)
     blocks: list[Block] = []
     if memory is not None:
-        blocks = memory.take_all(
+        blocks = memory.allocate_all(
             [need(shard, durable=True) for shard in shards],
             [need(shard) for shard in shards],
         )

@@ -1,8 +1,8 @@
 """What a process asks of the machine that it is on: memory it shares with others there.
 
-Hosts and links reach the machine by this and by nothing else. A membership is joined
-by who has memory of its own (:class:`~daskps.cluster.machine.blocks.Memory`), and visited by
-who only uses that of others.
+Hosts and links reach the machine by this and by nothing else. Processes with memory of their own
+join (:class:`~daskps.cluster.machine.memory.Memory`); those that only use memory of others
+visit.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from daskps import config
-from daskps.cluster.machine.blocks import FileMembers, Members, Memory, open_memory
-from daskps.cluster.machine.membership import visit
+from daskps.cluster.machine.blocks import FileMembers, Members
+from daskps.cluster.machine.memory import Memory, open_memory
 
 
 class Machine(Protocol):
@@ -33,7 +33,7 @@ class ThisMachine:
 
     def visit(self, cluster: str) -> Members:
         """Return a membership of a process without memory here, or raise WayClosed."""
-        return visit(config.load().shared_memory, cluster).of_kind(FileMembers)
+        return FileMembers.visit(config.load().shared_memory, cluster)
 
 
 HERE = ThisMachine()

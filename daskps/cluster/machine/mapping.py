@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from daskps.cluster.machine.folder import Inode, inode_of
 from daskps.cluster.machine.leases import leased
-from daskps.cluster.machine.presence import Inode, inode_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ import pytest
 from daskps.cluster.host import adoption
 from daskps.cluster.host.adoption import _Rounds, _Taker
 from daskps.cluster.host.hosted import HostedShard
-from daskps.cluster.machine.blocks import Memory, open_memory
+from daskps.cluster.machine.memory import Memory, open_memory
 from daskps.errors import StoreClosedError
 from daskps.shards.deputy import Deputy, NotHereError
 from daskps.shards.memory.format import GENERATION
@@ -70,9 +70,9 @@ def left(tmp_path: Path) -> HostedShard:
     assert slot.block is not None
     name = f"{DEAD:016x}-{7:016x}"
     memory = open_memory(tmp_path, "a")
-    assert memory.registry is not None
+    assert memory.members is not None
     os.rename(
-        f"{memory.registry.path}/{slot.block.name}", f"{memory.registry.path}/{name}"
+        f"{memory.members.path}/{slot.block.name}", f"{memory.members.path}/{name}"
     )
     slot.block.name = name
     memory.close()

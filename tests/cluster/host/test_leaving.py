@@ -27,8 +27,9 @@ from daskps.cluster.directory.moves import _Move
 from daskps.cluster.host import leaving
 from daskps.cluster.host.adoption import _Rounds, _Taker
 from daskps.cluster.host.host import HOSTS
-from daskps.cluster.machine.blocks import open_memory
-from daskps.cluster.machine.membership import directory, join
+from daskps.cluster.machine.folder import folder_of
+from daskps.cluster.machine.membership import Membership
+from daskps.cluster.machine.memory import open_memory
 from daskps.errors import StaleGenerationError
 from daskps.shards.deputy import Deputy, NotHereError
 from daskps.shards.memory.format import GENERATION
@@ -89,15 +90,15 @@ def test_a_shard_that_has_another_owner_is_left_alone(tmp_path):
 
 def test_who_has_left_adopts_nothing(tmp_path):
     """Else of two that leave at once one could take what the other lets go of."""
-    one, other = join(tmp_path, "a"), join(tmp_path, "a")
+    one, other = Membership.join(tmp_path, "a"), Membership.join(tmp_path, "a")
     name = one.new_name()
     os.close(os.open(f"{one.path}/{name}", os.O_CREAT, 0o600))
-    presence = one._presence
+    registry = one._registry
     assert one.leave() == []
-    taken = other.take(name)
+    taken = other.rename(name)
     assert os.listdir(other.path).count(taken) == 1
     assert other.leave() == [taken]
-    assert not presence.n_members
+    assert not registry.n_members
     assert not os.listdir(tmp_path)
 
 
@@ -106,8 +107,8 @@ def test_a_shard_that_could_not_be_taken_over_is_released(tmp_path, monkeypatch)
     slot, memory = shared_slot(tmp_path), open_memory(tmp_path, "a")
     block, dead = slot.block, f"{5 << 22 | 1:016x}-{7:016x}"
     assert block is not None
-    assert memory.registry is not None
-    path = memory.registry.path
+    assert memory.members is not None
+    path = memory.members.path
     os.rename(f"{path}/{block.name}", f"{path}/{dead}")
     host: Any = SimpleNamespace(
         memory=lambda _: memory, worker=SimpleNamespace(address="tcp://a"), slots={}
@@ -197,7 +198,7 @@ async def test_an_heir_that_leaves_at_once_loses_nothing(c, s, a, b, d, monkeypa
 async def test_the_last_of_a_machine_frees_all(c, s, a, b, caplog):
     """No file, and a typed error at once: nobody could come who has the memory."""
     made = await daskps.create({"w": np.zeros(4)}, client=c)
-    path = directory(config.load().shared_memory, s.id)
+    path = folder_of(config.load().shared_memory, s.id)
     assert len(os.listdir(path)) == 3
     began = time.monotonic()
     await asyncio.gather(a.close(), b.close())
@@ -216,7 +217,7 @@ async def test_the_last_of_a_machine_frees_all(c, s, a, b, caplog):
 async def test_nothing_is_handed_over_of_a_store_that_was_freed(c, s, a, b):
     """As in `client.restart`, whose message to free it a worker may never get."""
     made = await daskps.create({"w": np.zeros(4)}, client=c)
-    path = directory(config.load().shared_memory, s.id)
+    path = folder_of(config.load().shared_memory, s.id)
     book = s.extensions["daskps-directory"]
 
     async def silent(*args, **kwargs):
@@ -400,7 +401,7 @@ def test_a_run_goes_on_where_a_worker_ends_in_order(end, sync, execution):
 def test_scale_to_zero_frees_all(machine):
     with machine.as_current():
         scale(machine, 2)
-        path = directory(config.load().shared_memory, machine.cluster.scheduler.id)
+        path = folder_of(config.load().shared_memory, machine.cluster.scheduler.id)
         s = daskps.create({"w": np.zeros(4)})
         scale(machine, 0)
         with pytest.raises(daskps.ShardLostError, match="all others of its machine"):
@@ -458,7 +459,7 @@ def test_sigterm_under_pushes(terminals):
     client, workers = terminals
     with client.as_current():
         s = daskps.create({"w": np.zeros(N_PUSHES)}, shards=3)
-        path = directory(config.load().shared_memory, client.run_on_scheduler(_id))
+        path = folder_of(config.load().shared_memory, client.run_on_scheduler(_id))
         with pushes(s) as more:
             for n, worker in ((2, workers[0]), (1, workers[1])):
                 worker.send_signal(signal.SIGTERM)

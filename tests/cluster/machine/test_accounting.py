@@ -23,8 +23,8 @@ from daskps.cluster.machine.accounting import (
     foreign_nbytes,
     without_foreign,
 )
-from daskps.cluster.machine.blocks import attach, open_memory
-from daskps.cluster.machine.membership import visit
+from daskps.cluster.machine.blocks import FileMembers
+from daskps.cluster.machine.memory import open_memory
 from daskps.cluster.plugins import DirectoryPlugin
 from tests.cluster.forks import child
 from tests.support import gen_cluster
@@ -68,7 +68,7 @@ def test_a_block_counts_for_its_owner_alone(base: Path) -> None:
     memory = open_memory(base, "a")
     assert abs(monitor.get_process_memory() - resident()) < MB
     alone = resident()
-    block = memory.take(40 * MB)
+    block = memory.allocate(40 * MB)
     block.stamp()
     # Once, and not in vain: the pages are there.
     assert abs(monitor.get_process_memory() - resident()) < MB
@@ -81,7 +81,7 @@ def test_a_block_counts_for_its_owner_alone(base: Path) -> None:
         pipe.recv()
 
     def attaches(pipe: Connection) -> None:
-        own = attach(visit(base, "a"), block.name, block.nbytes, block.nonce)
+        own = FileMembers.visit(base, "a").attach(block.name, block.nbytes, block.nonce)
         before = resident(), monitor.get_process_memory()
         own.buffer[::4096] = 1
         pipe.send((before, (resident(), monitor.get_process_memory())))
@@ -105,7 +105,7 @@ def test_shared_memory_of_others_stays_charged(base: Path) -> None:
         users = np.memmap(file, np.uint8, "r+")
         users[::4096] = 1
         memory = open_memory(base, "a")
-        block = memory.take(MB)
+        block = memory.allocate(MB)
         assert abs(monitor.get_process_memory() - resident()) < 4 * MB
         assert foreign_nbytes(os.getpid()) == 0
         block.free()
@@ -208,7 +208,7 @@ def touch(base: Path, name: str, nonce: int) -> tuple[int, int, str]:
     # Not before its nanny knows.
     assert not accounting.charged()
     worker: Any = get_worker()
-    worker.block = attach(visit(base, "a"), name, BLOCK, nonce)
+    worker.block = FileMembers.visit(base, "a").attach(name, BLOCK, nonce)
     worker.block.buffer[::4096] = 1
     return resident(), worker.monitor.get_process_memory(), worker.status.name
 
@@ -226,7 +226,7 @@ async def test_a_worker_survives_blocks_of_others(c: Any, s: Any, a: Any) -> Non
     )
     with TemporaryDirectory(dir=_SHM) as base:
         memory, pid = open_memory(base, "a"), a.pid
-        block = memory.take(BLOCK)
+        block = memory.allocate(BLOCK)
         block.stamp()
         raw, figure, status = await c.submit(touch, base, block.name, block.nonce)
         assert raw > LIMIT

@@ -13,19 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from daskps.cluster.machine import blocks as module
-from daskps.cluster.machine import presence, warnings
-from daskps.cluster.machine.blocks import (
-    Block,
-    FileMembers,
-    Memory,
-    adopt,
-    attach,
-    find,
-    open_memory,
-)
+from daskps.cluster.machine import memory as module
+from daskps.cluster.machine import registry as registries
+from daskps.cluster.machine import warnings
+from daskps.cluster.machine.blocks import Block, FileMembers
 from daskps.cluster.machine.mapping import FILES, mapped_nbytes, owned_nbytes
-from daskps.cluster.machine.membership import WayClosed, join, visit
+from daskps.cluster.machine.membership import WayClosed
+from daskps.cluster.machine.memory import Memory, open_memory
 from daskps.errors import IllegalStateError
 from daskps.shards.memory.format import FORMAT_AT, MAGIC_AT, NONCE
 from tests.cluster.forks import child, left
@@ -47,14 +41,14 @@ def memory(tmp_path: Path) -> Iterator[Memory]:
 
 @pytest.fixture
 def registry(memory: Memory) -> FileMembers:
-    assert isinstance(memory.registry, FileMembers)
-    return memory.registry
+    assert isinstance(memory.members, FileMembers)
+    return memory.members
 
 
 def test_a_block_is_a_zeroed_file_of_its_own(
     memory: Memory, registry: FileMembers
 ) -> None:
-    block, other = memory.take_all([N, 1])
+    block, other = memory.allocate_all([N, 1])
     assert block.is_shared
     assert block.nbytes == block.buffer.nbytes == N
     assert block.buffer.dtype == np.uint8
@@ -77,7 +71,7 @@ def test_a_block_is_a_zeroed_file_of_its_own(
 
 
 def test_views_outlive_their_block(memory: Memory, registry: FileMembers) -> None:
-    block = memory.take(N)
+    block = memory.allocate(N)
     view = block.buffer[64:128].view("f4")
     block.free()
     del block
@@ -91,7 +85,7 @@ def test_views_outlive_their_block(memory: Memory, registry: FileMembers) -> Non
 
 def test_many_blocks_leave_nothing(tmp_path: Path, memory: Memory) -> None:
     before = left(tmp_path)
-    blocks = [memory.take(N) for _ in range(200)]
+    blocks = [memory.allocate(N) for _ in range(200)]
     assert len(left(tmp_path)[1]) == 200
     for block in blocks:
         block.buffer[:] = 1
@@ -125,7 +119,7 @@ def test_a_full_directory_gives_private_memory(
     before = left(tmp_path)
     fail_at(3, monkeypatch)
     for _ in range(2):
-        blocks = memory.take_all([N, N, N, N])
+        blocks = memory.allocate_all([N, N, N, N])
         assert [block.is_shared for block in blocks] == [False] * 4
         assert left(tmp_path) == before
         assert mapped_nbytes() == 0
@@ -143,7 +137,7 @@ def test_a_full_directory_gives_private_memory(
 def test_what_must_be_shared_takes_no_private_memory(
     tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken = memory.take_shared([N, 1])
+    taken = memory.allocate_shared([N, 1])
     assert [(block.nbytes, block.is_shared) for block in taken] == [
         (N, True),
         (1, True),
@@ -153,9 +147,9 @@ def test_what_must_be_shared_takes_no_private_memory(
     before = left(tmp_path)
     fail_at(2, monkeypatch)
     monkeypatch.setattr(module, "private", None)
-    assert memory.take_shared([N, N]) == []
+    assert memory.allocate_shared([N, N]) == []
     assert left(tmp_path) == before
-    assert Memory(None).take_shared([N]) == []
+    assert Memory(None).allocate_shared([N]) == []
 
 
 def test_a_base_that_is_not_there_gives_private_memory(
@@ -167,7 +161,7 @@ def test_a_base_that_is_not_there_gives_private_memory(
     for _ in range(2):
         memory = open_memory(tmp_path / "nowhere", "a")
         assert not memory.is_shared
-        assert not memory.take(N).is_shared
+        assert not memory.allocate(N).is_shared
         memory.close()
     (record,) = caplog.records
     said = record.getMessage()
@@ -177,8 +171,8 @@ def test_a_base_that_is_not_there_gives_private_memory(
 
 def user(pipe: Connection, base: Path, block: Block) -> None:
     """Attach in another process, add one, and stay."""
-    registry = visit(base, "a")
-    own = attach(registry, block.name, block.nbytes, block.nonce)
+    registry = FileMembers.visit(base, "a")
+    own = registry.attach(block.name, block.nbytes, block.nonce)
     pipe.send((int(own.buffer[200]), mapped_nbytes(), owned_nbytes()))
     pipe.recv()
     own.buffer[200] += 1
@@ -187,7 +181,7 @@ def user(pipe: Connection, base: Path, block: Block) -> None:
 
 
 def test_another_process_sees_the_same_memory(tmp_path: Path, memory: Memory) -> None:
-    block = memory.take(N)
+    block = memory.allocate(N)
     block.stamp()
     block.buffer[200] = 7
     # The child has the parent's mapping, too; it is the same file.
@@ -204,10 +198,10 @@ def test_another_process_sees_the_same_memory(tmp_path: Path, memory: Memory) ->
 def test_one_descriptor_for_all_of_a_process(
     tmp_path: Path, memory: Memory, registry: FileMembers
 ) -> None:
-    block = memory.take(N)
+    block = memory.allocate(N)
     block.stamp()
     files = left(tmp_path)
-    again = attach(registry, block.name, N, block.nonce)
+    again = registry.attach(block.name, N, block.nonce)
     assert left(tmp_path) == files
     assert again.file is block.file
     again.buffer[300] = 5
@@ -253,15 +247,15 @@ def link(path: Path, block: Block) -> None:
 def test_what_is_not_the_segment_is_refused(
     memory: Memory, registry: FileMembers, change: Callable[..., None], reason: str
 ) -> None:
-    block = memory.take(N)
+    block = memory.allocate(N)
     block.stamp()
     change(Path(registry.path, block.name), block)
 
     def stranger(pipe: Connection) -> None:
-        own = visit(Path(registry.path).parent, "a")
+        own = FileMembers.visit(Path(registry.path).parent, "a")
         before = mapped_nbytes(), len(os.listdir("/proc/self/fd"))
         with pytest.raises(WayClosed, match=reason):
-            attach(own, block.name, N, block.nonce)
+            own.attach(block.name, N, block.nonce)
         assert (mapped_nbytes(), len(os.listdir("/proc/self/fd"))) == before
 
     for refused in (stranger, lambda pipe: in_new_process(stranger, pipe)):
@@ -289,24 +283,24 @@ def in_new_process(function: Callable[..., None], pipe: Connection) -> None:
 )
 def test_other_names_are_refused(registry: FileMembers, name: str) -> None:
     with pytest.raises(WayClosed, match="no name of shared memory"):
-        attach(registry, name, N, 0)
+        registry.attach(name, N, 0)
 
 
 def test_files_of_another_user_are_refused(
     memory: Memory, registry: FileMembers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    block = memory.take(N)
+    block = memory.allocate(N)
     block.stamp()
     uid = os.getuid()
     with monkeypatch.context() as patch:
         patch.setattr(os, "getuid", lambda: uid + 1)
         with pytest.raises(WayClosed, match=f"user {uid}, mode 600"):
-            attach(registry, block.name, N, block.nonce)
+            registry.attach(block.name, N, block.nonce)
     block.free()
 
 
 def owner(pipe: Connection, base: Path) -> None:
-    block = open_memory(base, "a").take(N)
+    block = open_memory(base, "a").allocate(N)
     block.stamp()
     block.buffer[200] = 42
     pipe.send((block.name, block.nonce))
@@ -318,18 +312,18 @@ def test_adoption_of_what_a_dead_process_left(
 ) -> None:
     with child(owner, tmp_path) as other:
         name, nonce = other.receive()
-        seen = attach(registry, name, N, nonce)
+        seen = registry.attach(name, N, nonce)
         with pytest.raises(WayClosed, match="an owner that lives"):
-            adopt(registry, name, N, nonce)
+            registry.adopt(name, N, nonce)
         other.kill()
     assert owned_nbytes() == 0
-    block = adopt(registry, name, N, nonce)
+    block = registry.adopt(name, N, nonce)
     assert (block.buffer[200], block.nonce, owned_nbytes()) == (42, nonce, N)
     # Ours: nobody sweeps it, nobody else adopts it, old views stay.
     assert registry.names() == [block.name]
     assert registry.orphans() == []
     with pytest.raises(WayClosed, match="No such file"):
-        adopt(registry, name, N, nonce)
+        registry.adopt(name, N, nonce)
     block.buffer[200] = 43
     assert seen.buffer[200] == 43
     seen.free()
@@ -338,7 +332,7 @@ def test_adoption_of_what_a_dead_process_left(
 
 
 def adopter(pipe: Connection, base: Path, name: str, nonce: int) -> None:
-    pipe.send(adopt(join(base, "a"), name, N, nonce).name)
+    pipe.send(FileMembers.join(base, "a").adopt(name, N, nonce).name)
     pipe.recv()
 
 
@@ -346,26 +340,26 @@ def test_what_an_adopter_has_renamed_is_found_again(
     memory: Memory, registry: FileMembers, tmp_path: Path
 ) -> None:
     """It died before it could say so, and the directory knows the old name."""
-    others = memory.take_all([N, 2 * N])
+    others = memory.allocate_all([N, 2 * N])
     others[0].stamp()
     with child(owner, tmp_path) as one:
         name, nonce = one.receive()
-        assert find(registry, name, N, nonce) == name
+        assert registry.find(name, N, nonce) == name
         one.kill()
     with child(adopter, tmp_path, name, nonce) as two:
         new = two.receive()
         two.kill()
-    assert find(registry, name, N, nonce) == new != name
-    assert find(registry, name, 2 * N, nonce) == name
-    assert find(registry, name, N, nonce + 1) == name
-    block = adopt(registry, new, N, nonce)
+    assert registry.find(name, N, nonce) == new != name
+    assert registry.find(name, 2 * N, nonce) == name
+    assert registry.find(name, N, nonce + 1) == name
+    block = registry.adopt(new, N, nonce)
     assert block.buffer[200] == 42
     for taken in (block, *others):
         taken.free()
 
 
 def test_a_forked_child_removes_nothing(memory: Memory, registry: FileMembers) -> None:
-    block, spare = memory.take_all([N, N])
+    block, spare = memory.allocate_all([N, N])
 
     def forked(pipe: Connection) -> None:
         assert (mapped_nbytes(), owned_nbytes()) == (2 * N, 0)
@@ -384,28 +378,28 @@ def test_a_forked_child_removes_nothing(memory: Memory, registry: FileMembers) -
 
 def test_what_was_not_freed_goes_with_the_last_leave(tmp_path: Path) -> None:
     one, two = open_memory(tmp_path, "a"), open_memory(tmp_path, "a")
-    block, other = one.take(N), two.take(N)
+    block, other = one.allocate(N), two.allocate(N)
     one.close()
-    assert one.take(N).is_shared is False
+    assert one.allocate(N).is_shared is False
     # The membership it came from was left, this process is still there.
     block.free()
-    assert isinstance(two.registry, FileMembers)
-    assert two.registry.names() == [other.name]
+    assert isinstance(two.members, FileMembers)
+    assert two.members.names() == [other.name]
     two.close()
     other.free()
     assert not os.listdir(tmp_path)
 
 
 def test_threads_attach_and_let_go(memory: Memory, registry: FileMembers) -> None:
-    block = memory.take(N)
+    block = memory.allocate(N)
     block.stamp()
     errors: list[BaseException] = []
 
     def work() -> None:
         try:
             for _ in range(200):
-                own = attach(registry, block.name, N, block.nonce)
-                memory.take(64).free()
+                own = registry.attach(block.name, N, block.nonce)
+                memory.allocate(64).free()
                 own.free()
         except BaseException as error:  # noqa: BLE001 - raised in the test's thread
             errors.append(error)
@@ -423,11 +417,11 @@ def test_threads_attach_and_let_go(memory: Memory, registry: FileMembers) -> Non
 
 def test_a_member_that_exits_removes_its_blocks(tmp_path: Path) -> None:
     def exits(pipe: Connection) -> None:
-        registry = join(tmp_path, "a").of_kind(FileMembers)
-        Memory(registry).take(N)
+        registry = FileMembers.join(tmp_path, "a")
+        Memory(registry).allocate(N)
         assert len(registry.names()) == 1
         # As the interpreter does when it ends.
-        presence._leave_all()
+        registries._leave_all()
 
     with child(exits) as other:
         assert other.end() == 0

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from daskps.cluster.machine.blocks import Block, Memory, attach, open_memory
+from daskps.cluster.machine.blocks import Block, FileMembers
 from daskps.cluster.machine.locks import FileLock
-from daskps.cluster.machine.membership import visit
+from daskps.cluster.machine.memory import Memory, open_memory
 from daskps.errors import ConsistencyError, IllegalStateError, ShardBusyError
 from daskps.shards.memory.format import HOLDER, WANTED
 from tests.cluster.forks import child
@@ -25,7 +25,7 @@ N = 8192
 @pytest.fixture
 def block(tmp_path: Path) -> Iterator[Block]:
     memory = open_memory(tmp_path, "a")
-    found = memory.take(N)
+    found = memory.allocate(N)
     found.stamp()
     yield found
     found.free()
@@ -34,7 +34,7 @@ def block(tmp_path: Path) -> Iterator[Block]:
 
 def lock_of(base: Path, block: Block) -> tuple[FileLock, np.ndarray]:
     """In another process: the same lock, and a word under it."""
-    own = attach(visit(base, "a"), block.name, N, block.nonce)
+    own = FileMembers.visit(base, "a").attach(block.name, N, block.nonce)
     return FileLock(own), own.buffer[4096:4104].view(np.int64)
 
 
@@ -123,8 +123,8 @@ def test_attaching_again_does_not_drop_the_lock(tmp_path: Path, block: Block) ->
     """Closing any descriptor of the file would."""
     lock = FileLock(block)
     lock.acquire(1)
-    guest = visit(tmp_path, "a")
-    again = attach(guest, block.name, N, block.nonce)
+    guest = FileMembers.visit(tmp_path, "a")
+    again = guest.attach(block.name, N, block.nonce)
     again.free()
     guest.leave()
     del again
@@ -142,7 +142,7 @@ def test_attaching_again_does_not_drop_the_lock(tmp_path: Path, block: Block) ->
 
 def test_a_lock_outlives_its_block(tmp_path: Path) -> None:
     memory = open_memory(tmp_path, "a")
-    block = memory.take(N)
+    block = memory.allocate(N)
     lock = FileLock(block)
     block.free()
     del block
@@ -222,4 +222,4 @@ def test_turns_alternate(tmp_path: Path, block: Block) -> None:
 
 def test_private_memory_has_no_lock() -> None:
     with pytest.raises(IllegalStateError, match="private"):
-        FileLock(Memory(None).take(N))
+        FileLock(Memory(None).allocate(N))

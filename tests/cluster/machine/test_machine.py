@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from daskps.cluster.caller.mapped import MappedShards
-from daskps.cluster.machine.blocks import Members, Memory
+from daskps.cluster.machine.blocks import Members
 from daskps.cluster.machine.machine import HERE
 from daskps.cluster.machine.membership import WayClosed
+from daskps.cluster.machine.memory import Memory
 from tests.cluster.slots import bare_host
 
 
@@ -34,7 +35,7 @@ def test_a_host_takes_memory_from_the_machine_it_was_given() -> None:
     with bare_host(None, machine=closed) as host:
         memory = host.memory("a")
         assert memory is not None
-        assert not memory.take(8).is_shared
+        assert not memory.allocate(8).is_shared
         assert host.memory("a") is memory
     assert closed.asked == ["a"]
 

@@ -13,15 +13,17 @@ from typing import Any
 
 import pytest
 
-from daskps.cluster.machine import membership as module
-from daskps.cluster.machine import presence
+from daskps.cluster.machine import folder
+from daskps.cluster.machine import registry as module
+from daskps.cluster.machine.folder import Inode, folder_of
 from daskps.cluster.machine.membership import (
     Membership,
     WayClosed,
-    join,
     owner_of,
-    visit,
+    pid_of,
 )
+from daskps.cluster.machine.memory import open_memory
+from daskps.cluster.machine.sweeping import sweep, sweep_abandoned
 from tests.cluster.forks import child, left
 
 
@@ -35,7 +37,7 @@ def member(
     pipe: Connection, base: Path, cluster_id: str = "a", n_files: int = 1
 ) -> None:
     """Join, make files, and stay until told to go."""
-    registry = join(base, cluster_id)
+    registry = Membership.join(base, cluster_id)
     pipe.send((registry.owner, [make_file(registry) for _ in range(n_files)]))
     pipe.recv()
     registry.leave()
@@ -43,7 +45,7 @@ def member(
 
 def test_the_last_leave_removes_everything(tmp_path: Path) -> None:
     before = left(tmp_path)
-    outer, inner = join(tmp_path, "a"), join(tmp_path, "a")
+    outer, inner = Membership.join(tmp_path, "a"), Membership.join(tmp_path, "a")
     assert outer.owner == inner.owner
     assert stat.S_IMODE(os.stat(outer.path).st_mode) == 0o700
     assert Path(outer.path).name.startswith(f"daskps-{os.getuid()}-")
@@ -59,7 +61,7 @@ def test_the_last_leave_removes_everything(tmp_path: Path) -> None:
 
 
 def test_clusters_of_one_user_are_apart(tmp_path: Path) -> None:
-    a, b = join(tmp_path, "a"), join(tmp_path, "b")
+    a, b = Membership.join(tmp_path, "a"), Membership.join(tmp_path, "b")
     name = make_file(b)
     a.leave()
     assert os.listdir(tmp_path) == [Path(b.path).name]
@@ -68,12 +70,12 @@ def test_clusters_of_one_user_are_apart(tmp_path: Path) -> None:
 
 
 def test_who_lives(tmp_path: Path) -> None:
-    here = join(tmp_path, "a")
+    here = Membership.join(tmp_path, "a")
     assert here.lives(here.owner)
     assert not here.lives(here.owner + (1 << 22))
     with child(member, tmp_path) as other:
         owner, (name,) = other.receive()
-        assert module.pid_of(owner) == other.pid
+        assert pid_of(owner) == other.pid
         assert owner_of(name) == owner
         assert here.lives(owner)
         other.kill()
@@ -82,7 +84,7 @@ def test_who_lives(tmp_path: Path) -> None:
 
 
 def test_sweep_removes_what_the_dead_left(tmp_path: Path) -> None:
-    here = join(tmp_path, "a")
+    here = Membership.join(tmp_path, "a")
     mine = make_file(here)
     Path(here.path, "stray").touch()
     with child(member, tmp_path) as one, child(member, tmp_path) as two:
@@ -104,19 +106,19 @@ def test_sweep_removes_what_the_dead_left(tmp_path: Path) -> None:
 
 def test_a_visitor_makes_nothing_and_removes_nothing(tmp_path: Path) -> None:
     with pytest.raises(WayClosed, match="No such file"):
-        visit(tmp_path, "a")
+        Membership.visit(tmp_path, "a")
     assert not os.listdir(tmp_path)
     with child(member, tmp_path) as other:
         _, names = other.receive()
-        guest = visit(tmp_path, "a")
+        guest = Membership.visit(tmp_path, "a")
         assert guest.names() == names
         other.kill()
         # It has no place among the members for what it took.
         with pytest.raises(WayClosed, match="leaving"):
-            guest.take(names[0])
+            guest.rename(names[0])
         guest.leave()
     # Somebody may come and adopt it.
-    here = join(tmp_path, "a")
+    here = Membership.join(tmp_path, "a")
     assert here.names() == names
     here.leave()
     assert not os.listdir(tmp_path)
@@ -126,7 +128,7 @@ def test_a_directory_goes_with_its_members_whoever_visits(tmp_path: Path) -> Non
     with child(member, tmp_path) as other, child(member, tmp_path) as crashed:
         owner, _ = other.receive()
         crashed.receive()
-        guest = visit(tmp_path, "a")
+        guest = Membership.visit(tmp_path, "a")
         crashed.kill()
         other.send()
         assert other.end() == 0
@@ -138,7 +140,7 @@ def test_a_directory_goes_with_its_members_whoever_visits(tmp_path: Path) -> Non
 def test_a_visitor_becomes_a_member_and_a_visitor_again(tmp_path: Path) -> None:
     with child(member, tmp_path) as other:
         other.receive()
-        guest, here = visit(tmp_path, "a"), join(tmp_path, "a")
+        guest, here = Membership.visit(tmp_path, "a"), Membership.join(tmp_path, "a")
         other.send()
         assert other.end() == 0
         assert len(os.listdir(tmp_path)) == 1
@@ -154,65 +156,65 @@ def test_what_a_crashed_cluster_left_goes_when_the_next_begins(tmp_path: Path) -
             alive.receive()
             crashed.kill()
             assert len(os.listdir(tmp_path)) == 2
-            here = join(tmp_path, "c")
-            found = {Path(here.path), Path(module.directory(tmp_path, "b"))}
+            memory = open_memory(tmp_path, "c")
+            found = {Path(folder_of(tmp_path, "c")), Path(folder_of(tmp_path, "b"))}
             assert set(tmp_path.iterdir()) == found
             # And a directory that was just made, or half removed.
-            Path(module.directory(tmp_path, "d")).mkdir(0o700)
-            assert module.sweep_abandoned(tmp_path) == [module.directory(tmp_path, "d")]
+            Path(folder_of(tmp_path, "d")).mkdir(0o700)
+            assert sweep_abandoned(tmp_path) == [folder_of(tmp_path, "d")]
             alive.send()
             assert alive.end() == 0
-    here.leave()
+    memory.close()
     assert not os.listdir(tmp_path)
 
 
 def test_unsafe_directories_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, before = Path(module.directory(tmp_path, "a")), left(tmp_path)[2]
+    path, before = Path(folder_of(tmp_path, "a")), left(tmp_path)[2]
     path.mkdir(0o755)
     with pytest.raises(WayClosed, match="mode 755"):
-        join(tmp_path, "a")
+        Membership.join(tmp_path, "a")
     path.rmdir()
     (tmp_path / "elsewhere").mkdir(0o700)
     path.symlink_to(tmp_path / "elsewhere")
-    for enter in (join, visit):
+    for enter in (Membership.join, Membership.visit):
         with pytest.raises(WayClosed):
             enter(tmp_path, "a")
     path.unlink()
     path.touch(0o700)
     with pytest.raises(WayClosed, match="no directory"):
-        join(tmp_path, "a")
+        Membership.join(tmp_path, "a")
     path.unlink()
     path.mkdir(0o700)
     (path / "registry").touch(0o644)
     with pytest.raises(WayClosed, match="mode 644"):
-        join(tmp_path, "a")
+        Membership.join(tmp_path, "a")
     # Whoever the files belong to, this user is another one.
     uid = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: uid + 1)
-    path.rename(module.directory(tmp_path, "a"))
+    path.rename(folder_of(tmp_path, "a"))
     with pytest.raises(WayClosed, match=f"belongs to user {uid} "):
-        join(tmp_path, "a")
-    assert module.sweep_abandoned(tmp_path) == []
+        Membership.join(tmp_path, "a")
+    assert sweep_abandoned(tmp_path) == []
     assert left(tmp_path)[2] == before
 
 
 def test_a_base_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(WayClosed, match=r"no shared memory in .*/nowhere"):
-        join(tmp_path / "nowhere", "a")
+        Membership.join(tmp_path / "nowhere", "a")
 
 
 def test_a_forked_child_is_no_member(tmp_path: Path) -> None:
-    here = join(tmp_path, "a")
+    here = Membership.join(tmp_path, "a")
 
     def forked(pipe: Connection) -> None:
         assert not here.is_open
         with pytest.raises(WayClosed, match="forked"):
             here.new_name()
         here.leave()
-        own = join(tmp_path, "a")
-        pipe.send((own.owner, own.lives(here._presence.owner)))
+        own = Membership.join(tmp_path, "a")
+        pipe.send((own.owner, own.lives(here._registry.owner)))
         own.leave()
 
     with child(forked) as other:
@@ -224,18 +226,18 @@ def test_a_forked_child_is_no_member(tmp_path: Path) -> None:
     with child(member, tmp_path) as other:
         other.receive()
     here.leave()
-    # Once more by whoever comes, as the last one was killed.
-    join(tmp_path, "b").leave()
+    # Once more, as the last one was killed.
+    sweep_abandoned(tmp_path)
     assert not os.listdir(tmp_path)
 
 
 def test_joining_keeps_the_locks_of_a_process(tmp_path: Path) -> None:
     """Closing any descriptor of the registry would drop all of them."""
-    here = join(tmp_path, "a")
+    here = Membership.join(tmp_path, "a")
     (tmp_path / "same").symlink_to(tmp_path)
-    visit(tmp_path / "same", "a").leave()
-    module.sweep_abandoned(tmp_path / "same")
-    join(tmp_path / "same", "a").leave()
+    Membership.visit(tmp_path / "same", "a").leave()
+    sweep_abandoned(tmp_path / "same")
+    Membership.join(tmp_path / "same", "a").leave()
 
     with child(lives_here, tmp_path, here.owner) as other:
         assert other.receive()
@@ -248,7 +250,7 @@ def test_joining_while_the_last_one_leaves(
     """What was opened just before it lost its name is no place to be."""
     with child(member, tmp_path) as last:
         last.receive()
-        check = presence.check_file
+        check = folder.check_file
 
         def leaves_meanwhile(*args: Any) -> None:
             check(*args)
@@ -256,8 +258,8 @@ def test_joining_while_the_last_one_leaves(
                 last.send()
                 assert last.end() == 0
 
-        monkeypatch.setattr(presence, "check_file", leaves_meanwhile)
-        here = join(tmp_path, "a")
+        monkeypatch.setattr(module, "check_file", leaves_meanwhile)
+        here = Membership.join(tmp_path, "a")
     with child(member, tmp_path) as other:
         owner, names = other.receive()
         assert here.lives(owner)
@@ -269,9 +271,9 @@ def test_joining_by_a_registry_that_was_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when somebody else joins between the removal of file and directory."""
-    path = Path(module.directory(tmp_path, "a"))
+    path = Path(folder_of(tmp_path, "a"))
     times: list[int] = []
-    check = presence.check_file
+    check = folder.check_file
 
     def replaces(*args: Any) -> None:
         check(*args)
@@ -280,8 +282,8 @@ def test_joining_by_a_registry_that_was_replaced(
             (path / "registry").unlink()
             (path / "registry").touch(0o600)
 
-    monkeypatch.setattr(presence, "check_file", replaces)
-    here = join(tmp_path, "a")
+    monkeypatch.setattr(module, "check_file", replaces)
+    here = Membership.join(tmp_path, "a")
     with child(member, tmp_path) as other:
         owner, _ = other.receive()
         assert here.lives(owner)
@@ -301,7 +303,7 @@ def clears(pipe: Connection, base: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "rmdir", stops)
-        presence.clear(module.directory(base, "a"))
+        sweep(folder_of(base, "a"))
     pipe.send("done")
 
 
@@ -309,7 +311,7 @@ def test_a_visitor_of_a_registry_that_was_replaced(tmp_path: Path) -> None:
     """Somebody joins in the same directory just before it would have gone."""
     with child(member, tmp_path) as first:
         first.receive()
-        guest = visit(tmp_path, "a")
+        guest = Membership.visit(tmp_path, "a")
         first.kill()
     with child(clears, tmp_path) as remover:
         remover.receive()
@@ -317,7 +319,10 @@ def test_a_visitor_of_a_registry_that_was_replaced(tmp_path: Path) -> None:
             owner, _ = second.receive()
             remover.send()
             assert remover.receive() == "done"
-            here, other = join(tmp_path, "a"), visit(tmp_path, "a")
+            here, other = (
+                Membership.join(tmp_path, "a"),
+                Membership.visit(tmp_path, "a"),
+            )
             guest.leave()
             assert here.lives(owner)
             assert other.lives(owner)
@@ -329,16 +334,16 @@ def test_a_visitor_of_a_registry_that_was_replaced(tmp_path: Path) -> None:
 
 
 def lives_here(pipe: Connection, base: Path, owner: int) -> None:
-    pipe.send(visit(base, "a").lives(owner))
+    pipe.send(Membership.visit(base, "a").lives(owner))
 
 
 def test_the_last_two_leave_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = join(tmp_path, "a")
+    here = Membership.join(tmp_path, "a")
     with child(member, tmp_path) as other:
         other.receive()
-        remove = presence._remove_if_alone
+        remove = folder.remove_without_members
 
         def other_follows(*args: Any) -> list[str] | None:
             removed = remove(*args)
@@ -347,7 +352,7 @@ def test_the_last_two_leave_at_once(
                 assert other.end() == 0
             return removed
 
-        monkeypatch.setattr(presence, "_remove_if_alone", other_follows)
+        monkeypatch.setattr(module, "remove_without_members", other_follows)
         here.leave()
     assert not os.listdir(tmp_path)
 
@@ -356,7 +361,7 @@ class Guest:
     """A visitor that only the garbage collector ends, as a mapped in a cycle."""
 
     def __init__(self, base: Path) -> None:
-        registry = visit(base, "a")
+        registry = Membership.visit(base, "a")
         weakref.finalize(self, registry.leave)
         self.itself = self
 
@@ -365,35 +370,37 @@ def test_a_visitor_is_collected_while_somebody_enters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = left(tmp_path)
-    here = join(tmp_path, "a")
-    inode_of = presence.inode_of
+    here = Membership.join(tmp_path, "a")
+    inode_of, guests = folder.inode_of, list[Membership]()
 
-    def collects(fd: int) -> presence.Inode:
+    def collects(fd: int) -> Inode:
         gc.collect()
         return inode_of(fd)
 
     gc.disable()
     try:
         Guest(tmp_path)
-        assert here._presence.n_visitors == 1
-        monkeypatch.setattr(presence, "inode_of", collects)
+        assert here._registry.n_visitors == 1
+        monkeypatch.setattr(module, "inode_of", collects)
         # A thread, so that a deadlock ends this test and not the session.
-        thread = threading.Thread(target=visit, args=(tmp_path, "a"), daemon=True)
+        thread = threading.Thread(
+            target=lambda: guests.append(Membership.visit(tmp_path, "a")), daemon=True
+        )
         thread.start()
         thread.join(10)
         assert not thread.is_alive()
     finally:
         gc.enable()
     # The one who entered is there, and the one that was collected is not.
-    assert here._presence.n_visitors == 1
-    presence.leave(here._presence, member=False)
+    assert here._registry.n_visitors == 1
+    guests.pop().leave()
     here.leave()
     assert left(tmp_path) == before
 
 
 def comes_and_goes(pipe: Connection, base: Path, times: int) -> None:
     for _ in range(times):
-        registry = join(base, "a")
+        registry = Membership.join(base, "a")
         name = make_file(registry)
         assert name in registry.names()
         assert registry.lives(registry.owner)

@@ -13,15 +13,14 @@ from distributed import Client, get_worker
 
 import daskps
 from daskps import config, optim
-from daskps.cluster.machine import blocks as memory_
-from daskps.cluster.machine import membership
+from daskps.cluster.machine.folder import folder_of
 from tests.support import cleaned, local_cluster, store, until
 
 
 def folder(client):
     """Where a cluster's blocks are; others of this user may run meanwhile."""
     cluster = client.scheduler_info()["id"]
-    return Path(membership.directory(config.load().shared_memory, cluster))
+    return Path(folder_of(config.load().shared_memory, cluster))
 
 
 def files(client):
@@ -134,15 +133,15 @@ def test_without_shared_memory_all_goes_by_message(base):
 
 def full(dask_worker):
     """Let /dev/shm have no room from the second block of a store on."""
-    make, taken = memory_._make, []
+    allocate, taken = os.posix_fallocate, []
 
     def no_room(*args):
         taken.append(1)
         if len(taken) > 1:
             raise OSError(28, "No space left on device")
-        return make(*args)
+        return allocate(*args)
 
-    memory_._make = no_room
+    os.posix_fallocate = no_room
 
 
 def test_full_memory_in_the_middle_of_a_create_leaves_nothing_shared():

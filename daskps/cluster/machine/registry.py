@@ -1,0 +1,246 @@
+"""The registry of a folder, as this process has it open: its locks, and how often it joined.
+
+A process that closes *any* descriptor of a file drops *all* of its record locks on it: a
+registry is opened once per process, however many hosts and clients join, and stays open
+until the last of them has left. A forked child inherits no lock: it is no member.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from daskps.cluster.machine.folder import (
+    PRESENT_AT,
+    Inode,
+    WayClosed,
+    check_file,
+    has_its_name,
+    inode_of,
+    open_folder,
+    open_registry,
+    remove_without_members,
+    try_lock,
+    unlock,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: An owner number: random bits, then the bits of a process id.
+PID_BITS, RANDOM_BITS = 22, 40
+#: Seconds to wait for a process that is just removing the folder.
+_PATIENCE = 5.0
+
+
+class Registry:
+    """The open registry of one folder: its locks, and how often this process is there."""
+
+    def __init__(self, path: str, folder_fd: int, fd: int) -> None:
+        self.path, self.folder_fd, self.fd = path, folder_fd, fd
+        self.pid, self.inode = os.getpid(), inode_of(folder_fd)
+        self.n_members = self.n_visitors = 0
+        #: What went with this process, where it was the last member to leave.
+        self.removed: list[str] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this process is there by it; never in a forked child."""
+        return self.n_members + self.n_visitors > 0 and self.pid == os.getpid()
+
+    def lock_owner(self) -> bool:
+        """Take a new owner number, and its lock."""
+        self.owner = secrets.randbits(RANDOM_BITS) << PID_BITS | os.getpid()
+        return try_lock(self.fd, self.owner, fcntl.LOCK_EX, keep=True)
+
+    def add(self, member: bool) -> bool:
+        """Be there once more; return whether that was possible.
+
+        Visitors have no lock on the first byte: a folder goes with its members.
+        Nor do they remove it when these have died: a worker that comes now can adopt.
+        """
+        if not member:
+            self.n_visitors += 1
+            return True
+        if not self.n_members and not try_lock(
+            self.fd, PRESENT_AT, fcntl.LOCK_SH, keep=True
+        ):
+            return False
+        self.n_members += 1
+        return True
+
+    def drop(self, member: bool) -> None:
+        """Be there once less; without effect in a forked child."""
+        if not self.is_open:
+            return
+        if member:
+            self.n_members -= 1
+            if not self.n_members:
+                self.end_membership()
+        else:
+            self.n_visitors -= 1
+        if not self.n_members + self.n_visitors:
+            self.close()
+
+    def end_membership(self) -> None:
+        """Leave the other members what is there; without any, remove all of it.
+
+        A process that leaves has no lock on the first byte any more and sees by that of
+        the others whether they leave too: of many that go at once the last one finds
+        itself alone.
+        """
+        # First out, then alone: of two that turn their shared lock into an exclusive one
+        # neither would succeed.
+        unlock(self.fd, PRESENT_AT)
+        removed = remove_without_members(self.path, self.folder_fd, self.fd)
+        if removed is not None:
+            self.removed = removed
+        # What this process leaves there is nobody's, also while it lives on.
+        unlock(self.fd, self.owner)
+        self.lock_owner()
+
+    def close(self) -> None:
+        """Close the descriptors, and by that drop all locks."""
+        if _open.get(self.inode) is self:  # and not one of a newer registry
+            del _open[self.inode]
+        os.close(self.fd)
+        os.close(self.folder_fd)
+
+
+#: Registries that this process has open, by the inode of their folder.
+_open: dict[Inode, Registry] = {}
+#: Held while any of this changes.
+_lock = threading.Lock()
+#: Memberships that are over. The garbage collector may end one anywhere, also in a thread
+#: that holds the lock: it is noted, and the next thread with the lock undoes it.
+_over: deque[tuple[Registry, bool]] = deque()
+
+
+def enter(path: str, member: bool) -> Registry:
+    """Be in a folder, once more where this process is there already.
+
+    Parameters
+    ----------
+    path : str
+        The folder.
+    member : bool
+        Whether as a member, who makes it where there is none, or as a visitor.
+
+    Returns
+    -------
+    Registry
+        One per process and folder; each entry is left by :func:`leave`.
+
+    Raises
+    ------
+    OSError
+        If there is no such folder, or it cannot be made or locked.
+    WayClosed
+        If it is not this user's alone.
+    """
+    deadline = time.monotonic() + _PATIENCE
+    while time.monotonic() <= deadline:
+        if member:
+            with suppress(FileExistsError):
+                os.mkdir(path, 0o700)
+        try:
+            with locked():
+                registry = _try_enter(path, member)
+        except FileNotFoundError:
+            # The folder goes as this process comes; a visitor is too early or too late.
+            if not member:
+                raise
+        else:
+            if registry is not None:
+                return registry
+        time.sleep(0.001)
+    raise WayClosed(f"{path} does not stay: others remove it again and again")
+
+
+def leave(registry: Registry, member: bool) -> None:
+    """Undo one :func:`enter`; the last member that leaves removes the folder.
+
+    While another thread is at work here, that one does it before it returns.
+    """
+    _over.append((registry, member))
+    _settle()
+
+
+def _try_enter(path: str, member: bool) -> Registry | None:
+    """Take the locks; None where the folder was removed meanwhile."""
+    with ExitStack() as opened:
+        folder_fd = open_folder(path)
+        opened.callback(os.close, folder_fd)
+        known = _open.get(inode_of(folder_fd))
+        # Another process may have replaced the registry that a visitor has opened.
+        if known is not None and has_its_name(known.fd, folder_fd):
+            return known if known.add(member) else None
+        fd = open_registry(folder_fd, create=member)
+        opened.callback(os.close, fd)
+        check_file(os.fstat(fd), f"{path}/registry")
+        registry = Registry(path, folder_fd, fd)
+        # While there was no lock yet, another process may have removed the file.
+        if (
+            registry.add(member)
+            and registry.lock_owner()
+            and has_its_name(fd, folder_fd)
+        ):
+            opened.pop_all()
+            _open[registry.inode] = registry
+            return registry
+    return None
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """Let no other thread of this process enter or leave a folder."""
+    try:
+        with _lock:
+            yield
+    finally:
+        _settle()
+
+
+def is_in(inode: Inode) -> bool:
+    """Whether this process has the registry of a folder open."""
+    return inode in _open
+
+
+def _settle() -> None:
+    """End what is over, unless another thread has the lock, which does it then."""
+    while _over and _lock.acquire(blocking=False):
+        try:
+            while _over:
+                registry, member = _over.popleft()
+                registry.drop(member)
+        finally:
+            _lock.release()
+
+
+def _leave_all() -> None:
+    with _lock:
+        for registry in list(_open.values()):
+            if registry.n_members:
+                registry.end_membership()
+            registry.n_members = registry.n_visitors = 0
+            registry.close()
+
+
+def _forget() -> None:
+    """Be nobody in a forked child; closing does not touch its parent's locks."""
+    global _lock
+    # Another thread of the parent may have held it.
+    _lock = threading.Lock()
+    for registry in list(_open.values()):
+        registry.close()
+
+
+atexit.register(_leave_all)
+os.register_at_fork(after_in_child=_forget)
