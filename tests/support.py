@@ -43,20 +43,21 @@ __all__ = [
     "way",
 ]
 
-# `gen_cluster` resets the configuration to what it was when it was imported; the
-# defaults of daskps came later.
+#: What `gen_cluster` sets the configuration back to, for all that come after it: what it
+#: was when Dask's helpers were imported. The defaults of daskps came later.
 DEFAULTS = utils_test.original_config
 DEFAULTS["daskps"] = copy.deepcopy(dask.config.get("daskps"))
-# Worker processes are forked from one that has imported all they need: two of them take
-# 0.2 instead of 2.4 s of processor time. Commands that tests start use Dask's default.
-dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
+OURS = {
+    # Worker processes are forked from one that has imported all they need: two of them
+    # take 0.2 instead of 2.4 s of processor time. Commands that tests start use spawn.
+    "distributed.worker.multiprocessing-method": "forkserver",
+    # A cluster of Dask's that starts its workers itself gives one up, nanny and all, that
+    # is not there 15 s after it was lost, also where it came back and was lost again.
+    "distributed.deploy.lost-worker-timeout": "1 hour",
+}
+dask.config.set(OURS)
+dask.config.set(OURS, config=DEFAULTS)
 get_mp_context().set_forkserver_preload(["tests.preloaded"])
-
-#: A cluster of Dask's that starts its workers itself gives one up, nanny and all, that is
-#: not there 15 s after it was lost, also where it came back and was lost again.
-LOST = "distributed.deploy.lost-worker-timeout"
-dask.config.set({LOST: "1 hour"})
-DEFAULTS["distributed"]["deploy"]["lost-worker-timeout"] = "1 hour"
 
 #: How long a test waits for what other processes do, in seconds. On a machine of two
 #: cores with a load of ten everything takes five times as long: what takes so long hangs.
