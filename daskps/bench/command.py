@@ -37,6 +37,7 @@ NAMES = {
     "snapshot": "snapshots while others push",
     "startup": "imports, first pushes, and a worker that comes",
     "train": "logistic regression",
+    "tree": "steps of this checkout, beside those of another one",
     "wire": "gradients as bfloat16 in large messages",
 }
 
