@@ -1,7 +1,8 @@
 """Consistency policies: small values that refuse impossible settings.
 
-A policy answers two questions and nothing else: may this pull proceed, and is the
-set of pushes of this clock complete. Where the answer is no, the request waits.
+A policy decides two things and nothing else: whether a pull may proceed, and whether
+the set of pushes of a clock is complete. Where it may not, the request waits, as data
+beside the shard (`shards/reads.py`).
 """
 
 from __future__ import annotations
@@ -115,24 +116,3 @@ def policy(sync: str | Policy) -> Policy:
     if sync not in CHOICES:
         raise ValueError(f"sync={sync!r} is not known; choose one of {list(CHOICES)}")
     return CHOICES[sync]
-
-
-def may_pull(policy: Policy, clock: int, slowest: int, rounds: int) -> bool:
-    """Return whether a trainer at `clock` may read.
-
-    Parameters
-    ----------
-    policy : BSP, SSP or ASP
-        The run's policy.
-    clock : int
-        Clock of the trainer that pulls.
-    slowest : int
-        Smallest clock of the live trainers.
-    rounds : int
-        Rounds completed since the run began.
-    """
-    if isinstance(policy, BSP):
-        return rounds >= clock
-    if isinstance(policy, SSP):
-        return slowest >= clock - policy.staleness
-    return True

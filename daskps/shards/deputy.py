@@ -1,4 +1,4 @@
-"""Acting for a shard in a process that does not own it.
+"""Acting for a shard in a process that does not own it: a *deputy*.
 
 Whoever maps a shard's segment and has its lock may advance it: all that a shard knows
 lies in there. What the owner alone keeps (why a run has ended, what a cut holds back,
@@ -10,74 +10,58 @@ The owner says in the segment's *gate* how far deputies may go.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from daskps.shards import run_record
-from daskps.shards.memory.format import GENERATION, RUN
-from daskps.shards.memory.gates import CLOSED, N_GATES, OPEN, RELEASED, gate_of
-from daskps.shards.shard import Shard
+from daskps.shards import producers, run_record
+from daskps.shards.memory.format import GATE, RUN
 
 if TYPE_CHECKING:
-    from daskps.shards.arrays.planning import Bindings
     from daskps.shards.memory.segment import Segment
-    from daskps.shards.steps import Step, Ticket
+    from daskps.shards.steps import Step
+
+#: Deputies may do anything, may only read, may do nothing any more: the shard is being
+#: freed, or its owner has let go of it and the next one has yet to come.
+OPEN: Final = 0
+READING: Final = 1
+CLOSED: Final = 2
+RELEASED: Final = 3
+N_GATES: Final = 4
 
 
 class NotHereError(Exception):
     """A step that only the owner of the shard can take; nothing was changed."""
 
 
-class Deputy(Shard):
-    """The state machine over a segment that another process owns.
+def gate_of(segment: Segment) -> int:
+    """Return how far deputies may go."""
+    return segment.header[GATE]
+
+
+def set_gate(segment: Segment, gate: int) -> None:
+    """Say how far deputies may go; under the shard's lock, but for the last time."""
+    if segment.header[GATE] != CLOSED:
+        segment.header[GATE] = gate
+
+
+def is_for_owner(segment: Segment, step: Step, *, has_rounds: bool) -> bool:
+    """Return whether a deputy hands a step back before it looks at it.
 
     Parameters
     ----------
     segment : Segment
         The memory.
-    bindings : Bindings
-        The update rule of each parameter index that has one.
-    cache_dir : str, optional
-        Where compiled functions are kept.
+    step : Step
+        What a caller sends.
+    has_rounds : bool
+        Whether the deputy can take steps of the run in progress.
     """
-
-    def __init__(
-        self, segment: Segment, bindings: Bindings, *, cache_dir: str | None = None
-    ) -> None:
-        generation = int(segment.words[GENERATION])
-        super().__init__(segment, bindings, generation, cache_dir=cache_dir)
-
-    def _refused(self, ticket: Ticket) -> bool:
-        """Hand back whatever the owner would refuse, or alone can take."""
-        step = ticket.step
-        if (
-            self._is_closed_to(step)
-            or self.segment.words[GENERATION] != self.generation
-            or super()._refused(ticket)
-        ):
-            ticket.outcome = NotHereError()
-        return ticket.outcome is not None
-
-    def _is_closed_to(self, step: Step) -> bool:
-        gate = gate_of(self.segment)
-        if gate in (CLOSED, RELEASED):
-            return True
-        if not run_record.changes(step):
-            return False
-        if gate != OPEN or step.touched is not None:
-            return True
-        if step.run:
-            return step.run == self.segment.current.fixed[RUN] and self._lacks_rounds
-        return self.needs_room(step.producer)
-
-    @property
-    def _lacks_rounds(self) -> bool:
-        """Whether steps go to mailboxes that this process does not have."""
-        return self.is_bsp and self.rounds is None
-
-    def _fail(self, run: int, error: Exception) -> None:
-        """Leave it to the owner to end the run: nothing came of the step here."""
-        raise NotHereError from error
-
-    def _sight(self) -> int:
-        # A gate that closes lets nobody wait on.
-        return self.segment.flip * N_GATES + gate_of(self.segment)
+    gate = gate_of(segment)
+    if gate in (CLOSED, RELEASED):
+        return True
+    if not run_record.changes(step):
+        return False
+    if gate != OPEN or step.touched is not None:
+        return True
+    if step.run:
+        return step.run == segment.current.plain[RUN] and not has_rounds
+    return producers.full(segment.current, step.producer)

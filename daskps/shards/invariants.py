@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from daskps.errors import IllegalStateError
 from daskps.shards.cuts.floors import owner_of
+from daskps.shards.deputy import OPEN, gate_of
 from daskps.shards.memory.format import (
     CLOCK,
     MAX_PRODUCERS,
@@ -22,8 +23,8 @@ from daskps.shards.memory.format import (
     SIDE,
     VERSION,
 )
-from daskps.shards.memory.gates import OPEN, gate_of
-from daskps.shards.waiting import CODES, outcome
+from daskps.shards.reads import find_outcome
+from daskps.shards.run_record import CODES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -122,7 +123,7 @@ def _tickets(
             yield "a ticket of another run is parked"
         elif not ticket.applied and rounds is None:
             yield "an early step is parked where there are no rounds"
-        elif ticket.applied and outcome(segment, ticket) is not None:
+        elif ticket.applied and find_outcome(segment, ticket) is not None:
             yield "a ticket is parked whose wait is over"
 
 

@@ -25,7 +25,9 @@ from daskps.shards.memory.format import (
     Record,
 )
 from daskps.shards.steps import NOTHING, Step
-from daskps.shards.waiting import CODES
+
+#: Codes of the policies in a record; 0 is no run at all.
+CODES = {"bsp": 1, "ssp": 2, "asp": 3}
 
 
 def stale(step: Step, generation: int) -> StaleGenerationError:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from daskps.shards.deputy import OPEN
 from daskps.shards.memory.format import FLIP, GATE, GENERATION, RUN, VERSION
-from daskps.shards.memory.gates import OPEN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

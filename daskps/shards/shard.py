@@ -4,7 +4,7 @@ Every race is a plain sequence of calls here. The owner of the segment's lock ca
 :meth:`Shard.submit` with tickets and gets back those that are done; a ticket that
 must wait stays parked inside, as data, until a later call completes it.
 
-What a step's arrays become is in `planning`, when its wait is over in `waiting`, what
+What a step's arrays become is in `planning`, when its wait is over in `reads`, what
 a run has in the record in `runs`, the contributions to a round in `rounds`, what a
 cut holds back in `cuts`.
 """
@@ -16,21 +16,37 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.consistency import BSP, Policy
-from daskps.shards import ending, run_record
+from daskps.shards import ending, producers, run_record
 from daskps.shards.arrays.planning import UpdatePlanner
-from daskps.shards.asking import Asked
 from daskps.shards.cuts.cut import Cut, broken
 from daskps.shards.cuts.floors import Floors
+from daskps.shards.deputy import (
+    N_GATES,
+    OPEN,
+    READING,
+    NotHereError,
+    gate_of,
+    is_for_owner,
+    set_gate,
+)
 from daskps.shards.invariants import check
-from daskps.shards.memory.format import LIVE, ROUNDS, RUN
-from daskps.shards.memory.gates import OPEN, READING, set_gate
+from daskps.shards.memory.format import (
+    GENERATION,
+    LIVE,
+    N_APPLIED,
+    N_DUPLICATES,
+    POLICY,
+    ROUNDS,
+    RUN,
+)
 from daskps.shards.memory.publication import Publication
+from daskps.shards.memory.segment import Segment
 from daskps.shards.pushes import Pushes
+from daskps.shards.reads import find_outcome, round_gone
 from daskps.shards.rounds.joining import Joining
 from daskps.shards.rounds.rounds import EARLY, REPEAT, Rounds
 from daskps.shards.seats import Seat
-from daskps.shards.steps import Ticket
-from daskps.shards.waiting import gone, outcome
+from daskps.shards.steps import Ready, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -38,15 +54,15 @@ if TYPE_CHECKING:
     from daskps.reduction import Reducer
     from daskps.shards.arrays.planning import Bindings
     from daskps.shards.memory.segment import Segment
-    from daskps.shards.steps import Standing
+    from daskps.shards.steps import Standing, Step
     from daskps.typing import Array
 
 
-class Shard(Asked):
+class Shard:
     """State machine over a segment.
 
     Not safe for threads: whoever calls holds the segment's lock, except for
-    :meth:`read`, which validates itself.
+    :meth:`find_latest`, whose reader finds out whether an update ran into its copy.
 
     Parameters
     ----------
@@ -68,8 +84,9 @@ class Shard(Asked):
         *,
         cache_dir: str | None = None,
     ) -> None:
-        super().__init__(segment)
-        self.generation = generation
+        self.segment, self.generation = segment, generation
+        #: Whether another process owns the segment.
+        self._is_deputy = False
         self.parked: list[Ticket] = []
         self._planner = UpdatePlanner(segment.pieces, bindings)
         self.floors = Floors(segment)
@@ -86,6 +103,15 @@ class Shard(Asked):
         self._stopped: tuple[int, Exception | None] = (0, None)
         #: What the parked tickets were asked at last.
         self._asked = -1
+
+    @classmethod
+    def as_deputy(
+        cls, segment: Segment, bindings: Bindings, *, cache_dir: str | None = None
+    ) -> Shard:
+        """Return a state machine over a segment that another process owns."""
+        shard = cls(segment, bindings, segment.header[GENERATION], cache_dir=cache_dir)
+        shard._is_deputy = True
+        return shard
 
     # -- steps ---------------------------------------------------------------
 
@@ -119,6 +145,14 @@ class Shard(Asked):
     def seat(self, run: int, rank: int) -> Seat:
         """Return the place of a trainer of a run in rounds."""
         return Seat(self, self._joining, run, rank)
+
+    def find_latest(self, step: Step) -> Ready | None:
+        """Return where a read outside runs may read; None if it must ask or wait."""
+        flip = self.segment.flip
+        ready = Ready(flip, self.segment.record(flip).version)
+        if self._refused(Ticket(step)) or ready.version < step.at_least:
+            return None
+        return ready
 
     @property
     def is_idle(self) -> bool:
@@ -179,21 +213,35 @@ class Shard(Asked):
         anew = Ticket(step, owner=ticket.owner, applied=ticket.applied)
         if self._refused(anew) and isinstance(anew.outcome, Exception):
             return anew.outcome
-        return gone(self.segment, step.clock + step.tick)
+        return round_gone(self.segment, step.clock + step.tick)
 
     def _refused(self, ticket: Ticket) -> bool:
+        """Give a ticket that cannot be served its error; return whether that is so.
+
+        A deputy hands back whatever the owner would refuse, or alone can take.
+        """
+        error = self._refusal(ticket)
+        if self._is_deputy and (error is not None or self._is_for_owner(ticket.step)):
+            error = NotHereError()
+        ticket.outcome = error
+        return error is not None
+
+    def _refusal(self, ticket: Ticket) -> Exception | None:
         step, record = ticket.step, self.segment.current
         if self._abandoned is not None:
-            ticket.outcome = self._abandoned
-        elif step.generation != self.generation:
-            ticket.outcome = run_record.stale(step, self.generation)
-        elif step.run and step.run != record.fixed[RUN]:
-            ticket.outcome = self._over(step.run)
-        elif step.run and (stopped := self.why_stopped) is not None:
-            ticket.outcome = stopped
-        elif not ticket.applied:
-            ticket.outcome = run_record.misplaced(step, record)
-        return ticket.outcome is not None
+            return self._abandoned
+        if step.generation != self.generation:
+            return run_record.stale(step, self.generation)
+        if step.run and step.run != record.plain[RUN]:
+            return self._over(step.run)
+        if step.run and (stopped := self.why_stopped) is not None:
+            return stopped
+        return None if ticket.applied else run_record.misplaced(step, record)
+
+    def _is_for_owner(self, step: Step) -> bool:
+        moved = self.segment.header[GENERATION] != self.generation
+        has_rounds = not self.is_bsp or self.rounds is not None
+        return moved or is_for_owner(self.segment, step, has_rounds=has_rounds)
 
     def _apply(self, tickets: Sequence[Ticket]) -> list[Ticket]:
         """Apply pushes that are updates of their own, serve plain reads."""
@@ -218,8 +266,11 @@ class Shard(Asked):
     def _fail(self, run: int, error: Exception) -> None:
         """Hold a run one of whose rounds cannot be applied: every trainer gets why.
 
-        It ends with all shards: those that have applied the round take it back.
+        It ends with all shards: those that have applied the round take it back. A
+        deputy leaves that to the owner: nothing came of the step here.
         """
+        if self._is_deputy:
+            raise NotHereError from error
         if self.segment.current.fixed[RUN] == run:
             self._stop(run, error)
 
@@ -257,7 +308,7 @@ class Shard(Asked):
         done = []
         for ticket in tickets:
             if ticket.outcome is None:
-                ticket.outcome = outcome(self.segment, ticket)
+                ticket.outcome = find_outcome(self.segment, ticket)
             if ticket.outcome is None:
                 self.parked.append(ticket)
             else:
@@ -285,8 +336,11 @@ class Shard(Asked):
         return bool(self.parked) and self._asked != self._sight()
 
     def _sight(self) -> int:
-        """Return what decides whether a parked ticket's wait is over."""
-        return self.segment.flip
+        """Return what decides whether a parked ticket's wait is over.
+
+        A gate that closes lets no deputy wait on.
+        """
+        return self.segment.flip * N_GATES + gate_of(self.segment)
 
     # -- runs ----------------------------------------------------------------
 
@@ -468,7 +522,42 @@ class Shard(Asked):
         self.check_goes_on(run)
         return self._joining.place(rank, attempt) or run_record.place(record, rank)
 
-    # -- checks --------------------------------------------------------------
+    # -- what the record says ------------------------------------------------
+
+    @property
+    def is_bsp(self) -> bool:
+        """Whether the run in progress has rounds."""
+        return self.segment.current.plain[POLICY] == run_record.CODES["bsp"]
+
+    def rounds_of(self, run: int) -> int:
+        """Return the rounds completed in a run, or -1 once it has ended."""
+        words = self.segment.current.plain
+        return words[ROUNDS] if words[RUN] == run else -1
+
+    @property
+    def n_pushes(self) -> int:
+        """Pushes applied."""
+        return self.segment.header[N_APPLIED]
+
+    @property
+    def n_duplicates(self) -> int:
+        """Pushes that were repeats."""
+        return self.segment.header[N_DUPLICATES]
+
+    def open_producers(self) -> list[int]:
+        """Return the producers this shard believes to be open."""
+        return producers.known(self.segment.current)
+
+    def needs_room(self, producer: int) -> bool:
+        """Return whether a push comes from a producer this shard has no room for."""
+        return producers.full(self.segment.current, producer)
+
+    def close_producers(self, ids: Iterable[int]) -> None:
+        """Note that producers will not push again.
+
+        Not a publication: that would cost a BSP run the round before the last one.
+        """
+        producers.close(self.segment.current, ids)
 
     def validate(self) -> None:
         """Raise IllegalStateError where an invariant does not hold."""

@@ -78,9 +78,9 @@ MUTANTS = (
     ),
     Mutant(
         "deputy-of-a-former-owner",
-        "daskps.shards.deputy:Deputy._refused",
-        "or self.segment.words[GENERATION] != self.generation",
-        "or self.segment.words[GENERATION] < self.generation",
+        "daskps.shards.shard:Shard._is_for_owner",
+        "moved = self.segment.header[GENERATION] != self.generation",
+        "moved = self.segment.header[GENERATION] < self.generation",
         (
             "tests/shards/test_deputy.py"
             "::test_shard_that_has_another_owner_by_now_is_left_to_that",
@@ -88,7 +88,7 @@ MUTANTS = (
     ),
     Mutant(
         "deputy-of-a-released-shard",
-        "daskps.shards.deputy:Deputy._is_closed_to",
+        "daskps.shards.deputy:is_for_owner",
         "if gate in (CLOSED, RELEASED):",
         "if gate == CLOSED:",
         (
@@ -98,7 +98,7 @@ MUTANTS = (
     ),
     Mutant(
         "deputy-takes-what-the-owner-answers-for",
-        "daskps.shards.deputy:Deputy._is_closed_to",
+        "daskps.shards.deputy:is_for_owner",
         "if gate != OPEN or step.touched is not None:",
         "if gate != OPEN:",
         (
@@ -107,8 +107,8 @@ MUTANTS = (
     ),
     Mutant(
         "deputy-fills-the-table",
-        "daskps.shards.deputy:Deputy._is_closed_to",
-        "return self.needs_room(step.producer)",
+        "daskps.shards.deputy:is_for_owner",
+        "return producers.full(segment.current, step.producer)",
         "return False",
         (
             "tests/shards/test_deputy.py::test_push_that_finds_no_room_is_for_the_owner"
@@ -117,16 +117,16 @@ MUTANTS = (
     ),
     Mutant(
         "closed-gate-opens-again",
-        "daskps.shards.memory.gates:set_gate",
-        "if segment.words[GATE] != CLOSED:",
-        "if gate != CLOSED or segment.words[GATE] != CLOSED:",
+        "daskps.shards.deputy:set_gate",
+        "if segment.header[GATE] != CLOSED:",
+        "if gate != CLOSED or segment.header[GATE] != CLOSED:",
         (
             "tests/shards/test_deputy.py::test_closed_gate_ends_every_wait_and_stays_closed",
         ),
     ),
     Mutant(
         "wait-that-a-gate-does-not-end",
-        "daskps.shards.deputy:Deputy._sight",
+        "daskps.shards.shard:Shard._sight",
         "return self.segment.flip * N_GATES + gate_of(self.segment)",
         "return self.segment.flip * N_GATES",
         (

@@ -6,13 +6,6 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
-        "staleness-of-one-more",
-        "daskps.consistency:may_pull",
-        "return slowest >= clock - policy.staleness",
-        "return slowest >= clock - policy.staleness - 1",
-        ("tests/test_consistency.py::test_ssp_never_reads_more_than_s_clocks_ahead",),
-    ),
-    Mutant(
         "mean-over-those-who-come",
         "daskps.reduction:merge",
         "weights[key] += right[1][key]",

@@ -161,16 +161,16 @@ MUTANTS = (
     ),
     Mutant(
         "read-before-its-version",
-        "daskps.shards.waiting:outcome",
-        "if step.wait == READ and record.version < step.at_least:",
-        "if step.wait == READ and record.version < step.at_least - 1:",
+        "daskps.shards.reads:find_outcome",
+        "return None if step.wait == READ and ready.version < step.at_least else ready",
+        "return None if step.wait == READ and ready.version < step.at_least - 1 else ready",
         ("tests/shards/test_shard.py::test_a_pull_waits_for_the_version_it_asks_for",),
     ),
     Mutant(
         "message-for-another-generation",
-        "daskps.shards.shard:Shard._refused",
-        "elif step.generation != self.generation:",
-        "elif step.generation > self.generation:",
+        "daskps.shards.shard:Shard._refusal",
+        "if step.generation != self.generation:",
+        "if step.generation > self.generation:",
         ("tests/shards/test_shard.py::test_a_stale_generation_is_refused",),
     ),
 )

@@ -7,9 +7,9 @@ from tests.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "step-of-a-run-that-is-over",
-        "daskps.shards.shard:Shard._refused",
-        "elif step.run and step.run != record.fixed[RUN]:",
-        "elif step.run and step.run > record.fixed[RUN]:",
+        "daskps.shards.shard:Shard._refusal",
+        "if step.run and step.run != record.plain[RUN]:",
+        "if step.run and step.run > record.plain[RUN]:",
         ("tests/shards/test_shard.py::test_a_step_of_the_run_before_is_refused",),
     ),
     Mutant(
@@ -30,9 +30,9 @@ MUTANTS = (
     ),
     Mutant(
         "finished-rank-is-waited-for",
-        "daskps.shards.waiting:_of_trainer",
-        "live = record.live[:, CLOCK]",
-        "live = record.ranks[: record.fixed[5], CLOCK]",
+        "daskps.shards.reads:TrainerReads.find_slowest",
+        "if words[at + LIVE]",
+        "if True",
         (
             "tests/shards/test_shard.py"
             "::test_ssp_waits_for_the_slowest_live_rank_and_no_longer",
@@ -254,30 +254,35 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "glance-beyond-the-bound",
-        "daskps.shards.glance:Glance._unless_ahead",
-        "if fixed[POLICY] == SSP and clock - slowest > fixed[STALENESS]:",
-        "if fixed[POLICY] == SSP and clock - slowest > fixed[STALENESS] + 1:",
+        "read-beyond-the-bound",
+        "daskps.shards.reads:TrainerReads.find_bound",
+        "if words[POLICY] == SSP and lag > words[STALENESS]:",
+        "if words[POLICY] == SSP and lag > words[STALENESS] + 1:",
         (
-            "tests/shards/test_glance.py::test_it_waits_for_the_slowest_live_rank_and_no_longer",
+            "tests/shards/test_reads.py::test_it_waits_for_the_slowest_live_rank_and_no_longer",
         ),
     ),
     Mutant(
-        "glance-ahead-of-its-round",
-        "daskps.shards.glance:Glance.flip",
-        "if rounds == clock:",
-        "if rounds >= clock:",
-        (
-            "tests/shards/test_glance.py::test_in_rounds_it_is_exactly_that_of_the_clock",
-        ),
+        "staleness-of-one-more",
+        "daskps.shards.reads:TrainerReads.find_bound",
+        "lag = clock - self.find_slowest(flip, clock)",
+        "lag = clock - self.find_slowest(flip, clock) - 1",
+        ("tests/shards/test_reads.py::test_ssp_never_reads_more_than_s_clocks_ahead",),
     ),
     Mutant(
-        "glance-at-half-a-copy",
-        "daskps.shards.glance:Glance.is_whole",
+        "read-ahead-of-its-round",
+        "daskps.shards.reads:TrainerReads.find_bound",
+        "if ahead > 0:",
+        "if ahead > 1:",
+        ("tests/shards/test_reads.py::test_in_rounds_it_is_exactly_that_of_the_clock",),
+    ),
+    Mutant(
+        "read-of-half-a-copy",
+        "daskps.shards.reads:TrainerReads.is_whole",
         "return header[WRITING] <= flip + 1 and header[FLIP] >= flip",
         "return header[FLIP] >= flip",
         (
-            "tests/shards/test_glance.py::test_a_copy_is_whole_until_a_second_publication_begins",
+            "tests/shards/test_reads.py::test_a_copy_is_whole_until_a_second_publication_begins",
         ),
     ),
 )

@@ -8,9 +8,8 @@ import pytest
 from daskps.consistency import ASP, BSP, SSP
 from daskps.shards import cutting
 from daskps.shards.cuts.cut import Order
-from daskps.shards.deputy import Deputy, NotHereError
+from daskps.shards.deputy import CLOSED, NotHereError, set_gate
 from daskps.shards.memory.format import GENERATION, MAX_PRODUCERS
-from daskps.shards.memory.gates import CLOSED, set_gate
 from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, NO_WAIT, READ, Item, Ready, Step, Ticket
@@ -20,11 +19,11 @@ RULES = dict.fromkeys(RULED, Momentum())
 SLOTS = dict.fromkeys(RULED, (0.0,))
 
 
-def pair() -> tuple[Shard, Deputy]:
+def pair() -> tuple[Shard, Shard]:
     segment = Segment(LAYOUT, 0, SLOTS)
     segment.words[GENERATION] = 1
     same = Segment(LAYOUT, 0, SLOTS, segment.buffer)
-    return Shard(segment, RULES), Deputy(same, RULES)
+    return Shard(segment, RULES), Shard.as_deputy(same, RULES)
 
 
 def push(sequence: int, value: float = 1.0, **more) -> Step:

@@ -35,7 +35,7 @@ from daskps.errors import (
 from daskps.layout.arrays import Layout
 from daskps.shards import cutting
 from daskps.shards.cuts.cut import OWNER, Order, ShardReport, agree
-from daskps.shards.deputy import Deputy, NotHereError
+from daskps.shards.deputy import NotHereError
 from daskps.shards.memory.format import (
     CLOCK,
     GENERATION,
@@ -811,7 +811,7 @@ class Shards(Machine):
 class Both(Shard):
     """An owner that leaves steps in rounds to a deputy whenever it likes."""
 
-    def __init__(self, segment: Segment, deputy: Deputy) -> None:
+    def __init__(self, segment: Segment, deputy: Shard) -> None:
         super().__init__(segment, RULES)
         self.deputy = deputy
         self.likes = np.random.default_rng(0)
@@ -910,7 +910,7 @@ class Pairs(Shards):
         segment = Segment(LAYOUT, i, SLOTS, durable=True)
         segment.words[GENERATION] = 1
         same = Segment(LAYOUT, i, SLOTS, segment.buffer, durable=True)
-        return Both(segment, Deputy(same, RULES))
+        return Both(segment, Shard.as_deputy(same, RULES))
 
     def segments(self) -> list[Segment]:
         deputies = [shard.deputy.segment for shard in self.shards]  # type: ignore[attr-defined]

@@ -14,10 +14,10 @@ from daskps.cluster.host.rules import Rules
 from daskps.cluster.machine.machine import HERE, Machine
 from daskps.cluster.machine.membership import WayClosed, owner_of
 from daskps.errors import ProtocolError, RunCancelledError
-from daskps.shards.deputy import Deputy, NotHereError
+from daskps.shards.deputy import CLOSED, NotHereError, gate_of
 from daskps.shards.memory.areas import PAGE_NBYTES
-from daskps.shards.memory.gates import CLOSED, gate_of
 from daskps.shards.memory.segment import Segment
+from daskps.shards.shard import Shard
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.shard_map import RunMembership, StoreMap
@@ -71,14 +71,14 @@ class MappedShards(NearShards):
             block = self._members.attach(place.name, place.nbytes, place.nonce)
             self._owner = owner_of(place.name)
             segment = Segment(meta.layout, shard, slots, block.buffer, durable=True)
-            deputy = Deputy(segment, rules, cache_dir=rules.cache_dir)
+            deputy = Shard.as_deputy(segment, rules, cache_dir=rules.cache_dir)
             self.slots[meta.uid, shard] = HostedShard(
                 meta.name, meta.layout, shard, deputy, block=block
             )
             if joined is not None:
                 self._join(joined, shard, deputy)
 
-    def _join(self, joined: RunMembership, shard: int, deputy: Deputy) -> None:
+    def _join(self, joined: RunMembership, shard: int, deputy: Shard) -> None:
         """Find the mailboxes of a run; without them its steps go to the owner."""
         place = joined.mailboxes.get(shard)
         if place is None:

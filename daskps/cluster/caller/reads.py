@@ -17,9 +17,9 @@ import numpy as np
 from daskps.cluster.caller.routes import Target
 from daskps.cluster.host.copying import copier
 from daskps.cluster.machine.pauses import Pause
-from daskps.shards.glance import NOT_YET, Glance
 from daskps.shards.memory.format import MIXED
 from daskps.shards.memory.sides import runs
+from daskps.shards.reads import NOT_YET, TrainerReads
 from daskps.typing import Array
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ PieceCopies = tuple[PieceCopy, ...]
 class Source(NamedTuple):
     """One shard of a read."""
 
-    glance: Glance
+    glance: TrainerReads
     #: What to copy where all of its weights lie in one buffer, for either of them.
     whole: tuple[PieceCopies, PieceCopies]
     #: What to copy at a flip where they do not.
@@ -98,7 +98,7 @@ class PreparedRead:
                 self.is_possible = False
                 return
             segment = slot.shard.segment
-            glance = Glance(segment, session.run, session.rank)
+            glance = TrainerReads(segment, session.run, session.rank)
             to = cuts[shard] if cuts else [(next(numbers), slice(None)) for _ in asked]
             copy = copier(nbytes)
             self._sources.append(
@@ -132,7 +132,7 @@ class PreparedRead:
             self._next_look = now + LOOK_SECONDS
         for glance, whole, mixed, copy in self._sources:
             for _ in range(TRIES):
-                flip = glance.flip(clock)
+                flip = glance.find_flip(clock)
                 if flip == NOT_YET:
                     flip = wait(glance, clock)
                 if flip < 0:
@@ -151,10 +151,10 @@ class PreparedRead:
         return max([source.glance.lag for source in self._sources], default=0)
 
 
-def wait(glance: Glance, clock: int) -> int:
+def wait(glance: TrainerReads, clock: int) -> int:
     """Wait a little for the other trainers: a round is short, where they are near."""
     pause = Pause(SPIN_SECONDS)
-    while (flip := glance.flip(clock)) == NOT_YET and pause.seconds < WAIT_SECONDS:
+    while (flip := glance.find_flip(clock)) == NOT_YET and pause.seconds < WAIT_SECONDS:
         pause()
     return flip
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from daskps.cluster.caller.reads import wait
-from daskps.shards.glance import NOT_YET, Glance
+from daskps.shards.reads import NOT_YET, TrainerReads
 from daskps.typing import Array
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.member import Member
 
 #: A look at the shard, which of its pieces, and that in both of its buffers.
-Seen = tuple[Glance, int, tuple[Array, Array]]
+Seen = tuple[TrainerReads, int, tuple[Array, Array]]
 
 
 class Views:
@@ -57,7 +57,7 @@ class Views:
             if seen is None:
                 continue
             glance, position, buffers = seen
-            flip = glance.flip(clock)
+            flip = glance.find_flip(clock)
             if flip == NOT_YET:
                 flip = wait(glance, clock)
             if flip >= 0:
@@ -86,5 +86,5 @@ class Views:
         buffers = [w[position].reshape(parameter.shape) for w in segment.weights]
         for buffer in buffers:
             buffer.flags.writeable = False
-        glance = Glance(segment, session.run, session.rank)
+        glance = TrainerReads(segment, session.run, session.rank)
         return glance, position, (buffers[0], buffers[1])

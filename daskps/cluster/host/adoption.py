@@ -24,9 +24,9 @@ from daskps.errors import (
 )
 from daskps.layout.arrays import Layout, counted
 from daskps.shards import run_record
+from daskps.shards.deputy import CLOSED, RELEASED, gate_of, set_gate
 from daskps.shards.memory.areas import PAGE_NBYTES
 from daskps.shards.memory.format import GENERATION, N_RANKS, RUN
-from daskps.shards.memory.gates import CLOSED, RELEASED, gate_of, set_gate
 from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 

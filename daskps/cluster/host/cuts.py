@@ -15,6 +15,7 @@ from daskps.cluster.wire.reports import OrderWire, pack_report
 from daskps.cluster.wire.wellformed import check
 from daskps.shards import cutting
 from daskps.shards.cuts.cut import Order, broken
+from daskps.shards.reads import copy_parts
 from daskps.shards.steps import Ready, Step, Ticket
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ async def copy_cut(
         # Taken out: should the cut begin again meanwhile, it reads into other memory.
         room = claim.rooms.pop(slot.index)
         # Without the mutex: pulls go on, and no push can write into what is read.
-        read = partial(slot.shard.read, ready, room.parts())
+        read = partial(copy_parts, slot.shard.segment, ready, room.parts())
         whole = read() if host.is_small(slot) else await host.in_thread(read)
         held: list[bool] = []
 

@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, TypeVar
 from daskps import config
 from daskps.cluster.host import copying
 from daskps.errors import ShardBusyError
+from daskps.shards.deputy import CLOSED, RELEASED, set_gate
 from daskps.shards.memory.areas import PAGE_NBYTES
 from daskps.shards.memory.format import GENERATION, NONCE
-from daskps.shards.memory.gates import CLOSED, RELEASED, set_gate
 from daskps.shards.memory.segment import Segment
+from daskps.shards.reads import copy_parts
 from daskps.shards.seats import ASK
 from daskps.shards.shard import Shard
 from daskps.shards.steps import Ready, Step, Ticket
@@ -332,7 +333,7 @@ class HostedShard:
         parts = [(*r, out) for r, out in zip(part.ranges, outs, strict=True)]
         copy = copying.copier(sum(out.nbytes for out in outs))
         for _ in range(0 if self.locks_reads else 2):
-            if self.shard.read(ready, parts, copy):
+            if copy_parts(self.shard.segment, ready, parts, copy):
                 return ready
             if ready.exact:
                 # What has run into the copy has begun to overwrite that version.
@@ -340,12 +341,12 @@ class HostedShard:
             ready = self._latest(ready)
         try:
             with self._turn(seconds):
-                if not self.shard.read(ready, parts, copy):
+                if not copy_parts(self.shard.segment, ready, parts, copy):
                     if ready.exact:
                         raise self.shard.overrun(ticket)
                     # Also where a writer died on the way: it leaves the latest whole.
                     ready = self._latest(ready)
-                    self.shard.read(ready, parts, copy)
+                    copy_parts(self.shard.segment, ready, parts, copy)
         finally:
             # A thread that came meanwhile found the mutex taken and left its ticket.
             self.serve()
@@ -380,8 +381,8 @@ class HostedShard:
         parts = [(*r, out) for r, out in zip(part.ranges, outs, strict=True)]
         copy = copying.copier(sum(out.nbytes for out in outs))
         for _ in range(2):
-            ready = self.shard.latest(step)
-            if ready is None or self.shard.read(ready, parts, copy):
+            ready = self.shard.find_latest(step)
+            if ready is None or copy_parts(self.shard.segment, ready, parts, copy):
                 return ready
         return None
 

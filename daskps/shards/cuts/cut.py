@@ -38,8 +38,9 @@ from daskps.shards.memory.format import (
 )
 from daskps.shards.memory.format import FLOOR as SETTLED
 from daskps.shards.producers import WINDOW
+from daskps.shards.reads import flip_of_round
+from daskps.shards.run_record import CODES
 from daskps.shards.steps import Intervals, Ready, Ticket
-from daskps.shards.waiting import CODES, flip_of_round
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

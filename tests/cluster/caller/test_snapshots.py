@@ -29,6 +29,7 @@ from daskps.cluster.host.host import HOSTS
 from daskps.cluster.keys import copy_key
 from daskps.cluster.wire.deadline import Deadline
 from daskps.cluster.wire.messages import Call
+from daskps.shards.reads import copy_parts
 from tests.support import gen_cluster, local_cluster, store, until
 
 RNG = np.random.default_rng(7)
@@ -238,21 +239,21 @@ async def test_values_on_the_event_loop(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
-async def test_copy_that_outlives_its_cut_is_made_again(c, s, a):
+async def test_copy_that_outlives_its_cut_is_made_again(c, s, a, monkeypatch):
     """What came after the cut may be in it, and no word of the shard need say so."""
     made = await daskps.create({"w": np.zeros(4)}, client=c)
     [slot] = HOSTS[a.address].slots.values()
     shard: Any = slot.shard
-    read = shard.read
+    read = copy_parts
     copied: list[int] = []
 
-    def late(ready, parts):
+    def late(segment, ready, parts):
         if not copied:
             shard.release_cut("its lease is over")
         copied.append(ready.flip)
-        return read(ready, parts)
+        return read(segment, ready, parts)
 
-    shard.read = late
+    monkeypatch.setattr(cuts, "copy_parts", late)
     shards = await made._attach(made._bind())
     await snapshots.take_snapshot(shards, None, Deadline(10, "a snapshot"))
     assert len(copied) == 2

@@ -18,10 +18,10 @@ from daskps.cluster.host.adoption import _Rounds, _Taker
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.machine.memory import Memory, open_memory
 from daskps.errors import StoreClosedError
-from daskps.shards.deputy import Deputy, NotHereError
+from daskps.shards.deputy import CLOSED, OPEN, RELEASED, NotHereError, gate_of, set_gate
 from daskps.shards.memory.format import GENERATION
-from daskps.shards.memory.gates import CLOSED, OPEN, RELEASED, gate_of, set_gate
 from daskps.shards.memory.segment import Segment
+from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, READ, Item, Ready, Step, Ticket
 from tests.cluster.slots import LAYOUT, shared_slot
 
@@ -101,7 +101,7 @@ def test_a_shard_that_is_taken_over_is_of_the_next_generation(
 ) -> None:
     """Who shares its memory with the dead hears of it by that."""
     segment = left.shard.segment
-    deputy = Deputy(Segment(LAYOUT, 0, {}, segment.buffer, durable=True), {})
+    deputy = Shard.as_deputy(Segment(LAYOUT, 0, {}, segment.buffer, durable=True), {})
     [taken], found = take(heir, left)
     assert found["generation"] == taken.shard.generation == 2
     assert segment.words[GENERATION] == 2

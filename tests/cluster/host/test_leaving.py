@@ -31,9 +31,8 @@ from daskps.cluster.machine.folder import folder_of
 from daskps.cluster.machine.membership import Membership
 from daskps.cluster.machine.memory import open_memory
 from daskps.errors import StaleGenerationError
-from daskps.shards.deputy import Deputy, NotHereError
+from daskps.shards.deputy import OPEN, RELEASED, NotHereError, gate_of, set_gate
 from daskps.shards.memory.format import GENERATION
-from daskps.shards.memory.gates import OPEN, RELEASED, gate_of, set_gate
 from daskps.shards.shard import Shard
 from daskps.shards.steps import READ, Step, Ticket
 from tests.cluster.slots import LAYOUT, shared_slot
@@ -57,7 +56,7 @@ def test_a_released_shard_serves_nobody_until_it_is_adopted(tmp_path):
     slot, error = shared_slot(tmp_path), StaleGenerationError("gone")
     segment = slot.shard.segment
     slot.shard.generation = segment.words[GENERATION] = 1
-    deputy = Deputy(segment, {})
+    deputy = Shard.as_deputy(segment, {})
     released = slot.release(error)
     assert not released.done()
     slot.serve()

@@ -15,6 +15,7 @@ from daskps.shards.arrays.operations import TILE, PieceUpdate
 from daskps.shards.memory.format import MIXED, SIDE
 from daskps.shards.memory.publication import Publication
 from daskps.shards.memory.segment import Segment
+from daskps.shards.reads import copy_parts
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Ready, Step
 from tests.shards.making import (
@@ -230,7 +231,10 @@ def test_a_part_of_a_vector_is_read_in_few_copies():
                 to[:] = source
 
             ready = Ready(segment.flip, record.version)
-            assert shard.read(ready, [("float64", start, stop, out)], copy) is ready
+            assert (
+                copy_parts(shard.segment, ready, [("float64", start, stop, out)], copy)
+                is ready
+            )
             np.testing.assert_array_equal(out, wanted[start:stop])
             found = [
                 record.weight_sides[i] for i, w in enumerate(held(segment)) for _ in w
@@ -267,7 +271,7 @@ def test_a_push_that_is_refused_or_repeated_leaves_no_trace(refused, monkeypatch
     assert segment.writing == segment.flip == 2
     # What a reader says that has looked at the flip before that push came.
     ready, out = Ready(1, segment.record(1).version), np.empty(5)
-    assert shard.read(ready, [("float64", 0, 5, out)]) is ready
+    assert copy_parts(shard.segment, ready, [("float64", 0, 5, out)]) is ready
     assert ready.version == out[0] == 1
 
 

@@ -13,15 +13,15 @@ from daskps import optim
 from daskps.consistency import BSP
 from daskps.errors import IllegalStateError, RunCancelledError
 from daskps.layout.arrays import Layout
+from daskps.shards.deputy import OPEN, READING, gate_of
 from daskps.shards.memory import segment as segment_
 from daskps.shards.memory.areas import untouched
 from daskps.shards.memory.format import GENERATION
-from daskps.shards.memory.gates import OPEN, READING, gate_of
 from daskps.shards.memory.segment import Segment
+from daskps.shards.reads import flip_of_round
 from daskps.shards.rounds.mailbox import Mailbox
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, Item, Standing, Step, Ticket
-from daskps.shards.waiting import flip_of_round
 from tests.shards.making import RUN, failed, held, send, slots_of, weights
 from tests.shards.rounds.test_mailbox import Killed, Watch, Words
 

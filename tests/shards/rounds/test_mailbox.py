@@ -23,9 +23,8 @@ from daskps.errors import (
 from daskps.layout.arrays import Layout
 from daskps.reduction import leaf, reduce_all
 from daskps.shards import cutting
-from daskps.shards.deputy import Deputy, NotHereError
+from daskps.shards.deputy import OPEN, READING, NotHereError, gate_of
 from daskps.shards.memory.format import GENERATION, ROUNDS
-from daskps.shards.memory.gates import OPEN, READING, gate_of
 from daskps.shards.memory.segment import Segment
 from daskps.shards.rounds import sums
 from daskps.shards.rounds import words as tablework
@@ -92,8 +91,8 @@ def another(
     n_ranks: int,
     reduce: Any = "mean",
     layout: Layout = LAYOUT,
-) -> Deputy:
-    deputy = Deputy(Segment(layout, 0, SLOTS, buffer, durable=True), RULES)
+) -> Shard:
+    deputy = Shard.as_deputy(Segment(layout, 0, SLOTS, buffer, durable=True), RULES)
     deputy.attach_rounds(RUN, n_ranks, reduce, memory)
     return deputy
 
