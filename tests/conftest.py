@@ -34,6 +34,8 @@ settings.load_profile("daskps")
 #: Fixtures that stand for a cluster.
 CLUSTERS = {"client", "cluster", "loop", "machine_cluster", "rpc_cluster", "way"}
 _FDS = Path("/proc/self/fd")
+#: Nothing but what it does when it is imported, by the process that workers come from.
+collect_ignore = ["preloaded.py"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

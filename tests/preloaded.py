@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import gc
 import importlib
+import threading
 
 from daskps import kernels
 
-MODULES = (
+for name in (
     "dask.array",
     "dask.dataframe",
     "daskps.cluster.plugins",
@@ -23,12 +24,14 @@ MODULES = (
     "distributed.protocol.numpy",
     "distributed.shuffle",
     "hypothesis",
-    "tests.support",
-)
-for name in MODULES:
+    "pytest",
+):
     importlib.import_module(name)
 # Numba reads its registries when it compiles for the first time. No rule is like this.
 kernels.build(lambda w, g: w + g, 0, 0, "f4").warm()
+# A thread is not forked, and a pool whose thread is gone waits for it for ever: so does
+# `distributed.utils_test`, which is not among these.
+assert threading.active_count() == 1, threading.enumerate()
 # Collections in a child would look at all this again, and so copy its pages.
 gc.collect()
 gc.freeze()
