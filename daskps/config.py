@@ -23,7 +23,6 @@ from dask.utils import parse_bytes, parse_timedelta
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
 logger = logging.getLogger(__name__)
 __all__ = [
@@ -33,16 +32,13 @@ __all__ = [
     "check_finite",
     "compresses",
     "deadline",
-    "double_buffer",
     "load",
-    "open_ways",
     "scheduler_address",
     "warn_pull_nbytes",
 ]
 
 with Path(__file__).with_name("daskps.yaml").open(encoding="utf-8") as _file:
     dask.config.update_defaults(yaml.safe_load(_file))
-
 
 #: Whether other processors see the stores of one in their order, which reading without
 #: a lock relies on.
@@ -157,83 +153,13 @@ def warn_pull_nbytes() -> int:
     return found
 
 
-def open_ways(*, process: bool, machine: bool) -> AbstractContextManager[object]:
-    """Open or close the ways to a shard, here and in workers started meanwhile.
-
-    Parameters
-    ----------
-    process, machine : bool
-        Whether callers inside the worker's process, and those on its machine, reach
-        the shard without a message; both False is as between machines.
-
-    Returns
-    -------
-    context manager
-        Puts the configuration back at its end.
-    """
-    setting: AbstractContextManager[object] = dask.config.set(
-        {"daskps.ways.process": process, "daskps.ways.machine": machine}
-    )
-    return setting
-
-
-def double_buffer(value: str) -> AbstractContextManager[object]:
-    """Choose for a while what resident trainers of `train` make ready ahead.
-
-    Parameters
-    ----------
-    value : {"none", "batches", "parameters"}
-        As the configuration value of this name.
-
-    Returns
-    -------
-    context manager
-        Puts the configuration back at its end.
-    """
-    setting: AbstractContextManager[object] = dask.config.set(
-        {"daskps.double-buffer": value}
-    )
-    return setting
-
-
-def no_profiles() -> AbstractContextManager[object]:
-    """Turn off the profiler in workers that are started meanwhile.
-
-    Returns
-    -------
-    context manager
-        Puts the configuration back at its end.
-    """
-    setting: AbstractContextManager[object] = dask.config.set(
-        {"distributed.worker.profile.enabled": False}
-    )
-    return setting
-
-
-def restarts() -> AbstractContextManager[object]:
-    """Have a cluster keep workers that are lost again and again.
-
-    Dask's gives one up that is lost twice within 15 s, though its nanny started it again.
-
-    Returns
-    -------
-    context manager
-        Puts the configuration back at its end.
-    """
-    setting: AbstractContextManager[object] = dask.config.set(
-        {"distributed.deploy.lost-worker-timeout": "1 hour"}
-    )
-    return setting
-
-
 def scheduler_address() -> str | None:
     """Return the scheduler that `distributed.Client()` would connect to.
 
     Returns
     -------
     str or None
-        Dask's own value ``scheduler-address``, which the environment variable
-        ``DASK_SCHEDULER_ADDRESS`` sets; None where there is none.
+        Dask's ``scheduler-address`` (``DASK_SCHEDULER_ADDRESS``); None where unset.
 
     Examples
     --------
@@ -301,9 +227,8 @@ def deadline(timeout: Timeout = DEFAULT, what: str = "timeout") -> float | None:
     try:
         return _seconds(timeout)
     except (TypeError, ValueError) as error:
-        raise type(error)(
-            f"{what}={timeout!r} is no timeout: give {_SECONDS}"
-        ) from None
+        message = f"{what}={timeout!r} is no timeout: give {_SECONDS}"
+        raise type(error)(message) from None
 
 
 def _read(key: str) -> Any:
@@ -394,12 +319,9 @@ def _flag(value: object) -> bool:
 
 
 def _locked_reads(value: object) -> bool:
-    # By identity: 1 is equal to True.
-    if value is True:
-        return True
-    if value != "auto":
+    if value is not True and value != "auto":  # 1 is equal to True
         raise ValueError(value)
-    return not _ORDERED
+    return value is True or not _ORDERED
 
 
 def _double_buffer(value: object) -> str:

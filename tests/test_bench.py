@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,14 +30,12 @@ from daskps.bench import (
     jobs,
     memory,
     pairs,
-    pullpush,
     report,
     rounds,
-    train,
 )
 from daskps.bench.jobs import LEARNING_RATE, StepJob
 from daskps.bench.pairs import Comparison
-from daskps.bench.peers import PeerError, actors, allreduce, dask, gang, limit
+from daskps.bench.peers import Peer, PeerError, actors, allreduce, dask, gang, limit
 
 SLOW = Comparison("BSP round, 1 KiB, 2 + 2", "Snail", (1e-3, 2e-3, 1e-3), (3e-3,) * 3)
 FAST = Comparison(
@@ -68,7 +67,8 @@ def test_help_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     for name in command.NAMES:
         assert f"{name}:" in said
-        assert callable(importlib.import_module(f"daskps.bench.{name}").main)
+        assert command.parser_of(name).format_help()
+        assert callable(importlib.import_module(f"daskps.bench.{name}").run)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,6 @@ def test_help_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "--pairs", "0"], "'0' is no whole number that is at least 1"),
         (["kernels", "--pairs", "x"], "'x' is no whole number that is at least 1"),
         (["graph", "--rounds", "0"], "'0' is no whole number that is at least 1"),
-        (["graph", "--long", "-1"], "'-1' is no whole number that is at least 1"),
-        (["graph", "--idle", "-1"], "'-1' is no number of seconds above 0"),
         (["train", "--seconds", "nan"], "'nan' is no number of seconds above 0"),
         (["lock", "--seconds", "0"], "'0' is no number of seconds above 0"),
         (["memory", "--limit-mib", "0"], "'0' is no whole number that is at least 1"),
@@ -93,6 +91,7 @@ def test_help_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "--json", "/no/such/file"], "there is no folder /no/such"),
         (["rounds", "--long", "9", "--close", "machine"], "a cluster of its own"),
         (["graph", "--peers", "limit"], "unrecognized arguments"),
+        (["scaling", "--close", "process"], "unrecognized arguments"),
     ],
 )
 def test_what_is_unknown_is_refused(
@@ -109,13 +108,13 @@ def test_a_plot_without_matplotlib_is_refused_at_once(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit):
-        command.parser("train", pairs=1).parse_args(["--svg", "x.svg"])
+        command.parser_of("train").parse_args(["--svg", "x.svg"])
     assert "daskps[bench]" in capsys.readouterr().err
 
 
 def test_ways_of_a_cluster_that_runs_cannot_be_closed() -> None:
     given = ["--scheduler", "tcp://127.0.0.1:1", "--close", "process"]
-    options = command.parser("train", pairs=1).parse_args(given)
+    options = command.parser_of("train").parse_args(given)
     with pytest.raises(SystemExit, match="DASK_DASKPS__WAYS__"):
         command.cluster(options, 1).__enter__()
 
@@ -133,7 +132,7 @@ def test_steps_beside_bare_close_what_is_asked() -> None:
 
 
 def test_a_job_that_does_not_exist_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert rounds.main(["--job", "nope"]) == 0
+    assert command.main(["rounds", "--job", "nope"]) == 0
     assert "nothing was measured" in capsys.readouterr().out
 
 
@@ -245,7 +244,7 @@ def test_the_table_shows_medians_ratios_and_ways() -> None:
 def test_json_holds_every_sample(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = report.Report("rounds", {"pairs": 3})
+    found = report.Report("rounds", Namespace(pairs=3))
     found.begin()
     found.add(SLOW)
     found.missing["ray"] = "Traceback\nray is not installed"
@@ -268,7 +267,7 @@ def test_json_holds_every_look_and_what_it_decided(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     looks = scripted(*[1e-3] * report._FIRST_LOOKS, 0.9e-3, 2e-3)
-    found = report.Report("rounds", {}, looks)
+    found = report.Report("rounds", Namespace(), looks)
     found.begin()
     assert "best look at the cores so far: 1.00 ms" in capsys.readouterr().out
     found.add(LOOKED)
@@ -445,8 +444,7 @@ def test_an_allreduce_applies_the_mean_when_it_trains() -> None:
     def sum_up(gradient: Any) -> None:
         gradient *= 3  # as if the other had twice as much
 
-    everyone = allreduce.Everyone(0, 2, sum_up)
-    side = allreduce._Side(StepJob("train", 16, 2, 2), everyone)
+    side = allreduce._Side(StepJob("train", 16, 2, 2), 2, sum_up)
     side.gradient[:] = 1.0
     side.round()
     np.testing.assert_allclose(side.weights, 1e-3 - 1.5 * LEARNING_RATE, rtol=1e-6)
@@ -463,14 +461,14 @@ def test_plain_dask_applies_the_mean() -> None:
 # -- every peer does every job -------------------------------------------------
 
 
-def peer_of(name: str) -> Any:
-    peer = importlib.import_module(f"daskps.bench.peers.{name}")
-    if reason := peer.available():
+def peer_of(name: str) -> Peer:
+    peer: Peer = importlib.import_module(f"daskps.bench.peers.{name}").PEER
+    if reason := peer.missing():
         pytest.skip(reason)
     return peer
 
 
-def does_all_jobs(peer: Any, client: Any, n: int = 2) -> None:
+def does_all_jobs(peer: Peer, client: Any, n: int = 2) -> None:
     with peer.opened(n, n, client) as measure:
         for job in filter(peer.covers, TINY):
             shaped = replace(job, trainers=n, servers=n)
@@ -506,7 +504,7 @@ def test_dask_does_every_job(name: str, client: Client) -> None:
 def test_an_error_in_a_process_is_told() -> None:
     bad = StepJob("nonsense", 2048, 1, 1)  # type: ignore[arg-type]  # the point
     with (
-        gang.started("limit", 1) as measure,
+        gang.launched("limit", 1) as measure,
         pytest.raises(PeerError, match="no job 'nonsense'"),
     ):
         measure(bad, 3)
@@ -515,7 +513,7 @@ def test_an_error_in_a_process_is_told() -> None:
 def test_a_process_that_does_not_start_is_told() -> None:
     with (
         pytest.raises(PeerError, match="No module named"),
-        gang.started("nonsense", 1),
+        gang.launched("nonsense", 1),
     ):
         pass
 
@@ -523,30 +521,23 @@ def test_a_process_that_does_not_start_is_told() -> None:
 # -- side by side --------------------------------------------------------------
 
 
-class Fake:
-    """A peer that is always there."""
-
-    def __init__(self, title: str, error: str = "") -> None:
-        self.TITLE, self.error = title, error
-
-    def available(self) -> None:
-        return None
-
-    def covers(self, job: StepJob) -> bool:
-        return job.kind == "round"
+def fake(title: str, error: str = "") -> Peer:
+    """Return a peer that is always there."""
 
     @contextmanager
-    def opened(self, trainers: int, servers: int, client: Any) -> Any:
+    def opened(trainers: int, servers: int, client: Any) -> Any:
         def measure(job: StepJob, steps: int) -> float:
-            if self.error:
-                raise PeerError(self.error)
+            if error:
+                raise PeerError(error)
             return 0.5
 
         yield measure
 
+    return Peer(title, opened, covers=lambda job: job.kind == "round")
+
 
 def test_a_peer_that_fails_is_left_out_and_the_others_go_on(client: Client) -> None:
-    field = against.Field({"bad": Fake("Bad", "broke"), "good": Fake("Good")})
+    field = against.Field({"bad": fake("Bad", "broke"), "good": fake("Good")})
     (found,) = field.compare(client, TINY, pairs.Effort(pairs=2, seconds=0.01))
     assert (found.job, found.peer) == ("BSP round, 2 KiB, 2 + 2", "Good")
     assert found.theirs == (0.5, 0.5)
@@ -573,7 +564,7 @@ def test_a_benchmark_against_the_users_own_cluster(
     file, address = tmp_path / "found.json", client.scheduler_info()["address"]
     small = ["--weights", "512", "--pairs", "1", "--seconds", "0.01"]
     where = ["--scheduler", address, "--json", str(file)]
-    assert train.main([*small, *where, "--job", "1 + 1"]) == 0
+    assert command.main(["train", *small, *where, "--job", "1 + 1"]) == 0
     rows = json.loads(file.read_text("utf-8"))["comparisons"]
     assert [row["peer"] for row in rows] == ["Dask Actors", "plain Dask"]
     assert {row["job"] for row in rows} == {
@@ -587,7 +578,8 @@ def test_pulls_from_a_busy_worker(
 ) -> None:
     file, address = tmp_path / "found.json", client.scheduler_info()["address"]
     small = ["--busy", "--mib", "1", "--pairs", "2", "--seconds", "0.01"]
-    assert pullpush.main([*small, "--scheduler", address, "--json", str(file)]) == 0
+    where = ["--scheduler", address, "--json", str(file)]
+    assert command.main(["pullpush", *small, *where]) == 0
     rows = json.loads(file.read_text("utf-8"))["comparisons"]
     assert [(row["job"], row["peer"]) for row in rows] == [
         ("pull of 256 B, owner busy", "owner idle"),
@@ -610,4 +602,4 @@ def test_memory_is_kept_where_the_bound_is_and_nobody_was_paused() -> None:
 @pytest.mark.slow  # four workers of a gigabyte
 @pytest.mark.leaky
 def test_a_model_as_large_as_a_workers_memory_pauses_nobody() -> None:
-    assert memory.main(["--rounds", "2"]) == 0
+    assert command.main(["memory", "--rounds", "2"]) == 0

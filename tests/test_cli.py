@@ -23,7 +23,7 @@ import pytest
 from click.testing import CliRunner
 
 import daskps
-from daskps import cli, config, demo, optim
+from daskps import cli, demo, optim
 from daskps.cli import stores
 from daskps.demo import servers
 from tests.support import gen_cluster, until
@@ -301,7 +301,7 @@ async def test_no_stores_and_lost_shards(c, s, a, b):
         return found.output
 
     # Private memory: the other worker cannot take over what this one leaves.
-    with config.open_ways(process=True, machine=False):
+    with dask.config.set({"daskps.ways.machine": False}):
         store = await daskps.create({"w": np.zeros(4)}, client=c, name="model")
     await b.close()
     # Until then a worker that closes may be found on its way.

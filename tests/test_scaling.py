@@ -6,33 +6,12 @@ import json
 import resource
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
 
-import msgpack
 import numpy as np
 import pytest
 
-from daskps.bench import model, scaling
+from daskps.bench import command, model
 from daskps.bench.model import RoundWork, StoreShape, Times
-
-BORDERS = [0, 127, 128, 255, 256, 65_535, 65_536, 2**32 - 1, 2**32, 2**63]
-LENGTHS = [0, 15, 16, 31, 32, 255, 256, 65_535, 65_536]
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        *BORDERS,
-        *("x" * n for n in LENGTHS),
-        *(bytes(n) for n in LENGTHS),
-        *([1] * n for n in LENGTHS),
-        *(dict.fromkeys(map(str, range(n)), None) for n in (0, 15, 16, 300)),
-        ["é", {"a": [1.5, True, None, b"x"]}],
-    ],
-    ids=lambda value: f"{type(value).__name__}-{str(value)[:9]}",
-)
-def test_sizes_are_those_of_msgpack(value: Any) -> None:
-    assert model.packed(value) == len(msgpack.packb(value))
 
 
 def test_messages_and_payload_of_a_round() -> None:
@@ -94,7 +73,7 @@ def test_what_is_counted_on_the_wire_is_what_the_model_says(
     file = tmp_path / "found.json"
     # 96 KiB on four hosts: the arrays are frames of their own.
     given = ["--workers", "2,4", "--kib", "1,96", "--pairs", "1", "--seconds", "1e-9"]
-    assert scaling.main([*given, "--no-graph", "--json", str(file)]) == 0
+    assert command.main(["scaling", *given, "--no-graph", "--json", str(file)]) == 0
     rows = json.loads(file.read_text("utf-8"))["resident"]
     assert [(r["shape"]["trainers"], r["shape"]["elements"]) for r in rows] == [
         (2, 256),
@@ -115,15 +94,7 @@ def test_what_is_counted_on_the_wire_is_what_the_model_says(
     assert "NO" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "given", [["--scheduler", "tcp://127.0.0.1:1"], ["--close", "process"]]
-)
-def test_other_clusters_are_refused(given: list[str]) -> None:
-    with pytest.raises(SystemExit, match="leave out --scheduler and --close"):
-        scaling.main(given)
-
-
 def test_too_many_open_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda what: (256, 1024))
     with pytest.raises(SystemExit, match=r"64 workers .* need 3528 open files"):
-        scaling.main([])
+        command.main(["scaling"])

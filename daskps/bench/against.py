@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING
 
 from daskps.bench import sides
 from daskps.bench.pairs import Comparison, alternate, steps_in
@@ -12,12 +12,12 @@ from daskps.bench.peers import PeerError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
-    from contextlib import AbstractContextManager
 
     from distributed import Client
 
     from daskps.bench.jobs import Measure, StepJob
     from daskps.bench.pairs import Effort, Samples
+    from daskps.bench.peers import Peer
 
 #: Modules of `daskps.bench.peers`, in the order of reports.
 PEERS = (
@@ -35,23 +35,6 @@ PEERS = (
 ON_DASK = ("actors", "dask")
 
 
-class Peer(Protocol):
-    """A module of `daskps.bench.peers`."""
-
-    TITLE: str
-
-    def available(self) -> str | None:
-        """Return why it cannot be measured here; None where it can."""
-
-    def covers(self, job: StepJob) -> bool:
-        """Tell whether it does a job."""
-
-    def opened(
-        self, trainers: int, servers: int, client: Client
-    ) -> AbstractContextManager[Measure]:
-        """Start its processes; give a function that measures jobs of this shape."""
-
-
 @dataclass
 class Field:
     """The peers of one run, and why others are not among them."""
@@ -62,22 +45,7 @@ class Field:
     def compare(
         self, client: Client, jobs: Sequence[StepJob], effort: Effort
     ) -> Iterator[Comparison]:
-        """Set ours against every peer, one peer at a time.
-
-        Parameters
-        ----------
-        client : Client
-            Of the cluster.
-        jobs : sequence of StepJob
-            What to measure.
-        effort : Effort
-            How often and how long.
-
-        Yields
-        ------
-        Comparison
-            As they are measured. A peer that fails goes to `missing`.
-        """
+        """Set ours against every peer, one peer at a time; a peer that fails is missing."""
         shapes = dict.fromkeys((job.trainers, job.servers) for job in jobs)
         for shape in shapes:
             these = [job for job in jobs if (job.trainers, job.servers) == shape]
@@ -90,7 +58,7 @@ class Field:
                         for job in covered:
                             found, ways = _alternated(client, job, measure, effort)
                             rate = job.kind == "train"
-                            yield Comparison(job.title, peer.TITLE, *found, ways, rate)
+                            yield Comparison(job.title, peer.title, *found, ways, rate)
                 except PeerError as error:
                     self.missing[name] = str(error)
                     del self.peers[name]
@@ -113,28 +81,16 @@ def _alternated(
 
 
 def chosen(names: Collection[str] | None, *, on_dask: bool = False) -> Field:
-    """Return the peers that can be measured here.
+    """Return the peers that can be measured here, of those named or of all.
 
-    Parameters
-    ----------
-    names : collection of str, optional
-        Some of `PEERS`; all by default.
-    on_dask : bool
-        Whether the cluster is the user's: then those that run on it only.
-
-    Returns
-    -------
-    Field
-        The peers, and for the others why not.
+    On a cluster of the user's these are those that run on it only.
     """
     found = Field()
-    for name in PEERS:
-        if (names is not None and name not in names) or (
-            on_dask and name not in ON_DASK
-        ):
+    for name in ON_DASK if on_dask else PEERS:
+        if names is not None and name not in names:
             continue
-        peer = cast("Peer", importlib.import_module(f"daskps.bench.peers.{name}"))
-        reason = peer.available()
+        peer: Peer = importlib.import_module(f"daskps.bench.peers.{name}").PEER
+        reason = peer.missing()
         if reason is None:
             found.peers[name] = peer
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,22 +10,10 @@ from distributed.protocol.serialize import to_serialize
 from distributed.utils import sync
 
 from daskps import kernels, optim
-from daskps.bench import clusters
 from daskps.bench.jobs import PAST_NBYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from distributed import Client
-
     from daskps.typing import Array
-
-
-@contextmanager
-def cluster(rpc_only: bool = True) -> Iterator[Client]:
-    """Two worker processes on loopback; every call a message, or all ways open."""
-    with clusters.local(2, close=clusters.WAYS if rpc_only else ()) as client:
-        yield client
 
 
 class BareHandlers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import dask.array as da
@@ -9,12 +10,14 @@ import numpy as np
 
 import daskps
 from daskps import optim
-from daskps.bench import bare, command
+from daskps.bench import clusters
+from daskps.bench.options import number
 from daskps.bench.pairs import Comparison, alternate
 from daskps.bench.report import line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from argparse import Namespace
+    from collections.abc import Iterator, Sequence
 
     from distributed import Client
 
@@ -26,7 +29,7 @@ def _gradient(params: Any, X: Any, y: Any) -> Any:
     return {"w": X.T @ error / np.float32(len(y))}
 
 
-def _step(store: Any, X: Any, y: Any, n: int) -> float:
+def _step(store: Any, n: int, X: Any, y: Any) -> float:
     """Return the seconds of a step of `train`, once it is warm."""
     result = daskps.train(store, _gradient, X, y, epochs=3, batch_size=BATCH)
     steps = -(-n // (BATCH * 2))
@@ -58,39 +61,24 @@ def _sides(client: Client, n: int, columns: int, chunks: int) -> Iterator[Any]:
     yield f"{chunks} chunks, by column", (turned, chunked[1]), (np.asfortranarray(X), y)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print.
+OPTIONS = (
+    number("--rows", 2_000_000),
+    number("--columns", 20, "float32"),
+    number("--chunks", 20),
+    number("--pairs", 5),
+)
 
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Command line without the program's name.
 
-    Returns
-    -------
-    int
-        Exit status: 0, whatever was measured.
-    """
-    parser = command.plain("batches")
-    add, count = parser.add_argument, command.count
-    add("--rows", type=count, default=2_000_000, help="[%(default)s]")
-    add("--columns", type=count, default=20, help="float32 [%(default)s]")
-    add("--chunks", type=count, default=20, help="[%(default)s]")
-    add("--pairs", type=count, default=5, help="[%(default)s]")
-    options = parser.parse_args(argv)
-    with bare.cluster(rpc_only=False) as client:
+def run(options: Namespace) -> None:
+    """Measure and print."""
+    params = {"w": np.zeros(options.columns, "f4")}
+    with (
+        clusters.local(2) as client,
+        daskps.create(params, optimizer=optim.SGD(1e-6)) as store,
+    ):
         sides = _sides(client, options.rows, options.columns, options.chunks)
-        params = {"w": np.zeros(options.columns, "f4")}
-        with daskps.create(params, optimizer=optim.SGD(1e-6)) as store:
-            for name, blocks, array in sides:
-                found = alternate(
-                    _measure(store, blocks, options.rows),
-                    _measure(store, array, options.rows),
-                    options.pairs,
-                )
-                print(line(Comparison(name, "one array", found.ours, found.theirs)))
-    return 0
-
-
-def _measure(store: Any, data: tuple[Any, Any], n: int) -> Callable[[], float]:
-    return lambda: _step(store, data[0], data[1], n)
+        for name, blocks, array in sides:
+            ours = partial(_step, store, options.rows, *blocks)
+            theirs = partial(_step, store, options.rows, *array)
+            found = alternate(ours, theirs, options.pairs)
+            print(line(Comparison(name, "one array", *found)))

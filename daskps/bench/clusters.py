@@ -1,74 +1,68 @@
-"""The cluster that is measured: workers on loopback, or the user's own.
+"""The clusters that are measured, and the settings they are measured with.
 
-The one place where ways to a shard are closed.
+The one place where benchmarks change Dask's configuration.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import dask.config
 from distributed import Client, LocalCluster
-
-from daskps import config
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
+    from contextlib import AbstractContextManager
 
 #: Ways that the configuration can close.
 WAYS = ("process", "machine")
 
 
-@contextmanager
-def closed(ways: Collection[str]) -> Iterator[None]:
-    """Close ways, here and in workers that are started meanwhile.
+def closed(ways: Collection[str]) -> AbstractContextManager[object]:
+    """Close some of `WAYS` for a while, here and in workers started meanwhile."""
+    return _changed({f"daskps.ways.{way}": way not in ways for way in WAYS})
 
-    Parameters
-    ----------
-    ways : collection of str
-        Some of `WAYS`.
 
-    Yields
-    ------
-    None
-        The configuration is put back afterwards.
+def made_ready(what: str) -> AbstractContextManager[object]:
+    """Choose for a while what trainers make ready ahead, by ``double-buffer``."""
+    return _changed({"daskps.double-buffer": what})
+
+
+def kept() -> AbstractContextManager[object]:
+    """Have clusters keep workers that are lost again and again.
+
+    Dask's gives one up that is lost twice within 15 s, though its nanny started it again.
     """
-    with config.open_ways(**{way: way not in ways for way in WAYS}):
-        yield
+    return _changed({"distributed.deploy.lost-worker-timeout": "1 hour"})
+
+
+def _changed(settings: dict[str, object]) -> AbstractContextManager[object]:
+    setting: AbstractContextManager[object] = dask.config.set(settings)
+    return setting
+
+
+def started(workers: int, **options: Any) -> LocalCluster:
+    """Start worker processes on loopback, of one thread and without a memory limit.
+
+    Updates take one thread there, as those of other systems do.
+    """
+    return LocalCluster(
+        n_workers=workers,
+        host="127.0.0.1",
+        dashboard_address="127.0.0.1:0",
+        **{"threads_per_worker": 1, "memory_limit": 0} | options,
+    )
 
 
 @contextmanager
 def local(
-    workers: int, *, close: Collection[str] = (), threads: int = 1
+    workers: int, *, close: Collection[str] = (), **options: Any
 ) -> Iterator[Client]:
-    """Start worker processes on loopback, without a memory limit.
-
-    Updates take one thread there, as those of other systems do.
-
-    Parameters
-    ----------
-    workers : int
-        How many.
-    close : collection of str
-        Ways that are closed.
-    threads : int
-        Of each worker.
-
-    Yields
-    ------
-    Client
-        Closed with its cluster afterwards.
-    """
+    """Start such workers with some ways closed; give a client."""
     with (
         closed(close),
-        LocalCluster(
-            n_workers=workers,
-            threads_per_worker=threads,
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
-            memory_limit=0,
-        ) as cluster,
+        started(workers, **options) as cluster,
         Client(cluster) as client,
     ):
         yield client
@@ -80,74 +74,21 @@ def inside(workers: int) -> Iterator[LocalCluster]:
 
     All ways but messages are closed. So is Dask's profiler, which looks at all threads
     of the process a hundred times a second for each of its workers.
-
-    Parameters
-    ----------
-    workers : int
-        How many.
-
-    Yields
-    ------
-    LocalCluster
-        With its scheduler in this process, too; closed afterwards.
     """
     with (
         closed(WAYS),
-        config.no_profiles(),
-        LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            processes=False,
-            protocol="tcp",
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
-            memory_limit=0,
-        ) as cluster,
+        _changed({"distributed.worker.profile.enabled": False}),
+        started(workers, processes=False, protocol="tcp") as cluster,
     ):
         yield cluster
 
 
-@contextmanager
-def theirs(address: str) -> Iterator[Client]:
-    """Connect to the user's own cluster.
+def places(client: Client, trainers: int, servers: int) -> tuple[list[str], list[str]]:
+    """Return the workers that train and those that hold the model.
 
-    Parameters
-    ----------
-    address : str
-        Of its scheduler.
-
-    Yields
-    ------
-    Client
-        Closed afterwards; the cluster stays.
-    """
-    with Client(address) as client:
-        yield client
-
-
-@dataclass(frozen=True)
-class Places:
-    """Addresses of the workers that train and of those that hold the model."""
-
-    trainers: list[str]
-    servers: list[str]
-
-
-def places(client: Client, trainers: int, servers: int) -> Places:
-    """Return who does what: trainers first, as `daskps.run` places them.
-
-    Parameters
-    ----------
-    client : Client
-        Of the cluster.
-    trainers, servers : int
-        How many.
-
-    Returns
-    -------
-    Places
-        Different workers where there are enough.
+    Trainers come first, as `daskps.run` places them; they are different workers where
+    there are enough.
     """
     workers = list(client.nthreads())
     chosen = [workers[i % len(workers)] for i in range(trainers + servers)]
-    return Places(chosen[:trainers], chosen[trainers:])
+    return chosen[:trainers], chosen[trainers:]

@@ -41,13 +41,7 @@ class Wire:
 
 @contextmanager
 def wire() -> Iterator[Wire]:
-    """Count what is written to TCP connections by all workers of this process.
-
-    Yields
-    ------
-    Wire
-        Counts on until the block ends.
-    """
+    """Count what all workers of this process write to TCP connections."""
     found, write = Wire(), TCP.write
 
     async def counted(self: TCP, msg: Any, *args: Any, **kwargs: Any) -> int:
@@ -65,29 +59,21 @@ def wire() -> Iterator[Wire]:
 
 
 @dataclass
-class Desk:
-    """What a scheduler was asked, and the CPU seconds it took over it.
+class SchedulerCounts:
+    """What a scheduler was asked, and the CPU seconds it took over it."""
 
-    Parameters
-    ----------
-    directory : collections.Counter
-        Messages to the directory, by method.
-    events : int
-        What workers and clients told the scheduler of tasks.
-    finished : int
-        Tasks that were finished.
-    seconds : float
-        CPU time of the functions that dealt with the events.
-    """
-
+    #: Messages to the directory, by method.
     directory: Counter[str] = field(default_factory=Counter)
+    #: What workers and clients told the scheduler of tasks.
     events: int = 0
+    #: Tasks that were finished.
     finished: int = 0
+    #: CPU time of the functions that dealt with the events.
     seconds: float = 0.0
 
-    def since(self, before: Desk) -> Desk:
+    def since(self, before: SchedulerCounts) -> SchedulerCounts:
         """Return what came after an earlier copy."""
-        return Desk(
+        return SchedulerCounts(
             self.directory - before.directory,
             self.events - before.events,
             self.finished - before.finished,
@@ -96,22 +82,12 @@ class Desk:
 
 
 @contextmanager
-def scheduler(server: Scheduler) -> Iterator[Desk]:
+def scheduler(server: Scheduler) -> Iterator[SchedulerCounts]:
     """Count what reaches the scheduler of this process.
 
     Heartbeats are left out: they are Dask's, and come by the clock.
-
-    Parameters
-    ----------
-    server : Scheduler
-        In this process.
-
-    Yields
-    ------
-    Desk
-        Counts on until the block ends.
     """
-    found = Desk()
+    found = SchedulerCounts()
     handlers, streams = dict(server.handlers), dict(server.stream_handlers)
     asked: Any = handlers["daskps_directory"]
 
@@ -132,7 +108,9 @@ def scheduler(server: Scheduler) -> Iterator[Desk]:
         server.stream_handlers.update(streams)
 
 
-def _timed(name: str, handler: Callable[..., Any], found: Desk) -> Callable[..., Any]:
+def _timed(
+    name: str, handler: Callable[..., Any], found: SchedulerCounts
+) -> Callable[..., Any]:
     def timed(*args: Any, **kwargs: Any) -> Any:
         began = time.thread_time()
         try:

@@ -17,14 +17,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from distributed import Client, LocalCluster
+from distributed import Client
 
 import daskps
-from daskps import config, optim
-from daskps.bench import command
+from daskps import optim
+from daskps.bench import clusters
+from daskps.bench.options import number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from argparse import Namespace
+    from collections.abc import Callable
 
 #: Shards, and workers: one owns nothing and can take over.
 SHARDS, WORKERS = 2, 3
@@ -32,6 +34,10 @@ SHARDS, WORKERS = 2, 3
 PATIENCE_SECONDS = 60.0
 #: Then, until the next one. A new worker loads the loops of its rules meanwhile.
 BETWEEN_SECONDS = 2.0
+#: Lost workers are expected.
+QUIET: dict[str, Any] = {"silence_logs": logging.CRITICAL}
+#: How runs are trained, by what closing a cluster is told of.
+EXECUTION = {"run": "resident", "graph": "graph"}
 
 
 @dataclass
@@ -55,17 +61,6 @@ class Pusher:
         return max(took for began, took in self.seconds if began + took >= since)
 
 
-def _cluster(workers: int) -> LocalCluster:
-    return LocalCluster(
-        n_workers=workers,
-        threads_per_worker=1,
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0",
-        memory_limit=0,
-        silence_logs=logging.CRITICAL,
-    )
-
-
 def _wait(what: Callable[[], bool]) -> None:
     until = time.monotonic() + PATIENCE_SECONDS
     while not what():
@@ -75,12 +70,7 @@ def _wait(what: Callable[[], bool]) -> None:
 
 
 def kills(n: int) -> tuple[list[float], list[int], int]:
-    """Kill owners under pushes.
-
-    Parameters
-    ----------
-    n : int
-        How many, one after the other.
+    """Kill owners under pushes, so many one after the other.
 
     Returns
     -------
@@ -90,9 +80,8 @@ def kills(n: int) -> tuple[list[float], list[int], int]:
     """
     longest = []
     with (
-        config.restarts(),
-        _cluster(WORKERS) as cluster,
-        Client(cluster) as client,
+        clusters.kept(),
+        clusters.local(WORKERS, **QUIET) as client,
         daskps.create(
             {"w": np.zeros(1000, "f4")},
             name="ends",
@@ -135,19 +124,8 @@ def _ones(params: Any, X: Any, y: Any) -> dict[str, Any]:
 
 
 def closing(what: str) -> float:
-    """Use a cluster of four workers; return the seconds that closing it takes.
-
-    Parameters
-    ----------
-    what : str
-        ``"plain"``, ``"store"``, ``"run"`` or ``"graph"``.
-
-    Returns
-    -------
-    float
-        Of `LocalCluster.close`.
-    """
-    cluster = _cluster(4)
+    """Use a cluster of four workers; return the seconds that `LocalCluster.close` takes."""
+    cluster = clusters.started(4, **QUIET)
     with Client(cluster) as client:
         client.submit(sum, [1, 2]).result()
         if what != "plain":
@@ -157,41 +135,20 @@ def closing(what: str) -> float:
             if what == "store":
                 store.push({"w": np.ones(1000, "f4")})
             else:
-                way = "resident" if what == "run" else "graph"
+                data = np.zeros((512, 1))
                 daskps.train(
-                    store, _ones, np.zeros((512, 1)), execution=way, callbacks=()
+                    store, _ones, data, execution=EXECUTION[what], callbacks=()
                 )
     began = time.perf_counter()
     cluster.close()
     return time.perf_counter() - began
 
 
-def _closings(n: int) -> dict[str, list[float]]:
-    found = {what: list[float]() for what in ("plain", "store", "run", "graph")}
-    for _ in range(n):
-        for what, seconds in found.items():
-            seconds.append(closing(what))
-    return found
+OPTIONS = (number("--kills", 50), number("--closings", 7, "of each kind"))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print.
-
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Command line without the program's name.
-
-    Returns
-    -------
-    int
-        Exit status: 1 if a push was lost or applied twice.
-    """
-    parser = command.plain("ends")
-    add, count = parser.add_argument, command.count
-    add("--kills", type=count, default=50, help="[%(default)s]")
-    add("--closings", type=count, default=7, help="of each kind [%(default)s]")
-    options = parser.parse_args(argv)
+def run(options: Namespace) -> int:
+    """Measure and print; return 1 if a push was lost or applied twice."""
     longest, versions, pushes = kills(options.kills)
     ordered = sorted(longest)
     print(
@@ -200,7 +157,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{', '.join(f'{took:.3f}' for took in ordered[-5:])} s; versions {versions}",
         flush=True,
     )
-    for what, seconds in _closings(options.closings).items():
+    closings = {what: list[float]() for what in ("plain", "store", *EXECUTION)}
+    for _ in range(options.closings):
+        for what, seconds in closings.items():
+            seconds.append(closing(what))
+    for what, seconds in closings.items():
         median = statistics.median(seconds)
         print(
             f"closing 4 workers, {what}: median {median:.2f} s "

@@ -11,6 +11,7 @@ import numpy as np
 
 import daskps
 from daskps.bench import counting
+from daskps.bench.pairs import seconds
 
 if TYPE_CHECKING:
     from distributed import Scheduler
@@ -23,7 +24,7 @@ WARM = 2
 GRAPH_ROUNDS = 32
 
 #: The scheduler's counts, which rank 0 takes before and after its steps.
-_DESKS: dict[str, counting.Desk] = {}
+_COUNTS: dict[str, counting.SchedulerCounts] = {}
 
 
 @dataclass(frozen=True)
@@ -48,46 +49,34 @@ class _Loop:
 
     def _note(self, trainer: daskps.Trainer, when: str) -> None:
         if trainer.rank == 0:
-            _DESKS[when] = _DESKS["now"].since(counting.Desk())
+            _COUNTS[when] = _COUNTS["now"].since(counting.SchedulerCounts())
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One run of resident trainers.
-
-    Parameters
-    ----------
-    shape : StoreShape
-        What ran.
-    steps : int
-        That were measured.
-    seconds, cpu : float
-        Of one round: on the clock, and of all threads of this process.
-    requests, replies, nbytes : int
-        Counted from the first pull to the last step.
-    asked : dict of str to int
-        Messages to the directory during the measured steps, by method.
-    events : int
-        What the scheduler heard of tasks meanwhile.
-    """
+    """One run of resident trainers."""
 
     shape: StoreShape
+    #: That were measured.
     steps: int
+    #: Of one round: on the clock, and of all threads of this process.
     seconds: float
     cpu: float
+    #: Counted from the first pull to the last step.
     requests: int
     replies: int
     nbytes: int
+    #: Messages to the directory during the measured steps, by method.
     asked: dict[str, int]
+    #: What the scheduler heard of tasks meanwhile.
     events: int
 
     @property
     def expected(self) -> tuple[int, int, int]:
         """Requests, replies and bytes that the model gives."""
-        rounds = WARM + self.steps
-        messages = self.shape.messages * (1 + rounds)
-        nbytes = self.shape.first_nbytes() + self.shape.nbytes(range(rounds))
-        return messages, messages, nbytes
+        clocks = [None, *range(WARM + self.steps)]
+        messages = self.shape.messages * len(clocks)
+        return messages, messages, self.shape.nbytes(clocks)
 
     @property
     def is_exact(self) -> bool:
@@ -100,33 +89,19 @@ def resident(
 ) -> Sample:
     """Run so many steps of resident trainers, and count.
 
-    Parameters
-    ----------
-    server : Scheduler
-        In this process, as its workers are.
-    store : ParameterStore
-        A shard on each host.
-    shape : StoreShape
-        Who takes part.
-    steps : int
-        After those that warm up.
-
-    Returns
-    -------
-    Sample
-        What was found.
+    The scheduler and its workers are in this process; the store has a shard on each host.
     """
     loop, ranks = _Loop(shape.elements, steps), list(range(shape.trainers))
-    with counting.wire() as wire, counting.scheduler(server) as desk:
-        _DESKS["now"] = desk
+    with counting.wire() as wire, counting.scheduler(server) as counts:
+        _COUNTS["now"] = counts
         times = daskps.run(store, loop, ranks, callbacks=())
-    during = _DESKS["after"].since(_DESKS["before"])
-    seconds, cpu = np.array(times).max(axis=0)
+    during = _COUNTS["after"].since(_COUNTS["before"])
+    took, cpu = np.array(times).max(axis=0).tolist()
     return Sample(
         shape=shape,
         steps=steps,
-        seconds=float(seconds),
-        cpu=float(cpu),
+        seconds=took,
+        cpu=cpu,
         requests=wire.requests,
         replies=wire.replies,
         nbytes=wire.nbytes,
@@ -153,22 +128,7 @@ def _ones(params: Any, X: Any, y: Any) -> Any:
 def graph(
     server: Scheduler, store: daskps.ParameterStore, shape: StoreShape
 ) -> GraphSample:
-    """Run rounds in the task graph, and count what the scheduler does.
-
-    Parameters
-    ----------
-    server : Scheduler
-        In this process, as its workers are.
-    store : ParameterStore
-        A shard on each host.
-    shape : StoreShape
-        Who takes part.
-
-    Returns
-    -------
-    GraphSample
-        Of a round.
-    """
+    """Run rounds in the task graph, and count what the scheduler does."""
     X = np.zeros((GRAPH_ROUNDS * shape.trainers, 1))
     options: dict[str, Any] = {
         "batch_size": 1,
@@ -177,11 +137,11 @@ def graph(
         "callbacks": (),
     }
     daskps.train(store, _ones, X[: shape.trainers], **options)
-    with counting.scheduler(server) as desk:
-        began = time.perf_counter()
-        daskps.train(store, _ones, X, **options)
-        took = time.perf_counter() - began
-    found = np.array([took, desk.seconds, desk.events, desk.finished]) / GRAPH_ROUNDS
+    with counting.scheduler(server) as counts:
+        took = seconds(lambda: daskps.train(store, _ones, X, **options))
+    found = (
+        np.array([took, counts.seconds, counts.events, counts.finished]) / GRAPH_ROUNDS
+    )
     return GraphSample(shape, *map(float, found))
 
 

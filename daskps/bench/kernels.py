@@ -24,154 +24,111 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps import kernels, optim
-from daskps.bench import command, row_kernels
+from daskps.bench import row_kernels
+from daskps.bench.options import number
 from daskps.bench.pairs import seconds
 from daskps.kernels import copying, threads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from argparse import Namespace
     from typing import TypeAlias
 
+    from daskps.bench.row_kernels import Action, Line
     from daskps.typing import Array
 
     Operands: TypeAlias = list[Array]
-    _Action: TypeAlias = Callable[[], object]
-    _Line: TypeAlias = tuple[str, _Action, str, _Action]
 
-__all__ = ["main"]
+OPTIONS = (
+    number("--elements", 16 << 20),
+    number("--rows", 1_000_000),
+    number("--pairs", 11),
+    number("--threads", 2),
+    ("--cache-dir", {"help": "of compiled kernels [in memory]"}),
+)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print a table.
-
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Command line without the program's name.
-
-    Returns
-    -------
-    int
-        Exit status: 0, whatever was measured.
-    """
-    parser = command.plain("kernels")
-    add = parser.add_argument
-    add("--elements", type=command.count, default=16 << 20, help="[%(default)s]")
-    add("--rows", type=command.count, default=1_000_000, help="[%(default)s]")
-    add("--pairs", type=command.count, default=11, help="[%(default)s]")
-    add("--threads", type=command.count, default=2, help="[%(default)s]")
-    add("--cache-dir", help="of compiled kernels [in memory]")
-    options = parser.parse_args(argv)
-    n = options.elements
+def run(options: Namespace) -> None:
+    """Measure and print a table."""
+    n, many, cache_dir = options.elements, options.threads, options.cache_dir
     print(f"{n:,} float32 elements, medians of {options.pairs} pairs")
     print(f"{'ours':<22}{'ms':>8}  {'peer':<22}{'ms':>8}  {'ratio':>5}  range")
     arrays = _arrays(n)
-    for line in _lines(arrays, options.cache_dir):
-        print(_compare(line, options.pairs))
-    many = options.threads
-    for name, action in _large(arrays, options.cache_dir).items():
-        line = f"{name}, x{many}", action, "one thread", action
+    actions = _actions(arrays, cache_dir) | _peers(arrays)
+    for name, peer in LINES:
+        if peer in actions:
+            line = name, actions[name], peer, actions[peer]
+            print(_compare(line, options.pairs))
+    for name in LARGE:
+        line = f"{name}, x{many}", actions[name], "one thread", actions[name]
         print(_compare(line, options.pairs, many))
     print(f"a tenth of {options.rows:,} rows of {row_kernels.DIM} float32")
-    for line in row_kernels.lines(options.rows, options.cache_dir):
+    for line in row_kernels.lines(options.rows, cache_dir):
         print(_compare(line, options.pairs))
-    return 0
 
 
-def _lines(arrays: Operands, cache_dir: str | None) -> list[_Line]:
+COPY, READ, FUSED = "copyto, same bytes", "copyto of n / 2", "torch fused, in place"
+#: Ours and what it is set beside.
+LINES = (
+    ("SGD in place", COPY),
+    ("SGD publish", COPY),
+    ("copy, past", "copyto"),
+    ("finite", READ),
+    ("Adam in place", FUSED),
+    ("Adam publish", FUSED),
+    ("SGD publish", "SGD in place"),
+    ("SGD past", "SGD in place"),
+    ("SGD past, checked", "SGD in place"),
+    ("Adam past", "Adam in place"),
+    ("Adam durable", "Adam in place"),
+)
+#: What large shards do, and updates in place beside it: with several threads.
+LARGE = (
+    "SGD in place",
+    "SGD past",
+    "SGD past, checked",
+    "Adam in place",
+    "Adam past",
+    "copy, past",
+)
+
+
+def _actions(arrays: Operands, cache_dir: str | None) -> dict[str, Action]:
+    """Return what our loops do with the first n elements of each array."""
     n = len(arrays[0]) * 2 // 3
     w, g, m, v, out, m_out, v_out = (a[:n] for a in arrays)
     sgd = optim.bind(optim.SGD(1e-3), np.float32, cache_dir=cache_dir)
     adam = optim.bind(optim.Adam(), np.float32, cache_dir=cache_dir)
-    few, many = sgd.scalars(10), adam.scalars(10)
-    copied, fused = "copyto, same bytes", "torch fused, in place"
-    lines: list[_Line] = [
-        ("SGD in place", lambda: sgd.inplace(w, g, (), few), copied, _copy(arrays, 3)),
-        (
-            "SGD publish",
-            lambda: sgd.publish(w, out, g, (), few),
-            copied,
-            _copy(arrays, 3),
-        ),
-        (
-            "copy, past",
-            lambda: copying.copy(out, w, cache_dir=cache_dir),
-            "copyto",
-            lambda: np.copyto(out, w),
-        ),
-        (
-            "finite",
-            lambda: kernels.finite(w, cache_dir=cache_dir),
-            copied,
-            _copy(arrays, 1),
-        ),
-    ]
-    torch_adam = _torch_adam(w, g, m, v)
-    if torch_adam is not None:
-        lines += [
-            (
-                "Adam in place",
-                lambda: adam.inplace(w, g, (m, v), many),
-                fused,
-                torch_adam,
-            ),
-            (
-                "Adam publish",
-                lambda: adam.publish(w, out, g, (m, v), many),
-                fused,
-                torch_adam,
-            ),
-        ]
-    return [
-        *lines,
-        (
-            "SGD publish",
-            lambda: sgd.publish(w, out, g, (), few),
-            "SGD in place",
-            lambda: sgd.inplace(w, g, (), few),
-        ),
-        (
-            "SGD past",
-            lambda: sgd.stream(w, out, g, (), few),
-            "SGD in place",
-            lambda: sgd.inplace(w, g, (), few),
-        ),
-        (
-            "SGD past, checked",
-            lambda: sgd.stream(w, out, g, (), few, check=True),
-            "SGD in place",
-            lambda: sgd.inplace(w, g, (), few),
-        ),
-        (
-            "Adam past",
-            lambda: adam.stream(w, out, g, (m, v), many, (m_out, v_out)),
-            "Adam in place",
-            lambda: adam.inplace(w, g, (m, v), many),
-        ),
-        (
-            "Adam durable",
-            lambda: adam.publish(w, out, g, (m, v), many, (m_out, v_out)),
-            "Adam in place",
-            lambda: adam.inplace(w, g, (m, v), many),
-        ),
-    ]
-
-
-def _large(arrays: Operands, cache_dir: str | None) -> dict[str, _Action]:
-    """Return what large shards do, and updates in place beside it."""
-    n = len(arrays[0]) * 2 // 3
-    w, g, m, v, out, m_out, v_out = (a[:n] for a in arrays)
-    sgd = optim.bind(optim.SGD(1e-3), np.float32, cache_dir=cache_dir)
-    adam = optim.bind(optim.Adam(), np.float32, cache_dir=cache_dir)
-    few, many = sgd.scalars(10), adam.scalars(10)
+    few, many, slots, slots_out = (
+        sgd.scalars(10),
+        adam.scalars(10),
+        (m, v),
+        (m_out, v_out),
+    )
     return {
         "SGD in place": lambda: sgd.inplace(w, g, (), few),
+        "SGD publish": lambda: sgd.publish(w, out, g, (), few),
         "SGD past": lambda: sgd.stream(w, out, g, (), few),
         "SGD past, checked": lambda: sgd.stream(w, out, g, (), few, check=True),
-        "Adam in place": lambda: adam.inplace(w, g, (m, v), many),
-        "Adam past": lambda: adam.stream(w, out, g, (m, v), many, (m_out, v_out)),
+        "Adam in place": lambda: adam.inplace(w, g, slots, many),
+        "Adam publish": lambda: adam.publish(w, out, g, slots, many),
+        "Adam past": lambda: adam.stream(w, out, g, slots, many, slots_out),
+        "Adam durable": lambda: adam.publish(w, out, g, slots, many, slots_out),
         "copy, past": lambda: copying.copy(out, w, cache_dir=cache_dir),
+        "finite": lambda: kernels.finite(w, cache_dir=cache_dir),
     }
+
+
+def _peers(arrays: Operands) -> dict[str, Action]:
+    """Return what is set beside them; without torch nothing of its."""
+    n = len(arrays[0]) * 2 // 3
+    w, g, m, v, out, *_ = (a[:n] for a in arrays)
+    found = {
+        "copyto": lambda: np.copyto(out, w),
+        COPY: _copy(arrays, 3),
+        READ: _copy(arrays, 1),
+    }
+    torch_adam = _torch_adam(w, g, m, v)
+    return found if torch_adam is None else {**found, FUSED: torch_adam}
 
 
 def _arrays(n: int) -> Operands:
@@ -194,14 +151,14 @@ def _arrays(n: int) -> Operands:
     return arrays
 
 
-def _copy(arrays: Operands, moved: int) -> _Action:
+def _copy(arrays: Operands, moved: int) -> Action:
     """Return a copy that reads and writes as much as `moved` arrays of n elements."""
     half = len(arrays[0]) * 2 // 3 * moved // 2
     source, target = arrays[3][:half], arrays[4][:half]
     return lambda: np.copyto(target, source)
 
 
-def _torch_adam(w: Array, g: Array, m: Array, v: Array) -> _Action | None:
+def _torch_adam(w: Array, g: Array, m: Array, v: Array) -> Action | None:
     """Return a step of torch on the same memory."""
     try:
         import torch
@@ -215,11 +172,11 @@ def _torch_adam(w: Array, g: Array, m: Array, v: Array) -> _Action | None:
     adam.step()
     adam.state[weights]["exp_avg"] = torch.from_numpy(m)
     adam.state[weights]["exp_avg_sq"] = torch.from_numpy(v)
-    step: _Action = adam.step
+    step: Action = adam.step
     return step
 
 
-def _compare(line: _Line, pairs: int, many: int = 1) -> str:
+def _compare(line: Line, pairs: int, many: int = 1) -> str:
     """Return a line of the table; ours runs in so many threads."""
     name, ours, peer_name, peer = line
     for action in (ours, peer, ours, peer):
@@ -234,7 +191,7 @@ def _compare(line: _Line, pairs: int, many: int = 1) -> str:
     )
 
 
-def _milliseconds(action: Callable[[], object], n: int = 1) -> float:
+def _milliseconds(action: Action, n: int = 1) -> float:
     if n != threads.allowed():
         threads.allow(n)
         # Starts the threads, which a worker keeps.

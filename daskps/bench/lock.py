@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps import config
-from daskps.bench import command
+from daskps.bench.options import duration, number, numbers
 from daskps.cluster.machine.blocks import FileMembers
 from daskps.cluster.machine.locks import FileLock
 from daskps.cluster.machine.memory import open_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from argparse import Namespace
 
 NBYTES = 2**20
 
@@ -83,32 +83,16 @@ def _alone(base: str, n: int = 20_000) -> float:
     return microseconds
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print.
+OPTIONS = (
+    numbers("--hold", [20, 1000], "microseconds that each holds it, one row each"),
+    duration("--seconds", 3.0, "of a row"),
+    number("--processes", 2),
+    number("--rounds", 3, "times that rows come"),
+)
 
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Command line without the program's name.
 
-    Returns
-    -------
-    int
-        Exit status: 0, whatever was measured.
-    """
-    parser = command.plain("lock")
-    add, count = parser.add_argument, command.count
-    add(
-        "--hold",
-        type=count,
-        nargs="+",
-        default=[20, 1000],
-        help="microseconds that each holds it, one row each %(default)s",
-    )
-    add("--seconds", type=command.duration, default=3.0, help="of a row [%(default)s]")
-    add("--processes", type=count, default=2, help="[%(default)s]")
-    add("--rounds", type=count, default=3, help="times that rows come [%(default)s]")
-    options = parser.parse_args(argv)
+def run(options: Namespace) -> None:
+    """Measure and print."""
     with tempfile.TemporaryDirectory(dir=config.load().shared_memory) as base:
         print(f"acquire and release, alone: {_alone(base):.2f} us")
         print(
@@ -127,4 +111,3 @@ def main(argv: Sequence[str] | None = None) -> int:
                     f"{waits[0]:18.1f}{waits[1]:6.1f}{waits[2]:6.1f}"
                     f"{max(row[3] for row in rows):16}  {cpu}"
                 )
-    return 0

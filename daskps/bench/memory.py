@@ -21,15 +21,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from distributed import Client, LocalCluster, get_worker
+from distributed import get_worker
 
 import daskps
 from daskps import optim
-from daskps.bench import command, report
+from daskps.bench import clusters, report
+from daskps.bench.options import number
 from daskps.cluster.host.host import HOSTS
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Iterator, Sequence
+
+    from distributed import Client
 
 WORKERS = 4
 #: Of records, tables of the mailboxes and pages that are not full, per shard.
@@ -78,18 +82,7 @@ class Peak:
 
 @contextmanager
 def watched(pids: Sequence[int]) -> Iterator[dict[int, Peak]]:
-    """Look at processes every few milliseconds.
-
-    Parameters
-    ----------
-    pids : sequence of int
-        Of workers on this machine.
-
-    Yields
-    ------
-    dict of int to Peak
-        By process.
-    """
+    """Look at processes of this machine every few milliseconds; give what they used."""
     found, over = {pid: Peak() for pid in pids}, threading.Event()
 
     def look() -> None:
@@ -118,29 +111,19 @@ def _text(file: Path) -> str:
 
 @dataclass(frozen=True)
 class Found:
-    """What one phase took, in bytes; most of the workers.
-
-    Parameters
-    ----------
-    sync : str
-        How it was trained.
-    model, limit : int
-        Size of the model, and what a worker may use.
-    blocks, bound : int
-        What an owner had of segments and mailboxes, and what it may have.
-    own, shared : int
-        Pages of a worker's own, and shared ones that it touched.
-    trouble : list of str
-        Workers that were paused, killed or started again, with what happened.
-    """
+    """What one phase took, in bytes; most of the workers."""
 
     sync: str
     model: int
+    #: What a worker may use.
     limit: int
+    #: What an owner had of segments and mailboxes, and what it may have.
     blocks: int
     bound: int
+    #: Pages of a worker's own, and shared ones that it touched.
     own: int
     shared: int
+    #: Workers that were paused, killed or started again, with what happened.
     trouble: list[str]
 
     @property
@@ -162,26 +145,7 @@ def _trouble(dask_scheduler: Any, workers: Sequence[str]) -> list[str]:
 
 
 def phase(client: Client, limit: int, share: float, *, sync: str, rounds: int) -> Found:
-    """Train a model of a share of a worker's limit.
-
-    Parameters
-    ----------
-    client : Client
-        Of workers on this machine.
-    limit : int
-        Bytes that each may use.
-    share : float
-        Size of the model, as a share of that.
-    sync : {"asp", "bsp"}
-        How.
-    rounds : int
-        Of each trainer.
-
-    Returns
-    -------
-    Found
-        What it took.
-    """
+    """Train a model of a share of the bytes that a worker may use."""
     elements = int(share * limit / len(NAMES) / 4)
     params = {name: daskps.ArraySpec((elements,), "float32") for name in NAMES}
     pids = dict(client.run(os.getpid))
@@ -217,40 +181,18 @@ def line(found: Found) -> str:
     return f"{found.sync:<5}{row}  {'; '.join(found.trouble) or 'nobody paused'}"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print.
+OPTIONS = (number("--limit-mib", 1024, "of a worker"), number("--rounds", 5))
 
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Command line without the program's name.
 
-    Returns
-    -------
-    int
-        Exit status: 1 if a worker was paused or killed, or a bound exceeded.
-    """
-    parser = command.plain("memory")
-    add, count = parser.add_argument, command.count
-    add("--limit-mib", type=count, default=1024, help="of a worker [%(default)s]")
-    add("--rounds", type=count, default=5, help="[%(default)s]")
-    options = parser.parse_args(argv)
+def run(options: Namespace) -> int:
+    """Measure and print; return 1 if a worker was paused or killed, or a bound exceeded."""
     limit = options.limit_mib * MIB
     print(report.machine(os.getloadavg()[0]))
     print("MiB  " + "".join(f"{name:>9}" for name in HEADS))
     kept = True
     for sync, share in (("asp", 0.8), ("bsp", 0.4)):
         # A cluster for each: a store's memory goes a moment after it was closed.
-        with (
-            LocalCluster(
-                n_workers=WORKERS,
-                threads_per_worker=1,
-                host="127.0.0.1",
-                dashboard_address="127.0.0.1:0",
-                memory_limit=limit,
-            ) as cluster,
-            Client(cluster) as client,
-        ):
+        with clusters.local(WORKERS, memory_limit=limit) as client:
             found = phase(client, limit, share, sync=sync, rounds=options.rounds)
         print(line(found), flush=True)
         kept = kept and found.is_kept

@@ -10,6 +10,7 @@ from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgpack import packb
 
 from daskps.cluster.wire.messages import PROTOCOL
 
@@ -21,54 +22,34 @@ INLINE_NBYTES = 16_384
 #: What Dask puts before each message, and before each of its frames.
 PRELUDE_NBYTES = 16
 PER_FRAME_NBYTES = 8
-#: Rounds of the task graph that go to Dask together.
-WINDOW = 16
 
 _FRAME = {"__Serialized__": 1}
 
 
 @dataclass(frozen=True)
 class RoundWork:
-    """What there is to do with the messages of a round.
+    """What there is to do with the messages of a round."""
 
-    Parameters
-    ----------
-    messages : int
-        Requests with their replies.
-    framed : int
-        Of these, those whose arrays are frames of their own.
-    payload : int
-        Bytes of their arrays.
-    """
-
+    #: Requests with their replies.
     messages: int
+    #: Of these, those whose arrays are frames of their own.
     framed: int
+    #: Bytes of their arrays.
     payload: int
 
 
 @dataclass(frozen=True)
 class StoreShape:
-    """A BSP run on one float32 parameter, cut into one shard per host.
-
-    Parameters
-    ----------
-    trainers, hosts : int
-        How many compute, and how many hold a shard.
-    elements : int
-        Weights of the model.
-    near : int
-        Hosts that each trainer reaches without a message.
-    run : int
-        Number of the run in its cluster.
-    version : int
-        Of the store before the run.
-    """
+    """A BSP run on one float32 parameter, cut into one shard per host."""
 
     trainers: int
     hosts: int
     elements: int
+    #: Hosts that each trainer reaches without a message.
     near: int = 0
+    #: Number of the run in its cluster.
     run: int = 1
+    #: Of the store before the run.
     version: int = 0
 
     @property
@@ -102,20 +83,11 @@ class StoreShape:
         """Tasks of a round in the task graph, with a part for each trainer."""
         return self.trainers + self.hosts
 
-    def nbytes(self, clocks: Iterable[int]) -> int:
+    def nbytes(self, clocks: Iterable[int | None]) -> int:
         """Return the bytes on the wire of rounds that begin at these clocks.
 
-        Each trainer has pulled once before its first round.
-
-        Parameters
-        ----------
-        clocks : iterable of int
-            Numbers of the rounds, from 0.
-
-        Returns
-        -------
-        int
-            Of requests and replies, with what Dask puts around them.
+        These are the numbers of rounds, from 0; None stands for the pull of each trainer
+        before its first round.
         """
         return sum(
             request(self, rank, host, clock) + reply(self, host, clock)
@@ -124,32 +96,9 @@ class StoreShape:
             for host in range(self.near, self.hosts)
         )
 
-    def first_nbytes(self) -> int:
-        """Return the bytes on the wire of the pull before the first round."""
-        return sum(
-            request(self, rank, host, None) + reply(self, host, None)
-            for rank in range(self.trainers)
-            for host in range(self.near, self.hosts)
-        )
-
 
 def request(shape: StoreShape, rank: int, host: int, clock: int | None) -> int:
-    """Return the bytes of a message from a trainer to a host.
-
-    Parameters
-    ----------
-    shape : StoreShape
-        The run.
-    rank, host : int
-        From whom to whom, by number.
-    clock : int or None
-        The round; None for the pull before the first one.
-
-    Returns
-    -------
-    int
-        On the wire.
-    """
+    """Return the bytes of a message from a trainer to a host, at a clock as above."""
     n, far = shape.sizes[host], shape.hosts - shape.near
     step = 0 if clock is None else clock
     # The calls of a trainer are numbered as they leave.
@@ -187,22 +136,7 @@ def request(shape: StoreShape, rank: int, host: int, clock: int | None) -> int:
 
 
 def reply(shape: StoreShape, host: int, clock: int | None) -> int:
-    """Return the bytes of a host's answer.
-
-    Parameters
-    ----------
-    shape : StoreShape
-        The run.
-    host : int
-        Who answers.
-    clock : int or None
-        The round; None for the pull before the first one.
-
-    Returns
-    -------
-    int
-        On the wire.
-    """
+    """Return the bytes of the host's answer to it."""
     n = shape.sizes[host]
     version = shape.version + (0 if clock is None else clock + 1)
     arrays = [_array(n)] if n else []
@@ -222,9 +156,9 @@ def _is_framed(n: int) -> bool:
 def _message(message: Any, arrays: Sequence[int]) -> int:
     """Return the bytes of a message with arrays of so many float32."""
     frames = [n for n in arrays if _is_framed(n)]
-    nbytes = PRELUDE_NBYTES + PER_FRAME_NBYTES + packed(message)
+    nbytes = PRELUDE_NBYTES + PER_FRAME_NBYTES + len(packb(message))
     return nbytes + sum(
-        2 * PER_FRAME_NBYTES + packed(_about(n)) + 4 * n for n in frames
+        2 * PER_FRAME_NBYTES + len(packb(_about(n))) + 4 * n for n in frames
     )
 
 
@@ -247,90 +181,24 @@ def _about(n: int) -> dict[str, Any]:
     }
 
 
-def packed(value: Any) -> int:
-    """Return the bytes of a value in msgpack.
-
-    Parameters
-    ----------
-    value : None, bool, int, float, str, bytes, list or dict
-        What a message is made of; whole numbers from 0.
-
-    Returns
-    -------
-    int
-        As `msgpack.packb` would make.
-    """
-    if isinstance(value, (list, dict)):
-        inside = value if isinstance(value, list) else [*value, *value.values()]
-        head = 1 if len(value) < 16 else 1 + _width(len(value), (2, 4))
-        return head + sum(map(packed, inside))
-    if isinstance(value, (str, bytes)):
-        data = value.encode() if isinstance(value, str) else value
-        short = isinstance(value, str) and len(data) < 32
-        return (1 if short else 1 + _width(len(data), (1, 2, 4))) + len(data)
-    if isinstance(value, float):
-        return 9
-    if value is None or isinstance(value, bool) or value < 128:
-        return 1
-    return 1 + _width(value, (1, 2, 4, 8))
-
-
-def _width(number: int, widths: Sequence[int]) -> int:
-    """Return the fewest of these bytes that hold a number."""
-    return next(width for width in widths if number < 256**width)
-
-
 @dataclass(frozen=True)
 class Times:
-    """Seconds of a round: so much at least, per message and per byte.
-
-    Parameters
-    ----------
-    fixed, per_message, per_byte : float
-        Seconds.
-    per_framed : float
-        Seconds that a message takes longer whose arrays are frames of their own.
-    """
+    """Seconds of a round: so much at least, per message and per byte."""
 
     fixed: float
     per_message: float
+    #: More, for a message whose arrays are frames of their own.
     per_framed: float
     per_byte: float
 
     def round(self, work: RoundWork) -> float:
-        """Return the seconds of a round.
-
-        Parameters
-        ----------
-        work : RoundWork
-            As far as one processor has to do with it.
-
-        Returns
-        -------
-        float
-            Estimated.
-        """
-        return (
-            self.fixed
-            + self.per_message * work.messages
-            + self.per_framed * work.framed
-            + self.per_byte * work.payload
-        )
+        """Return the seconds of a round, as far as one processor has to do with it."""
+        each = zip(astuple(self)[1:], astuple(work), strict=True)
+        return self.fixed + float(sum(seconds * n for seconds, n in each))
 
 
 def fitted(rows: Sequence[tuple[RoundWork, float]]) -> Times:
-    """Return the times that fit measurements best, in relative terms.
-
-    Parameters
-    ----------
-    rows : sequence of (RoundWork, float)
-        Rounds and their seconds.
-
-    Returns
-    -------
-    Times
-        None of them negative.
-    """
+    """Return the times that fit rounds and their seconds best, in relative terms."""
     table = np.array([[1.0, *astuple(work)] for work, _ in rows])
     seconds = np.array([row[1] for row in rows])
     scaled = table / seconds[:, None]
@@ -348,17 +216,11 @@ def fitted(rows: Sequence[tuple[RoundWork, float]]) -> Times:
 
 @dataclass(frozen=True)
 class Apart:
-    """Seconds of a round where every worker has a machine of its own.
+    """Seconds of a round where every worker has a machine of its own."""
 
-    Parameters
-    ----------
-    host : float
-        What a host has to do: take a message from every trainer, and answer it.
-    trainer : float
-        What a trainer has to do: a message to every host.
-    """
-
+    #: To take a message from every trainer, and answer it.
     host: float
+    #: To send a message to every host.
     trainer: float
 
     @property
@@ -372,18 +234,6 @@ def apart(times: Times, shape: StoreShape) -> Apart:
 
     Half of the work of a message is the sender's, half the receiver's; in one process
     both are done one after the other, on machines of their own each does its half.
-
-    Parameters
-    ----------
-    times : Times
-        Of one process.
-    shape : StoreShape
-        The run.
-
-    Returns
-    -------
-    Apart
-        Estimated.
     """
     each = astuple(times)[1:]
     half = Times(times.fixed, *(seconds / 2 for seconds in each))

@@ -19,12 +19,13 @@ from distributed import get_worker
 
 import daskps
 from daskps import optim
-from daskps.bench import bare, command
+from daskps.bench import clusters
+from daskps.bench.options import number, switch
 from daskps.bench.pairs import Comparison, seconds
 from daskps.bench.report import line
-from daskps.config import double_buffer
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Callable, Sequence
 
     from distributed import Client
@@ -98,10 +99,10 @@ class Steps:
                 if name in coming:
                     coming[name].result()
                 self.work(share)
-            for number, name in reversed(list(enumerate(self.names))):
+            for place, name in reversed(list(enumerate(self.names))):
                 self.work(share)
                 grad = {name: self.grads[name]}
-                self.trainer.push_async(grad, tick=number == 0, priority=-number)
+                self.trainer.push_async(grad, tick=place == 0, priority=-place)
             for name in self.names:
                 out = {name: self.out[name]}
                 coming[name] = self.trainer.pull_async(out=out)
@@ -149,7 +150,7 @@ def _first(params: Any, X: Any, y: Any) -> Any:
 
 def _train(store: Any, gradient: Any, X: Any, ahead: str, **options: Any) -> float:
     """Return milliseconds of a step of `train`, once it is warm."""
-    with double_buffer(ahead):
+    with clusters.made_ready(ahead):
         result = daskps.train(
             store, gradient, X, epochs=4, trainers=1, callbacks=(), **options
         )
@@ -196,30 +197,20 @@ def _summary(name: str, row: Sequence[float], ours: Sequence[float]) -> str:
     return line(Comparison(name, "in a row", a, b))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print.
+OPTIONS = (
+    number("--mib", 16, "of the model"),
+    number("--pairs", 15),
+    number("--steps", 5, "of one side"),
+    switch("--device", "wait, as for an accelerator"),
+)
 
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Command line without the program's name.
 
-    Returns
-    -------
-    int
-        Exit status: 0, whatever was measured.
-    """
-    parser = command.plain("overlap")
-    add, count = parser.add_argument, command.count
-    add("--mib", type=count, default=16, help="of the model [%(default)s]")
-    add("--pairs", type=count, default=15, help="[%(default)s]")
-    add("--steps", type=count, default=5, help="of one side [%(default)s]")
-    add("--device", action="store_true", help="wait, as for an accelerator")
-    options = parser.parse_args(argv)
+def run(options: Namespace) -> None:
+    """Measure and print."""
     n, device = options.steps, options.device
     # Or the other threads of a matrix product would be what is measured.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with bare.cluster() as client:
+    with clusters.local(2, close=clusters.WAYS) as client:
         store = _store(client, options.mib)
         [found] = daskps.run(store, _loop, [(options.pairs, n, device)], callbacks=())
         ideal = [max(p) for p in zip(found["compute"], found["exchange"], strict=True)]
@@ -235,4 +226,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         ):
             print(_summary(name, found["in_a_row"], kind))
         _compare_train(store, alone["exchange"], options)
-    return 0

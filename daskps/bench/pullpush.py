@@ -17,12 +17,14 @@ from distributed.protocol.serialize import to_serialize
 
 import daskps
 from daskps import optim
-from daskps.bench import bare, busy, command
+from daskps.bench import bare, busy, clusters, command
 from daskps.bench.jobs import StepJob
+from daskps.bench.options import beside_peers, number, switch
 from daskps.bench.pairs import Comparison, Effort, seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from argparse import Namespace
+    from collections.abc import Iterator
 
 SMALL_NBYTES = 256
 #: What is measured over RPC.
@@ -58,22 +60,9 @@ def _measure(store: Any, peer: str, n: int, pairs: int) -> dict[str, list[float]
 
 
 def over_rpc(mib: int, pairs: int) -> Iterator[Comparison]:
-    """Set ours, by messages alone, against a bare Dask RPC handler.
-
-    Parameters
-    ----------
-    mib : int
-        Size of the model.
-    pairs : int
-        How often.
-
-    Yields
-    ------
-    Comparison
-        Of pull + push, and of each.
-    """
+    """Set pull + push, and each, by messages alone, against a bare Dask RPC handler."""
     n = mib * 2**20 // 4
-    with bare.cluster() as client:
+    with clusters.local(2, close=clusters.WAYS) as client:
         client.run(partial(bare.install, n))
         a, b = client.nthreads()
         spec = {"w": daskps.ArraySpec((n,), "float32")}
@@ -97,26 +86,15 @@ def _title(verb: str, mib: int) -> str:
     return f"{verb} over RPC, {mib} MiB"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print.
+OPTIONS = (
+    *beside_peers(pairs=7),
+    number("--mib", 16, "of the model"),
+    switch("--busy", "only pulls from a busy worker, beside idle"),
+)
 
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Command line without the program's name.
 
-    Returns
-    -------
-    int
-        Exit status: 0, whatever was measured.
-    """
-    parser = command.parser("pullpush", pairs=7, peers=True)
-    add = parser.add_argument
-    add("--mib", type=command.count, default=16, help="of the model [%(default)s]")
-    add(
-        "--busy", action="store_true", help="only pulls from a busy worker, beside idle"
-    )
-    options = parser.parse_args(argv)
+def run(options: Namespace) -> None:
+    """Measure and print."""
     nbytes = options.mib * 2**20
     jobs = [
         StepJob("get", SMALL_NBYTES, 1, 1),
@@ -130,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with command.cluster(options, 2) as client:
                 for found in busy.compare(client, jobs[::2], effort):
                     report.add(found)
-            return 0
+            return
         command.compare(options, jobs, report)
         titles = [_title(verb, options.mib) for verb in VERBS]
         wanted = [title for title in titles if options.job in title]
@@ -138,4 +116,3 @@ def main(argv: Sequence[str] | None = None) -> int:
             for found in over_rpc(options.mib, options.pairs):
                 if found.job in wanted:
                     report.add(found)
-    return 0

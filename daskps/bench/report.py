@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Sequence
 
     from daskps.bench.cores import Looks
@@ -36,20 +37,10 @@ HEADER = f"{'job':<48}{'peer':<24}{'ours':>10}{'peer':>10}  peer / ours"
 
 
 class Report:
-    """What one benchmark found.
-
-    Parameters
-    ----------
-    name : str
-        The benchmark.
-    options : dict
-        Its options.
-    looks : Looks, optional
-        At the cores on which it measures.
-    """
+    """What one benchmark found, with the looks at the cores on which it measured."""
 
     def __init__(
-        self, name: str, options: dict[str, Any], looks: Looks | None = None
+        self, name: str, options: Namespace, looks: Looks | None = None
     ) -> None:
         self.name, self.options, self.looks = name, options, looks
         self.comparisons: list[Comparison] = []
@@ -75,13 +66,7 @@ class Report:
         return replace(found, best=self.looks.best) if self.looks else found
 
     def end(self, json_file: str | None = None, svg_file: str | None = None) -> None:
-        """Print what was left out; write files.
-
-        Parameters
-        ----------
-        json_file, svg_file : str, optional
-            Where to.
-        """
+        """Print what was left out; write files."""
         if not self.comparisons:
             print("nothing was measured: no job or peer is left by these options")
         if self.looks:
@@ -90,8 +75,7 @@ class Report:
         for peer, reason in self.missing.items():
             print(f"left out {peer}: {reason.strip().splitlines()[-1]}")
         if json_file:
-            text = json.dumps(self.as_dict(), indent=1)
-            Path(json_file).write_text(text + "\n", encoding="utf-8")
+            write_json(json_file, self.as_dict())
         if svg_file:
             plot(self.comparisons, svg_file, f"daskps.bench {self.name}")
 
@@ -105,25 +89,15 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything, for JSON; times are seconds of a step."""
-        return {
-            "benchmark": self.name,
-            "options": self.options,
-            "machine": about(self._load) | self._looked(),
-            "comparisons": [_row(found) for found in self.comparisons],
-            "missing": self.missing,
-        }
-
-    def _looked(self) -> dict[str, Any]:
-        if not self.looks:
-            return {}
-        found = self.looks
-        return {
-            "looks": {
-                "best": found.best,
-                "at_full_speed": found.share,
-                "seconds": found.seconds,
+        found = about(self.name, self.options, self._load)
+        if self.looks:
+            found["machine"]["looks"] = {
+                "best": self.looks.best,
+                "at_full_speed": self.looks.share,
+                "seconds": self.looks.seconds,
             }
-        }
+        rows = [_row(each) for each in self.comparisons]
+        return found | {"comparisons": rows, "missing": self.missing}
 
 
 def _summary(looks: Looks) -> str:
@@ -197,14 +171,31 @@ def machine(load: float) -> str:
     )
 
 
-def about(load: float) -> dict[str, Any]:
-    """Return the machine, its load and the versions, for JSON."""
+def about(name: str, options: Namespace, load: float) -> dict[str, Any]:
+    """Return a benchmark, its options, the machine and its load, for JSON."""
     return {
-        "cores": os.cpu_count(),
-        "processor": _processor(),
-        "load": load,
-        "versions": versions(),
+        "benchmark": name,
+        "options": dict(vars(options)),
+        "machine": {
+            "cores": os.cpu_count(),
+            "processor": _processor(),
+            "load": load,
+            "versions": versions(),
+        },
     }
+
+
+def write_json(path: str, content: dict[str, Any]) -> None:
+    """Write a file."""
+    Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def write_svg(path: str, figure: Any) -> None:
+    """Write a figure of matplotlib: the same file for the same figure."""
+    import matplotlib as mpl
+
+    with mpl.rc_context({"svg.hashsalt": "daskps"}):
+        figure.savefig(path, format="svg", metadata={"Date": None})
 
 
 def versions() -> dict[str, str]:
@@ -226,18 +217,7 @@ def _processor() -> str:
 
 
 def plot(comparisons: Sequence[Comparison], path: str, title: str) -> None:
-    """Write an SVG: a bar per comparison, the peer's time over ours with its range.
-
-    Parameters
-    ----------
-    comparisons : sequence of Comparison
-        From top to bottom.
-    path : str
-        Where to.
-    title : str
-        Above it.
-    """
-    import matplotlib as mpl
+    """Write an SVG: a bar per comparison, the peer's time over ours with its range."""
     from matplotlib.figure import Figure
 
     labels = [f"{found.job}\n{found.peer}" for found in comparisons]
@@ -259,5 +239,4 @@ def plot(comparisons: Sequence[Comparison], path: str, title: str) -> None:
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_xlabel("time of the peer / time of daskps (median and range of pairs)")
     axes.set_title(title)
-    with mpl.rc_context({"svg.hashsalt": "daskps"}):
-        figure.savefig(path, format="svg", metadata={"Date": None})
+    write_svg(path, figure)

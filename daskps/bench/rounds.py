@@ -8,6 +8,7 @@ to a handler of the other worker, by both workers at once as the trainers do.
 
 from __future__ import annotations
 
+from argparse import ArgumentError
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,11 @@ import daskps
 from daskps import optim
 from daskps.bench import bare, clusters, command
 from daskps.bench.jobs import StepJob
+from daskps.bench.options import beside_peers, number
 from daskps.bench.pairs import Comparison, alternate, seconds
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Callable, Iterator, Sequence
 
     from daskps.bench.pairs import Samples
@@ -124,32 +127,29 @@ def _scheduler_state(dask_scheduler: Any) -> dict[str, Any]:
     return {"tasks": len(dask_scheduler.tasks), "rss": rss}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print.
+def _series(close: Sequence[str]) -> dict[str, Sequence[str]]:
+    """Return ways to close by their names: all of them, and those of `--close`."""
+    ours = f"without {' and '.join(sorted(close))}" if close else "all ways"
+    return {"RPC": clusters.WAYS, ours: close}
 
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Command line without the program's name.
 
-    Returns
-    -------
-    int
-        Exit status: 0, whatever was measured.
-    """
-    parser = command.parser("rounds", pairs=7, peers=True)
-    add = parser.add_argument
-    count = command.count
-    add("--mib", type=count, default=16, help="of the large model [%(default)s]")
-    add("--steps", type=count, default=500, help="beside bare [%(default)s]")
-    add("--long", type=count, help="steps of a long run alone; whole thousands")
-    options = parser.parse_args(argv)
+OPTIONS = (
+    *beside_peers(pairs=7),
+    number("--mib", 16, "of the large model"),
+    number("--steps", 500, "beside bare"),
+    number("--long", what="steps of a long run alone; whole thousands"),
+)
+
+
+def run(options: Namespace) -> None:
+    """Measure and print."""
     if options.long:
         if options.scheduler or options.close or options.json or options.svg:
-            parser.error("--long takes a cluster of its own, and prints what it finds")
-        with bare.cluster() as client:
+            said = "--long takes a cluster of its own, and prints what it finds"
+            raise ArgumentError(None, said)
+        with clusters.local(2, close=clusters.WAYS) as client:
             _flat(client, options.long)
-        return 0
+        return
     jobs = [StepJob("round", nbytes, 2, 2) for nbytes in (options.mib * 2**20, 1024)]
     with command.reported("rounds", options) as report:
         command.compare(options, jobs, report)
@@ -161,10 +161,3 @@ def main(argv: Sequence[str] | None = None) -> int:
                 with clusters.local(2, close=close) as client:
                     for found in _beside_bare(client, wanted, options.steps, measure):
                         report.add(found)
-    return 0
-
-
-def _series(close: Sequence[str]) -> dict[str, Sequence[str]]:
-    """Return ways to close by their names: all of them, and those of `--close`."""
-    ours = f"without {' and '.join(sorted(close))}" if close else "all ways"
-    return {"RPC": clusters.WAYS, ours: close}

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from daskps.typing import Array
 
-    _Action: TypeAlias = Callable[[], object]
-
-__all__ = ["DIM", "lines"]
+    Action: TypeAlias = Callable[[], object]
+    #: Our name and action, the peer's name and action.
+    Line: TypeAlias = tuple[str, Action, str, Action]
 
 #: Weights of a row.
 DIM = 64
@@ -31,21 +31,8 @@ _LR, _EPS = np.float32(1e-3), np.float32(1e-10)
 _SETS = 8
 
 
-def lines(rows: int, cache_dir: str | None) -> list[tuple[str, _Action, str, _Action]]:
-    """Return what is compared.
-
-    Parameters
-    ----------
-    rows : int
-        Of the table.
-    cache_dir : str or None
-        Of compiled kernels.
-
-    Returns
-    -------
-    list of tuple
-        Our name and action, the peer's name and action.
-    """
+def lines(rows: int, cache_dir: str | None) -> list[Line]:
+    """Return what is compared, on a table of so many rows."""
     rng = np.random.default_rng(0)
     w = rng.standard_normal((rows, DIM), np.float32)
     total = np.ones_like(w)
@@ -58,7 +45,7 @@ def lines(rows: int, cache_dir: str | None) -> list[tuple[str, _Action, str, _Ac
     )
     few, more = sgd.scalars(1), adagrad.scalars(1)
 
-    def each(update: Callable[[Array], object]) -> _Action:
+    def each(update: Callable[[Array], object]) -> Action:
         turns = itertools.cycle(sets)
         return lambda: update(next(turns))
 

@@ -11,21 +11,20 @@ on every second number of workers, checked on the others, extrapolated to machin
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distributed import Client
 
 import daskps
 from daskps import optim
-from daskps.bench import clusters, command, report
+from daskps.bench import clusters, report
 from daskps.bench.inprocess import WARM, GraphSample, Point, Sample, graph, resident
 from daskps.bench.model import StoreShape, Times, apart, fitted
+from daskps.bench.options import duration, files, number, numbers
 
 if TYPE_CHECKING:
     import argparse
@@ -42,27 +41,13 @@ FILES, FILES_OF_WORKER = 200, 20
 
 
 def fit(points: Sequence[Point], cpu: bool = False) -> tuple[Times, list[Point]]:
-    """Fit the model on every second number of workers of each size.
+    """Fit seconds, or CPU seconds, on every second number of workers of each size.
 
-    Parameters
-    ----------
-    points : sequence of Point
-        What was measured.
-    cpu : bool
-        Whether to fit CPU seconds.
-
-    Returns
-    -------
-    tuple
-        The times, and the points they were not fitted on.
+    Returns the points they were not fitted on, too.
     """
-    workers = sorted({p.shape.trainers for p in points})
-    chosen = set(workers[::2])
-    rows = [
-        (p.shape.work, p.cpu if cpu else p.seconds)
-        for p in points
-        if p.shape.trainers in chosen
-    ]
+    chosen = sorted({p.shape.trainers for p in points})[::2]
+    those = [p for p in points if p.shape.trainers in chosen]
+    rows = [(p.shape.work, p.cpu if cpu else p.seconds) for p in those]
     return fitted(rows), [p for p in points if p.shape.trainers not in chosen]
 
 
@@ -137,20 +122,7 @@ def verdict(points: Sequence[Point]) -> Iterator[str]:
 def measured(
     options: argparse.Namespace, workers: int
 ) -> Iterator[Point | GraphSample]:
-    """Measure all sizes of model, and the task graph, on so many workers.
-
-    Parameters
-    ----------
-    options : argparse.Namespace
-        What `main` was given.
-    workers : int
-        How many.
-
-    Yields
-    ------
-    Point or GraphSample
-        What was found.
-    """
+    """Measure all sizes of model, and the task graph, on so many workers."""
     hosts = min(workers, options.hosts)
     with ExitStack() as stack:
         cluster = stack.enter_context(clusters.inside(workers))
@@ -192,38 +164,19 @@ def _room(workers: int, hosts: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print.
+OPTIONS = (
+    number("--pairs", 3, "samples of each size"),
+    *files("rounds a second"),
+    numbers("--workers", [1, 2, 4, 8, 16, 32, 64]),
+    number("--hosts", 16, "at most so many"),
+    numbers("--kib", [1, 1024], "of the models"),
+    duration("--seconds", 2.0, "of a sample"),
+    ("--no-graph", {"dest": "graph", "action": "store_false", "help": "only trainers"}),
+)
 
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Command line without the program's name.
 
-    Returns
-    -------
-    int
-        Exit status: 1 if messages or bytes are not those of the model.
-    """
-    parser = command.parser("scaling", pairs=3)
-    add = parser.add_argument
-    numbers = [1, 2, 4, 8, 16, 32, 64]
-    add("--workers", type=command.counts, default=numbers, help="N,... [1,2,4,...,64]")
-    add("--hosts", type=command.count, default=16, help="at most so many [%(default)s]")
-    add("--kib", type=command.counts, default=[1, 1024], help="of the models [1,1024]")
-    add(
-        "--seconds",
-        type=command.duration,
-        default=2.0,
-        help="of a sample [%(default)s]",
-    )
-    add("--no-graph", dest="graph", action="store_false", help="only resident trainers")
-    options = parser.parse_args(argv)
-    if options.scheduler or options.close:
-        raise SystemExit(
-            "scaling counts in its own process, with workers of its own and all ways "
-            "but messages closed: leave out --scheduler and --close"
-        )
+def run(options: argparse.Namespace) -> int:
+    """Measure and print; return 1 if messages or bytes are not those of the model."""
     _room(max(options.workers), options.hosts)
     load = os.getloadavg()[0]
     print(f"{report.machine(load)}\n{HEADER}")
@@ -240,43 +193,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     said = list(verdict(points))
     print("\n".join(said))
     if options.json:
-        content = _as_dict(options, load, points, graphs) | {"model": said}
-        text = json.dumps(content, indent=1)
-        Path(options.json).write_text(text + "\n", encoding="utf-8")
+        rows = [{"is_exact": s.is_exact} | asdict(s) for p in points for s in p.samples]
+        content = {
+            "resident": rows,
+            "graph": [asdict(g) for g in graphs],
+            "model": said,
+        }
+        about = report.about("scaling", options, load)
+        report.write_json(options.json, about | content)
     if options.svg:
         plot(points, options.svg)
     return 0 if all(point.is_exact for point in points) else 1
 
 
-def _as_dict(
-    options: argparse.Namespace,
-    load: float,
-    points: Sequence[Point],
-    graphs: Sequence[GraphSample],
-) -> dict[str, Any]:
-    """Return everything, for JSON; times are seconds of a round."""
-    return {
-        "benchmark": "scaling",
-        "options": dict(vars(options)),
-        "machine": report.about(load),
-        "resident": [
-            {"is_exact": s.is_exact} | asdict(s) for p in points for s in p.samples
-        ],
-        "graph": [asdict(found) for found in graphs],
-    }
-
-
 def plot(points: Sequence[Point], path: str) -> None:
-    """Write an SVG: rounds a second over workers, measured and by the model.
-
-    Parameters
-    ----------
-    points : sequence of Point
-        What was measured.
-    path : str
-        Where to.
-    """
-    import matplotlib as mpl
+    """Write an SVG: rounds a second over workers, measured and by the model."""
     from matplotlib.figure import Figure
 
     times, _ = fit(points)
@@ -300,5 +231,4 @@ def plot(points: Sequence[Point], path: str) -> None:
     axes.set_ylabel("rounds a second")
     axes.set_title("measured (dots), model in one process, on machines apart (dotted)")
     axes.legend()
-    with mpl.rc_context({"svg.hashsalt": "daskps"}):
-        figure.savefig(path, format="svg", metadata={"Date": None})
+    report.write_svg(path, figure)

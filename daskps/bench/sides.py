@@ -64,15 +64,7 @@ class _Ways:
 
 @dataclass(frozen=True)
 class Ours:
-    """A store for one job.
-
-    Parameters
-    ----------
-    store : ParameterStore
-        A shard on each server.
-    job : StepJob
-        The job.
-    """
+    """A store for one job, with a shard on each server."""
 
     store: daskps.ParameterStore
     job: StepJob
@@ -97,26 +89,13 @@ class Ours:
 
 @contextmanager
 def opened(client: Client, job: StepJob) -> Iterator[Ours]:
-    """Make a store for a job.
-
-    Parameters
-    ----------
-    client : Client
-        Of the cluster.
-    job : StepJob
-        The job.
-
-    Yields
-    ------
-    Ours
-        Its store is closed afterwards.
-    """
+    """Make a store for a job, which is closed afterwards."""
     store = daskps.create(
         {"w": daskps.ArraySpec((job.elements,), "float32")},
         client=client,
         optimizer=optim.SGD(LEARNING_RATE),
         shards=job.servers,
-        servers=places(client, job.trainers, job.servers).servers,
+        servers=places(client, job.trainers, job.servers)[1],
     )
     try:
         yield Ours(store, job)

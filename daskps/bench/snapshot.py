@@ -20,10 +20,12 @@ from distributed import Client
 
 import daskps
 from daskps import optim
-from daskps.bench import bare, command
+from daskps.bench import clusters
+from daskps.bench.options import number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from argparse import Namespace
+    from collections.abc import Iterable
 
     from daskps.typing import Array
 
@@ -115,15 +117,6 @@ def check(
 ) -> tuple[int, list[str], list[list[float]]]:
     """Take snapshots while every producer pushes; compare the shards in each.
 
-    Parameters
-    ----------
-    client : Client
-        Of the cluster.
-    oracle : Oracle
-        Who pushes what.
-    store : ParameterStore
-        A named store that holds the oracle's parameters.
-
     Returns
     -------
     n, faults, seconds
@@ -200,27 +193,17 @@ def _report(seconds: Iterable[Iterable[float]]) -> str:
     return f"median {statistics.median(every) * 1e3:.2f} ms, {max(every) * 1e3:.1f} at most"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print.
+OPTIONS = (
+    number("--pushes", 5000, "of each producer"),
+    number("--producers", 4, "clients that push"),
+    number("--pairs", 15, "of a second each"),
+)
 
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Command line without the program's name.
 
-    Returns
-    -------
-    int
-        Exit status: 1 if a snapshot was inconsistent.
-    """
-    parser = command.plain("snapshot")
-    add, count = parser.add_argument, command.count
-    add("--pushes", type=count, default=5000, help="of each producer [%(default)s]")
-    add("--producers", type=count, default=4, help="clients that push [%(default)s]")
-    add("--pairs", type=count, default=15, help="of a second each [%(default)s]")
-    options = parser.parse_args(argv)
+def run(options: Namespace) -> int:
+    """Measure and print; return 1 if a snapshot was inconsistent."""
     oracle = Oracle(2, options.producers, options.pushes)
-    with bare.cluster() as client:
+    with clusters.local(2, close=clusters.WAYS) as client:
         store = daskps.create(
             oracle.params(), name="oracle", optimizer=optim.SGD(1.0), shards=2
         )

@@ -9,14 +9,15 @@ import time
 from typing import TYPE_CHECKING
 
 import numpy as np
-from distributed import Client, LocalCluster
+from distributed import Client
 
 import daskps
 from daskps import optim
-from daskps.bench import bare, command
+from daskps.bench import clusters
+from daskps.bench.options import number
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from argparse import Namespace
 
 _IMPORT = (
     "import time, distributed; t = time.perf_counter(); import daskps; "
@@ -29,11 +30,7 @@ def _arrival(with_store: bool) -> float:
 
     Beside a store, the worker that comes loads the loops of its rule in idle time.
     """
-    options = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
-    with (
-        LocalCluster(n_workers=1, threads_per_worker=1, **options) as cluster,
-        Client(cluster) as client,
-    ):
+    with clusters.started(1, memory_limit="auto") as cluster, Client(cluster) as client:
         params = {"w": np.zeros(1000)}
         daskps.create(params, name="w", optimizer=optim.Adam())
         if not with_store:
@@ -47,30 +44,18 @@ def _arrival(with_store: bool) -> float:
         return time.perf_counter() - began
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print.
+OPTIONS = (number("--runs", 7, "imports, and workers that come"),)
 
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Command line without the program's name.
 
-    Returns
-    -------
-    int
-        Exit status: 0, whatever was measured.
-    """
-    parser = command.plain("startup")
-    add = parser.add_argument
-    add("--runs", type=command.count, default=7, help="imports [%(default)s]")
-    options = parser.parse_args(argv)
+def run(options: Namespace) -> None:
+    """Measure and print."""
     runs = [
         float(subprocess.check_output([sys.executable, "-c", _IMPORT]))
         for _ in range(options.runs)
     ]
     print(f"import daskps after distributed: {statistics.median(runs):.3f} s")
     for name in ("first store of the cluster", "second store"):
-        with bare.cluster(rpc_only=False):
+        with clusters.local(2):
             created, pushed = [], []
             for _ in range(1 if name.startswith("first") else 2):
                 began = time.perf_counter()
@@ -89,4 +74,3 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"until its first task ended: {statistics.median(taken):.3f} s "
             f"({min(taken):.3f} to {max(taken):.3f})"
         )
-    return 0

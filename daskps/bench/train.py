@@ -10,29 +10,16 @@ from typing import TYPE_CHECKING
 
 from daskps.bench import command
 from daskps.bench.jobs import WEIGHTS, StepJob
+from daskps.bench.options import beside_peers, number
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from argparse import Namespace
+
+OPTIONS = (*beside_peers(pairs=7), number("--weights", WEIGHTS))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print.
-
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Command line without the program's name.
-
-    Returns
-    -------
-    int
-        Exit status: 0, whatever was measured.
-    """
-    parser = command.parser("train", pairs=7, peers=True)
-    add = parser.add_argument
-    add("--weights", type=command.count, default=WEIGHTS, help="[%(default)s]")
-    options = parser.parse_args(argv)
+def run(options: Namespace) -> None:
+    """Measure and print."""
     jobs = [StepJob("train", 4 * options.weights, n, n) for n in (1, 2)]
     with command.reported("train", options) as report:
         command.compare(options, jobs, report)
-    return 0

@@ -15,11 +15,13 @@ import numpy as np
 
 import daskps
 from daskps import optim
-from daskps.bench import bare, command
+from daskps.bench import bare, clusters
+from daskps.bench.options import number
 from daskps.bench.pairs import seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from argparse import Namespace
+    from collections.abc import Callable
 
 #: Calls per measurement.
 CALLS = 3
@@ -66,26 +68,13 @@ def _ratio(name: str, one: list[list[float]], other: list[list[float]]) -> str:
     return f"{name:<22}{ms:>9.2f}{cpu:>9.2f}"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print.
+OPTIONS = (number("--mib", 16, "of one message"), number("--pairs", 15))
 
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Command line without the program's name.
 
-    Returns
-    -------
-    int
-        Exit status: 0, whatever was measured.
-    """
-    parser = command.plain("wire")
-    add, count = parser.add_argument, command.count
-    add("--mib", type=count, default=16, help="of one message [%(default)s]")
-    add("--pairs", type=count, default=15, help="[%(default)s]")
-    options = parser.parse_args(argv)
+def run(options: Namespace) -> None:
+    """Measure and print."""
     n, pairs = options.mib * 2**20 // 4, options.pairs
-    with bare.cluster() as client:
+    with clusters.local(2, close=clusters.WAYS) as client:
         client.run(install)
         a, _ = client.nthreads()
         spec = {"w": daskps.ArraySpec((n,), "float32")}
@@ -103,7 +92,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, rows in found.items():
         print(_line(name, rows))
     print(_ratio("float32 / bf16", found["step, float32"], found["step, bf16"]))
-    return 0
 
 
 def _second(trainer: daskps.Trainer, part: int, *, peer: str, n: int) -> list[float]:

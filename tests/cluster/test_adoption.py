@@ -195,7 +195,7 @@ def test_push_whose_answer_was_lost_counts_once(machine, workers):
     a, b = workers[:2]
     s = daskps.create({"w": np.zeros(8)}, servers=[a, b])
     far = pickle.loads(pickle.dumps(s))
-    with config.open_ways(process=False, machine=False):
+    with dask.config.set({"daskps.ways.process": False, "daskps.ways.machine": False}):
         far._attached()
     machine.run(die_before_answering, workers=[a])
     assert far.add({"w": np.ones(8)}) == 1

@@ -7,11 +7,12 @@ import os
 import signal
 import threading
 
+import dask
 import numpy as np
 import pytest
 
 import daskps
-from daskps import config, optim
+from daskps import optim
 from daskps.cluster.upstream import dumps
 from tests.support import gen_cluster, local_cluster, store, until
 
@@ -183,7 +184,7 @@ def test_lost_shards_and_trainers():
         s = daskps.create(
             {"w": np.zeros(10, "f4")}, optimizer=optim.SGD(1.0), servers=[a]
         )
-        with config.open_ways(process=True, machine=False):
+        with dask.config.set({"daskps.ways.machine": False}):
             # In private memory: nobody can adopt it.
             both = store(client, servers=[a, b], shards=4)
         shared = store(client, servers=[b], shards=2)

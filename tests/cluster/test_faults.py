@@ -11,12 +11,13 @@ import threading
 import time
 from concurrent.futures import CancelledError
 
+import dask
 import numpy as np
 import pytest
 from distributed import get_worker
 
 import daskps
-from daskps import config, optim
+from daskps import optim
 from daskps.cluster.wire.deadline import Deadline
 from tests.support import PATIENCE, local_cluster, store, until
 
@@ -42,7 +43,7 @@ def fresh():
 def apart():
     """The same as between machines: what a worker held goes with it."""
     with (
-        config.open_ways(process=True, machine=False),
+        dask.config.set({"daskps.ways.machine": False}),
         local_cluster(threads=1) as client,
     ):
         yield client

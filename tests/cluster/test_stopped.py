@@ -57,7 +57,7 @@ def is_stopped(pid):
 def by_message(handle):
     """Return a handle that reaches the shards by message."""
     far = pickle.loads(pickle.dumps(handle))
-    with config.open_ways(process=False, machine=False):
+    with dask.config.set({"daskps.ways.process": False, "daskps.ways.machine": False}):
         far._attached()
     return far
 

@@ -7,6 +7,7 @@ trainers before it applies them; a pull that comes too early is made again.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from distributed import secede
 
 from daskps.bench.clusters import places
 from daskps.bench.jobs import StepJob, cuts, started, step, timed
+from daskps.bench.peers import Peer
 from daskps.bench.peers.limit import sgd
 
 if TYPE_CHECKING:
@@ -23,18 +25,6 @@ if TYPE_CHECKING:
 
     from daskps.bench.jobs import Measure
     from daskps.typing import Array
-
-TITLE = "Dask Actors"
-
-
-def available() -> str | None:
-    """Return None: it needs nothing but Dask."""
-    return None
-
-
-def covers(job: StepJob) -> bool:
-    """Tell whether it does a job: any."""
-    return bool(job)
 
 
 class Server:
@@ -107,30 +97,28 @@ def _train(servers: list[Any], job: StepJob, rank: int, steps: int) -> float:
 @contextmanager
 def opened(trainers: int, servers: int, client: Client) -> Iterator[Measure]:
     """Use the workers that daskps uses."""
-    where, held = places(client, trainers, servers), dict[StepJob, list[Any]]()
+    train_at, serve_at = places(client, trainers, servers)
 
+    @lru_cache(maxsize=1)
     def serve(job: StepJob) -> list[Any]:
         futures = [
             client.submit(
                 Server, cut.stop - cut.start, trainers, actor=True, workers=[worker]
             )
-            for cut, worker in zip(
-                cuts(job.elements, servers), where.servers, strict=True
-            )
+            for cut, worker in zip(cuts(job.elements, servers), serve_at, strict=True)
         ]
         return [future.result() for future in futures]
 
     def measure(job: StepJob, steps: int) -> float:
-        if job not in held:
-            held.clear()
-            held[job] = serve(job)
+        held = serve(job)
         futures = [
-            client.submit(
-                _train, held[job], job, rank, steps, workers=[worker], pure=False
-            )
-            for rank, worker in enumerate(where.trainers)
+            client.submit(_train, held, job, rank, steps, workers=[worker], pure=False)
+            for rank, worker in enumerate(train_at)
         ]
         return float(max(client.gather(futures)))
 
     yield measure
-    held.clear()
+    serve.cache_clear()
+
+
+PEER = Peer("Dask Actors", opened)

@@ -1,18 +1,21 @@
-"""What systems without servers share: all sum up, then each applies the mean."""
+"""What systems without servers share: all sum up, then each applies the mean.
+
+A round is the allreduce alone; in training each process then applies the mean.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from daskps.bench.jobs import started, step, timed
-from daskps.bench.peers import PeerError
+from daskps.bench.jobs import started
+from daskps.bench.peers import PeerError, gang
 from daskps.bench.peers.limit import sgd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from daskps.bench.jobs import StepJob
+    from daskps.bench.jobs import Measure, StepJob
     from daskps.typing import Array
 
 
@@ -21,34 +24,24 @@ def covers(job: StepJob) -> bool:
     return job.kind in ("round", "train") and job.trainers > 1
 
 
-@dataclass(frozen=True)
-class Everyone:
-    """One of the processes.
+def everyone(rank: int, size: int, sum_up: Callable[[Array], object]) -> Measure:
+    """Return what one process of so many runs; `sum_up` makes a gradient the sum of all."""
 
-    Parameters
-    ----------
-    rank, size : int
-        Which of how many.
-    sum_up : callable
-        Replaces a gradient by the sum of all.
-    """
+    def run(job: StepJob, steps: int) -> float:
+        side = _Side(job, size, sum_up)
+        return gang.measured(
+            job, side, rank, steps, barrier=partial(sum_up, started(1))
+        )
 
-    rank: int
-    size: int
-    sum_up: Callable[[Array], object]
-
-    def run(self, job: StepJob, steps: int) -> float:
-        """Run so many steps; return the seconds of one."""
-        side = _Side(job, self)
-        act = step(job, side, self.rank)
-        self.sum_up(started(1))  # all are ready
-        return timed(act, steps)
+    return run
 
 
 class _Side:
-    def __init__(self, job: StepJob, everyone: Everyone) -> None:
-        self._sum_up, self._learns = everyone.sum_up, job.kind == "train"
-        self._apply = sgd(1 / everyone.size)
+    def __init__(
+        self, job: StepJob, size: int, sum_up: Callable[[Array], object]
+    ) -> None:
+        self._sum_up, self._learns = sum_up, job.kind == "train"
+        self._apply = sgd(1 / size)
         self.weights, self.gradient = started(job.elements), started(job.elements)
 
     def pull(self) -> None:

@@ -8,40 +8,23 @@ each; for a shard a task that applies the gradients. The client waits for these.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from distributed import wait
 
 from daskps.bench.clusters import places
-from daskps.bench.jobs import (
-    LEARNING_RATE,
-    Gradient,
-    StepJob,
-    cuts,
-    started,
-    timed_loop,
-)
+from daskps.bench.jobs import LEARNING_RATE, Gradient, cuts, started, timed_loop
+from daskps.bench.peers import Peer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from distributed import Client
 
-    from daskps.bench.jobs import Measure
+    from daskps.bench.jobs import Measure, StepJob
     from daskps.typing import Array
-
-TITLE = "plain Dask"
-
-
-def available() -> str | None:
-    """Return None: it needs nothing but Dask."""
-    return None
-
-
-def covers(job: StepJob) -> bool:
-    """Tell whether it does a job: any."""
-    return bool(job)
 
 
 def _first(weights: Array) -> Array:
@@ -72,17 +55,17 @@ class _Loop:
 
     def __init__(self, client: Client, job: StepJob) -> None:
         self._client, self._job = client, job
-        self._where = places(client, job.trainers, job.servers)
+        self._train_at, self._serve_at = places(client, job.trainers, job.servers)
         self._cuts = cuts(job.elements, job.servers)
         self._weights = [
             client.submit(started, c.stop - c.start, workers=[worker], pure=False)
-            for c, worker in zip(self._cuts, self._where.servers, strict=True)
+            for c, worker in zip(self._cuts, self._serve_at, strict=True)
         ]
         self._learn: list[Any] = [None] * job.trainers
         if job.kind == "train":
             self._learn = [
                 client.submit(Gradient, rank, job.elements, workers=[worker])
-                for rank, worker in enumerate(self._where.trainers)
+                for rank, worker in enumerate(self._train_at)
             ]
 
     def steps(self, steps: int) -> None:
@@ -93,24 +76,21 @@ class _Loop:
                 self._step()
 
     def _get(self) -> None:
-        get = [
-            self._submit(_first, self._weights[0], at=worker)
-            for worker in self._where.trainers
-        ]
-        self._client.gather(get)
+        first = self._weights[0]
+        self._client.gather([self._submit(_first, first, at=w) for w in self._train_at])
 
     def _step(self) -> None:
         """Make one step of all trainers."""
         gradients = [
             self._submit(_gradient, learn, *self._weights, at=worker)
-            for learn, worker in zip(self._learn, self._where.trainers, strict=True)
+            for learn, worker in zip(self._learn, self._train_at, strict=True)
         ]
         self._weights = [
             self._submit(
                 _updated,
                 self._weights[shard],
                 *(self._submit(_cut, g, cut) for g in gradients),
-                at=self._where.servers[shard],
+                at=self._serve_at[shard],
             )
             for shard, cut in enumerate(self._cuts)
         ]
@@ -124,13 +104,9 @@ class _Loop:
 @contextmanager
 def opened(trainers: int, servers: int, client: Client) -> Iterator[Measure]:
     """Use the workers that daskps uses."""
-    held: dict[StepJob, _Loop] = {}
+    loop = lru_cache(maxsize=1)(partial(_Loop, client))
+    yield lambda job, steps: timed_loop(loop(job).steps, steps)
+    loop.cache_clear()
 
-    def measure(job: StepJob, steps: int) -> float:
-        if job not in held:
-            held.clear()
-            held[job] = _Loop(client, job)
-        return timed_loop(held[job].steps, steps)
 
-    yield measure
-    held.clear()
+PEER = Peer("plain Dask", opened)

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
+from abc import ABC, abstractmethod
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
@@ -22,12 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daskps.bench.jobs import cuts, started, step, timed
 from daskps.bench.peers import PeerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from daskps.bench.jobs import Measure, StepJob
+    from daskps.bench.jobs import Measure, Side, StepJob
 
 #: A gang that says nothing for so long has failed.
 PATIENCE_SECONDS = 120.0
@@ -73,7 +75,7 @@ class Gang:
 
 
 @contextmanager
-def started(
+def launched(
     module: str,
     trainers: int,
     servers: int = 0,
@@ -81,28 +83,10 @@ def started(
     launcher: Sequence[str] = (),
     environment: dict[str, str] | None = None,
 ) -> Iterator[Measure]:
-    """Start a gang.
+    """Start a gang of a module of `daskps.bench.peers` with the function `joined`.
 
-    Parameters
-    ----------
-    module : str
-        Module of `daskps.bench.peers` with the function `joined`.
-    trainers, servers : int
-        How many processes.
-    launcher : sequence of str
-        A command that starts all processes; by default each is started from here.
-    environment : dict of str to str, optional
-        More variables.
-
-    Yields
-    ------
-    callable
-        `Gang.measure`.
-
-    Raises
-    ------
-    PeerError
-        If its processes do not come up.
+    A launcher is a command that starts all processes; without one each is started from
+    here. Raises `PeerError` if they do not come up.
     """
     size = trainers + servers
     shared = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -179,6 +163,38 @@ def _ended(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 # -- inside a process ----------------------------------------------------------
+
+
+class SlicedTrainer(ABC):
+    """What sides have in common whose servers hold a slice each."""
+
+    def __init__(self, job: StepJob, barrier: Callable[[], object]) -> None:
+        self.job, self.barrier = job, barrier
+        self.cuts = cuts(job.elements, job.servers)
+        self.weights, self.gradient = started(job.elements), started(job.elements)
+
+    @abstractmethod
+    def pull(self) -> None:
+        """Read all slices."""
+
+    @abstractmethod
+    def push(self) -> None:
+        """Send all slices of the gradient."""
+
+    def round(self) -> None:
+        """Push, wait for the other trainers, pull."""
+        self.push()
+        self.barrier()
+        self.pull()
+
+
+def measured(
+    job: StepJob, side: Side, rank: int, steps: int, *, barrier: Callable[[], object]
+) -> float:
+    """Return the seconds of a step of a trainer, from when all trainers are ready."""
+    act = step(job, side, rank)
+    barrier()
+    return timed(act, steps)
 
 
 class Clocks:

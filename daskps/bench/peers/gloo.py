@@ -1,16 +1,13 @@
-"""torch.distributed with gloo: an allreduce over TCP on loopback, without servers.
-
-A round is the allreduce alone; in training each process then applies the mean.
-"""
+"""torch.distributed with gloo: an allreduce over TCP on loopback, without servers."""
 
 from __future__ import annotations
 
-import importlib.util
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from daskps.bench.peers import gang
-from daskps.bench.peers.allreduce import Everyone, covers
+from daskps.bench.peers import Peer, gang, lacking
+from daskps.bench.peers.allreduce import covers, everyone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,20 +16,13 @@ if TYPE_CHECKING:
     from daskps.bench.jobs import Measure
     from daskps.typing import Array
 
-__all__ = ["TITLE", "available", "covers", "joined", "opened"]
-
-TITLE = "torch gloo allreduce"
-
-
-def available() -> str | None:
-    """Return why torch cannot be used here."""
-    missing = importlib.util.find_spec("torch") is None
-    return "torch is not installed" if missing else None
-
 
 def opened(trainers: int, servers: int, client: Any) -> AbstractContextManager[Measure]:
     """Start the trainers."""
-    return gang.started("gloo", trainers, environment={"GLOO_SOCKET_IFNAME": "lo"})
+    return gang.launched("gloo", trainers, environment={"GLOO_SOCKET_IFNAME": "lo"})
+
+
+PEER = Peer("torch gloo allreduce", opened, partial(lacking, "torch"), covers)
 
 
 @contextmanager
@@ -53,6 +43,6 @@ def joined(place: gang.Place) -> Iterator[Measure]:
         distributed.all_reduce(torch.from_numpy(gradient))
 
     try:
-        yield Everyone(place.rank, place.trainers, sum_up).run
+        yield everyone(place.rank, place.trainers, sum_up)
     finally:
         distributed.destroy_process_group()

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps import config, optim
-from daskps.bench.jobs import LEARNING_RATE, PAST_NBYTES, cuts, started, step, timed
-from daskps.bench.peers import gang
+from daskps.bench.jobs import LEARNING_RATE, PAST_NBYTES, cuts, started
+from daskps.bench.peers import Peer, gang
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,36 +26,31 @@ if TYPE_CHECKING:
     from daskps.bench.jobs import Measure, StepJob
     from daskps.typing import Array
 
-TITLE = "limit: shared memory"
 #: Elements that are summed and applied at a time: they stay in a core's cache.
 _BLOCK = 262_144
 #: Polls for a round before the first sleep: nobody else needs the core.
 _SPINS = 500
 
 
-def available() -> str | None:
-    """Return None: it needs nothing."""
-    return None
-
-
-def covers(job: StepJob) -> bool:
-    """Tell whether it does a job: any."""
-    return bool(job)
-
-
 def opened(trainers: int, servers: int, client: Any) -> AbstractContextManager[Measure]:
     """Start one process for each trainer."""
-    return gang.started("limit", trainers)
+    return gang.launched("limit", trainers)
+
+
+PEER = Peer("limit: shared memory", opened)
 
 
 def sgd(share: float = 1.0) -> Callable[[Array, Array], None]:
     """Return a function that applies a gradient, weighed, in place."""
-    bound = optim.bind(
-        optim.SGD(LEARNING_RATE * share), "float32", cache_dir=str(config.load().cache)
-    )
+    bound = _bound(share)
     scalars = bound.scalars(1)
     bound.kernel.warm()
     return lambda w, g: bound.inplace(w, g, (), scalars)
+
+
+def _bound(share: float) -> optim.Bound:
+    cache = str(config.load().cache)
+    return optim.bind(optim.SGD(LEARNING_RATE * share), "float32", cache_dir=cache)
 
 
 class _Segment:
@@ -76,15 +71,11 @@ class _Segment:
             os.open(place.folder / f"lock-{i}", os.O_RDWR | os.O_CREAT)
             for i in range(job.servers)
         ]
-        self._mean = optim.bind(
-            optim.SGD(LEARNING_RATE / place.trainers),
-            "float32",
-            cache_dir=str(config.load().cache),
-        )
-        self._scalars = self._mean.scalars(1)
+        mean = _bound(1 / place.trainers)
+        self._scalars = mean.scalars(1)
         large = job.nbytes >= job.servers * PAST_NBYTES
-        self._update = self._mean.stream if large else self._mean.publish
-        self._mean.kernel.warm(past=large)
+        self._update = mean.stream if large else mean.publish
+        mean.kernel.warm(past=large)
         self._apply = sgd()
         self._cuts = cuts(n, job.servers)
         # Each begins at another shard, so that each completes one.
@@ -149,7 +140,6 @@ def joined(place: gang.Place) -> Iterator[Measure]:
     def run(job: StepJob, steps: int) -> float:
         if job not in sides:
             sides[job] = _Segment(place, job)
-        clocks.barrier()
-        return timed(step(job, sides[job], place.rank), steps)
+        return gang.measured(job, sides[job], place.rank, steps, barrier=clocks.barrier)
 
     yield run

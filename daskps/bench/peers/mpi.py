@@ -11,7 +11,6 @@ it runs: it refuses to start with loopback alone.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import shutil
 import subprocess
 import sys
@@ -21,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.bench.jobs import cuts, started, step, timed
-from daskps.bench.peers import PeerError, gang
+from daskps.bench.jobs import cuts, started
+from daskps.bench.peers import Peer, PeerError, gang, lacking
 from daskps.bench.peers.limit import sgd
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
     from daskps.bench.jobs import Measure, StepJob
 
-TITLE = "MPI parameter server"
 _PULL, _PUSH, _STOP = 1, 2, 3
 #: Shared memory between processes, nothing on the network but loopback.
 _QUIET = {
@@ -43,11 +41,9 @@ _QUIET = {
 }
 
 
-def available() -> str | None:
+def missing() -> str | None:
     """Return why MPI cannot be used here."""
-    if importlib.util.find_spec("mpi4py") is None:
-        return "mpi4py is not installed"
-    return _launcher()[1]
+    return lacking("mpi4py") or _launcher()[1]
 
 
 @functools.cache
@@ -62,50 +58,42 @@ def _launcher() -> tuple[str, str | None]:
     return found, None if is_open else f"{found} is not Open MPI's"
 
 
-def covers(job: StepJob) -> bool:
-    """Tell whether it does a job: any."""
-    return bool(job)
-
-
 def opened(trainers: int, servers: int, client: Any) -> AbstractContextManager[Measure]:
     """Start trainers and servers."""
     return launched("mpi", trainers, servers)
+
+
+PEER = Peer("MPI parameter server", opened, missing)
 
 
 def launched(
     module: str, trainers: int, servers: int = 0
 ) -> AbstractContextManager[Measure]:
     """Start a gang with mpirun."""
-    command, missing = _launcher()
-    if missing:
-        raise PeerError(missing)
+    command, reason = _launcher()
+    if reason:
+        raise PeerError(reason)
     n = str(trainers + servers)
     launcher = [command, "-n", n, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
-    return gang.started(
+    return gang.launched(
         module, trainers, servers, launcher=launcher, environment=_QUIET
     )
 
 
-class _Trainer:
+class _Trainer(gang.SlicedTrainer):
     """Sends to all servers at once."""
 
-    def __init__(self, world: Any, among: Any, place: gang.Place, job: StepJob) -> None:
-        self._world, self._barrier = world, among.Barrier
-        self._cuts = cuts(job.elements, place.servers)
-        self._servers = range(place.trainers, place.trainers + place.servers)
+    def __init__(self, world: Any, among: Any, job: StepJob) -> None:
+        super().__init__(job, among.Barrier)
+        self._world = world
+        self._servers = range(job.trainers, job.trainers + job.servers)
         self._nothing = np.empty(0, np.float32)
-        self.weights, self.gradient = started(job.elements), started(job.elements)
 
     def pull(self) -> None:
-        self._ask(_PULL, [self._nothing for _ in self._cuts], self.weights)
+        self._ask(_PULL, [self._nothing for _ in self.cuts], self.weights)
 
     def push(self) -> None:
-        self._ask(_PUSH, [self.gradient[cut] for cut in self._cuts], None)
-
-    def round(self) -> None:
-        self.push()
-        self._barrier()
-        self.pull()
+        self._ask(_PUSH, [self.gradient[cut] for cut in self.cuts], None)
 
     def stop(self) -> None:
         for server in self._servers:
@@ -114,7 +102,7 @@ class _Trainer:
     def _ask(self, tag: int, parts: list[Any], out: Any) -> None:
         answers = [
             self._world.Irecv(self._nothing if out is None else out[cut], server, tag)
-            for cut, server in zip(self._cuts, self._servers, strict=True)
+            for cut, server in zip(self.cuts, self._servers, strict=True)
         ]
         for part, server in zip(parts, self._servers, strict=True):
             self._world.Send(part, server, tag)
@@ -156,11 +144,9 @@ def joined(place: gang.Place) -> Iterator[Measure]:
         if not is_trainer:
             _serve(world, place, job, rank - place.trainers)
             return 0.0
-        side = _Trainer(world, among, place, job)
-        act = step(job, side, rank)
-        among.Barrier()
+        side = _Trainer(world, among, job)
         try:
-            return timed(act, steps)
+            return gang.measured(job, side, rank, steps, barrier=side.barrier)
         finally:
             side.stop()
 

@@ -1,15 +1,12 @@
-"""MPI through mpi4py: an allreduce of the gradients, without servers.
-
-A round is the allreduce alone; in training each process then applies the mean.
-"""
+"""MPI through mpi4py: an allreduce of the gradients, without servers."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from daskps.bench.peers import mpi
-from daskps.bench.peers.allreduce import Everyone, covers
+from daskps.bench.peers import Peer, mpi
+from daskps.bench.peers.allreduce import covers, everyone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,15 +16,13 @@ if TYPE_CHECKING:
     from daskps.bench.peers import gang
     from daskps.typing import Array
 
-__all__ = ["TITLE", "available", "covers", "joined", "opened"]
-
-TITLE = "MPI allreduce"
-available = mpi.available
-
 
 def opened(trainers: int, servers: int, client: Any) -> AbstractContextManager[Measure]:
     """Start the trainers."""
     return mpi.launched("mpi_allreduce", trainers)
+
+
+PEER = Peer("MPI allreduce", opened, mpi.missing, covers)
 
 
 @contextmanager
@@ -40,4 +35,4 @@ def joined(place: gang.Place) -> Iterator[Measure]:
     def sum_up(gradient: Array) -> None:
         world.Allreduce(MPI.IN_PLACE, gradient)
 
-    yield Everyone(world.Get_rank(), place.trainers, sum_up).run
+    yield everyone(world.Get_rank(), place.trainers, sum_up)

@@ -7,20 +7,20 @@ every tenth step.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import shutil
 import tempfile
 import warnings
 from contextlib import contextmanager
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import numpy as np
 
 from daskps.bench.jobs import Gradient, cuts, started, step, timed, timed_loop
-from daskps.bench.peers import PeerError
+from daskps.bench.peers import Peer, PeerError, lacking
 from daskps.bench.peers.limit import sgd
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from daskps.bench.jobs import Measure, StepJob
     from daskps.typing import Array
 
-TITLE = "Ray actors"
 _STORE_BYTES = 1 << 30
 #: Steps after which the documentation's loop waits.
 _LOOKS = 10
@@ -40,17 +39,6 @@ _QUIET = {
     # It is read when Ray is imported.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
-
-
-def available() -> str | None:
-    """Return why Ray cannot be used here."""
-    missing = importlib.util.find_spec("ray") is None
-    return "ray is not installed" if missing else None
-
-
-def covers(job: StepJob) -> bool:
-    """Tell whether it does a job: any."""
-    return bool(job)
 
 
 class _Server:
@@ -117,7 +105,7 @@ class _Actors:
         parts = cuts(job.elements, 1 if rounds else job.servers)
         remote: Any = ray.remote(num_cpus=0)
         server, trainer = remote(_Server), remote(_Trainer)
-        self._job, self._rounds = job, rounds
+        self._job = job
         self.servers = [
             server.remote(cut.stop - cut.start, job.trainers) for cut in parts
         ]
@@ -128,7 +116,7 @@ class _Actors:
     def measure(self, steps: int) -> float:
         import ray
 
-        if self._rounds:
+        if self._job.kind in ("round", "train"):
             return timed_loop(self.rounds, steps)
         return float(max(ray.get([t.measure.remote(steps) for t in self.trainers])))
 
@@ -143,12 +131,6 @@ class _Actors:
             if i % _LOOKS == 0:
                 ray.get(weights)
         ray.get(weights)
-
-    def close(self) -> None:
-        import ray
-
-        for actor in (*self.trainers, *self.servers):
-            ray.kill(actor)
 
 
 @contextmanager
@@ -170,7 +152,10 @@ def opened(trainers: int, servers: int, client: Any) -> Iterator[Measure]:
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
-            yield _Jobs().measure
+            # Actors without a handle end.
+            actors = lru_cache(maxsize=1)(_Actors)
+            yield lambda job, steps: actors(job).measure(steps)
+            actors.cache_clear()
         except ray.exceptions.RayError as error:
             raise PeerError(str(error)) from error
         finally:
@@ -178,16 +163,4 @@ def opened(trainers: int, servers: int, client: Any) -> Iterator[Measure]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Jobs:
-    """Measures jobs; keeps the actors of the last one."""
-
-    def __init__(self) -> None:
-        self._job: StepJob | None = None
-        self._actors: _Actors | None = None
-
-    def measure(self, job: StepJob, steps: int) -> float:
-        if self._actors is None or job != self._job:
-            if self._actors is not None:
-                self._actors.close()
-            self._job, self._actors = job, _Actors(job)
-        return self._actors.measure(steps)
+PEER = Peer("Ray actors", opened, partial(lacking, "ray"))

@@ -7,6 +7,7 @@ A round is a push, a barrier of the trainers and a pull.
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import tempfile
@@ -17,23 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.bench.jobs import cuts, started, step, timed
-from daskps.bench.peers import PeerError, gang
+from daskps.bench.peers import Peer, PeerError, gang, lacking
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from daskps.bench.jobs import Measure, StepJob
 
-TITLE = "Redis, unix socket"
 _SECONDS = 30.0
 
 
-def available() -> str | None:
-    """Return why Redis cannot be used here."""
-    if importlib.util.find_spec("redis") is None:
-        return "redis is not installed"
-    return None if _program() else "redis-server is not installed"
+def _missing() -> str | None:
+    return lacking("redis") or (None if _program() else "redis-server is not installed")
 
 
 def _program() -> str | None:
@@ -46,11 +42,6 @@ def _program() -> str | None:
     return found
 
 
-def covers(job: StepJob) -> bool:
-    """Tell whether it does a job: any."""
-    return bool(job)
-
-
 @contextmanager
 def opened(trainers: int, servers: int, client: Any) -> Iterator[Measure]:
     """Start the servers, then the trainers."""
@@ -60,7 +51,10 @@ def opened(trainers: int, servers: int, client: Any) -> Iterator[Measure]:
         for index in range(servers):
             stack.enter_context(_server(folder / f"{index}.sock"))
         sockets = {"DASKPS_BENCH_REDIS": str(folder)}
-        yield stack.enter_context(gang.started("redis", trainers, environment=sockets))
+        yield stack.enter_context(gang.launched("redis", trainers, environment=sockets))
+
+
+PEER = Peer("Redis, unix socket", opened, _missing)
 
 
 @contextmanager
@@ -88,46 +82,33 @@ def _server(socket: Path) -> Iterator[None]:
             process.stdin.close()
 
 
-class _Trainer:
+class _Trainer(gang.SlicedTrainer):
     def __init__(
-        self,
-        connections: list[Any],
-        place: gang.Place,
-        clocks: gang.Clocks,
-        job: StepJob,
+        self, connections: list[Any], rank: int, clocks: gang.Clocks, job: StepJob
     ) -> None:
-        n = job.elements
-        self._connections, self._clocks = connections, clocks
-        self._cuts = cuts(n, len(connections))
+        super().__init__(job, clocks.barrier)
+        self._connections = connections
         self._weights = f"weights-{job.kind}-{job.nbytes}"
-        self._gradient = f"gradient-{place.rank}"
-        self.weights, self.gradient = started(n), started(n)
-        if place.rank == 0:
+        self._gradient = f"gradient-{rank}"
+        if rank == 0:
             self._set(self._weights, self.weights)
 
     def pull(self) -> None:
-        for connection, cut in zip(self._connections, self._cuts, strict=True):
+        for connection, cut in zip(self._connections, self.cuts, strict=True):
             found = connection.get(self._weights)
             np.copyto(self.weights[cut], np.frombuffer(found, np.float32))
 
     def push(self) -> None:
         self._set(self._gradient, self.gradient)
 
-    def round(self) -> None:
-        self.push()
-        self._clocks.barrier()
-        self.pull()
-
     def _set(self, key: str, values: Any) -> None:
-        for connection, cut in zip(self._connections, self._cuts, strict=True):
+        for connection, cut in zip(self._connections, self.cuts, strict=True):
             connection.set(key, memoryview(values[cut]).cast("B"))
 
 
 @contextmanager
 def joined(place: gang.Place) -> Iterator[Measure]:
     """Do the jobs of one trainer."""
-    import os
-
     import redis
 
     sockets = sorted(Path(os.environ["DASKPS_BENCH_REDIS"]).glob("*.sock"))
@@ -135,10 +116,8 @@ def joined(place: gang.Place) -> Iterator[Measure]:
     clocks = gang.Clocks(place)
 
     def run(job: StepJob, steps: int) -> float:
-        side = _Trainer(connections, place, clocks, job)
-        act = step(job, side, place.rank)
-        clocks.barrier()
-        return timed(act, steps)
+        side = _Trainer(connections, place.rank, clocks, job)
+        return gang.measured(job, side, place.rank, steps, barrier=side.barrier)
 
     try:
         yield run

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.bench.jobs import cuts, started, step, timed
-from daskps.bench.peers import gang, gloo
+from daskps.bench.jobs import cuts, started
+from daskps.bench.peers import Peer, gang, lacking
 from daskps.bench.peers.limit import sgd
 
 if TYPE_CHECKING:
@@ -21,19 +22,14 @@ if TYPE_CHECKING:
 
     from daskps.bench.jobs import Measure, StepJob
 
-TITLE = "torch RPC"
-available = gloo.available
-
-
-def covers(job: StepJob) -> bool:
-    """Tell whether it does a job: any."""
-    return bool(job)
-
 
 def opened(trainers: int, servers: int, client: Any) -> AbstractContextManager[Measure]:
     """Start trainers and servers."""
     environment = {"TP_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
-    return gang.started("torch_rpc", trainers, servers, environment=environment)
+    return gang.launched("torch_rpc", trainers, servers, environment=environment)
+
+
+PEER = Peer("torch RPC", opened, partial(lacking, "torch"))
 
 
 class _Server:
@@ -70,36 +66,28 @@ def _push(job: StepJob, index: int, gradient: Any) -> None:
     _server.push(job, index, gradient)
 
 
-class _Trainer:
-    def __init__(self, clocks: gang.Clocks, job: StepJob) -> None:
-        import torch
-
-        self._clocks, self._job = clocks, job
-        self._cuts = list(enumerate(cuts(job.elements, job.servers)))
-        self.weights, self.gradient = started(job.elements), started(job.elements)
-        self._tensor = torch.from_numpy(self.gradient)
-
+class _Trainer(gang.SlicedTrainer):
     def pull(self) -> None:
-        found = [self._call(i, _pull) for i, _ in self._cuts]
-        for (_, cut), future in zip(self._cuts, found, strict=True):
+        found = [self._call(index, _pull) for index in range(len(self.cuts))]
+        for cut, future in zip(self.cuts, found, strict=True):
             np.copyto(self.weights[cut], future.wait().numpy())
 
     def push(self) -> None:
-        for future in [
-            self._call(i, _push, self._tensor[cut]) for i, cut in self._cuts
-        ]:
+        parts = [self._tensor[cut] for cut in self.cuts]
+        for future in [self._call(i, _push, part) for i, part in enumerate(parts)]:
             future.wait()
 
-    def round(self) -> None:
-        self.push()
-        self._clocks.barrier()
-        self.pull()
+    @cached_property
+    def _tensor(self) -> Any:
+        import torch
+
+        return torch.from_numpy(self.gradient)
 
     def _call(self, index: int, function: Any, *args: Any) -> Any:
         from torch.distributed import rpc
 
         name = f"server{index}"
-        return rpc.rpc_async(name, function, args=(self._job, index, *args))
+        return rpc.rpc_async(name, function, args=(self.job, index, *args))
 
 
 @contextmanager
@@ -126,9 +114,8 @@ def joined(place: gang.Place) -> Iterator[Measure]:
     def run(job: StepJob, steps: int) -> float:
         if clocks is None:  # its threads answer
             return 0.0
-        act = step(job, _Trainer(clocks, job), place.rank)
-        clocks.barrier()
-        return timed(act, steps)
+        side = _Trainer(job, clocks.barrier)
+        return gang.measured(job, side, place.rank, steps, barrier=side.barrier)
 
     try:
         yield run

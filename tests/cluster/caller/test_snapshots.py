@@ -19,7 +19,7 @@ import pytest
 from distributed import Client, wait
 
 import daskps
-from daskps import config, optim
+from daskps import optim
 from daskps.bench.snapshot import Oracle, check
 from daskps.cluster.caller import routes, snapshots
 from daskps.cluster.caller.producer import Producer
@@ -539,7 +539,7 @@ def test_snapshot_of_a_deleted_store_ends(client):
 
 def test_lost_worker_is_named():
     with local_cluster(n_workers=2, threads=1) as client:
-        with config.open_ways(process=True, machine=False):
+        with dask.config.set({"daskps.ways.machine": False}):
             # In private memory: nobody can adopt it.
             s = store(client)
         snapshot = s.snapshot()

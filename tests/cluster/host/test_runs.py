@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 from distributed.comm.core import CommClosedError
 
 import daskps
-from daskps import config
 from daskps.cluster.directory import runs
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.upstream import dumps
@@ -47,7 +47,7 @@ async def test_run_whose_mailboxes_do_not_fit_is_refused(c, s, a):
 async def test_a_host_that_dies_while_a_run_begins(c, s, a, b, monkeypatch):
     """Tried again; where its shards are lost or it is silent, a typed error says so."""
     # Private memory: what a worker leaves nobody takes over.
-    with config.open_ways(process=True, machine=False):
+    with dask.config.set({"daskps.ways.machine": False}):
         store = await daskps.create({"w": np.zeros(4)}, client=c)
     hosts = s.extensions["daskps-directory"].hosts
     control, failing = hosts.control, list[Any]()

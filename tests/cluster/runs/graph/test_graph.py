@@ -14,12 +14,13 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import dask
 import numpy as np
 import pytest
 from distributed import Client, Event, SchedulerPlugin, get_worker
 
 import daskps
-from daskps import config, optim
+from daskps import optim
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.routes import whole
 from daskps.cluster.host import contributions
@@ -595,7 +596,7 @@ def test_worker_that_retires_in_a_window(undisturbed):
 
 def test_killed_owner_ends_the_run_with_shard_lost_error():
     with (
-        config.open_ways(process=True, machine=False),
+        dask.config.set({"daskps.ways.machine": False}),
         local_cluster(n_workers=2, threads=1) as client,
         a_store() as store,
     ):
