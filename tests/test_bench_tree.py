@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from daskps.bench import steps_here, tree
+from daskps.bench import command, steps_here
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,5 +30,5 @@ def test_a_folder_that_is_no_checkout_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
-        tree.main([str(tmp_path)])
+        command.main(["tree", str(tmp_path)])
     assert "is no checkout of daskps" in capsys.readouterr().err

@@ -13,29 +13,18 @@ import sys
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import daskps
-from daskps.bench import command
+from daskps.bench.options import number, switch
 from daskps.bench.pairs import Comparison, alternate
 from daskps.bench.report import line
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 STEPS = Path(__file__).with_name("steps_here.py")
 
 
 class Side:
-    """The jobs of one checkout.
-
-    Parameters
-    ----------
-    tree : Path
-        The checkout.
-    messages : bool
-        Whether its ways but messages are closed.
-    """
+    """The jobs of one checkout; with `messages` its other ways are closed."""
 
     def __init__(self, tree: Path, *, messages: bool) -> None:
         env = {**os.environ, "PYTHONPATH": str(tree)}
@@ -78,26 +67,16 @@ def _checkout(text: str) -> Path:
     return tree
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print.
+OPTIONS = (
+    ("tree", {"type": _checkout, "help": "the other checkout"}),
+    number("--pairs", 41),
+    ("--job", {"default": "", "help": "only jobs whose name contains this"}),
+    switch("--messages", "close all other ways to the shards"),
+)
 
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Command line without the program's name.
 
-    Returns
-    -------
-    int
-        Exit status: 0, whatever was measured.
-    """
-    parser = command.plain("tree")
-    add, count = parser.add_argument, command.count
-    add("tree", type=_checkout, help="the other checkout")
-    add("--pairs", type=count, default=41, help="[%(default)s]")
-    add("--job", default="", help="only jobs whose name contains this")
-    add("--messages", action="store_true", help="close all other ways to the shards")
-    options = parser.parse_args(argv)
+def run(options: argparse.Namespace) -> None:
+    """Measure and print."""
     here, there = Path(daskps.__file__).parents[1], options.tree
     with ExitStack() as stack:
         ours, theirs = (
@@ -112,5 +91,4 @@ def main(argv: Sequence[str] | None = None) -> int:
                     partial(theirs.measure, job),
                     options.pairs,
                 )
-                print(line(Comparison(job, there.name, found.ours, found.theirs)))
-    return 0
+                print(line(Comparison(job, there.name, *found)))
