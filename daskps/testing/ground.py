@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import logging
 import os
 import random
 import runpy
@@ -17,6 +18,7 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 _ASK, _NO_RANDOM_ADDRESSES = 0xFFFFFFFF, 0x0040000
 #: Where virtual time begins: long ago, but no time that code may take for none.
@@ -85,6 +87,14 @@ def lay() -> None:
     )
     # What ends when it is collected must end at the same moment each time.
     gc.disable()
+
+
+def timeless(*args: Any, **kwargs: Any) -> logging.LogRecord:
+    """Return a log record: to show what is logged must not make time go on."""
+    now = CLOCK.now
+    record = logging.LogRecord(*args, **kwargs)
+    CLOCK.now = now
+    return record
 
 
 def settle_addresses() -> None:

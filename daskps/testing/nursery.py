@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from daskps.testing import network, ordering, world
-from daskps.testing.ground import processor_time, put, sow
+from daskps.testing.ground import processor_time, put, sow, timeless
 from daskps.testing.known_bad import VARIANTS
 from daskps.testing.loop import VirtualLoop
 from daskps.testing.scenario import SeedReport, simulate
@@ -239,7 +239,9 @@ def _live(folder: Path, do: _Order) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
     os.chdir(folder / _SERVERS)
     tempfile.tempdir = _HERE
-    if not do.log:
+    if do.log:
+        logging.setLogRecordFactory(timeless)
+    else:
         logging.disable(logging.CRITICAL)
     if do.bad >= 0:
         VARIANTS[sorted(VARIANTS)[do.bad]]()
