@@ -505,9 +505,10 @@ def undisturbed(three):
     return result.weights["w"].tobytes()
 
 
-#: Twenty moments in every run of the tests, every other one at a worker with shards;
-#: the other twenty by the marker.
-MOMENTS = [
+#: How many workers are killed in one run; Dask gives a task up that is lost four times.
+KILLS = 3
+#: Twenty-one moments in every run of the tests; half of them at a worker with shards.
+RUNS = [
     pytest.param(
         seed,
         with_shards,
@@ -515,48 +516,76 @@ MOMENTS = [
         id=f"{seed}-shards" if with_shards else f"{seed}",
     )
     for with_shards in (False, True)
-    for seed in range(20)
+    for seed in range(7)
 ]
 
 
-class Begun:
-    """Does something after the first rounds."""
+class Kills:
+    """Kills workers at random moments of a run, each once the one before has come back.
 
-    def __init__(self, action):
-        self.action, self.done = action, False
+    Never the server: no other machine has what is lost with the last worker.
+    """
+
+    def __init__(self, client, store, server, rng):
+        self.client, self.store, self.server, self.rng = client, store, server, rng
+        self.rounds = sorted(rng.sample(range(1, 48), KILLS))
+        self.generations = dict.fromkeys(range(store.layout.n_shards), 1)
+        self.timers: list[threading.Timer] = []
 
     def on_round(self, run):
-        if not self.done:
-            self.done = True
-            self.action()
+        if self.rounds and run.clock >= self.rounds[0]:
+            del self.rounds[0]
+            self.wait()
+            self.kill()
+
+    def kill(self):
+        """Kill one in a moment: who has a shard, where that is another than the server."""
+        holders = {row["shard"]: row["worker"] for row in self.rows()}
+        others = sorted(set(self.client.nthreads()) - {self.server})
+        chosen = [w for w in others if w in holders.values()] or others
+        victim = self.rng.choice(chosen)
+        for shard, holder in holders.items():
+            self.generations[shard] += holder == victim
+        pid = self.client.run(os.getpid, workers=[victim])[victim]
+        moment = self.rng.uniform(0.0, 0.2)
+        self.timers.append(threading.Timer(moment, os.kill, (pid, signal.SIGKILL)))
+        self.timers[-1].start()
+
+    def wait(self):
+        """Wait until whoever was killed is there again, and its shards are elsewhere."""
+        for timer in self.timers:
+            timer.join()
+        found = [*self.generations.values()]
+        until(lambda: [row["generation"] for row in self.rows()] == found)
+        until(lambda: len(self.client.nthreads()) == 3)
+
+    def rows(self):
+        return self.store.stats()["shards"]
 
 
-@pytest.mark.parametrize(("seed", "with_shards"), MOMENTS)
+@pytest.mark.parametrize(("seed", "with_shards"), RUNS)
 def test_kill_of_a_worker_with_contributions(three, undisturbed, seed, with_shards):
-    """At a random moment: the result has the bits of the undisturbed run."""
+    """At random moments: the result has the bits of the undisturbed run."""
     client, rng = three(), random.Random(seed)
     server = server_of(client)
-    victim = rng.choice([w for w in client.nthreads() if w != server])
-    pid = client.run(os.getpid, workers=[victim])[victim]
     servers = [server]
     if with_shards:
         # The first shard is where receipts are looked for first.
-        servers.insert(seed % 2, victim)
+        servers.insert(seed % 4 // 2, max(client.nthreads()))
     with a_store(client=client, servers=servers) as store:
-        timer = threading.Timer(rng.uniform(0.0, 1.5), os.kill, (pid, signal.SIGKILL))
+        kills = Kills(client, store, server, rng)
         result = daskps.train(
             store,
             regression,
             X,
             Y,
             execution="graph",
-            callbacks=[Begun(timer.start)],
+            callbacks=[kills],
             timeout=100,
             **OPTIONS,
         )
-        timer.join()
-        generations = [row["generation"] for row in store.stats()["shards"]]
-    assert generations == [2 if w == victim else 1 for w in servers]
+        kills.wait()
+        assert len(kills.timers) == KILLS
     assert result.weights["w"].tobytes() == undisturbed
     assert result.version == 56
     until(lambda: set(held(client)) == {0})
