@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
     from daskps.shards.cuts.cut import Cut
     from daskps.shards.memory.segment import Segment
-    from daskps.shards.rounds.rounds import Rounds
+    from daskps.shards.rounds.round import Round
     from daskps.shards.steps import Ticket
 
 
 def check(
     segment: Segment,
-    rounds: Rounds | None,
+    rounds: Round | None,
     parked: Sequence[Ticket],
     cut: Cut | None = None,
     *,
@@ -85,7 +85,7 @@ def _sides(segment: Segment) -> Iterator[str]:
 
 
 def _run(
-    segment: Segment, rounds: Rounds | None, cut: Cut | None, stopped: bool
+    segment: Segment, rounds: Round | None, cut: Cut | None, stopped: bool
 ) -> Iterator[str]:
     fixed, n_ranks = segment.current.fixed, int(segment.current.fixed[N_RANKS])
     if (rounds is not None) != (fixed[POLICY] == CODES["bsp"]) and not stopped:
@@ -97,24 +97,23 @@ def _run(
     if rounds is not None:
         if (segment.current.live[:, CLOCK] != fixed[ROUNDS]).any():
             yield "a live rank is not at the round of its shard"
-        if (rounds.next < segment.current.ranks[:n_ranks, NEXT]).any():
+        if (rounds.next_sequences < segment.current.ranks[:n_ranks, NEXT]).any():
             yield "a rank's next push is older than the last round"
         yield from _round(rounds, cut is None and gate_of(segment) == OPEN)
 
 
-def _round(rounds: Rounds, is_open: bool) -> Iterator[str]:
-    tables = rounds.tables
-    nodes = tables.nodes
-    if tables.standing() and is_open:
+def _round(rounds: Round, is_open: bool) -> Iterator[str]:
+    nodes = rounds.nodes
+    if rounds.is_complete and is_open:
         yield "a complete round was not applied"
-    if len(nodes) > tables.bound:
-        yield f"a round holds {len(nodes)} sums, {tables.bound} are enough"
+    if len(nodes) > rounds.bound:
+        yield f"a round holds {len(nodes)} sums, {rounds.bound} are enough"
     if any(first < last for (_, last), (first, _) in pairwise(nodes)):
         yield f"contributions are in two sums of {nodes}"
 
 
 def _tickets(
-    segment: Segment, rounds: Rounds | None, parked: Sequence[Ticket]
+    segment: Segment, rounds: Round | None, parked: Sequence[Ticket]
 ) -> Iterator[str]:
     for ticket in parked:
         if ticket.outcome is not None:
@@ -127,7 +126,7 @@ def _tickets(
             yield "a ticket is parked whose wait is over"
 
 
-def _cut(segment: Segment, rounds: Rounds | None, cut: Cut | None) -> Iterator[str]:
+def _cut(segment: Segment, rounds: Round | None, cut: Cut | None) -> Iterator[str]:
     if cut is None:
         return
     for ticket in cut.held:

@@ -6,6 +6,7 @@ from daskps.consistency import SSP, Policy
 from daskps.errors import (
     ClockError,
     ConsistencyError,
+    ContributionLostError,
     IllegalStateError,
     RunCancelledError,
     StaleGenerationError,
@@ -155,6 +156,30 @@ def replaced(step: Step) -> RunCancelledError:
     return RunCancelledError(
         f"run {step.run} takes no more steps of this trainer {step.rank}: its worker was "
         f"taken for lost, and another one goes on in its place"
+    )
+
+
+def lost(step: Step) -> ContributionLostError:
+    """Return what a step gets whose rank's pushes before it went with the owner."""
+    return ContributionLostError(
+        f"what trainer {step.rank} pushed before its tick at clock {step.clock} went "
+        f"with the worker that had it; push all of it again"
+    )
+
+
+def other_kind(step: Step, kind: str) -> ConsistencyError:
+    """Return what a step gets of another kind than its round."""
+    return ConsistencyError(
+        f"rank {step.rank} sends a {step.kind} in a round of {kind}s; all trainers of a "
+        f"run must send the same kind"
+    )
+
+
+def skipped(step: Step, now: int) -> str:
+    """Return what a step is told that is not of the open round, nor of one before."""
+    return (
+        f"rank {step.rank} sends clock {step.clock} while this shard is in round {now}; "
+        f"a trainer ticks once per round, on every shard"
     )
 
 

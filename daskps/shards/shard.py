@@ -5,8 +5,8 @@ Every race is a plain sequence of calls here. The owner of the segment's lock ca
 must wait stays parked inside, as data, until a later call completes it.
 
 What a step's arrays become is in `planning`, when its wait is over in `reads`, what
-a run has in the record in `runs`, the contributions to a round in `rounds`, what a
-cut holds back in `cuts`.
+a run has in the record in `run_record`, the contributions to a round in `rounds`,
+what a cut holds back in `cuts`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ from daskps.shards.deputy import (
     set_gate,
 )
 from daskps.shards.invariants import check
+from daskps.shards.memory.areas import untouched
 from daskps.shards.memory.format import (
+    FLIP,
+    GATE,
     GENERATION,
     LIVE,
     N_APPLIED,
@@ -38,18 +41,18 @@ from daskps.shards.memory.format import (
     POLICY,
     ROUNDS,
     RUN,
+    VERSION,
 )
 from daskps.shards.memory.publication import Publication
 from daskps.shards.memory.segment import Segment
 from daskps.shards.pushes import Pushes
 from daskps.shards.reads import find_outcome, round_gone
-from daskps.shards.rounds.joining import Joining
-from daskps.shards.rounds.rounds import EARLY, REPEAT, Rounds
-from daskps.shards.seats import Seat
-from daskps.shards.steps import Ready, Ticket
+from daskps.shards.rounds.mailbox import Mailbox
+from daskps.shards.rounds.round import EARLY, REPEAT, Round
+from daskps.shards.steps import ASK, Ready, Tick, Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from daskps.reduction import Reducer
     from daskps.shards.arrays.planning import Bindings
@@ -93,7 +96,11 @@ class Shard:
         self._pushes = Pushes(segment, self._planner, self.floors)
         #: The cut in progress: no step is applied and no round completed but by it.
         self.cut: Cut | None = None
-        self._joining = Joining(segment, self._planner, self._fail, cache_dir)
+        #: Rounds of the run whose mailboxes are here, maybe over by now.
+        self._round: Round | None = None
+        self._cache_dir = cache_dir
+        self._header = segment.header
+        self._heads = [record.plain for record in segment.records]
         #: The run that ended last, and what its steps get.
         self._ended: tuple[int, Exception | None] = (0, None)
         self._reason = "it has ended"
@@ -128,13 +135,13 @@ class Shard:
                     done.append(ticket)
                 elif self.cut is not None and self.cut.holds(ticket, self.segment):
                     continue
-                elif not ticket.step.run or (rounds := self.rounds) is None:
+                elif not ticket.step.run or self.round is None:
                     batch.append(ticket)
                 else:
                     if batch:
                         done += self._apply(batch)
                         batch = []
-                    done += self._join(ticket, rounds)
+                    done += self._join_round(ticket)
                     # Before what comes next: a parked step may be an older one.
                     done += self._wake()
             if batch:
@@ -142,9 +149,39 @@ class Shard:
             done += self._wake()
         return done if self.cut is None else done + self.cut.advance(self.segment)
 
-    def seat(self, run: int, rank: int) -> Seat:
-        """Return the place of a trainer of a run in rounds."""
-        return Seat(self, self._joining, run, rank)
+    def try_step(self, tick: Tick, arrays: Mapping[int, Array]) -> int:
+        """Take a trainer's step that simply joins the open round, as most do.
+
+        Returns
+        -------
+        int
+            The version that the shard is at now; or ASK.
+        """
+        # Parked tickets would have to be asked again.
+        return ASK if self.parked else self._try_step(tick, arrays)
+
+    def _try_step(self, tick: Tick, arrays: Mapping[int, Array]) -> int:
+        header, open_round = self._header, self._round
+        if (
+            open_round is None
+            or open_round.run != tick.run
+            or self._heads[header[FLIP] & 1][RUN] != tick.run
+            # No cut and no fence holds steps back while it is open.
+            or header[GATE] != OPEN
+            or header[GENERATION] != self.generation
+            or self._abandoned is not None
+        ):
+            return ASK
+        try:
+            n = open_round.find_slices(tick, arrays)
+            if n < 0 or not self._planner.are_whole(arrays):
+                return ASK
+            open_round.deliver(tick, arrays, n)
+        except Exception:  # noqa: BLE001  (nothing came of it; a ticket gets the reason)
+            return ASK
+        if self._round is not open_round or header[GATE] != OPEN:  # it has failed
+            return ASK
+        return self._heads[header[FLIP] & 1][VERSION]
 
     def find_latest(self, step: Step) -> Ready | None:
         """Return where a read outside runs may read; None if it must ask or wait."""
@@ -154,11 +191,6 @@ class Shard:
             return None
         return ready
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing waits here, and the record says all there is to say."""
-        return not self.parked and self._abandoned is None
-
     def release_cut(self, why: str) -> list[Ticket]:
         """Give a cut up and go on with what waited for it."""
         cut, self.cut = self.cut, None
@@ -167,7 +199,7 @@ class Shard:
         self.set_gate()
         self._asked = -1
         with np.errstate(all="ignore"):
-            self._joining.complete(self._open)
+            self._apply_complete()
         return cut.stop(broken(why)) + self.submit(cut.held)
 
     def cancel(self, tickets: Iterable[Ticket]) -> None:
@@ -240,7 +272,7 @@ class Shard:
 
     def _is_for_owner(self, step: Step) -> bool:
         moved = self.segment.header[GENERATION] != self.generation
-        has_rounds = not self.is_bsp or self.rounds is not None
+        has_rounds = not self.is_bsp or self.round is not None
         return moved or is_for_owner(self.segment, step, has_rounds=has_rounds)
 
     def _apply(self, tickets: Sequence[Ticket]) -> list[Ticket]:
@@ -251,9 +283,12 @@ class Shard:
     # -- rounds (BSP) --------------------------------------------------------
 
     @property
-    def rounds(self) -> Rounds | None:
-        """The rounds of the run in progress, if it has any."""
-        return self._joining.rounds
+    def round(self) -> Round | None:
+        """The open round of the run in progress, if it has rounds."""
+        if self._round is not None and not self._round.is_current:
+            # Another process has ended the run: its mailboxes are not needed here.
+            self._round = None
+        return self._round
 
     @property
     def _open(self) -> bool:
@@ -280,12 +315,23 @@ class Shard:
         # Parked steps are told why.
         self._asked = -1
 
-    def _join(self, ticket: Ticket, rounds: Rounds | None) -> list[Ticket]:
+    def _apply_complete(self) -> None:
+        """Apply a round that was complete before it could be applied."""
+        if (open_round := self.round) is not None and self._open:
+            open_round.apply_complete()
+
+    def _join_round(self, ticket: Ticket) -> list[Ticket]:
         """Take a trainer's step into the open round, or park it for the next."""
-        step = ticket.step
-        if rounds is not None and run_record.changes(step):
+        step, open_round = ticket.step, self.round
+        if open_round is not None and run_record.changes(step):
+            version = self._try_ticket(step)
+            if version != ASK:
+                ticket.applied, ticket.version = True, version
+                return self._settle([ticket])
+            if self.is_held and self._refused(ticket):  # the round has failed
+                return [ticket]
             try:
-                verdict = self._joining.join(rounds, step, self._open)
+                verdict = open_round.take_step(step, self._open)
             except Exception as error:  # noqa: BLE001  (it is the ticket's answer)
                 ticket.outcome = error
                 return [ticket]
@@ -295,11 +341,23 @@ class Shard:
             if verdict == REPEAT:
                 ticket.duplicate = True
                 self._pushes.n_duplicates += 1
-        if self.is_held and self._refused(ticket):  # the round has failed
+        if self.is_held and self._refused(ticket):
             return [ticket]
         ticket.applied = True
         ticket.version = ticket.version or self.segment.current.version
         return self._settle([ticket])
+
+    def _try_ticket(self, step: Step) -> int:
+        """As :meth:`try_step`, for a step whose arrays nobody has looked at."""
+        arrays = {item.position: item.data for item in step.items}
+        n_pieces = len(self.segment.pieces)
+        if (
+            not step.tick
+            or len(arrays) < len(step.items)
+            or any(i.start or not 0 <= i.position < n_pieces for i in step.items)
+        ):
+            return ASK
+        return self._try_step(Tick.of(step, step.kind), arrays)
 
     # -- waiting -------------------------------------------------------------
 
@@ -327,7 +385,7 @@ class Shard:
                 elif ticket.applied:
                     done += self._settle([ticket])
                 else:
-                    done += self._join(ticket, self.rounds)
+                    done += self._join_round(ticket)
         return done
 
     @property
@@ -367,7 +425,7 @@ class Shard:
         if over := int(self.segment.current.fixed[RUN]):
             self._end(over, "another run has begun", None)
         if isinstance(policy, BSP):
-            self._joining.begin(run, n_ranks, reduce, memory)
+            self._open_round(run, n_ranks, reduce, memory)
             self.segment.double_slots()
         publication = Publication(self.segment)
         run_record.begin_run(publication.record, run, policy, n_ranks)
@@ -387,9 +445,38 @@ class Shard:
         Without memory they are empty, as of the task graph, which sends a round again.
         Raises ProtocolError when they are not there, RunCancelledError for an old run.
         """
-        self._joining.attach(run, n_ranks, reduce, memory)
-        if self.rounds is None:
+        self._open_round(run, n_ranks, reduce, memory, attach=memory is not None)
+        if self.round is None:
             raise self._over(run)
+
+    def _open_round(
+        self,
+        run: int,
+        n_ranks: int,
+        reduce: str | Reducer,
+        memory: Array | None,
+        *,
+        attach: bool = False,
+    ) -> None:
+        """Use the mailboxes in some memory, which are empty unless they are attached."""
+        pieces = self.segment.pieces
+        if memory is None:
+            # Most rounds need far fewer slices than the worst order of arrival.
+            memory = untouched(Mailbox.nbytes_of(pieces, n_ranks, reduce))
+        mailbox = Mailbox(pieces, n_ranks, reduce, memory)
+        if attach:
+            mailbox.check(run)
+        else:
+            mailbox.clear(run)
+        self._round = Round(
+            run,
+            self.segment,
+            self._planner,
+            mailbox,
+            reduce=reduce,
+            fail=self._fail,
+            cache_dir=self._cache_dir,
+        )
 
     def take_over(self) -> list[Ticket]:
         """Go on where an owner that died has left: no complete round is held back.
@@ -398,7 +485,7 @@ class Shard:
         """
         self.set_gate()
         with np.errstate(all="ignore"):
-            self._joining.complete(self._open)
+            self._apply_complete()
         return self._wake()
 
     def end_run(
@@ -442,7 +529,7 @@ class Shard:
             return
         last = ending.Last(self.segment, rounds, version)
         self._ended, self._reason = (run, error or self.why_stopped), reason
-        self._joining.end()
+        self._round = None
         last.publish()
         self.set_gate()
 
@@ -460,7 +547,9 @@ class Shard:
             return []
         self.check_goes_on(run)
         with np.errstate(all="ignore"):
-            if not self._joining.finish(rank, self._open) and current.ranks[rank, LIVE]:
+            if (open_round := self.round) is not None:
+                open_round.finish_rank(rank, self._open)
+            elif current.ranks[rank, LIVE]:
                 publication = Publication(self.segment)
                 publication.record.ranks[rank, LIVE] = 0
                 publication.commit()
@@ -491,7 +580,7 @@ class Shard:
         self.set_gate()
         self._asked = -1
         with np.errstate(all="ignore"):
-            self._joining.complete(self._open)
+            self._apply_complete()
             return released + self._wake()
 
     def stop(self, run: int, error: Exception) -> None:
@@ -520,7 +609,9 @@ class Shard:
         if record.fixed[RUN] != run:
             raise self._over(run)
         self.check_goes_on(run)
-        return self._joining.place(rank, attempt) or run_record.place(record, rank)
+        if (open_round := self.round) is not None:
+            return open_round.restart_rank(rank, attempt)
+        return run_record.place(record, rank)
 
     # -- what the record says ------------------------------------------------
 
@@ -562,4 +653,4 @@ class Shard:
     def validate(self) -> None:
         """Raise IllegalStateError where an invariant does not hold."""
         stopped = self.why_stopped is not None
-        check(self.segment, self.rounds, self.parked, self.cut, stopped=stopped)
+        check(self.segment, self.round, self.parked, self.cut, stopped=stopped)

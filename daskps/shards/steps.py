@@ -24,6 +24,8 @@ ASSIGN: Final = "assign"
 NO_WAIT: Final = "no"
 READ: Final = "read"
 BARRIER: Final = "barrier"
+#: Said of a step instead of a version: nothing was changed, submit it as a ticket.
+ASK: Final = -1
 
 
 class Item(NamedTuple):
@@ -72,12 +74,19 @@ class Step(NamedTuple):
 
 
 class Tick(NamedTuple):
-    """What a step with a tick says besides its arrays; see :class:`Step`."""
+    """What a trainer's step in rounds says besides its arrays; see :class:`Step`."""
 
-    kind: str
+    run: int
+    rank: int
     clock: int
     sequence: int
+    kind: str
     weight: float
+
+    @classmethod
+    def of(cls, step: Step, kind: str) -> Tick:
+        """Return what a step says, whose arrays with those before it are of a kind."""
+        return cls(step.run, step.rank, step.clock, step.sequence, kind, step.weight)
 
 
 class Ready(NamedTuple):

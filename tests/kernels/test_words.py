@@ -67,9 +67,9 @@ def test_compiled_functions_do_what_is_written(name):
             a, b, out = (x.astype("f4") for x in (a, b, out))
         given = {
             "empty": (table, record, 13, size, n_slices),
-            "climb": (table, size, n_slices, 0, path, found),
-            "look": (table, size, n_slices, 0, 1, 2, 1, path, found),
-            "join": (table, other, size, n_slices, found, 2, rank, 1, 9, 1, 1, weight),
+            "climb": (table, size, n_slices, 0, rank % 2, path, found),
+            "look": (table, size, n_slices, 0, rank % 2, 1, 2, 1, path, found),
+            "join": (table, other, size, n_slices, found, 2, rank, 1, 9, 1, weight),
             "note": (record, 13, table, size, rank, 1, 9, weight),
             "form4": (out, a, weight, b, 3.0),
             "form8": (out, a, weight, b, 3.0),

@@ -40,7 +40,7 @@ MUTANTS = (
     ),
     Mutant(
         "rank-counts-twice-in-a-round",
-        "daskps.shards.rounds.rounds:Rounds.verdict",
+        "daskps.shards.rounds.round:Round.judge_step",
         "return REPEAT if state & TICKED else NEW",
         "return NEW",
         (
@@ -50,7 +50,7 @@ MUTANTS = (
     ),
     Mutant(
         "step-of-a-round-before-is-an-error",
-        "daskps.shards.rounds.rounds:Rounds.verdict",
+        "daskps.shards.rounds.round:Round.judge_step",
         "if step.clock < now:",
         "if step.clock < now - 1:",
         (
@@ -59,9 +59,9 @@ MUTANTS = (
     ),
     Mutant(
         "round-without-what-was-lost",
-        "daskps.shards.rounds.rounds:Rounds.arrive",
-        "if waiting is None and not step.whole and table.has_pushed(rank):",
-        "if waiting is None and step.whole and table.has_pushed(rank):",
+        "daskps.shards.rounds.round:Round.take_step",
+        "if held is None and not step.whole and table.has_pushed(rank):",
+        "if held is None and step.whole and table.has_pushed(rank):",
         (
             "tests/shards/rounds/test_mailbox.py"
             "::test_pushes_before_the_tick_are_asked_for_again",
@@ -69,9 +69,9 @@ MUTANTS = (
     ),
     Mutant(
         "kinds-in-one-round",
-        "daskps.shards.rounds.rounds:Rounds._kind",
-        "if kind not in (None, step.kind):",
-        "if kind in (None, step.kind):",
+        "daskps.shards.rounds.round:Round._check_kind",
+        "if kind not in (NOTHING, step.kind) or step.kind not in KINDS:",
+        "if step.kind not in KINDS:",
         (
             "tests/shards/rounds/test_rounds.py"
             "::test_a_model_among_gradients_is_refused_and_the_round_goes_on",
@@ -79,16 +79,16 @@ MUTANTS = (
     ),
     Mutant(
         "round-of-nobody",
-        "daskps.shards.rounds.rounds:Rounds.finish",
-        "last = n_in + 1 == self.tables.size and n_ticked > 0",
-        "last = n_in + 1 == self.tables.size",
+        "daskps.shards.rounds.round:Round.finish_rank",
+        "if not table.words[N_TICKED]:",
+        "if False:",
         (
             "tests/shards/rounds/test_rounds.py::test_ranks_that_finish_without_a_tick_make_no_round",
         ),
     ),
     Mutant(
         "caller-may-not-change-its-arrays",
-        "daskps.shards.rounds.rounds:_own",
+        "daskps.shards.rounds.sums:_own",
         "return data.copy()",
         "return data",
         (
@@ -97,18 +97,18 @@ MUTANTS = (
     ),
     Mutant(
         "round-that-is-held-is-applied",
-        "daskps.shards.rounds.joining:Joining.complete",
-        "if rounds is not None and may_apply:",
-        "if rounds is not None:",
+        "daskps.shards.shard:Shard._apply_complete",
+        "if (open_round := self.round) is not None and self._open:",
+        "if (open_round := self.round) is not None:",
         (
             "tests/shards/rounds/test_mailbox.py::test_round_that_a_fence_held_back_is_not",
         ),
     ),
     Mutant(
         "round-of-one-accepted-too-soon",
-        "daskps.shards.rounds.joining:Joining.join",
-        "if verdict == NEW and step.tick and not may_apply and rounds.tables.size == 1:",
-        "if verdict == NEW and step.tick and not may_apply and rounds.tables.size == 0:",
+        "daskps.shards.rounds.round:Round.take_step",
+        "if step.tick and not may_apply and self.size == 1:",
+        "if step.tick and not may_apply and self.size == 0:",
         (
             "tests/shards/rounds/test_mailbox.py::test_round_of_one_is_accepted_when_it_is_applied",
         ),
@@ -131,9 +131,9 @@ MUTANTS = (
     ),
     Mutant(
         "rank-that-sits-out-is-in-the-mean",
-        "daskps.shards.rounds.tables:Tables.reduced",
+        "daskps.shards.rounds.sums:divide",
         "total.divisor = total.weight",
-        "total.divisor = float(self.size)",
+        "total.divisor = float(len(total.others) + 2)",
         (
             "tests/shards/rounds/test_rounds.py::test_a_rank_that_sits_out_is_not_in_the_mean",
         ),
@@ -152,11 +152,11 @@ MUTANTS = (
         "daskps.shards.rounds.words:look",
         "or table[bits] & (1 << (rank & MASK)) != 0",
         "or table[bits] & (1 << (rank & MASK)) < 0",
-        ("tests/shards/test_seats.py::test_shard_decides_about_a_step_after",),
+        ("tests/shards/test_try_step.py::test_shard_decides_about_a_step_after",),
     ),
     Mutant(
         "delivery-before-its-arrays",
-        "daskps.shards.rounds.tables:Tables.join",
+        "daskps.shards.rounds.round:Round._keep",
         "table, other = mailbox.both",
         "table, other = mailbox.both[::-1]",
         (
@@ -173,44 +173,65 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "usual-mean-without-the-others-weights",
-        "daskps.shards.rounds.usual:Usual.take",
+        "direct-mean-without-the-others-weights",
+        "daskps.shards.rounds.sums:DirectSums.weigh",
         "weight += weights[0]",
         "weight += 1.0",
         (
-            "tests/shards/rounds/test_usual.py::test_usual_steps_have_the_bits_of_tickets[2-mean]",
+            "tests/shards/rounds/test_sums.py::test_direct_sums_have_the_bits_of_lazy_ones[2-mean]",
         ),
     ),
     Mutant(
-        "usual-step-beside-what-is-not",
-        "daskps.shards.rounds.usual:Usual.take",
+        "direct-sum-of-what-lacks-a-piece",
+        "daskps.shards.rounds.sums:DirectSums.weigh",
         "if not weights[0] > 0 or weights.count(weights[0]) < len(weights):",
         "if not weights[0] > 0:",
         (
-            "tests/shards/rounds/test_usual.py::test_unusual_steps_are_left_to_the_shard[0-piece]",
+            "tests/shards/rounds/test_sums.py::test_rounds_of_both_have_the_same_bits[0-piece]",
         ),
     ),
     Mutant(
-        "seat-of-a-run-that-is-over",
-        "daskps.shards.seats:Seat.take",
-        "or self._records[header[FLIP] & 1][RUN] != self._run",
-        "or self._records[header[FLIP] & 1][RUN] < 0",
+        "step-without-a-ticket-of-a-run-that-is-over",
+        "daskps.shards.shard:Shard._try_step",
+        "or self._heads[header[FLIP] & 1][RUN] != tick.run",
+        "or self._heads[header[FLIP] & 1][RUN] < 0",
         (
             "tests/shards/rounds/test_mailbox.py"
-            "::test_seat_of_a_run_that_its_owner_has_ended_takes_no_step",
+            "::test_run_that_its_owner_has_ended_takes_no_step",
         ),
     ),
     Mutant(
-        "seat-goes-past-a-gate",
-        "daskps.shards.seats:Seat.take",
+        "step-without-a-ticket-goes-past-a-gate",
+        "daskps.shards.shard:Shard._try_step",
         "or header[GATE] != OPEN",
         "or header[GATE] < OPEN",
-        ("tests/shards/test_seats.py::test_no_seat_completes_a_round_that_is_held",),
+        ("tests/shards/test_try_step.py::test_no_step_completes_a_round_that_is_held",),
+    ),
+    Mutant(
+        "step-without-a-ticket-beside-parked-ones",
+        "daskps.shards.shard:Shard.try_step",
+        "return ASK if self.parked else self._try_step(tick, arrays)",
+        "return self._try_step(tick, arrays)",
+        ("tests/shards/test_try_step.py::test_shard_decides_about_a_step_after",),
+    ),
+    Mutant(
+        "step-of-a-rank-that-is-none",
+        "daskps.shards.rounds.round:Round.find_slices",
+        "if self._uncommitted or code < 0 or not 0 <= rank < self.size:",
+        "if self._uncommitted or code < 0 or not 0 <= rank <= self.size:",
+        ("tests/shards/test_try_step.py::test_shard_decides_about_a_step_with",),
+    ),
+    Mutant(
+        "part-of-a-piece-is-taken-for-all-of-it",
+        "daskps.shards.shard:Shard._try_ticket",
+        "or len(arrays) < len(step.items)",
+        "or False",
+        ("tests/shards/rounds/test_rounds.py::test_a_piece_twice_in_a_step_is_summed",),
     ),
     Mutant(
         "restarted-rank-keeps-half-a-step",
-        "daskps.shards.rounds.rounds:Rounds.restart",
-        "self._open.pop(rank, None)",
+        "daskps.shards.rounds.round:Round.restart_rank",
+        "self._uncommitted.pop(rank, None)",
         "pass",
         (
             "tests/shards/rounds/test_rounds.py::test_a_restarted_rank_drops_what_it_had_not_ticked",
@@ -218,7 +239,7 @@ MUTANTS = (
     ),
     Mutant(
         "step-of-a-trainer-that-was-replaced-counts",
-        "daskps.shards.rounds.rounds:Rounds.verdict",
+        "daskps.shards.rounds.round:Round.judge_step",
         "if run_record.is_older(step, table.next[rank]):",
         "if False:",
         (
@@ -228,7 +249,7 @@ MUTANTS = (
     ),
     Mutant(
         "place-is-taken-twice",
-        "daskps.shards.rounds.rounds:Rounds.restart",
+        "daskps.shards.rounds.round:Round.restart_rank",
         "if table.next[rank] < first:",
         "if True:",
         ("tests/shards/rounds/test_rounds.py::test_place_is_taken_once",),

@@ -9,6 +9,7 @@ import numpy as np
 
 from daskps.consistency import BSP
 from daskps.layout.arrays import Layout
+from daskps.shards.memory.format import GENERATION
 from daskps.shards.memory.segment import Segment
 from daskps.shards.reads import copy_parts
 from daskps.shards.shard import Shard
@@ -95,6 +96,7 @@ def make(
     ruled = list(ruled)
     slots = dict.fromkeys(ruled, (initial,))
     segment = Segment(layout, index, slots, durable=durable)
+    segment.words[GENERATION] = 1
     return Shard(segment, dict.fromkeys(ruled, rule or Adding()))
 
 

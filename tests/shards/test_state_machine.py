@@ -47,10 +47,10 @@ from daskps.shards.memory.format import (
 )
 from daskps.shards.memory.segment import Segment
 from daskps.shards.rounds.mailbox import Mailbox
-from daskps.shards.seats import ASK
 from daskps.shards.shard import Shard
 from daskps.shards.steps import (
     ADD,
+    ASK,
     ASSIGN,
     BARRIER,
     GRADIENT,
@@ -828,30 +828,34 @@ class Both(Shard):
         return done + super().submit([]) + self.wake()
 
     def sits(self, ticket: Ticket) -> bool:
-        """Take an ordinary step at the seat of its rank, here or at the deputy."""
+        """Take an ordinary step without a ticket, here or at the deputy."""
         step = ticket.step
         if not step.run or not step.tick or step.generation != self.generation:
             return False
         if step.wait != NO_WAIT or self.likes.random() < 0.5:
             return False
         shard = self if self.likes.random() < 0.5 else self.deputy
-        tick = Tick(step.kind, step.clock, step.sequence, step.weight)
         arrays = {item.position: item.data for item in step.items}
         whole = len(arrays) == len(step.items)
-        version = shard.seat(step.run, step.rank).take(tick, arrays) if whole else ASK
+        tick = Tick.of(step, step.kind)
+        version = shard.try_step(tick, arrays) if whole else ASK
         if version == ASK:
             return False
         ticket.outcome = Ready(self.segment.flip, version)
         ticket.applied, ticket.version = True, version
         return True
 
+    def _try_ticket(self, step: Step) -> int:
+        """Let some ordinary steps take the road of those that are not."""
+        return super()._try_ticket(step) if self.likes.random() < 0.5 else ASK
+
     def leaves(self, step: Step) -> bool:
         """Not what follows pushes that the owner has and nobody else knows of."""
-        if self.rounds is None or not step.run or self.likes.random() < 0.5:
+        if self.round is None or not step.run or self.likes.random() < 0.5:
             return False
         parked = {t.step.rank for t in self.parked if not t.applied}
         ticks = step.tick or step.kind == NOTHING
-        return ticks and step.rank not in {*parked, *self.rounds._open}
+        return ticks and step.rank not in {*parked, *self.round._uncommitted}
 
     def handed_back(self, done: list[Ticket]) -> list[Ticket]:
         """Take what the deputy did not."""

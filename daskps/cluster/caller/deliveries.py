@@ -19,23 +19,21 @@ from daskps.cluster.host.hosted import Countdown, HostedShard
 from daskps.errors import ShardBusyError
 from daskps.kernels import finite
 from daskps.shards.memory.publication import PAST_NBYTES
-from daskps.shards.seats import ASK
-from daskps.shards.steps import NO_WAIT, NOTHING, Item, Ready, Step, Tick, Ticket
+from daskps.shards.steps import ASK, NO_WAIT, NOTHING, Item, Ready, Step, Tick, Ticket
 from daskps.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from daskps.cluster.caller.member import Member
-    from daskps.shards.seats import Seat
     from daskps.typing import Array
 
 #: How often the shards' owners are looked after.
 LOOK_SECONDS = 0.001
 #: Position of a piece, index of its parameter, and its elements there.
 PieceCut = tuple[int, int, int, int]
-#: A shard, the trainer's seat there in rounds, and what of an array goes there.
-PreparedPart = tuple[int, HostedShard, "Seat | None", list[PieceCut]]
+#: A shard, and what of an array goes there.
+PreparedPart = tuple[int, HostedShard, list[PieceCut]]
 #: Less is looked at before: no shard writes it past the caches.
 LOOK_LATER_NBYTES = PAST_NBYTES
 
@@ -73,7 +71,7 @@ class PreparedStep:
     def __init__(self, session: Member, indices: tuple[int, ...], cache: str) -> None:
         meta, ways = session.meta, session.shards.ways
         self._cache = cache
-        self._run, self._rank = session.run, session.rank
+        self._in_rounds = session.bsp
         self._counters = session.shards.counters
         cuts: dict[int, list[PieceCut]] = {s: [] for s in range(meta.layout.n_shards)}
         for index in indices:
@@ -97,10 +95,7 @@ class PreparedStep:
             self._lives.append(serving.is_live)
             for shard in shards:
                 slot = serving.slots[meta.uid, shard]
-                seat = slot.shard.seat(session.run, session.rank)
-                self._parts.append(
-                    (shard, slot, seat if session.bsp else None, cuts[shard])
-                )
+                self._parts.append((shard, slot, cuts[shard]))
         # Trainers that begin with different shards wait less for each other.
         first = session.rank % len(self._parts)
         self._parts = self._parts[first:] + self._parts[:first]
@@ -121,14 +116,14 @@ class PreparedStep:
         if look is not None and not look.done and not self._may_look_later(arrays):
             look()
         versions = []
-        for shard, slot, seat, cuts in self._parts:
+        for shard, slot, cuts in self._parts:
             given = {p: arrays[index][a:b] for p, index, a, b in cuts}
             try:
-                if seat is None:
+                if self._in_rounds:
+                    version = slot.try_step(tick, given, PATIENCE_SECONDS)
+                else:
                     check = look is not None and not look.done
                     version = self._submit(slot, tick, given, check)
-                else:
-                    version = slot.take_now(seat, tick, given, PATIENCE_SECONDS)
             except ShardBusyError:
                 # Its holder may be stopped: the general way hears of a fence.
                 return None
@@ -148,8 +143,8 @@ class PreparedStep:
         step = Step(
             kind=tick.kind,
             items=[Item(position, 0, data) for position, data in arrays.items()],
-            run=self._run,
-            rank=self._rank,
+            run=tick.run,
+            rank=tick.rank,
             clock=tick.clock,
             tick=True,
             sequence=tick.sequence,
@@ -170,10 +165,10 @@ class PreparedStep:
 
     def _may_look_later(self, arrays: Mapping[int, Array]) -> bool:
         """Look at all that does not go to the first shard; return whether it is fine."""
-        (_, slot, _, _), *others = self._parts
+        (_, slot, _), *others = self._parts
         return slot.shard.segment.weights_nbytes >= PAST_NBYTES and all(
             finite(arrays[index][a:b], cache_dir=self._cache)
-            for _, _, _, cuts in others
+            for _, _, cuts in others
             for _, index, a, b in cuts
         )
 
@@ -229,6 +224,8 @@ class PreparedSteps:
         kind = kind if arrays else NOTHING
         return delivery.send(
             arrays,
-            Tick(kind, session.clock, session.sequence, weight),
+            Tick(
+                session.run, session.rank, session.clock, session.sequence, kind, weight
+            ),
             look,
         )

@@ -29,9 +29,8 @@ from daskps.shards.memory.areas import PAGE_NBYTES
 from daskps.shards.memory.format import GENERATION, NONCE
 from daskps.shards.memory.segment import Segment
 from daskps.shards.reads import copy_parts
-from daskps.shards.seats import ASK
 from daskps.shards.shard import Shard
-from daskps.shards.steps import Ready, Step, Ticket
+from daskps.shards.steps import ASK, Ready, Step, Ticket
 from daskps.usercode import holding_interrupts
 
 if TYPE_CHECKING:
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from daskps.cluster.machine.memory import Memory
     from daskps.cluster.wire.messages import Part
     from daskps.layout.arrays import Layout
-    from daskps.shards.seats import Seat
     from daskps.shards.steps import Tick
     from daskps.typing import Array
 
@@ -256,16 +254,14 @@ class HostedShard:
         self.serve()
         return True
 
-    def take_now(
-        self, seat: Seat, tick: Tick, arrays: Mapping[int, Array], seconds: float
-    ) -> int:
-        """As :meth:`submit_now`, for a trainer's step in rounds; see :class:`Seat`."""
+    def try_step(self, tick: Tick, arrays: Mapping[int, Array], seconds: float) -> int:
+        """As :meth:`submit_now`, for a trainer's step; see :meth:`Shard.try_step`."""
         if self._inbox or not self._mutex.acquire(blocking=False):
             return ASK
         try:
             self._enter(seconds)
             try:
-                version = seat.take(tick, arrays)
+                version = self.shard.try_step(tick, arrays)
             finally:
                 self._leave()
         finally:

@@ -26,7 +26,7 @@ segment's lock.
 from __future__ import annotations
 
 from array import array
-from math import isnan, nan
+from math import isnan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,11 +35,10 @@ from daskps.errors import ProtocolError
 from daskps.layout.arrays import align, compute_dtype
 from daskps.shards.memory.areas import PAGE_NBYTES
 from daskps.shards.memory.format import integers
-from daskps.shards.rounds.sums import LazySum
-from daskps.shards.rounds.words import HEAD, MASK, ROUND, SHIFT
+from daskps.shards.rounds.words import HEAD, MASK, ROUND, SHIFT, SLICES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from daskps.layout.arrays import Piece
     from daskps.reduction import Node, Reducer
@@ -103,54 +102,15 @@ class Slice:
             self.arrays.append(buffer[at : at + nbytes].view(dtype))
             at += align(nbytes)
 
-    def fill(self, sums: Mapping[int, LazySum]) -> None:
-        """Form sums in it, by position."""
-        weights = [nan] * len(self.arrays)
-        for position, total in sums.items():
-            weights[position] = total.weight
-            total.write(self.arrays[position])
+    def weigh(self, weights: list[float]) -> None:
+        """Say with which weight each piece is there."""
         self.weights[:] = memoryview(array("d", weights))
-
-    def weigh(self, weight: float) -> None:
-        """Say that every piece is there, with the same weight."""
-        self.weights[:] = memoryview(array("d", [weight] * len(self.arrays)))
 
     def node(self) -> Node:
         """Return what it holds as a contribution."""
         weights = enumerate(self.weights.tolist())
         present: dict[int, float] = {p: w for p, w in weights if not isnan(w)}
         return {p: self.arrays[p] for p in present}, present
-
-
-def gather(
-    own: Mapping[int, Array],
-    weight: float,
-    scale: float,
-    siblings: Sequence[tuple[Slice, bool]],
-) -> dict[int, LazySum]:
-    """Return the sums, by position, of a contribution and what it meets on its way up.
-
-    Parameters
-    ----------
-    own : mapping of int to ndarray
-        The arrays of the contribution.
-    weight, scale : float
-        Its weight, and what its arrays are multiplied by.
-    siblings : sequence of (Slice, bool)
-        The sums it is added to, the lowest first; whether each is the left part.
-    """
-    found = {p: LazySum(array, scale, weight) for p, array in own.items()}
-    for sibling, left in siblings:
-        for position, other in enumerate(sibling.weights.tolist()):
-            if isnan(other):
-                continue
-            known = found.get(position)
-            if known is None:
-                found[position] = LazySum(sibling.arrays[position], 1.0, other)
-            else:
-                known.others.append((sibling.arrays[position], left))
-                known.weight += other
-    return found
 
 
 class Mailbox:
@@ -242,6 +202,10 @@ class Mailbox:
     def turn(self) -> None:
         """Put the other table in force."""
         self.words[TURN] += 1
+
+    def slices(self, found: memoryview[int], n: int) -> list[Slice]:
+        """Return the slices that were found; see :mod:`daskps.shards.rounds.words`."""
+        return [self.slice(found[at]) for at in range(SLICES, SLICES + 2 * n, 2)]
 
     def slice(self, index: int) -> Slice:
         """Return a slice by its index."""

@@ -45,8 +45,8 @@ TICKED, FINISHED = 1, 2
 SHIFT, MASK = 5, 31
 #: First rank of a slice that holds nothing.
 FREE = -1
-#: Where :func:`climb` says what it found: the node [lo, hi) that is complete, a slice
-#: that is free, whether the round is complete; then for each slice that is added, the
+#: Where :func:`climb` says what it found: the node [lo, hi) that is complete, the slice
+#: for its sum, whether the round is complete; then for each slice that is added, the
 #: lowest first, its index and whether it is the left part.
 LO, HI, INTO, LAST, SLICES = range(5)
 
@@ -68,16 +68,23 @@ def empty(table: Array, record: Array, ranks_at: int, size: int, n_slices: int) 
 
 
 def climb(
-    table: Array, size: int, n_slices: int, rank: int, path: Array, found: Array
+    table: Array,
+    size: int,
+    n_slices: int,
+    rank: int,
+    brings: int,
+    path: Array,
+    found: Array,
 ) -> int:
     """Note in `found` what a rank completes by its tick; return the slices it meets.
 
-    `path` holds lo, hi, border and left of each node above the rank, as
-    :func:`daskps.reduction.path`; it is empty where contributions are not summed.
+    `brings` is 1 where the rank has arrays. `path` holds lo, hi, border and left of each
+    node above the rank, as :func:`daskps.reduction.path`; it is empty where
+    contributions are not summed. A rank that is in already completes nothing.
     """
     slices, n = HEAD + 2 * size, 0
     found[LO], found[HI], found[INTO] = rank, rank + 1, FREE
-    found[LAST] = table[N_IN] + 1 == size
+    found[LAST] = table[HEAD + rank] == 0 and table[N_IN] + 1 == size
     for index in range(n_slices):
         if table[slices + index] == FREE:
             found[INTO] = index
@@ -85,9 +92,11 @@ def climb(
     for at in range(0, len(path), 4):
         lo, hi, border, left = path[at], path[at + 1], path[at + 2], path[at + 3]
         first, stop = (lo, border) if left else (border, hi)
+        n_out = table[HEAD + rank]
         for other in range(first, stop):
-            if table[HEAD + other] == 0:
-                return n
+            n_out += table[HEAD + other] == 0
+        if n_out:
+            break
         for index in range(n_slices):
             if table[slices + index] == first:
                 found[SLICES + 2 * n] = index
@@ -95,6 +104,8 @@ def climb(
                 n += 1
                 break
         found[LO], found[HI] = lo, hi
+    if not brings and n < 2:
+        found[INTO] = found[SLICES] if n else FREE
     return n
 
 
@@ -103,6 +114,7 @@ def look(
     size: int,
     n_slices: int,
     rank: int,
+    brings: int,
     clock: int,
     sequence: int,
     kind: int,
@@ -123,7 +135,7 @@ def look(
         or (kind != 0 and table[KIND] != 0 and table[KIND] != kind)
     ):
         return -1
-    return climb(table, size, n_slices, rank, path, found)
+    return climb(table, size, n_slices, rank, brings, path, found)
 
 
 def join(
@@ -137,13 +149,12 @@ def join(
     bits: int,
     after: int,
     kind: int,
-    new: int,
     weight: float,
 ) -> None:
     """Write to `other` what a table becomes by a rank, whose sum is in found[INTO].
 
     That is FREE where there is no sum to keep. `after` is the rank's next sequence
-    number, `bits` come to its word; `new` is 1 where it was not in.
+    number, `bits` come to its word.
     """
     slices = HEAD + 2 * size
     # A loop: assigning a whole array takes the compiler ten times as long.
@@ -156,11 +167,11 @@ def join(
         other[slices + into] = found[LO]
         other[slices + n_slices + into] = found[HI]
     other[slices + 2 * n_slices + (rank >> SHIFT)] &= ~(1 << (rank & MASK))
+    other[N_IN] += table[HEAD + rank] == 0
     other[HEAD + rank] |= bits
     other[HEAD + size + rank] = after
     if kind:
         other[KIND] = kind
-    other[N_IN] += new
     other[N_TICKED] += bits == TICKED
     other.view(np.float64)[WEIGHT] += weight
 
@@ -225,9 +236,9 @@ def _ints(n: int) -> str:
 
 _SIGNATURES: dict[Callable[..., Any], str] = {
     empty: f"WORDS, WORDS, {_ints(3)}",
-    climb: f"WORDS, {_ints(3)}, WORDS, WORDS",
-    look: f"WORDS, {_ints(6)}, WORDS, WORDS",
-    join: f"WORDS, WORDS, {_ints(2)}, WORDS, {_ints(6)}, types.float64",
+    climb: f"WORDS, {_ints(4)}, WORDS, WORDS",
+    look: f"WORDS, {_ints(7)}, WORDS, WORDS",
+    join: f"WORDS, WORDS, {_ints(2)}, WORDS, {_ints(5)}, types.float64",
     note: f"WORDS, {_ints(1)}, WORDS, {_ints(4)}, types.float64",
     form4: "F4, R4, types.float64, R4, types.float64",
     form8: "F8, R8, types.float64, R8, types.float64",

@@ -146,7 +146,7 @@ def test_no_step_goes_to_the_memory_of_a_worker_that_is_gone(
     session: Any = Session(slot)
     session.is_live = is_live
     delivery = PreparedStep(session, (0,), "")
-    version = delivery.send({0: np.ones(1000)}, Tick(ADD, 0, 0, 1.0))
+    version = delivery.send({0: np.ones(1000)}, Tick(RUN, 0, 0, 0, ADD, 1.0))
     assert (version is not None) is is_live
     assert slot.shard.segment.current.version == is_live
 

@@ -277,7 +277,7 @@ def test_shard_that_is_away_when_the_run_ends(when):
         # Its mailboxes are in the other process too; the step that it lacks comes.
         old = c.shards[1]
         c.shards[1] = heir = Shard(old.segment, old._planner._bindings)
-        heir._joining.attached = old._joining.attached
+        heir._round = old._round
         heir.take_over()
         c.entry.owners = (A, NEW)
         c.send(1, (1, 1))

@@ -11,6 +11,7 @@ from daskps.consistency import BSP, SSP
 from daskps.errors import (
     ClockError,
     ConsistencyError,
+    PushRejectedError,
     RunCancelledError,
 )
 from daskps.shards.run_record import first_of
@@ -29,6 +30,7 @@ from tests.shards.making import (
     A,
     B,
     bsp,
+    contents,
     done,
     failed,
     hot,
@@ -370,3 +372,33 @@ def test_under_ssp_a_restarted_rank_repeats_the_pushes_of_its_open_clock():
     )
     assert [done(t).duplicate for t in found] == [True, True, False]
     assert weights(shard)[A] == [4, 0, 0, 0, 0]
+
+
+def test_a_piece_twice_in_a_step_is_summed():
+    shard = bsp(1)
+    send(shard, step(0, 0)._replace(items=(*hot(0), *hot(1, 2.0))))
+    assert weights(shard)[A] == [1, 2, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("position", "start"), [(-1, 0), (4, 0), (99, 0), (A, 1)])
+def test_an_array_that_is_not_of_the_shard_is_refused(position, start):
+    shard = bsp(1)
+    before = contents(shard)
+    bad = Item(position, start, np.ones(5))
+    assert failed(send(shard, step(0, 0)._replace(items=(bad,))), PushRejectedError)
+    assert contents(shard) == before
+    send(shard, step(0, 0))
+    assert weights(shard)[A] == [1, 0, 0, 0, 0]
+
+
+def test_a_rank_that_finishes_ends_the_round_that_the_others_wait_in():
+    """Between two steps that join, one behind and one before the node it leaves."""
+    for others in ((0, 1, 3), (3, 0, 1), (1, 3, 0)):
+        shard = bsp(4)
+        for rank in others:
+            send(shard, step(rank, 0))
+        assert shard.rounds_of(RUN) == 0
+        shard.finish(RUN, 2)
+        shard.validate()
+        assert shard.rounds_of(RUN) == 1
+        assert weights(shard)[A] == [1, 1, 0, 1, 0]

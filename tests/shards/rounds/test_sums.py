@@ -1,4 +1,4 @@
-"""Steps as nearly all are: the same bits as those of tickets, or left alone."""
+"""Sums that are formed at once: the same bits as those formed tile by tile."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from daskps.layout.arrays import Layout
 from daskps.reduction import REDUCTIONS
 from daskps.shards.memory.format import GENERATION
 from daskps.shards.memory.segment import Segment
-from daskps.shards.rounds import usual
-from daskps.shards.rounds.usual import Usual
-from daskps.shards.seats import ASK
+from daskps.shards.rounds import sums
+from daskps.shards.rounds.sums import DirectSums
 from daskps.shards.shard import Shard
 from daskps.shards.steps import (
+    ASK,
     GRADIENT,
     MODEL,
     NOTHING,
@@ -45,17 +45,25 @@ def shard_of(
     return shard
 
 
+def lazy(*given: Any, **more: Any) -> Any:
+    """A shard whose steps all take the general road."""
+    shard: Any = shard_of(*given, **more)
+    shard._try_ticket = lambda step: ASK
+    shard.round._direct = None
+    return shard
+
+
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each step that was tried was a usual one."""
+def direct(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether the sum of each step that was looked at was formed at once."""
     found: list[bool] = []
 
-    def take(self: Usual, *given: Any) -> bool:
-        found.append(real(self, *given))
-        return found[-1]
+    def weigh(self: DirectSums, *given: Any) -> float:
+        found.append(real(self, *given) > 0)
+        return real(self, *given)
 
-    real = Usual.take
-    monkeypatch.setattr(Usual, "take", take)
+    real = DirectSums.weigh
+    monkeypatch.setattr(DirectSums, "weigh", weigh)
     return found
 
 
@@ -70,36 +78,37 @@ def both(rng: np.random.Generator) -> dict[int, Any]:
     return {position: rough(rng, position) for position in (0, 1)}
 
 
-def sit(shard: Shard, rank: int, tick: Tick, arrays: Any) -> int:
-    return shard.seat(RUN, rank).take(tick, arrays)
+def take(
+    shard: Shard, rank: int, clock: int, arrays: Any, weight: float = 1.0, kind=GRADIENT
+) -> int:
+    return shard.try_step(Tick(RUN, rank, clock, clock, kind, weight), arrays)
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)
 @pytest.mark.parametrize("n_ranks", [1, 2, 3, 5, 8, 33])
-def test_usual_steps_have_the_bits_of_tickets(n_ranks, reduce, taken):
+def test_direct_sums_have_the_bits_of_lazy_ones(n_ranks, reduce, direct):
     rng = np.random.default_rng(n_ranks)
-    seated, asked = shard_of(n_ranks, reduce), shard_of(n_ranks, reduce)
+    taken, asked = shard_of(n_ranks, reduce), lazy(n_ranks, reduce)
     for clock, weights in enumerate(([1.0], [64.0, 7.0], [0.3, 1.7, 1e-3])):
         for place, rank in enumerate(map(int, rng.permutation(n_ranks))):
             arrays, weight = both(rng), weights[place % len(weights)]
             (ticket,) = send(asked, gradient(rank, arrays, weight, clock))
-            tick = Tick(GRADIENT, clock, clock, weight)
-            assert sit(seated, rank, tick, arrays) == ticket.version
-            assert contents(seated) == contents(asked)
-            seated.validate()
-    assert seated.segment.current.version == 3
+            assert take(taken, rank, clock, arrays, weight) == ticket.version
+            assert contents(taken) == contents(asked)
+            taken.validate()
+    assert taken.segment.current.version == 3
     # Clock, next sequence, whether waited for, and what the open clock began with.
-    assert seated.segment.current.ranks[:n_ranks].tolist() == [[3, 3, 1, 3]] * n_ranks
-    assert seated.n_pushes == asked.n_pushes == 3 * n_ranks
-    assert taken == [True] * (3 * n_ranks)
+    assert taken.segment.current.ranks[:n_ranks].tolist() == [[3, 3, 1, 3]] * n_ranks
+    assert taken.n_pushes == asked.n_pushes == 3 * n_ranks
+    assert direct == [True] * (3 * n_ranks)
 
 
 @pytest.mark.parametrize("lack", ["piece", "arrays", "model"])
 @pytest.mark.parametrize("odd", range(4))
-def test_unusual_steps_are_left_to_the_shard(odd, lack, taken):
-    """Before, between and after usual ones of the same round."""
+def test_rounds_of_both_have_the_same_bits(odd, lack, direct):
+    """A step that is not like the others comes before, between and after them."""
     rng = np.random.default_rng(odd)
-    seated, asked = shard_of(4), shard_of(4)
+    taken, asked = shard_of(4), lazy(4)
     for clock in range(2):
         for rank in range(4):
             arrays, kind = both(rng), GRADIENT
@@ -111,24 +120,21 @@ def test_unusual_steps_are_left_to_the_shard(odd, lack, taken):
                 kind = MODEL
             given = gradient(rank, arrays, 1.0, clock)
             (ticket,) = send(asked, given._replace(kind=kind))
-            assert sit(seated, rank, Tick(kind, clock, clock, 1.0), arrays) == (
-                ticket.version
-            )
-            assert contents(seated) == contents(asked)
-    assert len(taken) == (0 if lack == "model" else 6)
+            assert take(taken, rank, clock, arrays, kind=kind) == ticket.version
+            assert contents(taken) == contents(asked)
+    assert len(direct) == 8
+    assert any(direct) == (lack != "model")
 
 
 def test_shard_without_pieces_takes_steps():
     few = Layout.build({"a": ((1,), "float32")}, 2)
-    seated, asked = (shard_of(3, layout=few, index=1) for _ in range(2))
+    taken, asked = (make(3, layout=few, index=1) for make in (shard_of, lazy))
     for clock in range(2):
         for rank in range(3):
             (ticket,) = send(asked, gradient(rank, {}, 1.0, clock))
-            assert sit(seated, rank, Tick(GRADIENT, clock, clock, 1.0), {}) == (
-                ticket.version
-            )
-            assert contents(seated) == contents(asked)
-    assert seated.segment.current.version == 2
+            assert take(taken, rank, clock, {}) == ticket.version
+            assert contents(taken) == contents(asked)
+    assert taken.segment.current.version == 2
 
 
 def without_rule() -> Shard:
@@ -144,27 +150,25 @@ def of_users() -> Shard:
 
 
 @pytest.mark.parametrize("make", [without_rule, narrow, of_users])
-def test_shards_without_usual_steps_have_none(make):
-    assert make().seat(RUN, 0)._usual is None
+def test_other_shards_form_all_sums_lazily(make):
+    assert make().round._direct is None
 
 
 @pytest.mark.parametrize("name", ["TILE_NBYTES", "PAST_NBYTES"])
-def test_large_shards_have_no_usual_steps(name, monkeypatch):
-    assert shard_of(2).seat(RUN, 0)._usual is not None
-    monkeypatch.setattr(usual, name, 8)
-    shard: Any = shard_of(2)
-    assert shard.seat(RUN, 0)._usual is None
-    # Its steps compile nothing under the lock either.
-    assert "work" in vars(shard.rounds.tables)
+def test_large_shards_form_all_sums_lazily(name, monkeypatch):
+    few: Any = shard_of(2)
+    assert few.round._direct is not None
+    monkeypatch.setattr(sums, name, 8)
+    many: Any = shard_of(2)
+    assert many.round._direct is None
 
 
-def test_trainers_of_a_process_form_gradients_in_one_place():
+def test_gradients_of_a_shard_are_formed_in_one_place():
     """As large as one piece: each of them is applied before the next is formed."""
     shard: Any = shard_of(4)
-    formed = [shard.seat(RUN, rank)._usual._formed for rank in range(4)]
-    starts = {array.ctypes.data for arrays in formed for array in arrays}
-    assert len(starts) == 1
-    assert shard.rounds.tables.scratch.nbytes == 8 * 9
+    formed = shard.round._direct._formed
+    assert len({array.ctypes.data for array in formed}) == 1
+    assert formed[0].base.nbytes == 8 * 5
 
 
 class Failing(Momentum):
@@ -191,10 +195,10 @@ def test_failing_rule_ends_the_run_as_for_tickets(early):
     shard = shard_of(2, rules={0: Momentum(), 1: Failing(early)})
     arrays = both(np.random.default_rng(0))
     for rank in (0, 1):
-        assert sit(shard, rank, Tick(GRADIENT, 0, 0, 1.0), arrays) == rank
-    assert sit(shard, 0, Tick(GRADIENT, 1, 1, 1.0), arrays) == 1
+        assert take(shard, rank, 0, arrays) == rank
+    assert take(shard, 0, 1, arrays) == 1
     before = contents(shard)
-    assert sit(shard, 1, Tick(GRADIENT, 1, 1, 1.0), arrays) == ASK
+    assert take(shard, 1, 1, arrays) == ASK
     if early:  # nothing was changed: the ticket hears of it
         assert contents(shard) == before
     (ticket,) = send(shard, gradient(1, arrays, clock=1))

@@ -1,4 +1,4 @@
-"""Steps that a seat takes, and those it leaves to the shard as they are."""
+"""Steps that a shard takes without a ticket, and those it leaves as they are."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from daskps.consistency import BSP
-from daskps.shards import cutting, run_record
+from daskps.shards import cutting
 from daskps.shards.memory.format import GENERATION
-from daskps.shards.seats import ASK
 from daskps.shards.shard import Shard
 from daskps.shards.steps import (
+    ADD,
+    ASK,
     GRADIENT,
     MODEL,
     NOTHING,
@@ -32,24 +33,24 @@ def shard_of(n_ranks: int = 2) -> Shard:
 
 
 def take(shard: Shard, given: Step) -> int:
-    tick = Tick(given.kind, given.clock, given.sequence, given.weight)
     arrays = {item.position: item.data for item in given.items}
-    return shard.seat(RUN, given.rank).take(tick, arrays)
+    return shard.try_step(Tick.of(given, given.kind), arrays)
 
 
-def test_seats_and_tickets_make_the_same_rounds():
-    seated, asked = shard_of(3), shard_of(3)
+def test_steps_with_and_without_tickets_make_the_same_rounds():
+    taken, asked = shard_of(3), shard_of(3)
+    asked._try_ticket = lambda step: ASK  # type: ignore[method-assign]  # the first lines
     for clock in range(3):
         for rank in (2, 0, 1):
             given = step(rank, clock, 0.1 + rank, weight=1.0 + rank)
             if rank == clock:
                 given = given._replace(kind=NOTHING, items=())
             (ticket,) = send(asked, given)
-            assert take(seated, given) == ticket.version
-            seated.validate()
-            assert contents(seated) == contents(asked)
-    assert seated.segment.current.version == 3
-    assert seated.n_pushes == asked.n_pushes
+            assert take(taken, given) == ticket.version
+            taken.validate()
+            assert contents(taken) == contents(asked)
+    assert taken.segment.current.version == 3
+    assert taken.n_pushes == asked.n_pushes
 
 
 def finished(shard: Shard) -> None:
@@ -90,9 +91,8 @@ def before_its_tick(shard: Shard) -> None:
 
 def pushed_to_a_dead_owner(shard: Shard) -> None:
     shard.submit([Ticket(step(0, 0, tick=False))])
-    rounds = shard._joining.attached
-    assert rounds is not None
-    rounds.close()
+    assert shard.round is not None
+    shard.round._uncommitted.clear()
 
 
 def in_already(shard: Shard) -> None:
@@ -118,17 +118,14 @@ def in_already(shard: Shard) -> None:
 def test_shard_decides_about_a_step_after(event):
     shard = shard_of()
     assert take(shard_of(), step(0, 0)) == 0
-    seat = shard.seat(RUN, 0)
     event(shard)
     before = contents(shard)
-    given = step(0, 0)
-    tick, arrays = Tick(GRADIENT, 0, 0, 1.0), {A: given.items[0].data}
-    assert seat.take(tick, arrays) == ASK
+    assert take(shard, step(0, 0)) == ASK
     assert contents(shard) == before
 
 
 @pytest.mark.parametrize("event", [cut, fenced])
-def test_no_seat_completes_a_round_that_is_held(event):
+def test_no_step_completes_a_round_that_is_held(event):
     """The others are in; the shard keeps the last step for later."""
     shard = shard_of()
     send(shard, step(1, 0))
@@ -144,6 +141,10 @@ def test_no_seat_completes_a_round_that_is_held(event):
         {"rank": 1, "clock": 1},
         {"rank": 1, "sequence": -1},
         {"rank": 1, "kind": MODEL},
+        {"rank": 1, "kind": ADD},
+        {"rank": 1, "run": RUN + 1},
+        {"rank": 2},
+        {"rank": -1},
     ],
 )
 def test_shard_decides_about_a_step_with(more: dict[str, Any]):
@@ -159,21 +160,7 @@ def test_shard_decides_about_a_step_with(more: dict[str, Any]):
 )
 def test_shard_decides_about_arrays_that_do_not_fit(data):
     shard = shard_of()
-    assert shard.seat(RUN, 0).take(Tick(GRADIENT, 0, 0, 1.0), {A: data}) == ASK
-
-
-def test_seat_made_while_a_run_begins_leaves_it_alone(monkeypatch):
-    """By a trainer of the run before, in another thread and without the lock."""
-    shard, begin = shard_of(), run_record.begin_run
-
-    def meanwhile(record: Any, *given: Any) -> None:
-        shard.seat(RUN, 0)
-        begin(record, *given)
-
-    monkeypatch.setattr(run_record, "begin_run", meanwhile)
-    shard.begin_run(RUN + 1, BSP(), 2)
-    assert shard.rounds
-    assert shard.rounds.tables.run == RUN + 1
+    assert shard.try_step(Tick(RUN, 0, 0, 0, GRADIENT, 1.0), {A: data}) == ASK
 
 
 def test_round_that_fails_is_left_to_the_shard():
@@ -191,8 +178,7 @@ def test_overflow_of_a_sum_warns_of_nothing():
     shard = shard_of()
     huge = {A: np.full(5, 1e308)}
     for rank in (0, 1):
-        seat = shard.seat(RUN, rank)
-        assert seat.take(Tick(GRADIENT, 0, 0, 1.0), huge) >= 0
+        assert shard.try_step(Tick(RUN, rank, 0, 0, GRADIENT, 1.0), huge) >= 0
     assert np.isinf(weights(shard)[A]).all()
     (again,) = send(shard, step(0, 0)._replace(items=hot(0)))
     assert isinstance(again.outcome, Ready)

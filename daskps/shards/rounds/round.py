@@ -1,0 +1,469 @@
+"""The open round of a BSP run in one shard: who is in, and what completes it.
+
+Nothing that counts is kept here but in the mailboxes, so several processes may take
+turns: each call looks at the table in force. Only pushes before the tick stay with the
+process that got them; where that one is gone, their trainer sends all of its clock
+again, as one *whole* step.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from daskps.errors import ClockError
+from daskps.reduction import path, reduce_all
+from daskps.shards import run_record
+from daskps.shards.arrays.planning import count
+from daskps.shards.memory.format import (
+    CLOCK,
+    FLIP,
+    N_APPLIED,
+    RANK_WORDS,
+    ROUNDS,
+    RUN,
+    integers,
+)
+from daskps.shards.memory.publication import Publication
+from daskps.shards.rounds import words
+from daskps.shards.rounds.sums import (
+    Delivery,
+    DirectSums,
+    divide,
+    fill_slice,
+    gather,
+    join_pushes,
+)
+from daskps.shards.rounds.words import (
+    FINISHED,
+    FREE,
+    INTO,
+    KIND,
+    LAST,
+    N_IN,
+    N_TICKED,
+    ROUND,
+    SLICES,
+    TICKED,
+)
+from daskps.shards.steps import GRADIENT, MODEL, NOTHING, Tick
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from daskps.reduction import Reducer
+    from daskps.shards.arrays.planning import UpdatePlanner
+    from daskps.shards.memory.segment import Segment
+    from daskps.shards.rounds.mailbox import Mailbox, Table
+    from daskps.shards.rounds.sums import LazySum
+    from daskps.shards.steps import Step
+    from daskps.typing import Array
+
+    Arrays = Mapping[int, Array]
+
+#: What a round says to a step.
+NEW: Final = "new"
+REPEAT: Final = "repeat"
+EARLY: Final = "early"
+#: Kinds of a round, and their words in a table.
+KINDS: Final = (NOTHING, GRADIENT, MODEL)
+CODES: Final = {kind: code for code, kind in enumerate(KINDS)}
+
+
+class Round:
+    """The round of one run that is open now, and those that follow it.
+
+    What any of its steps needs compiled is ready when it is made, not when the first
+    one comes, which would keep all others from the shard meanwhile.
+
+    Parameters
+    ----------
+    run : int
+        The run.
+    segment : Segment
+        The memory of the shard.
+    planner : UpdatePlanner
+        Makes operations of arrays.
+    mailbox : Mailbox
+        The memory of the contributions.
+    reduce : "mean", "sum" or callable
+        How contributions become one gradient.
+    fail : callable
+        A method that gets a run and the error for which a round of it cannot be applied.
+    cache_dir : str, optional
+        Where compiled functions are kept.
+    """
+
+    def __init__(
+        self,
+        run: int,
+        segment: Segment,
+        planner: UpdatePlanner,
+        mailbox: Mailbox,
+        *,
+        reduce: str | Reducer,
+        fail: Callable[[int, Exception], None],
+        cache_dir: str | None = None,
+    ) -> None:
+        self.run, self.size, self.reduce = run, mailbox.n_ranks, reduce
+        self.mailbox, self._is_mean = mailbox, reduce == "mean"
+        self._segment, self._planner = segment, planner
+        # A cycle would keep the memory of shards that are gone.
+        self._fail = weakref.WeakMethod(fail)
+        self._header = segment.header
+        self._heads = [record.plain for record in segment.records]
+        self._records = [record.words for record in segment.records]
+        #: Where the rows of the ranks begin in a record.
+        self._ranks_at = len(segment.records[0].fixed)
+        self._paths: dict[int, Array] = {}
+        self.work = words.compiled(cache_dir)
+        #: What was found last, see :mod:`words`; the same as plain integers.
+        self._found = np.zeros(SLICES + 2 * self.size.bit_length(), np.int64)
+        self.found = integers(self._found)
+        #: What each rank has pushed in the open round before its tick.
+        self._uncommitted: dict[int, tuple[Tick, dict[int, Array]]] = {}
+        self._direct = DirectSums.of(segment, planner, reduce, self.work)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the run is the one in progress."""
+        return self._heads[self._header[FLIP] & 1][RUN] == self.run
+
+    def find_table(self) -> Table:
+        """Return the table of the open round, after emptying it where that is due."""
+        mailbox, side = self.mailbox, self._header[FLIP] & 1
+        now, (table, other) = self._heads[side][ROUNDS], mailbox.both
+        if table.words[ROUND] != now:
+            table = other
+            record, at = self._records[side], self._ranks_at
+            self.work.empty(table.array, record, at, self.size, mailbox.n_slices)
+            mailbox.turn()
+        return table
+
+    # -- a step joins --------------------------------------------------------
+
+    def find_slices(self, tick: Tick, arrays: Arrays) -> int:
+        """Return how many slices a step meets that joins as it is; -1 for any other.
+
+        Not -1 only where :meth:`judge_step` says NEW, the kind fits and nothing was
+        pushed before the tick. What else is found is in :attr:`found`.
+        """
+        rank, code = tick.rank, CODES.get(tick.kind, FREE) if arrays else 0
+        if self._uncommitted or code < 0 or not 0 <= rank < self.size:
+            return -1
+        n: int = self.work.look(
+            self.find_table().array,
+            self.size,
+            self.mailbox.n_slices,
+            rank,
+            bool(arrays and tick.weight),
+            tick.clock,
+            tick.sequence,
+            code,
+            self._find_path(rank),
+            self._found,
+        )
+        return n
+
+    def _climb(self, rank: int, brings: bool) -> int:
+        """As :meth:`find_slices`, for a rank that is in by what was looked at before."""
+        n: int = self.work.climb(
+            self.mailbox.table.array,
+            self.size,
+            self.mailbox.n_slices,
+            rank,
+            brings,
+            self._find_path(rank),
+            self._found,
+        )
+        return n
+
+    def _find_path(self, rank: int) -> Array:
+        """Return the nodes above a rank whose sums are formed."""
+        known = self._paths.get(rank)
+        if known is None:
+            above = () if callable(self.reduce) else path(rank, self.size)
+            known = self._paths[rank] = np.array(above, np.int64).reshape(-1)
+        return known
+
+    def deliver(
+        self,
+        tick: Tick,
+        arrays: Arrays,
+        n: int,
+        *,
+        may_apply: bool = True,
+        bits: int = TICKED,
+    ) -> None:
+        """Take a rank into the round, which `n` slices of sums meet, as was found.
+
+        The round that it completes is applied, if that may be; else what came is kept.
+        Sums are formed at once where all parts of them are gradients of the whole shard
+        and that is small, and otherwise lazily, tile by tile.
+        """
+        code = CODES[tick.kind] if arrays else 0
+        if not tick.weight:
+            arrays = {}
+        slices, weight = self.mailbox.slices(self.found, n), 0.0
+        if self._direct is not None:
+            weight = self._direct.weigh(tick, arrays, slices)
+        came = Delivery(tick, arrays, slices, code, bits, weight)
+        if self.found[LAST] and may_apply:
+            self._apply(came)
+        else:
+            self._keep(came)
+
+    def _keep(self, came: Delivery) -> None:
+        """Keep the sum of what came; put the table in force that has the rank in it."""
+        mailbox, tick, n = self.mailbox, came.tick, len(came.slices)
+        if came.arrays or n > 1:
+            out = mailbox.slice(self.found[INTO])
+            if came.weight and self._direct is not None:
+                self._direct.fill(came, out)
+            else:
+                fill_slice(out, gather(came, self._is_mean, self.found))
+        table, other = mailbox.both
+        self.work.join(
+            table.array,
+            other.array,
+            self.size,
+            mailbox.n_slices,
+            self._found,
+            n,
+            tick.rank,
+            came.bits,
+            tick.sequence + 1,
+            came.code,
+            tick.weight,
+        )
+        mailbox.turn()
+        self._uncommitted.pop(tick.rank, None)
+
+    def _apply(self, came: Delivery) -> None:
+        """Publish the round that a rank completes, or say why it cannot be."""
+        try:
+            if came.weight and self._direct is not None:
+                n_pushes = self._publish_direct(came, self._direct)
+            else:
+                with np.errstate(all="ignore"):
+                    n_pushes = self._publish(came)
+        except Exception as error:  # noqa: BLE001  (every trainer gets it)
+            if (fail := self._fail()) is not None:
+                fail(self.run, error)
+            return
+        self._header[N_APPLIED] += n_pushes
+        self._uncommitted.clear()
+
+    def _publish(self, came: Delivery) -> int:
+        """Publish a round of any arrays; return how many pushed."""
+        code = came.code or self.mailbox.table.words[KIND]
+        kind = MODEL if code == CODES[MODEL] else GRADIENT
+        counts = self._segment.current.steps
+        planned = self._planner.round(self._reduce(came), kind, counts)
+        # Not before: it overwrites the round before the one in force.
+        publication = Publication(self._segment)
+        publication.add(planned)
+        count(planned, publication.record.steps)
+        n_pushes = self._note(came, publication.flip)
+        publication.commit()
+        return n_pushes
+
+    def _publish_direct(self, came: Delivery, direct: DirectSums) -> int:
+        """As :meth:`_publish`, for gradients of a small shard with all of its pieces."""
+        scalars = direct.find_scalars(self._segment.current.steps)
+        publication = Publication(self._segment)
+        n_pushes = self._note(came, publication.flip)
+        for position, rule in enumerate(direct.rules):
+            data = direct.reduce(came, position)
+            publication.update(position, rule, data, scalars[position])
+        publication.finish()
+        return n_pushes
+
+    def _note(self, came: Delivery, flip: int) -> int:
+        """Note the complete round in the record of a flip; return how many pushed."""
+        tick = came.tick
+        n: int = self.work.note(
+            self._records[flip & 1],
+            self._ranks_at,
+            self.mailbox.table.array,
+            self.size,
+            tick.rank,
+            came.bits,
+            tick.sequence + 1,
+            tick.weight,
+        )
+        return n
+
+    def _reduce(self, came: Delivery) -> dict[int, LazySum | Array]:
+        """Return the reduced arrays of a complete round by position."""
+        if not callable(self.reduce):
+            return divide(gather(came, self._is_mean, self.found), self._is_mean)
+        held = enumerate(self.mailbox.table.first.tolist())
+        nodes = {r: self.mailbox.slice(i).node() for i, r in held if r != FREE}
+        if came.arrays:
+            weights = dict.fromkeys(came.arrays, came.tick.weight)
+            nodes[came.tick.rank] = dict(came.arrays), weights
+        return dict(reduce_all(nodes, self.size, self.reduce))
+
+    # -- what is not as simple -----------------------------------------------
+
+    def take_step(self, step: Step, may_apply: bool) -> str:
+        """Take a trainer's step into the round if it is new; return the verdict.
+
+        Raises
+        ------
+        ContributionLostError
+            When the rank's pushes before this one went with the shard's worker.
+        ConsistencyError
+            When the others send another kind.
+        """
+        verdict = self.judge_step(step)
+        if verdict != NEW:
+            return verdict
+        if step.tick and not may_apply and self.size == 1:
+            # What a round of the task graph brings is in no memory that others have:
+            # it is accepted when it is applied.
+            return EARLY
+        self._planner.check(step, whole=True)
+        table, rank = self.find_table(), step.rank
+        held = None if step.whole else self._find_uncommitted(rank)
+        if held is None and not step.whole and table.has_pushed(rank):
+            raise run_record.lost(step)
+        before, arrays = held or (None, {})
+        kind = before.kind if before else NOTHING
+        if step.items:
+            kind = self._check_kind(step, table)
+        arrays = join_pushes(arrays, step)
+        tick = Tick.of(step, kind)
+        if step.tick:
+            n = self._climb(rank, bool(arrays and step.weight))
+            self.deliver(tick, arrays, n, may_apply=may_apply)
+        else:
+            table.note_pushed(rank, True)
+            self._uncommitted[rank] = tick, arrays
+        return NEW
+
+    def judge_step(self, step: Step) -> str:
+        """Return whether a step is NEW, a REPEAT, or EARLY by one round.
+
+        Raises
+        ------
+        ClockError
+            When its rank has finished, or has skipped a round.
+        RunCancelledError
+            When another trainer has taken the place of the one that sends it.
+        """
+        table, rank = self.find_table(), step.rank
+        if run_record.is_older(step, table.next[rank]):
+            # Also where it would complete what its successor has dropped.
+            raise run_record.replaced(step)
+        now, state = table.words[ROUND], table.ranks[rank]
+        if step.sequence < self._find_next(rank, table):
+            return REPEAT
+        if state & FINISHED:
+            raise ClockError(run_record.finished(step))
+        if step.clock < now:
+            # Sent again after a timeout, under a new number: the first one counts.
+            return REPEAT
+        if step.clock == now:
+            return REPEAT if state & TICKED else NEW
+        if step.clock == now + 1 and state & TICKED:
+            return EARLY
+        raise ClockError(run_record.skipped(step, now))
+
+    def _check_kind(self, step: Step, table: Table) -> str:
+        """Return the kind of a step with arrays, if it is that of the round."""
+        held = [self._find_uncommitted(rank) for rank in self._uncommitted]
+        kinds = [KINDS[table.words[KIND]], *(one[0].kind for one in held if one)]
+        for kind in kinds:
+            if kind not in (NOTHING, step.kind) or step.kind not in KINDS:
+                raise run_record.other_kind(step, kind)
+        return step.kind
+
+    def _find_uncommitted(self, rank: int) -> tuple[Tick, dict[int, Array]] | None:
+        """Return what a rank has pushed before its tick in the open round."""
+        held = self._uncommitted.get(rank)
+        now = self.mailbox.table.words[ROUND]
+        return held if held is not None and held[0].clock == now else None
+
+    def _find_next(self, rank: int, table: Table) -> int:
+        """Return the next sequence number of a rank."""
+        held = self._find_uncommitted(rank)
+        return table.next[rank] if held is None else held[0].sequence + 1
+
+    # -- ranks that end and begin --------------------------------------------
+
+    def finish_rank(self, rank: int, may_apply: bool) -> None:
+        """Wait for a rank no longer, from the open round on."""
+        table = self.find_table()
+        after = self._find_next(rank, table)
+        self._uncommitted.pop(rank, None)
+        if table.ranks[rank] & FINISHED:
+            return
+        n = self._climb(rank, brings=False)
+        if not table.words[N_TICKED]:
+            self.found[LAST] = 0
+        nothing = Tick(self.run, rank, table.words[ROUND], after - 1, NOTHING, 0.0)
+        self.deliver(nothing, {}, n, may_apply=may_apply, bits=FINISHED)
+
+    def restart_rank(self, rank: int, attempt: int) -> tuple[int, int]:
+        """Let a trainer take the place of a lost one; return its clock and next number.
+
+        What that one left of an unfinished step is dropped, and what it sends from here
+        on is refused. `attempt` is which of the rank's trainers asks, as the directory
+        counts them; asked again, or with 0, nothing changes.
+        """
+        table, first = self.find_table(), run_record.first_of(attempt)
+        ticked = table.ranks[rank] & TICKED
+        if table.next[rank] < first:
+            if not ticked:
+                self._uncommitted.pop(rank, None)
+                table.note_pushed(rank, False)
+            # Last: a process that dies before has changed nothing that counts.
+            table.next[rank] = first
+        record = self._heads[self._header[FLIP] & 1]
+        clock = record[self._ranks_at + rank * RANK_WORDS + CLOCK]
+        return clock + ticked, table.next[rank]
+
+    # -- a round that waits --------------------------------------------------
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the open round is complete, and was not applied."""
+        table = self.find_table()
+        return table.words[N_IN] == self.size and table.words[N_TICKED] > 0
+
+    def apply_complete(self) -> None:
+        """Apply the open round if it was complete before it could be applied."""
+        if not self.is_complete:
+            return
+        found, n = self.found, 0
+        if not callable(self.reduce):
+            for index, first in enumerate(self.mailbox.table.first.tolist()):
+                if first != FREE:
+                    found[SLICES + 2 * n], found[SLICES + 2 * n + 1] = index, 1
+                    n += 1
+        nobody = Tick(self.run, -1, 0, -1, NOTHING, 0.0)
+        self._apply(Delivery(nobody, {}, self.mailbox.slices(found, n)))
+
+    # -- checks --------------------------------------------------------------
+
+    @property
+    def next_sequences(self) -> list[int]:
+        """The next sequence number of every rank."""
+        table = self.find_table()
+        return [self._find_next(rank, table) for rank in range(self.size)]
+
+    @property
+    def nodes(self) -> list[tuple[int, int]]:
+        """Ranks [first, last) of the sums and contributions held."""
+        table = self.find_table()
+        pairs = zip(table.first.tolist(), table.last.tolist(), strict=True)
+        return sorted(pair for pair in pairs if pair[0] != FREE)
+
+    @property
+    def bound(self) -> int:
+        """Largest number of them a round may come to."""
+        return self.size if callable(self.reduce) else -(-self.size // 2)
