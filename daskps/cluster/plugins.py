@@ -119,9 +119,7 @@ class DirectoryPlugin(SchedulerPlugin):
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Hear of a worker that came."""
-        self._directory.adoptions.came()
-        self._directory.readiness.came(worker)
-        self._directory.orphans.came(worker)
+        self._directory.worker_came(worker)
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """Hear of a worker that left."""

@@ -19,6 +19,7 @@ from distributed.core import Status
 
 import daskps
 from daskps import config, optim
+from daskps.cluster.directory import adoption
 from daskps.cluster.machine.folder import folder_of
 from tests.support import local_cluster, until
 
@@ -208,14 +209,13 @@ def test_push_whose_answer_was_lost_counts_once(machine, workers):
 
 def held_back(client, monkeypatch):
     """Have the directory ask nobody to adopt before an event is set."""
-    adoptions = book(client).adoptions
-    adopt, go_on = adoptions.adopt, asyncio.Event()
+    adopt, go_on = adoption.adopt, asyncio.Event()
 
-    async def later(*args):
+    async def later(*args, **more):
         await go_on.wait()
-        return await adopt(*args)
+        return await adopt(*args, **more)
 
-    monkeypatch.setattr(adoptions, "adopt", later)
+    monkeypatch.setattr(adoption, "adopt", later)
     return lambda: client.loop.add_callback(go_on.set)
 
 

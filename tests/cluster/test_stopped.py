@@ -18,7 +18,7 @@ import pytest
 
 import daskps
 from daskps import config, optim
-from daskps.cluster.directory import moves
+from daskps.cluster.directory import adoption, candidates, move
 from daskps.cluster.runs import launch
 from tests.support import PATIENCE, local_cluster, until
 
@@ -159,18 +159,18 @@ def test_a_stopped_process_keeps_a_shard_away(machine, stopped):
     assert not entry.lost
 
 
-def hurry(patch, adoptions, question="look"):
+def hurry(patch, moves, question="look"):
     """Have seconds pass between two questions in no time; return those that have."""
-    ask, now, passed = getattr(adoptions, question), adoptions.now, []
+    ask, now, passed = getattr(adoption, question), move.time_now, []
 
-    async def later(*args):
-        found = await ask(*args)
+    async def later(*args, **more):
+        found = await ask(*args, **more)
         passed.append(4.0)
-        asyncio.get_running_loop().call_soon(adoptions.came)
+        asyncio.get_running_loop().call_soon(moves.worker_came)
         return found
 
-    patch.setattr(adoptions, question, later)
-    patch.setattr(adoptions, "now", lambda: now() + sum(passed))
+    patch.setattr(adoption, question, later)
+    patch.setattr(move, "time_now", lambda: now() + sum(passed))
     return passed
 
 
@@ -183,8 +183,8 @@ def test_a_slow_adopter_is_waited_for(machine, workers):
     machine.run(compile_until_told, workers=others)
     with pytest.MonkeyPatch.context() as patch:
         # The worker that comes for the dead one would be asked, and adopt it.
-        patch.setattr(moves, "ANSWER_SECONDS", 1000.0)
-        passed = hurry(patch, book(machine).adoptions)
+        patch.setattr(candidates, "ANSWER_SECONDS", 1000.0)
+        passed = hurry(patch, book(machine).moves)
         os.kill(pid_of(machine, a), signal.SIGKILL)
         # Longer than a shard without a sign is kept for.
         until(lambda: sum(passed) > 2 * config.load().lost_after_seconds)
@@ -245,7 +245,7 @@ def test_an_owner_that_hangs_is_removed_and_lives(machine, workers):
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            passed = hurry(patch, book(machine).adoptions, "adopt")
+            passed = hurry(patch, book(machine).moves, "adopt")
             removed(machine, a)
             until(lambda: sum(passed) > 2 * config.load().lost_after_seconds)
             why = rf"{a}, which died .*its owner, process {pid} of its machine, lives"
@@ -277,7 +277,7 @@ def test_an_owner_that_wakes_hands_its_shards_over(is_lost):
         os.kill(pid, signal.SIGSTOP)
         try:
             if is_lost:
-                patch.setattr(book(client).adoptions, "adopt", silent)
+                patch.setattr(adoption, "adopt", silent)
             with dask.config.set({"daskps.lost-after": "1ms" if is_lost else "10s"}):
                 removed(client, a)
                 until(lambda: entry.lost if is_lost else entry.adopting)
@@ -292,7 +292,7 @@ def test_an_owner_that_wakes_hands_its_shards_over(is_lost):
         s.close()
 
 
-async def silent(entry, worker, shards, rounds):
+async def silent(context, entry, worker, shards, **more):
     why = {"sight": "unknown", "why": "", "silent": True}
     return [{"shard": shard, **why} for shard in shards]
 
@@ -344,7 +344,7 @@ def test_a_run_says_what_it_waits_for_and_ends(machine, workers):
     victim = next(w for w in s.placement if w != at)
     entry.memory_share = 1e-12
     with pytest.MonkeyPatch.context() as patch:
-        hurry(patch, book(machine).adoptions)
+        hurry(patch, book(machine).moves)
         patch.setattr(launch.logger, "warning", lambda of, *a: said.append(of % a))
         os.kill(pid_of(machine, victim), signal.SIGKILL)
         trainer.join()

@@ -23,7 +23,7 @@ MUTANTS = (
     ),
     Mutant(
         "absent-on-another-machine",
-        "daskps.cluster.directory.moves:_Move._hear",
+        "daskps.cluster.directory.candidates:_Asked.hear",
         "sight = Sight.UNKNOWN",
         "sight = Sight.ABSENT",
         (
@@ -32,17 +32,17 @@ MUTANTS = (
     ),
     Mutant(
         "silent-adopter-is-not-asked-first",
-        "daskps.cluster.directory.moves:_Move._turn",
-        "return (1, 0, 2)[min(self._silent[worker, shard], 2)]",
-        "return (0, 1, 2)[min(self._silent[worker, shard], 2)]",
+        "daskps.cluster.directory.candidates:_Asked.turn",
+        "return (1, 0, 2)[min(self.silent[worker], 2)]",
+        "return (0, 1, 2)[min(self.silent[worker], 2)]",
         (
             "tests/cluster/directory/test_moves.py::test_an_adopter_whose_answer_was_lost_is_asked_first",
         ),
     ),
     Mutant(
         "adopter-that-lost-two-answers-is-not-asked-again",
-        "daskps.cluster.directory.moves:_Move._ask_the_silent",
-        "self._silent[key] = 1",
+        "daskps.cluster.directory.candidates:_Asked.ask_the_silent",
+        "self.silent[worker] = 1",
         "pass",
         (
             "tests/cluster/directory/test_moves.py::test_an_adopter_whose_answers_were_all_lost_is_asked_again",
@@ -50,15 +50,15 @@ MUTANTS = (
     ),
     Mutant(
         "stray-is-forgotten",
-        "daskps.cluster.directory.moves:Moves.adopt",
+        "daskps.cluster.directory.adoption:adopt",
         'if not any(answer.get("silent") for answer in found):',
         "if found:",
         ("tests/cluster/directory/test_moves.py::test_who_broke_off_is_a_stray",),
     ),
     Mutant(
         "adopted-shard-of-a-store-that-has-ended",
-        "daskps.cluster.directory.moves:_Move._install",
-        "self._all.drop(entry, by)",
+        "daskps.cluster.directory.move:Move._install",
+        'hosts.spawn(hosts.control(by, "drop", store=entry.uid))',
         "pass",
         (
             "tests/cluster/directory/test_moves.py::test_what_was_adopted_of_a_store_that_has_ended_is_freed",
@@ -66,9 +66,9 @@ MUTANTS = (
     ),
     Mutant(
         "generation-stays",
-        "daskps.cluster.directory.moves:Moves.adopt",
-        "rows = [[*places[i], entry.generations[i] + 1] for i in shards]",
-        "rows = [[*places[i], entry.generations[i]] for i in shards]",
+        "daskps.cluster.directory.adoption:adopt",
+        "rows = [[*row, entry.generations[row[0]] + 1] for row in entry.rows_of(shards)]",
+        "rows = [[*row, entry.generations[row[0]]] for row in entry.rows_of(shards)]",
         (
             "tests/cluster/directory/test_moves.py"
             "::test_an_owner_that_lives_keeps_its_shards_away_until_it_ends",
@@ -99,8 +99,8 @@ MUTANTS = (
     ),
     Mutant(
         "adopter-is-told-once-of-a-runs-end",
-        "daskps.cluster.directory.moves:_Move._settle_runs",
-        "self._all.end_later(self.entry, by, run)",
+        "daskps.cluster.directory.adoption:adopt",
+        "context.hosts.spawn(_end_run(context, entry, worker, run))",
         "pass",
         (
             "tests/cluster/directory/test_moves.py::"
@@ -153,9 +153,9 @@ MUTANTS = (
     ),
     Mutant(
         "shards-of-who-has-just-adopted-them",
-        "daskps.cluster.directory.directory:Directory.on_leaving",
-        "return [uid for uid, e in self.stores.items() if e.adopting or e.lost]",
-        "return [uid for uid, e in self.stores.items() if e.adopting]",
+        "daskps.cluster.directory.moves:Moves.on_leaving",
+        "return [entry.uid for entry in entries if entry.adopting or entry.lost]",
+        "return [entry.uid for entry in entries if entry.adopting]",
         (
             "tests/cluster/host/test_leaving.py::test_who_has_just_adopted_a_shard_lets_go_of_it",
         ),

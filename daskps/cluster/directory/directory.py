@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster import upstream
+from daskps.cluster.directory.adoption import MoveContext
 from daskps.cluster.directory.cuts import Cuts
 from daskps.cluster.directory.entry import Hosts, StoreEntry, remember
 from daskps.cluster.directory.moves import Moves
@@ -21,6 +22,7 @@ from daskps.cluster.directory.placement import (
     Request,
     check_hosts,
     find_servers,
+    held_bytes,
     reserve,
 )
 from daskps.cluster.directory.producers import Producers
@@ -37,7 +39,7 @@ from daskps.errors import (
     StoreExistsError,
     StoreNotFoundError,
 )
-from daskps.layout.arrays import Layout, counted
+from daskps.layout.arrays import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,25 +59,18 @@ class Directory:
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.hosts = Hosts(scheduler)
-        self.identities = Producers(scheduler)
+        self.producers = Producers(scheduler)
         self.stores: dict[str, StoreEntry] = {}
         self.names: dict[str, str] = {}
-        self.runs = Runs(self.hosts, self.entry, self.identities.new)
-        self.cuts = Cuts(self.hosts, self.entry, self.identities.on_ended)
-        self.adoptions = Moves(
-            scheduler,
-            self.hosts,
-            self.runs,
-            self.stores,
-            lose=self._lose,
-            left=self.worker_left,
-        )
+        self.runs = Runs(self.hosts, self.entry, self.producers.new)
+        self.cuts = Cuts(self.hosts, self.entry, self.producers.on_ended)
+        self.moves = Moves(MoveContext(scheduler, self.hosts, self.runs, self.stores))
         self.readiness = Readiness(scheduler, self.hosts, self.stores)
         self.orphans = Orphans(scheduler, self.hosts, self._named)
         self._freed: dict[str, str] = {}
         #: Futures of the clients that wait for a store of a name.
         self._awaited: dict[str, set[asyncio.Future[None]]] = {}
-        parts = (self, self.runs, self.identities, self.cuts)
+        parts = (self, self.runs, self.producers, self.cuts, self.moves)
         self._owners = DIRECTORY.owners(*parts)
         upstream.add_handlers(scheduler, {"daskps_directory": self.handle})
 
@@ -109,7 +104,9 @@ class Directory:
         )
         if wanted.uid in self._freed:
             raise StoreClosedError(f"store {wanted.name!r} was undone by its creator")
-        entry = reserve(self.scheduler, wanted, workers, self.adoptions.held())
+        entry = reserve(
+            self.scheduler, wanted, workers, held_bytes(self.stores.values())
+        )
         self.stores[entry.uid] = entry
         try:
             await check_hosts(self.hosts, entry)
@@ -152,7 +149,7 @@ class Directory:
             # As published data is: the keys are wanted by a client of no person.
             self.scheduler.client_desires_keys(anchors, holder_of(uid))
         entry.ready = True
-        self.readiness.made(entry)
+        self.readiness.store_made(entry)
         self.hosts.tell(
             "store-created",
             entry,
@@ -303,9 +300,9 @@ class Directory:
         self._release_anchors(holder_of(uid))
         # Callers that wait for an adoption hear of it at once.
         entry.settled.set()
-        self.adoptions.freed(entry)
+        self.moves.store_gone(entry)
         for worker in {entry.owners[i] for i in entry.adopting | entry.lost.keys()}:
-            self.orphans.left(worker)
+            self.orphans.worker_left(worker)
         strays = entry.strays - set(entry.hosts)
         return [
             self.hosts.spawn(self.hosts.everywhere(entry, "drop")),
@@ -328,31 +325,11 @@ class Directory:
 
     # -- what the cluster tells us -------------------------------------------
 
-    @DIRECTORY.handles("leaving")
-    def on_leaving(self, worker: str) -> list[str]:
-        """Hear that a worker closes, and return of which stores others may have shards.
-
-        It lets go of those when it knows, and frees what it has of other stores. What
-        it has adopted just now may be nobody's yet, as far as is known here.
-        """
-        self._shards_left(worker, "was closed", in_order=True)
-        # Also who was given up: it may have hung for long.
-        self.adoptions.came()
-        return [uid for uid, e in self.stores.items() if e.adopting or e.lost]
-
-    @DIRECTORY.handles("removed")
-    def on_removed(self, worker: str, names: Sequence[str]) -> None:
-        """Hear what memory went with a worker that was the last of its machine."""
-        gone, why = set(names), "was closed, as were all others of its machine"
-        for entry in self.stores.values():
-            shards = {row[0] for row in entry.segments if row[1] in gone}
-            if shards := shards - entry.lost.keys():
-                self.adoptions.give_up(entry, shards)
-                entry.settle(shards)
-                for owner in {entry.owners[i] for i in shards}:
-                    of = [i for i in sorted(shards) if entry.owners[i] == owner]
-                    # Most likely somebody has closed the cluster.
-                    self._lose(entry, of, owner, why, level=logging.INFO)
+    def worker_came(self, worker: str) -> None:
+        """Ask a new worker what it can do for shards that are away or may be."""
+        self.moves.worker_came()
+        self.readiness.worker_came(worker)
+        self.orphans.worker_came(worker)
 
     def worker_left(self, worker: str, reason: str) -> None:
         """Look for new owners of what a worker held, or mark it as lost.
@@ -362,26 +339,11 @@ class Directory:
         worker, reason : str
             Who left, and why.
         """
-        self._shards_left(worker, reason, in_order=False)
-        self.orphans.left(worker)
+        self.moves.worker_left(worker, reason)
+        self.orphans.worker_left(worker)
         self.runs.worker_left(worker)
         self.cuts.left("worker", worker)
-        self.identities.forget("worker", worker)
-
-    def _shards_left(self, worker: str, reason: str, *, in_order: bool) -> None:
-        adopted = []
-        for entry in self.stores.values():
-            entry.nbytes.pop(worker, None)
-            away = entry.adopting | entry.lost.keys()
-            held = [i for i, w in enumerate(entry.owners) if w == worker]
-            if not (shards := [i for i in held if i not in away]):
-                continue
-            if self.adoptions.is_possible(entry, shards):
-                adopted.append((entry, shards))
-            else:
-                self._lose(entry, shards, worker, reason)
-        if adopted:
-            self.adoptions.begin(worker, reason, adopted, in_order=in_order)
+        self.producers.forget("worker", worker)
 
     def _named(self) -> tuple[set[str], list[Any]] | None:
         """Return what memory is in use; see :class:`Orphans`."""
@@ -396,41 +358,18 @@ class Directory:
                 keep += rows
         return names, keep
 
-    def _lose(
-        self,
-        entry: StoreEntry,
-        shards: list[int],
-        worker: str,
-        reason: str,
-        *,
-        level: int = logging.WARNING,
-    ) -> None:
-        for shard in shards:
-            entry.lost[shard] = (worker, reason)
-        self.hosts.tell(
-            "shards-lost", entry, shards=shards, worker=worker, reason=reason
-        )
-        self.runs.shard_lost(entry, shards[0], worker, reason)
-        logger.log(
-            level,
-            "daskps: store %r lost %s with worker %s",
-            entry.name,
-            counted(len(shards), "shard"),
-            worker,
-        )
-
     def client_left(self, client: str) -> None:
         """End the runs of a client and free its session stores."""
         self.runs.client_left(client)
         self.cuts.left("client", client)
-        self.identities.forget("client", client)
+        self.producers.forget("client", client)
         for entry in list(self.stores.values()):
             if entry.client == client and (entry.session or not entry.ready):
                 self.free(entry.uid, "went with the client that made it")
 
     def task_forgotten(self, key: Any) -> None:
         """Forget a task's producer; free what nobody wants: contributions, a store."""
-        self.identities.forget_task(key)
+        self.producers.forget_task(key)
         if is_gradient(key):
             self.runs.forgotten(*key[1:4])
         uid = store_of_anchor(key)

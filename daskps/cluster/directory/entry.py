@@ -12,7 +12,7 @@ from daskps.cluster.wire.messages import unpack_reply
 from daskps.errors import ShardLostError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Sequence
+    from collections.abc import Awaitable, Iterable, Mapping, Sequence
 
     from distributed import Scheduler
 
@@ -72,11 +72,33 @@ class StoreEntry:
         }
 
     @property
-    def hosts(self) -> list[str]:
-        """Workers that hold shards now: neither lost ones nor those that move."""
+    def holders(self) -> list[str]:
+        """The worker of each shard that has one: neither lost nor on the move."""
         away = self.adopting | self.lost.keys()
-        held = (w for i, w in enumerate(self.owners) if i not in away)
-        return list(dict.fromkeys(held))
+        return [w for i, w in enumerate(self.owners) if i not in away]
+
+    @property
+    def hosts(self) -> list[str]:
+        """Workers that hold shards now."""
+        return list(dict.fromkeys(self.holders))
+
+    def rows_of(self, shards: Iterable[int]) -> list[list[Any]]:
+        """Return shard, name, bytes and nonce of the memory of shards."""
+        rows = {row[0]: list(row) for row in self.segments}
+        return [rows[shard] for shard in shards]
+
+    def install(self, worker: str, taken: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Note that a worker has adopted shards, and where they are; return which."""
+        owners, generations = list(self.owners), list(self.generations)
+        rows = {row[0]: row for row in self.segments}
+        for new in taken:
+            shard = new["shard"]
+            owners[shard], generations[shard] = worker, new["generation"]
+            rows[shard] = (shard, new["name"], new["nbytes"], new["nonce"])
+        self.owners, self.generations = tuple(owners), tuple(generations)
+        self.segments = [rows[shard] for shard in sorted(rows)]
+        self.settle(shards := sorted(new["shard"] for new in taken))
+        return shards
 
     async def settled_within(self, seconds: float | None) -> None:
         """Wait until no shard is away, so long at most.

@@ -57,12 +57,12 @@ class Orphans:
         self._due: set[str] = set()
         self._looking: set[str] = set()
 
-    def left(self, worker: str) -> None:
+    def worker_left(self, worker: str) -> None:
         """Look at the machine of a worker that left."""
         self._due.add(get_address_host(worker))
-        self.came(worker)
+        self.worker_came(worker)
 
-    def came(self, worker: str) -> None:
+    def worker_came(self, worker: str) -> None:
         """Look at the machine of a new worker, if nobody was there to do it."""
         machine = get_address_host(worker)
         if machine in self._due - self._looking:

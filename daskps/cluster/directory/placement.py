@@ -1,8 +1,9 @@
-"""Choosing the hosts of a new store."""
+"""Choosing the hosts of a new store, and what workers hold."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from daskps.limits import check_parameters, check_shards
 from daskps.shards.memory.segment import Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from distributed import Scheduler
 
@@ -48,7 +49,10 @@ class Request:
 
 
 def reserve(
-    scheduler: Scheduler, wanted: Request, workers: list[str], held: dict[str, int]
+    scheduler: Scheduler,
+    wanted: Request,
+    workers: list[str],
+    held: Mapping[str, int],
 ) -> StoreEntry:
     """Lay a store out over workers, or refuse it for want of memory."""
     n_shards = wanted.shards or len(workers)
@@ -141,3 +145,11 @@ async def check_hosts(hosts: Hosts, entry: StoreEntry) -> None:
             )
 
     await asyncio.gather(*map(hello, entry.nbytes))
+
+
+def held_bytes(stores: Iterable[StoreEntry]) -> Counter[str]:
+    """Return the bytes of all shards on each worker."""
+    held: Counter[str] = Counter()
+    for entry in stores:
+        held.update(entry.nbytes)
+    return held

@@ -47,14 +47,14 @@ class Readiness:
     ) -> None:
         self._scheduler, self._hosts, self._stores = scheduler, hosts, stores
 
-    def made(self, entry: StoreEntry) -> None:
+    def store_made(self, entry: StoreEntry) -> None:
         """Ask the workers of a new store's machines that have no shard of it."""
         machines, owners = _machines(entry), set(entry.owners)
         for worker in self._scheduler.workers:
             if worker not in owners and get_address_host(worker) in machines:
                 self._hosts.spawn(self._ask(worker, entry))
 
-    def came(self, worker: str) -> None:
+    def worker_came(self, worker: str) -> None:
         """Ask a worker that came, for all stores of its machine."""
         for entry in self._stores.values():
             if entry.ready and get_address_host(worker) in _machines(entry):

@@ -471,12 +471,6 @@ class Runs:
                 error = RunCancelledError(f"client {client} left during its run")
                 self._hosts.spawn(self._fence(run, error))
 
-    def shard_lost(
-        self, entry: StoreEntry, shard: int, worker: str, reason: str
-    ) -> None:
-        """Fence the runs of a store that lost a shard."""
-        self.fence_all(entry, ShardLostError(entry.name, shard, worker, reason))
-
     def shards_away(self, entry: StoreEntry, shards: Sequence[int], why: str) -> None:
         """Tell the runs of a store that they wait for shards."""
         for run in self._of(entry):

@@ -296,7 +296,7 @@ def test_shard_that_is_lost_is_not_waited_for():
         c.before[B, "hold"] = asyncio.Event().wait
         await c.fence()
         c.entry.lost[1] = (B, "died")
-        c.runs.shard_lost(c.entry, 1, B, "died")
+        c.runs.fence_all(c.entry, ShardLostError("w", 1, B, "died"))
         await c.over()
         assert c.shards[0].segment.current.version == 2
         assert c.shards[0].rounds_of(RUN) == -1
@@ -317,7 +317,7 @@ def test_what_a_shard_said_before_it_was_lost_counts_no_more():
         await c.fence()
         assert (B, "hold") in c.heard
         c.entry.lost[1] = (B, "died")
-        c.runs.shard_lost(c.entry, 1, B, "died")
+        c.runs.fence_all(c.entry, ShardLostError("w", 1, B, "died"))
         woken.set()
         await c.over()
         assert c.shards[0].segment.current.version == 2

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import dask
 import pytest
 from distributed.comm.core import CommClosedError
 from distributed.core import Status
 
-from daskps.cluster.directory import moves
+from daskps.cluster.directory.adoption import END_SECONDS, MoveContext
 from daskps.cluster.directory.entry import StoreEntry
 from daskps.cluster.directory.moves import Moves
 from daskps.errors import ProtocolError, ShardLostError
@@ -58,11 +58,9 @@ class Cluster:
             shards_away=lambda entry, shards, why: self.noted.append(why),
             fence_all=lambda entry, error: self.ended.append((self.now, error)),
         )
-        scheduler: Any = self
+        self.runs, scheduler = runs, cast("Any", self)
         hosts: Any = self
-        self.adoptions = Moves(
-            scheduler, hosts, runs, self.stores, lose=self._lose, left=self._left
-        )
+        self.moves = Moves(MoveContext(scheduler, hosts, runs, self.stores))
 
     status = Status.running
 
@@ -73,15 +71,6 @@ class Cluster:
     @property
     def now(self) -> float:
         return round(asyncio.get_running_loop().time(), 3)
-
-    def _lose(
-        self, entry: StoreEntry, shards: list[int], worker: str, reason: str
-    ) -> None:
-        entry.lost |= dict.fromkeys(shards, (worker, reason))
-        self.events.append((self.now, "lost", reason))
-
-    def _left(self, worker: str, reason: str) -> None:
-        raise AssertionError(worker, reason)
 
     # -- as the hosts --------------------------------------------------------
 
@@ -104,14 +93,16 @@ class Cluster:
     def spawn(self, work: Any) -> asyncio.Future[Any]:
         return asyncio.ensure_future(work)
 
+    def has_worker(self, worker: str) -> bool:
+        return worker in self.workers
+
     def tell(self, action: str, entry: StoreEntry, **more: Any) -> None:
         self.events.append((self.now, action.removeprefix("shards-"), more))
 
     # -- what a test does ----------------------------------------------------
 
     def die(self) -> None:
-        shards = list(range(len(self.entry.owners)))
-        self.adoptions.begin(DEAD, "died", [(self.entry, shards)])
+        self.moves.worker_left(DEAD, "died")
 
     def told(self) -> list[tuple[float, str]]:
         return [(at, what) for at, what, _ in self.events]
@@ -125,7 +116,7 @@ def look_after(cluster: Cluster, until: float, then: Callable[[], Any] = int) ->
         await asyncio.sleep(until)
         then()
         cluster.stores.clear()
-        cluster.adoptions.freed(cluster.entry)
+        cluster.moves.store_gone(cluster.entry)
         await asyncio.sleep(60.0)
         others = asyncio.all_tasks() - {asyncio.current_task()}
         assert not others
@@ -208,7 +199,7 @@ def test_without_a_sign_it_is_lost_and_comes_back_when_found() -> None:
         await asyncio.sleep(30.0)
         check()
         cluster.workers[ONE] = SimpleNamespace(memory_limit=0)
-        cluster.adoptions.came()
+        cluster.moves.worker_came()
         await asyncio.sleep(12.0)
 
     virtual.run(watch())
@@ -233,20 +224,21 @@ def test_lost_at_once_where_its_machine_has_no_such_memory() -> None:
         (TWO, "adopt"): lambda now: late(),
     }
     look_after(cluster, 9.0)
-    [(at, what, reason)] = cluster.events
+    [(at, what, more)] = cluster.events
     assert what == "lost"
     assert 3.0 <= at <= 4.5
-    assert reason == "died; nobody could adopt it: no file there"
+    assert more["reason"] == "died; nobody could adopt it: no file there"
 
 
 def test_no_room_keeps_a_shard_away() -> None:
     """Somebody sees it, and somebody with room may come."""
     cluster = Cluster(ONE)
-    vars(cluster.adoptions)["why_not"] = lambda *_: "worker one has no room"
+    cluster.workers[ONE].memory_limit = 1
     cluster.answers = {(ONE, "look"): said("found")}
     look_after(cluster, 100.0)
     assert cluster.told() == [(5.0, "away")]
-    assert cluster.noted == ["died; worker one has no room"]
+    [why] = cluster.noted
+    assert why.startswith(f"died; the shards for worker {ONE} need 10 bytes")
     assert {what for _, _, what in cluster.asked} == {"look"}
 
 
@@ -324,6 +316,21 @@ def test_what_was_adopted_of_a_store_that_has_ended_is_freed() -> None:
     assert cluster.asked[-1] == (3.0, ONE, "drop")
 
 
+def test_an_adopter_that_died_when_it_had_answered_owns_nothing() -> None:
+    """Another one is asked, who finds the memory under its new name."""
+    cluster = Cluster(ONE, TWO)
+
+    def dies(now: float) -> Any:
+        del cluster.workers[ONE]
+        return TAKEN
+
+    cluster.answers = {(ONE, "adopt"): dies, (TWO, "adopt"): TAKEN}
+    look_after(cluster, 5.0)
+    assert cluster.entry.owners == (TWO,)
+    assert cluster.entry.generations == (2,)
+    assert [what for _, what in cluster.told()] == ["adopted"]
+
+
 def test_an_adopter_that_cannot_end_a_run_does_not_hold_up_the_rest() -> None:
     cluster = Cluster(ONE)
     cluster.answers = {
@@ -331,9 +338,9 @@ def test_an_adopter_that_cannot_end_a_run_does_not_hold_up_the_rest() -> None:
         (ONE, "look"): said("found", "its owner lives"),
         (ONE, "end_run"): lambda now: asyncio.sleep(1000.0),
     }
-    vars(cluster.adoptions.runs)["how_over"] = lambda run: {"reason": "it is over"}
+    cluster.runs.how_over = lambda run: {"reason": "it is over"}
     look_after(cluster, 20.0)
-    assert cluster.told() == [(moves.END_SECONDS, "adopted")]
+    assert cluster.told() == [(END_SECONDS, "adopted")]
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -348,7 +355,7 @@ def test_an_adopter_is_told_of_the_end_of_a_run_until_it_answers(leaves: bool) -
         return lost if leaves or now < 10.0 else {}
 
     cluster.answers = {(ONE, "adopt"): {**TAKEN, "run": 4}, (ONE, "end_run"): ended}
-    vars(cluster.adoptions.runs)["how_over"] = lambda run: {"reason": "it is over"}
+    cluster.runs.how_over = lambda run: {"reason": "it is over"}
     look_after(cluster, 30.0)
     assert cluster.told() == [(0.0, "adopted")]
     asked = [at for at, _, method in cluster.asked if method == "end_run"]

@@ -38,15 +38,15 @@ def test_what_no_store_names_is_removed_once_that_is_known(monkeypatch: Any) -> 
 
     async def look() -> None:
         found = Orphans(cluster, hosts, lambda: known.pop(0))
-        found.left(HERE)
+        found.worker_left(HERE)
         await asyncio.gather(*hosts.work)
         # Nobody is there yet.
         assert hosts.told == []
         cluster.workers.append(OTHER)
-        found.came(FAR)
-        found.came(OTHER)
+        found.worker_came(FAR)
+        found.worker_came(OTHER)
         await asyncio.gather(*hosts.work)
-        found.came(OTHER)
+        found.worker_came(OTHER)
         await asyncio.gather(*hosts.work)
 
     asyncio.run(look())

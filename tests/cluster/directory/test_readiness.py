@@ -76,30 +76,30 @@ def started(entry: Any, new: int = 0) -> tuple[Readiness, Hosts]:
 def test_workers_of_a_machine_without_a_shard_are_asked():
     entry = store([[0, "x", 1, 1], [1, "y", 1, 1]])
     ready, hosts = started(entry)
-    ready.made(entry)
+    ready.store_made(entry)
     assert hosts.done() == ["tcp://a:3"]
 
 
 def test_nobody_is_asked_for_memory_that_cannot_be_mapped():
     entry = store([])
     ready, hosts = started(entry)
-    ready.made(entry)
-    ready.came("tcp://a:3")
+    ready.store_made(entry)
+    ready.worker_came("tcp://a:3")
     assert hosts.done() == []
 
 
 def test_who_comes_is_asked_until_it_has_its_host(monkeypatch):
     monkeypatch.setattr(readiness, "PAUSE_SECONDS", 0)
     ready, hosts = started(store([[0, "x", 1, 1]]), new=3)
-    ready.came("tcp://a:3")
-    ready.came("tcp://b:1")
+    ready.worker_came("tcp://a:3")
+    ready.worker_came("tcp://b:1")
     assert hosts.done() == ["tcp://a:3"] * 4
 
 
 def test_nobody_is_asked_for_a_store_that_is_gone():
     entry = store([[0, "x", 1, 1]])
     ready, hosts = started(entry)
-    ready.made(entry)
+    ready.store_made(entry)
     ready._stores = {}
     assert hosts.done() == []
 

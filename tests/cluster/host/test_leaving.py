@@ -21,9 +21,9 @@ from distributed import Client
 
 import daskps
 from daskps import config, optim
+from daskps.cluster.directory import adoption
 from daskps.cluster.directory.directory import Directory
 from daskps.cluster.directory.entry import StoreEntry
-from daskps.cluster.directory.moves import _Move
 from daskps.cluster.host import leaving
 from daskps.cluster.host.adoption import _Rounds, _Taker
 from daskps.cluster.host.host import HOSTS
@@ -141,7 +141,7 @@ def test_who_has_just_adopted_a_shard_lets_go_of_it():
         made.stores[uid] = StoreEntry(uid, uid, *more)
     made.stores["away"].adopting.add(0)
     made.stores["lost"].lost[0] = ("tcp://dead", "died")
-    assert made.on_leaving("tcp://heir") == ["away", "lost"]
+    assert made.moves.on_leaving("tcp://heir") == ["away", "lost"]
 
 
 # -- hosts in one process ----------------------------------------------------
@@ -173,17 +173,18 @@ async def test_an_heir_that_leaves_at_once_loses_nothing(c, s, a, b, d, monkeypa
     made = await daskps.create({"w": np.zeros(6)}, client=c, **more)
     await made.push({"w": np.ones(6)})
     wanted = (await made.pull())["w"]
-    heirs, settle = dict[str, Any](), _Move._settle_runs
+    heirs, adopt = dict[str, Any](), adoption.adopt
     taken_over, may_hear = asyncio.Event(), asyncio.Event()
 
-    async def late(self, by, taken, rounds):
-        await settle(self, by, taken, rounds)
-        if taken and not heirs:
-            heirs[by] = taken
+    async def late(context, entry, by, *args, **more):
+        found = await adopt(context, entry, by, *args, **more)
+        if any("name" in answer for answer in found) and not heirs:
+            heirs[by] = found
             taken_over.set()
             await may_hear.wait()
+        return found
 
-    monkeypatch.setattr(_Move, "_settle_runs", late)
+    monkeypatch.setattr(adoption, "adopt", late)
     await a.close()
     await asyncio.wait_for(taken_over.wait(), PATIENCE)
     [heir] = [w for w in (b, d) if w.address in heirs]

@@ -1,0 +1,175 @@
+"""Which workers are asked to adopt the shards of one that died, or to look for them.
+
+Those of its machine, as far as addresses tell, and a few others: a worker that can map
+the memory is on that machine whatever its address says. First comes a worker that may
+hold a shard already, for its answer was lost.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from distributed.comm.addressing import get_address_host
+
+from daskps.cluster.directory.placement import held_bytes
+from daskps.cluster.wire.reports import Sight
+from daskps.errors import LayoutError
+from daskps.layout.placement import check_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from daskps.cluster.directory.adoption import MoveContext
+    from daskps.cluster.directory.entry import StoreEntry
+
+#: How long an adopter is waited for alone: it may have to compile an update rule.
+#: Then others are asked too; only one of them can have the memory.
+ANSWER_SECONDS = 15.0
+#: Workers of other addresses that are asked: a machine may have several.
+MOST_FAR = 3
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What workers were asked of one shard, and what they have said."""
+
+    nbytes: int
+    #: Since when which worker is asked to adopt it; who is to look for it.
+    adopting: dict[str, float] = field(default_factory=dict)
+    looking: set[str] = field(default_factory=set)
+    #: How often a worker was asked; which cannot have it.
+    n: Counter[str] = field(default_factory=Counter)
+    refused: set[str] = field(default_factory=set)
+    #: How often workers did not answer that may hold it: no other has it then.
+    silent: Counter[str] = field(default_factory=Counter)
+
+    def askable(self, may: list[str], now: float) -> list[str]:
+        """Return the workers that can be asked to adopt it now."""
+        if any(now - at < ANSWER_SECONDS for at in self.adopting.values()):
+            return []
+        return [w for w in may if w not in self.adopting]
+
+    def turn(self, worker: str) -> int:
+        """Return the next worker: first one that may hold it, last one asked again."""
+        return (1, 0, 2)[min(self.silent[worker], 2)]
+
+    def ask_the_silent(self) -> None:
+        """Have workers that never answered asked next: one that answers has it not."""
+        for worker in self.silent:
+            self.silent[worker] = 1
+
+    def hear(self, by: str, answer: dict[str, Any], is_near: bool) -> tuple[Sight, str]:
+        """Take in what a worker says; return what that says of the shard, and why."""
+        if answer.get("silent"):
+            self.silent[by] += 1
+        else:
+            del self.silent[by]
+            self.ask_the_silent()
+        sight, why = Sight(answer["sight"]), answer["why"]
+        if sight is not Sight.FOUND and "silent" not in answer:
+            self.refused.add(by)
+            if not is_near:
+                # Perhaps it is not on that machine.
+                sight = Sight.UNKNOWN
+        others = [worker for worker in self.adopting if worker != by]
+        if sight is Sight.FOUND and not why and others:
+            why = f"worker {others[-1]} takes long to take it over"
+        return sight, why
+
+
+class Candidates:
+    """The workers that may adopt the shards of one store.
+
+    Parameters
+    ----------
+    context : MoveContext
+        Knows the workers and what they hold already.
+    entry : StoreEntry
+        The store.
+    worker : str
+        The worker that left the shards.
+    """
+
+    def __init__(self, context: MoveContext, entry: StoreEntry, worker: str) -> None:
+        self._scheduler, self._stores = context.scheduler, context.stores
+        self._entry, self._machine = entry, get_address_host(worker)
+        self._asked = {row[0]: _Asked(int(row[2])) for row in entry.segments}
+
+    def _near(self) -> dict[str, bool]:
+        """Return the workers that may be on the machine: whether it seems so."""
+        found = [ws.address for ws in self._scheduler.running]
+        near = [w for w in found if get_address_host(w) == self._machine]
+        far = [w for w in found if get_address_host(w) != self._machine]
+        return dict.fromkeys(near, True) | dict.fromkeys(far[:MOST_FAR], False)
+
+    # -- questions -----------------------------------------------------------
+
+    def deal(
+        self, due: Iterable[int], now: float, wait_for: Callable[[int, str], None]
+    ) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+        """Deal shards out to workers that are to adopt them, and to look for them.
+
+        `wait_for` hears of a shard that a worker has no room for, and why.
+        """
+        near, held = self._near(), held_bytes(self._stores.values())
+        n = Counter(self._entry.holders)
+        adopt, look = dict[str, list[int]](), dict[str, list[int]]()
+        for shard in due:
+            asked, rank = self._asked[shard], dict[str, tuple[float, ...]]()
+            may = [w for w in near if w not in asked.refused]
+            for w in asked.askable(may, now):
+                try:
+                    self._check_room(w, asked.nbytes, held)
+                except LayoutError as error:
+                    wait_for(shard, str(error))
+                else:
+                    rank[w] = asked.turn(w), not near[w], asked.n[w], n[w], held[w]
+            if rank:
+                by = min(rank, key=rank.__getitem__)
+                adopt.setdefault(by, []).append(shard)
+                asked.adopting[by] = now
+                n[by] += 1
+                held[by] += asked.nbytes
+            elif can := [w for w in may if w not in asked.looking]:
+                by = min(can, key=lambda w: (not near[w], asked.n[w]))
+                look.setdefault(by, []).append(shard)
+                asked.looking.add(by)
+            else:
+                continue
+            asked.n[by] += 1
+        return adopt, look
+
+    def _check_room(self, worker: str, nbytes: int, held: Mapping[str, int]) -> None:
+        limit = self._scheduler.workers[worker].memory_limit
+        share = self._entry.memory_share
+        check_memory({worker: nbytes}, held, {worker: limit}, share)
+
+    # -- answers -------------------------------------------------------------
+
+    def end_adoption(self, by: str, shards: Iterable[int]) -> None:
+        """Note that a worker asked to adopt shards has answered, or failed."""
+        for shard in shards:
+            del self._asked[shard].adopting[by]
+
+    def end_look(self, by: str, shards: Iterable[int]) -> None:
+        """Note that a worker asked to look for shards has answered, or failed."""
+        for shard in shards:
+            self._asked[shard].looking.discard(by)
+
+    def hear(
+        self, by: str, answers: Iterable[dict[str, Any]]
+    ) -> dict[int, tuple[Sight, str]]:
+        """Return what a worker's answers say of shards, and why.
+
+        An adopter that has a shard says where it is, and nothing of what it sees.
+        """
+        is_near = self._near().get(by, False)
+        said = [answer for answer in answers if "sight" in answer]
+        return {a["shard"]: self._asked[a["shard"]].hear(by, a, is_near) for a in said}
+
+    def unheard(self, shards: Iterable[int]) -> set[int]:
+        """Return the shards of which not all workers of the machine were heard yet."""
+        near = {w for w, is_near in self._near().items() if is_near}
+        return {i for i in shards if near - self._asked[i].refused}

@@ -1,0 +1,231 @@
+"""The shards of one store that one worker left, until others have them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from daskps import config
+from daskps.cluster.directory import adoption
+from daskps.cluster.directory.candidates import Candidates
+from daskps.cluster.directory.verdict import Due, Verdict
+from daskps.errors import ShardLostError
+from daskps.layout.arrays import counted
+
+if TYPE_CHECKING:
+    from daskps.cluster.directory.adoption import MoveContext
+    from daskps.cluster.directory.entry import StoreEntry
+
+logger = logging.getLogger(__name__)
+
+
+def time_now() -> float:
+    """Return the time, in seconds of the event loop."""
+    return asyncio.get_running_loop().time()
+
+
+def lose_shards(
+    context: MoveContext,
+    entry: StoreEntry,
+    shards: list[int],
+    left_by: tuple[str, str],
+    *,
+    level: int = logging.WARNING,
+) -> None:
+    """Mark shards as lost with a worker that left for a reason, and tell everybody."""
+    worker, reason = left_by
+    entry.settle(shards)
+    entry.lost |= dict.fromkeys(shards, left_by)
+    context.hosts.tell(
+        "shards-lost", entry, shards=shards, worker=worker, reason=reason
+    )
+    error = ShardLostError(entry.name, shards[0], worker, reason)
+    context.runs.fence_all(entry, error)
+    lost = counted(len(shards), "shard")
+    logger.log(
+        level, "daskps: store %r lost %s with worker %s", entry.name, lost, worker
+    )
+
+
+class Move:
+    """One move: who is asked when, what that says of the shards, and their new owners."""
+
+    def __init__(
+        self,
+        context: MoveContext,
+        entry: StoreEntry,
+        left_by: tuple[str, str],
+        shards: list[int],
+    ) -> None:
+        self.entry, self._left = entry, set(shards)
+        self._worker, self._reason = left_by
+        self._context, self._hosts = context, context.hosts
+        self._candidates = Candidates(context, entry, self._worker)
+        settings, now = config.load(), time_now()
+        why = "there is no other worker on its machine"
+        self._verdicts = {
+            shard: Verdict(
+                now,
+                why,
+                lost_after=settings.lost_after_seconds,
+                runs_end_after=settings.run_away_seconds,
+            )
+            for shard in shards
+        }
+        self._news = asyncio.Event()
+        for shard in shards:
+            self._wait_for(shard, why)
+
+    async def run(self) -> None:
+        """Ask until all shards have an owner, or nobody wants them any more."""
+        while self._left and self._is_known():
+            self._ask_around()
+            self._act()
+            self._news.clear()
+            wakes = min(self._verdicts[i].wakes_at() for i in self._left)
+            with suppress(TimeoutError):
+                seconds = max(0.0, wakes - time_now())
+                await asyncio.wait_for(self._news.wait(), seconds)
+
+    def wait(self) -> None:
+        """Ask nobody for a moment."""
+        now = time_now()
+        for verdict in self._verdicts.values():
+            verdict.asked(now)
+
+    def look_now(self) -> None:
+        """Ask again at once, or stop."""
+        now = time_now()
+        for shard in self._left:
+            self._verdicts[shard].ask_now(now)
+        self._news.set()
+
+    def give_up(self, shards: set[int]) -> None:
+        """Look for shards no longer whose memory was removed."""
+        self._left -= shards
+        self.look_now()
+
+    def _is_known(self) -> bool:
+        return self._context.stores.get(self.entry.uid) is self.entry
+
+    # -- questions -----------------------------------------------------------
+
+    def _ask_around(self) -> None:
+        """Have workers adopt the shards that are due, and others look for them."""
+        now = time_now()
+        due = [i for i in sorted(self._left) if self._verdicts[i].is_to_ask(now)]
+        if not due:
+            return
+        adopt, look = self._candidates.deal(due, now, self._wait_for)
+        for shard in due:
+            self._verdicts[shard].asked(now)
+        for by, shards in adopt.items():
+            self._hosts.spawn(self._adopt(by, shards))
+        for by, shards in look.items():
+            self._hosts.spawn(self._look(by, shards))
+
+    async def _look(self, by: str, shards: list[int]) -> None:
+        """Have a worker look for shards."""
+        try:
+            answers = await adoption.look(self._context, self.entry, by, shards)
+        finally:
+            self._candidates.end_look(by, shards)
+        self._hear(by, answers)
+
+    async def _adopt(self, by: str, shards: list[int]) -> None:
+        """Have a worker adopt shards; meanwhile it has no room for others."""
+        entry = self.entry
+        need = sum(int(row[2]) for row in entry.rows_of(shards))
+        entry.nbytes[by] = entry.nbytes.get(by, 0) + need
+        try:
+            answers = await adoption.adopt(
+                self._context, entry, by, shards, left_by=self._worker
+            )
+        finally:
+            self._candidates.end_adoption(by, shards)
+        taken = [answer for answer in answers if "name" in answer]
+        kept = entry.nbytes.pop(by, 0) - need + sum(a["nbytes"] for a in taken)
+        if kept > 0:
+            entry.nbytes[by] = kept
+        self._hear(by, answers)
+        if taken:
+            self._install(by, taken)
+
+    # -- answers -------------------------------------------------------------
+
+    def _hear(self, by: str, answers: list[dict[str, Any]]) -> None:
+        """Take in what a worker says of shards."""
+        for shard, (sight, why) in self._candidates.hear(by, answers).items():
+            if shard in self._left:
+                self._verdicts[shard].see(sight, why, time_now())
+                self._wait_for(shard, why)
+        self._news.set()
+
+    def _wait_for(self, shard: int, why: str) -> None:
+        """Note what keeps a shard from an owner, for callers that wait for it."""
+        if why:
+            self._verdicts[shard].why = why
+            self.entry.waits[shard] = f"{self._reason}; {why}"
+
+    def _install(self, by: str, taken: list[dict[str, Any]]) -> None:
+        """Make a worker the owner of the shards that it has adopted."""
+        entry, hosts = self.entry, self._hosts
+        if not self._is_known():
+            hosts.spawn(hosts.control(by, "drop", store=entry.uid))
+            return
+        if not hosts.has_worker(by):
+            # It has died in its turn: others are asked, who find what it has renamed.
+            return
+        shards = entry.install(by, taken)
+        for row in taken:
+            if row["mailbox"]:
+                self._context.runs.mailbox_moved(
+                    row["run"], row["shard"], row["mailbox"]
+                )
+        self._left.difference_update(shards)
+        hosts.tell("shards-adopted", entry, shards=shards, worker=self._worker, by=by)
+        logger.info(
+            "daskps: %s adopted %s of store %r from %s",
+            by,
+            counted(len(shards), "shard"),
+            entry.name,
+            self._worker,
+        )
+
+    # -- verdicts ------------------------------------------------------------
+
+    def _act(self) -> None:
+        """Do what the verdicts ask for."""
+        now, found = time_now(), dict[Due, list[int]]()
+        unheard = self._candidates.unheard(self._left)
+        for shard in sorted(self._left):
+            for due in self._verdicts[shard].due(now, others=shard in unheard):
+                found.setdefault(due, []).append(shard)
+        for due, shards in found.items():
+            why = self.entry.waits[shards[0]]
+            if due is Due.SAY:
+                self._say_away(shards, why)
+            elif due is Due.END_RUNS:
+                about = self.entry.name, shards[0], self._worker, why, True
+                self._context.runs.fence_all(self.entry, ShardLostError(*about))
+            else:
+                why = why.replace("; ", "; nobody could adopt it: ", 1)
+                left_by = self._worker, why
+                lose_shards(self._context, self.entry, shards, left_by)
+
+    def _say_away(self, shards: list[int], why: str) -> None:
+        """Say that shards have been away for a while, also to callers that wait."""
+        entry = self.entry
+        self._hosts.tell(
+            "shards-away", entry, shards=shards, worker=self._worker, reason=why
+        )
+        self._context.runs.shards_away(entry, shards, why)
+        logger.warning(
+            "daskps: %s of store %r %s: %s",
+            counted(len(shards), "shard"),
+            entry.name,
+            "is away" if len(shards) == 1 else "are away",
+            why,
+        )
