@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from daskps.bench import sides
 from daskps.bench.pairs import Comparison, alternate, steps_in
-from daskps.bench.peers import PeerError
+from daskps.bench.peers import (
+    Peer,
+    PeerError,
+    actors,
+    allreduce,
+    dask,
+    limit,
+    mpi,
+    ray,
+    redis,
+    torch_rpc,
+)
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Collection, Iterator, Sequence
 
     from distributed import Client
 
     from daskps.bench.jobs import Measure, StepJob
-    from daskps.bench.pairs import Effort, Samples
-    from daskps.bench.peers import Peer
+    from daskps.bench.pairs import Samples
 
-#: Modules of `daskps.bench.peers`, in the order of reports.
-PEERS = (
-    "limit",
-    "mpi",
-    "mpi_allreduce",
-    "gloo",
-    "torch_rpc",
-    "redis",
-    "ray",
-    "actors",
-    "dask",
-)
+#: By name, in the order of reports.
+PEERS = {
+    "limit": limit.PEER,
+    "mpi": mpi.PEER,
+    "mpi_allreduce": allreduce.MPI,
+    "gloo": allreduce.GLOO,
+    "torch_rpc": torch_rpc.PEER,
+    "redis": redis.PEER,
+    "ray": ray.PEER,
+    "actors": actors.PEER,
+    "dask": dask.PEER,
+}
 #: Those that run on the cluster itself, so also on a user's.
 ON_DASK = ("actors", "dask")
 
@@ -43,7 +54,7 @@ class Field:
     missing: dict[str, str] = field(default_factory=dict)
 
     def compare(
-        self, client: Client, jobs: Sequence[StepJob], effort: Effort
+        self, client: Client, jobs: Sequence[StepJob], options: Namespace
     ) -> Iterator[Comparison]:
         """Set ours against every peer, one peer at a time; a peer that fails is missing."""
         shapes = dict.fromkeys((job.trainers, job.servers) for job in jobs)
@@ -56,7 +67,7 @@ class Field:
                 try:
                     with peer.opened(*shape, client) as measure:
                         for job in covered:
-                            found, ways = _alternated(client, job, measure, effort)
+                            found, ways = _alternated(client, job, measure, options)
                             rate = job.kind == "train"
                             yield Comparison(job.title, peer.title, *found, ways, rate)
                 except PeerError as error:
@@ -65,17 +76,16 @@ class Field:
 
 
 def _alternated(
-    client: Client, job: StepJob, measure: Measure, effort: Effort
+    client: Client, job: StepJob, measure: Measure, options: Namespace
 ) -> tuple[Samples, tuple[str, ...]]:
-    """Return what was measured, and our ways."""
+    """Return `options.pairs` samples of about so many seconds, and our ways."""
     with sides.opened(client, job) as ours:
-        our_steps = steps_in(effort.seconds, ours.measure)
-        their_steps = steps_in(effort.seconds, lambda n: measure(job, n))
+        our_steps = steps_in(options.seconds, ours.measure)
+        their_steps = steps_in(options.seconds, lambda n: measure(job, n))
         found = alternate(
-            lambda: ours.measure(our_steps),
-            lambda: measure(job, their_steps),
-            effort.pairs,
-            effort.looks,
+            partial(ours.measure, our_steps),
+            partial(measure, job, their_steps),
+            options.pairs,
         )
         return found, ours.ways()
 
@@ -89,7 +99,7 @@ def chosen(names: Collection[str] | None, *, on_dask: bool = False) -> Field:
     for name in ON_DASK if on_dask else PEERS:
         if names is not None and name not in names:
             continue
-        peer: Peer = importlib.import_module(f"daskps.bench.peers.{name}").PEER
+        peer = PEERS[name]
         reason = peer.missing()
         if reason is None:
             found.peers[name] = peer

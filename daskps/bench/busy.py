@@ -14,12 +14,12 @@ from daskps.bench.jobs import timed
 from daskps.bench.pairs import Comparison, alternate, steps_in
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Iterator, Sequence
 
     from distributed import Client
 
     from daskps.bench.jobs import StepJob
-    from daskps.bench.pairs import Effort
 
 #: In the worker that is kept busy: whether it is, and whether it may stop.
 _BUSY, _OVER = threading.Event(), threading.Event()
@@ -54,34 +54,19 @@ def _ways(store: daskps.ParameterStore) -> list[str]:
 
 
 def compare(
-    client: Client, jobs: Sequence[StepJob], effort: Effort
+    client: Client, jobs: Sequence[StepJob], options: Namespace
 ) -> Iterator[Comparison]:
-    """Measure pulls of one worker from another that is idle, and that is busy.
-
-    Parameters
-    ----------
-    client : Client
-        Of a cluster with two workers at least.
-    jobs : sequence of StepJob
-        How large the models are.
-    effort : Effort
-        How long.
-
-    Yields
-    ------
-    Comparison
-        Ours is the pull from the busy worker, the peer the same pull when it is idle.
-    """
+    """Measure pulls from a worker that is busy, beside the same when it is idle."""
     server, reader = list(client.nthreads())[:2]
     for job in jobs:
         params = {"w": daskps.ArraySpec((job.elements,), "float32")}
         with daskps.create(params, servers=[server]) as store:
             run = partial(_run, client, reader)
             pull = partial(run, _pull, store, job.elements)
-            steps = steps_in(effort.seconds, pull)
+            steps = steps_in(options.seconds, pull)
             idle = partial(pull, steps)
             busy = partial(_beside, client, server, idle)
-            found = alternate(busy, idle, effort.pairs, effort.looks)
+            found = alternate(busy, idle, options.pairs)
             ways = tuple(run(_ways, store))
         yield Comparison(
             f"pull of {job.nbytes:,} B, owner busy", "owner idle", *found, ways

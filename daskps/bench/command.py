@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from distributed import Client
 
-from daskps.bench import against, clusters, cores
-from daskps.bench.pairs import Effort
-from daskps.bench.report import Report
+from daskps.bench import against, clusters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from daskps.bench.jobs import StepJob
+    from daskps.bench.report import Report
 
 #: The benchmarks.
 NAMES = {
@@ -78,17 +77,6 @@ def _module(name: str) -> Any:
 
 
 @contextmanager
-def reported(name: str, options: argparse.Namespace) -> Iterator[Report]:
-    """Print comparisons as they are added to a report; write its files at the end."""
-    # The cores of a user's cluster are not those of this machine.
-    with nullcontext() if options.scheduler else cores.watched() as looks:
-        report = Report(name, options, looks)
-        report.begin()
-        yield report
-        report.end(options.json, options.svg)
-
-
-@contextmanager
 def cluster(
     options: argparse.Namespace, workers: int, threads: int = 1
 ) -> Iterator[Client]:
@@ -118,7 +106,6 @@ def compare(
     field = against.chosen(options.peers, on_dask=options.scheduler is not None)
     workers = max(job.trainers + job.servers for job in these)
     with cluster(options, workers) as client:
-        effort = Effort(options.pairs, options.seconds, report.looks)
-        for found in field.compare(client, these, effort):
+        for found in field.compare(client, these, options):
             report.add(found)
     report.missing.update(field.missing)

@@ -20,6 +20,7 @@ from daskps import optim
 from daskps.bench import command
 from daskps.bench.options import number, reported
 from daskps.bench.pairs import Comparison, alternate, seconds
+from daskps.bench.report import Report
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -142,16 +143,15 @@ OPTIONS = (*reported(pairs=5), number("--rounds", 48, "of one side"))
 
 def run(options: Namespace) -> None:
     """Measure and print."""
-    with (
-        command.cluster(options, 2, threads=4) as client,
-        command.reported("graph", options) as report,
-    ):
+    report = Report("graph", options)
+    with command.cluster(options, 2, threads=4) as client:
 
         def alternating(ours: Seconds, theirs: Seconds) -> Samples:
             ours(), theirs()  # warm
-            return alternate(ours, theirs, options.pairs, report.looks)
+            return alternate(ours, theirs, options.pairs)
 
         found, used = _beside_plain(client, options.rounds, alternating)
         print(used)
         report.add(found)
         report.add(_beside_resident(options.rounds, alternating))
+    report.end()

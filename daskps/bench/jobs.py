@@ -40,18 +40,12 @@ _WHAT = {
 
 @dataclass(frozen=True)
 class StepJob:
-    """One kind of step, on a model of float32 of one size.
+    """One kind of step, on a model of float32 of so many bytes.
 
-    Parameters
-    ----------
-    kind : str
-        "get" reads the weights; "pullpush" reads them, then delivers a gradient that
-        is applied at once (SGD); "round" delivers a gradient, waits for all trainers
-        and reads the new weights; "train" computes the gradient of a batch first.
-    nbytes : int
-        Size of the model.
-    trainers, servers : int
-        How many processes compute, and how many hold a part of the model.
+    "get" reads the weights; "pullpush" reads them, then delivers a gradient that is
+    applied at once (SGD); "round" delivers a gradient, waits for all trainers and reads
+    the new weights; "train" computes the gradient of a batch first. Trainers are
+    processes that compute, servers those that hold a part of the model.
     """
 
     kind: Kind
@@ -109,22 +103,7 @@ class Gradient:
 
 
 def step(job: StepJob, side: Side, rank: int) -> Callable[[], object]:
-    """Return one step of a trainer.
-
-    Parameters
-    ----------
-    job : StepJob
-        Which.
-    side : Side
-        The system's.
-    rank : int
-        Number of this trainer.
-
-    Returns
-    -------
-    callable
-        Without arguments.
-    """
+    """Return one step of the trainer of a rank."""
     if job.kind == "get":
         return side.pull
     if job.kind == "round":

@@ -12,6 +12,7 @@ is refused there.) Nobody may be paused or killed meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
@@ -44,7 +45,7 @@ MIB = 2**20
 #: Parameters: as many, so that one of them is small.
 NAMES = tuple(f"w{i:02}" for i in range(16))
 HEADS = ("model", "limit", "blocks", "bound", "own", "shared")
-_STATUS = re.compile(r"^(RssAnon|RssShmem):\s+(\d+) kB$", re.MULTILINE)
+_STATUS = re.compile(r"^Rss(?:Anon|Shmem):\s+(\d+) kB$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -72,26 +73,21 @@ class _Loop:
         return sum(slot.nbytes for slot in slots) + sum(boxes)
 
 
-@dataclass
-class Peak:
-    """The most that a process used: pages of its own, and shared ones it touched."""
-
-    own: int = 0
-    shared: int = 0
-
-
 @contextmanager
-def watched(pids: Sequence[int]) -> Iterator[dict[int, Peak]]:
-    """Look at processes of this machine every few milliseconds; give what they used."""
-    found, over = {pid: Peak() for pid in pids}, threading.Event()
+def watched(pids: Sequence[int]) -> Iterator[dict[int, list[int]]]:
+    """Look at processes of this machine every few milliseconds.
+
+    Gives the most bytes that each used: pages of its own, and shared ones it touched.
+    """
+    found, over = {pid: [0, 0] for pid in pids}, threading.Event()
 
     def look() -> None:
         while not over.wait(LOOK_SECONDS):
-            for pid, peak in found.items():
-                status = Path(f"/proc/{pid}/status")
-                rows = dict(_STATUS.findall(_text(status)))
-                peak.own = max(peak.own, 1024 * int(rows.get("RssAnon", 0)))
-                peak.shared = max(peak.shared, 1024 * int(rows.get("RssShmem", 0)))
+            for pid, most in found.items():
+                with contextlib.suppress(OSError):  # the process has ended
+                    text = Path(f"/proc/{pid}/status").read_text()
+                    now = [1024 * int(kib) for kib in _STATUS.findall(text)] or [0, 0]
+                    found[pid] = [max(pair) for pair in zip(most, now, strict=True)]
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -100,13 +96,6 @@ def watched(pids: Sequence[int]) -> Iterator[dict[int, Peak]]:
     finally:
         over.set()
         thread.join()
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text()
-    except OSError:  # the process has ended
-        return ""
 
 
 @dataclass(frozen=True)
@@ -169,8 +158,8 @@ def phase(client: Client, limit: int, share: float, *, sync: str, rounds: int) -
         limit=limit,
         blocks=max(blocks),
         bound=(2 + slices) * weights + ROUNDING,
-        own=max(peak.own for peak in peaks.values()),
-        shared=max(peak.shared for peak in peaks.values()),
+        own=max(own for own, _ in peaks.values()),
+        shared=max(shared for _, shared in peaks.values()),
         trouble=trouble,
     )
 

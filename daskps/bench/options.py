@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -36,19 +35,12 @@ def switch(flag: str, what: str) -> Option:
     return flag, {"action": "store_true", "help": what}
 
 
-def files(what: str) -> tuple[Option, Option]:
-    """Return the options of files: all samples, and a plot of something."""
-    samples = {"metavar": "FILE", "type": _file, "help": "write all samples, too"}
-    plot = {"metavar": "FILE", "type": _svg, "help": f"plot {what}, too"}
-    return ("--json", samples), ("--svg", plot)
-
-
 def reported(pairs: int) -> tuple[Option, ...]:
     """Return the options of a benchmark that ends in a report."""
     ways = "close a way to the shards; may be given several times"
     return (
-        number("--pairs", pairs, "undisturbed ones wanted"),
-        *files("the ratios"),
+        number("--pairs", pairs),
+        JSON,
         ("--scheduler", {"metavar": "ADDRESS", "help": "of your own cluster"}),
         (
             "--close",
@@ -105,14 +97,6 @@ def _file(path: str) -> str:
     return path
 
 
-def _svg(path: str) -> str:
-    if importlib.util.find_spec("matplotlib") is None:
-        raise argparse.ArgumentTypeError(
-            "needs matplotlib, which the extra daskps[bench] installs"
-        )
-    return _file(path)
-
-
 def _peers(text: str) -> list[str]:
     names = text.split(",")
     if unknown := set(names) - set(against.PEERS):
@@ -120,3 +104,9 @@ def _peers(text: str) -> list[str]:
             f"no peer {', '.join(sorted(unknown))}; there are {', '.join(against.PEERS)}"
         )
     return names
+
+
+JSON: Option = (
+    "--json",
+    {"metavar": "FILE", "type": _file, "help": "write all samples, too"},
+)

@@ -8,6 +8,7 @@ or with ``--device`` a wait, as for an accelerator.
 
 from __future__ import annotations
 
+import functools
 import os
 import statistics
 import time
@@ -22,7 +23,7 @@ from daskps import optim
 from daskps.bench import clusters
 from daskps.bench.options import number, switch
 from daskps.bench.pairs import Comparison, seconds
-from daskps.bench.report import line
+from daskps.bench.report import HEADER, line
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -34,14 +35,14 @@ LAYERS = 4
 
 
 class Computation:
-    """A computation of so many milliseconds, on its own as long as in company."""
+    """A computation of so many seconds, on its own as long as in company."""
 
-    def __init__(self, ms: float, device: bool) -> None:
+    def __init__(self, length: float, device: bool) -> None:
         self._data, self._out = np.ones(2**15), np.empty(2**15)
-        self._ms, self._rounds = ms, 0
+        self._length, self._rounds = length, 0
         if not device:
-            one = min(_milliseconds(self._sine, 20) for _ in range(5))
-            self._rounds = max(1, round(ms / one))
+            one = min(seconds(self._sine, 20) for _ in range(5))
+            self._rounds = max(1, round(length / one))
 
     def _sine(self) -> None:
         np.sin(self._data, out=self._out)
@@ -49,7 +50,7 @@ class Computation:
     def __call__(self, share: float = 1.0) -> None:
         """Compute a share of it."""
         if not self._rounds:
-            time.sleep(self._ms * share / 1e3)
+            time.sleep(self._length * share)
         for _ in range(round(self._rounds * share)):
             self._sine()
 
@@ -63,7 +64,7 @@ class Steps:
         self.names = list(self.out)
         self.work: Callable[..., None] = lambda share=1.0: None
         self.exchange(5)
-        times = [_milliseconds(partial(self.exchange, 1)) for _ in range(9)]
+        times = [seconds(partial(self.exchange, 1)) for _ in range(9)]
         self.work = Computation(statistics.median(times), device)
 
     def compute(self, n: int) -> None:
@@ -121,59 +122,53 @@ def _where(trainer: daskps.Trainer, part: Any) -> str:
 def _loop(
     trainer: daskps.Trainer, part: tuple[int, int, bool]
 ) -> dict[str, list[float]]:
+    """Return the seconds of a step of each kind, pair by pair."""
     pairs, n, device = part
     steps = Steps(trainer, device)
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for _ in range(pairs):
-        for kind in KINDS:
-            action = partial(getattr(steps, kind), n)
-            found[kind].append(_milliseconds(action) / n)
+        for kind, times in found.items():
+            times.append(seconds(partial(getattr(steps, kind), n)) / n)
     return found
 
 
-def _gradient(params: Any, X: Any, y: Any, *, ms: float, device: bool) -> Any:
-    kept = _KEPT.get((ms, device))
-    if kept is None:
-        grads = {name: np.full_like(a, 1e-9) for name, a in params.items()}
-        kept = _KEPT[ms, device] = (Computation(ms, device), grads)
-    kept[0]()
-    return kept[1]
+@functools.cache
+def _computed(length: float, device: bool, shapes: tuple[Any, ...]) -> Any:
+    grads = {name: np.full(shape, 1e-9, "f4") for name, shape in shapes}
+    return Computation(length, device), grads
 
 
-_KEPT: dict[Any, Any] = {}
+def _gradient(params: Any, X: Any, y: Any, *, length: float, device: bool) -> Any:
+    shapes = tuple((name, a.shape) for name, a in params.items())
+    compute, grads = _computed(length, device, shapes)
+    compute()
+    return grads
 
 
-def _first(params: Any, X: Any, y: Any) -> Any:
-    """Return gradients at once: taking the batch is all the work there is."""
-    return _gradient(params, X, y, ms=0.0, device=True)
-
-
-def _train(store: Any, gradient: Any, X: Any, ahead: str, **options: Any) -> float:
-    """Return milliseconds of a step of `train`, once it is warm."""
-    with clusters.made_ready(ahead):
-        result = daskps.train(
-            store, gradient, X, epochs=4, trainers=1, callbacks=(), **options
-        )
-    shortest: float = min(epoch.seconds for epoch in result.history[1:])
-    steps: int = len(X) // options["batch_size"]
-    return shortest / steps * 1e3
-
-
-def _compare_train(store: Any, ms: float, options: Any) -> None:
+def _compare_train(store: Any, length: float, options: Namespace) -> None:
     """Print steps of `train` with and without what it makes ready ahead."""
     n = options.steps
-    work = partial(_gradient, ms=ms, device=options.device)
-    # A batch of these is as large as the model.
+
+    def step(ahead: str, **how: Any) -> float:
+        """Return the seconds of a step, once it is warm."""
+        with clusters.made_ready(ahead):
+            result = daskps.train(store, epochs=4, trainers=1, callbacks=(), **how)
+        shortest: float = min(epoch.seconds / n for epoch in result.history[1:])
+        return shortest
+
+    work = partial(_gradient, length=length, device=options.device)
+    # Taking a batch is all the work there is, and one is as large as the model.
+    take = partial(_gradient, length=0.0, device=True)
     rows = np.ones((n * 64, options.mib * 2**12), "f4")
-    for sync, ahead, gradient, X, size in (
-        ("asp", "parameters", work, np.zeros((n, 1)), 1),
-        ("bsp", "batches", _first, rows, 64),
+    for sync, ahead, gradient, X in (
+        ("asp", "parameters", work, np.zeros((n, 1))),
+        ("bsp", "batches", take, rows),
     ):
+        how = {"gradient": gradient, "X": X, "sync": sync, "batch_size": len(X) // n}
         sides: dict[str, list[float]] = {"none": [], ahead: []}
         for _ in range(options.pairs):
             for side, times in sides.items():
-                step = _train(store, gradient, X, side, batch_size=size, sync=sync)
-                times.append(step)
+                times.append(step(side, **how))
         print(_summary(f"{sync}, train, {ahead}", sides["none"], sides[ahead]))
 
 
@@ -187,14 +182,9 @@ def _store(client: Client, mib: int) -> Any:
     return daskps.create(params, optimizer=optim.SGD(0.1), servers=[server])
 
 
-def _milliseconds(action: Callable[[], object], n: int = 1) -> float:
-    return 1e3 * seconds(action, n)
-
-
 def _summary(name: str, row: Sequence[float], ours: Sequence[float]) -> str:
-    """Return a line of milliseconds: as it is named, beside the same in a row."""
-    a, b = (tuple(ms / 1e3 for ms in side) for side in (ours, row))
-    return line(Comparison(name, "in a row", a, b))
+    """Return a line of what is named, beside the same in a row."""
+    return line(Comparison(name, "in a row", tuple(ours), tuple(row)))
 
 
 OPTIONS = (
@@ -216,8 +206,8 @@ def run(options: Namespace) -> None:
         ideal = [max(p) for p in zip(found["compute"], found["exchange"], strict=True)]
         alone = {kind: statistics.median(found[kind]) for kind in KINDS}
         print(
-            f"{options.mib} MiB: computation {alone['compute']:.1f} ms, exchange "
-            f"{alone['exchange']:.1f} ms\n{'':<34}{'in a row':>9}{'overlaps':>9}"
+            f"{options.mib} MiB: computation {alone['compute'] * 1e3:.1f} ms, exchange "
+            f"{alone['exchange'] * 1e3:.1f} ms\n{HEADER}"
         )
         for name, kind in (
             ("ideal: the longer of the two", ideal),

@@ -2,88 +2,45 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from daskps.bench.cores import full
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from daskps.bench.cores import Looks
+    from collections.abc import Callable
 
 #: Bounds of the steps of one sample.
 FEWEST, MOST = 3, 50_000
-#: So many undisturbed pairs speak for all.
-ENOUGH = 3
-#: Pairs that are measured in search of undisturbed ones, per pair that is wanted.
-PATIENCE = 3
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How many pairs, how many seconds a sample takes, about, and what looks at cores."""
-
-    pairs: int
-    seconds: float
-    looks: Looks | None = None
 
 
 class Samples(NamedTuple):
-    """What was measured in turn: seconds of both, and the worst look around each pair."""
+    """Seconds of both, measured in turn."""
 
     ours: tuple[float, ...]
     theirs: tuple[float, ...]
-    looks: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Seconds of one step of ours and of a peer's, pair by pair.
 
-    Parameters
-    ----------
-    job, peer : str
-        What was measured, and against whom.
-    ours, theirs : tuple of float
-        Seconds of a step; the i-th ones were measured one after the other.
-    looks : tuple of float
-        Seconds of the worst look at the cores around each pair; empty if nobody looked.
-    ways : tuple of str
-        The ways from our trainers to the shards, as `stats()` names them.
-    is_rate : bool
-        Whether reports show steps a second rather than the time of one.
-    best : float
-        Seconds of the best look known, where that is none of these.
+    The i-th ones were measured one after the other.
     """
 
     job: str
     peer: str
     ours: tuple[float, ...]
     theirs: tuple[float, ...]
-    looks: tuple[float, ...] = ()
+    #: The ways from our trainers to the shards, as `stats()` names them.
     ways: tuple[str, ...] = ()
+    #: Whether reports show steps a second rather than the time of one.
     is_rate: bool = False
-    best: float = math.inf
-
-    @property
-    def undisturbed(self) -> tuple[int, ...]:
-        """The pairs around which all looks found the cores at full speed."""
-        return full(self.looks, self.best)
-
-    @property
-    def counted(self) -> tuple[int, ...]:
-        """The pairs of all figures: those undisturbed, if they are `ENOUGH`, or all."""
-        found = self.undisturbed
-        return found if len(found) >= ENOUGH else tuple(range(len(self.ours)))
 
     @property
     def ratios(self) -> list[float]:
-        """The peer's time over ours, per counted pair: above 1, ours is faster."""
-        return [self.theirs[i] / self.ours[i] for i in self.counted]
+        """The peer's time over ours, per pair: above 1, ours is faster."""
+        return [b / a for a, b in zip(self.ours, self.theirs, strict=True)]
 
     @property
     def ratio(self) -> float:
@@ -97,29 +54,12 @@ class Comparison:
 
     @property
     def medians(self) -> tuple[float, float]:
-        """Median seconds of ours and of theirs, in the counted pairs."""
-        ours, theirs = (
-            statistics.median(side[i] for i in self.counted)
-            for side in (self.ours, self.theirs)
-        )
-        return ours, theirs
+        """Median seconds of ours and of theirs."""
+        return statistics.median(self.ours), statistics.median(self.theirs)
 
 
 def seconds(action: Callable[[], object], n: int = 1) -> float:
-    """Measure calls.
-
-    Parameters
-    ----------
-    action : callable
-        What is called.
-    n : int
-        How often, one call after the other.
-
-    Returns
-    -------
-    float
-        Seconds of one of them.
-    """
+    """Return the seconds of one of n calls, made one after the other."""
     began = time.perf_counter()
     for _ in range(n):
         action()
@@ -127,62 +67,22 @@ def seconds(action: Callable[[], object], n: int = 1) -> float:
 
 
 def alternate(
-    ours: Callable[[], float],
-    theirs: Callable[[], float],
-    pairs: int,
-    looks: Looks | None = None,
+    ours: Callable[[], float], theirs: Callable[[], float], pairs: int
 ) -> Samples:
-    """Measure in turn.
-
-    Parameters
-    ----------
-    ours, theirs : callable
-        Return seconds.
-    pairs : int
-        How many.
-    looks : Looks, optional
-        Looks at the cores before, between and after all samples. Then it is so many
-        undisturbed pairs that are wanted, and up to `PATIENCE` times as many are taken.
-
-    Returns
-    -------
-    Samples
-        Who begins changes from pair to pair.
-    """
+    """Measure so many pairs; who begins changes from pair to pair."""
     a: list[float] = []
     b: list[float] = []
-    seen = [looks()] if looks else []
-    while len(a) < PATIENCE * pairs:
-        undisturbed = len(full(_worst(seen), looks.best)) if looks else len(a)
-        if undisturbed >= pairs:
-            break
+    for i in range(pairs):
         order = ((ours, a), (theirs, b))
-        for measure, found in order if len(a) % 2 == 0 else reversed(order):
+        for measure, found in order if i % 2 == 0 else reversed(order):
             found.append(measure())
-            if looks:
-                seen.append(looks())
-    return Samples(tuple(a), tuple(b), _worst(seen))
-
-
-def _worst(looks: Sequence[float]) -> tuple[float, ...]:
-    """Return the worst look around each pair: pairs share the look between them."""
-    return tuple(max(looks[i : i + 3]) for i in range(0, len(looks) - 1, 2))
+    return Samples(tuple(a), tuple(b))
 
 
 def steps_in(seconds: float, measure: Callable[[int], float]) -> int:
     """Return how many steps take about so long; warms them up.
 
-    Parameters
-    ----------
-    seconds : float
-        Of one sample.
-    measure : callable
-        Runs a number of steps and returns the seconds of one.
-
-    Returns
-    -------
-    int
-        At least `FEWEST`, at most `MOST`.
+    `measure` runs a number of steps and returns the seconds of one.
     """
     steps = FEWEST
     for _ in range(2):  # a few steps tell little about fast ones

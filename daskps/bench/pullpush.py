@@ -20,7 +20,8 @@ from daskps import optim
 from daskps.bench import bare, busy, clusters, command
 from daskps.bench.jobs import StepJob
 from daskps.bench.options import beside_peers, number, switch
-from daskps.bench.pairs import Comparison, Effort, seconds
+from daskps.bench.pairs import Comparison, seconds
+from daskps.bench.report import Report
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -102,13 +103,12 @@ def run(options: Namespace) -> None:
         StepJob("pullpush", nbytes, 1, 1),
         StepJob("pullpush", nbytes, 2, 2),
     ]
-    with command.reported("pullpush", options) as report:
-        if options.busy:
-            effort = Effort(options.pairs, options.seconds, report.looks)
-            with command.cluster(options, 2) as client:
-                for found in busy.compare(client, jobs[::2], effort):
-                    report.add(found)
-            return
+    report = Report("pullpush", options)
+    if options.busy:
+        with command.cluster(options, 2) as client:
+            for found in busy.compare(client, jobs[::2], options):
+                report.add(found)
+    else:
         command.compare(options, jobs, report)
         titles = [_title(verb, options.mib) for verb in VERBS]
         wanted = [title for title in titles if options.job in title]
@@ -116,3 +116,4 @@ def run(options: Namespace) -> None:
             for found in over_rpc(options.mib, options.pairs):
                 if found.job in wanted:
                     report.add(found)
+    report.end()

@@ -21,12 +21,11 @@ from daskps.bench import bare, clusters, command
 from daskps.bench.jobs import StepJob
 from daskps.bench.options import beside_peers, number
 from daskps.bench.pairs import Comparison, alternate, seconds
+from daskps.bench.report import Report
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Iterator, Sequence
-
-    from daskps.bench.pairs import Samples
+    from collections.abc import Iterator, Sequence
 
 ELEMENTS = 256
 #: On which the shards of a step are.
@@ -69,10 +68,7 @@ def _step_both(store: daskps.ParameterStore, n: int) -> float:
 
 
 def _beside_bare(
-    client: Client,
-    titles: Sequence[str],
-    n: int,
-    measure: Callable[[Callable[[], float], Callable[[], float]], Samples],
+    client: Client, titles: Sequence[str], options: Namespace
 ) -> Iterator[Comparison]:
     """Give a step on two hosts or one, as titles say, beside the bare round trip."""
     client.run(partial(bare.install, ELEMENTS))
@@ -82,7 +78,8 @@ def _beside_bare(
         servers = "all" if HOSTS[0] in title else [a]
         store = daskps.create(spec, optimizer=optim.SGD(0.1), servers=servers)
         before = _calls(store)
-        found = measure(partial(_step_both, store, n), partial(_bare_both, client, n))
+        n, ours = options.steps, partial(_step_both, store, options.steps)
+        found = alternate(ours, partial(_bare_both, client, n), options.pairs)
         # A pull and 50 steps to warm up come before the n steps of each trainer.
         messages = (_calls(store) - before) / (2 * len(found.ours) * (n + 51))
         job = f"{title}, {messages:.2f} messages"
@@ -144,20 +141,20 @@ OPTIONS = (
 def run(options: Namespace) -> None:
     """Measure and print."""
     if options.long:
-        if options.scheduler or options.close or options.json or options.svg:
+        if options.scheduler or options.close or options.json:
             said = "--long takes a cluster of its own, and prints what it finds"
             raise ArgumentError(None, said)
         with clusters.local(2, close=clusters.WAYS) as client:
             _flat(client, options.long)
         return
     jobs = [StepJob("round", nbytes, 2, 2) for nbytes in (options.mib * 2**20, 1024)]
-    with command.reported("rounds", options) as report:
-        command.compare(options, jobs, report)
-        measure = partial(alternate, pairs=options.pairs, looks=report.looks)
-        for how, close in _series(options.close).items():
-            titles = [f"step, {name}, {how}" for name in HOSTS]
-            wanted = [title for title in titles if options.job in title]
-            if options.scheduler is None and wanted:
-                with clusters.local(2, close=close) as client:
-                    for found in _beside_bare(client, wanted, options.steps, measure):
-                        report.add(found)
+    report = Report("rounds", options)
+    command.compare(options, jobs, report)
+    for how, close in _series(options.close).items():
+        titles = [f"step, {name}, {how}" for name in HOSTS]
+        wanted = [title for title in titles if options.job in title]
+        if options.scheduler is None and wanted:
+            with clusters.local(2, close=close) as client:
+                for found in _beside_bare(client, wanted, options):
+                    report.add(found)
+    report.end()

@@ -24,7 +24,7 @@ from daskps import optim
 from daskps.bench import clusters, report
 from daskps.bench.inprocess import WARM, GraphSample, Point, Sample, graph, resident
 from daskps.bench.model import StoreShape, Times, apart, fitted
-from daskps.bench.options import duration, files, number, numbers
+from daskps.bench.options import JSON, duration, number, numbers
 
 if TYPE_CHECKING:
     import argparse
@@ -166,7 +166,7 @@ def _room(workers: int, hosts: int) -> None:
 
 OPTIONS = (
     number("--pairs", 3, "samples of each size"),
-    *files("rounds a second"),
+    JSON,
     numbers("--workers", [1, 2, 4, 8, 16, 32, 64]),
     number("--hosts", 16, "at most so many"),
     numbers("--kib", [1, 1024], "of the models"),
@@ -192,43 +192,7 @@ def run(options: argparse.Namespace) -> int:
                 print(graph_line(found), flush=True)
     said = list(verdict(points))
     print("\n".join(said))
-    if options.json:
-        rows = [{"is_exact": s.is_exact} | asdict(s) for p in points for s in p.samples]
-        content = {
-            "resident": rows,
-            "graph": [asdict(g) for g in graphs],
-            "model": said,
-        }
-        about = report.about("scaling", options, load)
-        report.write_json(options.json, about | content)
-    if options.svg:
-        plot(points, options.svg)
+    rows = [{"is_exact": s.is_exact} | asdict(s) for p in points for s in p.samples]
+    model = {"graph": [asdict(found) for found in graphs], "model": said}
+    report.write("scaling", options, load, resident=rows, **model)
     return 0 if all(point.is_exact for point in points) else 1
-
-
-def plot(points: Sequence[Point], path: str) -> None:
-    """Write an SVG: rounds a second over workers, measured and by the model."""
-    from matplotlib.figure import Figure
-
-    times, _ = fit(points)
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    most = max(p.shape.hosts for p in points)
-    for elements in sorted({p.shape.elements for p in points}):
-        mine = [p for p in points if p.shape.elements == elements]
-        workers = [p.shape.trainers for p in mine]
-        label = f"{elements * 4 // 1024} KiB"
-        (drawn,) = axes.plot(workers, [1 / p.seconds for p in mine], "o", label=label)
-        ahead = [*workers, 128, 256, 512, LARGEST]
-        shapes = [StoreShape(n, min(n, most), elements) for n in ahead]
-        one = [1 / times.round(s.work) for s in shapes]
-        many = [1 / apart(times, s).round for s in shapes]
-        axes.plot(ahead, one, "-", color=drawn.get_color())
-        axes.plot(ahead, many, ":", color=drawn.get_color())
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xlabel(f"workers, of which {most} at most hold shards")
-    axes.set_ylabel("rounds a second")
-    axes.set_title("measured (dots), model in one process, on machines apart (dotted)")
-    axes.legend()
-    report.write_svg(path, figure)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from daskps.bench import command
 from daskps.bench.jobs import WEIGHTS, StepJob
 from daskps.bench.options import beside_peers, number
+from daskps.bench.report import Report
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -21,5 +22,6 @@ OPTIONS = (*beside_peers(pairs=7), number("--weights", WEIGHTS))
 def run(options: Namespace) -> None:
     """Measure and print."""
     jobs = [StepJob("train", 4 * options.weights, n, n) for n in (1, 2)]
-    with command.reported("train", options) as report:
-        command.compare(options, jobs, report)
+    report = Report("train", options)
+    command.compare(options, jobs, report)
+    report.end()

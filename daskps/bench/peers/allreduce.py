@@ -1,22 +1,35 @@
-"""What systems without servers share: all sum up, then each applies the mean.
+"""Systems without servers: all processes sum up, by MPI or by torch's gloo.
 
-A round is the allreduce alone; in training each process then applies the mean.
+A round is the allreduce of the gradients alone; in training each process then applies
+the mean. Both go over loopback: gloo by TCP, MPI through shared memory.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from daskps.bench.jobs import started
-from daskps.bench.peers import PeerError, gang
+from daskps.bench.peers import Peer, PeerError, gang, lacking, mpi
 from daskps.bench.peers.limit import sgd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from daskps.bench.jobs import Measure, StepJob
     from daskps.typing import Array
+
+
+def _mpi(trainers: int, servers: int, client: Any) -> AbstractContextManager[Measure]:
+    return mpi.launched("allreduce:by_mpi", trainers)
+
+
+def _gloo(trainers: int, servers: int, client: Any) -> AbstractContextManager[Measure]:
+    environment = {"GLOO_SOCKET_IFNAME": "lo"}
+    return gang.launched("allreduce:by_gloo", trainers, environment=environment)
 
 
 def covers(job: StepJob) -> bool:
@@ -24,16 +37,51 @@ def covers(job: StepJob) -> bool:
     return job.kind in ("round", "train") and job.trainers > 1
 
 
-def everyone(rank: int, size: int, sum_up: Callable[[Array], object]) -> Measure:
-    """Return what one process of so many runs; `sum_up` makes a gradient the sum of all."""
+MPI = Peer("MPI allreduce", _mpi, mpi.missing, covers)
+GLOO = Peer("torch gloo allreduce", _gloo, partial(lacking, "torch"), covers)
 
-    def run(job: StepJob, steps: int) -> float:
-        side = _Side(job, size, sum_up)
-        return gang.measured(
-            job, side, rank, steps, barrier=partial(sum_up, started(1))
-        )
 
-    return run
+@contextmanager
+def by_mpi(place: gang.Place) -> Iterator[Measure]:
+    """Do the jobs of one rank."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+
+    def sum_up(gradient: Array) -> None:
+        world.Allreduce(MPI.IN_PLACE, gradient)
+
+    yield partial(_run, replace(place, rank=world.Get_rank()), sum_up)
+
+
+@contextmanager
+def by_gloo(place: gang.Place) -> Iterator[Measure]:
+    """Do the jobs of one process."""
+    import torch
+    from torch import distributed
+
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo",
+        init_method=(place.folder / "gloo").as_uri(),
+        rank=place.rank,
+        world_size=place.trainers,
+    )
+
+    def sum_up(gradient: Array) -> None:
+        distributed.all_reduce(torch.from_numpy(gradient))
+
+    try:
+        yield partial(_run, place, sum_up)
+    finally:
+        distributed.destroy_process_group()
+
+
+def _run(
+    place: gang.Place, sum_up: Callable[[Array], object], job: StepJob, steps: int
+) -> float:
+    side, ready = _Side(job, place.trainers, sum_up), partial(sum_up, started(1))
+    return gang.measured(job, side, place.rank, steps, barrier=ready)
 
 
 class _Side:

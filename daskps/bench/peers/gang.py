@@ -17,6 +17,7 @@ import traceback
 from abc import ABC, abstractmethod
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,25 +54,19 @@ class Place:
     folder: Path
 
 
-class Gang:
-    """The processes of a peer."""
-
-    def __init__(self, channels: Sequence[Connection], size: int) -> None:
-        self._channels, self._size = channels, size
-
-    def measure(self, job: StepJob, steps: int) -> float:
-        """Run so many steps in all trainers; return the seconds of one."""
-        for channel in self._channels:
-            channel.send((job, steps))
-        found = []
-        for channel in self._channels:
-            if not channel.poll(PATIENCE_SECONDS):
-                raise PeerError(f"no answer within {PATIENCE_SECONDS:g} s: {job.title}")
-            answer = _received(channel)
-            if isinstance(answer, str):
-                raise PeerError(answer)
-            found.append(answer)
-        return float(max(found))
+def _measure(channels: Sequence[Connection], job: StepJob, steps: int) -> float:
+    """Run so many steps in all trainers; return the seconds of one."""
+    for channel in channels:
+        channel.send((job, steps))
+    found = []
+    for channel in channels:
+        if not channel.poll(PATIENCE_SECONDS):
+            raise PeerError(f"no answer within {PATIENCE_SECONDS:g} s: {job.title}")
+        answer = _received(channel)
+        if isinstance(answer, str):
+            raise PeerError(answer)
+        found.append(answer)
+    return float(max(found))
 
 
 @contextmanager
@@ -83,10 +78,11 @@ def launched(
     launcher: Sequence[str] = (),
     environment: dict[str, str] | None = None,
 ) -> Iterator[Measure]:
-    """Start a gang of a module of `daskps.bench.peers` with the function `joined`.
+    """Start the processes of a peer; raise `PeerError` if they do not come up.
 
-    A launcher is a command that starts all processes; without one each is started from
-    here. Raises `PeerError` if they do not come up.
+    The module is one of `daskps.bench.peers`, with the function `joined` or one that is
+    named after a colon. A launcher is a command that starts all processes; without one
+    each is started from here.
     """
     size = trainers + servers
     shared = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -117,7 +113,7 @@ def launched(
                 raise PeerError(f"{module}: its processes did not find each other")
             if (answer := _received(channel)) is not None:
                 raise PeerError(str(answer))
-        yield Gang(channels, size).measure
+        yield partial(_measure, channels)
 
 
 def _received(channel: Connection) -> Any:
@@ -233,13 +229,15 @@ def mapped(path: Path, elements: int, dtype: Any) -> np.ndarray[Any, np.dtype[An
 
 def _main(argv: Sequence[str]) -> None:
     module, folder, trainers, servers, *rank = argv
-    peer = importlib.import_module(f"daskps.bench.peers.{module}")
+    name, _, function = module.partition(":")
+    peer = importlib.import_module(f"daskps.bench.peers.{name}")
+    joined = getattr(peer, function or "joined")
     place = Place(
         int(rank[0]) if rank else -1, int(trainers), int(servers), Path(folder)
     )
     with Client(str(place.folder / "door"), "AF_UNIX") as channel:
         try:
-            with peer.joined(place) as run:
+            with joined(place) as run:
                 channel.send(None)
                 while True:
                     channel.send(run(*channel.recv()))
