@@ -130,16 +130,20 @@ def _mask(meant: Intervals | None) -> int:
     return _signed(mask)
 
 
-def close(record: Record, producers: Iterable[int]) -> None:
-    """Mark producers as closed; the one closed first makes room first.
+def closing(record: Record, producers: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the words of a record that mark producers as closed, and their values.
 
-    May be done to the record in force: a mark is one word, and no update.
+    The producer that was closed first makes room first. A mark is no update: it may be
+    made in the record in force, and one that is lost is made again.
     """
-    for producer in producers:
+    turn, found = int(record.fixed[TURN]), []
+    for producer in dict.fromkeys(producers):
         row = _find(record, producer)
         if row is not None and row[CLOSED] == 0:
-            record.fixed[TURN] += 1
-            row[CLOSED] = record.fixed[TURN]
+            turn += 1
+            at = (row.ctypes.data - record.words.ctypes.data) // row.itemsize
+            found += [(TURN, turn), (at + CLOSED, turn)]
+    return found
 
 
 def known(record: Record) -> list[int]:

@@ -30,7 +30,7 @@ from daskps.shards.deputy import (
     set_gate,
 )
 from daskps.shards.invariants import check
-from daskps.shards.memory.areas import untouched
+from daskps.shards.memory.areas import RECORD, untouched
 from daskps.shards.memory.format import (
     FLIP,
     GATE,
@@ -44,7 +44,6 @@ from daskps.shards.memory.format import (
     VERSION,
 )
 from daskps.shards.memory.publication import Publication
-from daskps.shards.memory.segment import Segment
 from daskps.shards.pushes import Pushes
 from daskps.shards.reads import find_outcome, round_gone
 from daskps.shards.rounds.mailbox import Mailbox
@@ -57,6 +56,7 @@ if TYPE_CHECKING:
     from daskps.reduction import Reducer
     from daskps.shards.arrays.planning import Bindings
     from daskps.shards.memory.segment import Segment
+    from daskps.shards.memory.witness import Witness
     from daskps.shards.steps import Standing, Step
     from daskps.typing import Array
 
@@ -219,9 +219,18 @@ class Shard:
         return parked if cut is None else parked + cut.stop(error)
 
     def set_gate(self) -> None:
-        """Let other processes only read while this one holds steps or rounds back."""
-        held = self.cut is not None or self.is_held
-        set_gate(self.segment, READING if held else OPEN)
+        """Let other processes only read while this one holds steps or rounds back.
+
+        And while a witness follows the shard, which they would not call.
+        """
+        segment = self.segment
+        held = self.cut is not None or self.is_held or segment.witness is not None
+        set_gate(segment, READING if held else OPEN)
+
+    def watch(self, witness: Witness | None) -> None:
+        """Tell a witness of each change from here on, with None nobody."""
+        self.segment.watch(witness)
+        self.set_gate()
 
     @property
     def is_held(self) -> bool:
@@ -648,7 +657,8 @@ class Shard:
 
         Not a publication: that would cost a BSP run the round before the last one.
         """
-        producers.close(self.segment.current, ids)
+        words = producers.closing(self.segment.current, ids)
+        self.segment.amend(RECORD, words)
 
     def validate(self) -> None:
         """Raise IllegalStateError where an invariant does not hold."""

@@ -56,7 +56,7 @@ MUTANTS = (
     Mutant(
         "taken-along-without-a-copy",
         "daskps.shards.memory.publication:Publication._take_along",
-        "np.copyto(then[dtype], weights)",
+        "self.segment.payload.copy(then[dtype], weights)",
         "pass",
         (
             "tests/shards/memory/test_publication.py"
@@ -76,7 +76,7 @@ MUTANTS = (
     Mutant(
         "run-begins-with-another-piece",
         "daskps.shards.memory.publication:Publication.gather_weights",
-        "in_ranges(np.copyto, pair)",
+        "in_ranges(self.segment.payload.copy, pair)",
         "pass",
         (
             "tests/shards/memory/test_publication.py"
@@ -167,6 +167,46 @@ MUTANTS = (
         (
             "tests/shards/test_deputy.py"
             "::test_fence_hands_deputies_steps_back_until_the_next_run",
+        ),
+    ),
+    Mutant(
+        "witness-is-told-too-late",
+        "daskps.shards.memory.publication:Publication.finish",
+        "if self.segment.witness is not None:",
+        "self.segment.flip = self.flip\n        if self.segment.witness is not None:",
+        (
+            "tests/shards/memory/test_witness.py"
+            "::test_what_a_witness_refuses_does_not_take_effect",
+        ),
+    ),
+    Mutant(
+        "witness-does-not-hear-of-producers-that-end",
+        "daskps.shards.memory.segment:Segment.amend",
+        "self.witness(Change(self.flip, area=area, words=words))",
+        "pass",
+        (
+            "tests/shards/memory/test_witness.py"
+            "::test_blocks_and_operations_are_the_shard",
+        ),
+    ),
+    Mutant(
+        "refused-by-a-witness-and-written-in-place",
+        "daskps.shards.memory.segment:Segment.watch",
+        "if witness is not None:",
+        "if witness is None:",
+        (
+            "tests/shards/memory/test_witness.py"
+            "::test_what_a_witness_refuses_does_not_take_effect",
+        ),
+    ),
+    Mutant(
+        "deputies-push-where-nobody-is-told",
+        "daskps.shards.shard:Shard.set_gate",
+        "held = self.cut is not None or self.is_held or segment.witness is not None",
+        "held = self.cut is not None or self.is_held",
+        (
+            "tests/shards/memory/test_witness.py"
+            "::test_deputies_only_read_while_a_shard_is_followed",
         ),
     ),
 )

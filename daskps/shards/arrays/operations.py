@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from daskps.kernels import in_ranges
+from daskps.shards.arrays.payload import NUMPY, Payload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,6 +101,7 @@ class PieceBuffers(NamedTuple):
     w_out: Array
     slots: tuple[Array, ...]
     slots_out: tuple[Array, ...]
+    payload: Payload = NUMPY
 
     def part(self, lo: int, hi: int) -> PieceBuffers:
         """Return elements [lo, hi), the same array where these are the same."""
@@ -107,10 +109,10 @@ class PieceBuffers(NamedTuple):
             return self
         w_out = self.w_out[lo:hi]
         w_in = w_out if self.w_in is self.w_out else self.w_in[lo:hi]
-        slots_out = tuple(slot[lo:hi] for slot in self.slots_out)
-        if self.slots is self.slots_out:
-            return PieceBuffers(w_in, w_out, slots_out, slots_out)
-        return PieceBuffers(w_in, w_out, tuple(s[lo:hi] for s in self.slots), slots_out)
+        slots = slots_out = tuple(slot[lo:hi] for slot in self.slots_out)
+        if self.slots is not self.slots_out:
+            slots = tuple(slot[lo:hi] for slot in self.slots)
+        return PieceBuffers(w_in, w_out, slots, slots_out, self.payload)
 
     @property
     def moves(self) -> bool:
@@ -120,7 +122,8 @@ class PieceBuffers(NamedTuple):
     @property
     def written(self) -> PieceBuffers:
         """What was written, to go on with in place."""
-        return PieceBuffers(self.w_out, self.w_out, self.slots_out, self.slots_out)
+        w, slots = self.w_out, self.slots_out
+        return PieceBuffers(w, w, slots, slots, self.payload)
 
 
 class PieceUpdate(NamedTuple):
@@ -135,6 +138,23 @@ class PieceUpdate(NamedTuple):
     #: Whether NaN and infinity are looked for in the pass, as :func:`looks`.
     check: bool = False
 
+    @property
+    def formed(self) -> PieceUpdate:
+        """The same, with an array that was formed part by part in memory of its own."""
+        data = self.data
+        if isinstance(data, np.ndarray):
+            return self
+        ends = range(0, len(data), data.step)
+        parts = [np.array(data[lo : min(lo + data.step, len(data))]) for lo in ends]
+        return self._replace(data=np.concatenate(parts))
+
+    def within(self, start: int, stop: int) -> PieceUpdate:
+        """Return what it does to elements [start, stop) of the piece, maybe nothing."""
+        first = max(start, self.start)
+        stop = max(first, min(stop, self.start + len(self.data)))
+        data = self.data[first - self.start : stop - self.start]
+        return self._replace(data=data, start=first)
+
     def apply(self, target: PieceBuffers, lo: int, hi: int) -> None:
         """Apply elements [lo, hi) of the piece."""
         start = self.start
@@ -143,9 +163,9 @@ class PieceUpdate(NamedTuple):
             return
         data, to = self.data[a - start : b - start], target.part(a, b)
         if self.replace:
-            in_ranges(_assign, (to.w_out, data))
+            in_ranges(to.payload.copy, (to.w_out, data))
         elif self.binding is None:
-            in_ranges(np.add, (to.w_in, data, to.w_out))
+            in_ranges(to.payload.add, (to.w_in, data, to.w_out))
         elif to.moves:
             self.binding.publish(
                 to.w_in, to.w_out, data, to.slots, self.scalars, to.slots_out
@@ -172,10 +192,6 @@ class PieceUpdate(NamedTuple):
         )
 
 
-def _assign(out: Array, data: Array) -> None:
-    out[:] = data
-
-
 def run_operations(
     operations: Sequence[PieceUpdate], target: PieceBuffers, large: bool
 ) -> bool:
@@ -195,14 +211,14 @@ def run_operations(
     # Slots that move are not read again from memory: they are copied tile by tile
     # and updated in the cache.
     covers = covers and not target.moves
-    written = target.written
+    written, copy = target.written, target.payload.copy
     for lo in range(0, n, TILE):
         hi = min(lo + TILE, n)
         if target.moves:
             for slot, out in zip(target.slots, target.slots_out, strict=True):
-                out[lo:hi] = slot[lo:hi]
+                copy(out[lo:hi], slot[lo:hi])
         if not covers:
-            target.w_out[lo:hi] = target.w_in[lo:hi]
+            copy(target.w_out[lo:hi], target.w_in[lo:hi])
         first.apply(target if covers else written, lo, hi)
         for operation in others:
             operation.apply(written, lo, hi)

@@ -8,13 +8,14 @@ import numpy as np
 
 from daskps.errors import PushRejectedError
 from daskps.kernels import in_ranges
-from daskps.shards.arrays.operations import PieceBuffers, run_operations
+from daskps.shards.arrays.operations import PieceBuffers, PieceUpdate, run_operations
 from daskps.shards.memory.format import MIXED, SIDE
+from daskps.shards.memory.witness import Change
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from daskps.shards.arrays.operations import Binding, PieceUpdate
+    from daskps.shards.arrays.operations import Binding
     from daskps.shards.memory.format import Record
     from daskps.shards.memory.segment import Segment
     from daskps.shards.steps import Item
@@ -33,12 +34,16 @@ class Publication:
     and none is begun that may be given up: what can fail is planned before.
     """
 
+    #: Whether it begins with the record before the one in force.
+    withdraws = False
+
     def __init__(self, segment: Segment) -> None:
         self.segment, flip = segment, segment.flip
         self.flip = flip + 1
         self.old: Record = segment.records[flip & 1]
         self.record: Record = segment.records[self.flip & 1]
         self._operations: dict[int, list[PieceUpdate]] = {}
+        self._resets = False
         self._begin()
 
     def _begin(self) -> None:
@@ -76,7 +81,7 @@ class Publication:
                 continue
             bound = any(op.binding is not None for op in operations)
             slots = self._slots(position) if bound else ((),) * 2
-            target = PieceBuffers(*self._weights(position), *slots)
+            target = PieceBuffers(*self._weights(position), *slots, segment.payload)
             if not run_operations(operations, target, self._is_large):
                 piece = segment.pieces[position].parameter
                 raise PushRejectedError(
@@ -93,7 +98,7 @@ class Publication:
         np.asarray(self.record.weight_sides)[:] = 1 - side
         now, then = self.segment.vectors[side], self.segment.vectors[1 - side]
         for dtype, weights in now.items():
-            np.copyto(then[dtype], weights)
+            self.segment.payload.copy(then[dtype], weights)
 
     def _move(self, position: int) -> int:
         """Note that a piece gets new weights; return the buffer that they go to.
@@ -126,12 +131,27 @@ class Publication:
         """
         self.record.steps[position] += 1
         self.record.changed[position] = self.flip
+        if self.segment.witness is not None:
+            # The memory that a gradient was formed in is used for the next piece.
+            data = self.segment.payload.duplicate(data)
+            self._operations[position] = [PieceUpdate(data, 0, binding, scalars)]
         self._update(position, binding, data, scalars)
 
     def finish(self) -> None:
-        """Put all updates in force in one store."""
+        """Put all updates in force in one store, after the witness was told of them."""
         self.record.plain[SIDE] = self.record.side
+        if self.segment.witness is not None:
+            self.segment.witness(self._change())
         self.segment.flip = self.flip
+
+    def _change(self) -> Change:
+        """Return all that was done."""
+        done = [
+            (position, operation.formed)
+            for position, operations in self._operations.items()
+            for operation in operations
+        ]
+        return Change(self.flip, done, self.record.words, self._resets, self.withdraws)
 
     def _update(
         self, position: int, binding: Binding, data: Array, scalars: tuple[float, ...]
@@ -153,11 +173,12 @@ class Publication:
 
         Written at once.
         """
+        self._resets = True
         self.record.steps[:] = 0
         for position, values in enumerate(self.segment.slot_init):
             _, slots = self._slots(position)
             for slot, value in zip(slots, values, strict=True):
-                slot[:] = value
+                self.segment.payload.fill(slot, value)
 
     def gather_weights(self) -> None:
         """Bring all weights into one buffer, that which holds most, to be read at once.
@@ -175,7 +196,7 @@ class Publication:
             if side != into:
                 record.weight_sides[position] = into
                 pair = weights[into][position], weights[side][position]
-                in_ranges(np.copyto, pair)
+                in_ranges(self.segment.payload.copy, pair)
 
     def gather_slots(self) -> None:
         """Bring the slots of memory that is to have one buffer of them back into it.
@@ -183,7 +204,7 @@ class Publication:
         The other one holds nothing that is in force, for these pieces.
         """
         segment, record = self.segment, self.record
-        if segment.is_durable:
+        if segment.keeps_two:
             return
         for position in np.flatnonzero(record.slot_sides).tolist():
             slots = segment.slots_of(record, position)
@@ -191,7 +212,7 @@ class Publication:
             for slot, out in zip(
                 slots, segment.slots_of(record, position), strict=True
             ):
-                in_ranges(np.copyto, (out, slot))
+                in_ranges(segment.payload.copy, (out, slot))
 
     def _slots(self, position: int) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
         """Return where to read the slots of a piece and where to write them.

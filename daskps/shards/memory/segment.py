@@ -7,7 +7,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from daskps.errors import ProtocolError
+from daskps.shards.arrays.payload import NUMPY
 from daskps.shards.memory.areas import (
+    HEADER,
     WEIGHTS,
     areas_of,
     private,
@@ -30,11 +32,13 @@ from daskps.shards.memory.format import (
     Record,
     integers,
 )
+from daskps.shards.memory.witness import Change
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from daskps.layout.arrays import Layout, Piece
+    from daskps.shards.memory.witness import Witness
     from daskps.typing import Array
 
 #: Shards with so many bytes of weights at most keep them in one buffer at all times:
@@ -110,9 +114,14 @@ class Segment:
         ]
         self._slot_areas = others[len(weights) :]
         views = [area.views(self.buffer) for area in self._slot_areas]
-        self._slots = tuple(
+        #: For each of their buffers the slots of each piece.
+        self.slots = tuple(
             self._by_piece(of[side] for of in views) for side in range(self.n_sides)
         )
+        #: Is told of each change before it takes effect; see :meth:`watch`.
+        self.witness: Witness | None = None
+        #: What copies, adds, fills and looks at its arrays.
+        self.payload = NUMPY
         #: What :mod:`daskps.shards.memory.publication` makes ready once, by piece and buffers.
         self.updates: dict[tuple[int, int, int, bool], Any] = {}
         if not holds:
@@ -151,9 +160,9 @@ class Segment:
 
     def _begin(self) -> None:
         """Make a shard of zeroed memory; the magic number says that it is one."""
-        for arrays, values in zip(self._slots[0], self.slot_init, strict=True):
+        for arrays, values in zip(self.slots[0], self.slot_init, strict=True):
             for array, value in zip(arrays, values, strict=True):
-                array[:] = value
+                self.payload.fill(array, value)
         at = [FORMAT_AT, N_PIECES_AT, N_SIDES_AT]
         self.words[at] = FORMAT, len(self.pieces), self.n_sides
         self.words[MAGIC_AT] = MAGIC
@@ -184,18 +193,43 @@ class Segment:
         if self.n_sides == 1 and self._slot_areas:
             memory, start = untouched(self.more_nbytes), self._slot_areas[0].offset
             views = (area.views(memory, start)[0] for area in self._slot_areas)
-            self._slots, self.n_sides = (self._slots[0], self._by_piece(views)), 2
+            self.slots, self.n_sides = (self.slots[0], self._by_piece(views)), 2
 
     def single_slots(self) -> None:
         """Free the second buffer of slots that had one to begin with."""
-        if not self.is_durable and self.n_sides == 2:
+        if not self.keeps_two and self.n_sides == 2:
             # Which keeps what was made ready for that buffer.
             self.updates.clear()
-            self._slots, self.n_sides = self._slots[:1], 1
+            self.slots, self.n_sides = self.slots[:1], 1
+
+    @property
+    def keeps_two(self) -> bool:
+        """Whether the slots have two buffers whether or not a run has rounds.
+
+        What a witness refuses must not have been written in place.
+        """
+        return self.is_durable or self.witness is not None
+
+    def watch(self, witness: Witness | None) -> None:
+        """Tell a witness of each change from here on, with None nobody."""
+        if witness is not None:
+            self.double_slots()
+        self.witness = witness
+
+    def amend(self, area: str, words: Sequence[tuple[int, int]]) -> None:
+        """Store words beside any publication, in order: each of them alone is right.
+
+        Of the header, or of the record in force, as `area` says.
+        """
+        if self.witness is not None:
+            self.witness(Change(self.flip, area=area, words=words))
+        into = self.header if area == HEADER else self.current.plain
+        for at, value in words:
+            into[at] = value
 
     def slots_of(self, record: Record, position: int) -> tuple[Array, ...]:
         """Return the optimizer slots of a piece as a record has them."""
-        return self._slots[record.slot_sides.item(position)][position]
+        return self.slots[record.slot_sides.item(position)][position]
 
     @cached_property
     def places(self) -> dict[str, tuple[list[int], list[int]]]:
@@ -247,10 +281,8 @@ class Segment:
 
     def fence(self, limit: int) -> None:
         """Let the run in progress complete no round from `limit` on."""
-        header = self.header
         # In this order: a limit without its run says nothing.
-        header[LIMIT] = limit
-        header[FENCED] = self.current.plain[RUN]
+        self.amend(HEADER, ((LIMIT, limit), (FENCED, self.current.plain[RUN])))
 
     def record(self, flip: int) -> Record:
         """Return the record of a flip: the current one, or the one before it."""

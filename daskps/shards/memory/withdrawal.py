@@ -44,6 +44,8 @@ class Withdrawal(Publication):
         The memory; :func:`is_possible` says whether its last round can be withdrawn.
     """
 
+    withdraws = True
+
     def _begin(self) -> None:
         """Begin with what was in force before, as it stands in the other record."""
         segment, flip = self.segment, self.flip
