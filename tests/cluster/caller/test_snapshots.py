@@ -9,14 +9,16 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import CancelledError
+from types import SimpleNamespace
 from typing import Any
 
 import dask
 import numpy as np
 import pytest
+from dask.base import compute
 from distributed import Client, wait
+from distributed.utils import get_mp_context
 
 import daskps
 from daskps import optim
@@ -80,11 +82,12 @@ def test_snapshot_equals_a_pull_of_a_quiet_store(way, shards):
     assert list(snapshot) == list(PARAMS)
     assert snapshot.version.pairs == tuple(enumerate(s.versions))
     assert snapshot.version == version == 1
+    alone = {name: s[name].to_dask_array() for name in PARAMS}
+    found = compute(dict(snapshot), alone)
     for name, array in snapshot.items():
-        same(np.asarray(array.compute()), np.asarray(wanted[name]))
-        alone = s[name].to_dask_array()
-        same(np.asarray(alone.compute()), np.asarray(wanted[name]))
-        assert alone.shape == array.shape == np.shape(wanted[name])
+        for values in found:
+            same(np.asarray(values[name]), np.asarray(wanted[name]))
+        assert alone[name].shape == array.shape == np.shape(wanted[name])
     # What happens later changes nothing.
     s.push({"w": np.ones((100, 33), "f4")})
     same(snapshot["w"].compute(), wanted["w"])
@@ -556,11 +559,10 @@ def test_lost_worker_is_named():
         thread = threading.Thread(target=take)
         thread.start()
         pushes = until_held(s)
-        began = time.monotonic()
         os.kill(pid, signal.SIGKILL)
-        thread.join(timeout=40)
+        # It does not wait for its timeout: that would be another error.
+        thread.join()
         assert caught
-        assert time.monotonic() - began < 30
         with pytest.raises(daskps.ShardLostError):
             pushes[-1].result(timeout=30)
         # The copies went too, which is said and never made up for.
@@ -583,8 +585,11 @@ def test_snapshot_ends_with_its_scheduler():
 # -- the promise -----------------------------------------------------------------
 
 
-def test_every_shard_contains_the_same_pushes_of_every_producer(client):
+def test_every_shard_contains_the_same_pushes_of_every_producer(client, monkeypatch):
     """Four processes push, some of it to two of three shards; bits tell who is in."""
+    # As workers: who is spawned imports everything.
+    ready = SimpleNamespace(get_context=lambda spawn: get_mp_context())
+    monkeypatch.setattr("daskps.bench.snapshot.multiprocessing", ready)
     oracle = Oracle(shards=3, producers=4, pushes=250)
     s = daskps.create(
         oracle.params(), name="oracle", optimizer=optim.SGD(1.0), shards=3

@@ -60,15 +60,16 @@ def uses(s):
     return s.pull()["w"].sum()
 
 
-def test_many_stores_leave_nothing(machine):
+@pytest.mark.parametrize("n", [40, pytest.param(200, marks=pytest.mark.slow)])
+def test_many_stores_leave_nothing(machine, n):
     """No file, no mapping, no descriptor; of client and workers."""
     with store(machine) as warm:
         machine.submit(uses, warm, pure=False).result()
     before = everywhere(machine)
-    for turn in range(200):
+    for turn in range(n):
         with store(machine) as s:
             s.push({"w": np.ones(10, "f4")})
-            if turn % 20 == 0:
+            if turn % 10 == 0:
                 machine.submit(uses, s, pure=False).result()
     del s
     machine.run(lambda: gc.collect() and None)
