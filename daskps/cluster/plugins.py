@@ -136,7 +136,7 @@ class DirectoryPlugin(SchedulerPlugin):
         if finish == "forgotten":
             self._directory.task_forgotten(key)
         elif finish == "memory" and is_gradient(key) and "worker" in kwargs:
-            self._directory.runs.contributed(key[1], kwargs["worker"])
+            self._directory.trainers.note_contribution(key[1], kwargs["worker"])
 
     def restart(self, scheduler: Scheduler) -> None:
         """Hear of `client.restart`."""

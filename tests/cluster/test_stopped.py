@@ -339,7 +339,7 @@ def test_a_run_says_what_it_waits_for_and_ends(machine, workers):
     trainer = threading.Thread(target=work)
     trainer.start()
     until(lambda: s.version > 3)
-    [run] = book(machine).runs._runs.values()
+    [run] = book(machine).runs.open.values()
     [at] = run.ranks.values()
     victim = next(w for w in s.placement if w != at)
     entry.memory_share = 1e-12

@@ -135,7 +135,7 @@ MUTANTS = (
     ),
     Mutant(
         "epoch-without-all-trainers",
-        "daskps.cluster.directory.runs:Runs._announce",
+        "daskps.cluster.directory.trainers:Trainers._announce",
         "if len(rows.keys() | run.finished) < run.size:",
         "if len(rows.keys() | run.finished) < run.size - 1:",
         (

@@ -256,7 +256,7 @@ MUTANTS = (
     ),
     Mutant(
         "trainer-that-was-replaced-ends-its-rank",
-        "daskps.cluster.directory.runs:Runs.on_finishes",
+        "daskps.cluster.directory.trainers:Trainers.on_finishes",
         "if entry.ranks.get(rank) != worker or not self._hosts.has_worker(worker):",
         "if not self._hosts.has_worker(worker):",
         (

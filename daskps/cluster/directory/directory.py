@@ -28,6 +28,7 @@ from daskps.cluster.directory.placement import (
 from daskps.cluster.directory.producers import Producers
 from daskps.cluster.directory.readiness import Readiness
 from daskps.cluster.directory.runs import Runs
+from daskps.cluster.directory.trainers import Trainers
 from daskps.cluster.keys import anchor_key, holder_of, is_gradient, store_of_anchor
 from daskps.cluster.wire.handlers import DIRECTORY
 from daskps.cluster.wire.messages import PROTOCOL, identity
@@ -63,6 +64,7 @@ class Directory:
         self.stores: dict[str, StoreEntry] = {}
         self.names: dict[str, str] = {}
         self.runs = Runs(self.hosts, self.entry, self.producers.new)
+        self.trainers = Trainers(self.hosts, self.runs)
         self.cuts = Cuts(self.hosts, self.entry, self.producers.on_ended)
         self.moves = Moves(MoveContext(scheduler, self.hosts, self.runs, self.stores))
         self.readiness = Readiness(scheduler, self.hosts, self.stores)
@@ -70,7 +72,14 @@ class Directory:
         self._freed: dict[str, str] = {}
         #: Futures of the clients that wait for a store of a name.
         self._awaited: dict[str, set[asyncio.Future[None]]] = {}
-        parts = (self, self.runs, self.producers, self.cuts, self.moves)
+        parts = (
+            self,
+            self.runs,
+            self.trainers,
+            self.producers,
+            self.cuts,
+            self.moves,
+        )
         self._owners = DIRECTORY.owners(*parts)
         upstream.add_handlers(scheduler, {"daskps_directory": self.handle})
 
@@ -371,7 +380,7 @@ class Directory:
         """Forget a task's producer; free what nobody wants: contributions, a store."""
         self.producers.forget_task(key)
         if is_gradient(key):
-            self.runs.forgotten(*key[1:4])
+            self.trainers.free_contributions(*key[1:4])
         uid = store_of_anchor(key)
         if uid is not None and uid in self.stores and self.stores[uid].ready:
             # Later: this is called in the middle of the scheduler's transitions.

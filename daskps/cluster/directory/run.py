@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from daskps.errors import RunCancelledError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from daskps.cluster.directory.entry import StoreEntry
 
@@ -77,6 +79,21 @@ class RunState:
     ended: asyncio.Future[None] | None = None
     end_by: float = 0.0
     waits_for: str = "its shards"
+
+    async def notify(self) -> None:
+        """Wake all tasks that wait for something of this run."""
+        async with self.changed:
+            self.changed.notify_all()
+
+    async def wait(self, done: Callable[[], bool], seconds: float) -> bool:
+        """Wait until `done()` or the run is fenced; return whether it was done."""
+        timeout = None if math.isinf(seconds) else seconds
+        async with self.changed:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(
+                    self.changed.wait_for(lambda: done() or self.fenced), timeout
+                )
+        return done()
 
     def tell(self, rank: int, clock: int, loss: float | None, rows: int) -> None:
         """Note how far a trainer is."""

@@ -11,6 +11,7 @@ from distributed.comm.core import CommClosedError
 
 from daskps.cluster.directory.entry import StoreEntry
 from daskps.cluster.directory.runs import OPEN_SECONDS, Runs
+from daskps.cluster.directory.trainers import Trainers
 from daskps.errors import (
     NotEnoughWorkersError,
     RunCancelledError,
@@ -137,7 +138,7 @@ def test_trainer_of_a_worker_that_has_left_takes_no_place():
         run = await runs.on_open_run("w-uid", BEGIN, **{**WHO, "restartable": True})
 
         async def attempt(worker):
-            found = await runs.on_register(run, 0, worker, 1.0)
+            found = await Trainers(runs._hosts, runs).on_register(run, 0, worker, 1.0)
             return found["attempt"]
 
         hosts.workers.discard("tcp://b")
@@ -175,16 +176,16 @@ def test_trainer_that_was_replaced_does_not_end_its_rank():
         hosts = FakeHosts(fine)
         runs, _ = runs_on(hosts)
         run = await runs.on_open_run("w-uid", BEGIN, **{**WHO, "restartable": True})
-        await runs.on_register(run, 0, "tcp://b", 1.0)
-        await runs.on_finishes(run, 0, "tcp://b")
+        await Trainers(runs._hosts, runs).on_register(run, 0, "tcp://b", 1.0)
+        await Trainers(runs._hosts, runs).on_finishes(run, 0, "tcp://b")
         hosts.workers.discard("tcp://b")
         with pytest.raises(RunCancelledError, match="tcp://b ends nothing"):
-            await runs.on_finishes(run, 0, "tcp://b")
-        await runs.on_register(run, 0, "tcp://a", 1.0)
+            await Trainers(runs._hosts, runs).on_finishes(run, 0, "tcp://b")
+        await Trainers(runs._hosts, runs).on_register(run, 0, "tcp://a", 1.0)
         hosts.workers.add("tcp://b")
         with pytest.raises(RunCancelledError, match="another one goes on"):
-            await runs.on_finishes(run, 0, "tcp://b")
-        await runs.on_finishes(run, 0, "tcp://a")
+            await Trainers(runs._hosts, runs).on_finishes(run, 0, "tcp://b")
+        await Trainers(runs._hosts, runs).on_finishes(run, 0, "tcp://a")
 
     in_no_time(check)
 

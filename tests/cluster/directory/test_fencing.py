@@ -55,7 +55,7 @@ class Cluster:
         self.runs = Runs(hosts, lambda uid: self.entry, itertools.count(99).__next__)
         self.run = RunState(RUN, self.entry, "C", 2, restartable=False, gated=False)
         self.run.began = True
-        self.runs._runs[RUN] = self.run
+        self.runs.open[RUN] = self.run
 
     # -- what trainers do ----------------------------------------------------
 
@@ -133,7 +133,7 @@ class Cluster:
             assert shard.segment.current.steps[0] == rounds
             weights = held(shard.segment)[0]
             assert weights.tolist() == [rounds / 2] * 2 + [0] * 3
-        assert RUN not in self.runs._runs
+        assert RUN not in self.runs.open
         assert isinstance(self.runs.why_over(RUN), RunCancelledError)
 
 
@@ -333,7 +333,7 @@ def test_store_that_is_freed_while_its_run_ends():
         await asyncio.wait(c.tasks)
         assert c.run.ended is not None
         assert c.run.ended.cancelled()
-        assert not c.runs._runs
+        assert not c.runs.open
         assert str(c.runs.why_over(RUN)) == "enough"
 
     cluster_test(check)

@@ -11,6 +11,7 @@ import numpy as np
 import daskps
 from daskps.cluster.directory.run import RunState
 from daskps.cluster.directory.runs import Runs
+from daskps.cluster.directory.trainers import Trainers
 from daskps.cluster.runs import telling
 
 
@@ -59,16 +60,17 @@ def test_an_epoch_is_told_when_all_live_trainers_have_ended_it() -> None:
         run = run_of(3, bsp=False)
         nobody: Any = None
         runs = Runs(nobody, nobody, nobody)
-        runs._runs[1] = run
-        await runs.on_report(1, 0, 0, report(0, 1.0))
-        await runs.on_report(1, 0, 0, report(0, 2.0))
-        await runs.on_report(1, 1, 0, report(1, 3.0))
+        runs.open[1] = run
+        trainers = Trainers(nobody, runs)
+        await trainers.on_report(1, 0, 0, report(0, 1.0))
+        await trainers.on_report(1, 0, 0, report(0, 2.0))
+        await trainers.on_report(1, 1, 0, report(1, 3.0))
         assert run.events == []
-        await runs.on_finished(1, 2, 0)
+        await trainers.on_finished(1, 2, 0)
         [event] = run.events
         assert event["epoch"] == 0
         assert [row["loss"] for row in event["reports"]] == [1.0, 3.0]
-        await runs.on_report(1, 0, 0, report(0, 4.0))
+        await trainers.on_report(1, 0, 0, report(0, 4.0))
         assert run.reports == {}
 
     asyncio.run(check())

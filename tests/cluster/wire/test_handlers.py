@@ -30,8 +30,8 @@ TO_THE_DIRECTORY = {
     "directory.directory": "hello create commit await_store find list delete close locate",
     "directory.moves": "leaving removed",
     "directory.producers": "producer ended",
-    "directory.runs": "open_run close_run fence_run register trains_on finishes finished report"
-    " progress watch verdict",
+    "directory.runs": "open_run close_run fence_run",
+    "directory.trainers": "register trains_on finishes finished report progress watch verdict",
 }
 
 

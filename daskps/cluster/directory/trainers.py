@@ -1,0 +1,210 @@
+"""What trainers, and the client that watches them, say to the directory of a run.
+
+Nothing here happens per step: a trainer talks to the directory when it registers, at
+the end of an epoch and when it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Any
+
+from daskps.cluster.directory.run import EpochReport
+from daskps.cluster.wire.handlers import DIRECTORY
+from daskps.cluster.wire.messages import pack_error
+from daskps.cluster.wire.wellformed import check
+from daskps.errors import NotEnoughWorkersError, ProtocolError, RunCancelledError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from daskps.cluster.directory.entry import Hosts
+    from daskps.cluster.directory.run import RunState
+    from daskps.cluster.directory.runs import Runs
+
+
+class Trainers:
+    """The trainers of all runs."""
+
+    def __init__(self, hosts: Hosts, runs: Runs) -> None:
+        self._hosts, self._runs = hosts, runs
+
+    # -- trainers ------------------------------------------------------------
+
+    @DIRECTORY.handles("register")
+    async def on_register(
+        self, run: int, rank: int, worker: str, wait_seconds: float
+    ) -> dict[str, Any]:
+        """Register a trainer and wait for the others.
+
+        Returns which of its rank it is, from 1, and where the mailboxes of the run are.
+        """
+        entry = self._runs.get_open(run, rank)
+        if not self._hosts.has_worker(worker):
+            # Dask has given its task to another one, whose place it must not take.
+            raise RunCancelledError(
+                f"worker {worker} is none of the cluster's any more"
+            )
+        attempt = entry.attempts.get(rank, 0) + 1
+        if attempt > 1 and not entry.restartable:
+            error = RunCancelledError(
+                f"trainer {rank} lost its worker and may not start again; use "
+                f"on_trainer_lost='restart' in train, or resumable=True in run with "
+                f"a loop that begins at trainer.clock"
+            )
+            await self._runs.fence(entry, error)
+            raise error
+        entry.attempts[rank] = attempt
+        entry.ranks[rank] = worker
+        await entry.notify()
+        met = await entry.wait(lambda: len(entry.attempts) == entry.size, wait_seconds)
+        if entry.fenced:
+            raise RunCancelledError(f"run {run} is over: {entry.fenced}")
+        if not met:
+            short = NotEnoughWorkersError(
+                f"{len(entry.attempts)} of {entry.size} trainers registered within "
+                f"{wait_seconds:g} s; add workers, ask for fewer trainers=, or free "
+                f"threads that other tasks hold"
+            )
+            await self._runs.fence(entry, short)
+            raise short
+        return {"attempt": attempt, "mailboxes": entry.mailboxes}
+
+    @DIRECTORY.handles("trains_on")
+    async def on_trains_on(self, run: int, workers: Sequence[str]) -> None:
+        """Hear where the data of each rank of a graph run is."""
+        entry = self._runs.get_open(run)
+        if len(workers) != entry.size:
+            raise ProtocolError(f"{len(workers)} workers for {entry.size} parts")
+        entry.ranks = dict(enumerate(workers))
+
+    def note_contribution(self, run: int, worker: str) -> None:
+        """Note that a gradient task has ended on a worker."""
+        if run in self._runs.open:
+            self._runs.open[run].holders.add(worker)
+
+    def free_contributions(self, run: int, attempt: int, number: int) -> None:
+        """Free contributions whose task the scheduler has forgotten.
+
+        A window is forgotten as a whole: one message to each worker will do.
+        """
+        entry = self._runs.open.get(run)
+        if entry is None:
+            return
+        if not entry.forgotten:
+            # Later: this is called in the middle of the scheduler's transitions.
+            asyncio.get_running_loop().call_soon(self._free, entry)
+        entry.forgotten = max(entry.forgotten, (attempt, number))
+
+    def _free(self, run: RunState) -> None:
+        attempt, last = run.forgotten
+        run.forgotten = ()
+        what = {"run": run.id, "attempt": attempt, "last": last}
+        for worker in run.holders:
+            self._hosts.spawn(self._hosts.control(worker, "free", **what))
+
+    @DIRECTORY.handles("finishes")
+    async def on_finishes(self, run: int, rank: int, worker: str) -> None:
+        """Refuse a trainer that would end its rank, which another one goes on with."""
+        entry = self._runs.get_open(run, rank)
+        if entry.ranks.get(rank) != worker or not self._hosts.has_worker(worker):
+            raise RunCancelledError(
+                f"trainer {rank} of run {run} on {worker} ends nothing: its worker was "
+                f"taken for lost, and another one goes on in its place"
+            )
+
+    @DIRECTORY.handles("finished")
+    async def on_finished(self, run: int, rank: int, clock: int) -> None:
+        """Hear that a trainer has ended."""
+        entry = self._runs.get_open(run, rank)
+        entry.finished.add(rank)
+        entry.clock = max(entry.clock, clock)
+        await self._announce(entry)
+
+    @DIRECTORY.handles("report")
+    async def on_report(
+        self, run: int, rank: int, epoch: int, report: dict[str, Any]
+    ) -> bool:
+        """Take one trainer's epoch, return whether it should stop.
+
+        In a gated run it waits until the client has decided.
+        """
+        entry = self._runs.get_open(run, rank)
+        check(EpochReport, report, "the report of an epoch")
+        if epoch < 0 or (entry.gated and epoch > entry.allowed):
+            raise ProtocolError(
+                f"trainer {rank} reports epoch {epoch}, and may have trained no more "
+                f"than epoch {entry.allowed}"
+            )
+        if epoch >= entry.announced:
+            # The first report counts: a trainer that starts again repeats its last.
+            entry.reports.setdefault(epoch, {}).setdefault(rank, report)
+        await self._announce(entry)
+        if entry.gated:
+            await entry.wait(lambda: entry.allowed > epoch, math.inf)
+            if entry.fenced:
+                raise RunCancelledError(f"run {run} is over: {entry.fenced}")
+        return entry.stopped
+
+    async def _announce(self, run: RunState) -> None:
+        """Tell the client of every epoch that all live trainers have ended."""
+        while rows := run.reports.get(run.announced):
+            if len(rows.keys() | run.finished) < run.size:
+                break
+            run.events.append({"epoch": run.announced, "reports": list(rows.values())})
+            del run.reports[run.announced]
+            run.announced += 1
+        await run.notify()
+
+    @DIRECTORY.handles("progress")
+    async def on_progress(
+        self, run: int, rank: int, *, clock: int, loss: float | None, rows: int
+    ) -> None:
+        """Hear how far a trainer is: its clock, and the epoch's losses and rows."""
+        entry = self._runs.get_open(run, rank)
+        entry.tell(rank, clock, loss, rows)
+        await entry.notify()
+
+    # -- the client ----------------------------------------------------------
+
+    @DIRECTORY.handles("watch")
+    async def on_watch(
+        self, run: int, *, seen: int, clock: int, slowest: int, wait_seconds: float
+    ) -> dict[str, Any]:
+        """Wait for news of a run: events after the first `seen`, a later clock."""
+        if (entry := self._runs.open.get(run)) is None:
+            unknown = f"the scheduler knows no run {run}; start it again"
+            error = self._runs.why_over(run) or RunCancelledError(unknown)
+            return {
+                "events": [],
+                "clock": clock,
+                "slowest": slowest,
+                "loss": None,
+                "error": pack_error(error),
+            }
+        # What the client has seen need not be kept.
+        n_seen = min(max(0, seen - entry.first_event), len(entry.events))
+        del entry.events[:n_seen]
+        entry.first_event += n_seen
+        await entry.wait(
+            lambda: (
+                bool(entry.events) or entry.clock > clock or entry.slowest > slowest
+            ),
+            wait_seconds,
+        )
+        return {
+            "events": list(entry.events),
+            "clock": entry.clock,
+            "slowest": entry.slowest,
+            "loss": entry.loss,
+            "error": pack_error(entry.fenced) if entry.fenced else None,
+        }
+
+    @DIRECTORY.handles("verdict")
+    async def on_verdict(self, run: int, epoch: int, stop: bool) -> None:
+        """Let the trainers of a gated run go on after an epoch, or stop."""
+        entry = self._runs.get_open(run)
+        entry.allowed = epoch + 1
+        entry.stopped = entry.stopped or stop
+        await entry.notify()
