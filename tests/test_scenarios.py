@@ -206,7 +206,7 @@ def test_s4_pull_before_the_store_has_its_value(way, where):
         return daskps.open("early", wait="60s", client=client)["w"].pull()
 
     def awaited(dask_scheduler):
-        return "early" in dask_scheduler.extensions["daskps-directory"]._awaited
+        return "early" in dask_scheduler.extensions["daskps-directory"].stores._awaited
 
     daskps.list_stores()  # there is a directory
     with ThreadPoolExecutor(1) as pool:

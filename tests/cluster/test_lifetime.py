@@ -19,7 +19,7 @@ from distributed import Client, Worker
 
 import daskps
 from daskps import ArraySpec, optim
-from daskps.cluster.directory import directory
+from daskps.cluster.directory import stores
 from daskps.cluster.directory.directory import Directory
 from daskps.cluster.directory.entry import StoreEntry
 from daskps.cluster.host.host import HOSTS
@@ -92,7 +92,7 @@ def test_a_client_that_leaves_takes_its_session_stores_along():
     """And named ones that are not ready: nobody else would finish them."""
     scheduler: Any = SimpleNamespace(handlers={})
     book, freed = Directory(scheduler), []
-    vars(book)["free"] = lambda uid, why: freed.append(uid)
+    vars(book.stores)["free"] = lambda uid, why: freed.append(uid)
     for uid, client, session, ready in (
         ("session", "C", True, True),
         ("named", "C", False, True),
@@ -212,13 +212,13 @@ async def test_close_waits_for_the_owners_but_not_for_silent_ones(c, s, a, monke
 
     monkeypatch.setitem(HOST.by_name, "drop", served_by("drop", late))
     first, second = [await daskps.create({"w": W}, client=c) for _ in range(2)]
-    monkeypatch.setattr(directory, "FREE_SECONDS", 60)
+    monkeypatch.setattr(stores, "FREE_SECONDS", 60)
     closing = asyncio.ensure_future(first.close())
     await asked.wait()
     # A round trip, after which an answer would be there.
     await c.run_on_scheduler(lambda: None)
     assert not closing.done()
-    monkeypatch.setattr(directory, "FREE_SECONDS", 0.01)
+    monkeypatch.setattr(stores, "FREE_SECONDS", 0.01)
     await second.close()
     assert len(HOSTS[a.address].slots) == 2
     go_on.set()

@@ -185,9 +185,9 @@ MUTANTS = (
     ),
     Mutant(
         "name-that-is-taken",
-        "daskps.cluster.directory.directory:Directory._check_free",
-        "if name in self.names and not overwrite:",
-        "if name in self.names and overwrite:",
+        "daskps.cluster.directory.stores:Stores._check_free",
+        "if name in self._names and not overwrite:",
+        "if name in self._names and overwrite:",
         ("tests/cluster/caller/test_input.py::test_taken_name",),
     ),
     Mutant(

@@ -18,7 +18,7 @@ W = np.arange(4.0)
 def waiting(s, name):
     """Who waits for a name at the directory."""
     found = s.extensions.get("daskps-directory")
-    return list(found._awaited.get(name, ())) if found else []
+    return list(found.stores._awaited.get(name, ())) if found else []
 
 
 async def until_awaited(s, name, n=1):

@@ -27,7 +27,8 @@ TO_HOSTS = {
 #: And to the directory.
 TO_THE_DIRECTORY = {
     "directory.cuts": "cut drop_cut",
-    "directory.directory": "hello create commit await_store find list delete close locate",
+    "directory.directory": "hello locate",
+    "directory.stores": "create commit await_store find list delete close",
     "directory.moves": "leaving removed",
     "directory.producers": "producer ended",
     "directory.runs": "open_run close_run fence_run",

@@ -1,0 +1,269 @@
+"""The stores of the cluster: reserved, named, found, and freed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from daskps.cluster.directory.entry import Hosts, StoreEntry, remember
+from daskps.cluster.directory.placement import (
+    Request,
+    check_hosts,
+    find_servers,
+    held_bytes,
+    reserve,
+)
+from daskps.cluster.keys import anchor_key, holder_of
+from daskps.cluster.wire.handlers import DIRECTORY
+from daskps.cluster.wire.wellformed import check
+from daskps.errors import (
+    ProtocolError,
+    StoreClosedError,
+    StoreExistsError,
+    StoreNotFoundError,
+)
+from daskps.layout.arrays import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from distributed import Scheduler
+
+#: How long a client that closes a store waits for its hosts to free it.
+FREE_SECONDS = 0.5
+
+_check_request = partial(check, Request, what="a request for a store")
+
+
+class Stores(dict[str, StoreEntry]):
+    """The stores by uid.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+        Knows the workers and the anchors.
+    hosts : Hosts
+        The way to them.
+    made, gone : callable
+        Take a store that has its shards now, and one that is no more with the reason.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        hosts: Hosts,
+        *,
+        made: Callable[[StoreEntry], None],
+        gone: Callable[[StoreEntry, str], None],
+    ) -> None:
+        super().__init__()
+        self._scheduler, self._hosts = scheduler, hosts
+        self._tell_made, self._tell_gone = made, gone
+        self._names: dict[str, str] = {}
+        self._freed: dict[str, str] = {}
+        #: Futures of the clients that wait for a store of a name.
+        self._awaited: dict[str, set[asyncio.Future[None]]] = {}
+
+    @DIRECTORY.handles("create", checks={"request": _check_request})
+    async def on_create(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Choose hosts for a new store and reserve it."""
+        wanted = Request(**request)
+        if wanted.uid in self:
+            raise StoreExistsError(f"there is a store {wanted.uid!r:.60} already")
+        self._check_free(wanted.name, wanted.overwrite)
+        workers = await find_servers(
+            self._scheduler, wanted.servers, wanted.wait_seconds
+        )
+        if wanted.uid in self._freed:
+            raise StoreClosedError(f"store {wanted.name!r} was undone by its creator")
+        entry = reserve(self._scheduler, wanted, workers, held_bytes(self.values()))
+        self[entry.uid] = entry
+        try:
+            await check_hosts(self._hosts, entry)
+        except BaseException:
+            self.free(entry.uid, "could not be created")
+            raise
+        return entry.to_wire()
+
+    def _check_free(self, name: str, overwrite: bool) -> None:
+        if name in self._names and not overwrite:
+            raise StoreExistsError(
+                f"a store named {name!r} exists on this cluster; open it with "
+                f"daskps.open({name!r}), or pass overwrite=True to replace it"
+            )
+
+    @DIRECTORY.handles("commit")
+    def on_commit(
+        self,
+        uid: str,
+        anchors: Sequence[str],
+        segments: Sequence[tuple[int, str, int, int]],
+        overwrite: bool,
+    ) -> None:
+        """Make a store visible; it holds its initial values. Twice is fine."""
+        entry = self.entry(uid)
+        if entry.ready:
+            return
+        if list(anchors) != [anchor_key(uid, i) for i in range(len(entry.owners))]:
+            raise ProtocolError(f"store {entry.name!r} with anchors of another one")
+        entry.segments = segments
+        if not entry.session:
+            self._check_free(entry.name, overwrite)
+            if entry.name in self._names:
+                replaced = "was replaced by overwrite=True"
+                self.free(self._names[entry.name], replaced, "store-deleted")
+            self._names[entry.name] = uid
+            for made in self._awaited.get(entry.name, ()):
+                if not made.done():
+                    made.set_result(None)
+            # As published data is: the keys are wanted by a client of no person.
+            self._scheduler.client_desires_keys(anchors, holder_of(uid))
+        entry.ready = True
+        self._tell_made(entry)
+        self._hosts.tell(
+            "store-created",
+            entry,
+            session=entry.session,
+            parameters=len(entry.layout["parameters"]),
+            shards=len(entry.owners),
+            workers=len(set(entry.owners)),
+            nbytes=sum(entry.nbytes.values()),
+        )
+
+    @DIRECTORY.handles("await_store")
+    async def on_await_store(self, name: str, wait_seconds: float) -> None:
+        """Wait until a store has this name, or `wait_seconds` are over."""
+        if name in self._names:
+            return
+        made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = self._awaited.setdefault(name, set())
+        waiting.add(made)
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(made, wait_seconds)
+        finally:
+            waiting.discard(made)
+            if not waiting:
+                self._awaited.pop(name, None)
+
+    @DIRECTORY.handles("find")
+    def on_find(
+        self, name: str | None = None, uid: str | None = None
+    ) -> dict[str, Any]:
+        """Return what a handle needs to know of a store."""
+        if uid is None:
+            if name not in self._names:
+                raise StoreNotFoundError(self._not_named(name))
+            uid = self._names[name]
+        return self.entry(uid).to_wire()
+
+    def _not_named(self, name: str | None) -> str:
+        """Return what to say where no named store has a name."""
+        for entry in self.values():
+            if name not in (entry.name, entry.uid) or not entry.ready:
+                continue
+            if not entry.session:
+                return f"{name!r} is the uid of store {entry.name!r}; open that name"
+            return (
+                f"{name!r} is a session store: it goes with the client that made it and "
+                f"is not opened by name. Give its handle to the tasks that use it, or "
+                f"create a store with a name of its own, daskps.create(..., name='...')"
+            )
+        return (
+            f"no store named {name!r} on this cluster; there are "
+            f"{sorted(self._names)[:8]}. Create it with daskps.create(..., "
+            f"name={name!r})"
+        )
+
+    def entry(self, uid: str) -> StoreEntry:
+        """Return a store, or say what became of it."""
+        if uid in self:
+            return self[uid]
+        if uid in self._freed:
+            raise StoreClosedError(f"{self._freed[uid]}; create it again")
+        raise StoreNotFoundError(
+            f"this cluster knows no store {uid}; its scheduler or workers were "
+            f"restarted since it was made, create it again"
+        )
+
+    @DIRECTORY.handles("list")
+    def on_list(self) -> list[dict[str, Any]]:
+        """Return one row per store that is ready."""
+        return [
+            {
+                "name": e.name,
+                "uid": e.uid,
+                "session": e.session,
+                "parameters": len(e.layout["parameters"]),
+                "shards": len(e.owners),
+                "workers": len(set(e.owners)),
+                "nbytes": Layout.from_wire(e.layout).nbytes,
+            }
+            for e in self.values()
+            if e.ready
+        ]
+
+    @DIRECTORY.handles("delete")
+    async def on_delete(self, uid: str, wait_seconds: float = FREE_SECONDS) -> None:
+        """Free a store on all its hosts."""
+        self.entry(uid)
+        freeing = self.free(uid, "was deleted", "store-deleted")
+        await _settled(freeing, wait_seconds)
+
+    @DIRECTORY.handles("close")
+    async def on_close(
+        self, uid: str, undo: bool = False, wait_seconds: float = FREE_SECONDS
+    ) -> None:
+        """Free a session store, or with `undo` any; closing it twice is fine."""
+        entry = self.get(uid)
+        if entry is not None and (entry.session or undo):
+            await _settled(self.free(uid, "was closed"), wait_seconds)
+        elif entry is None and undo:
+            # Not reserved yet: `on_create` still looks for workers.
+            remember(self._freed, uid, "the store was undone")
+
+    def free(
+        self, uid: str, why: str, action: str = "store-freed"
+    ) -> list[asyncio.Future[Any]]:
+        """Forget a store at once and free its memory in the background.
+
+        Returns what frees it; nobody has to wait for that.
+        """
+        entry = self.pop(uid, None)
+        if entry is None:
+            return []
+        remember(self._freed, uid, f"store {entry.name!r} {why}")
+        if entry.ready:
+            self._hosts.tell(action, entry, reason=why)
+        if self._names.get(entry.name) == uid:
+            del self._names[entry.name]
+        self._release_anchors(holder_of(uid))
+        # Callers that wait for an adoption hear of it at once.
+        entry.settled.set()
+        self._tell_gone(entry, why)
+        hosts, strays = self._hosts, entry.strays - set(entry.hosts)
+        dropping = [hosts.control(w, "drop", store=uid) for w in strays]
+        every = hosts.everywhere(entry, "drop")
+        return [hosts.spawn(work) for work in (every, *dropping)]
+
+    def _release_anchors(self, holder: str) -> None:
+        """Let go of the anchors of a named store, and of the client that held them."""
+        if (held := self._scheduler.clients.get(holder)) is None:
+            return
+        self._scheduler.client_releases_keys(
+            keys=[ts.key for ts in held.wants_what],
+            client=holder,
+            stimulus_id=f"{holder}-freed",
+        )
+        del self._scheduler.clients[holder]
+
+
+async def _settled(freeing: Sequence[asyncio.Future[Any]], seconds: float) -> None:
+    """Wait until the hosts have freed a store, but not long for silent ones.
+
+    A client that closes one store to make the next needs its memory.
+    """
+    if freeing:
+        await asyncio.wait(freeing, timeout=min(seconds, FREE_SECONDS))
