@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,6 +13,8 @@ try:
     VERSION = version("daskps")
 except PackageNotFoundError:
     VERSION = "0+unknown"
+
+_version_of = itemgetter(1)
 
 
 class Version(int):
@@ -51,7 +54,7 @@ class Version(int):
         4
         """
         found = tuple(pairs)
-        version = cls(max([v for _, v in found], default=0))
+        version = cls(max(map(_version_of, found), default=0))
         version.pairs = found
         return version
 

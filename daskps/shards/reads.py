@@ -26,6 +26,7 @@ from daskps.shards.memory.format import (
     RUN,
     SIDE,
     STALENESS,
+    VERSION,
     WRITING,
 )
 from daskps.shards.memory.sides import runs
@@ -125,6 +126,18 @@ class TrainerReads:
         """Return whether what was copied since belongs to that flip."""
         header = self._header
         return header[WRITING] <= flip + 1 and header[FLIP] >= flip
+
+
+class LatestReads(TrainerReads):
+    """The reads of one shard by handles, which see whatever is in force."""
+
+    def find_flip(self, clock: int) -> int:
+        """Return the flip in force where it has reached the version `clock`; or ASK."""
+        header = self._header
+        flip = header[FLIP]
+        if header[GATE] == CLOSED or header[GENERATION] != self._generation:
+            return ASK
+        return flip if self._records[flip & 1][VERSION] >= clock else ASK
 
 
 def find_outcome(segment: Segment, ticket: Ticket) -> Ready | Exception | None:

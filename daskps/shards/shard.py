@@ -48,7 +48,7 @@ from daskps.shards.pushes import Pushes
 from daskps.shards.reads import find_outcome, round_gone
 from daskps.shards.rounds.mailbox import Mailbox
 from daskps.shards.rounds.round import EARLY, REPEAT, Round
-from daskps.shards.steps import ASK, Ready, Tick, Ticket
+from daskps.shards.steps import ASK, Tick, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -64,8 +64,8 @@ if TYPE_CHECKING:
 class Shard:
     """State machine over a segment.
 
-    Not safe for threads: whoever calls holds the segment's lock, except for
-    :meth:`find_latest`, whose reader finds out whether an update ran into its copy.
+    Not safe for threads: whoever calls holds the segment's lock. Readers need not: what
+    they do is in :mod:`daskps.shards.reads`.
 
     Parameters
     ----------
@@ -182,14 +182,6 @@ class Shard:
         if self._round is not open_round or header[GATE] != OPEN:  # it has failed
             return ASK
         return self._heads[header[FLIP] & 1][VERSION]
-
-    def find_latest(self, step: Step) -> Ready | None:
-        """Return where a read outside runs may read; None if it must ask or wait."""
-        flip = self.segment.flip
-        ready = Ready(flip, self.segment.record(flip).version)
-        if self._refused(Ticket(step)) or ready.version < step.at_least:
-            return None
-        return ready
 
     def release_cut(self, why: str) -> list[Ticket]:
         """Give a cut up and go on with what waited for it."""

@@ -21,7 +21,7 @@ from daskps.store.targets import target_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from daskps.cluster.caller.routes import Plan
+    from daskps.cluster.caller.routes import Request
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.layout.arrays import Parameter
     from daskps.typing import Array
@@ -41,8 +41,6 @@ class _Store(Protocol):
     def _attach(self) -> Callable[[Any], Any]: ...
     @property
     def _bind(self) -> Callable[[], Any]: ...
-    @property
-    def _call_of(self) -> Callable[..., Any]: ...
     @property
     def _do(self) -> Callable[..., Any]: ...
     @property
@@ -179,9 +177,9 @@ class ParameterArray:
         given = None if out is None else {self.name: out}
         target: list[routes.Target] = []
 
-        def make(meta: StoreMap) -> Plan:
+        def make(meta: StoreMap) -> Request:
             target.append(target_of(meta, [self.name], given))
-            return routes.read(meta, target[0], None, self._store._call_of())
+            return routes.read(meta, target[0], None, routes.Step())
 
         return self._store._do(
             make,
@@ -304,9 +302,9 @@ class ParameterArray:
             turned = values[::step] if step > 0 else values[::-1][::-step]
             return turned[rest] if rest is not None else turned[0]
 
-        def make(meta: StoreMap) -> Plan:
+        def make(meta: StoreMap) -> Request:
             target = routes.spanning(meta, spans, lambda: None)
-            return routes.read(meta, target, None, self._store._call_of())
+            return routes.read(meta, target, None, routes.Step())
 
         if not self.shape:
             return self._read(None, lambda value: value[index], DEFAULT)

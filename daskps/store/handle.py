@@ -9,18 +9,17 @@ from daskps import config
 from daskps.cluster.caller import creation
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.link import Link, current_link
-from daskps.cluster.caller.producer import Producer, Turn, producer_of
+from daskps.cluster.caller.producer import Producer, producer_of
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.upstream import current_task
 from daskps.cluster.wire.deadline import Deadline
-from daskps.cluster.wire.messages import Call
 from daskps.errors import StoreClosedError
 from daskps.store.repr import store_html, store_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from daskps.cluster.caller.routes import Plan
+    from daskps.cluster.caller.routes import Request
 
 DEFAULT = config.DEFAULT
 
@@ -154,22 +153,18 @@ class Handle:
         task = current_task() if link.is_worker else None
         return producer_of(link, self.uid, task)
 
-    def _call_of(self, **head: Any) -> Call:
-        """Return what every message of one call has in common."""
-        return Call(self.uid, (), **head)
-
     # -- the one way through which every verb goes ----------------------------
 
     def _do(
         self,
-        make: Callable[[StoreMap], Plan],
+        make: Callable[[StoreMap], Request],
         timeout: Any,
         what: str,
         *,
-        finish: Callable[[Any], Any] = lambda found: found,
+        finish: Callable[[Any], Any],
         producer: bool = False,
     ) -> Any:
-        """Make a plan and carry it out, in a thread or as an awaitable."""
+        """Make a call and carry it out, in a thread or as an awaitable."""
         seconds = config.deadline(timeout)
         link = self._bind()
         source = self._producer_here(link) if producer else None
@@ -183,40 +178,35 @@ class Handle:
             )
         shards = self._attached(deadline)
         if source is None:
-            plan = make(shards.meta)
-            found = shards.call(plan.calls, plan.outs, deadline)
-            return finish(plan.finish(found))
+            return finish(shards.call(make(shards.meta), deadline))
         if not source.id:
             left = deadline.remaining()
             link.run(lambda: link.within(source.identify(link), left, what))
-        plan = make(shards.meta)
+        request = make(shards.meta)
         with source.turn(deadline, shards.settle) as turn:
-            calls = _signed(plan, source.id, turn)
-            found = shards.call(calls, plan.outs, deadline)
-            return finish(plan.finish(found))
+            signed = request.signed(source.id, turn.number, turn.floor)
+            return finish(shards.call(signed, deadline))
 
     async def _do_async(
         self,
         link: Link,
-        make: Callable[[StoreMap], Plan],
+        make: Callable[[StoreMap], Request],
         deadline: Deadline,
         *,
         finish: Callable[[Any], Any],
         source: Producer | None,
     ) -> Any:
-        """Make a plan and carry it out, on the event loop."""
+        """Make a call and carry it out, on the event loop."""
         what = deadline.what
         shards = await link.within(self._attach(link), deadline.remaining(), what)
-        plan = make(shards.meta)
+        request = make(shards.meta)
         if source is None:
-            found = await shards.call_async(plan.calls, plan.outs, deadline)
-            return finish(plan.finish(found))
+            return finish(await shards.call_async(request, deadline))
         if not source.id:
             await link.within(source.identify(link), deadline.remaining(), what)
         async with source.turn_async(deadline, shards.settle) as turn:
-            calls = _signed(plan, source.id, turn)
-            found = await shards.call_async(calls, plan.outs, deadline)
-            return finish(plan.finish(found))
+            signed = request.signed(source.id, turn.number, turn.floor)
+            return finish(await shards.call_async(signed, deadline))
 
     def _ask(
         self, method: str, finish: Callable[[Any], Any], timeout: Any = DEFAULT
@@ -278,7 +268,7 @@ class Handle:
         """
         self._closed = self._closed or self._why_shut(method)
         if self._shards is not None:
-            self._shards.ways.close()
+            self._shards.close()
 
     def _why_shut(self, method: str) -> str:
         """Return what became of the store, and what its user can still do."""
@@ -378,10 +368,3 @@ async def _nothing() -> None:
 
 def _rebuild(cls: type[Handle], uid: str, name: str, nonce: str) -> Handle:
     return cls(uid, name)
-
-
-def _signed(plan: Plan, producer: int, turn: Turn) -> dict[str, Call]:
-    return {
-        w: c._replace(producer=producer, sequence=turn.number, floor=turn.floor)
-        for w, c in plan.calls.items()
-    }

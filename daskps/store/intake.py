@@ -227,15 +227,15 @@ def _ready(value: Any, p: Parameter, dtype: str, what: str, *, finite: bool) -> 
     if (
         type(value) is np.ndarray
         and value.shape == p.shape
-        and value.dtype is _NATIVE[dtype]
+        and value.dtype == _NATIVE[dtype]
         and value.flags.c_contiguous
     ):
         # As in nearly every step of a loop: nothing to look into but the numbers.
         flat = value.reshape(-1)
     else:
         flat = _made_ready(value, p, dtype, what)
-    if finite and dtype in FLOATS:
-        _look(flat, p, what)
+    if finite and dtype in FLOATS and not is_finite(flat):
+        raise _not_finite(flat, p, what)
     return flat
 
 
@@ -261,7 +261,8 @@ def look(
         Where there are any. Nothing has been changed anywhere.
     """
     for index, array in arrays.items():
-        _look(array, layout.parameters[index], "gradient", advice)
+        if not is_finite(array):
+            raise _not_finite(array, layout.parameters[index], "gradient", advice)
 
 
 _ADVICE = (
@@ -270,13 +271,12 @@ _ADVICE = (
 )
 
 
-def _look(
+def _not_finite(
     flat: Array, p: Parameter, what: str, advice: Callable[[], str] = lambda: _ADVICE
-) -> None:
-    if not is_finite(flat):
-        raise PushRejectedError(
-            f"the {what} of {p.name[:60]!r} has NaN or Inf (as {flat.dtype}); {advice()}"
-        )
+) -> PushRejectedError:
+    return PushRejectedError(
+        f"the {what} of {p.name[:60]!r} has NaN or Inf (as {flat.dtype}); {advice()}"
+    )
 
 
 def _made_ready(value: Any, p: Parameter, dtype: str, what: str) -> Array:

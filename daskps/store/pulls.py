@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from daskps.cluster.caller.link import CallFuture
-    from daskps.cluster.caller.routes import Plan, Target
+    from daskps.cluster.caller.routes import Reply, Request, Target
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.layout.arrays import Layout
     from daskps.typing import Array
@@ -134,23 +134,24 @@ class Readable(Handle):
         names: str | Iterable[str] | None,
         out: Mapping[str, Array] | None,
         min_version: int | None,
-    ) -> tuple[Callable[[StoreMap], Plan], Callable[[Any], dict[str, Array]]]:
+    ) -> tuple[Callable[[StoreMap], Request], Callable[[Reply], dict[str, Array]]]:
         """Return what plans a pull, and what makes its result of the answers."""
         target: list[Target] = []
         least = least_version(min_version)
 
-        def make(meta: StoreMap) -> Plan:
+        def make(meta: StoreMap) -> Request:
             target.append(target_of(meta, names, out))
-            return routes.read(meta, target[0], least, self._call_of())
+            return routes.read(meta, target[0], least, routes.Step())
 
-        def finish(_: Any) -> dict[str, Array]:
+        def finish(_: Reply) -> dict[str, Array]:
             found: dict[str, Array] = target[0].finish()
             return found
 
         return make, finish
 
-    def _seen(self, version: Version) -> Version:
+    def _seen(self, reply: Reply) -> Version:
         # For `_repr_html_`, which must not ask anybody.
+        version = reply.version
         known = dict(enumerate(self._last_versions)) | dict(version.pairs)
         if self._shards is not None:
             n = self._shards.meta.layout.n_shards

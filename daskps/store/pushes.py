@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import config
 from daskps.cluster.caller import routes
-from daskps.cluster.caller.routes import ADD, ASSIGN, GRADIENT, Plan, Target
+from daskps.cluster.caller.routes import (
+    ADD,
+    ASSIGN,
+    GRADIENT,
+    Request,
+    Step,
+    Target,
+)
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import PushRejectedError, UnknownParameterError
 from daskps.store import intake
@@ -87,13 +94,13 @@ class Writable(Readable):
         weight: float,
         lr: float | None,
         target: Callable[[StoreMap], Target | None] = lambda _: None,
-    ) -> Callable[[StoreMap], Plan]:
+    ) -> Callable[[StoreMap], Request]:
         """Check the numbers now; check the gradients once the store is known."""
         rate = None if lr is None else number(lr, "lr", least=0.0)
-        head = self._call_of(kind=GRADIENT, lr=rate)
+        step = Step(kind=GRADIENT, lr=rate)
         factor = number(weight, "weight")
 
-        def make(meta: StoreMap) -> Plan:
+        def make(meta: StoreMap) -> Request:
             where = target(meta)
             finite = config.check_finite()
             arrays = intake.gradients(
@@ -101,7 +108,7 @@ class Writable(Readable):
             )
             if factor != 1.0:
                 arrays = intake.scaled(meta.layout, arrays, factor, finite=finite)
-            return routes.push(meta, arrays, head, target=where)
+            return routes.push(meta, arrays, step, target=where)
 
         return make
 
@@ -240,8 +247,8 @@ class Writable(Readable):
         *,
         extra: bool = False,
         missing: bool = True,
-    ) -> Callable[[StoreMap], Plan]:
-        def make(meta: StoreMap) -> Plan:
+    ) -> Callable[[StoreMap], Request]:
+        def make(meta: StoreMap) -> Request:
             named = intake.plain(given)
             if extra:
                 named = {n: v for n, v in named.items() if n in meta.layout.by_name}
@@ -253,7 +260,7 @@ class Writable(Readable):
                 )
             finite = config.check_finite()
             arrays = intake.values(meta.layout, named, what, finite=finite)
-            return routes.push(meta, arrays, self._call_of(kind=kind))
+            return routes.push(meta, arrays, Step(kind=kind))
 
         return make
 

@@ -112,7 +112,7 @@ class Watch:
             # As they came: what they were taken for is another matter.
             meant = {part.shard: part.generation for part in call.parts}
             answers = await call_host(host, call, owned)
-            for answer in answers if call.changes else ():
+            for answer in answers if call.producer or call.tick else ():
                 slot = host.slots.get((call.store, answer.shard))
                 if slot is not None and not (answer.error or answer.parked):
                     self._acknowledged(slot, meant[answer.shard])

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from daskps.cluster.caller.link import Link
-    from daskps.cluster.wire.messages import Call
     from daskps.typing import Array
 
 #: How long trainers wait for each other to register.
@@ -56,18 +55,16 @@ class AsyncTrainer(Session):
     async def read_async(self) -> Any:
         """Read all parameters; see :meth:`Session.read`."""
         target = routes.whole(self.meta)
-        plan = routes.read(self.meta, target, None, self._call())
-        deadline = self._deadline(None, "a pull")
-        await self.shards.call_async(plan.calls, plan.outs, deadline)
+        request = routes.read(self.meta, target, None, self._step())
+        await self.shards.call_async(request, self._deadline(None, "a pull"))
         return target.finish()
 
     async def deliver_async(
         self, arrays: Mapping[int, Array], *, tick: bool = True
     ) -> None:
         """Send gradients, and the tick to all; see :meth:`Session.deliver`."""
-        call = self._call(kind=GRADIENT, weight=1.0, tick=tick)
         try:
-            await self._send_async(arrays, call)
+            await self._send_async(arrays, tick)
         except RunCancelledError:
             raise
         except BaseException:
@@ -80,19 +77,19 @@ class AsyncTrainer(Session):
         elif self.bsp:
             self._uncommitted.add(arrays)
 
-    async def _send_async(self, arrays: Mapping[int, Array], call: Call) -> None:
+    async def _send_async(self, arrays: Mapping[int, Array], tick: bool) -> None:
         try:
-            await self._send_once(arrays, call)
+            await self._send_once(arrays, tick)
         except ContributionLostError:
             arrays = self._uncommitted.with_last(arrays)
-            await self._send_once(arrays, call._replace(whole=True))
+            await self._send_once(arrays, tick, whole=True)
 
-    async def _send_once(self, arrays: Mapping[int, Array], call: Call) -> None:
-        call = call._replace(sequence=self.sequence, floor=self.sequence)
-        self.sequence += 1
-        plan = routes.push(self.meta, arrays, call, everywhere=call.tick)
-        deadline = self._deadline(None, "a push")
-        await self.shards.call_async(plan.calls, plan.outs, deadline)
+    async def _send_once(
+        self, arrays: Mapping[int, Array], tick: bool, *, whole: bool = False
+    ) -> None:
+        step = self._step(GRADIENT, tick)._replace(whole=whole)
+        request = routes.push(self.meta, arrays, step, everywhere=tick)
+        await self.shards.call_async(request, self._deadline(None, "a push"))
 
     async def finish_async(self) -> None:
         """Tell shards and directory that it has ended; see :meth:`Session.finish`."""

@@ -97,22 +97,22 @@ class Trainer(Ahead):
         >>> daskps.run(store, lambda trainer, part: trainer.pull("w")["w"], [None])
         [array([0., 1.])]
         """
-        if not flag(copy, "copy"):
+        if copy is not True and not flag(copy, "copy"):
             return self._viewed(names, out, timeout)
         seconds = self._settled(timeout, "a pull")
         if self._prefetch is not None:
             ahead = self._prefetch.take(names, out, self.clock)
             if ahead is not None:
                 return ahead
-        glances = self._session.glances
+        reads = self._session.reads
         found: dict[str, Array] | None = None
         if out is not None and seconds is None:
-            found = glances.read(names, out)
+            found = reads.read(names, out, self._session.clock)
         if found is None:
             target = target_of(self._session.meta, names, out)
             self._session.read(target, seconds)
             if out is not None:
-                glances.learn(names, out, target)
+                reads.learn(names, out, target)
             found = target.finish()
         return found
 
@@ -125,11 +125,11 @@ class Trainer(Ahead):
         seconds = self._settled(timeout, "a pull")
         session = self._session
         chosen = chosen_names(session.meta, names)
-        seen = session.views.of(chosen)
-        if late := session.views.late(chosen, seen):
+        seen = session.reads.views(chosen, session.clock)
+        if late := session.reads.late(chosen, seen):
             # A copy to wait for the round would be as large as what is seen then.
             session.read(sign_of(session.meta, late), seconds)
-            seen = session.views.of(chosen)
+            seen = session.reads.views(chosen, session.clock)
         rest = [name for name in chosen if name not in seen]
         if rest:
             target = target_of(session.meta, rest, None)
@@ -227,11 +227,11 @@ class Trainer(Ahead):
         >>> daskps.run(store, loop, [np.array([1.0]), np.array([3.0])])
         [array([-2.]), array([-2.])]
         """
-        target = self._session.glances.target(None, out) if out is not None else None
+        target = self._session.reads.target(None, out) if out is not None else None
         if target is None:
             target = target_of(self._session.meta, None, out)
             if out is not None:
-                self._session.glances.learn(None, out, target)
+                self._session.reads.learn(None, out, target)
         self._deliver(grads, weight, timeout, target=target)
         found: dict[str, Array] = target.finish()
         return found
@@ -247,7 +247,8 @@ class Trainer(Ahead):
     ) -> Any:
         arrays, weight, look = self._to_deliver(grads, weight, tick, timeout)
         seconds = self._settled(timeout, "a push")
-        self._overtaken()
+        if self._prefetch is not None:
+            self._overtaken()
         return self._session.deliver(
             arrays, seconds, weight=weight, tick=tick, target=target, look=look
         )

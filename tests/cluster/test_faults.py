@@ -346,16 +346,15 @@ def test_cancelled_push_async_is_once_or_not_at_all(client):
 def test_repeated_message_is_applied_once(client):
     """The same producer and sequence again: acknowledged, not applied."""
     from daskps.cluster.caller import routes
-    from daskps.cluster.wire.messages import Call
-    from daskps.shards.steps import ADD
+    from daskps.shards.steps import ADD, Step
 
     s = daskps.create({"w": np.zeros(4)})
     shards = s._attached()
-    head = Call(s.uid, (), kind=ADD, producer=10**9, sequence=3)
-    plan = routes.push(shards.meta, {0: np.ones(4)}, head)
+    step = Step(kind=ADD, producer=10**9, sequence=3)
+    request = routes.push(shards.meta, {0: np.ones(4)}, step)
     for expected in (False, True, True):
-        answers = shards.call(plan.calls, {}, Deadline(10, "a repeated add"))
-        assert [a.duplicate for a in answers.values()] == [expected] * 2
+        reply = shards.call(request, Deadline(10, "a repeated add"))
+        assert reply.duplicates == 2 * expected
     np.testing.assert_array_equal(s["w"].pull(), 1.0)
     assert s.stats()["shards"][0]["duplicates"] == 2
 

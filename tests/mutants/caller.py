@@ -34,8 +34,8 @@ MUTANTS = (
     ),
     Mutant(
         "partial-push-says-it-goes-everywhere",
-        "daskps.cluster.caller.routes:push",
-        "touched = None if len(shards) == meta.layout.n_shards else _runs(sorted(shards))",
+        "daskps.cluster.caller.routes:_made",
+        "touched = None if len(cuts) == n else _runs(sorted(cuts))",
         "touched = None",
         (
             "tests/cluster/wire/test_saying.py::test_a_push_says_which_shards_it_goes_to",
@@ -43,9 +43,9 @@ MUTANTS = (
     ),
     Mutant(
         "tick-only-where-arrays-go",
-        "daskps.cluster.caller.routes:push",
-        "shards = set(range(meta.layout.n_shards))",
-        "pass",
+        "daskps.cluster.caller.routes:_made",
+        "for shard in range(n) if shards is None else shards:",
+        "for shard in shards or ():",
         ("tests/cluster/wire/test_saying.py::test_a_tick_goes_to_all_shards",),
     ),
     Mutant(
@@ -60,8 +60,8 @@ MUTANTS = (
     Mutant(
         "read-that-an-update-ran-into",
         "daskps.cluster.caller.reads:PreparedRead.read",
-        "if glance.is_whole(flip):",
-        "if glance is not None:",
+        "if looks.is_whole(flip):",
+        "if looks is not None:",
         (
             "tests/cluster/caller/test_near.py::test_a_read_that_updates_ran_into_is_repeated",
         ),
@@ -69,35 +69,44 @@ MUTANTS = (
     Mutant(
         "read-of-one-buffer-where-both-hold-weights",
         "daskps.cluster.caller.reads:PreparedRead.read",
-        "_fill(outs, mixed(flip) if side == MIXED else whole[side], copy)",
-        "_fill(outs, whole[side], copy)",
+        "pieces = mixed(flip) if side == MIXED else whole[side]",
+        "pieces = whole[side]",
         (
             "tests/cluster/caller/test_near.py::test_a_read_of_pieces_in_both_buffers_takes_each_from_its_own",
         ),
     ),
     Mutant(
         "reads-where-the-shards-were",
-        "daskps.cluster.caller.reads:PreparedReads._refresh",
-        "self.clear()",
-        "pass",
+        "daskps.cluster.caller.shard_map:Prepared.find",
+        "return self._known.get(key) if self._where is self._meta.where else None",
+        "return self._known.get(key)",
         (
             "tests/cluster/caller/test_near.py::test_a_read_is_made_ready_anew_when_a_shard_has_moved",
         ),
     ),
     Mutant(
-        "push-to-the-memory-of-the-dead",
-        "daskps.cluster.caller.mapped:MappedShards.begin_now",
-        "if not self.is_live():",
-        "if self._members is None:",
+        "push-handed-back-is-forgotten",
+        "daskps.cluster.caller.near:NearCall._begin",
+        "self._send(request, self._back)",
+        "self._send(request.waiting(), self._back)",
         (
-            "tests/cluster/caller/test_near.py::test_no_call_goes_to_the_memory_of_a_worker_that_is_gone",
+            "tests/cluster/caller/test_near.py::test_what_only_the_owner_can_do_goes_by_message_as_it_is",
+        ),
+    ),
+    Mutant(
+        "push-that-was-accepted-is-sent-again",
+        "daskps.cluster.caller.near:NearCall._take_outcome",
+        "(self._waiting if ticket.applied else self._back).append(part.shard)",
+        "self._back.append(part.shard)",
+        (
+            "tests/cluster/caller/test_near.py::test_what_was_accepted_is_not_sent_again",
         ),
     ),
     Mutant(
         "step-to-the-memory-of-the-dead",
-        "daskps.cluster.caller.deliveries:PreparedStep.send",
-        "if not all(lives() for lives in self._lives):",
-        "if not self._lives:",
+        "daskps.cluster.caller.near:NearRoute.is_live",
+        "if not all(serving.is_live() for serving in self._mapped):",
+        "if not self._mapped:",
         (
             "tests/cluster/caller/test_near.py::test_no_step_goes_to_the_memory_of_a_worker_that_is_gone",
         ),

@@ -79,8 +79,8 @@ MUTANTS = (
     Mutant(
         "version-of-the-shard-behind",
         "daskps.version:Version.of",
-        "version = cls(max([v for _, v in found], default=0))",
-        "version = cls(min([v for _, v in found], default=0))",
+        "version = cls(max(map(_version_of, found), default=0))",
+        "version = cls(min(map(_version_of, found), default=0))",
         (
             "tests/test_version.py::test_it_is_the_largest_shard_version_and_knows_the_rest",
         ),

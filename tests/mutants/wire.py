@@ -77,9 +77,9 @@ MUTANTS = (
     ),
     Mutant(
         "call-that-waits-ticks-again",
-        "daskps.cluster.wire.messages:Call.waiting",
-        "return self._replace(parts=parts, kind=NOTHING, clock=clock, tick=False)",
-        "return self._replace(parts=parts, kind=NOTHING, clock=clock)",
+        "daskps.cluster.caller.routes:Request.waiting",
+        "step = step._replace(kind=NOTHING, clock=clock, tick=False)",
+        "step = step._replace(kind=NOTHING, clock=clock)",
         (
             "tests/cluster/wire/test_saying.py::test_a_call_that_waits_on_ticks_no_second_time",
         ),

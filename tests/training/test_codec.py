@@ -12,7 +12,7 @@ import pytest
 
 import daskps
 from daskps import codecs, optim
-from daskps.cluster.host import exchange
+from daskps.cluster.host import host as hosts
 from daskps.cluster.host.contributions import Contribution, Contributions, RoundId
 from daskps.cluster.host.reductions import sums
 from daskps.cluster.wire import encoding as words
@@ -211,7 +211,7 @@ async def test_large_gradients_are_widened_off_the_event_loop(c, s, a, b):
     params = {"large": np.zeros(400_000, "f4"), "small": np.zeros(10, "f4")}
     store = await daskps.create(params, optimizer=optim.SGD(1.0), servers=[a.address])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exchange, "widened", watched)
+        patch.setattr(hosts, "widened", watched)
         await daskps.run(store, loop, [None], codec="bf16")
     assert seen == {True: {False}, False: {True}}
     await store.close()

@@ -57,9 +57,7 @@ def looks(trainer, part):
     """Return how many gradients of a push are looked at before it."""
     with (
         mock.patch.object(intake, "is_finite", wraps=intake.is_finite) as look,
-        mock.patch(
-            "daskps.cluster.caller.deliveries.finite", wraps=kernels.finite
-        ) as later,
+        mock.patch("daskps.cluster.caller.near.finite", wraps=kernels.finite) as later,
     ):
         trainer.push(gradient())
     # What the first shard does not get is looked at by a loop that is kept on disk.

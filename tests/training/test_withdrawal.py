@@ -98,12 +98,11 @@ def loses_its_way(trainer: Any, part: Any) -> None:
         session = trainer._session
         if trainer.rank and trainer.clock == GOOD:
             arrays = {i: np.atleast_1d(a) for i, a in enumerate(given.values())}
-            call = session._call(kind="gradient", tick=True, sequence=session.sequence)
-            plan = routes.push(session.meta, arrays, call, everywhere=True)
-            worker = session.meta.owners[to]
+            step = session._step("gradient", tick=True)
+            request = routes.push(session.meta, arrays, step, everywhere=True)
             until(marker.exists)
-            calls = {worker: plan.calls[worker]}
-            session.shards.call(calls, {}, Deadline(30, "half a step"))
+            half = session.shards.far.start(request, [to], Deadline(30, "half a step"))
+            half.result()
             raise ZeroDivisionError("lost on the way")
         trainer.push(given)
         if trainer.clock > GOOD:

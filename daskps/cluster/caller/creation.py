@@ -10,7 +10,7 @@ import numpy as np
 
 from daskps import config
 from daskps.cluster import upstream
-from daskps.cluster.caller.client import gather
+from daskps.cluster.caller.far import gather
 from daskps.cluster.caller.link import Link, current_link
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.host.rules import initial_slots

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from daskps.cluster.caller.client import WAIT_SECONDS
+from daskps.cluster.caller.far import WAIT_SECONDS
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.errors import StoreNotFoundError
 

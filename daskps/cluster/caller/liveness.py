@@ -14,11 +14,10 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from daskps.cluster.caller.answers import check_located
-from daskps.errors import DaskPSError
+from daskps.errors import DaskPSError, ShardLostError, StaleGenerationError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -125,3 +124,24 @@ class Liveness:
                 call.error = error
                 self._late.pop(call, None)
                 call.task.cancel()
+
+
+def check_located(
+    store: str, located: Mapping[str, Any], shards: Sequence[int], worker: str = ""
+) -> None:
+    """Refuse to wait for shards that are lost, or no longer at a worker if given.
+
+    Raises
+    ------
+    ShardLostError, StaleGenerationError
+        For what their names say.
+    """
+    for shard, owner, reason in located["lost"]:
+        if shard in shards:
+            raise ShardLostError(store, shard, owner, reason)
+    for shard in shards if worker else ():
+        if located["owners"][shard] != worker or shard in located["adopting"]:
+            raise StaleGenerationError(
+                f"shard {shard} of store {store!r} is no longer at worker {worker}; "
+                f"ask the directory where it lives"
+            )

@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daskps.cluster.host.exchange import Exchange, NearShards
 from daskps.cluster.host.hosted import HostedShard
+from daskps.cluster.host.near_shards import NearShards
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.machine.machine import HERE, Machine
 from daskps.cluster.machine.membership import WayClosed, owner_of
 from daskps.errors import ProtocolError, RunCancelledError
-from daskps.shards.deputy import CLOSED, NotHereError, gate_of
+from daskps.shards.deputy import CLOSED, gate_of
 from daskps.shards.memory.areas import PAGE_NBYTES
 from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.shard_map import RunMembership, StoreMap
-    from daskps.cluster.wire.messages import Call
 
 logger = logging.getLogger(__name__)
 #: How long a call waits here before its owner waits for it, which hears more: that
@@ -95,12 +94,8 @@ class MappedShards(NearShards):
         """Whether a shard was freed or has moved."""
         return any(gate_of(s.shard.segment) == CLOSED for s in self.slots.values())
 
-    def begin_now(self, call: Call, seconds: float) -> Exchange:
-        """Begin a call in the caller's thread; :meth:`Exchange.finish` ends it."""
-        # What is pushed to a worker that is gone would be acknowledged, and lost.
-        if not self.is_live():
-            raise NotHereError
-        return super().begin_now(call, seconds)
+    def make_room(self, slot: HostedShard, producer: int, seconds: float) -> None:
+        """Leave that to the owner: its deputies hand back what finds no room."""
 
     def is_live(self) -> bool:
         """Return whether who owns the shards is there."""
@@ -109,7 +104,3 @@ class MappedShards(NearShards):
     def close(self) -> None:
         """Let go of the shards' memory, and of the mailboxes."""
         self.slots.clear()
-
-    def missing(self, store: str, shard: int) -> Exception:
-        """Return what a call of a shard that is not here gets."""
-        return NotHereError()

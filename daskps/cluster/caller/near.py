@@ -1,62 +1,134 @@
-"""One call to several hosts from a thread: what goes without messages, and the rest.
+"""Calls to shards that this process can reach itself, from a thread of it.
 
-All shards get their part before the thread waits for any of them. Under BSP another
-trainer may wait for this one on the next shard.
+All shards get their part before the thread waits for any of them: under BSP another
+trainer may wait for this one on the next shard. A shard that can take its part at once
+does; elsewhere the part waits as a ticket. What only the owner of a shard can do, and
+what is at another machine, is sent by message, under the same sequence number.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-from dataclasses import dataclass
+import contextlib
+import math
+import threading
+import time
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple
 
-from daskps.cluster.caller.answers import again, raise_first
+from daskps.cluster.caller.far import joined
 from daskps.cluster.caller.interrupts import shielded
+from daskps.cluster.caller.routes import Reply
+from daskps.cluster.host.hosted import LOCK_SECONDS
+from daskps.cluster.machine.pauses import Pause
+from daskps.cluster.wire.encoding import cache_dir, widened_items
 from daskps.errors import ShardBusyError, StaleGenerationError
+from daskps.kernels import finite
 from daskps.shards.deputy import NotHereError
-from daskps.usercode import is_main
+from daskps.shards.memory.publication import PAST_NBYTES
+from daskps.shards.steps import Ready, Tick, Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from daskps.cluster.caller.link import CallFuture, Link
-    from daskps.cluster.host.exchange import Exchange, NearShards
+    from daskps.cluster.caller.far import Far
+    from daskps.cluster.caller.finite_check import FiniteCheck
+    from daskps.cluster.caller.link import CallFuture
+    from daskps.cluster.caller.routes import PieceCut, Request, Route
+    from daskps.cluster.caller.ways import Ways
+    from daskps.cluster.host.hosted import HostedShard
+    from daskps.cluster.host.near_shards import NearShards
     from daskps.cluster.wire.deadline import Deadline
-    from daskps.cluster.wire.messages import Answer, Call
-    from daskps.typing import Array
-
-    Outs = Mapping[int, Sequence[Array]]
 
 #: How long to wait for the lock of a shard before its owner is asked.
 PATIENCE_SECONDS = 1.0
-#: How long to wait for a message that was called off.
-STOP_SECONDS = 5.0
+#: How long to wait for a message that was called off, and for a ticket.
+STOP_SECONDS, TAKE_BACK_SECONDS = 5.0, 1.0
+#: How often the shards' owners are looked after.
+LOOK_SECONDS = 0.001
+#: How long a call looks at shared shards without sleeping in between.
+SPIN_SECONDS = 0.0005
+#: What a read gets to wait for its turn, however late it is.
+MIN_SECONDS = 0.01
+#: What leaves a part of a call to the owner of the shard.
+HANDED_BACK = (NotHereError, StaleGenerationError)
 
 
-@dataclass(slots=True)
-class Counters:
-    """What a handle has done: messages, calls without one, their bytes, retries."""
+class NearPart(NamedTuple):
+    """One shard of a route as this process reaches it."""
 
-    messages: int = 0
-    local_calls: int = 0
-    nbytes: int = 0
-    retries: int = 0
+    shard: int
+    generation: int
+    serving: NearShards
+    slot: HostedShard
+    cuts: tuple[PieceCut, ...]
 
 
-class Sender(Protocol):
-    """What sends the messages of a call: the shard client that made it."""
+class NearRoute:
+    """The shards of a route that this process reaches, and those that it does not.
 
-    link: Link
-    counters: Counters
+    Parameters
+    ----------
+    route : Route
+        The route.
+    ways : Ways
+        How this process reaches the hosts.
+    by_owner : bool
+        Whether no process but the owner may act for a shard.
+    """
 
-    async def call_async(
-        self, calls: Mapping[str, Call], outs: Outs, deadline: Deadline
-    ) -> dict[int, Answer]:
-        """Send a call to each host from the event loop."""
+    def __init__(self, route: Route, ways: Ways, *, by_owner: bool = False) -> None:
+        self.route = route
+        parts: list[NearPart] = []
+        #: Shards that are called by message.
+        self.far: list[int] = []
+        for shard, cuts in route.cuts.items():
+            found = ways.find_shard(shard, by_owner=by_owner)
+            if found is None:
+                self.far.append(shard)
+                continue
+            serving, slot = found
+            generation = route.where.generations[shard]
+            parts.append(NearPart(shard, generation, serving, slot, cuts))
+        # Trainers that begin with different shards wait less for each other.
+        first = max(0, ways.rank) % max(1, len(parts))
+        self.parts = parts[first:] + parts[:first]
+        servings = {id(p.serving): p.serving for p in parts}
+        self.n_hosts = len(servings)
+        #: Those whose owners are other processes.
+        self._mapped = [s for s in servings.values() if not s.is_own]
+        #: When to look after them again; never, where there are none.
+        self.next_look = 0.0 if self._mapped else math.inf
 
-    async def late(self, deadline: Deadline, worker: str, call: Call) -> TimeoutError:
-        """Return the error that says what a call has waited for, and who keeps it."""
+    def is_live(self) -> bool:
+        """Return whether all owners are there; for a moment they need no look then."""
+        if not all(serving.is_live() for serving in self._mapped):
+            return False
+        self.next_look = time.monotonic() + LOOK_SECONDS
+        return True
+
+
+def call_near(far: Far, request: Request, near: NearRoute, deadline: Deadline) -> Reply:
+    """Call shards that this process reaches, and the others by message.
+
+    Parameters
+    ----------
+    far : Far
+        Sends the messages.
+    request : Request
+        What is said; what it reads is in its target afterwards.
+    near : NearRoute
+        The shards of its route.
+    deadline : Deadline
+        Its end.
+
+    Returns
+    -------
+    Reply
+        What the shards have said.
+    """
+    call = NearCall(far, request, near, deadline)
+    return shielded(call.run, call.stop)
 
 
 class NearCall:
@@ -64,143 +136,243 @@ class NearCall:
 
     Parameters
     ----------
-    shards : Sender
-        Sends the messages.
-    outs : mapping of int to sequence of ndarray
-        For each shard where its ranges go.
-    deadline : Deadline
-        Its end.
+    far, request, near, deadline
+        As for :func:`call_near`.
     """
 
-    def __init__(self, shards: Sender, outs: Outs, deadline: Deadline) -> None:
-        self._shards, self._outs, self._deadline = shards, outs, deadline
-        self._sent: list[CallFuture[dict[int, Answer]]] = []
-        self._begun: dict[str, Exchange] = {}
-        self._answers: dict[int, Answer] = {}
+    def __init__(
+        self, far: Far, request: Request, near: NearRoute, deadline: Deadline
+    ) -> None:
+        self._far, self._request, self._near = far, request, near
+        self._deadline = deadline
+        self._versions: list[tuple[int, int]] = []
+        self._tickets: list[tuple[NearPart, Ticket]] = []
+        #: Shards whose owners must have it, as it is and without what was accepted.
+        self._back: list[int] = []
+        self._waiting: list[int] = []
+        self._sent: list[CallFuture[Reply]] = []
+        self._lag = self._duplicates = 0
+        self._woken: threading.Event | None = None
         self._is_stopped = False
 
-    def call(
-        self, near: Mapping[str, tuple[NearShards, Call]], far: Mapping[str, Call]
-    ) -> dict[int, Answer]:
-        """Call shards that this process can reach, and send calls of the others."""
-        # A change of threads costs more than most reads.
-        if is_main() and not far and (found := self._glance(near)) is not None:
-            return found
-        return shielded(partial(self._call, near, far), self.stop)
-
-    def _call(
-        self, near: Mapping[str, tuple[NearShards, Call]], far: Mapping[str, Call]
-    ) -> dict[int, Answer]:
-        with self:
-            self.send(far)
-            for worker, (serving, call) in near.items():
-                self.begin(worker, serving, call)
-            return self.answers()
-
-    def _glance(
-        self, near: Mapping[str, tuple[NearShards, Call]]
-    ) -> dict[int, Answer] | None:
-        """Read without a lock, if that is all there is to do."""
-        found: dict[int, Answer] = {}
-        for serving, call in near.values():
-            answers = serving.glance(call, self._outs)
-            if answers is None:
-                return None
-            found |= {answer.shard: answer for answer in answers}
-        self._shards.counters.local_calls += len(near)
-        return found
+    def run(self) -> Reply:
+        """Carry it out, in a thread that Ctrl-C does not interrupt."""
+        try:
+            self._begin()
+            if self._tickets:
+                self._finish()
+            reply = Reply(self._versions, self._lag, self._duplicates)
+            if self._sent:
+                return joined([reply, *(sent.result() for sent in self._sent)])
+            return reply
+        except BaseException:
+            self._call_off()
+            raise
 
     def stop(self) -> None:
         """Make the thread that is at it end soon, with an error."""
         self._is_stopped = True
-        for exchange in [*self._begun.values()]:
-            exchange.stop()
+        self.one_done()
         for sent in [*self._sent]:
             sent.stop()
 
-    def send(self, calls: Mapping[str, Call]) -> None:
-        """Send calls as messages."""
-        for worker, call in calls.items():
-            self._left(worker, call)
-        if calls:
-            shards = self._shards
-            work = partial(shards.call_async, calls, self._outs, self._deadline)
-            self._sent.append(shards.link.start(work))
-            if self._is_stopped:
-                self._sent[-1].stop()
+    def one_done(self) -> None:
+        """Hear that a ticket is done, from whoever has served its shard."""
+        if (woken := self._woken) is not None:
+            woken.set()
 
-    def begin(self, worker: str, serving: NearShards, call: Call) -> None:
-        """Call shards that this process can reach; what it cannot do is sent."""
-        self._shards.counters.local_calls += 1
+    # -- all shards get their part ---------------------------------------------
+
+    def _begin(self) -> None:
+        near, request = self._near, self._request
+        parts: Sequence[NearPart] = near.parts
+        self._far.counters.local_calls += near.n_hosts
+        if near.far:
+            self._send(request, near.far)
+        if time.monotonic() > near.next_look and not near.is_live():
+            # What is pushed to a worker that is gone would be acknowledged, and lost.
+            self._back = [p.shard for p in parts if not p.serving.is_live()]
+            parts = [p for p in parts if p.shard not in self._back]
+        seconds, step = PATIENCE_SECONDS, request.step
+        if self._deadline.timeout is not None:
+            seconds = min(self._left(parts), seconds)
+        if step.producer:
+            parts = self._with_room(parts, seconds)
+        if request.check is not None and not request.check.done:
+            parts = self._begin_checked(request.check, parts, seconds)
+        tick: Tick | None = None
+        if request.in_round:
+            tick = Tick.of(step, step.kind)
+        for part in parts:
+            self._offer(part, tick, seconds)
+        if self._back:
+            self._send(request, self._back)
+            self._back = []
+
+    def _offer(self, part: NearPart, tick: Tick | None, seconds: float) -> None:
+        """Give a shard its part; it may be done at once."""
+        attempt: Callable[[], int] | None = None
+        if tick is not None:
+            arrays = self._request.arrays
+            given = {}
+            for position, name, start, stop in part.cuts:
+                given[position] = arrays[name][start:stop]
+            attempt = partial(part.slot.shard.try_step, tick, given)
         try:
-            left = min(self._left(worker, call), PATIENCE_SECONDS)
-            exchange = serving.begin_now(call, left)
-        except (NotHereError, StaleGenerationError, ShardBusyError):
-            # Its owner is gone, has dropped the shard, or cannot get at it either:
-            # the loop finds out why, and hears of what happens meanwhile.
-            self.send({worker: call})
+            found = part.slot.offer(partial(self._ticket, part), seconds, attempt)
+        except ShardBusyError:
+            # Its holder may be stopped: by message this hears of a fence.
+            self._back.append(part.shard)
             return
-        self._begun[worker] = exchange
-        if self._is_stopped:
-            exchange.stop()
-        if back := exchange.handed_back():
-            self.send({worker: _parts_of(call, back)})
-
-    def answers(self) -> dict[int, Answer]:
-        """Wait for all answers, and return them by shard."""
-        while self._begun:
-            worker = next(iter(self._begun))
-            self._finish(worker, self._begun[worker])
-            del self._begun[worker]
-        for sent in self._sent:
-            self._answers.update(sent.result())
-        return self._answers
-
-    def _finish(self, worker: str, exchange: Exchange) -> None:
-        sent = exchange.handed_back()
-        found = exchange.finish(self._outs, self._left(worker, exchange.call))
-        back, waiting = [], []
-        for answer in found:
-            if answer.shard in sent:
-                continue
-            if isinstance(answer.error, (NotHereError, StaleGenerationError)):
-                back.append(answer)
-            elif answer.parked:
-                waiting.append(answer)
+        if isinstance(found, Ticket):
+            if isinstance(found.outcome, HANDED_BACK):
+                self._back.append(part.shard)
             else:
-                raise_first([answer])
-                self._answers[answer.shard] = answer
-        call = exchange.call
-        if back:
-            self.send({worker: _parts_of(call, {a.shard for a in back})})
-        if waiting:
-            # The owner waits as well, and says why where it is in vain.
-            self.send(
-                {worker: again(_parts_of(call, {a.shard for a in waiting}), waiting)}
-            )
+                self._tickets.append((part, found))
+        else:
+            self._versions.append((part.shard, found))
 
-    def _left(self, worker: str, call: Call) -> float:
-        """Return the seconds left for a call, or say which shards were too late."""
+    def _ticket(self, part: NearPart, check: bool = False) -> Ticket:
+        request = self._request
+        step = request.step_of(part.shard, part.generation, check=check)
+        if request.codec:
+            # What is handed back goes by message, as it is.
+            pieces = part.slot.layout.pieces[part.shard]
+            items = widened_items(step.items, request.codec, pieces, part.serving.empty)
+            step = step._replace(items=items, owned=True)
+        return Ticket(step, owner=self)
+
+    def _with_room(
+        self, parts: Sequence[NearPart], seconds: float
+    ) -> Sequence[NearPart]:
+        """Make room for a new producer at full shards; return where there is some."""
+        found = []
+        for part in parts:
+            try:
+                part.serving.make_room(part.slot, self._request.step.producer, seconds)
+                found.append(part)
+            except ShardBusyError:
+                self._back.append(part.shard)
+        return found
+
+    def _begin_checked(
+        self, check: FiniteCheck, parts: Sequence[NearPart], seconds: float
+    ) -> Sequence[NearPart]:
+        """Have the first shard look at its part of the gradients while it applies them.
+
+        Until it has, no other one has seen anything. Returns what is left to offer.
+        """
+        if self._sent or self._back or not self._may_look_later(parts):
+            check()
+            return parts
+        first, *others = parts
+        with contextlib.suppress(ShardBusyError):
+            ticket = first.slot.offer(partial(self._ticket, first, True), seconds)
+            if isinstance(ticket, Ticket):
+                if isinstance(ticket.outcome, Ready):
+                    check.done = True
+                    self._tickets.append((first, ticket))
+                    return others
+                first.slot.take_back(ticket, TAKE_BACK_SECONDS)
+        check()
+        return parts
+
+    def _may_look_later(self, parts: Sequence[NearPart]) -> bool:
+        """Look at all that does not go to the first shard; return whether it is fine."""
+        first, *others = parts
+        arrays, cache = self._request.arrays, cache_dir()
+        return first.slot.shard.segment.weights_nbytes >= PAST_NBYTES and all(
+            finite(arrays[name][a:b], cache_dir=cache)
+            for part in others
+            for _, name, a, b in part.cuts
+        )
+
+    # -- then it waits -----------------------------------------------------------
+
+    def _finish(self) -> None:
+        end = time.monotonic() + self._left([part for part, _ in self._tickets])
+        self._wait(end)
+        for part, ticket in self._tickets:
+            self._take_outcome(part, ticket, end)
+        # The owners wait as well, and say why where it is in vain.
+        if self._back:
+            self._send(self._request, self._back)
+        if self._waiting:
+            self._send(self._request.waiting(), self._waiting)
+
+    def _undone(self) -> list[tuple[NearPart, Ticket]]:
+        return [(p, ticket) for p, ticket in self._tickets if ticket.outcome is None]
+
+    def _wait(self, end: float) -> None:
+        """Wait for the tickets as long as that makes sense here; take the rest back."""
+        if not (undone := self._undone()):
+            return
+        patience = min(part.serving.patience for part, _ in undone)
+        seconds = min(patience, end - time.monotonic())
+        self._woken, pause = threading.Event(), Pause(SPIN_SECONDS)
+        while (undone := self._undone()) and not self._is_stopped:
+            if pause.seconds >= seconds:
+                break
+            shared = [part.slot for part, _ in undone if part.slot.is_shared]
+            # Who publishes in another process wakes nobody here.
+            for slot in shared:
+                slot.look()
+            if shared:
+                pause()
+            else:
+                self._woken.wait(seconds - pause.seconds)
+                self._woken.clear()
+        for part, ticket in undone:
+            part.slot.take_back(ticket, TAKE_BACK_SECONDS)
+        if self._is_stopped:
+            raise concurrent.futures.CancelledError
+
+    def _take_outcome(self, part: NearPart, ticket: Ticket, end: float) -> None:
+        outcome = ticket.outcome
+        if outcome is None:
+            (self._waiting if ticket.applied else self._back).append(part.shard)
+        elif isinstance(outcome, HANDED_BACK):
+            self._back.append(part.shard)
+        elif isinstance(outcome, Exception):
+            raise outcome
+        else:
+            version = ticket.version or outcome.version
+            if ranges := self._request.ranges(part.shard):
+                left = max(MIN_SECONDS, min(end - time.monotonic(), LOCK_SECONDS))
+                outs = self._request.outs(part.shard)
+                try:
+                    outcome = part.slot.read(ticket, ranges, outs, left)
+                except (ShardBusyError, NotHereError):
+                    self._waiting.append(part.shard)
+                    return
+                version = outcome.version
+            self._versions.append((part.shard, version))
+            self._lag = max(self._lag, outcome.lag)
+            self._duplicates += outcome.duplicate
+
+    # -- by message --------------------------------------------------------------
+
+    def _send(self, request: Request, shards: Sequence[int]) -> None:
+        """Send a part of the call as messages."""
+        if request.check is not None:
+            request.check()
+        self._sent.append(self._far.start(request, shards, self._deadline))
+        if self._is_stopped:
+            self._sent[-1].stop()
+
+    def _left(self, parts: Sequence[NearPart]) -> float:
+        """Return the seconds left, or say which shards were too late."""
         try:
             return self._deadline.left()
         except TimeoutError:
-            shards, deadline = self._shards, self._deadline
-            error = shards.link.run(lambda: shards.late(deadline, worker, call))
-            raise error from None
+            far, shards = self._far, [part.shard for part in parts]
+            late = partial(far.late, self._deadline, self._request, shards)
+            raise far.link.run(late) from None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        if error is None:
-            return
-        for exchange in self._begun.values():
-            exchange.abandon()
+    def _call_off(self) -> None:
+        for part, ticket in self._tickets:
+            part.slot.take_back(ticket, TAKE_BACK_SECONDS)
         for sent in self._sent:
             sent.stop()
         # Until then the loop may read or fill the caller's arrays.
         concurrent.futures.wait(self._sent, STOP_SECONDS)
-
-
-def _parts_of(call: Call, shards: set[int]) -> Call:
-    return call._replace(parts=tuple(p for p in call.parts if p.shard in shards))

@@ -1,21 +1,39 @@
-"""From arrays and names to one call per host, and back from the answers."""
+"""How a call reaches the shards: what each of them gets, worked out once.
+
+From one push to the next only the numbers change. Which shards get which elements stays
+until a shard moves, and so does what a small call costs: a route is made once for the
+same parameters, and used by all calls of a handle or a trainer that have these.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from daskps.cluster.upstream import loads
-from daskps.cluster.wire.messages import Answer, Call, Part, Range
-from daskps.shards.steps import ADD, ASSIGN, BARRIER, GRADIENT, MODEL, READ, Item
+from daskps.cluster.wire.messages import Call, Part, Range
+from daskps.shards.steps import (
+    ADD,
+    ASSIGN,
+    BARRIER,
+    GRADIENT,
+    MODEL,
+    NO_WAIT,
+    NOTHING,
+    READ,
+    Intervals,
+    Item,
+    Step,
+)
 from daskps.version import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from daskps.cluster.caller.shard_map import StoreMap
+    from daskps.cluster.caller.finite_check import FiniteCheck
+    from daskps.cluster.caller.shard_map import ShardMap, StoreMap
     from daskps.layout.arrays import Parameter
     from daskps.optim import Rule
     from daskps.typing import Array
@@ -26,13 +44,19 @@ __all__ = [
     "GRADIENT",
     "MODEL",
     "Computed",
-    "Plan",
+    "Reply",
+    "Request",
+    "Route",
+    "Step",
     "Target",
     "barrier",
     "push",
     "read",
     "whole",
 ]
+
+#: Position of a piece in its shard, which array, and its elements there.
+PieceCut = tuple[int, Any, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +69,141 @@ class Target:
     finish: Callable[[], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """One call per host, and what its answers mean."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Route:
+    """Which shards a call goes to, and what of its arrays each of them gets."""
 
-    calls: Mapping[str, Call]
-    outs: Mapping[int, Sequence[Array]]
-    finish: Callable[[Mapping[int, Answer]], Any]
+    where: ShardMap
+    #: By shard, in order.
+    cuts: Mapping[int, tuple[PieceCut, ...]]
+    #: The shards as runs, None for all of the store.
+    touched: Intervals | None
+
+
+class Reply(NamedTuple):
+    """What the shards of one call have said."""
+
+    #: Shard and the version that its step has led to.
+    versions: list[tuple[int, int]]
+    #: Clocks by which the slowest live trainer was behind.
+    lag: int = 0
+    duplicates: int = 0
+
+    @property
+    def version(self) -> Version:
+        """The version that the call has led to."""
+        self.versions.sort()
+        return Version.of(self.versions)
+
+
+class Request(NamedTuple):
+    """One call to shards: along which route, what it says, and what it brings."""
+
+    route: Route
+    #: What is said to all shards; items and generation are those of each of them.
+    step: Step
+    #: Flat arrays, by what the route calls them.
+    arrays: Mapping[Any, Array]
+    target: Target | None = None
+    #: What a read outside runs waits for.
+    min_version: int | None = None
+    #: Name of the codec whose words the arrays are; "" where they are numbers.
+    codec: str = ""
+    #: Whether no other process may act for the owners of the shards.
+    by_owner: bool = False
+    #: Whether the caller has no more use for its arrays.
+    given: bool = False
+    #: Whether it is all that a trainer does in a round.
+    in_round: bool = False
+    #: Looks for what is not finite in gradients that nobody has looked at.
+    check: FiniteCheck | None = None
+
+    @property
+    def changes(self) -> bool:
+        """Whether it does more than read."""
+        return self.step.kind != NOTHING or self.step.tick
+
+    def waiting(self) -> Request:
+        """Return the same without its arrays: they were accepted, it waits on."""
+        step = self.step
+        clock = step.clock + step.tick
+        step = step._replace(kind=NOTHING, clock=clock, tick=False)
+        return self._replace(step=step, arrays={})
+
+    def signed(self, producer: int, number: int, floor: int) -> Request:
+        """Return the same with its identity outside runs."""
+        step = self.step._replace(producer=producer, sequence=number, floor=floor)
+        return self._replace(step=step)
+
+    def ranges(self, shard: int) -> tuple[Range, ...]:
+        """Return what is read of a shard."""
+        return self.target.ranges.get(shard, ()) if self.target is not None else ()
+
+    def outs(self, shard: int) -> Sequence[Array]:
+        """Return where that goes."""
+        return self.target.outs.get(shard, ()) if self.target is not None else ()
+
+    def items(self, shard: int) -> tuple[Item, ...]:
+        """Return what a shard gets of the arrays."""
+        arrays = self.arrays
+        if not arrays:
+            return ()
+        cuts = self.route.cuts[shard]
+        return tuple([Item(p, 0, arrays[name][a:b]) for p, name, a, b in cuts])
+
+    def step_of(self, shard: int, generation: int, *, check: bool = False) -> Step:
+        """Return what is said to one shard."""
+        step, wait = self.step, self.step.wait
+        if wait == NO_WAIT and self.target is not None and self.ranges(shard):
+            wait = READ
+        least = self.min_version
+        return step._replace(
+            items=self.items(shard),
+            generation=generation,
+            wait=wait,
+            at_least=at_least(shard, least) if least else 0,
+            check=check,
+            owned=self.given,
+            touched=self.route.touched,
+        )
+
+    def call(
+        self, meta: StoreMap, shards: Iterable[int], wait_seconds: float, token: str
+    ) -> Call:
+        """Return the message that says it to the shards of one host."""
+        generations, least = meta.where.generations, self.min_version
+        step, ranges = self.step, self.target.ranges if self.target else {}
+        parts = tuple(
+            Part(
+                shard,
+                generations[shard],
+                self.items(shard),
+                ranges.get(shard, ()),
+                at_least(shard, least),
+            )
+            for shard in shards
+        )
+        # In the order of its fields, without names: this is done for each message.
+        return Call(
+            meta.uid,
+            parts,
+            step.kind,
+            step.run,
+            step.rank,
+            step.clock,
+            step.tick,
+            step.producer,
+            step.sequence,
+            step.weight,
+            step.lr,
+            step.wait,
+            wait_seconds,
+            step.floor,
+            self.route.touched,
+            token,
+            step.whole,
+            self.codec,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +262,12 @@ def spanning(
     return Target({s: tuple(r) for s, r in ranges.items()}, outs, finish)
 
 
-def read(meta: StoreMap, target: Target, min_version: int | None, call: Call) -> Plan:
-    """Plan a read of `target`, from the shards it touches."""
-    parts = {
-        shard: Part(shard, ranges=ranges, at_least=at_least(shard, min_version))
-        for shard, ranges in target.ranges.items()
-    }
-    return Plan(by_host(meta, parts, call._replace(wait=READ)), target.outs, _read)
-
-
-def _read(answers: Mapping[int, Answer]) -> Mapping[int, Answer]:
-    return answers
+def read(
+    meta: StoreMap, target: Target, min_version: int | None, step: Step
+) -> Request:
+    """Return the call that reads `target`, from the shards it touches."""
+    route = route_of(meta, (), tuple(target.ranges))
+    return Request(route, step._replace(wait=READ), {}, target, min_version)
 
 
 def at_least(shard: int, min_version: int | None) -> int:
@@ -135,13 +282,12 @@ def at_least(shard: int, min_version: int | None) -> int:
 def push(
     meta: StoreMap,
     arrays: Mapping[int, Array],
-    call: Call,
+    step: Step,
     *,
     everywhere: bool = False,
     target: Target | None = None,
-    starts: Mapping[int, int] | None = None,
-) -> Plan:
-    """Plan a delivery of whole parameters, and a read in the same messages.
+) -> Request:
+    """Return the call that delivers whole parameters, and a read in the same messages.
 
     Parameters
     ----------
@@ -149,35 +295,66 @@ def push(
         The store.
     arrays : mapping of int to ndarray, shape (n,)
         Flat arrays by parameter index.
-    call : Call
-        What all messages have in common.
+    step : Step
+        What is said to all shards.
     everywhere : bool
         Whether shards that get nothing are told as well, as a tick must be.
     target : Target, optional
         What to read afterwards.
-    starts : mapping of int to int, optional
-        Position of each array's first element in its parameter; 0 by default.
 
     Returns
     -------
-    Plan
-        Whose answers carry the versions.
+    Request
+        Whose reply has the versions.
     """
-    items = _items(meta, arrays, starts or {})
-    shards = set(items) | set(target.ranges if target else ())
-    if everywhere:
-        shards = set(range(meta.layout.n_shards))
-    touched = None if len(shards) == meta.layout.n_shards else _runs(sorted(shards))
-    ranges = target.ranges if target else {}
-    parts = {
-        shard: Part(
-            shard, items=tuple(items.get(shard, ())), ranges=ranges.get(shard, ())
-        )
-        for shard in sorted(shards)
+    shards = () if everywhere or target is None else tuple(target.ranges)
+    route = route_of(meta, tuple(arrays), None if everywhere else shards)
+    return Request(route, step, arrays, target)
+
+
+def pieces(
+    meta: StoreMap, arrays: Mapping[int, Mapping[int, Array]], step: Step
+) -> Request:
+    """Return the call that delivers pieces, by shard and position, which it may keep."""
+    cuts = {
+        shard: tuple((p, (shard, p), 0, len(array)) for p, array in of.items())
+        for shard, of in sorted(arrays.items())
     }
-    wait = READ if target else call.wait
-    calls = by_host(meta, parts, call._replace(wait=wait, touched=touched))
-    return Plan(calls, target.outs if target else {}, version_of)
+    named = {(s, p): array for s, of in arrays.items() for p, array in of.items()}
+    return Request(Route(meta.where, cuts, None), step, named, given=True)
+
+
+def barrier(meta: StoreMap, step: Step) -> Request:
+    """Return the call that waits until all live trainers are at this clock, everywhere."""
+    return Request(route_of(meta, (), None), step._replace(wait=BARRIER), {})
+
+
+def route_of(
+    meta: StoreMap, indices: tuple[int, ...], shards: tuple[int, ...] | None
+) -> Route:
+    """Return the route of whole parameters, and to these shards too; None for all."""
+    found: Route | None = meta.routes.find((indices, shards))
+    if found is None:
+        found = _made(meta, indices, shards)
+        meta.routes.keep((indices, shards), found, found.where)
+    return found
+
+
+def _made(
+    meta: StoreMap, indices: Iterable[int], shards: Iterable[int] | None
+) -> Route:
+    where, n = meta.where, meta.layout.n_shards
+    cuts: dict[int, list[PieceCut]] = {}
+    for shard in range(n) if shards is None else shards:
+        cuts[shard] = []
+    for index in indices:
+        for piece in meta.layout.pieces_of[index]:
+            if piece.start < piece.stop:
+                position = meta.positions[piece.shard, index]
+                cut = position, index, piece.start, piece.stop
+                cuts.setdefault(piece.shard, []).append(cut)
+    touched = None if len(cuts) == n else _runs(sorted(cuts))
+    return Route(where, {s: tuple(cuts[s]) for s in sorted(cuts)}, touched)
 
 
 def _runs(shards: Sequence[int]) -> tuple[tuple[int, int], ...]:
@@ -189,50 +366,6 @@ def _runs(shards: Sequence[int]) -> tuple[tuple[int, int], ...]:
         else:
             found.append((shard, shard + 1))
     return tuple(found)
-
-
-def _items(
-    meta: StoreMap, arrays: Mapping[int, Array], starts: Mapping[int, int]
-) -> dict[int, list[Item]]:
-    positions = meta.positions
-    items: dict[int, list[Item]] = {}
-    for index, flat in arrays.items():
-        first = starts.get(index, 0)
-        for piece in meta.layout.pieces_of[index]:
-            a, b = max(first, piece.start), min(first + len(flat), piece.stop)
-            if a < b:
-                item = Item(
-                    positions[piece.shard, index],
-                    a - piece.start,
-                    flat[a - first : b - first],
-                )
-                items.setdefault(piece.shard, []).append(item)
-    return items
-
-
-def barrier(meta: StoreMap, call: Call) -> Plan:
-    """Plan to wait, on every shard, until all live trainers are at this clock."""
-    parts = {shard: Part(shard) for shard in range(meta.layout.n_shards)}
-    calls = by_host(meta, parts, call._replace(wait=BARRIER))
-    return Plan(calls, {}, version_of)
-
-
-def version_of(answers: Mapping[int, Answer]) -> Version:
-    """Return the version a delivery has led to."""
-    return Version.of((shard, a.version) for shard, a in sorted(answers.items()))
-
-
-def by_host(meta: StoreMap, parts: Mapping[int, Part], call: Call) -> dict[str, Call]:
-    """Return one call for each host that owns one of the parts."""
-    grouped: dict[str, list[Part]] = {}
-    where = meta.where
-    owners, generations = where.owners, where.generations
-    for shard, part in parts.items():
-        generation = generations[shard]
-        if part.generation != generation:
-            part = part._replace(generation=generation)
-        grouped.setdefault(owners[shard], []).append(part)
-    return {w: call._replace(parts=tuple(of)) for w, of in grouped.items()}
 
 
 def load_rules(meta: StoreMap) -> dict[int, Rule]:

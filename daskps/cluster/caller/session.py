@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 from daskps import config
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.client import ShardClient
-from daskps.cluster.caller.deliveries import FiniteCheck, PreparedSteps
-from daskps.cluster.caller.reads import PreparedReads
-from daskps.cluster.caller.routes import GRADIENT, Plan, Target
+from daskps.cluster.caller.near import NearCall, NearRoute
+from daskps.cluster.caller.routes import GRADIENT, Reply, Request, Target
+from daskps.cluster.caller.shard_map import MOST_ROUTES
 from daskps.cluster.caller.uncommitted import Uncommitted
-from daskps.cluster.caller.views import Views
 from daskps.cluster.machine.pool import LEAST_LIMIT, BufferPool
 from daskps.cluster.wire import encoding
 from daskps.cluster.wire.deadline import Deadline
-from daskps.cluster.wire.messages import Answer, Call
 from daskps.errors import ContributionLostError, RunCancelledError
-from daskps.shards.steps import NOTHING, READ
+from daskps.shards.steps import NOTHING, Step
+from daskps.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from daskps.cluster.caller.finite_check import FiniteCheck
     from daskps.cluster.caller.link import Link
     from daskps.cluster.caller.shard_map import RunMembership, StoreMap
     from daskps.codecs import Codec
@@ -55,24 +55,31 @@ class Session:
         self.run, self.size, self.rank, self.bsp = joined.run, joined.size, rank, bsp
         self._codec, self._pool = joined.codec, BufferPool(LEAST_LIMIT)
         self._finite = config.load().check_finite
-        self.shards = ShardClient(link, meta, joined)
+        self.shards = ShardClient(link, meta, joined, rank=rank, bsp=bsp)
+        self.reads = self.shards.reads
+        #: Steps that the trainer repeats, by the parameters that they bring.
+        self._near: dict[tuple[int, ...], NearRoute] = {}
+        self._forever = Deadline(None, f"a push of trainer {rank}")
         self.clock = 0
         self.sequence = 0
-        #: Largest number of clocks a live trainer was behind one of our pulls.
-        self.lag = 0
         #: Losses and rows of the epoch under way, where the loop counts them.
         self.loss_sum: float | None = None
         self.rows = 0
-        #: Reads and steps that the trainer repeats.
-        self.glances = PreparedReads(self)
-        self._deliveries = PreparedSteps(self)
-        self.views = Views(self)
         #: Whether pushes were accepted since the last tick, and what they were.
         self._open = False
         #: Whether the last push ended with an error, which the caller may have caught.
         self._failed = False
         self._uncommitted = Uncommitted(meta, joined.codec, self._pool.empty)
         self._lock = threading.RLock()
+
+    @property
+    def lag(self) -> int:
+        """Largest number of clocks a live trainer was behind one of our pulls."""
+        return self.reads.lag
+
+    @lag.setter
+    def lag(self, clocks: int) -> None:
+        self.reads.lag = clocks
 
     def resume(self, attempt: int) -> None:
         """Take clock and sequence from the shard that is furthest behind.
@@ -92,10 +99,11 @@ class Session:
 
     def read(self, target: Target, timeout: float | None) -> None:
         """Read what the policy lets this trainer see at its clock."""
-        if timeout is None and self.glances.fill(target):
-            return
-        plan = routes.read(self.meta, target, None, self._call())
-        self._exchange(plan, self._deadline(timeout, "a pull"))
+        self._read(target, self._deadline(timeout, "a pull"))
+
+    def _read(self, target: Target, deadline: Deadline) -> None:
+        request = routes.read(self.meta, target, None, self._step())
+        self._call(request, deadline)
 
     @property
     def looks_later(self) -> bool:
@@ -124,67 +132,79 @@ class Session:
         with self._lock:
             self._failed = True
             codec = self._codec if arrays and kind == GRADIENT else None
+            near = None
             # What was pushed before the tick is with the owners of the shards.
-            if tick and timeout is None and not self._open and codec is None:
-                version = self._deliveries.send(arrays, kind, weight, look)
-                if version is not None:
-                    self.sequence += 1
-                    self.clock += 1
-                    self._failed = False
-                    if target is not None:
-                        self.read(target, None)
-                    return version
-            if look is not None:
-                look()
+            if tick and codec is None and not self._open:
+                near = self._near.get(tuple(arrays))
+                if near is None or near.route.where is not self.meta.where:
+                    near = self._near_route(tuple(arrays))
+            deadline = self._forever
+            if timeout is not None:
+                deadline = self._deadline(timeout, "a push")
             if codec is not None:
                 arrays = self._encoded(arrays, codec)
-            call = self._call(
-                kind=kind if arrays else NOTHING,
-                weight=weight,
-                tick=tick,
-                # Pushes before the tick of a round are kept by the owner alone.
-                by_owner=self.bsp and (self._open or not tick),
-                codec=codec.name if codec else "",
-            )
+            step = self._step(kind if arrays else NOTHING, tick, weight)
             try:
-                answers = self._send(arrays, call, target, timeout)
+                if near is not None:
+                    request = Request(
+                        near.route, step, arrays, in_round=self.bsp, check=look
+                    )
+                    reply = NearCall(self.shards.far, request, near, deadline).run()
+                else:
+                    request = routes.push(
+                        self.meta, arrays, step, everywhere=tick, target=target
+                    )._replace(
+                        codec=codec.name if codec else "",
+                        # Pushes before the tick of a round are kept by the owner alone.
+                        by_owner=self.bsp and (self._open or not tick),
+                        check=look,
+                    )
+                    reply = self._send(request, deadline)
             except RunCancelledError:
                 raise
             except BaseException:
                 self.shards.settle(-1 - self.rank, self.sequence, self.run)
                 raise
             self.clock += tick
-            self._open, self._failed = not tick, False
-            if tick:
-                self._uncommitted.clear()
-            elif self.bsp:
-                self._uncommitted.add(arrays)
-            return routes.version_of(answers)
+            self._failed = False
+            if self._open or not tick:
+                self._note_open(arrays, tick)
+            if near is not None and target is not None:
+                self._read(target, deadline)
+            versions = sorted(reply.versions)
+            return Version.of(versions)
 
-    def _send(
-        self,
-        arrays: Mapping[int, Array],
-        call: Call,
-        target: Target | None,
-        timeout: float | None,
-    ) -> dict[int, Answer]:
+    def _note_open(self, arrays: Mapping[int, Array], tick: bool) -> None:
+        """Keep what was pushed at this clock until its tick."""
+        self._open = not tick
+        if tick:
+            self._uncommitted.clear()
+        elif self.bsp:
+            self._uncommitted.add(arrays)
+
+    def _near_route(self, indices: tuple[int, ...]) -> NearRoute | None:
+        """Return the shards of a step as this process reaches them; None if not all."""
+        route = routes.route_of(self.meta, indices, None)
+        near = NearRoute(route, self.shards.ways)
+        if near.far:
+            return None
+        while len(self._near) >= MOST_ROUTES:
+            del self._near[next(iter(self._near))]
+        self._near[indices] = near
+        return near
+
+    def _send(self, request: Request, deadline: Deadline) -> Reply:
         """Send a push; where a shard has lost those before it, all of the clock."""
-        deadline = self._deadline(timeout, "a push")
-
-        def send(arrays: Mapping[int, Array], call: Call) -> dict[int, Answer]:
-            # One at a time: all before it were answered or given up.
-            call = call._replace(sequence=self.sequence, floor=self.sequence)
-            self.sequence += 1
-            meta, tick = self.meta, call.tick
-            plan = routes.push(meta, arrays, call, everywhere=tick, target=target)
-            return self._exchange(plan, deadline)
-
         try:
-            return send(arrays, call)
+            return self._call(request, deadline)
         except ContributionLostError:
-            arrays = self._uncommitted.with_last(arrays)
-            kind = GRADIENT if call.kind == NOTHING and arrays else call.kind
-            return send(arrays, call._replace(kind=kind, codec="", whole=True))
+            meta, target, tick = self.meta, request.target, request.step.tick
+            arrays = self._uncommitted.with_last(request.arrays)
+            kind = request.step.kind
+            kind = GRADIENT if kind == NOTHING and arrays else kind
+            step = self._step(kind, tick, request.step.weight)._replace(whole=True)
+            again = routes.push(meta, arrays, step, everywhere=tick, target=target)
+            return self._call(again._replace(by_owner=request.by_owner), deadline)
 
     def _encoded(self, arrays: Mapping[int, Array], codec: Codec) -> dict[int, Array]:
         layout, empty = self.meta.layout, self._pool.empty
@@ -192,8 +212,8 @@ class Session:
 
     def barrier(self, timeout: float | None) -> None:
         """Wait until every live trainer has ticked as often as this one."""
-        plan = routes.barrier(self.meta, self._call())
-        self._exchange(plan, self._deadline(timeout, "a barrier"))
+        request = routes.barrier(self.meta, self._step())
+        self._call(request, self._deadline(timeout, "a barrier"))
 
     def finish(self) -> None:
         """Tell every shard and the directory to wait for this trainer no longer."""
@@ -205,10 +225,8 @@ class Session:
 
     def close(self) -> None:
         """Let go of the shards' memory, which goes with its last user."""
-        self.glances.clear()
-        self._deliveries.clear()
-        self.views.clear()
-        self.shards.ways.close()
+        self._near.clear()
+        self.shards.close()
 
     async def _finish(self) -> None:
         if self._failed:
@@ -232,20 +250,32 @@ class Session:
         )
         return bool(self.link.run(lambda: work))
 
-    def _call(self, **head: Any) -> Call:
-        return Call(
-            self.meta.uid, (), run=self.run, rank=self.rank, clock=self.clock, **head
+    def _step(
+        self, kind: str = NOTHING, tick: bool = False, weight: float = 1.0
+    ) -> Step:
+        """Return what this trainer says at its clock; a push takes the next number."""
+        number = 0
+        if tick or kind != NOTHING:
+            # One at a time: all before it were answered or given up.
+            number = self.sequence
+            self.sequence = number + 1
+        return Step(
+            kind=kind,
+            run=self.run,
+            rank=self.rank,
+            clock=self.clock,
+            tick=tick,
+            sequence=number,
+            weight=weight,
+            floor=number,
         )
 
     def _deadline(self, timeout: float | None, what: str) -> Deadline:
         what = f"{what} of trainer {self.rank} at clock {self.clock}"
         return Deadline(timeout, what)
 
-    def _exchange(self, plan: Plan, deadline: Deadline) -> dict[int, Answer]:
+    def _call(self, request: Request, deadline: Deadline) -> Reply:
         with self._lock:
-            answers: dict[int, Answer] = self.shards.call(
-                plan.calls, plan.outs, deadline
-            )
-            if plan.calls and next(iter(plan.calls.values())).wait == READ:
-                self.lag = max(self.lag, *(a.lag for a in answers.values()))
-            return answers
+            reply = self.shards.call(request, deadline)
+            self.reads.lag = max(self.reads.lag, reply.lag)
+            return reply

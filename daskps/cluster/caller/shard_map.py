@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from daskps.cluster.upstream import loads
 from daskps.layout.arrays import Layout
@@ -13,6 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.codecs import Codec
+
+#: Calls with the same parameters for which routes are kept, the latest.
+MOST_ROUTES = 8
+
+Key = TypeVar("Key")
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +106,8 @@ class StoreMap:
         self.optimizers: dict[int, str] = dict(wire["optimizers"])
         #: Under which the processes of a machine find each other; "" for not at all.
         self.cluster: str = wire["cluster"]
+        #: How calls reach the shards, by what these bring and where they go.
+        self.routes: Prepared[Any, Any] = Prepared(self)
 
     def update(self, located: Mapping[str, Any]) -> bool:
         """Take over where the directory says the shards are; whether any has moved."""
@@ -131,3 +140,44 @@ class StoreMap:
     def segments(self) -> Mapping[int, BlockAddress]:
         """Memory of the shards that processes of their machine can map."""
         return self.where.segments
+
+
+class Prepared(Generic[Key, Made]):
+    """What was made ready while the shards were where they are; no longer than that.
+
+    Threads: any may use it.
+
+    Parameters
+    ----------
+    meta : StoreMap
+        The store.
+    most : int
+        How many are kept, the latest.
+    """
+
+    def __init__(self, meta: StoreMap, most: int = MOST_ROUTES) -> None:
+        self._meta, self._most = meta, most
+        self._known: dict[Key, Made] = {}
+        #: Where the shards were when these were made.
+        self._where = meta.where
+        self._lock = threading.Lock()
+
+    def find(self, key: Key) -> Made | None:
+        """Return what was kept under a key, unless a shard has moved since."""
+        return self._known.get(key) if self._where is self._meta.where else None
+
+    def keep(self, key: Key, made: Made, where: ShardMap) -> None:
+        """Keep what was made while the shards were `where`."""
+        with self._lock:
+            if self._where is not self._meta.where:
+                self._known.clear()
+                self._where = self._meta.where
+            if where is self._where:
+                while len(self._known) >= self._most:
+                    del self._known[next(iter(self._known))]
+                self._known[key] = made
+
+    def clear(self) -> None:
+        """Forget all of it."""
+        with self._lock:
+            self._known.clear()

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.link import Link
     from daskps.cluster.caller.shard_map import RunMembership, StoreMap
-    from daskps.cluster.host.exchange import NearShards
+    from daskps.cluster.host.hosted import HostedShard
+    from daskps.cluster.host.near_shards import NearShards
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +40,23 @@ class Ways:
         The store.
     joined : RunMembership, optional
         The run whose trainer calls.
+    rank : int
+        Its number in the run.
+    bsp : bool
+        Whether the run has rounds.
     """
 
     def __init__(
-        self, link: Link, meta: StoreMap, joined: RunMembership | None
+        self,
+        link: Link,
+        meta: StoreMap,
+        joined: RunMembership | None,
+        *,
+        rank: int = -1,
+        bsp: bool = False,
     ) -> None:
         settings = config.load()
+        self.rank, self.bsp = rank, bsp
         self._link, self._meta, self._joined = link, meta, joined
         self._in_process = settings.process_way
         self._on_machine = settings.machine_way
@@ -78,6 +90,14 @@ class Ways:
         if self.is_near(worker):
             return HOSTS[worker]
         return None if by_owner else self._mapped_of(worker)
+
+    def find_shard(
+        self, shard: int, *, by_owner: bool = False
+    ) -> tuple[NearShards, HostedShard] | None:
+        """Return a shard and what serves it in this process, if anything does."""
+        serving = self.serving(self._meta.owners[shard], by_owner=by_owner)
+        slot = serving and serving.slots.get((self._meta.uid, shard))
+        return (serving, slot) if serving and slot else None
 
     def is_gone(self, worker: str) -> bool:
         """Return whether a worker of this machine is known to be dead."""

@@ -12,12 +12,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from daskps import config
+from daskps.cluster.host.calls import answers_of, start_call
 from daskps.cluster.host.contributions import Contributions
 from daskps.cluster.host.copies import Copies
-from daskps.cluster.host.exchange import Exchange, NearShards
 from daskps.cluster.host.hosted import LOCK_SECONDS
+from daskps.cluster.host.near_shards import NearShards
 from daskps.cluster.machine.machine import HERE, Machine
 from daskps.cluster.machine.pool import BufferPool, limit_of
+from daskps.cluster.wire.encoding import widened
 from daskps.cluster.wire.messages import (
     Answer,
     Call,
@@ -35,7 +37,7 @@ from daskps.errors import (
 )
 from daskps.shards.memory.format import MAX_PRODUCERS, N_PRODUCERS
 from daskps.shards.shard import Shard
-from daskps.shards.steps import NOTHING, Ready
+from daskps.shards.steps import Ready
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,8 +67,8 @@ LOOK_SECONDS = 0.0005
 class ShardHost(NearShards):
     """Shards of one worker.
 
-    Threads: `begin_now` is for threads that may wait (tasks, trainers), `call` for the
-    event loop; both end in :meth:`HostedShard.serve`.
+    Threads: those that may wait (tasks, trainers) go to the shards themselves, `call` is
+    for the event loop; both end in :class:`HostedShard`.
 
     Parameters
     ----------
@@ -77,6 +79,8 @@ class ShardHost(NearShards):
     machine : Machine
         Where it shares memory with others.
     """
+
+    is_own = True
 
     def __init__(
         self, worker: HostNode, handlers: Handlers, machine: Machine = HERE
@@ -140,13 +144,15 @@ class ShardHost(NearShards):
         woken: asyncio.Future[None] = loop.create_future()
         began = loop.time()
         self.n_calls += 1
-        if not call.run:
-            await self._make_room(call)
+        for part in call.parts if call.producer else ():
+            await self._make_room(self.slot(call.store, part.shard), call.producer)
         small = call.nbytes <= self.inline_nbytes
         if call.codec:
-            work = partial(self.widened, call)
+            layout = self.slot(call.store, call.parts[0].shard).layout
+            work = partial(widened, call, layout, self.empty)
             call, owned = work() if small else await self.in_thread(work), True
-        pending, tickets = self.start(call, owned, self._waker(loop, woken))
+        slots = [self.slot(call.store, part.shard) for part in call.parts]
+        pending, tickets = start_call(slots, call, owned, self._waker(loop, woken))
         small = small and all(self.is_small(slot) for slot, _, _ in tickets)
 
         def serve(seconds: float) -> list[Answer] | None:
@@ -154,7 +160,7 @@ class ShardHost(NearShards):
                 slot.serve(seconds)
             if not seconds or not pending.done:
                 return None
-            return self.answers(tickets, seconds=call.wait_seconds)
+            return answers_of(tickets, self.empty, seconds=call.wait_seconds)
 
         try:
             served = (
@@ -175,15 +181,17 @@ class ShardHost(NearShards):
             self.waiting.pop(call.token, None)
             if not pending.done:
                 # Another thread may be reading the caller's arrays right now.
-                gone = map(asyncio.wrap_future, self.abandon(tickets))
+                gone = [slot.take_back(ticket) for slot, _, ticket in tickets]
                 self.keep_looking()
-                await asyncio.shield(asyncio.gather(*gone))
+                futures = [asyncio.wrap_future(f) for f in gone if f is not None]
+                await asyncio.shield(asyncio.gather(*futures))
         # Of refusals alone nothing is copied: a host that closes has no threads then.
         if small or not any(isinstance(t.outcome, Ready) for _, _, t in tickets):
             with contextlib.suppress(ShardBusyError):
-                return self.answers(tickets, seconds=0)
+                return answers_of(tickets, self.empty, seconds=0)
         left = max(MIN_SECONDS, call.wait_seconds - (loop.time() - began))
-        return await self.in_thread(partial(self.answers, tickets, seconds=left))
+        read = partial(answers_of, tickets, self.empty, seconds=left)
+        return await self.in_thread(read)
 
     def is_small(self, slot: HostedShard) -> bool:
         """Return whether a shard is small enough for the event loop."""
@@ -202,56 +210,42 @@ class ShardHost(NearShards):
 
     # -- calls from threads of this process ----------------------------------
 
-    def begin_now(self, call: Call, seconds: float) -> Exchange:
-        """Begin a call in the caller's thread; :meth:`Exchange.finish` ends it."""
-        if self._is_crowded(call):
-            loop = self.worker.loop
-            room = self._make_room(call)
-            made = asyncio.run_coroutine_threadsafe(room, loop.asyncio_loop)
-            try:
-                made.result(seconds)
-            except TimeoutError:
-                # By message the call waits for it as long as its caller does.
-                raise ShardBusyError(
-                    f"the directory took longer than {seconds:g} s to say which "
-                    f"producers have ended"
-                ) from None
-        return super().begin_now(call, seconds)
-
-    def _is_crowded(self, call: Call) -> bool:
-        """Return whether a shard may have no room for the producer of a call."""
-        if call.kind == NOTHING or call.run:
-            return False
-        slots = (self.slots.get((call.store, part.shard)) for part in call.parts)
-        return any(slot and slot.shard.needs_room(call.producer) for slot in slots)
-
-    async def _make_room(self, call: Call) -> None:
-        """Ask the directory which producers ended, where a shard has no room for one."""
-        if call.kind == NOTHING or call.run:
+    def make_room(self, slot: HostedShard, producer: int, seconds: float) -> None:
+        """Make room at a shard for the pushes of a producer, if it needs any."""
+        if not slot.shard.needs_room(producer):
             return
-        for part in call.parts:
-            slot = self.slots.get((call.store, part.shard))
-            if slot is None:
-                continue
-            record = slot.shard.segment.current
-            if record.fixed[N_PRODUCERS] < MAX_PRODUCERS:
-                continue
-            open_ids = await self.under(
-                slot,
-                lambda shard: (
-                    shard.open_producers() if shard.needs_room(call.producer) else []
-                ),
-            )
-            if open_ids:
-                ended = await self.worker.directory("ended", producers=open_ids)
-                await self.under(slot, partial(Shard.close_producers, ids=ended))
+        room = self._make_room(slot, producer)
+        made = asyncio.run_coroutine_threadsafe(room, self.worker.loop.asyncio_loop)
+        try:
+            made.result(seconds)
+        except TimeoutError:
+            # By message the call waits for it as long as its caller does.
+            raise ShardBusyError(
+                f"the directory took longer than {seconds:g} s to say which producers "
+                f"have ended"
+            ) from None
 
-    def missing(self, store: str, shard: int) -> Exception:
-        """Return what a call of a shard that is not here gets."""
-        return StaleGenerationError(
-            f"worker {self.worker.address} holds no shard {shard} of store "
-            f"{store}; ask the directory where it lives"
+    async def _make_room(self, slot: HostedShard, producer: int) -> None:
+        """Ask the directory which producers ended, where there is no room for one."""
+        if slot.shard.segment.current.fixed[N_PRODUCERS] < MAX_PRODUCERS:
+            return
+        open_ids = await self.under(
+            slot,
+            lambda shard: shard.open_producers() if shard.needs_room(producer) else [],
         )
+        if open_ids:
+            ended = await self.worker.directory("ended", producers=open_ids)
+            await self.under(slot, partial(Shard.close_producers, ids=ended))
+
+    def slot(self, store: str, shard: int) -> HostedShard:
+        """Return a shard, or refuse."""
+        try:
+            return self.slots[store, shard]
+        except KeyError:
+            raise StaleGenerationError(
+                f"worker {self.worker.address} holds no shard {shard} of store "
+                f"{store}; ask the directory where it lives"
+            ) from None
 
     def is_live(self) -> bool:
         """Return whether who owns the shards is there: this process is."""

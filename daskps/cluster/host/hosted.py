@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -30,18 +30,17 @@ from daskps.shards.memory.format import GENERATION, NONCE
 from daskps.shards.memory.segment import Segment
 from daskps.shards.reads import copy_parts
 from daskps.shards.shard import Shard
-from daskps.shards.steps import ASK, Ready, Step, Ticket
+from daskps.shards.steps import ASK, Ready, Ticket
 from daskps.usercode import holding_interrupts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from daskps.cluster.host.rules import Rules
     from daskps.cluster.machine.blocks import Block
     from daskps.cluster.machine.memory import Memory
-    from daskps.cluster.wire.messages import Part
+    from daskps.cluster.wire.messages import Range
     from daskps.layout.arrays import Layout
-    from daskps.shards.steps import Tick
     from daskps.typing import Array
 
 T = TypeVar("T")
@@ -233,48 +232,79 @@ class HostedShard:
                 for ticket in done:
                     ticket.owner.one_done()
 
-    def submit_now(self, ticket: Ticket, seconds: float) -> bool:
-        """Have the shard look at one ticket before all others, if nobody is at it.
+    def offer(
+        self,
+        make: Callable[[], Ticket],
+        seconds: float,
+        attempt: Callable[[], int] | None = None,
+    ) -> Ticket | int:
+        """Have the shard look at a step now, before all others, if nobody is at it.
 
-        Returns whether it has. The thread waits so long for another process to
-        release the lock, and then raises ShardBusyError.
+        Else whoever is at it does.
+
+        Parameters
+        ----------
+        make : callable
+            Makes the ticket of the step.
+        seconds : float
+            How long the thread waits for another process to release the lock.
+        attempt : callable, optional
+            Takes the step where that is simple; returns the version or ASK.
+
+        Returns
+        -------
+        Ticket or int
+            The version of the shard, where it was simple.
+
+        Raises
+        ------
+        ShardBusyError
+            Where another process kept the lock. Nothing was changed.
         """
         if self._inbox or not self._mutex.acquire(blocking=False):
-            return False
-        try:
-            self._enter(seconds)
+            ticket = make()
+            self._inbox.append(ticket)
             try:
-                done = self._submit([ticket])
+                self.serve(seconds)
+            except ShardBusyError:
+                if self.withdraw(ticket):
+                    raise
+            return ticket
+        found: Ticket | int = ASK
+        done: Sequence[Ticket] = ()
+        try:
+            if self._lock is not None:
+                self._lock.acquire(seconds)
+            try:
+                if attempt is not None:
+                    found = attempt()
+                if found == ASK:
+                    found = make()
+                    done = self._submit([found])
             finally:
-                self._leave()
+                if self._lock is not None:
+                    self._lock.release()
         finally:
             self._mutex.release()
         for other in done:
             other.owner.one_done()
-        self.serve()
-        return True
-
-    def try_step(self, tick: Tick, arrays: Mapping[int, Array], seconds: float) -> int:
-        """As :meth:`submit_now`, for a trainer's step; see :meth:`Shard.try_step`."""
-        if self._inbox or not self._mutex.acquire(blocking=False):
-            return ASK
-        try:
-            self._enter(seconds)
-            try:
-                version = self.shard.try_step(tick, arrays)
-            finally:
-                self._leave()
-        finally:
-            self._mutex.release()
         if self._inbox:
             self.serve()
-        return version
+        return found
 
-    def forget(self, ticket: Ticket) -> None:
-        """Take a ticket back that was parked."""
-        with self._mutex:
-            self.shard.cancel([ticket])
-        self.serve()
+    def take_back(self, ticket: Ticket, seconds: float = 0.0) -> Future[None] | None:
+        """Have nobody look at a ticket any more, unless it is done.
+
+        Until the future that this may return is done, a thread may read its arrays. So
+        long the caller waits for it here.
+        """
+        if ticket.outcome is not None or self.withdraw(ticket):
+            return None
+        gone = self.run(partial(Shard.cancel, tickets=[ticket]))
+        with contextlib.suppress(ShardBusyError):
+            self.serve(seconds)
+        wait([gone], seconds)
+        return gone
 
     def _enter(self, seconds: float) -> bool:
         """Take the lock between processes; return whether that was possible."""
@@ -314,11 +344,11 @@ class HostedShard:
     def read(
         self,
         ticket: Ticket,
-        part: Part,
+        ranges: Sequence[Range],
         outs: Sequence[Array],
         seconds: float = LOCK_SECONDS,
     ) -> Ready:
-        """Copy the ranges of `part` into `outs`, each whole and all of one version.
+        """Copy ranges into `outs`, each whole and all of one version.
 
         Where updates run into two copies, or readers take the lock, it waits for its
         turn, so long at most; with 0 not at all, as an event loop must. Then it raises
@@ -326,7 +356,7 @@ class HostedShard:
         gone.
         """
         ready = _ready(ticket)
-        parts = [(*r, out) for r, out in zip(part.ranges, outs, strict=True)]
+        parts = [(*r, out) for r, out in zip(ranges, outs, strict=True)]
         copy = copying.copier(sum(out.nbytes for out in outs))
         for _ in range(0 if self.locks_reads else 2):
             if copy_parts(self.shard.segment, ready, parts, copy):
@@ -369,18 +399,6 @@ class HostedShard:
                 self._leave()
         finally:
             self._mutex.release()
-
-    def glance(self, step: Step, part: Part, outs: Sequence[Array]) -> Ready | None:
-        """Read the latest weights without a lock, outside runs; None where it must ask."""
-        if self.locks_reads:
-            return None
-        parts = [(*r, out) for r, out in zip(part.ranges, outs, strict=True)]
-        copy = copying.copier(sum(out.nbytes for out in outs))
-        for _ in range(2):
-            ready = self.shard.find_latest(step)
-            if ready is None or copy_parts(self.shard.segment, ready, parts, copy):
-                return ready
-        return None
 
     def _latest(self, ready: Ready) -> Ready:
         segment = self.shard.segment

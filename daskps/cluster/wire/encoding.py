@@ -14,19 +14,20 @@ from daskps.errors import PushRejectedError
 from daskps.layout.arrays import compute_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from daskps.cluster.wire.messages import Call, Part
+    from daskps.cluster.wire.messages import Call
     from daskps.codecs import Codec
     from daskps.layout.arrays import Layout, Piece
     from daskps.reduction import Empty
+    from daskps.shards.steps import Item
     from daskps.typing import Array
 
 
 def warm(codec: Codec | None) -> None:
     """Compile a codec's loops; not on an event loop, for this takes a while."""
     if codec is not None:
-        codec.warm(cache_dir=_cache())
+        codec.warm(cache_dir=cache_dir())
 
 
 def encoded(
@@ -47,7 +48,7 @@ def encoded(
     found = {}
     for index, array in arrays.items():
         words = empty(len(array), codec.dtype)
-        if not codec.encode(array, words, cache_dir=_cache()) and finite:
+        if not codec.encode(array, words, cache_dir=cache_dir()) and finite:
             name = layout.parameters[index].name
             raise PushRejectedError(
                 f"the gradient of {name[:60]!r} has elements that are too large for "
@@ -61,23 +62,30 @@ def encoded(
 def decoded(codec: Codec, words: Array, dtype: str, empty: Empty) -> Array:
     """Return the numbers that words stand for, in a dtype that sums are made in."""
     out = empty(len(words), dtype)
-    codec.decode(words, out, cache_dir=_cache())
+    codec.decode(words, out, cache_dir=cache_dir())
     return out
 
 
 def widened(call: Call, layout: Layout, empty: Empty) -> Call:
     """Return a call with numbers for words, in arrays that nobody else has."""
-    codec = codecs.named(call.codec)
-    parts = tuple(_widened(p, codec, layout.pieces[p.shard], empty) for p in call.parts)
-    return call._replace(parts=parts, codec="", given=True)
-
-
-def _widened(part: Part, codec: Codec, pieces: Sequence[Piece], empty: Empty) -> Part:
-    items = tuple(
-        i._replace(data=decoded(codec, i.data, _dtype(pieces[i.position]), empty))
-        for i in part.items
+    parts = tuple(
+        p._replace(
+            items=widened_items(p.items, call.codec, layout.pieces[p.shard], empty)
+        )
+        for p in call.parts
     )
-    return part._replace(items=items)
+    return call._replace(parts=parts, codec="")
+
+
+def widened_items(
+    items: Iterable[Item], codec: str, pieces: Sequence[Piece], empty: Empty
+) -> tuple[Item, ...]:
+    """Return items with the numbers that their words stand for, in arrays of their own."""
+    known = codecs.named(codec)
+    return tuple(
+        i._replace(data=decoded(known, i.data, _dtype(pieces[i.position]), empty))
+        for i in items
+    )
 
 
 def widened_node(
@@ -103,6 +111,7 @@ def _dtype(piece: Piece) -> str:
 
 
 @functools.cache
-def _cache() -> str:
+def cache_dir() -> str:
+    """Return where compiled loops are kept."""
     # Once: what was made ready is used, and no step reads the configuration.
     return str(config.load().cache)

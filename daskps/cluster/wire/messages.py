@@ -89,16 +89,6 @@ class Call(NamedTuple):
     whole: bool = False
     #: Name of the codec whose words the arrays are; "" where they are numbers.
     codec: str = ""
-    #: Whether the caller has no more use for its arrays. Not sent: what arrives from
-    #: another process is the host's own anyway.
-    given: bool = False
-    #: Whether no other process may act for the owner of the shards. Not sent.
-    by_owner: bool = False
-
-    @property
-    def changes(self) -> bool:
-        """Whether it does more than read."""
-        return self.kind != NOTHING or self.tick
 
     @property
     def nbytes(self) -> int:
@@ -114,12 +104,6 @@ class Call(NamedTuple):
             for p in self.parts
             for dtype, start, stop in p.ranges
         )
-
-    def waiting(self) -> Call:
-        """Return the same call without its arrays: they were accepted, it waits on."""
-        parts = tuple(p._replace(items=()) for p in self.parts)
-        clock = self.clock + self.tick
-        return self._replace(parts=parts, kind=NOTHING, clock=clock, tick=False)
 
 
 class Answer(NamedTuple):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps import config
-from daskps.cluster.caller.deliveries import LOOK_LATER_NBYTES, FiniteCheck
+from daskps.cluster.caller.finite_check import LOOK_LATER_NBYTES, FiniteCheck
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import ClockError
 from daskps.store import intake
@@ -230,7 +230,8 @@ class Ahead:
         arrays = intake.gradients(
             meta.layout, meta.optimizers, grads, finite=self._finite
         )
-        weight = number(weight, "weight", least=0.0)
+        if type(weight) is not float or weight != 1.0:
+            weight = number(weight, "weight", least=0.0)
         return (arrays if weight else {}), weight
 
     def _to_deliver(

@@ -141,9 +141,9 @@ async def test_attach_and_call_share_one_timeout(c, s, a, b, monkeypatch):
             clock.now += 4
             return await attach(store, link)
 
-        async def noting(shards, calls, outs, end):
+        async def noting(shards, request, end):
             left.append(end.remaining())
-            return await call(shards, calls, outs, end)
+            return await call(shards, request, end)
 
         monkeypatch.setattr(deadline, "time", monotonic)
         monkeypatch.setattr(ParameterStore, "_attach", slow)

@@ -5,55 +5,37 @@ from __future__ import annotations
 import fcntl
 import signal
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from daskps.cluster.caller import interrupts
-from daskps.cluster.caller.near import NearCall
-from daskps.cluster.host.exchange import NearShards
-from daskps.cluster.wire.deadline import Deadline
-from daskps.cluster.wire.messages import Call, Part
-from daskps.shards.steps import ADD, READ, Item
+from daskps.cluster.caller.reads import Reads
+from daskps.cluster.caller.routes import Target, push, read
+from daskps.shards.steps import ADD, Step
+from tests.cluster.callers import Ways, call
 from tests.cluster.slots import shared_slot
 
-RANGES = (("float64", 0, 1000),)
-
-
-class Ours(NearShards):
-    def missing(self, store, shard):
-        return KeyError(shard)
-
-    def is_live(self):
-        return True
+RANGES = {0: (("float64", 0, 1000),)}
 
 
 pytestmark = pytest.mark.usefixtures("interruptible")
 
 
 @pytest.fixture
-def serving(tmp_path):
-    found = Ours(np.empty, 5.0)
-    found.slots["s", 0] = shared_slot(tmp_path)
-    return found
+def ways(tmp_path):
+    return Ways(shared_slot(tmp_path))
 
 
-def call(serving, part, **head):
-    assert threading.current_thread() is threading.main_thread()
-    shards: Any = SimpleNamespace(counters=SimpleNamespace(local_calls=0))
-    out = {part.shard: [np.full(1000, 9.0)]} if part.ranges else {}
-    direct = NearCall(shards, out, Deadline(60, "a call"))
-    [answer] = direct.call({"w": (serving, Call("s", (part,), **head))}, {}).values()
-    assert shards.counters.local_calls == 1
-    return answer
+def target():
+    return Target(RANGES, {0: [np.full(1000, 9.0)]}, lambda: None)
 
 
 @pytest.fixture
-def lockers(serving):
+def lockers(ways):
     """The threads that take the lock between processes."""
-    lock, threads = serving.slots["s", 0]._lock, []
+    lock, threads = ways.slot._lock, []
 
     def noting(real):
         def noted(*args):
@@ -66,19 +48,22 @@ def lockers(serving):
     return threads
 
 
-def test_main_thread_takes_no_lock(serving, lockers):
-    items = (Item(0, 0, np.ones(1000)),)
-    call(serving, Part(0, 1, items), kind=ADD, producer=1)
+def test_main_thread_takes_no_lock(ways, lockers):
+    assert threading.current_thread() is threading.main_thread()
+    arrays = {0: np.ones(1000)}
+    reply, far = call(ways, push(ways.meta, arrays, Step(kind=ADD, producer=1)))
+    assert (reply.versions, far.sent, far.counters.local_calls) == ([(0, 1)], [], 1)
     assert lockers
     assert threading.main_thread() not in lockers
     lockers.clear()
-    answer = call(serving, Part(0, 1, (), RANGES), wait=READ)
-    assert set(answer.arrays[0]) == {1.0}
+    pulled = target()
+    assert Reads(ways.meta, ways).fill(pulled, 0)
+    assert set(pulled.outs[0][0]) == {1.0}
     assert not lockers
 
 
-def test_interrupt_ends_a_wait_and_leaves_no_lock(serving, lockers):
-    slot, main = serving.slots["s", 0], threading.get_ident()
+def test_interrupt_ends_a_wait_and_leaves_no_lock(ways, lockers):
+    slot, main = ways.slot, threading.get_ident()
     look, looks = slot.look, list[Any]()
 
     def interrupted():
@@ -89,16 +74,16 @@ def test_interrupt_ends_a_wait_and_leaves_no_lock(serving, lockers):
 
     slot.look = interrupted
     with pytest.raises(KeyboardInterrupt):
-        call(serving, Part(0, 1, (), RANGES, at_least=5), wait=READ)
+        call(ways, read(ways.meta, target(), 5, Step()))
     assert not slot.waits
     assert not slot._mutex.locked()
     assert not slot._lock._file.mutex.locked()
     assert threading.main_thread() not in looks + lockers
 
 
-def test_an_event_loop_of_the_main_thread_ends_its_turn_first(serving, lockers):
+def test_an_event_loop_of_the_main_thread_ends_its_turn_first(ways, lockers):
     """As that of an asynchronous client with workers in its own process."""
-    slot, turns = serving.slots["s", 0], []
+    slot, turns = ways.slot, []
 
     def interrupted(shard):
         signal.raise_signal(signal.SIGINT)
@@ -126,8 +111,8 @@ def test_interrupt_waits_for_the_end_of_the_work():
     assert ended == [True]
 
 
-def test_error_of_a_signal_right_after_the_lock_gives_it_back(serving, monkeypatch):
-    lock, real = serving.slots["s", 0]._lock, fcntl.lockf
+def test_error_of_a_signal_right_after_the_lock_gives_it_back(ways, monkeypatch):
+    lock, real = ways.slot._lock, fcntl.lockf
     done = []
 
     def lockf(fd, command, *args):

@@ -1,62 +1,39 @@
-"""What a trainer does at shards that it reaches itself, without a message."""
+"""What a caller does at shards that it reaches itself, without a message."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from daskps.cluster.caller.deliveries import PreparedStep
-from daskps.cluster.caller.mapped import MappedShards
-from daskps.cluster.caller.reads import TRIES, PreparedRead, PreparedReads
-from daskps.cluster.caller.routes import Target
+from daskps.cluster.caller.near import NearCall, NearRoute
+from daskps.cluster.caller.reads import TRIES, PreparedRead, Reads
+from daskps.cluster.caller.routes import Target, push
 from daskps.cluster.host.hosted import HostedShard
-from daskps.cluster.wire.messages import Call
-from daskps.consistency import ASP
+from daskps.cluster.wire.deadline import Deadline
+from daskps.consistency import ASP, BSP
+from daskps.errors import ShardBusyError
 from daskps.layout.arrays import Layout
-from daskps.shards.deputy import NotHereError
+from daskps.shards.deputy import READING, set_gate
 from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
-from daskps.shards.steps import ADD, Item, Step, Tick, Ticket
-from tests.cluster.slots import LAYOUT, shared_slot
+from daskps.shards.steps import ADD, GRADIENT, Item, Step, Ticket
+from tests.cluster.callers import Far, Ways, call
+from tests.cluster.slots import shared_slot
 from tests.shards.making import held
 
 RUN = 7
 ALL = {0: (("float64", 0, 1000),)}
 
 
-class Session:
-    """A trainer beside one shard, whose owner may be gone."""
-
-    run, rank, clock, bsp = RUN, 0, 0, False
-
-    def __init__(self, slot: HostedShard) -> None:
-        self.is_live = True
-        self.lag = 0
-        self.moved(slot)
-        ways = SimpleNamespace(serving=lambda _: self.serving)
-        self.counters = SimpleNamespace(local_calls=0)
-        self.shards = SimpleNamespace(ways=ways, counters=self.counters)
-        positions = {(0, 0): 0}
-        self.meta = SimpleNamespace(
-            uid="s", where=self.where, layout=LAYOUT, positions=positions
-        )
-
-    def moved(self, slot: HostedShard) -> None:
-        """The shard is that of a slot from here on."""
-        self.serving = SimpleNamespace(
-            slots={("s", 0): slot}, is_live=lambda: self.is_live
-        )
-        self.where = SimpleNamespace(owners=("w",), hosts={"w": [0]})
-
-
 @pytest.fixture
 def slot(tmp_path: Path) -> HostedShard:
     slot = shared_slot(tmp_path)
     slot.locks_reads = False
+    slot.shard.generation = 1
     slot.shard.begin_run(RUN, ASP(), 2)
     return slot
 
@@ -82,18 +59,18 @@ def test_a_read_that_updates_ran_into_is_repeated(
     slot: HostedShard, updates: list[int], read: float
 ) -> None:
     """One may be under way; the second writes where was read."""
-    session: Any = Session(slot)
+    ways: Any = Ways(slot, RUN)
     out: Any = Disturbed(slot, updates)
-    assert PreparedRead(session, ALL).read(0, [out])
+    assert PreparedRead(ways, ALL).read(0, [out])
     assert out.found == {read}
 
 
 def test_a_read_that_updates_run_into_each_time_is_the_shards(
     slot: HostedShard,
 ) -> None:
-    session: Any = Session(slot)
+    ways: Any = Ways(slot, RUN)
     out: Any = Disturbed(slot, [2] * TRIES)
-    assert not PreparedRead(session, ALL).read(0, [out])
+    assert not PreparedRead(ways, ALL).read(0, [out])
 
 
 def test_a_read_of_pieces_in_both_buffers_takes_each_from_its_own() -> None:
@@ -101,8 +78,8 @@ def test_a_read_of_pieces_in_both_buffers_takes_each_from_its_own() -> None:
     shard = Shard(Segment(layout, 0, {}), {})
     shard.segment.is_together = False
     shard.begin_run(RUN, ASP(), 2)
-    session: Any = Session(HostedShard("s", layout, 0, shard))
-    read, out = PreparedRead(session, {0: (("float64", 2, 9),)}), np.empty(7)
+    ways: Any = Ways(HostedShard("s", layout, 0, shard), RUN)
+    read, out = PreparedRead(ways, {0: (("float64", 2, 9),)}), np.empty(7)
     for sequence, position in enumerate((1, 0, 1)):
         items = (Item(position, 0, np.ones((5, 7)[position])),)
         step = Step(ADD, items, producer=1, sequence=sequence)
@@ -114,27 +91,26 @@ def test_a_read_of_pieces_in_both_buffers_takes_each_from_its_own() -> None:
 def test_nothing_is_read_from_the_memory_of_a_worker_that_is_gone(
     slot: HostedShard,
 ) -> None:
-    session: Any = Session(slot)
-    assert PreparedRead(session, ALL).read(0, [np.empty(1000)])
-    session.is_live = False
-    assert not PreparedRead(session, ALL).read(0, [np.empty(1000)])
+    ways: Any = Ways(slot, RUN)
+    assert PreparedRead(ways, ALL).read(0, [np.empty(1000)])
+    ways.serving.lives = False
+    assert not PreparedRead(ways, ALL).read(0, [np.empty(1000)])
 
 
 def test_a_read_is_made_ready_anew_when_a_shard_has_moved(
     slot: HostedShard, tmp_path: Path
 ) -> None:
-    session: Any = Session(slot)
-    glances, out = PreparedReads(session), np.empty(1000)
+    ways: Any = Ways(slot, RUN)
+    reads, out = Reads(ways.meta, ways), np.empty(1000)
     target = Target(ALL, {0: [out]}, lambda: None)
-    assert glances.fill(target)
+    assert reads.fill(target, 0)
     assert set(out) == {0.0}
     heir = shared_slot(tmp_path)
     heir.locks_reads = False
     heir.shard.begin_run(RUN, ASP(), 2)
     held(heir.shard.segment)[0][:] = 5.0
-    session.moved(heir)
-    session.meta.where = session.where
-    assert glances.fill(target)
+    ways.moved(heir)
+    assert reads.fill(target, 0)
     assert set(out) == {5.0}
 
 
@@ -143,15 +119,74 @@ def test_no_step_goes_to_the_memory_of_a_worker_that_is_gone(
     slot: HostedShard, is_live: bool
 ) -> None:
     """It would be acknowledged, and lost."""
-    session: Any = Session(slot)
-    session.is_live = is_live
-    delivery = PreparedStep(session, (0,), "")
-    version = delivery.send({0: np.ones(1000)}, Tick(RUN, 0, 0, 0, ADD, 1.0))
-    assert (version is not None) is is_live
+    ways: Any = Ways(slot, RUN)
+    ways.serving.lives = is_live
+    step = Step(kind=ADD, run=RUN, rank=0, tick=True)
+    request = push(ways.meta, {0: np.ones(1000)}, step, everywhere=True)
+    reply, far = call(ways, request)
     assert slot.shard.segment.current.version == is_live
+    assert far.sent == ([] if is_live else [(request, [0])])
+    assert reply.versions == [(0, 1 if is_live else 99)]
 
 
-def test_no_call_goes_to_the_memory_of_a_worker_that_is_gone() -> None:
-    mapped: Any = SimpleNamespace(is_live=lambda: False)
-    with pytest.raises(NotHereError):
-        MappedShards.begin_now(mapped, Call("s", ()), 1.0)
+def test_what_only_the_owner_can_do_goes_by_message_as_it_is(slot: HostedShard) -> None:
+    slot.shard = Shard.as_deputy(slot.shard.segment, {})
+    set_gate(slot.shard.segment, READING)
+    ways = Ways(slot)
+    request = push(ways.meta, {0: np.ones(1000)}, Step(kind=ADD, producer=1))
+    reply, far = call(ways, request)
+    assert (reply.versions, far.sent) == ([(0, 99)], [(request, [0])])
+
+
+def test_what_was_accepted_is_not_sent_again(slot: HostedShard) -> None:
+    """What waits for the other trainers is left to the owner, without the arrays."""
+    ways = Ways(slot, RUN)
+    ways.serving.patience = 0.01
+    slot.shard.begin_run(RUN + 1, BSP(), 2)
+    ways.run = RUN + 1
+    step = Step(run=ways.run, rank=0, tick=True, kind=GRADIENT)
+    target = Target(ALL, {0: [np.empty(1000)]}, lambda: None)
+    arrays = {0: np.ones(1000)}
+    _, far = call(ways, push(ways.meta, arrays, step, everywhere=True, target=target))
+    [(sent, shards)] = far.sent
+    assert shards == [0]
+    assert not sent.arrays
+    assert (sent.step.clock, sent.step.tick, sent.changes) == (1, False, False)
+
+
+def test_a_shard_that_another_process_keeps_is_asked_by_message(
+    slot: HostedShard,
+) -> None:
+    """Who has its lock may be stopped: the owner hears of a fence meanwhile."""
+    ways, request = Ways(slot), None
+
+    def busy(seconds: float) -> None:
+        raise ShardBusyError("stopped")
+
+    slot._lock.acquire = busy  # type: ignore[union-attr,method-assign]  # as if it were taken
+    request = push(ways.meta, {0: np.ones(1000)}, Step(kind=ADD, producer=1))
+    reply, far = call(ways, request)
+    assert (reply.versions, far.sent) == ([(0, 99)], [(request, [0])])
+    assert not slot.waits
+
+
+def test_no_message_object_is_made_near(slot: HostedShard) -> None:
+    """What a message would say is not put together where none is sent."""
+    ways = Ways(slot)
+    request = push(ways.meta, {0: np.ones(1000)}, Step(kind=ADD, producer=1))
+    made: list[str] = []
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        names = frame.f_code.co_varnames
+        if event == "call" and frame.f_code.co_name == "<lambda>" and "_cls" in names:
+            made.append(frame.f_locals["_cls"].__name__)
+
+    near, far = NearRoute(request.route, cast("Any", ways)), cast("Any", Far())
+    one = NearCall(far, request, near, Deadline(None, "a push"))
+    sys.setprofile(note)
+    try:
+        one.run()
+    finally:
+        sys.setprofile(None)
+    assert "Step" not in made  # changed, not made anew
+    assert not {"Call", "Part", "Answer"} & set(made)

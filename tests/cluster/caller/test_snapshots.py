@@ -30,7 +30,6 @@ from daskps.cluster.host.copies import GROUP_NBYTES, CopyGroup, groups_of
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.keys import copy_key
 from daskps.cluster.wire.deadline import Deadline
-from daskps.cluster.wire.messages import Call
 from daskps.shards.reads import copy_parts
 from tests.support import gen_cluster, local_cluster, store, until
 
@@ -275,12 +274,15 @@ def half_pushed(s, client, value=1.0):
     source = Producer()
     shards.link.run(lambda: source.identify(shards.link))
     grads = {0: np.full(10, value, "f4")}
-    plan = routes.push(shards.meta, grads, Call(s.uid, (), kind=routes.ADD))
-    calls = {w: c._replace(producer=source.id) for w, c in plan.calls.items()}
-    first, second = s.placement
-    shards.call({first: calls[first]}, {}, Deadline(10, "half a push"))
-    rest = {second: calls[second]}
-    return source.id, lambda: shards.call(rest, {}, Deadline(10, "the rest"))
+    request = routes.push(
+        shards.meta, grads, routes.Step(kind=routes.ADD, producer=source.id)
+    )
+
+    def send(shard):
+        shards.far.start(request, [shard], Deadline(10, "half a push")).result()
+
+    send(0)
+    return source.id, lambda: send(1)
 
 
 def until_held(s):
@@ -383,19 +385,19 @@ def test_producer_announces_what_it_gave_up():
 def test_timed_out_push_blocks_no_snapshot(client):
     """A real one: the second host does not get it, and its caller gives up."""
     s = store(client)
-    shards = s._attached()
-    send, second = shards._send, s.placement[1]
+    far = s._attached().far
+    send, second = far._send, s.placement[1]
 
-    async def lose(worker, call, seconds):
+    async def lose(worker, request, shards, seconds):
         if worker == second:
             await asyncio.wait_for(asyncio.Event().wait(), seconds)
-        return await send(worker, call, seconds)
+        return await send(worker, request, shards, seconds)
 
-    shards._send = lose
+    far._send = lose
     with pytest.raises(TimeoutError):
         s.push({"w": np.ones(10, "f4")}, timeout=0.3)
     assert s.snapshot(timeout=10).version.pairs == ((0, 1), (1, 0))
-    shards._send = send
+    far._send = send
     s.push({"w": np.ones(10, "f4")})
     assert s.snapshot(timeout=10).version.pairs == ((0, 2), (1, 1))
 

@@ -103,7 +103,7 @@ class Busy:
         slot.shard.submit = slow
         step = Step(ADD, (Item(0, 0, np.ones(1000)),), producer=1)
         ticket = Ticket(step, owner=Countdown(1, lambda: None))
-        self._thread = threading.Thread(target=slot.submit_now, args=[ticket, 1.0])
+        self._thread = threading.Thread(target=slot.offer, args=[lambda: ticket, 1.0])
         self._thread.start()
         assert inside.wait(30)
 
@@ -182,7 +182,7 @@ def test_a_call_that_waits_hears_why_its_host_closes():
     assert answer.error is error
 
 
-def test_push_goes_by_message_where_room_is_not_made_in_time(monkeypatch):
+def test_push_goes_by_message_where_room_is_not_made_in_time(tmp_path, monkeypatch):
     """By message it waits for the directory as long as its caller does."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -193,14 +193,15 @@ def test_push_goes_by_message_where_room_is_not_made_in_time(monkeypatch):
         asked.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(ShardHost, "_is_crowded", lambda *_: True)
+    slot = shared_slot(tmp_path)
+    monkeypatch.setattr(slot.shard, "needs_room", lambda _: True)
     monkeypatch.setattr(ShardHost, "_make_room", make_room)
     try:
         with (
             bare_host(loop) as host,
             pytest.raises(ShardBusyError, match="which producers have ended"),
         ):
-            host.begin_now(Call("s", (Part(0),)), 0.01)
+            host.make_room(slot, 1, 0.01)
         assert asked.wait(30)
     finally:
         for task in asyncio.all_tasks(loop):

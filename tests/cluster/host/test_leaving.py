@@ -48,7 +48,7 @@ def ask(shard, slot):
     """Ask a shard for a plain read; return what becomes of it."""
     step = Step(generation=shard.generation, wait=READ)
     ticket = Ticket(step, owner=SimpleNamespace(one_done=lambda: None))
-    slot.submit_now(ticket, 1.0)
+    slot.offer(lambda: ticket, 1.0)
     return ticket.outcome
 
 

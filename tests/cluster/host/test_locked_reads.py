@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import dask
@@ -11,10 +12,10 @@ import pytest
 
 import daskps
 from daskps import config
+from daskps.cluster.caller.reads import PreparedRead
 from daskps.cluster.host import copying
 from daskps.cluster.host.hosted import Countdown
 from daskps.cluster.machine.locks import FileLock
-from daskps.cluster.wire.messages import Part
 from daskps.errors import ConsistencyError, ShardBusyError
 from daskps.shards.arrays.operations import PieceUpdate
 from daskps.shards.memory.publication import Publication
@@ -24,7 +25,7 @@ from tests.cluster.caller.test_verbs import CONTRACTS, in_task, new
 from tests.cluster.slots import shared_slot
 from tests.support import cleaned, local_cluster, store
 
-PART = Part(0, 1, (), (("float64", 0, 1000),))
+RANGES = (("float64", 0, 1000),)
 LOCKED = {"daskps.ways.locked-reads": True, "daskps.ways.process": False}
 
 
@@ -57,13 +58,14 @@ def test_a_read_waits_for_whoever_has_the_lock(slot, seconds):
     out, writer = np.empty(1000), FileLock(slot.block)
     writer.acquire(1)
     # Looking without the lock is not possible at all.
-    assert slot.glance(Step(wait=READ), PART, [out]) is None
+    ways: Any = SimpleNamespace(run=0, find_shard=lambda _: (None, slot))
+    assert not PreparedRead(ways, {0: RANGES}).is_possible
     with pytest.raises(ShardBusyError, match=r"its turn|stayed locked"):
-        slot.read(asks(slot), PART, [out], seconds)
+        slot.read(asks(slot), RANGES, [out], seconds)
     publish(slot, 3.0)
     timer = threading.Timer(0.05, writer.release)
     timer.start()
-    assert slot.read(asks(slot), PART, [out], 30).flip == 1
+    assert slot.read(asks(slot), RANGES, [out], 30).flip == 1
     timer.join()
     assert set(out) == {3.0}
     # And lets go of it.
@@ -81,7 +83,7 @@ def test_a_read_holds_the_lock_while_it_copies(slot, monkeypatch):
         return copy
 
     monkeypatch.setattr(copying, "copier", copier)
-    slot.read(asks(slot), PART, [np.empty(1000)])
+    slot.read(asks(slot), RANGES, [np.empty(1000)])
     assert held == [False]
 
 
@@ -89,12 +91,12 @@ def test_what_was_overwritten_is_not_read(slot):
     out, old, exact = np.empty(1000), asks(slot), asks(slot, exact=True)
     publish(slot, 1.0)
     # The publication before is still whole, the one before that is not.
-    assert slot.read(exact, PART, [out]).flip == 0
+    assert slot.read(exact, RANGES, [out]).flip == 0
     assert set(out) == {0.0}
     publish(slot, 2.0)
     with pytest.raises(ConsistencyError):
-        slot.read(exact, PART, [out])
-    assert slot.read(old, PART, [out]).flip == 2
+        slot.read(exact, RANGES, [out])
+    assert slot.read(old, RANGES, [out]).flip == 2
     assert set(out) == {2.0}
 
 

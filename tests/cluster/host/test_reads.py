@@ -20,7 +20,7 @@ from daskps.shards.memory.publication import Publication
 from daskps.shards.steps import READ, Step, Ticket
 from tests.cluster.slots import bare_host, shared_slot
 
-PART = Part(0, 1, (), (("float64", 0, 1000),))
+RANGES = (("float64", 0, 1000),)
 RUN = 7
 
 
@@ -59,7 +59,7 @@ def test_read_that_a_dying_writer_ran_into_is_whole(slot, run):
         slot.shard.begin_run(run, ASP(), 2)
     ticket, out = asks(slot, run), np.empty(1000)
     killed(slot.shard.segment)
-    ready = slot.read(ticket, PART, [out])
+    ready = slot.read(ticket, RANGES, [out])
     assert ready.flip == slot.shard.segment.flip
     assert set(out) == {0.0}
 
@@ -69,7 +69,7 @@ def test_exact_read_that_a_dying_writer_ran_into_is_refused(slot):
     ticket = asks(slot, RUN)
     killed(slot.shard.segment)
     with pytest.raises(ClockError, match="gone"):
-        slot.read(ticket, PART, [np.empty(1000)])
+        slot.read(ticket, RANGES, [np.empty(1000)])
 
 
 def test_exact_read_of_a_run_that_is_over_says_so(slot):
@@ -78,7 +78,7 @@ def test_exact_read_of_a_run_that_is_over_says_so(slot):
     slot.shard.end_run(RUN, "it was cancelled")
     Publication(slot.shard.segment).commit()
     with pytest.raises(RunCancelledError, match="it was cancelled"):
-        slot.read(ticket, PART, [np.empty(1000)])
+        slot.read(ticket, RANGES, [np.empty(1000)])
 
 
 def test_trainers_read_needs_no_turn_for_the_latest_weights(slot):
@@ -88,7 +88,7 @@ def test_trainers_read_needs_no_turn_for_the_latest_weights(slot):
     for _ in range(2):
         Publication(slot.shard.segment).commit()
     with ThreadPoolExecutor(1) as threads, slot._mutex:
-        ready = threads.submit(slot.read, ticket, PART, [out]).result(10)
+        ready = threads.submit(slot.read, ticket, RANGES, [out]).result(10)
     assert ready.flip == slot.shard.segment.flip
     assert not out.any()
 
@@ -105,7 +105,7 @@ def test_read_does_not_wait_for_its_turn_on_the_event_loop(slot, monkeypatch):
 
     async def run():
         with bare_host(asyncio.get_running_loop(), slot) as host:
-            return await host.call(Call("s", (PART,), wait=READ))
+            return await host.call(Call("s", (Part(0, 1, (), RANGES),), wait=READ))
 
     [answer] = asyncio.run(run())
     assert answer.arrays[0].shape == (1000,)

@@ -25,7 +25,7 @@ from daskps.cluster.wire.messages import (
     unpack_reply,
 )
 from daskps.shards.memory.format import MAX_PRODUCERS, N_PRODUCERS
-from daskps.shards.steps import ADD, GRADIENT
+from daskps.shards.steps import ADD, GRADIENT, Step
 from tests.support import store
 
 W = np.arange(10, dtype="f4")
@@ -46,8 +46,7 @@ def call_of(store, data=None, **head):
     head = {"kind": ADD, "producer": 10**9, "sequence": 0, **head}
     data = np.ones(10, "f4") if data is None else data
     meta = store._attached().meta
-    plan = routes.push(meta, {0: data}, Call(store.uid, (), **head))
-    [call] = plan.calls.values()
+    call = routes.push(meta, {0: data}, Step(**head)).call(meta, [0], 30.0, "")
     return call, pack_call(call)
 
 

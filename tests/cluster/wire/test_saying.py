@@ -26,7 +26,7 @@ from daskps.cluster.wire.messages import (
 from daskps.cluster.wire.wellformed import MOST_SECONDS, check
 from daskps.errors import ClockError, DaskPSError, ProtocolError, RunCancelledError
 from daskps.layout.arrays import Layout
-from daskps.shards.steps import GRADIENT, NOTHING, Item
+from daskps.shards.steps import GRADIENT, NOTHING, Item, Step
 from daskps.version import Version
 
 
@@ -42,7 +42,9 @@ def meta() -> StoreMap:
 
 def push(meta: StoreMap, *indices: int, **more: Any) -> dict[str, Call]:
     arrays = {index: np.ones(4) for index in indices}
-    return dict(routes.push(meta, arrays, Call("u", (), kind=GRADIENT), **more).calls)
+    request = routes.push(meta, arrays, Step(kind=GRADIENT), **more)
+    hosts = {meta.owners[shard]: [shard] for shard in request.route.cuts}
+    return {w: request.call(meta, shards, 1.0, "") for w, shards in hosts.items()}
 
 
 def test_a_push_says_which_shards_it_goes_to(meta: StoreMap) -> None:
@@ -67,11 +69,14 @@ def test_a_read_waits_for_the_versions_of_its_shards_alone() -> None:
 
 
 def test_a_call_that_waits_on_ticks_no_second_time(meta: StoreMap) -> None:
-    [call] = push(meta, 1).values()
-    call = Call("u", call.parts, GRADIENT, clock=3, tick=True).waiting()
+    step = Step(kind=GRADIENT, clock=3, tick=True)
+    request = routes.push(meta, {1: np.ones(4)}, step)
+    assert request.changes
+    waiting = request.waiting()
+    call = waiting.call(meta, [1], 1.0, "")
     assert (call.kind, call.clock, call.tick) == (NOTHING, 4, False)
     assert [part.items for part in call.parts] == [()]
-    assert not call.changes
+    assert not waiting.changes
 
 
 def spoiled(*, head: dict[str, Any], part: dict[str, Any], n_parts: int) -> Any:

@@ -20,7 +20,7 @@ from daskps.cluster.host.host import HOSTS
 from daskps.cluster.upstream import loads
 from daskps.cluster.wire.deadline import Deadline
 from daskps.cluster.wire.encoding import encoded
-from daskps.cluster.wire.messages import Call
+from daskps.shards.steps import Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -80,9 +80,9 @@ class TaskContext:
         self._weights.copy_to(self.stepper.target, place, partial(self._read, place))
 
     def _read(self, place: RoundId, target: Target) -> None:
-        plan = routes.read(self.meta, target, None, self.call(clock=place.round))
+        request = routes.read(self.meta, target, None, self.step(clock=place.round))
         what = f"the pull for round {place.round} of run {place.run}"
-        self.shards.call(plan.calls, plan.outs, Deadline(None, what))
+        self.shards.call(request, Deadline(None, what))
 
     def keep(self, found: Computed) -> Contribution:
         """Return what a rank delivers as it is kept; the arrays stay the caller's.
@@ -113,9 +113,9 @@ class TaskContext:
         )
         self.link.run(lambda: told)
 
-    def call(self, **head: Any) -> Call:
-        """Return what a message of the run's one rank has in common."""
-        return Call(self.work.uid, (), run=self.work.run, rank=0, **head)
+    def step(self, **said: Any) -> Step:
+        """Return what the run's one rank says."""
+        return Step(run=self.work.run, rank=0, **said)
 
 
 class Weights:

@@ -6,7 +6,7 @@ from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 from daskps import codecs
-from daskps.cluster.caller.client import gather
+from daskps.cluster.caller.far import gather
 from daskps.cluster.host.contributions import PartialSum
 from daskps.cluster.wire.messages import unpack_array
 from daskps.errors import ContributionLostError, StaleGenerationError
@@ -69,7 +69,7 @@ class Sums:
     async def _ask(self, worker: str) -> list[list[PartialSum]]:
         try:
             shards = self.context.meta.hosts.get(worker, ())
-            async with self.context.shards.liveness.over(
+            async with self.context.shards.far.liveness.over(
                 worker, shards, self.place.run
             ):
                 rows = await self.context.link.control(

@@ -16,9 +16,8 @@ from daskps.cluster.host.contributions import Receipt
 from daskps.cluster.runs.graph.context import GraphWork, context_of
 from daskps.cluster.runs.graph.sums import Sums
 from daskps.cluster.wire.deadline import Deadline
-from daskps.cluster.wire.messages import Part
 from daskps.errors import ConsistencyError
-from daskps.shards.steps import NOTHING, Item
+from daskps.shards.steps import NOTHING
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
@@ -110,24 +109,17 @@ def reduce_round(
             f"trainers of a run must send the same kind"
         )
     weighs = sum(r.rows for r in receipts) > 0
-    parts = {
-        shard: Part(
-            shard,
-            items=tuple(Item(p, 0, a) for p, a in arrays.items()) if weighs else (),
-        )
-        for shard, arrays in found.items()
-    }
-    call = context.call(
+    step = context.step(
         kind=kinds.pop() if kinds else NOTHING,
         clock=place.round,
         tick=True,
         sequence=place.round,
         weight=float(weighs),
-        given=True,
     )
-    calls = routes.by_host(context.meta, parts, call)
+    arrays = found if weighs else {shard: {} for shard in found}
+    request = routes.pieces(context.meta, arrays, step)
     # Before the round is applied: of a round that is complete, they are there.
     context.note(place, [*map(tuple, sorted(receipts))], 0 in duty.shards)
     deadline = Deadline(None, f"round {place.round} of run {work.run}")
-    context.shards.call(calls, {}, deadline)
+    context.shards.call(request, deadline)
     return place.round

@@ -1,0 +1,376 @@
+"""Calls to shards of other processes: sent until they are answered, wherever those are.
+
+What carries them is behind one small interface, :class:`Wire`. All else is here: whom
+to ask where the shards have moved, how often to try again, and what to say of a call
+that is late. A call that is sent again is the same call: a shard that has applied it
+knows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import uuid
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+
+from daskps.cluster.caller.liveness import Liveness, check_located
+from daskps.cluster.caller.routes import Reply, Request
+from daskps.cluster.host.host import HOSTS
+from daskps.cluster.machine.membership import owner_of, pid_of
+from daskps.cluster.wire.messages import Answer, Call, pack_call, unpack_answers
+from daskps.errors import DaskPSError, StaleGenerationError
+from daskps.shards.steps import NO_WAIT
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Iterable, Sequence
+
+    from daskps.cluster.caller.link import CallFuture, Link
+    from daskps.cluster.caller.routes import Target
+    from daskps.cluster.caller.shard_map import StoreMap
+    from daskps.cluster.caller.ways import Ways
+    from daskps.cluster.wire.deadline import Deadline
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+#: How long one message may wait at a host before it asks again. Bounds what a host
+#: keeps for a caller that is gone.
+WAIT_SECONDS = 20.0
+#: How long the directory may think about where shards are that a worker left: the
+#: first time, and after that.
+FIRST_SECONDS, ADOPT_SECONDS = 1.0, 5.0
+#: How long a host may take to say who keeps a call that is late.
+ASK_SECONDS = 0.5
+#: Pauses between two tries to reach a host that does not answer.
+BACKOFF_SECONDS = (0.01, 0.05, 0.2, 0.5)
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a handle has done: messages, calls without one, their bytes, retries."""
+
+    messages: int = 0
+    local_calls: int = 0
+    nbytes: int = 0
+    retries: int = 0
+
+
+class Wire(Protocol):
+    """What carries a call to the host of another process, and its answers back."""
+
+    async def exchange(self, worker: str, call: Call, seconds: float) -> list[Answer]:
+        """Return the answers of a worker's host, within so many seconds.
+
+        What is raised is of the connection, or what the host refuses the call with.
+        """
+
+
+class DaskWire:
+    """Calls as messages over Dask's own connections.
+
+    Parameters
+    ----------
+    link : Link
+        The way to the cluster.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def exchange(self, worker: str, call: Call, seconds: float) -> list[Answer]:
+        """Return the answers of a worker's host; see :class:`Wire`."""
+        sent = self._link.rpc(worker, "daskps_call", **pack_call(call))
+        reply = await asyncio.wait_for(
+            sent, None if seconds == float("inf") else seconds
+        )
+        return unpack_answers(reply, f"worker {worker}", call)
+
+
+class Far:
+    """Calls by message to the shards of one store, from an event loop.
+
+    Parameters
+    ----------
+    link : Link
+        The way to the cluster.
+    meta : StoreMap
+        The store.
+    ways : Ways
+        How this process reaches its hosts.
+    size : int
+        How many callers may wait at once: the trainers of a run.
+    """
+
+    def __init__(self, link: Link, meta: StoreMap, ways: Ways, size: int) -> None:
+        self.link, self._meta, self._ways = link, meta, ways
+        self.counters = Counters()
+        self._wire: Wire = DaskWire(link)
+        self._name, self._numbers = uuid.uuid4().hex, itertools.count()
+        #: What shards that were away when they were last looked for wait for.
+        self._waits: dict[int, str] = {}
+        # No method: a cycle would keep the shards' memory mapped until it is collected.
+        self._locate = partial(_locate, link, meta.uid)
+        self.liveness = Liveness(self._locate, meta.name, size)
+
+    def start(
+        self, request: Request, shards: Sequence[int], deadline: Deadline
+    ) -> CallFuture[Reply]:
+        """Begin a call from a thread; see :meth:`call`."""
+        return self.link.start(partial(self.call, request, shards, deadline))
+
+    async def call(
+        self,
+        request: Request,
+        shards: Iterable[int],
+        deadline: Deadline,
+        tries: int = 0,
+    ) -> Reply:
+        """Send a call to these of its shards, one message to each of their hosts.
+
+        Parameters
+        ----------
+        request : Request
+            What is said; what it reads is in its target afterwards.
+        shards : iterable of int
+            To which of its shards.
+        deadline : Deadline
+            Its end, and what is waited for.
+        tries : int
+            How often it was tried in vain already.
+
+        Returns
+        -------
+        Reply
+            What the shards have said.
+        """
+        hosts = self._hosts_of(shards)
+        replies = await gather(
+            *(
+                self._to_host(worker, request, of, deadline=deadline, tries=tries)
+                for worker, of in hosts.items()
+            )
+        )
+        return joined(replies)
+
+    def _hosts_of(self, shards: Iterable[int]) -> dict[str, list[int]]:
+        """Return the shards by the worker that owns them."""
+        hosts: dict[str, list[int]] = {}
+        owners = self._meta.where.owners
+        for shard in shards:
+            hosts.setdefault(owners[shard], []).append(shard)
+        return hosts
+
+    async def _to_host(
+        self,
+        worker: str,
+        request: Request,
+        shards: list[int],
+        *,
+        deadline: Deadline,
+        tries: int,
+    ) -> Reply:
+        """Send a call to one host until it is answered, or that is in vain.
+
+        Where its shards have moved it goes to those that have them now.
+        """
+        while True:
+            try:
+                left = deadline.left()
+                answers = await self._send(worker, request, shards, left)
+                raise_first(answers)
+            except TimeoutError:
+                raise await self.late(deadline, request, shards) from None
+            except (OSError, StaleGenerationError) as error:
+                try:
+                    tries = await self.relocate(
+                        shards, error, tries=tries, deadline=deadline
+                    )
+                except TimeoutError:
+                    raise await self.late(deadline, request, shards) from error
+                if [*self._hosts_of(shards)] != [worker]:
+                    return await self.call(request, shards, deadline, tries)
+                continue
+            if not any(a.parked for a in answers):
+                _fill(request.target, answers)
+                return Reply(
+                    [(a.shard, a.version) for a in answers],
+                    max(a.lag for a in answers),
+                    sum(a.duplicate for a in answers),
+                )
+            if all(a.applied for a in answers):
+                request = request.waiting()
+
+    async def _send(
+        self, worker: str, request: Request, shards: Sequence[int], left: float
+    ) -> list[Answer]:
+        token, run = f"{self._name}-{next(self._numbers)}", request.step.run
+        call = request.call(self._meta, shards, min(left, WAIT_SECONDS), token)
+        async with self.liveness.over(worker, shards, run):
+            if (
+                self._ways.is_near(worker)
+                and HOSTS[worker].worker.loop is self.link.loop
+            ):
+                self.counters.local_calls += 1
+                return await HOSTS[worker].call(call)
+            if self._ways.is_gone(worker):
+                # Dask would try to connect for a while.
+                raise OSError(f"the process of worker {worker} has died")
+            self.counters.messages += 1
+            self.counters.nbytes += call.nbytes
+            try:
+                return await self._wire.exchange(worker, call, left)
+            except asyncio.CancelledError:
+                self._give_up(worker, call)
+                raise
+
+    def _give_up(self, worker: str, call: Call) -> None:
+        """Tell a host that nobody waits for a call any more.
+
+        Where this gets lost the host lets the call go after its `wait_seconds`.
+        """
+        if call.wait != NO_WAIT or call.run:
+            self.link.start(
+                lambda: self.link.control(
+                    worker, "give_up", store=call.store, token=call.token
+                )
+            )
+
+    async def relocate(
+        self,
+        shards: Sequence[int],
+        error: Exception,
+        *,
+        tries: int,
+        deadline: Deadline,
+        run: int = 0,
+    ) -> int:
+        """Find out where to send a message again that failed, and whether to.
+
+        `run` is for whom, where no trainer calls. Returns how often it was tried in
+        vain where the shards still are.
+        """
+        where, wait = self._meta.where, FIRST_SECONDS
+        while True:
+            left = deadline.left()
+            # For half of what is left at most: an answer says what keeps them.
+            work = self._locate(run or self._ways.run, wait_seconds=min(left / 2, wait))
+            seconds = None if left == float("inf") else left
+            located = await self.link.within(work, seconds, deadline.what)
+            self._waits, wait = dict(located["waits"]), ADOPT_SECONDS
+            check_located(self._meta.name, located, shards)
+            if not set(shards) & set(located["adopting"]):
+                break
+        self.counters.retries += 1
+        logger.debug("%s: try %d: %r", deadline.what, tries + 2, error)
+        self._ways.moved(located)
+        if self._meta.where != where:
+            return 0
+        if isinstance(error, StaleGenerationError) and tries >= 3:
+            logger.warning("%s gives up: %s", deadline.what, error)
+            raise error
+        pause = BACKOFF_SECONDS[min(tries, len(BACKOFF_SECONDS) - 1)]
+        await asyncio.sleep(min(pause, deadline.left()))
+        return tries + 1
+
+    # -- what to say of a call that is late ------------------------------------
+
+    async def late(
+        self, deadline: Deadline, request: Request, shards: Sequence[int]
+    ) -> TimeoutError:
+        """Return the error that says what a call has waited for, and who keeps it."""
+        worker = self._meta.where.owners[shards[0]]
+        named = ", ".join(map(str, shards[:8])) + (", ..." if len(shards) > 8 else "")
+        where = f"{'shards' if len(shards) > 1 else 'shard'} {named} at worker {worker}"
+        if why := await self._who_keeps(worker, shards):
+            where += f", {why}"
+        # In a run, what waits on may be the rest of a push that was accepted.
+        return deadline.error(where, changes=request.changes or bool(request.step.run))
+
+    async def _who_keeps(self, worker: str, shards: Sequence[int]) -> str:
+        await self._look_who_is_away()
+        for shard in shards:
+            if shard in self._waits:
+                return f"which {self._waits[shard]}"
+        why = ""
+        try:
+            asked = self.link.control(
+                worker, "locked", store=self._meta.uid, shards=shards
+            )
+            for shard, pid in await asyncio.wait_for(asked, ASK_SECONDS):
+                why = f"where process {pid} of its machine has locked shard {shard}"
+        except (OSError, DaskPSError):
+            places = self._meta.where.segments
+            names = [places[i].name for i in shards if i in places]
+            pid = pid_of(owner_of(names[0])) if names else 0
+            process = f" (process {pid} of its machine)" if names else ""
+            why = f"which does not answer{process}"
+        return why
+
+    async def _look_who_is_away(self) -> None:
+        """Ask what shards wait for that are away, but not for long."""
+        with contextlib.suppress(OSError, DaskPSError):
+            located = await asyncio.wait_for(self._locate(self._ways.run), ASK_SECONDS)
+            self._waits = dict(located["waits"])
+
+    async def who_is_away(self) -> str:
+        """Return which shard is away, and what it waits for, in words."""
+        await self._look_who_is_away()
+        for shard, why in sorted(self._waits.items()):
+            return f"shard {shard} at worker {self._meta.owners[shard]}, which {why}"
+        return ""
+
+
+def joined(replies: Iterable[Reply]) -> Reply:
+    """Return what several hosts have said as one reply."""
+    versions: list[tuple[int, int]] = []
+    lag = duplicates = 0
+    for reply in replies:
+        versions += reply.versions
+        lag = max(lag, reply.lag)
+        duplicates += reply.duplicates
+    return Reply(versions, lag, duplicates)
+
+
+def raise_first(answers: Sequence[Answer]) -> None:
+    """Raise the first error among answers."""
+    for answer in answers:
+        if answer.error is not None:
+            raise answer.error
+
+
+def _fill(target: Target | None, answers: Sequence[Answer]) -> None:
+    """Copy what was read to where it was asked for."""
+    for answer in answers:
+        if answer.arrays and target is not None:
+            for out, array in zip(
+                target.outs[answer.shard], answer.arrays, strict=True
+            ):
+                np.copyto(out, array)
+
+
+async def _locate(
+    link: Link, uid: str, run: int = 0, wait_seconds: float = 0.0
+) -> dict[str, Any]:
+    found: dict[str, Any] = await link.directory(
+        "locate", uid=uid, run=run, wait_seconds=wait_seconds
+    )
+    return found
+
+
+async def gather(*work: Awaitable[T]) -> list[T]:
+    """Await all; at the first error cancel the rest and wait until they stopped."""
+    if len(work) == 1:
+        return [await work[0]]
+    tasks = [asyncio.ensure_future(w) for w in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

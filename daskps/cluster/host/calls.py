@@ -1,0 +1,129 @@
+"""One message to a host: a ticket for each of its shards, and what these answer."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from daskps.cluster.host.hosted import Countdown, HostedShard
+from daskps.cluster.wire.messages import Answer, Call, Part
+from daskps.errors import ConsistencyError, ShardBusyError
+from daskps.shards.deputy import NotHereError
+from daskps.shards.steps import NO_WAIT, READ, Step, Ticket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from daskps.reduction import Empty
+    from daskps.typing import Array
+
+#: What a read gets to wait for its turn, however late it is.
+MIN_SECONDS = 0.01
+
+Started = tuple[HostedShard, Part, Ticket]
+
+
+def start_call(
+    slots: Sequence[HostedShard],
+    call: Call,
+    owned: bool,
+    callback: Callable[[], None],
+) -> tuple[Countdown, list[Started]]:
+    """Put a call into the inboxes of its shards.
+
+    Parameters
+    ----------
+    slots : sequence of HostedShard
+        The shards of its parts.
+    call : Call
+        What is said to them.
+    owned : bool
+        Whether its arrays may be kept and changed.
+    callback : callable
+        Called once all of them are done with it.
+
+    Returns
+    -------
+    pending : Countdown
+        Whose `done` says so too.
+    started : list of (HostedShard, Part, Ticket)
+        One for each part.
+    """
+    pending = Countdown(len(slots), callback)
+    started = [
+        (slot, part, Ticket(step_of(call, part, owned), owner=pending))
+        for slot, part in zip(slots, call.parts, strict=True)
+    ]
+    for slot, _, ticket in started:
+        slot.put(ticket)
+    return pending, started
+
+
+def answers_of(
+    started: Sequence[Started], empty: Empty, *, seconds: float
+) -> list[Answer]:
+    """Return what the shards say, reading what they may; see :meth:`HostedShard.read`.
+
+    A read whose turn does not come within these seconds, together, waits on. With 0 it
+    raises ShardBusyError.
+    """
+    end, found = time.monotonic() + seconds, []
+    for one in started:
+        left = max(MIN_SECONDS, end - time.monotonic()) if seconds else 0.0
+        found.append(_answer(one, empty, left))
+    return found
+
+
+def _answer(started: Started, empty: Empty, seconds: float) -> Answer:
+    slot, part, ticket = started
+    outcome = ticket.outcome
+    if isinstance(outcome, Exception):
+        return Answer(part.shard, error=outcome, applied=ticket.applied)
+    if outcome is None:
+        return Answer(part.shard, parked=True, applied=ticket.applied)
+    version = ticket.version or outcome.version
+    outs: tuple[Array, ...] = ()
+    if part.ranges:
+        outs = tuple(empty(stop - start, dtype) for dtype, start, stop in part.ranges)
+        try:
+            outcome = slot.read(ticket, part.ranges, outs, seconds)
+        except ShardBusyError:
+            if not seconds:
+                raise
+            return Answer(part.shard, parked=True, applied=ticket.applied)
+        except (ConsistencyError, NotHereError) as error:
+            return Answer(part.shard, error=error, applied=ticket.applied)
+        version = outcome.version
+    return Answer(
+        part.shard,
+        version=version,
+        duplicate=outcome.duplicate,
+        lag=outcome.lag,
+        arrays=outs,
+    )
+
+
+def step_of(call: Call, part: Part, owned: bool) -> Step:
+    """Return what `call` says to the shard of `part`."""
+    wait = call.wait
+    if wait == NO_WAIT and part.ranges:
+        wait = READ
+    return Step(
+        kind=call.kind,
+        items=part.items,
+        run=call.run,
+        rank=call.rank,
+        clock=call.clock,
+        tick=call.tick,
+        producer=call.producer,
+        sequence=call.sequence,
+        generation=part.generation,
+        weight=call.weight,
+        lr=call.lr,
+        wait=wait,
+        at_least=part.at_least,
+        owned=owned,
+        floor=call.floor,
+        touched=call.touched,
+        whole=call.whole,
+    )

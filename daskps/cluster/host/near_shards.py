@@ -1,0 +1,43 @@
+"""Shards that threads of this process can call, whoever owns them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from daskps.cluster.host.hosted import HostedShard
+    from daskps.reduction import Empty
+
+
+class NearShards(ABC):
+    """Shards of one worker, in its process or mapped into another one.
+
+    Parameters
+    ----------
+    empty : callable
+        Makes arrays for what is read and widened here.
+    patience : float
+        Seconds a call waits here at most.
+    """
+
+    #: Whether they are those of this process.
+    is_own = False
+
+    def __init__(self, empty: Empty, patience: float) -> None:
+        self.slots: dict[tuple[str, int], HostedShard] = {}
+        self.empty, self.patience = empty, patience
+
+    @abstractmethod
+    def is_live(self) -> bool:
+        """Return whether who owns the shards is there."""
+
+    @abstractmethod
+    def make_room(self, slot: HostedShard, producer: int, seconds: float) -> None:
+        """Make room at a shard for the pushes of a producer, if it needs any.
+
+        Raises
+        ------
+        ShardBusyError
+            Where that takes longer than so many seconds.
+        """

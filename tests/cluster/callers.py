@@ -1,0 +1,89 @@
+"""Stand-ins for what a call near a shard needs of the cluster."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from daskps.cluster.caller.far import Counters
+from daskps.cluster.caller.near import NearRoute, call_near
+from daskps.cluster.caller.routes import Reply, Request
+from daskps.cluster.caller.shard_map import StoreMap
+from daskps.cluster.host.hosted import HostedShard
+from daskps.cluster.host.near_shards import NearShards
+from daskps.cluster.wire.deadline import Deadline
+
+
+def map_of(slot: HostedShard) -> StoreMap:
+    """Return what a handle knows of a store of one shard."""
+    wire = {
+        "uid": "s",
+        "name": "s",
+        "session": True,
+        "layout": slot.layout.to_wire(),
+        "owners": ["tcp://w"],
+        "generations": [slot.shard.generation],
+        "segments": [],
+        "rules": b"",
+        "optimizers": [],
+        "cluster": "",
+    }
+    return StoreMap(wire)
+
+
+class Mapped(NearShards):
+    """Shards of a worker that may be gone."""
+
+    def __init__(self) -> None:
+        super().__init__(np.empty, 5.0)
+        self.lives = True
+
+    def is_live(self) -> bool:
+        """Return whether who owns the shards is there."""
+        return self.lives
+
+    def make_room(self, slot: HostedShard, producer: int, seconds: float) -> None:
+        """Leave that to the owner."""
+
+
+class Ways:
+    """How a process, or the trainer of a run, reaches one shard."""
+
+    def __init__(self, slot: HostedShard, run: int = 0) -> None:
+        self.run, self.rank, self.bsp = run, 0 if run else -1, False
+        self.serving, self.slot = Mapped(), slot
+        self.meta = map_of(slot)
+
+    def moved(self, slot: HostedShard) -> None:
+        """The shard is that of a slot from here on."""
+        self.slot = slot
+        self.meta.where = replace(self.meta.where)
+
+    def find_shard(self, shard: int, by_owner: bool = False) -> Any:
+        """Return the shard, and what serves it."""
+        return self.serving, self.slot
+
+
+class Far:
+    """What sends messages: notes them, and answers at once with version 99."""
+
+    def __init__(self) -> None:
+        self.counters = Counters()
+        self.sent: list[tuple[Request, list[int]]] = []
+
+    def start(self, request: Request, shards: Any, deadline: Any) -> Any:
+        """Answer a message."""
+        self.sent.append((request, [*shards]))
+        done: Future[Reply] = Future()
+        done.set_result(Reply([(shard, 99) for shard in shards]))
+        return done
+
+
+def call(ways: Any, request: Request) -> tuple[Reply, Far]:
+    """Make a call; return its reply, and what was sent for it."""
+    far: Any = Far()
+    near = NearRoute(request.route, ways)
+    return call_near(far, request, near, Deadline(60, "a call")), far
