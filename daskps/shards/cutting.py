@@ -38,19 +38,19 @@ def follow_order(shard: Shard, name: str, order: Order, ticket: Ticket) -> list[
     return shard.submit(held)
 
 
-def holds(shard: Shard, name: str) -> bool:
+def holds_steps(shard: Shard, name: str) -> bool:
     """Return whether a cut still holds every new step."""
     return shard.cut is not None and shard.cut.name == name
 
 
 def end_cut(shard: Shard, name: str) -> list[Ticket]:
     """Release what waits for a cut; twice is fine."""
-    if not holds(shard, name):
+    if not holds_steps(shard, name):
         return []
     return shard.release_cut("it was released here")
 
 
-def settle(shard: Shard, run: int, owner: int, floor: int) -> list[Ticket]:
+def settle_steps(shard: Shard, run: int, owner: int, floor: int) -> list[Ticket]:
     """Hear that an owner's steps below `floor` were answered or given up."""
     if owner < 0 and shard.segment.current.fixed[RUN] != run:
         return []
@@ -61,7 +61,7 @@ def settle(shard: Shard, run: int, owner: int, floor: int) -> list[Ticket]:
     return shard.cut.advance(shard.segment)
 
 
-def excuse(shard: Shard, name: str, owners: Iterable[int]) -> list[Ticket]:
+def excuse_owners(shard: Shard, name: str, owners: Iterable[int]) -> list[Ticket]:
     """Wait no longer for the steps of some owners."""
     if shard.cut is None or shard.cut.name != name:
         return []

@@ -25,7 +25,6 @@ OPEN: Final = 0
 READING: Final = 1
 CLOSED: Final = 2
 RELEASED: Final = 3
-N_GATES: Final = 4
 
 
 class NotHereError(Exception):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from daskps.consistency import SSP, Policy
 from daskps.errors import (
     ClockError,
@@ -27,6 +29,10 @@ from daskps.shards.memory.format import (
 )
 from daskps.shards.steps import NOTHING, Step
 
+#: What a round says to a step.
+NEW: Final = "new"
+REPEAT: Final = "repeat"
+EARLY: Final = "early"
 #: Codes of the policies in a record; 0 is no run at all.
 CODES = {"bsp": 1, "ssp": 2, "asp": 3}
 
@@ -140,7 +146,7 @@ def note_step(record: Record, step: Step) -> None:
         row[FIRST] = row[NEXT]
 
 
-def place(record: Record, rank: int) -> tuple[int, int]:
+def find_place(record: Record, rank: int) -> tuple[int, int]:
     """Return a rank's clock and the sequence number its open clock began with."""
     row = record.ranks[rank]
     return int(row[CLOCK]), int(row[FIRST])
@@ -159,6 +165,48 @@ def replaced(step: Step) -> RunCancelledError:
     )
 
 
+def judge_step(
+    step: Step, state: tuple[int, bool, bool], following: int, uncommitted: int
+) -> str:
+    """Return whether a step under BSP is NEW, a REPEAT, or EARLY by one round.
+
+    Parameters
+    ----------
+    step : Step
+        What a trainer sends.
+    state : (int, bool, bool)
+        The open round, and whether the trainer's rank has ticked in it, or finished.
+    following, uncommitted : int
+        The next number of the rank, without and with pushes before its tick.
+
+    Raises
+    ------
+    ClockError
+        When its rank has finished, or has skipped a round.
+    RunCancelledError
+        When another trainer has taken the place of the one that sends it.
+    """
+    now, has_ticked, has_finished = state
+    if is_older(step, following):
+        # Also where it would complete what its successor has dropped.
+        raise replaced(step)
+    if step.sequence < uncommitted:
+        return REPEAT
+    if has_finished:
+        raise ClockError(finished(step))
+    if step.clock < now:
+        # Sent again after a timeout, under a new number: the first one counts.
+        return REPEAT
+    if step.clock == now:
+        return REPEAT if has_ticked else NEW
+    if step.clock == now + 1 and has_ticked:
+        return EARLY
+    raise ClockError(
+        f"rank {step.rank} sends clock {step.clock} while this shard is in round {now}; "
+        f"a trainer ticks once per round, on every shard"
+    )
+
+
 def lost(step: Step) -> ContributionLostError:
     """Return what a step gets whose rank's pushes before it went with the owner."""
     return ContributionLostError(
@@ -172,14 +220,6 @@ def other_kind(step: Step, kind: str) -> ConsistencyError:
     return ConsistencyError(
         f"rank {step.rank} sends a {step.kind} in a round of {kind}s; all trainers of a "
         f"run must send the same kind"
-    )
-
-
-def skipped(step: Step, now: int) -> str:
-    """Return what a step is told that is not of the open round, nor of one before."""
-    return (
-        f"rank {step.rank} sends clock {step.clock} while this shard is in round {now}; "
-        f"a trainer ticks once per round, on every shard"
     )
 
 

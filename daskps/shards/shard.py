@@ -5,8 +5,8 @@ Every race is a plain sequence of calls here. The owner of the segment's lock ca
 must wait stays parked inside, as data, until a later call completes it.
 
 What a step's arrays become is in `planning`, when its wait is over in `reads`, what
-a run has in the record in `run_record`, the contributions to a round in `rounds`,
-what a cut holds back in `cuts`.
+becomes of a run in `run_state`, the contributions to a round in `rounds`, what a cut
+holds back in `cuts`.
 """
 
 from __future__ import annotations
@@ -15,27 +15,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daskps.consistency import BSP, Policy
-from daskps.shards import ending, producers, run_record
+from daskps.consistency import Policy
+from daskps.shards import producers, run_record
 from daskps.shards.arrays.planning import UpdatePlanner
 from daskps.shards.cuts.cut import Cut, broken
 from daskps.shards.cuts.floors import Floors
 from daskps.shards.deputy import (
-    N_GATES,
     OPEN,
     READING,
     NotHereError,
-    gate_of,
     is_for_owner,
     set_gate,
 )
 from daskps.shards.invariants import check
-from daskps.shards.memory.areas import RECORD, untouched
+from daskps.shards.memory.areas import RECORD
 from daskps.shards.memory.format import (
     FLIP,
     GATE,
     GENERATION,
-    LIVE,
+    LIMIT,
     N_APPLIED,
     N_DUPLICATES,
     POLICY,
@@ -43,21 +41,22 @@ from daskps.shards.memory.format import (
     RUN,
     VERSION,
 )
-from daskps.shards.memory.publication import Publication
 from daskps.shards.pushes import Pushes
 from daskps.shards.reads import find_outcome, round_gone
-from daskps.shards.rounds.mailbox import Mailbox
-from daskps.shards.rounds.round import EARLY, REPEAT, Round
+from daskps.shards.run_record import EARLY, REPEAT
+from daskps.shards.run_state import RunState
 from daskps.shards.steps import ASK, Tick, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from daskps.consistency import Policy
     from daskps.reduction import Reducer
     from daskps.shards.arrays.planning import Bindings
     from daskps.shards.memory.segment import Segment
     from daskps.shards.memory.witness import Witness
-    from daskps.shards.steps import Standing, Step
+    from daskps.shards.rounds.round import Round
+    from daskps.shards.steps import Step
     from daskps.typing import Array
 
 
@@ -88,28 +87,18 @@ class Shard:
         cache_dir: str | None = None,
     ) -> None:
         self.segment, self.generation = segment, generation
-        #: Whether another process owns the segment.
-        self._is_deputy = False
         self.parked: list[Ticket] = []
         self._planner = UpdatePlanner(segment.pieces, bindings)
         self.floors = Floors(segment)
         self._pushes = Pushes(segment, self._planner, self.floors)
         #: The cut in progress: no step is applied and no round completed but by it.
         self.cut: Cut | None = None
-        #: Rounds of the run whose mailboxes are here, maybe over by now.
-        self._round: Round | None = None
-        self._cache_dir = cache_dir
+        self.run_state = RunState(segment, self._planner, cache_dir)
         self._header = segment.header
         self._heads = [record.plain for record in segment.records]
-        #: The run that ended last, and what its steps get.
-        self._ended: tuple[int, Exception | None] = (0, None)
-        self._reason = "it has ended"
         self._abandoned: Exception | None = None
-        #: A run that is held, and what its steps get: one of its rounds cannot be
-        #: applied here, or it is being fenced and no more is waited for.
-        self._stopped: tuple[int, Exception | None] = (0, None)
         #: What the parked tickets were asked at last.
-        self._asked = -1
+        self._asked: object = None
 
     @classmethod
     def as_deputy(
@@ -117,7 +106,7 @@ class Shard:
     ) -> Shard:
         """Return a state machine over a segment that another process owns."""
         shard = cls(segment, bindings, segment.header[GENERATION], cache_dir=cache_dir)
-        shard._is_deputy = True
+        shard.run_state.is_deputy = True
         return shard
 
     # -- steps ---------------------------------------------------------------
@@ -161,7 +150,7 @@ class Shard:
         return ASK if self.parked else self._try_step(tick, arrays)
 
     def _try_step(self, tick: Tick, arrays: Mapping[int, Array]) -> int:
-        header, open_round = self._header, self._round
+        header, open_round = self._header, self.run_state.attached
         if (
             open_round is None
             or open_round.run != tick.run
@@ -179,7 +168,7 @@ class Shard:
             open_round.deliver(tick, arrays, n)
         except Exception:  # noqa: BLE001  (nothing came of it; a ticket gets the reason)
             return ASK
-        if self._round is not open_round or header[GATE] != OPEN:  # it has failed
+        if header[GATE] != OPEN:  # the round has failed
             return ASK
         return self._heads[header[FLIP] & 1][VERSION]
 
@@ -189,7 +178,6 @@ class Shard:
         if cut is None:
             return []
         self.set_gate()
-        self._asked = -1
         with np.errstate(all="ignore"):
             self._apply_complete()
         return cut.stop(broken(why)) + self.submit(cut.held)
@@ -215,25 +203,14 @@ class Shard:
 
         And while a witness follows the shard, which they would not call.
         """
-        segment = self.segment
-        held = self.cut is not None or self.is_held or segment.witness is not None
-        set_gate(segment, READING if held else OPEN)
+        held = self.cut is not None or self.run_state.is_held
+        is_open = not held and self.segment.witness is None
+        set_gate(self.segment, OPEN if is_open else READING)
 
     def watch(self, witness: Witness | None) -> None:
         """Tell a witness of each change from here on, with None nobody."""
         self.segment.watch(witness)
         self.set_gate()
-
-    @property
-    def is_held(self) -> bool:
-        """Whether the run in progress is being fenced, or cannot go on here."""
-        return self.segment.limit is not None or self.why_stopped is not None
-
-    @property
-    def why_stopped(self) -> Exception | None:
-        """What steps of the run in progress get, where it can only be ended here."""
-        run, error = self._stopped
-        return error if run and run == self.segment.current.fixed[RUN] else None
 
     @property
     def waiting(self) -> list[Ticket]:
@@ -254,7 +231,7 @@ class Shard:
         A deputy hands back whatever the owner would refuse, or alone can take.
         """
         error = self._refusal(ticket)
-        if self._is_deputy and (error is not None or self._is_for_owner(ticket.step)):
+        if self.run_state.is_deputy and (error or self._is_for_owner(ticket.step)):
             error = NotHereError()
         ticket.outcome = error
         return error is not None
@@ -266,8 +243,8 @@ class Shard:
         if step.generation != self.generation:
             return run_record.stale(step, self.generation)
         if step.run and step.run != record.plain[RUN]:
-            return self._over(step.run)
-        if step.run and (stopped := self.why_stopped) is not None:
+            return self.run_state.why_over(step.run)
+        if step.run and (stopped := self.run_state.why_stopped) is not None:
             return stopped
         return None if ticket.applied else run_record.misplaced(step, record)
 
@@ -286,39 +263,16 @@ class Shard:
     @property
     def round(self) -> Round | None:
         """The open round of the run in progress, if it has rounds."""
-        if self._round is not None and not self._round.is_current:
-            # Another process has ended the run: its mailboxes are not needed here.
-            self._round = None
-        return self._round
+        return self.run_state.round
 
     @property
-    def _open(self) -> bool:
+    def _may_apply(self) -> bool:
         """Whether a round that is complete may be applied now."""
-        if self.cut is not None or self.why_stopped is not None:
-            return False
-        limit = self.segment.limit
-        return limit is None or bool(self.segment.current.fixed[ROUNDS] < limit)
-
-    def _fail(self, run: int, error: Exception) -> None:
-        """Hold a run one of whose rounds cannot be applied: every trainer gets why.
-
-        It ends with all shards: those that have applied the round take it back. A
-        deputy leaves that to the owner: nothing came of the step here.
-        """
-        if self._is_deputy:
-            raise NotHereError from error
-        if self.segment.current.fixed[RUN] == run:
-            self._stop(run, error)
-
-    def _stop(self, run: int, error: Exception) -> None:
-        self._stopped = run, error
-        self.set_gate()
-        # Parked steps are told why.
-        self._asked = -1
+        return self.cut is None and self.run_state.may_apply
 
     def _apply_complete(self) -> None:
         """Apply a round that was complete before it could be applied."""
-        if (open_round := self.round) is not None and self._open:
+        if (open_round := self.round) is not None and self._may_apply:
             open_round.apply_complete()
 
     def _join_round(self, ticket: Ticket) -> list[Ticket]:
@@ -329,10 +283,10 @@ class Shard:
             if version != ASK:
                 ticket.applied, ticket.version = True, version
                 return self._settle([ticket])
-            if self.is_held and self._refused(ticket):  # the round has failed
+            if self.run_state.is_held and self._refused(ticket):  # the round has failed
                 return [ticket]
             try:
-                verdict = open_round.take_step(step, self._open)
+                verdict = open_round.take_step(step, self._may_apply)
             except Exception as error:  # noqa: BLE001  (it is the ticket's answer)
                 ticket.outcome = error
                 return [ticket]
@@ -342,7 +296,7 @@ class Shard:
             if verdict == REPEAT:
                 ticket.duplicate = True
                 self._pushes.n_duplicates += 1
-        if self.is_held and self._refused(ticket):
+        if self.run_state.is_held and self._refused(ticket):
             return [ticket]
         ticket.applied = True
         ticket.version = ticket.version or self.segment.current.version
@@ -394,12 +348,10 @@ class Shard:
         """Whether something was published that parked tickets were not asked at."""
         return bool(self.parked) and self._asked != self._sight()
 
-    def _sight(self) -> int:
-        """Return what decides whether a parked ticket's wait is over.
-
-        A gate that closes lets no deputy wait on.
-        """
-        return self.segment.flip * N_GATES + gate_of(self.segment)
+    def _sight(self) -> object:
+        """Return all that may end a parked ticket's wait: a flip, a gate, a fence."""
+        header = self._header
+        return header[FLIP], header[GATE], header[LIMIT], self.run_state.stopped
 
     # -- runs ----------------------------------------------------------------
 
@@ -418,71 +370,19 @@ class Shard:
         A run that is still there is over; its parked tickets are returned. Mailboxes
         go into `memory`, of `Mailbox.nbytes_of`, by default into private memory.
         """
-        if self.segment.current.fixed[RUN] == run:
+        begun = self.run_state.begin(
+            run, policy, n_ranks, reduce, reset=reset, memory=memory
+        )
+        if not begun:
             return []
-        if run == self._ended[0]:
-            raise self._over(run)
-        run_record.check_size(n_ranks)
-        if over := int(self.segment.current.fixed[RUN]):
-            self._end(over, "another run has begun", None)
-        if isinstance(policy, BSP):
-            self._open_round(run, n_ranks, reduce, memory)
-            self.segment.double_slots()
-        publication = Publication(self.segment)
-        run_record.begin_run(publication.record, run, policy, n_ranks)
-        if reset:
-            publication.reset()
-        publication.gather_weights()
-        publication.commit()
         self.set_gate()
         self.floors.forget_ranks()
         return self.release_cut("a run has begun") + self._wake()
 
-    def attach_rounds(
-        self, run: int, n_ranks: int, reduce: str | Reducer, memory: Array | None
-    ) -> None:
-        """Take part in a run in rounds whose mailboxes another process has made.
-
-        Without memory they are empty, as of the task graph, which sends a round again.
-        Raises ProtocolError when they are not there, RunCancelledError for an old run.
-        """
-        self._open_round(run, n_ranks, reduce, memory, attach=memory is not None)
-        if self.round is None:
-            raise self._over(run)
-
-    def _open_round(
-        self,
-        run: int,
-        n_ranks: int,
-        reduce: str | Reducer,
-        memory: Array | None,
-        *,
-        attach: bool = False,
-    ) -> None:
-        """Use the mailboxes in some memory, which are empty unless they are attached."""
-        pieces = self.segment.pieces
-        if memory is None:
-            # Most rounds need far fewer slices than the worst order of arrival.
-            memory = untouched(Mailbox.nbytes_of(pieces, n_ranks, reduce))
-        mailbox = Mailbox(pieces, n_ranks, reduce, memory)
-        if attach:
-            mailbox.check(run)
-        else:
-            mailbox.clear(run)
-        self._round = Round(
-            run,
-            self.segment,
-            self._planner,
-            mailbox,
-            reduce=reduce,
-            fail=self._fail,
-            cache_dir=self._cache_dir,
-        )
-
     def take_over(self) -> list[Ticket]:
         """Go on where an owner that died has left: no complete round is held back.
 
-        In a run in rounds :meth:`attach_rounds` comes first.
+        In a run in rounds :meth:`RunState.attach_rounds` comes first.
         """
         self.set_gate()
         with np.errstate(all="ignore"):
@@ -509,58 +409,30 @@ class Shard:
         IllegalStateError
             When it cannot go back so far; nothing was changed.
         """
-        ended = self.segment.current.fixed[RUN] == run
-        self._end(run, reason, error, rounds=rounds, version=version)
-        released = self.release_cut("a run has ended") if ended else []
+        released: list[Ticket] = []
+        told = run, reason, error
+        if self.run_state.end(*told, rounds=rounds, version=version):
+            self.set_gate()
+            released = self.release_cut("a run has ended")
         return released + self._wake()
 
-    def _end(
-        self,
-        run: int,
-        reason: str,
-        error: Exception | None,
-        *,
-        rounds: int | None = None,
-        version: int = 0,
-    ) -> None:
-        if self.segment.current.fixed[RUN] != run:
-            if not self.segment.current.fixed[RUN] and run != self._ended[0]:
-                # Its beginning may still be on the way, and must not come after.
-                self._ended, self._reason = (run, error), reason
-            return
-        last = ending.Last(self.segment, rounds, version)
-        self._ended, self._reason = (run, error or self.why_stopped), reason
-        self._round = None
-        last.publish()
-        self.set_gate()
-
-    def _over(self, run: int) -> Exception:
-        ended, error = self._ended
-        return error if run == ended and error else run_record.ended(run, self._reason)
-
-    def finish(self, run: int, rank: int) -> list[Ticket]:
+    def finish_rank(self, run: int, rank: int) -> list[Ticket]:
         """Wait for a trainer no longer: it ended, or has no data.
 
         Where its run cannot go on here it gets why.
         """
-        current = self.segment.current
-        if current.fixed[RUN] != run:
+        if self.run_state.run != run:
             return []
-        self.check_goes_on(run)
+        self.run_state.check_goes_on(run)
         with np.errstate(all="ignore"):
-            if (open_round := self.round) is not None:
-                open_round.finish_rank(rank, self._open)
-            elif current.ranks[rank, LIVE]:
-                publication = Publication(self.segment)
-                publication.record.ranks[rank, LIVE] = 0
-                publication.commit()
+            self.run_state.finish_rank(rank, may_apply=self._may_apply)
             done = self._wake()
         if self.cut is None:
             return done
         self.cut.excuse([-1 - rank])
         return done + self.cut.advance(self.segment)
 
-    def hold(
+    def hold_run(
         self, run: int, limit: int | None = None, error: Exception | None = None
     ) -> list[Ticket]:
         """Complete no round from `limit` on, by default the open one.
@@ -569,50 +441,19 @@ class Shard:
         ahead of the rest meanwhile, and those that are behind can catch up. With
         `error` that is over: steps get it from here on, and parked ones now.
         """
-        if self.segment.current.fixed[RUN] != run:
+        if self.run_state.run != run:
             return []
         # A fence settles in less time than a cut may take. What that kept from being
         # applied is complete on all shards: it was answered.
         released = self.release_cut("a run is being fenced")
-        if error is not None and self.why_stopped is None:
-            self._stop(run, error)
-        now = int(self.segment.current.fixed[ROUNDS])
+        if error is not None and self.run_state.why_stopped is None:
+            self.run_state.stop(run, error)
+        now = self.segment.current.plain[ROUNDS]
         self.segment.fence(now if limit is None else limit)
         self.set_gate()
-        self._asked = -1
         with np.errstate(all="ignore"):
             self._apply_complete()
             return released + self._wake()
-
-    def stop(self, run: int, error: Exception) -> None:
-        """Hold a run that cannot go on here: its steps get `error`, until it is ended."""
-        if self.segment.current.fixed[RUN] == run:
-            self._stop(run, error)
-
-    def standing(self, run: int) -> Standing:
-        """Return where a run stands here."""
-        return ending.standing(self.segment, run, self.why_stopped is not None)
-
-    def check_goes_on(self, run: int) -> None:
-        """Raise why a run cannot go on here, if so."""
-        if run == self._stopped[0] and (error := self.why_stopped) is not None:
-            raise error
-
-    def resume(self, run: int, rank: int, attempt: int = 0) -> tuple[int, int]:
-        """Return (clock, next sequence) of a rank that starts again.
-
-        `attempt` counts its trainers. What one before it left of an unfinished BSP step
-        is dropped, and its steps are refused from here on; of an unfinished step under
-        ASP and SSP the pushes that were applied are told from new ones. With 0 nothing
-        changes.
-        """
-        record = self.segment.current
-        if record.fixed[RUN] != run:
-            raise self._over(run)
-        self.check_goes_on(run)
-        if (open_round := self.round) is not None:
-            return open_round.restart_rank(rank, attempt)
-        return run_record.place(record, rank)
 
     # -- what the record says ------------------------------------------------
 
@@ -654,5 +495,5 @@ class Shard:
 
     def validate(self) -> None:
         """Raise IllegalStateError where an invariant does not hold."""
-        stopped = self.why_stopped is not None
+        stopped = self.run_state.why_stopped is not None
         check(self.segment, self.round, self.parked, self.cut, stopped=stopped)

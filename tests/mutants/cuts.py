@@ -127,8 +127,8 @@ MUTANTS = (
     Mutant(
         "wait-that-a-gate-does-not-end",
         "daskps.shards.shard:Shard._sight",
-        "return self.segment.flip * N_GATES + gate_of(self.segment)",
-        "return self.segment.flip * N_GATES",
+        "return header[FLIP], header[GATE], header[LIMIT], self.run_state.stopped",
+        "return header[FLIP], header[LIMIT], self.run_state.stopped",
         (
             "tests/shards/test_deputy.py::test_closed_gate_ends_every_wait_and_stays_closed",
         ),

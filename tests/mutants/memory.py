@@ -133,17 +133,17 @@ MUTANTS = (
     ),
     Mutant(
         "withdrawal-of-no-round",
-        "daskps.shards.ending:Last.__init__",
-        "if self._back not in (0, 1) or (self._back and not is_possible(segment)):",
-        "if self._back not in (0, 1):",
+        "daskps.shards.run_state:RunState.end",
+        "if back not in (0, 1) or (back and not is_possible(self._segment)):",
+        "if back not in (0, 1):",
         (
             "tests/shards/memory/test_withdrawal.py::test_no_further_back_than_one_round",
         ),
     ),
     Mutant(
         "one-version-for-two-states",
-        "daskps.shards.ending:Last.publish",
-        "least = publication.old.version + self._back",
+        "daskps.shards.run_state:RunState._publish_end",
+        "least = publication.old.version + back",
         "least = publication.old.version",
         (
             "tests/shards/memory/test_withdrawal.py::test_each_publication_after_a_withdrawal_is_without_the_round",
@@ -202,8 +202,8 @@ MUTANTS = (
     Mutant(
         "deputies-push-where-nobody-is-told",
         "daskps.shards.shard:Shard.set_gate",
-        "held = self.cut is not None or self.is_held or segment.witness is not None",
-        "held = self.cut is not None or self.is_held",
+        "is_open = not held and self.segment.witness is None",
+        "is_open = not held",
         (
             "tests/shards/memory/test_witness.py"
             "::test_deputies_only_read_while_a_shard_is_followed",

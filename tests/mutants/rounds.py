@@ -14,16 +14,16 @@ MUTANTS = (
     ),
     Mutant(
         "run-that-has-ended-begins-again",
-        "daskps.shards.shard:Shard.begin_run",
+        "daskps.shards.run_state:RunState.begin",
         "if run == self._ended[0]:",
         "if run < self._ended[0]:",
         ("tests/shards/test_shard.py::test_a_run_that_has_ended_does_not_begin_again",),
     ),
     Mutant(
         "end-that-overtakes-the-beginning",
-        "daskps.shards.shard:Shard._end",
-        "if not self.segment.current.fixed[RUN] and run != self._ended[0]:",
-        "if self.segment.current.fixed[RUN] and run != self._ended[0]:",
+        "daskps.shards.run_state:RunState.end",
+        "if not self.run and run != self._ended[0]:",
+        "if self.run and run != self._ended[0]:",
         (
             "tests/shards/test_shard.py::test_a_run_whose_end_comes_first_does_not_begin",
         ),
@@ -40,8 +40,8 @@ MUTANTS = (
     ),
     Mutant(
         "rank-counts-twice-in-a-round",
-        "daskps.shards.rounds.round:Round.judge_step",
-        "return REPEAT if state & TICKED else NEW",
+        "daskps.shards.run_record:judge_step",
+        "return REPEAT if has_ticked else NEW",
         "return NEW",
         (
             "tests/shards/rounds/test_rounds.py"
@@ -50,7 +50,7 @@ MUTANTS = (
     ),
     Mutant(
         "step-of-a-round-before-is-an-error",
-        "daskps.shards.rounds.round:Round.judge_step",
+        "daskps.shards.run_record:judge_step",
         "if step.clock < now:",
         "if step.clock < now - 1:",
         (
@@ -98,7 +98,7 @@ MUTANTS = (
     Mutant(
         "round-that-is-held-is-applied",
         "daskps.shards.shard:Shard._apply_complete",
-        "if (open_round := self.round) is not None and self._open:",
+        "if (open_round := self.round) is not None and self._may_apply:",
         "if (open_round := self.round) is not None:",
         (
             "tests/shards/rounds/test_mailbox.py::test_round_that_a_fence_held_back_is_not",
@@ -115,16 +115,16 @@ MUTANTS = (
     ),
     Mutant(
         "cut-does-not-hold-rounds",
-        "daskps.shards.shard:Shard._open",
-        "if self.cut is not None or self.why_stopped is not None:",
-        "if self.why_stopped is not None:",
+        "daskps.shards.shard:Shard._may_apply",
+        "return self.cut is None and self.run_state.may_apply",
+        "return self.run_state.may_apply",
         ("tests/shards/cuts/test_cut.py::test_bsp_cut_serves_the_last_round_all_have",),
     ),
     Mutant(
         "fence-one-round-late",
-        "daskps.shards.shard:Shard._open",
-        "return limit is None or bool(self.segment.current.fixed[ROUNDS] < limit)",
-        "return limit is None or bool(self.segment.current.fixed[ROUNDS] <= limit)",
+        "daskps.shards.run_state:RunState.may_apply",
+        "is_open = limit is None or self._segment.current.plain[ROUNDS] < limit",
+        "is_open = limit is None or self._segment.current.plain[ROUNDS] <= limit",
         (
             "tests/shards/rounds/test_mailbox.py::test_round_that_a_fence_held_back_is_not",
         ),
@@ -219,7 +219,7 @@ MUTANTS = (
         "daskps.shards.rounds.round:Round.find_slices",
         "if self._uncommitted or code < 0 or not 0 <= rank < self.size:",
         "if self._uncommitted or code < 0 or not 0 <= rank <= self.size:",
-        ("tests/shards/test_try_step.py::test_shard_decides_about_a_step_with",),
+        ("tests/shards/test_try_step.py::test_rank_that_is_none_joins_no_round",),
     ),
     Mutant(
         "part-of-a-piece-is-taken-for-all-of-it",
@@ -239,8 +239,8 @@ MUTANTS = (
     ),
     Mutant(
         "step-of-a-trainer-that-was-replaced-counts",
-        "daskps.shards.rounds.round:Round.judge_step",
-        "if run_record.is_older(step, table.next[rank]):",
+        "daskps.shards.run_record:judge_step",
+        "if is_older(step, following):",
         "if False:",
         (
             "tests/shards/rounds/test_rounds.py"

@@ -262,7 +262,7 @@ def die_at(case: dict[str, Any], bound: dict[int, Any]) -> None:
         shard.begin_run(RUN, BSP(), 2, "mean", memory=mailboxes(case["path"]))
         for number in range(2 * ROUNDS):
             deliver(shard, number)
-        shard.hold(RUN)
+        shard.hold_run(RUN)
         watch(Record, "take_producers", "producers taken")
         armed = case["label"]
         follow(shard)

@@ -182,7 +182,7 @@ def test_killed_while_a_round_is_withdrawn(kill, reference, label):
     assert shard.is_bsp == (label != "flip")
     if shard.is_bsp:
         box = crashing.mailboxes(shard.path)
-        shard.attach_rounds(crashing.RUN, 2, "mean", box)
+        shard.run_state.attach_rounds(crashing.RUN, 2, "mean", box)
         shard.take_over()
         shard.validate()
         assert shard.rounds_of(crashing.RUN) == crashing.ROUNDS
@@ -221,7 +221,7 @@ def random_rounds(kill, reference, rng, n):
         # Killed after its store and before the acknowledgement it is a step further.
         assert state(shard) in (states[done], states[done + 1])
         box = crashing.mailboxes(shard.path)
-        shard.attach_rounds(crashing.RUN, 2, "mean", box)
+        shard.run_state.attach_rounds(crashing.RUN, 2, "mean", box)
         shard.take_over()
         shard.validate()
         for number in range(done, last):

@@ -97,7 +97,7 @@ def test_cut_lets_deputies_read_and_hands_their_pushes_back():
 def test_fence_hands_deputies_steps_back_until_the_next_run():
     owner, deputy = pair()
     owner.begin_run(7, ASP(), 1)
-    owner.hold(7)
+    owner.hold_run(7)
     tick = Step(run=7, rank=0, tick=True)
     assert isinstance(submit(deputy, tick).outcome, NotHereError)
     owner.end_run(7, "test")

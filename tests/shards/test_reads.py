@@ -39,7 +39,7 @@ def test_it_waits_for_the_slowest_live_rank_and_no_longer(staleness):
         assert reads.lag == clock
         send(shard, step(0, clock))
     assert reads.find_flip(staleness + 1) == NOT_YET
-    shard.finish(RUN, 1)
+    shard.finish_rank(RUN, 1)
     assert reads.find_flip(staleness + 1) == NOT_YET
     send(shard, step(2, 0))
     assert reads.find_flip(staleness + 1) == shard.segment.flip
@@ -72,7 +72,7 @@ def test_without_a_bound_it_waits_for_nobody():
 def test_a_rank_that_has_finished_asks_the_shard():
     shard = bsp(2)
     one, other = (TrainerReads(shard.segment, RUN, rank) for rank in (0, 1))
-    shard.finish(RUN, 0)
+    shard.finish_rank(RUN, 0)
     send(shard, step(1, 0))
     assert one.find_flip(1) == ASK
     assert other.find_flip(1) == shard.segment.flip

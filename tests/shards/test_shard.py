@@ -66,8 +66,8 @@ def test_ssp_waits_for_the_slowest_live_rank_and_no_longer():
     (late,) = send(shard, step(0, 2, wait=READ))
     assert late.outcome is None
     assert late.applied
-    assert shard.finish(RUN, 1) == []
-    assert shard.finish(RUN, 2) == [late]
+    assert shard.finish_rank(RUN, 1) == []
+    assert shard.finish_rank(RUN, 2) == [late]
     assert seen(shard, late) == [3, 1, 1, 0, 0]
 
 
@@ -100,7 +100,7 @@ def test_a_repeat_after_the_end_of_its_rank_is_a_repeat():
     shard = make()
     shard.begin_run(RUN, ASP(), 2)
     send(shard, step(0, 0))
-    shard.finish(RUN, 0)
+    shard.finish_rank(RUN, 0)
     (again,) = send(shard, step(0, 0))
     assert done(again).duplicate
     assert failed(send(shard, step(0, 1)), ClockError)
@@ -126,8 +126,8 @@ def test_a_fence_wakes_all_who_wait_and_refuses_the_rest(policy):
     assert weights(shard) == before
     assert shard.parked == [outside]
     with pytest.raises(RunCancelledError):
-        shard.resume(RUN, 0)
-    assert shard.finish(RUN, 0) == []
+        shard.run_state.resume_rank(RUN, 0)
+    assert shard.finish_rank(RUN, 0) == []
     assert shard.end_run(RUN, "again") == []
 
 
@@ -204,7 +204,7 @@ def test_an_error_in_a_reduce_function_ends_the_run_and_wakes_everybody():
 def test_an_error_that_a_finishing_rank_sets_off_wakes_everybody():
     shard = bsp(2, broken)
     found = send(shard, step(0, 0, wait=READ), read(0, 1))
-    assert shard.finish(RUN, 1) == found
+    assert shard.finish_rank(RUN, 1) == found
     assert failed(found, ZeroDivisionError)
     shard.validate()
 
@@ -318,10 +318,10 @@ def test_a_round_that_dies_half_way_ends_the_run():
     assert failed(tickets, MemoryError)
     assert weights(shard)[A] == [1, 0, 0, 0, 0]
     # It holds, until all shards end with the same round.
-    assert shard.standing(RUN) == Standing(1, 1, is_stuck=True)
+    assert shard.run_state.find_standing(RUN) == Standing(1, 1, is_stuck=True)
     assert failed(send(shard, step(0, 1)), MemoryError)
     with pytest.raises(MemoryError):
-        shard.finish(RUN, 0)
+        shard.finish_rank(RUN, 0)
 
 
 def test_sums_that_overflow_warn_nobody():

@@ -450,7 +450,7 @@ class Machine(RuleBasedStateMachine):
                     self.train_one(-1 - owner, shard, "no")
             elif give_up:
                 cut.excused.add(owner)
-                excuse = cutting.excuse(self.shards[shard], cut.name, [owner])
+                excuse = cutting.excuse_owners(self.shards[shard], cut.name, [owner])
                 self.collect(shard, excuse)
             else:
                 step = self.outside(shard, owner, sequence, ADD)
@@ -596,7 +596,7 @@ class Machine(RuleBasedStateMachine):
         rank %= len(run.trainers)
         if run.trainers[rank].finished and shard not in run.ended:
             run.told[rank].add(shard)
-            self.collect(shard, self.shards[shard].finish(run.id, rank))
+            self.collect(shard, self.shards[shard].finish_rank(run.id, rank))
 
     @precondition(lambda self: self.run is not None)
     @rule(rank=ranks_)
@@ -609,8 +609,10 @@ class Machine(RuleBasedStateMachine):
         if trainer.finished or run.ended:
             return
         attempt = trainer.attempt + 1
-        places = [s.resume(run.id, rank, attempt) for s in self.shards]
-        assert places == [s.resume(run.id, rank, attempt) for s in self.shards]
+        places = [s.run_state.resume_rank(run.id, rank, attempt) for s in self.shards]
+        assert places == [
+            s.run_state.resume_rank(run.id, rank, attempt) for s in self.shards
+        ]
         clock, sequence = min(places)
         assert clock in (trainer.clock, trainer.clock - 1, trainer.clock + 1)
         run.trainers[rank] = Trainer(trainer.length, clock, sequence, attempt)
@@ -647,7 +649,7 @@ class Machine(RuleBasedStateMachine):
         if ahead is not None:
             self.get_ahead(run, ahead)
         if stuck is not None:
-            self.shards[stuck].stop(run.id, MemoryError("a round fails here"))
+            self.shards[stuck].run_state.stop(run.id, MemoryError("a round fails here"))
         goes_on = [i for i in order if i != stuck]
         self.catch_up(run, order, goes_on)
         for rank, i in sends:
@@ -658,7 +660,7 @@ class Machine(RuleBasedStateMachine):
         version = max(s.version for s in found)
         version += any(s.rounds != first for s in found)
         for i in order:
-            standing = self.shards[i].standing(run.id)
+            standing = self.shards[i].run_state.find_standing(run.id)
             assert standing.rounds == first or standing.has_last
             if inherited:
                 self.interrupted(i, standing.rounds != first)
@@ -686,17 +688,17 @@ class Machine(RuleBasedStateMachine):
         found = self.standings(order)
         for rank, i in product({r for s in found for r in s.finished}, goes_on):
             run.told[rank].add(i)
-            self.collect(i, self.shards[i].finish(run.id, rank))
+            self.collect(i, self.shards[i].finish_rank(run.id, rank))
         last = max(s.rounds for s in found)
         for i in order:
-            self.collect(i, self.shards[i].hold(run.id, last))
+            self.collect(i, self.shards[i].hold_run(run.id, last))
 
     def standings(self, order: Sequence[int]) -> list[Any]:
         run = self.run
         assert run is not None
         for i in order:
-            self.collect(i, self.shards[i].hold(run.id))
-        return [self.shards[i].standing(run.id) for i in order]
+            self.collect(i, self.shards[i].hold_run(run.id))
+        return [self.shards[i].run_state.find_standing(run.id) for i in order]
 
     def interrupted(self, shard: int, goes_back: bool) -> None:
         """A process is killed in the withdrawal, and its successor does it again."""
@@ -890,17 +892,17 @@ class Both(Shard):
         start = run, policy, n_ranks, reduce
         done = super().begin_run(*start, reset=reset, memory=memory)
         if isinstance(policy, BSP) and not begun:
-            self.deputy.attach_rounds(run, n_ranks, reduce, memory)
+            self.deputy.run_state.attach_rounds(run, n_ranks, reduce, memory)
         return done + self.wake()
 
     def end_run(self, run, reason, error=None, **told):
         return super().end_run(run, reason, error, **told) + self.wake()
 
-    def hold(self, run, limit=None, error=None):
-        return super().hold(run, limit, error) + self.wake()
+    def hold_run(self, run, limit=None, error=None):
+        return super().hold_run(run, limit, error) + self.wake()
 
-    def finish(self, run, rank):
-        return super().finish(run, rank) + self.wake()
+    def finish_rank(self, run, rank):
+        return super().finish_rank(run, rank) + self.wake()
 
     def validate(self) -> None:
         super().validate()

@@ -54,7 +54,7 @@ def test_steps_with_and_without_tickets_make_the_same_rounds():
 
 
 def finished(shard: Shard) -> None:
-    shard.finish(RUN, 0)
+    shard.finish_rank(RUN, 0)
 
 
 def cut(shard: Shard) -> None:
@@ -62,7 +62,7 @@ def cut(shard: Shard) -> None:
 
 
 def fenced(shard: Shard) -> None:
-    shard.hold(RUN)
+    shard.hold_run(RUN)
 
 
 def ended(shard: Shard) -> None:
@@ -143,8 +143,6 @@ def test_no_step_completes_a_round_that_is_held(event):
         {"rank": 1, "kind": MODEL},
         {"rank": 1, "kind": ADD},
         {"rank": 1, "run": RUN + 1},
-        {"rank": 2},
-        {"rank": -1},
     ],
 )
 def test_shard_decides_about_a_step_with(more: dict[str, Any]):
@@ -153,6 +151,16 @@ def test_shard_decides_about_a_step_with(more: dict[str, Any]):
     before = contents(shard)
     assert take(shard, step(0, 0)._replace(**more)) == ASK
     assert contents(shard) == before
+
+
+@pytest.mark.parametrize("rank", [-1, 2, 1000])
+def test_rank_that_is_none_joins_no_round(rank):
+    shard = bsp(2, lambda stacked, weights: stacked.sum(0))
+    before = contents(shard)
+    assert take(shard, step(0, 0)._replace(rank=rank)) == ASK
+    assert contents(shard) == before
+    assert shard.round is not None
+    assert shard.round.nodes == []
 
 
 @pytest.mark.parametrize(

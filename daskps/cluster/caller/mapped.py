@@ -85,7 +85,9 @@ class MappedShards(NearShards):
         at = place.name, place.nbytes, place.nonce
         try:
             buffer = self._members.attach(*at).buffer[PAGE_NBYTES:]
-            deputy.attach_rounds(joined.run, joined.size, joined.reduce, buffer)
+            deputy.run_state.attach_rounds(
+                joined.run, joined.size, joined.reduce, buffer
+            )
         except (WayClosed, ProtocolError, RunCancelledError) as reason:
             logger.debug("no mailboxes of run %d here: %s", joined.run, reason)
 

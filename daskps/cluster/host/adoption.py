@@ -152,7 +152,7 @@ def _row(slot: HostedShard) -> dict[str, Any]:
         "nonce": block.nonce,
         "generation": slot.shard.generation,
         "run": int(slot.shard.segment.current.fixed[RUN]),
-        "stopped": slot.shard.why_stopped is not None,
+        "stopped": slot.shard.run_state.why_stopped is not None,
         "mailbox": None if slot.mailbox is None else _place(slot.mailbox[1]),
     }
 
@@ -306,18 +306,18 @@ class _Taker:
         try:
             place, reduce = self._rounds.at(run, shard)
             if place is None:
-                mine.attach_rounds(run, n_ranks, reduce, None)
+                mine.run_state.attach_rounds(run, n_ranks, reduce, None)
                 return None
             place = _found(self._registry, place)
             block = self._registry.adopt(*place, released=is_released)
             buffer = block.buffer[PAGE_NBYTES:]
-            mine.attach_rounds(run, n_ranks, reduce, buffer)
+            mine.run_state.attach_rounds(run, n_ranks, reduce, buffer)
         except (WayClosed, ProtocolError) as error:
             if block is not None:
                 block.free()
             # It ends with all shards of the store, after the same round.
             reason = f"its open round went with a worker: {error}"
-            mine.stop(run, run_record.ended(run, reason))
+            mine.run_state.stop(run, run_record.ended(run, reason))
             return None
         return run, block
 

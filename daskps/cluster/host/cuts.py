@@ -136,7 +136,7 @@ async def copy_cut(
         held: list[bool] = []
 
         def end(shard: Shard) -> list[Ticket]:
-            held.append(cutting.holds(shard, _attempt(cut, attempt)))
+            held.append(cutting.holds_steps(shard, _attempt(cut, attempt)))
             return cutting.end_cut(shard, _attempt(cut, attempt))
 
         await host.under(slot, end)
@@ -220,7 +220,9 @@ async def excuse(
     """Wait no longer for the steps of producers that have ended."""
     name = _attempt(cut, attempt)
     for slot in host.of(store):
-        await host.under(slot, partial(cutting.excuse, name=name, owners=producers))
+        await host.under(
+            slot, partial(cutting.excuse_owners, name=name, owners=producers)
+        )
 
 
 @HOST.handles("settle")
@@ -229,5 +231,5 @@ async def settle(
 ) -> None:
     """Hear which steps of an owner are no longer under way."""
     for slot in host.of(store):
-        told = partial(cutting.settle, run=run, owner=owner, floor=floor)
+        told = partial(cutting.settle_steps, run=run, owner=owner, floor=floor)
         await host.under(slot, told)

@@ -214,7 +214,7 @@ async def finish(host: ShardHost, store: str, run: int, rank: int) -> None:
     """Wait for a trainer no longer."""
     for slot in host.of(store):
         _check_rank(slot, run, rank)
-        await host.under(slot, lambda shard: shard.finish(run, rank))
+        await host.under(slot, lambda shard: shard.finish_rank(run, rank))
 
 
 @HOST.handles("resume", user_code=True)
@@ -231,7 +231,9 @@ async def resume(
     for slot in host.of(store):
         _check_rank(slot, run, rank)
     return [
-        await host.under(slot, lambda shard: shard.resume(run, rank, attempt))
+        await host.under(
+            slot, lambda shard: shard.run_state.resume_rank(run, rank, attempt)
+        )
         for slot in host.of(store)
     ]
 
@@ -263,15 +265,17 @@ async def hold(
 
     def work(shard: Shard) -> list[Ticket]:
         done = []
-        if shard.why_stopped is None:
-            done = [t for rank in finished for t in shard.finish(run, rank)]
-        return done + shard.hold(run, limit, error)
+        if shard.run_state.why_stopped is None:
+            done = [t for rank in finished for t in shard.finish_rank(run, rank)]
+        return done + shard.hold_run(run, limit, error)
 
     async def one(slot: HostedShard) -> tuple[Any, ...]:
         for rank in finished:
             _check_rank(slot, run, rank)
         await host.under(slot, work)
-        standing = await host.under(slot, lambda shard: shard.standing(run))
+        standing = await host.under(
+            slot, lambda shard: shard.run_state.find_standing(run)
+        )
         return slot.index, *standing.to_wire()
 
     return await asyncio.gather(*map(one, host.of(store)))
@@ -281,7 +285,7 @@ async def hold(
 async def goes_on(host: ShardHost, store: str, run: int) -> None:
     """Raise why a run cannot go on here, if so."""
     for slot in host.of(store):
-        await host.under(slot, lambda shard: shard.check_goes_on(run))
+        await host.under(slot, lambda shard: shard.run_state.check_goes_on(run))
 
 
 @HOST.handles("rounds")

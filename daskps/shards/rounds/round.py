@@ -8,12 +8,10 @@ again, as one *whole* step.
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from daskps.errors import ClockError
 from daskps.reduction import path, reduce_all
 from daskps.shards import run_record
 from daskps.shards.arrays.planning import count
@@ -48,6 +46,7 @@ from daskps.shards.rounds.words import (
     SLICES,
     TICKED,
 )
+from daskps.shards.run_record import EARLY, NEW, judge_step
 from daskps.shards.steps import GRADIENT, MODEL, NOTHING, Tick
 
 if TYPE_CHECKING:
@@ -63,10 +62,6 @@ if TYPE_CHECKING:
 
     Arrays = Mapping[int, Array]
 
-#: What a round says to a step.
-NEW: Final = "new"
-REPEAT: Final = "repeat"
-EARLY: Final = "early"
 #: Kinds of a round, and their words in a table.
 KINDS: Final = (NOTHING, GRADIENT, MODEL)
 CODES: Final = {kind: code for code, kind in enumerate(KINDS)}
@@ -91,7 +86,7 @@ class Round:
     reduce : "mean", "sum" or callable
         How contributions become one gradient.
     fail : callable
-        A method that gets a run and the error for which a round of it cannot be applied.
+        Returns what gets a run and the error for which a round of it cannot be applied.
     cache_dir : str, optional
         Where compiled functions are kept.
     """
@@ -104,14 +99,13 @@ class Round:
         mailbox: Mailbox,
         *,
         reduce: str | Reducer,
-        fail: Callable[[int, Exception], None],
+        fail: Callable[[], Callable[[int, Exception], None] | None],
         cache_dir: str | None = None,
     ) -> None:
         self.run, self.size, self.reduce = run, mailbox.n_ranks, reduce
         self.mailbox, self._is_mean = mailbox, reduce == "mean"
         self._segment, self._planner = segment, planner
-        # A cycle would keep the memory of shards that are gone.
-        self._fail = weakref.WeakMethod(fail)
+        self._fail = fail
         self._header = segment.header
         self._heads = [record.plain for record in segment.records]
         self._records = [record.words for record in segment.records]
@@ -147,7 +141,7 @@ class Round:
     def find_slices(self, tick: Tick, arrays: Arrays) -> int:
         """Return how many slices a step meets that joins as it is; -1 for any other.
 
-        Not -1 only where :meth:`judge_step` says NEW, the kind fits and nothing was
+        Not -1 only where :func:`judge_step` says NEW, the kind fits and nothing was
         pushed before the tick. What else is found is in :attr:`found`.
         """
         rank, code = tick.rank, CODES.get(tick.kind, FREE) if arrays else 0
@@ -319,7 +313,11 @@ class Round:
         ConsistencyError
             When the others send another kind.
         """
-        verdict = self.judge_step(step)
+        table, rank = self.find_table(), step.rank
+        word = table.ranks[rank]
+        state = table.words[ROUND], bool(word & TICKED), bool(word & FINISHED)
+        uncommitted = self._find_next(rank, table)
+        verdict = judge_step(step, state, table.next[rank], uncommitted)
         if verdict != NEW:
             return verdict
         if step.tick and not may_apply and self.size == 1:
@@ -327,7 +325,6 @@ class Round:
             # it is accepted when it is applied.
             return EARLY
         self._planner.check(step, whole=True)
-        table, rank = self.find_table(), step.rank
         held = None if step.whole else self._find_uncommitted(rank)
         if held is None and not step.whole and table.has_pushed(rank):
             raise run_record.lost(step)
@@ -344,34 +341,6 @@ class Round:
             table.note_pushed(rank, True)
             self._uncommitted[rank] = tick, arrays
         return NEW
-
-    def judge_step(self, step: Step) -> str:
-        """Return whether a step is NEW, a REPEAT, or EARLY by one round.
-
-        Raises
-        ------
-        ClockError
-            When its rank has finished, or has skipped a round.
-        RunCancelledError
-            When another trainer has taken the place of the one that sends it.
-        """
-        table, rank = self.find_table(), step.rank
-        if run_record.is_older(step, table.next[rank]):
-            # Also where it would complete what its successor has dropped.
-            raise run_record.replaced(step)
-        now, state = table.words[ROUND], table.ranks[rank]
-        if step.sequence < self._find_next(rank, table):
-            return REPEAT
-        if state & FINISHED:
-            raise ClockError(run_record.finished(step))
-        if step.clock < now:
-            # Sent again after a timeout, under a new number: the first one counts.
-            return REPEAT
-        if step.clock == now:
-            return REPEAT if state & TICKED else NEW
-        if step.clock == now + 1 and state & TICKED:
-            return EARLY
-        raise ClockError(run_record.skipped(step, now))
 
     def _check_kind(self, step: Step, table: Table) -> str:
         """Return the kind of a step with arrays, if it is that of the round."""

@@ -173,7 +173,7 @@ def test_shard_that_has_not_heard_of_a_trainers_end_is_told():
     async def check(c: Cluster) -> None:
         for shard in (0, 1):
             c.send(shard, (0, 0), (1, 0))
-        c.shards[0].finish(RUN, 1)
+        c.shards[0].finish_rank(RUN, 1)
         c.send(0, (0, 1), (0, 2))
         parked = c.send(1, (0, 1), (0, 2))
         assert [s.rounds_of(RUN) for s in c.shards] == [3, 1]
@@ -191,7 +191,7 @@ def test_shard_that_cannot_apply_a_round_is_not_waited_for(how):
 
     async def check(c: Cluster) -> None:
         c.one_ahead()
-        c.shards[1].stop(RUN, ZeroDivisionError("it raises"))
+        c.shards[1].run_state.stop(RUN, ZeroDivisionError("it raises"))
         waiting = c.send(1, (1, 1), wait=READ)
         assert failed(waiting, ZeroDivisionError)
         await (c.fence() if how == "fence" else c.runs.on_close_run(RUN))
@@ -277,7 +277,7 @@ def test_shard_that_is_away_when_the_run_ends(when):
         # Its mailboxes are in the other process too; the step that it lacks comes.
         old = c.shards[1]
         c.shards[1] = heir = Shard(old.segment, old._planner._bindings)
-        heir._round = old._round
+        heir.run_state.attached = old.run_state.attached
         heir.take_over()
         c.entry.owners = (A, NEW)
         c.send(1, (1, 1))
@@ -311,7 +311,7 @@ def test_what_a_shard_said_before_it_was_lost_counts_no_more():
 
     async def check(c: Cluster) -> None:
         c.one_ahead()
-        c.shards[1].stop(RUN, ZeroDivisionError("it raises"))
+        c.shards[1].run_state.stop(RUN, ZeroDivisionError("it raises"))
         woken = asyncio.Event()
         c.before[A, "hold"] = woken.wait
         await c.fence()

@@ -243,9 +243,9 @@ def test_push_given_up_before_the_cut_is_not_waited_for():
 def test_push_given_up_during_the_cut_is_not_waited_for():
     """The producer says so itself, or with its next push, which is held."""
     for say in (
-        lambda store: cutting.settle(store.shards[1], 0, 1, 1),
+        lambda store: cutting.settle_steps(store.shards[1], 0, 1, 1),
         lambda store: store.send(1, push(1, floor=1)),
-        lambda store: cutting.excuse(store.shards[1], CUT, [1]),
+        lambda store: cutting.excuse_owners(store.shards[1], CUT, [1]),
     ):
         store = Store()
         store.send(0, push(0))
@@ -259,7 +259,7 @@ def test_announcement_between_report_and_order_counts():
     store = Store()
     store.send(0, push(0))
     reports = store.begin()
-    cutting.settle(store.shards[1], 0, 1, 1)
+    cutting.settle_steps(store.shards[1], 0, 1, 1)
     assert store.copies(store.take(reports)) == [1, 0]
 
 
@@ -268,7 +268,7 @@ def test_excuse_is_for_this_cut_only():
     store = Store()
     store.send(0, push(0))
     store.take(store.begin())
-    cutting.excuse(store.shards[1], CUT, [1])
+    cutting.excuse_owners(store.shards[1], CUT, [1])
     store.end(0)
     store.end(1)
     store.send(0, push(1))
@@ -295,8 +295,8 @@ def test_one_of_two_waits():
 
 def test_trainer_that_finished_or_gave_up_is_not_waited_for():
     for say in (
-        lambda shard: shard.finish(RUN, 0),
-        lambda shard: cutting.settle(shard, RUN, -1, 1),
+        lambda shard: shard.finish_rank(RUN, 0),
+        lambda shard: cutting.settle_steps(shard, RUN, -1, 1),
     ):
         store = Store()
         for shard in store.shards:
@@ -313,7 +313,7 @@ def test_announcement_of_another_run_is_ignored():
         shard.begin_run(RUN, ASP(), 1)
     store.send(0, tick(0, 0))
     _, waiting = store.take(store.begin())
-    cutting.settle(store.shards[1], RUN - 1, -1, 1)
+    cutting.settle_steps(store.shards[1], RUN - 1, -1, 1)
     assert waits(waiting)
 
 
@@ -393,10 +393,10 @@ def test_hold_of_a_fence_ends_a_cut():
     (first,) = store.send(0, tick(0, 0, wait=READ))
     store.send(1, tick(0, 0))
     for shard in store.shards:
-        shard.hold(RUN)
+        shard.hold_run(RUN)
         assert shard.cut is None
     for shard in store.shards:
-        shard.hold(RUN, 1)
+        shard.hold_run(RUN, 1)
         shard.validate()
     assert isinstance(first.outcome, Ready)
     assert [store.value(0), store.value(1)] == [1, 1]

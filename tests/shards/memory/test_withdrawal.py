@@ -109,7 +109,7 @@ class Box:
         """Who goes on when a process has died."""
         shard = self.shard()
         if shard.is_bsp:
-            shard.attach_rounds(RUN, 2, "mean", self.memory)
+            shard.run_state.attach_rounds(RUN, 2, "mean", self.memory)
         shard.take_over()
         shard.validate()
         return shard
@@ -153,8 +153,8 @@ def go_on(shard: Shard, first: int = 1) -> None:
 def test_withdrawn_round_leaves_no_trace(bound, durable):
     """Weights, slots and steps are those of a shard that never had it, for ever."""
     shard, never = (after(Box(bound, durable=durable), n) for n in (3, 2))
-    shard.hold(RUN)
-    assert shard.standing(RUN) == Standing(3, 4, has_last=True)
+    shard.hold_run(RUN)
+    assert shard.run_state.find_standing(RUN) == Standing(3, 4, has_last=True)
     had = held(shard.segment)[A].copy()
     shard.end_run(RUN, "over", rounds=2, version=5)
     never.end_run(RUN, "over", rounds=2, version=5)
@@ -162,7 +162,7 @@ def test_withdrawn_round_leaves_no_trace(bound, durable):
     assert state(shard) == state(never)
     assert shard.segment.current.version == 5
     assert (had != held(shard.segment)[A]).any()
-    assert shard.standing(RUN).rounds == shard.rounds_of(RUN) == -1
+    assert shard.run_state.find_standing(RUN).rounds == shard.rounds_of(RUN) == -1
     assert failed(send(shard, tick(0, 3, A)), RunCancelledError)
     for one in (shard, never):
         go_on(one)
@@ -216,7 +216,7 @@ def test_no_further_back_than_one_round(bound):
     segment.writing += 1  # a process died in the next publication
     with pytest.raises(IllegalStateError, match="cannot go back"):
         shard.end_run(RUN, "over", rounds=2)
-    assert not shard.standing(RUN).has_last
+    assert not shard.run_state.find_standing(RUN).has_last
     assert state(shard) == before
     shard.end_run(RUN, "over", rounds=3, version=9)
     assert state(shard) == (*before[:3], 9)
@@ -224,7 +224,7 @@ def test_no_further_back_than_one_round(bound):
 
 def test_first_round_of_a_run_goes_back_to_its_beginning(bound):
     shard, never = after(Box(bound), 1), Box(bound).begun()
-    assert not never.standing(RUN).has_last
+    assert not never.run_state.find_standing(RUN).has_last
     shard.end_run(RUN, "over", rounds=0, version=3)
     never.end_run(RUN, "over", rounds=0, version=3)
     assert state(shard) == state(never)
@@ -235,14 +235,16 @@ def test_held_shard_that_is_told_why_waits_for_its_end(bound):
     shard = after(Box(bound), 2)
     early = Ticket(ROUNDS[2][0]._replace(wait="read"))
     assert shard.submit([early]) == []
-    assert shard.hold(RUN, error=RunCancelledError("fenced")) == [early]
+    assert shard.hold_run(RUN, error=RunCancelledError("fenced")) == [early]
     assert failed([early, *send(shard, ROUNDS[2][1])], RunCancelledError)
-    assert shard.standing(RUN) == Standing(2, 3, is_stuck=True, has_last=True)
+    assert shard.run_state.find_standing(RUN) == Standing(
+        2, 3, is_stuck=True, has_last=True
+    )
     assert gate_of(shard.segment) == READING
     # Nothing completes a round any more, whatever the limit.
-    shard.hold(RUN, 3)
+    shard.hold_run(RUN, 3)
     assert shard.rounds_of(RUN) == 2
-    for call in (shard.finish, shard.resume):
+    for call in (shard.finish_rank, shard.run_state.resume_rank):
         with pytest.raises(RunCancelledError, match="fenced"):
             call(RUN, 0)
     shard.end_run(RUN, "over", rounds=1, version=7)
@@ -259,7 +261,7 @@ def withdraw(shard: Shard) -> None:
 def watched(box: Box, watch: Watch) -> Shard:
     """Who withdraws and is killed after one of its stores."""
     shard = box.shard()
-    shard.attach_rounds(RUN, 2, "mean", box.memory)
+    shard.run_state.attach_rounds(RUN, 2, "mean", box.memory)
     segment: Any = shard.segment
     segment.header = Words(segment.header, watch)
     record = segment.record(segment.flip + 1)
@@ -272,7 +274,7 @@ def test_withdrawal_killed_after_any_store_is_done_again(bound):
     """Until the flip the shard has the round, after it the run is over."""
     box = Box(bound)
     shard = after(box, 3)
-    shard.hold(RUN)
+    shard.hold_run(RUN)
     before = state(shard)
     whole = box.copy()
     withdraw(whole.heir())
@@ -288,7 +290,7 @@ def test_withdrawal_killed_after_any_store_is_done_again(bound):
         assert state(heir) in (before, wanted)
         if heir.is_bsp:
             # Steps that come meanwhile change nothing.
-            assert heir.standing(RUN).has_last
+            assert heir.run_state.find_standing(RUN).has_last
             assert heir.segment.limit == 3
             send(heir, tick(0, 3, A), tick(1, 3, A))
         else:
@@ -304,7 +306,7 @@ def test_words_of_a_withdrawal_may_be_there_in_any_order(bound, rng):
     """As where a processor reorders stores, or a kill hits a copy of many words."""
     box = Box(bound)
     shard = after(box, 3)
-    shard.hold(RUN)
+    shard.hold_run(RUN)
     segment = shard.segment
     flip = segment.flip
     whole = box.copy()

@@ -234,7 +234,7 @@ class Story:
         yield lambda: self.beginning(ASP(), 2)
         for clock in range(3):
             yield lambda c=clock: send(self.shard, self.tick(0, c), self.tick(1, c))
-        yield lambda: self.shard.finish(self.run, 1)
+        yield lambda: self.shard.finish_rank(self.run, 1)
         yield lambda: send(self.shard, self.tick(0, 3))
         yield lambda: self.shard.end_run(self.run, "over")
         yield self.pushes
@@ -246,7 +246,7 @@ class Story:
                         self.shard, self.tick(r, c, k)
                     )
                 yield self.closing
-            yield lambda: self.shard.hold(self.run)
+            yield lambda: self.shard.hold_run(self.run)
             yield lambda b=back: self.shard.end_run(
                 self.run,
                 "over",
@@ -351,7 +351,7 @@ def test_round_that_a_witness_refuses_ends_the_run_without_it(rng):
     shard.watch(refuse)
     assert failed(send(shard, story.tick(0, 1)), RefusalError)
     assert contents(shard) == before
-    assert shard.standing(story.run).is_stuck
+    assert shard.run_state.find_standing(story.run).is_stuck
     shard.watch(None)
     shard.end_run(story.run, "over", rounds=1)
     shard.validate()

@@ -93,7 +93,7 @@ def another(
     layout: Layout = LAYOUT,
 ) -> Shard:
     deputy = Shard.as_deputy(Segment(layout, 0, SLOTS, buffer, durable=True), RULES)
-    deputy.attach_rounds(RUN, n_ranks, reduce, memory)
+    deputy.run_state.attach_rounds(RUN, n_ranks, reduce, memory)
     return deputy
 
 
@@ -106,7 +106,7 @@ def heir(
 ) -> Shard:
     """Who takes over from an owner that died."""
     shard = Shard(Segment(layout, 0, SLOTS, buffer, durable=True), RULES)
-    shard.attach_rounds(RUN, n_ranks, reduce, memory)
+    shard.run_state.attach_rounds(RUN, n_ranks, reduce, memory)
     shard.take_over()
     shard.validate()
     return shard
@@ -159,7 +159,7 @@ def test_any_order_at_any_of_two_gives_the_bits_of_one_reduction(
         assert weights(shard) == before
         assert len(shard.round.nodes) <= shard.round.bound
         if rank in finished:
-            shards[0].finish(RUN, rank)
+            shards[0].finish_rank(RUN, rank)
             continue
         present = [p for p in (0, 1) if rng.random() < 0.7]
         arrays = {p: rough(rng, [9, 5][p]) for p in present}
@@ -261,12 +261,12 @@ def test_round_held_at_the_owner_is_applied_by_it():
     owner, deputy, _ = pair(2)
     one = {A: np.ones(9, "f4")}
     send(deputy, gradient(0, one))
-    owner.hold(RUN)
+    owner.hold_run(RUN)
     assert failed(send(deputy, gradient(1, one)), NotHereError)
     send_held = Ticket(gradient(1, one))
     owner.submit([send_held])
     assert owner.rounds_of(RUN) == 0
-    owner.hold(RUN, 1)
+    owner.hold_run(RUN, 1)
     assert owner.rounds_of(RUN) == 1
 
 
@@ -281,7 +281,7 @@ def test_round_that_fails_is_left_to_the_owner():
     np.testing.assert_array_equal(memory, kept)
     assert failed(send(owner, ticket.step), NoOptimizerError)
     assert owner.rounds_of(RUN) == deputy.rounds_of(RUN) == 0
-    assert owner.standing(RUN).is_stuck
+    assert owner.run_state.find_standing(RUN).is_stuck
     assert failed(send(deputy, ticket.step), NotHereError)
     owner.end_run(RUN, "over")
     assert failed(send(deputy, ticket.step), NotHereError)
@@ -311,7 +311,7 @@ def test_new_run_takes_the_memory_over():
     late = [Ticket(gradient(1, one)), Ticket(gradient(1, one)._replace(run=RUN + 1))]
     deputy.submit(late)
     assert failed(late, NotHereError)
-    deputy.attach_rounds(RUN + 1, 2, "mean", memory)
+    deputy.run_state.attach_rounds(RUN + 1, 2, "mean", memory)
     assert deputy.round.nodes == []
 
 
@@ -334,7 +334,9 @@ def test_memory_that_holds_something_else_is_refused(other):
     if word is not None:
         memory[:128].view(np.int64)[word] += 1
     with pytest.raises(ProtocolError, match="mailboxes"):
-        deputy.attach_rounds(memory=memory[: max(0, len(memory) - cut)], **taken)
+        deputy.run_state.attach_rounds(
+            memory=memory[: max(0, len(memory) - cut)], **taken
+        )
     assert deputy.round is not None
 
 
@@ -342,7 +344,7 @@ def test_run_that_is_over_is_not_attached_to():
     owner, deputy, memory = pair(2)
     owner.end_run(RUN, "test")
     with pytest.raises(RunCancelledError):
-        deputy.attach_rounds(RUN, 2, "mean", memory)
+        deputy.run_state.attach_rounds(RUN, 2, "mean", memory)
 
 
 def test_run_that_its_owner_has_ended_takes_no_step():
@@ -434,7 +436,7 @@ def test_trainer_that_starts_again_owes_nothing():
     owner, follow = taken_over()
     send(owner, part(0, 1.0, 0))
     mine, at = follow(), first_of(2)
-    assert mine.resume(RUN, 0, 2) == (0, at)
+    assert mine.run_state.resume_rank(RUN, 0, 2) == (0, at)
     # Also to the next owner: it is in the memory that both have.
     assert failed(send(mine, part(0, 1.0, 1)._replace(tick=True)), RunCancelledError)
     (ticket,) = send(mine, gradient(0, {A: np.ones(9, "f4")})._replace(sequence=at))
@@ -445,7 +447,7 @@ def test_trainer_that_ends_owes_nothing():
     owner, follow = taken_over()
     send(owner, part(0, 1.0, 0))
     mine = follow()
-    mine.finish(RUN, 0)
+    mine.finish_rank(RUN, 0)
     send(mine, gradient(1, {A: np.ones(9, "f4")}))
     assert mine.rounds_of(RUN) == 1
     assert mine.round
@@ -475,13 +477,13 @@ def test_round_that_a_fence_held_back_is_not():
     """All shards are about to end with the same round: the limit is in the segment."""
     owner, follow = taken_over()
     one = {A: np.ones(9, "f4")}
-    owner.hold(RUN)
+    owner.hold_run(RUN)
     send(owner, gradient(0, one), gradient(1, one))
     mine = follow()
     mine.validate()
     assert mine.rounds_of(RUN) == 0
     assert gate_of(mine.segment) == READING
-    mine.hold(RUN, 1)
+    mine.hold_run(RUN, 1)
     assert mine.rounds_of(RUN) == 1
     # And no further.
     send(mine, gradient(0, one, clock=1), gradient(1, one, clock=1))
@@ -498,11 +500,11 @@ def test_round_of_one_is_accepted_when_it_is_applied(how):
     if how == "cut":
         cutting.begin_cut(owner, "cut", 0)
     else:
-        owner.hold(RUN)
+        owner.hold_run(RUN)
     (ticket,) = send(owner, gradient(0, {A: np.ones(9, "f4")}))
     assert owner.parked == [ticket]
     assert not owner.round.nodes
-    end = partial(owner.hold, RUN, 1)
+    end = partial(owner.hold_run, RUN, 1)
     assert (cutting.end_cut(owner, "cut") if how == "cut" else end()) == [ticket]
     assert not done(ticket).duplicate
     assert owner.rounds_of(RUN) == 1
@@ -513,7 +515,7 @@ def test_round_of_one_goes_on_without_what_the_owner_had():
     one = {A: np.ones(9, "f4")}
     send(owner, gradient(0, one))
     mine = Shard(Segment(LAYOUT, 0, SLOTS, owner.segment.buffer, durable=True), RULES)
-    mine.attach_rounds(RUN, 1, "sum", None)
+    mine.run_state.attach_rounds(RUN, 1, "sum", None)
     mine.take_over()
     assert done(send(mine, gradient(0, one))[0]).duplicate
     send(mine, gradient(0, one, clock=1))
@@ -606,7 +608,7 @@ def watched(
     segment = Segment(layout, 0, SLOTS, buffer, durable=True)
     segment.header = Words(segment.header, watch)  # type: ignore[assignment]
     shard = Shard(segment, dict.fromkeys(RULES, Dying(watch)))
-    shard.attach_rounds(RUN, n_ranks, "mean", memory)
+    shard.run_state.attach_rounds(RUN, n_ranks, "mean", memory)
     assert shard.round
     open_round: Any = shard.round
     open_round.work = PLAIN

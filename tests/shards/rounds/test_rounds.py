@@ -85,7 +85,7 @@ def test_two_rounds_complete_in_one_call():
     """A finished rank lets the parked push of the next round complete it, too."""
     shard = bsp(2)
     pulls = send(shard, read(0, 2), step(0, 0), step(0, 1), read(0, 1))
-    shard.finish(RUN, 1)
+    shard.finish_rank(RUN, 1)
     shard.validate()
     assert shard.rounds_of(RUN) == 2
     assert seen(shard, pulls[0]) == [2, 0, 0, 0, 0]
@@ -136,17 +136,17 @@ def test_a_rank_that_finishes_is_not_waited_for():
     shard = bsp(3)
     send(shard, step(0, 0), step(1, 0))
     pulls = send(shard, read(0, 1), read(1, 1, BARRIER))
-    woken = shard.finish(RUN, 2)
+    woken = shard.finish_rank(RUN, 2)
     assert set(map(id, woken)) == set(map(id, pulls))
     assert seen(shard, pulls[0]) == [1, 1, 0, 0, 0]
-    assert shard.finish(RUN, 2) == []
+    assert shard.finish_rank(RUN, 2) == []
     assert failed(send(shard, step(2, 1)), ClockError)
 
 
 def test_a_rank_that_finishes_after_its_tick_still_counts():
     shard = bsp(2)
     send(shard, step(0, 0))
-    shard.finish(RUN, 0)
+    shard.finish_rank(RUN, 0)
     send(shard, step(1, 0))
     send(shard, step(1, 1))
     assert weights(shard)[A] == [1, 2, 0, 0, 0]
@@ -155,8 +155,8 @@ def test_a_rank_that_finishes_after_its_tick_still_counts():
 def test_all_ranks_finish():
     shard = bsp(2)
     send(shard, step(0, 0))
-    assert shard.finish(RUN, 0) == []
-    shard.finish(RUN, 1)
+    assert shard.finish_rank(RUN, 0) == []
+    shard.finish_rank(RUN, 1)
     assert shard.rounds_of(RUN) == 1
     shard.validate()
 
@@ -164,7 +164,7 @@ def test_all_ranks_finish():
 def test_ranks_that_finish_without_a_tick_make_no_round():
     shard = bsp(2)
     for rank in (0, 1):
-        assert shard.finish(RUN, rank) == []
+        assert shard.finish_rank(RUN, rank) == []
     assert shard.rounds_of(RUN) == 0
     shard.validate()
 
@@ -292,7 +292,7 @@ def test_a_restarted_rank_drops_what_it_had_not_ticked():
     shard = bsp(2)
     send(shard, step(0, 0, 50.0, tick=False, sequence=0))
     at = first_of(2)
-    assert shard.resume(RUN, 0, 2) == (0, at)
+    assert shard.run_state.resume_rank(RUN, 0, 2) == (0, at)
     send(shard, step(0, 0, 2.0, tick=False, sequence=at), step(0, 0, sequence=at + 1))
     send(shard, step(1, 0))
     assert weights(shard)[A] == [3, 1, 0, 0, 0]
@@ -301,16 +301,16 @@ def test_a_restarted_rank_drops_what_it_had_not_ticked():
 def test_a_restarted_rank_that_had_ticked_goes_on_after_it():
     shard = bsp(2)
     send(shard, step(0, 0, tick=False, sequence=0), step(0, 0, tick=True, sequence=1))
-    assert shard.resume(RUN, 0, 2) == (1, first_of(2))
+    assert shard.run_state.resume_rank(RUN, 0, 2) == (1, first_of(2))
     send(shard, step(1, 0))
-    assert shard.resume(RUN, 0, 3) == (1, first_of(3))
+    assert shard.run_state.resume_rank(RUN, 0, 3) == (1, first_of(3))
     assert weights(shard)[A] == [2, 1, 0, 0, 0]
 
 
 def test_who_asks_where_a_rank_stands_changes_nothing():
     shard = bsp(2)
     send(shard, step(0, 0, 50.0, tick=False, sequence=0))
-    assert shard.resume(RUN, 0) == (0, 0)
+    assert shard.run_state.resume_rank(RUN, 0) == (0, 0)
     send(shard, step(0, 0, sequence=1), step(1, 0))
     assert weights(shard)[A] == [51, 1, 0, 0, 0]
 
@@ -319,7 +319,7 @@ def test_what_a_trainer_sends_whose_place_was_taken_counts_for_nothing():
     """Its worker was taken for lost: it goes on, or its message was late."""
     shard = bsp(2)
     send(shard, step(0, 0, 50.0, tick=False, sequence=0))
-    shard.resume(RUN, 0, 2)
+    shard.run_state.resume_rank(RUN, 0, 2)
     # The rest of a step whose beginning was dropped, all of it, and the next one.
     late = send(
         shard,
@@ -341,7 +341,7 @@ def test_step_that_waits_for_its_round_is_refused_when_its_place_was_taken():
     shard = bsp(2)
     _, early = send(shard, step(0, 0), step(0, 1, 50.0))
     assert early.outcome is None
-    shard.resume(RUN, 0, 2)
+    shard.run_state.resume_rank(RUN, 0, 2)
     send(shard, step(1, 0))
     assert failed([early], RunCancelledError)
     send(shard, step(0, 1, sequence=first_of(2)), step(1, 1))
@@ -351,9 +351,9 @@ def test_step_that_waits_for_its_round_is_refused_when_its_place_was_taken():
 def test_place_is_taken_once():
     """The message that takes it may come again, when its trainer has begun."""
     shard, at = bsp(2), first_of(2)
-    assert shard.resume(RUN, 0, 2) == (0, at)
+    assert shard.run_state.resume_rank(RUN, 0, 2) == (0, at)
     send(shard, step(0, 0, tick=False, sequence=at))
-    shard.resume(RUN, 0, 2)
+    shard.run_state.resume_rank(RUN, 0, 2)
     send(shard, step(0, 0, sequence=at + 1), step(1, 0))
     assert weights(shard)[A] == [2, 1, 0, 0, 0]
 
@@ -363,7 +363,7 @@ def test_under_ssp_a_restarted_rank_repeats_the_pushes_of_its_open_clock():
     shard.begin_run(RUN, SSP(1), 2)
     send(shard, step(0, 0, sequence=0))
     send(shard, step(0, 1, tick=False, sequence=1), step(0, 1, tick=False, sequence=2))
-    assert shard.resume(RUN, 0) == (1, 1)
+    assert shard.run_state.resume_rank(RUN, 0) == (1, 1)
     found = send(
         shard,
         step(0, 1, tick=False, sequence=1),
@@ -398,7 +398,7 @@ def test_a_rank_that_finishes_ends_the_round_that_the_others_wait_in():
         for rank in others:
             send(shard, step(rank, 0))
         assert shard.rounds_of(RUN) == 0
-        shard.finish(RUN, 2)
+        shard.finish_rank(RUN, 2)
         shard.validate()
         assert shard.rounds_of(RUN) == 1
         assert weights(shard)[A] == [1, 1, 0, 1, 0]

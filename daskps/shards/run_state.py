@@ -1,0 +1,281 @@
+"""The run in progress in one shard, and the one that ended last: begin, hold, end, resume.
+
+What others may go on with is in the record and in the mailboxes; why a run ended, and
+that it cannot go on here, only this process knows.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daskps.consistency import BSP, Policy
+from daskps.errors import IllegalStateError
+from daskps.shards import run_record
+from daskps.shards.deputy import READING, NotHereError, set_gate
+from daskps.shards.memory.areas import untouched
+from daskps.shards.memory.format import LIVE, N_RANKS, ROUNDS, RUN
+from daskps.shards.memory.publication import Publication
+from daskps.shards.memory.withdrawal import Withdrawal, is_possible
+from daskps.shards.rounds.mailbox import Mailbox
+from daskps.shards.rounds.round import Round
+from daskps.shards.steps import Standing
+
+if TYPE_CHECKING:
+    from daskps.reduction import Reducer
+    from daskps.shards.arrays.planning import UpdatePlanner
+    from daskps.shards.memory.segment import Segment
+    from daskps.typing import Array
+
+
+class RunState:
+    """What a shard knows of its runs.
+
+    Parameters
+    ----------
+    segment : Segment
+        The memory.
+    planner : UpdatePlanner
+        Makes operations of arrays.
+    cache_dir : str, optional
+        Where compiled functions are kept.
+    """
+
+    def __init__(
+        self, segment: Segment, planner: UpdatePlanner, cache_dir: str | None = None
+    ) -> None:
+        self._segment, self._planner, self._cache_dir = segment, planner, cache_dir
+        #: Whether another process owns the segment.
+        self.is_deputy = False
+        #: Rounds of the run whose mailboxes are here, maybe over by now.
+        self.attached: Round | None = None
+        #: The run that ended last, and what its steps get.
+        self._ended: tuple[int, Exception | None] = (0, None)
+        self._reason = "it has ended"
+        #: A run that is held, and what its steps get: one of its rounds cannot be
+        #: applied here, or it is being fenced and no more is waited for.
+        self.stopped: tuple[int, Exception | None] = (0, None)
+
+    @property
+    def run(self) -> int:
+        """The run in progress, 0 where there is none."""
+        return self._segment.current.plain[RUN]
+
+    @property
+    def round(self) -> Round | None:
+        """The open round of the run in progress, if it has rounds."""
+        if self.attached is not None and not self.attached.is_current:
+            # Another process has ended the run: its mailboxes are not needed here.
+            self.attached = None
+        return self.attached
+
+    @property
+    def why_stopped(self) -> Exception | None:
+        """What steps of the run in progress get, where it can only be ended here."""
+        run, error = self.stopped
+        return error if run and run == self.run else None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the run in progress is being fenced, or cannot go on here."""
+        return self._segment.limit is not None or self.why_stopped is not None
+
+    @property
+    def may_apply(self) -> bool:
+        """Whether neither a fence nor an error keeps the open round from its end."""
+        limit = self._segment.limit
+        is_open = limit is None or self._segment.current.plain[ROUNDS] < limit
+        return is_open and self.why_stopped is None
+
+    def why_over(self, run: int) -> Exception:
+        """Return what steps of a run get that is not in progress."""
+        ended, error = self._ended
+        return error if run == ended and error else run_record.ended(run, self._reason)
+
+    def check_goes_on(self, run: int) -> None:
+        """Raise why a run cannot go on here, if so."""
+        if run == self.stopped[0] and (error := self.why_stopped) is not None:
+            raise error
+
+    # -- beginning -----------------------------------------------------------
+
+    def begin(
+        self,
+        run: int,
+        policy: Policy,
+        n_ranks: int,
+        reduce: str | Reducer,
+        *,
+        reset: bool,
+        memory: Array | None,
+    ) -> bool:
+        """Start a run, and end one that is still there; return whether it is new."""
+        if self.run == run:
+            return False
+        if run == self._ended[0]:
+            raise self.why_over(run)
+        run_record.check_size(n_ranks)
+        if self.run:
+            self.end(self.run, "another run has begun")
+        if isinstance(policy, BSP):
+            self._open_rounds(run, n_ranks, reduce, memory)
+            self._segment.double_slots()
+        publication = Publication(self._segment)
+        run_record.begin_run(publication.record, run, policy, n_ranks)
+        if reset:
+            publication.reset()
+        publication.gather_weights()
+        publication.commit()
+        return True
+
+    def attach_rounds(
+        self, run: int, n_ranks: int, reduce: str | Reducer, memory: Array | None
+    ) -> None:
+        """Take part in a run in rounds whose mailboxes another process has made.
+
+        Without memory they are empty, as of the task graph, which sends a round again.
+        Raises ProtocolError when they are not there, RunCancelledError for an old run.
+        """
+        self._open_rounds(run, n_ranks, reduce, memory, attach=memory is not None)
+        if self.round is None:
+            raise self.why_over(run)
+
+    def _open_rounds(
+        self,
+        run: int,
+        n_ranks: int,
+        reduce: str | Reducer,
+        memory: Array | None,
+        *,
+        attach: bool = False,
+    ) -> None:
+        """Use the mailboxes in some memory, which are empty unless they are attached."""
+        pieces = self._segment.pieces
+        if memory is None:
+            # Most rounds need far fewer slices than the worst order of arrival.
+            memory = untouched(Mailbox.nbytes_of(pieces, n_ranks, reduce))
+        mailbox = Mailbox(pieces, n_ranks, reduce, memory)
+        if attach:
+            mailbox.check(run)
+        else:
+            mailbox.clear(run)
+        self.attached = Round(
+            run,
+            self._segment,
+            self._planner,
+            mailbox,
+            reduce=reduce,
+            # A cycle would keep the memory of shards that are gone.
+            fail=weakref.WeakMethod(self._fail),
+            cache_dir=self._cache_dir,
+        )
+
+    # -- under way -----------------------------------------------------------
+
+    def _fail(self, run: int, error: Exception) -> None:
+        """Hold a run one of whose rounds cannot be applied: every trainer gets why.
+
+        It ends with all shards: those that have applied the round take it back. A
+        deputy leaves that to the owner: nothing came of the step here.
+        """
+        if self.is_deputy:
+            raise NotHereError from error
+        self.stop(run, error)
+
+    def stop(self, run: int, error: Exception) -> None:
+        """Hold a run that cannot go on here: its steps get `error`, until it is ended."""
+        if self.run == run:
+            self.stopped = run, error
+            set_gate(self._segment, READING)
+
+    def finish_rank(self, rank: int, *, may_apply: bool) -> None:
+        """Wait for a trainer of the run in progress no longer."""
+        if (open_round := self.round) is not None:
+            open_round.finish_rank(rank, may_apply)
+        elif self._segment.current.ranks[rank, LIVE]:
+            publication = Publication(self._segment)
+            publication.record.ranks[rank, LIVE] = 0
+            publication.commit()
+
+    def resume_rank(self, run: int, rank: int, attempt: int = 0) -> tuple[int, int]:
+        """Return (clock, next sequence) of a rank that starts again.
+
+        `attempt` counts its trainers. What one before it left of an unfinished BSP step
+        is dropped, and its steps are refused from here on; of an unfinished step under
+        ASP and SSP the pushes that were applied are told from new ones. With 0 nothing
+        changes.
+        """
+        if self.run != run:
+            raise self.why_over(run)
+        self.check_goes_on(run)
+        if (open_round := self.round) is not None:
+            return open_round.restart_rank(rank, attempt)
+        return run_record.find_place(self._segment.current, rank)
+
+    # -- ending --------------------------------------------------------------
+
+    def find_standing(self, run: int) -> Standing:
+        """Return where a run stands here."""
+        record = self._segment.current
+        if self.run != run:
+            return Standing(-1, record.version)
+        ranks = record.ranks[: record.plain[N_RANKS]]
+        return Standing(
+            record.plain[ROUNDS],
+            record.version,
+            is_stuck=self.why_stopped is not None,
+            has_last=is_possible(self._segment),
+            finished=tuple(np.flatnonzero(ranks[:, LIVE] == 0).tolist()),
+        )
+
+    def end(
+        self,
+        run: int,
+        reason: str,
+        error: Exception | None = None,
+        *,
+        rounds: int | None = None,
+        version: int = 0,
+    ) -> bool:
+        """End a run, after `rounds`; return whether it was in progress.
+
+        Raises
+        ------
+        IllegalStateError
+            When it cannot go back so far; nothing was changed.
+        """
+        if self.run != run:
+            if not self.run and run != self._ended[0]:
+                # Its beginning may still be on the way, and must not come after.
+                self._ended, self._reason = (run, error), reason
+            return False
+        back = 0 if rounds is None else self._segment.current.plain[ROUNDS] - rounds
+        if back not in (0, 1) or (back and not is_possible(self._segment)):
+            raise IllegalStateError(
+                f"run {run} is to end after round {rounds}, this shard is {back} ahead "
+                f"of that and cannot go back"
+            )
+        self._ended, self._reason = (run, error or self.why_stopped), reason
+        self.attached = None
+        self._publish_end(back, version)
+        return True
+
+    def _publish_end(self, back: int, version: int) -> None:
+        """Take the run out of the record, and its last round where it goes `back`."""
+        segment = self._segment
+        if back:
+            publication: Publication = Withdrawal(segment)
+        else:
+            segment.withdraws = 0
+            publication = Publication(segment)
+        publication.gather_slots()
+        # A version that had the round is never one without it.
+        least = publication.old.version + back
+        run_record.end_run(publication.record, max(version, least))
+        if back:
+            publication.finish()
+        else:
+            publication.commit()
+        segment.single_slots()
