@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
 from argparse import Namespace
 from contextlib import contextmanager
 from dataclasses import replace
@@ -68,7 +69,6 @@ def test_help_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
         (["kernels", "--pairs", "x"], "'x' is no whole number that is at least 1"),
         (["graph", "--rounds", "0"], "'0' is no whole number that is at least 1"),
         (["train", "--seconds", "nan"], "'nan' is no number of seconds above 0"),
-        (["lock", "--seconds", "0"], "'0' is no number of seconds above 0"),
         (["memory", "--limit-mib", "0"], "'0' is no whole number that is at least 1"),
         (["memory", "--rounds", "0"], "'0' is no whole number that is at least 1"),
         (["scaling", "--hosts", "0"], "'0' is no whole number that is at least 1"),
@@ -124,7 +124,7 @@ def test_pairs_alternate_who_begins() -> None:
         return seconds
 
     found = pairs.alternate(lambda: side("a", 1.0), lambda: side("b", 2.0), 3)
-    assert found == pairs.Samples((1.0,) * 3, (2.0,) * 3)
+    assert found == ((1.0,) * 3, (2.0,) * 3)
     assert "".join(order) == "abbaab"
 
 
@@ -241,8 +241,8 @@ def test_a_round_of_the_limit_applies_the_mean(tmp_path: Path) -> None:
         b._deliver(shard, 0)
         assert a._complete(shard, 0)
     np.testing.assert_allclose(b._sides[1], -1.5 * LEARNING_RATE, rtol=1e-6)
-    a.close()
-    b.close()
+    for lock in (*a._locks, *b._locks):
+        os.close(lock)
 
 
 def test_an_actor_waits_for_all_of_a_round() -> None:

@@ -19,8 +19,6 @@ def test_messages_and_payload_of_a_round() -> None:
     assert (shape.messages, shape.graph_tasks) == (24, 10)
     assert shape.sizes == [len(part) for part in np.array_split(np.empty(10), 4)]
     assert shape.payload == 2 * 6 * 10 * 4
-    near = StoreShape(trainers=6, hosts=4, elements=10, near=1)
-    assert (near.messages, near.payload) == (18, 2 * 6 * 7 * 4)
 
 
 def test_a_host_has_a_message_of_each_trainer_whatever_their_number() -> None:

@@ -99,10 +99,8 @@ def chosen(names: Collection[str] | None, *, on_dask: bool = False) -> Field:
     for name in ON_DASK if on_dask else PEERS:
         if names is not None and name not in names:
             continue
-        peer = PEERS[name]
-        reason = peer.missing()
-        if reason is None:
-            found.peers[name] = peer
-        else:
+        if reason := PEERS[name].missing():
             found.missing[name] = reason
+        else:
+            found.peers[name] = PEERS[name]
     return found

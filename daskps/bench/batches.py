@@ -57,8 +57,6 @@ def _sides(client: Client, n: int, columns: int, chunks: int) -> Iterator[Any]:
     yield f"{chunks} chunks", tuple(chunked), (X, y)
     listed = [client.scatter(np.array_split(a, 2), hash=False) for a in (X, y)]
     yield "a list of blocks", tuple(listed), (X, y)
-    turned = chunked[0].map_blocks(np.asfortranarray).persist()
-    yield f"{chunks} chunks, by column", (turned, chunked[1]), (np.asfortranarray(X), y)
 
 
 OPTIONS = (

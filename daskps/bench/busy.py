@@ -12,6 +12,7 @@ import numpy as np
 import daskps
 from daskps.bench.jobs import timed
 from daskps.bench.pairs import Comparison, alternate, steps_in
+from daskps.bench.sides import ways_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -48,11 +49,6 @@ def _pull(store: daskps.ParameterStore, elements: int, steps: int) -> float:
     return timed(lambda: store.pull(out=out), steps)
 
 
-def _ways(store: daskps.ParameterStore) -> list[str]:
-    store.pull()
-    return sorted(set(store.stats()["handle"]["ways"].values()))
-
-
 def compare(
     client: Client, jobs: Sequence[StepJob], options: Namespace
 ) -> Iterator[Comparison]:
@@ -67,7 +63,7 @@ def compare(
             idle = partial(pull, steps)
             busy = partial(_beside, client, server, idle)
             found = alternate(busy, idle, options.pairs)
-            ways = tuple(run(_ways, store))
+            ways = tuple(run(ways_of, store))
         yield Comparison(
             f"pull of {job.nbytes:,} B, owner busy", "owner idle", *found, ways
         )

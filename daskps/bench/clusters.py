@@ -21,23 +21,11 @@ WAYS = ("process", "machine")
 
 def closed(ways: Collection[str]) -> AbstractContextManager[object]:
     """Close some of `WAYS` for a while, here and in workers started meanwhile."""
-    return _changed({f"daskps.ways.{way}": way not in ways for way in WAYS})
+    return configured({f"daskps.ways.{way}": way not in ways for way in WAYS})
 
 
-def made_ready(what: str) -> AbstractContextManager[object]:
-    """Choose for a while what trainers make ready ahead, by ``double-buffer``."""
-    return _changed({"daskps.double-buffer": what})
-
-
-def kept() -> AbstractContextManager[object]:
-    """Have clusters keep workers that are lost again and again.
-
-    Dask's gives one up that is lost twice within 15 s, though its nanny started it again.
-    """
-    return _changed({"distributed.deploy.lost-worker-timeout": "1 hour"})
-
-
-def _changed(settings: dict[str, object]) -> AbstractContextManager[object]:
+def configured(settings: dict[str, object]) -> AbstractContextManager[object]:
+    """Change Dask's configuration for a while."""
     setting: AbstractContextManager[object] = dask.config.set(settings)
     return setting
 
@@ -77,7 +65,7 @@ def inside(workers: int) -> Iterator[LocalCluster]:
     """
     with (
         closed(WAYS),
-        _changed({"distributed.worker.profile.enabled": False}),
+        configured({"distributed.worker.profile.enabled": False}),
         started(workers, processes=False, protocol="tcp") as cluster,
     ):
         yield cluster

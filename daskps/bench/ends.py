@@ -14,6 +14,7 @@ import statistics
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ import daskps
 from daskps import optim
 from daskps.bench import clusters
 from daskps.bench.options import number
+from daskps.bench.pairs import seconds
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -50,11 +52,9 @@ class Pusher:
 
     def run(self) -> None:
         """Push until `ended`."""
-        grads = {"w": np.ones(1000, "f4")}
+        push = partial(self.store.push, {"w": np.ones(1000, "f4")})
         while not self.ended.is_set():
-            began = time.perf_counter()
-            self.store.push(grads)
-            self.seconds.append((began, time.perf_counter() - began))
+            self.seconds.append((time.perf_counter(), seconds(push)))
 
     def longest(self, since: float) -> float:
         """Return the seconds of the longest push that ended after a moment."""
@@ -72,15 +72,13 @@ def _wait(what: Callable[[], bool]) -> None:
 def kills(n: int) -> tuple[list[float], list[int], int]:
     """Kill owners under pushes, so many one after the other.
 
-    Returns
-    -------
-    longest, versions, pushes
-        Seconds of the longest push around each kill; the shards' versions, and how many
-        pushes were acknowledged: all the same if none was lost or doubled.
+    Returns the seconds of the longest push around each kill; the shards' versions, and
+    how many pushes were acknowledged: all the same if none was lost or doubled.
     """
     longest = []
     with (
-        clusters.kept(),
+        # Else Dask gives a worker up that is lost twice within 15 s.
+        clusters.configured({"distributed.deploy.lost-worker-timeout": "1 hour"}),
         clusters.local(WORKERS, **QUIET) as client,
         daskps.create(
             {"w": np.zeros(1000, "f4")},
@@ -129,19 +127,14 @@ def closing(what: str) -> float:
     with Client(cluster) as client:
         client.submit(sum, [1, 2]).result()
         if what != "plain":
-            store = daskps.create(
-                {"w": np.zeros(1000, "f4")}, optimizer=optim.SGD(0.1), name="ends"
-            )
-            if what == "store":
-                store.push({"w": np.ones(1000, "f4")})
-            else:
+            start, sgd = {"w": np.zeros(1000, "f4")}, optim.SGD(0.1)
+            store = daskps.create(start, optimizer=sgd, name="ends")
+            if how := EXECUTION.get(what):
                 data = np.zeros((512, 1))
-                daskps.train(
-                    store, _ones, data, execution=EXECUTION[what], callbacks=()
-                )
-    began = time.perf_counter()
-    cluster.close()
-    return time.perf_counter() - began
+                daskps.train(store, _ones, data, execution=how, callbacks=())
+            else:
+                store.push({"w": np.ones(1000, "f4")})
+    return seconds(cluster.close)
 
 
 OPTIONS = (number("--kills", 50), number("--closings", 7, "of each kind"))
@@ -159,12 +152,11 @@ def run(options: Namespace) -> int:
     )
     closings = {what: list[float]() for what in ("plain", "store", *EXECUTION)}
     for _ in range(options.closings):
-        for what, seconds in closings.items():
-            seconds.append(closing(what))
-    for what, seconds in closings.items():
-        median = statistics.median(seconds)
+        for what, took in closings.items():
+            took.append(closing(what))
+    for what, took in closings.items():
         print(
-            f"closing 4 workers, {what}: median {median:.2f} s "
-            f"({min(seconds):.2f} to {max(seconds):.2f})"
+            f"closing 4 workers, {what}: median {statistics.median(took):.2f} s "
+            f"({min(took):.2f} to {max(took):.2f})"
         )
     return 0 if set(versions) == {pushes} else 1

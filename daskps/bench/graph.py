@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -65,21 +66,14 @@ def _updated(weights: Any, *gradients: Any) -> Any:
 
 def _plain(client: Client, rounds: int) -> None:
     """Do the same rounds as a user would write them."""
-    weights = [
-        client.submit(np.zeros, ELEMENTS // SHARDS, "f4", pure=False)
-        for _ in range(SHARDS)
-    ]
+    submit = partial(client.submit, pure=False)
+    weights = [submit(np.zeros, ELEMENTS // SHARDS, "f4") for _ in range(SHARDS)]
     for _ in range(rounds):
-        whole = [client.submit(_joined, *weights, pure=False) for _ in range(PARTS)]
-        grads = [client.submit(_gradient, w, pure=False) for w in whole]
+        whole = [submit(_joined, *weights) for _ in range(PARTS)]
+        grads = [submit(_gradient, w) for w in whole]
         weights = [
-            client.submit(
-                _updated,
-                weights[shard],
-                *(client.submit(_slice, g, shard, pure=False) for g in grads),
-                pure=False,
-            )
-            for shard in range(SHARDS)
+            submit(_updated, old, *(submit(_slice, g, shard) for g in grads))
+            for shard, old in enumerate(weights)
         ]
     client.gather(weights)
 
@@ -116,9 +110,8 @@ def _beside_plain(
 ) -> tuple[Comparison, str]:
     """Return the round beside plain Dask, and the CPU time of both."""
     ours, plain = _Cpu(client, rounds), _Cpu(client, rounds)
-    with daskps.create(
-        {"w": np.ones(ELEMENTS, "f4")}, optimizer=optim.SGD(0.1)
-    ) as store:
+    start = {"w": np.ones(ELEMENTS, "f4")}
+    with daskps.create(start, optimizer=optim.SGD(0.1)) as store:
         found = alternating(
             lambda: ours.seconds(lambda: _train(store, rounds, PARTS, "graph")),
             lambda: plain.seconds(lambda: _plain(client, rounds)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from daskps.bench import counting
 from daskps.bench.pairs import seconds
 
 if TYPE_CHECKING:
+    from collections import Counter
+
     from distributed import Scheduler
 
     from daskps.bench.model import StoreShape
@@ -23,33 +26,26 @@ WARM = 2
 #: Rounds of a run in the task graph.
 GRAPH_ROUNDS = 32
 
-#: The scheduler's counts, which rank 0 takes before and after its steps.
-_COUNTS: dict[str, counting.SchedulerCounts] = {}
+#: The scheduler's counts: "now", and what rank 0 took "before" and "after" its steps.
+_COUNTS: dict[str, Counter[Any]] = {}
 
 
-@dataclass(frozen=True)
-class _Loop:
-    """What each trainer runs; returns seconds and CPU seconds of a step."""
-
-    elements: int
-    steps: int
-
-    def __call__(self, trainer: daskps.Trainer, part: Any) -> tuple[float, float]:
-        grads = {"w": np.full(self.elements, 1e-3, np.float32)}
-        out = trainer.pull()
-        for _ in range(WARM):
-            trainer.pushpull(grads, out=out)
-        self._note(trainer, "before")
-        began, used = time.perf_counter(), time.process_time()
-        for _ in range(self.steps):
-            trainer.pushpull(grads, out=out)
-        used, took = time.process_time() - used, time.perf_counter() - began
-        self._note(trainer, "after")
-        return took / self.steps, used / self.steps
-
-    def _note(self, trainer: daskps.Trainer, when: str) -> None:
-        if trainer.rank == 0:
-            _COUNTS[when] = _COUNTS["now"].since(counting.SchedulerCounts())
+def _loop(
+    n: int, steps: int, trainer: daskps.Trainer, part: Any
+) -> tuple[float, float]:
+    """Return seconds and CPU seconds of a step of a trainer, on n weights."""
+    grads = {"w": np.full(n, 1e-3, np.float32)}
+    pushpull = partial(trainer.pushpull, grads, out=trainer.pull())
+    for _ in range(WARM):
+        pushpull()
+    if trainer.rank == 0:
+        _COUNTS["before"] = _COUNTS["now"].copy()
+    used = time.process_time()
+    took = seconds(pushpull, steps)
+    used = time.process_time() - used
+    if trainer.rank == 0:
+        _COUNTS["after"] = _COUNTS["now"].copy()
+    return took, used / steps
 
 
 @dataclass(frozen=True)
@@ -72,16 +68,12 @@ class Sample:
     events: int
 
     @property
-    def expected(self) -> tuple[int, int, int]:
-        """Requests, replies and bytes that the model gives."""
-        clocks = [None, *range(WARM + self.steps)]
-        messages = self.shape.messages * len(clocks)
-        return messages, messages, self.shape.nbytes(clocks)
-
-    @property
     def is_exact(self) -> bool:
         """Whether all messages and bytes are those of the model."""
-        return self.expected == (self.requests, self.replies, self.nbytes)
+        clocks = [None, *range(WARM + self.steps)]
+        messages = self.shape.messages * len(clocks)
+        expected = (messages, messages, self.shape.nbytes(clocks))
+        return expected == (self.requests, self.replies, self.nbytes)
 
 
 def resident(
@@ -91,23 +83,15 @@ def resident(
 
     The scheduler and its workers are in this process; the store has a shard on each host.
     """
-    loop, ranks = _Loop(shape.elements, steps), list(range(shape.trainers))
+    loop, ranks = partial(_loop, shape.elements, steps), list(range(shape.trainers))
     with counting.wire() as wire, counting.scheduler(server) as counts:
         _COUNTS["now"] = counts
         times = daskps.run(store, loop, ranks, callbacks=())
-    during = _COUNTS["after"].since(_COUNTS["before"])
+    during = _COUNTS["after"] - _COUNTS["before"]
     took, cpu = np.array(times).max(axis=0).tolist()
-    return Sample(
-        shape=shape,
-        steps=steps,
-        seconds=took,
-        cpu=cpu,
-        requests=wire.requests,
-        replies=wire.replies,
-        nbytes=wire.nbytes,
-        asked=dict(during.directory),
-        events=during.events,
-    )
+    asked = {key[1]: n for key, n in during.items() if type(key) is tuple}
+    sent = wire["requests"], wire["replies"], wire["nbytes"]
+    return Sample(shape, steps, took, cpu, *sent, asked, during["events"])
 
 
 @dataclass(frozen=True)
@@ -130,19 +114,16 @@ def graph(
 ) -> GraphSample:
     """Run rounds in the task graph, and count what the scheduler does."""
     X = np.zeros((GRAPH_ROUNDS * shape.trainers, 1))
-    options: dict[str, Any] = {
-        "batch_size": 1,
-        "trainers": shape.trainers,
-        "execution": "graph",
-        "callbacks": (),
-    }
-    daskps.train(store, _ones, X[: shape.trainers], **options)
+    options: dict[str, Any] = {"batch_size": 1, "execution": "graph", "callbacks": ()}
+
+    def train(rows: Any) -> None:
+        daskps.train(store, _ones, rows, trainers=shape.trainers, **options)
+
+    train(X[: shape.trainers])
     with counting.scheduler(server) as counts:
-        took = seconds(lambda: daskps.train(store, _ones, X, **options))
-    found = (
-        np.array([took, counts.seconds, counts.events, counts.finished]) / GRAPH_ROUNDS
-    )
-    return GraphSample(shape, *map(float, found))
+        took = seconds(partial(train, X))
+    each = (took, counts["ns"] / 1e9, counts["events"], counts["finished"])
+    return GraphSample(shape, *(float(n / GRAPH_ROUNDS) for n in each))
 
 
 @dataclass(frozen=True)

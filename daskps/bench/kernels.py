@@ -83,12 +83,8 @@ LINES = (
 )
 #: What large shards do, and updates in place beside it: with several threads.
 LARGE = (
-    "SGD in place",
-    "SGD past",
-    "SGD past, checked",
-    "Adam in place",
-    "Adam past",
-    "copy, past",
+    *("SGD in place", "SGD past", "SGD past, checked"),
+    *("Adam in place", "Adam past", "copy, past"),
 )
 
 
@@ -98,12 +94,8 @@ def _actions(arrays: Operands, cache_dir: str | None) -> dict[str, Action]:
     w, g, m, v, out, m_out, v_out = (a[:n] for a in arrays)
     sgd = optim.bind(optim.SGD(1e-3), np.float32, cache_dir=cache_dir)
     adam = optim.bind(optim.Adam(), np.float32, cache_dir=cache_dir)
-    few, many, slots, slots_out = (
-        sgd.scalars(10),
-        adam.scalars(10),
-        (m, v),
-        (m_out, v_out),
-    )
+    few, many = sgd.scalars(10), adam.scalars(10)
+    slots, slots_out = (m, v), (m_out, v_out)
     return {
         "SGD in place": lambda: sgd.inplace(w, g, (), few),
         "SGD publish": lambda: sgd.publish(w, out, g, (), few),
@@ -122,13 +114,11 @@ def _peers(arrays: Operands) -> dict[str, Action]:
     """Return what is set beside them; without torch nothing of its."""
     n = len(arrays[0]) * 2 // 3
     w, g, m, v, out, *_ = (a[:n] for a in arrays)
-    found = {
-        "copyto": lambda: np.copyto(out, w),
-        COPY: _copy(arrays, 3),
-        READ: _copy(arrays, 1),
-    }
-    torch_adam = _torch_adam(w, g, m, v)
-    return found if torch_adam is None else {**found, FUSED: torch_adam}
+    found = {COPY: _copy(arrays, 3), READ: _copy(arrays, 1)}
+    found["copyto"] = lambda: np.copyto(out, w)
+    if torch_adam := _torch_adam(w, g, m, v):
+        found[FUSED] = torch_adam
+    return found
 
 
 def _arrays(n: int) -> Operands:

@@ -18,6 +18,7 @@ import re
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,29 +49,23 @@ HEADS = ("model", "limit", "blocks", "bound", "own", "shared")
 _STATUS = re.compile(r"^Rss(?:Anon|Shmem):\s+(\d+) kB$", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class _Loop:
-    """What each trainer runs; returns the bytes of its worker's blocks."""
-
-    rounds: int
-    bsp: bool
-
-    def __call__(self, trainer: daskps.Trainer, part: Any) -> int:
-        ones = np.ones(part, np.float32)
-        for _ in range(self.rounds):
-            if self.bsp:
-                views = trainer.pull(copy=False)
-                # One array for all: what is measured is not the user's gradient.
-                trainer.push(dict.fromkeys(views, ones))
-                del views
-            else:
-                out = np.empty_like(ones)
-                for name in NAMES:
-                    trainer.pull(name, out={name: out})
-                    trainer.push({name: ones})
-        slots = list(HOSTS[get_worker().address].slots.values())
-        boxes = [slot.mailbox[1].nbytes for slot in slots if slot.mailbox is not None]
-        return sum(slot.nbytes for slot in slots) + sum(boxes)
+def _loop(rounds: int, bsp: bool, trainer: daskps.Trainer, part: Any) -> int:
+    """Train; return the bytes of the blocks of the trainer's worker."""
+    ones = np.ones(part, np.float32)
+    for _ in range(rounds):
+        if bsp:
+            views = trainer.pull(copy=False)
+            # One array for all: what is measured is not the user's gradient.
+            trainer.push(dict.fromkeys(views, ones))
+            del views
+        else:
+            out = np.empty_like(ones)
+            for name in NAMES:
+                trainer.pull(name, out={name: out})
+                trainer.push({name: ones})
+    slots = list(HOSTS[get_worker().address].slots.values())
+    boxes = [slot.mailbox[1].nbytes for slot in slots if slot.mailbox is not None]
+    return sum(slot.nbytes for slot in slots) + sum(boxes)
 
 
 @contextmanager
@@ -138,7 +133,7 @@ def phase(client: Client, limit: int, share: float, *, sync: str, rounds: int) -
     elements = int(share * limit / len(NAMES) / 4)
     params = {name: daskps.ArraySpec((elements,), "float32") for name in NAMES}
     pids = dict(client.run(os.getpid))
-    loop, parts = _Loop(rounds, sync == "bsp"), [elements] * len(pids)
+    loop, parts = partial(_loop, rounds, sync == "bsp"), [elements] * len(pids)
     with (
         watched(list(pids.values())) as peaks,
         daskps.create(params, optimizer=optim.SGD(1.0)) as store,

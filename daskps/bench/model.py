@@ -45,8 +45,6 @@ class StoreShape:
     trainers: int
     hosts: int
     elements: int
-    #: Hosts that each trainer reaches without a message.
-    near: int = 0
     #: Number of the run in its cluster.
     run: int = 1
     #: Of the store before the run.
@@ -55,7 +53,7 @@ class StoreShape:
     @property
     def messages(self) -> int:
         """Messages of a round: one for each trainer and host, both ways in one."""
-        return self.trainers * (self.hosts - self.near)
+        return self.trainers * self.hosts
 
     @property
     def sizes(self) -> list[int]:
@@ -66,12 +64,12 @@ class StoreShape:
     @property
     def payload(self) -> int:
         """Bytes of gradients and weights of a round, without what is around them."""
-        return 2 * 4 * self.trainers * sum(self.sizes[self.near :])
+        return 2 * 4 * self.trainers * sum(self.sizes)
 
     @property
     def framed(self) -> int:
         """Messages of a round whose arrays are frames of their own."""
-        return self.trainers * sum(map(_is_framed, self.sizes[self.near :]))
+        return self.trainers * sum(map(_is_framed, self.sizes))
 
     @property
     def work(self) -> RoundWork:
@@ -93,37 +91,22 @@ class StoreShape:
             request(self, rank, host, clock) + reply(self, host, clock)
             for clock in clocks
             for rank in range(self.trainers)
-            for host in range(self.near, self.hosts)
+            for host in range(self.hosts)
         )
 
 
 def request(shape: StoreShape, rank: int, host: int, clock: int | None) -> int:
     """Return the bytes of a message from a trainer to a host, at a clock as above."""
-    n, far = shape.sizes[host], shape.hosts - shape.near
+    n = shape.sizes[host]
     step = 0 if clock is None else clock
     # The calls of a trainer are numbered as they leave.
-    number = (0 if clock is None else clock + 1) * far + host - shape.near
+    number = (0 if clock is None else clock + 1) * shape.hosts + host
     pushes = clock is not None
     items = [[0, 0, _array(n)]] if pushes and n else []
-    head = [
-        "u" * 32,  # the store
-        "gradient" if pushes else "nothing",
-        shape.run,
-        rank,
-        step,
-        pushes,
-        0,
-        step,
-        1.0,
-        None,
-        "read",
-        20.0,
-        step if pushes else 0,
-        None,
-        f"{'t' * 32}-{number}",
-        False,
-        "",
-    ]
+    store, call = "u" * 32, f"{'t' * 32}-{number}"
+    kind = "gradient" if pushes else "nothing"
+    head = [store, kind, shape.run, rank, step, pushes, 0, step, 1.0, None, "read"]
+    head += [20.0, step if pushes else 0, None, call, False, ""]
     ranges = [["float32", 0, n]] if n else []
     message = {
         "protocol": PROTOCOL,
@@ -164,13 +147,9 @@ def _message(message: Any, arrays: Sequence[int]) -> int:
 
 def _about(n: int) -> dict[str, Any]:
     """Return what Dask says of an array that is a frame of its own."""
+    array = {"dtype": [0, "<f4"], "shape": [n], "strides": [4], "writeable": [True]}
     return {
-        "sub-header": {
-            "dtype": [0, "<f4"],
-            "shape": [n],
-            "strides": [4],
-            "writeable": [True],
-        },
+        "sub-header": array,
         "type": "numpy.ndarray",
         "type-serialized": pickle.dumps(np.ndarray, 5),
         "serializer": "dask",

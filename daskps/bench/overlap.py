@@ -16,7 +16,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from distributed import get_worker
 
 import daskps
 from daskps import optim
@@ -114,11 +113,6 @@ class Steps:
 KINDS = ("compute", "exchange", "in_a_row", "prefetch", "layers")
 
 
-def _where(trainer: daskps.Trainer, part: Any) -> str:
-    address: str = get_worker().address
-    return address
-
-
 def _loop(
     trainer: daskps.Trainer, part: tuple[int, int, bool]
 ) -> dict[str, list[float]]:
@@ -151,7 +145,7 @@ def _compare_train(store: Any, length: float, options: Namespace) -> None:
 
     def step(ahead: str, **how: Any) -> float:
         """Return the seconds of a step, once it is warm."""
-        with clusters.made_ready(ahead):
+        with clusters.configured({"daskps.double-buffer": ahead}):
             result = daskps.train(store, epochs=4, trainers=1, callbacks=(), **how)
         shortest: float = min(epoch.seconds / n for epoch in result.history[1:])
         return shortest
@@ -174,12 +168,10 @@ def _compare_train(store: Any, length: float, options: Namespace) -> None:
 
 def _store(client: Client, mib: int) -> Any:
     """Return a store on the worker on which a single trainer does not run."""
-    with daskps.create({"w": np.zeros(1)}) as probe:
-        [trainer] = daskps.run(probe, _where, [None], callbacks=())
-    [server] = set(client.nthreads()) - {trainer}
+    _, servers = clusters.places(client, 1, 1)
     spec = daskps.ArraySpec((mib * 2**18 // LAYERS,), "float32")
     params = {f"w{i}": spec for i in range(LAYERS)}
-    return daskps.create(params, optimizer=optim.SGD(0.1), servers=[server])
+    return daskps.create(params, optimizer=optim.SGD(0.1), servers=servers)
 
 
 def _summary(name: str, row: Sequence[float], ours: Sequence[float]) -> str:

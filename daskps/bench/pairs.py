@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,19 +14,13 @@ if TYPE_CHECKING:
 FEWEST, MOST = 3, 50_000
 
 
-class Samples(NamedTuple):
-    """Seconds of both, measured in turn."""
-
-    ours: tuple[float, ...]
-    theirs: tuple[float, ...]
+#: Seconds of ours and of a peer's; the i-th ones were measured one after the other.
+Samples: TypeAlias = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Seconds of one step of ours and of a peer's, pair by pair.
-
-    The i-th ones were measured one after the other.
-    """
+    """Seconds of one step of ours and of a peer's, pair by pair."""
 
     job: str
     peer: str
@@ -76,7 +70,7 @@ def alternate(
         order = ((ours, a), (theirs, b))
         for measure, found in order if i % 2 == 0 else reversed(order):
             found.append(measure())
-    return Samples(tuple(a), tuple(b))
+    return tuple(a), tuple(b)
 
 
 def steps_in(seconds: float, measure: Callable[[int], float]) -> int:

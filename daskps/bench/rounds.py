@@ -81,7 +81,7 @@ def _beside_bare(
         n, ours = options.steps, partial(_step_both, store, options.steps)
         found = alternate(ours, partial(_bare_both, client, n), options.pairs)
         # A pull and 50 steps to warm up come before the n steps of each trainer.
-        messages = (_calls(store) - before) / (2 * len(found.ours) * (n + 51))
+        messages = (_calls(store) - before) / (2 * len(found[0]) * (n + 51))
         job = f"{title}, {messages:.2f} messages"
         yield Comparison(job, "bare RPC round trip", *found)
         store.close()
@@ -97,20 +97,12 @@ def _flat(client: Client, steps: int) -> None:
             seen.append(client.run_on_scheduler(_scheduler_state))
 
     per_epoch = min(steps, 1000)
-    epochs = steps // per_epoch
-    daskps.train(
-        store,
-        _ones,
-        np.zeros((2 * per_epoch, 1)),
-        batch_size=1,
-        epochs=epochs,
-        callbacks=[Watch()],
-        trainers=2,
-    )
+    epochs, data = steps // per_epoch, np.zeros((2 * per_epoch, 1))
+    how: dict[str, Any] = {"batch_size": 1, "epochs": epochs, "trainers": 2}
+    daskps.train(store, _ones, data, callbacks=[Watch()], **how)
     tenth = max(1, len(seen) // 10)
-    print(
-        f"{epochs * per_epoch:,} steps of 2 trainers, after the first and the last epochs:"
-    )
+    n = epochs * per_epoch
+    print(f"{n:,} steps of 2 trainers, after the first and the last epochs:")
     for state in (*seen[:1], *seen[tenth::tenth], seen[-1]):
         print(f"  {state['tasks']} tasks, {state['rss'] / 2**20:.1f} MiB")
 

@@ -51,12 +51,6 @@ def fit(points: Sequence[Point], cpu: bool = False) -> tuple[Times, list[Point]]
     return fitted(rows), [p for p in points if p.shape.trainers not in chosen]
 
 
-def off(times: Times, point: Point, cpu: bool = False) -> float:
-    """Return by how much the model is off, relative to what was measured."""
-    measured = point.cpu if cpu else point.seconds
-    return times.round(point.shape.work) / measured - 1
-
-
 HEADER = (
     f"{'workers':>7}{'hosts':>6}{'model':>10}{'messages':>10}{'KiB a round':>13}"
     f"{'exact':>7}{'rounds/s':>10}{'ms':>9}{'CPU ms':>9}{'us/message':>12}"
@@ -102,20 +96,20 @@ def verdict(points: Sequence[Point]) -> Iterator[str]:
             f"{1e9 * times.per_byte:.3f} ns a byte"
         )
         for point in others:
-            shape = point.shape
+            shape, found = point.shape, point.cpu if cpu else point.seconds
             yield (
                 f"  {shape.trainers} workers, {shape.elements * 4 // 1024} KiB, "
-                f"not fitted on: off by {off(times, point, cpu):+.0%}"
+                f"not fitted on: off by {times.round(shape.work) / found - 1:+.0%}"
             )
     times, _ = fit(points)
     yield f"{LARGEST:,} workers, each a machine of its own, by the time above:"
     for hosts in (1, 16, LARGEST):
         for elements in sorted({p.shape.elements for p in points}):
-            found = apart(times, StoreShape(LARGEST, hosts, elements))
+            far = apart(times, StoreShape(LARGEST, hosts, elements))
             yield (
                 f"  {hosts:>5} hosts, {elements * 4 // 1024} KiB: a round "
-                f"{1e3 * found.round:,.0f} ms (a host {1e3 * found.host:,.0f}, "
-                f"a trainer {1e3 * found.trainer:,.1f})"
+                f"{1e3 * far.round:,.0f} ms (a host {1e3 * far.host:,.0f}, "
+                f"a trainer {1e3 * far.trainer:,.1f})"
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import daskps
@@ -39,27 +40,19 @@ class _Side:
             self.pull()
 
 
-@dataclass(frozen=True)
-class _Loop:
-    """What each trainer runs; returns seconds of a step."""
-
-    job: StepJob
-    steps: int
-
-    def __call__(self, trainer: daskps.Trainer, part: Any) -> float:
-        act = step(self.job, _Side(trainer, self.job), trainer.rank)
-        return timed(act, self.steps)
+def _loop(job: StepJob, steps: int, trainer: daskps.Trainer, part: Any) -> float:
+    """Run so many steps of a trainer; return the seconds of one."""
+    return timed(step(job, _Side(trainer, job), trainer.rank), steps)
 
 
-@dataclass(frozen=True)
-class _Ways:
-    """Returns the ways from a trainer's process to the shards."""
+def ways_of(store: daskps.ParameterStore) -> list[str]:
+    """Return the ways from this process to the shards."""
+    store.pull()
+    return sorted(set(store.stats()["handle"]["ways"].values()))
 
-    store: daskps.ParameterStore
 
-    def __call__(self, trainer: daskps.Trainer, part: Any) -> list[str]:
-        self.store.pull()
-        return sorted(set(self.store.stats()["handle"]["ways"].values()))
+def _ways(store: daskps.ParameterStore, trainer: Any, part: Any) -> list[str]:
+    return ways_of(store)
 
 
 @dataclass(frozen=True)
@@ -71,11 +64,11 @@ class Ours:
 
     def measure(self, steps: int) -> float:
         """Run so many steps in all trainers; return the seconds of one."""
-        return float(max(self._run(_Loop(self.job, steps))))
+        return float(max(self._run(partial(_loop, self.job, steps))))
 
     def ways(self) -> tuple[str, ...]:
         """Return the ways that trainers take to the shards."""
-        found = self._run(_Ways(self.store))
+        found = self._run(partial(_ways, self.store))
         return tuple(sorted({way for ways in found for way in ways}))
 
     def _run(self, loop: Callable[[daskps.Trainer, Any], Any]) -> list[Any]:

@@ -13,6 +13,7 @@ import statistics
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,10 +23,10 @@ import daskps
 from daskps import optim
 from daskps.bench import clusters
 from daskps.bench.options import number
+from daskps.bench.pairs import seconds
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterable
 
     from daskps.typing import Array
 
@@ -101,15 +102,10 @@ class Oracle:
 
 def _pusher(address: str, name: str, oracle: Oracle, producer: int) -> list[float]:
     """Push one after the other; return how many seconds each took."""
-    seconds = []
     with Client(address):
         store = daskps.open(name)
-        for push in range(oracle.pushes):
-            grads = oracle.grads(producer, push)
-            began = time.perf_counter()
-            store.push(grads)
-            seconds.append(time.perf_counter() - began)
-    return seconds
+        every = (oracle.grads(producer, push) for push in range(oracle.pushes))
+        return [seconds(partial(store.push, grads)) for grads in every]
 
 
 def check(
@@ -117,18 +113,16 @@ def check(
 ) -> tuple[int, list[str], list[list[float]]]:
     """Take snapshots while every producer pushes; compare the shards in each.
 
-    Returns
-    -------
-    n, faults, seconds
-        How many snapshots there were in the middle of the pushes, what was wrong with
-        any of them, and how long the pushes of each producer took.
+    Returns how many snapshots there were in the middle of the pushes, what was wrong with
+    any of them, and how many seconds the pushes of each producer took.
     """
     n, faults, wanted = 0, list[str](), oracle.producers * oracle.pushes
     names = [f"o{i}" for i in range(oracle.shards)]
+    address = client.scheduler_info()["address"]
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(oracle.producers, mp_context=spawn) as pool:
         work = [
-            pool.submit(_pusher, _address(client), store.name, oracle, p)
+            pool.submit(_pusher, address, store.name, oracle, p)
             for p in range(oracle.producers)
         ]
         while not all(w.done() for w in work):
@@ -137,29 +131,24 @@ def check(
             values = dict(zip(names, client.gather(arrays), strict=True))
             faults += oracle.faults(values)
             n += 0 < oracle.total(values) < wanted
-        seconds = [w.result() for w in work]
-    return n, faults, seconds
+        return n, faults, [w.result() for w in work]
 
 
 #: What is pushed while single pushes are timed.
 SMALL = Oracle(2, 1, BITS)
 
 
-def _address(client: Client) -> str:
-    found: str = client.scheduler_info()["address"]
-    return found
-
-
 def _latency(client: Client, store: daskps.ParameterStore, pairs: int) -> None:
     """Print how long small pushes to all shards take, beside snapshots and alone."""
     alone, beside = [], []
+    address = client.scheduler_info()["address"]
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn) as pool:
-        pool.submit(_timed, _address(client), store.name, 0.5).result()
+        pool.submit(_timed, address, store.name, 0.5).result()
         for _ in range(pairs):
-            alone.append(pool.submit(_timed, _address(client), store.name, 1.0))
+            alone.append(pool.submit(_timed, address, store.name, 1.0))
             alone[-1].result()
-            beside.append(pool.submit(_timed, _address(client), store.name, 1.0))
+            beside.append(pool.submit(_timed, address, store.name, 1.0))
             while not beside[-1].done():
                 store.snapshot()
                 time.sleep(PAUSE_SECONDS)
@@ -174,23 +163,16 @@ def _latency(client: Client, store: daskps.ParameterStore, pairs: int) -> None:
         )
 
 
-def _timed(address: str, name: str, seconds: float) -> list[float]:
+def _timed(address: str, name: str, duration: float) -> list[float]:
     """Push for a while; return how many seconds each push took."""
-    grads = {name: np.zeros_like(v) for name, v in SMALL.params().items()}
-    took = []
+    took: list[float] = []
     with Client(address):
-        store = daskps.open(name)
-        store.push(grads)
-        end = time.perf_counter() + seconds
-        while (began := time.perf_counter()) < end:
-            store.push(grads)
-            took.append(time.perf_counter() - began)
+        push = partial(daskps.open(name).push, SMALL.params())
+        push()
+        end = time.perf_counter() + duration
+        while time.perf_counter() < end:
+            took.append(seconds(push))
     return took
-
-
-def _report(seconds: Iterable[Iterable[float]]) -> str:
-    every = [s for of in seconds for s in of]
-    return f"median {statistics.median(every) * 1e3:.2f} ms, {max(every) * 1e3:.1f} at most"
 
 
 OPTIONS = (
@@ -208,19 +190,17 @@ def run(options: Namespace) -> int:
             oracle.params(), name="oracle", optimizer=optim.SGD(1.0), shards=2
         )
         began = time.perf_counter()
-        n, faults, seconds = check(client, oracle, store)
+        n, faults, pushes = check(client, oracle, store)
         took = time.perf_counter() - began
+        each = [push for of in pushes for push in of]
         print(
-            f"{options.producers * options.pushes:,} pushes of {options.producers} "
-            f"clients in {took:.1f} s ({_report(seconds)}), {n} snapshots in between, "
-            f"{len(faults)} faults {faults[:3]}"
+            f"{len(each):,} pushes of {options.producers} clients in {took:.1f} s "
+            f"(median {statistics.median(each) * 1e3:.2f} ms, {max(each) * 1e3:.1f} at "
+            f"most), {n} snapshots in between, {len(faults)} faults {faults[:3]}"
         )
         store.delete()
-        small = SMALL.params()
-        big = {"w": daskps.ArraySpec((2 * BIG,), "float32")}
-        store = daskps.create(
-            {**small, **big}, name="big", optimizer=optim.SGD(1.0), shards=2
-        )
+        both = {**SMALL.params(), "w": daskps.ArraySpec((2 * BIG,), "float32")}
+        store = daskps.create(both, name="big", optimizer=optim.SGD(1.0), shards=2)
         print("two shards of 100 MB, one client that pushes a few bytes to both:")
         _latency(client, store, options.pairs)
         store.delete()

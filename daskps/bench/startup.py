@@ -49,21 +49,18 @@ OPTIONS = (number("--runs", 7, "imports, and workers that come"),)
 
 def run(options: Namespace) -> None:
     """Measure and print."""
-    runs = [
-        float(subprocess.check_output([sys.executable, "-c", _IMPORT]))
-        for _ in range(options.runs)
-    ]
+    command = [sys.executable, "-c", _IMPORT]
+    runs = [float(subprocess.check_output(command)) for _ in range(options.runs)]
     print(f"import daskps after distributed: {statistics.median(runs):.3f} s")
     for name in ("first store of the cluster", "second store"):
         with clusters.local(2):
-            created, pushed = [], []
             for _ in range(1 if name.startswith("first") else 2):
                 began = time.perf_counter()
                 store = daskps.create({"w": np.zeros(1000)}, optimizer=optim.Adam())
-                created.append(time.perf_counter() - began)
+                created = time.perf_counter() - began
                 store.push({"w": np.ones(1000)})
-                pushed.append(time.perf_counter() - began)
-            print(f"{name}: created {created[-1]:.3f} s, pushed {pushed[-1]:.3f} s")
+                pushed = time.perf_counter() - began
+            print(f"{name}: created {created:.3f} s, pushed {pushed:.3f} s")
     arrivals = {False: list[float](), True: list[float]()}
     for _ in range(options.runs):
         for with_store, taken in arrivals.items():

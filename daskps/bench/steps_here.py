@@ -96,20 +96,7 @@ def _graph(store: daskps.ParameterStore) -> float:
 
 
 def jobs(client: Client, stack: ExitStack) -> dict[str, Callable[[], float]]:
-    """Return what can be timed, by name.
-
-    Parameters
-    ----------
-    client : Client
-        Of a cluster of two workers.
-    stack : ExitStack
-        Frees the stores.
-
-    Returns
-    -------
-    dict of str to callable
-        Each returns seconds.
-    """
+    """Return what can be timed by name, in seconds; the stack frees the stores."""
     first = list(client.nthreads())[:1]
 
     def store(size: tuple[int, int], servers: Any = "auto") -> daskps.ParameterStore:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Self
 
 import daskps
+from daskps.bench.clusters import WAYS
 from daskps.bench.options import number, switch
 from daskps.bench.pairs import Comparison, alternate
 from daskps.bench.report import line
@@ -28,10 +29,8 @@ class Side:
 
     def __init__(self, tree: Path, *, messages: bool) -> None:
         env = {**os.environ, "PYTHONPATH": str(tree)}
-        if messages:
-            env |= dict.fromkeys(
-                ("DASK_DASKPS__WAYS__MACHINE", "DASK_DASKPS__WAYS__PROCESS"), "false"
-            )
+        for way in WAYS if messages else ():
+            env[f"DASK_DASKPS__WAYS__{way.upper()}"] = "false"
         pipe = subprocess.PIPE
         command = [sys.executable, "-P", str(STEPS)]
         self._process = subprocess.Popen(

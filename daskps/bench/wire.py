@@ -50,22 +50,13 @@ def _measure(peer: str, action: Callable[[], object]) -> list[float]:
     return [ms, *(used / CALLS)]
 
 
-def _pushes(trainer: daskps.Trainer, peer: str, n: int) -> list[float]:
-    grad = {"w": np.ones(n, "f4")}
-    trainer.push(grad)
-    return _measure(peer, lambda: trainer.push(grad))
-
-
-def _line(name: str, rows: list[list[float]]) -> str:
-    ms, cpu, faults = (statistics.median(column) for column in zip(*rows, strict=True))
-    return f"{name:<22}{ms:>9.2f}{cpu:>9.2f}{faults:>9.0f}"
-
-
-def _ratio(name: str, one: list[list[float]], other: list[list[float]]) -> str:
-    """Return a line: medians of the pairs' ratios of time and of CPU time."""
-    pairs = [np.divide(a[:2], b[:2]) for a, b in zip(one, other, strict=True)]
-    ms, cpu = np.median(pairs, axis=0)
-    return f"{name:<22}{ms:>9.2f}{cpu:>9.2f}"
+def _pushed(trainer: daskps.Trainer, part: int, *, peer: str, n: int) -> list[float]:
+    """Measure pushes of the trainer of rank 1, which is on the second worker."""
+    if not part:
+        return []
+    push = partial(trainer.push, {"w": np.ones(n, "f4")})
+    push()
+    return _measure(peer, push)
 
 
 OPTIONS = (number("--mib", 16, "of one message"), number("--pairs", 15))
@@ -80,19 +71,16 @@ def run(options: Namespace) -> None:
         spec = {"w": daskps.ArraySpec((n,), "float32")}
         store = daskps.create(spec, optimizer=optim.SGD(0.1), servers=[a])
         found: dict[str, list[list[float]]] = {}
-        # The trainer of rank 1 is on the second worker; the first one has no part.
-        loop = partial(_second, peer=a, n=n)
+        loop = partial(_pushed, peer=a, n=n)
         for k in range(2 * pairs):
             codec = "bf16" if (k + k // 2) % 2 else None
-            rows = daskps.run(
-                store, loop, [0, 1], sync="asp", codec=codec, callbacks=()
-            )
+            how: dict[str, Any] = {"sync": "asp", "codec": codec, "callbacks": ()}
+            rows = daskps.run(store, loop, [0, 1], **how)
             found.setdefault(f"step, {codec or 'float32'}", []).append(rows[1])
     print(f"{f'{options.mib} MiB':<22}{'ms':>9}{'CPU ms':>9}{'faults':>9}")
     for name, rows in found.items():
-        print(_line(name, rows))
-    print(_ratio("float32 / bf16", found["step, float32"], found["step, bf16"]))
-
-
-def _second(trainer: daskps.Trainer, part: int, *, peer: str, n: int) -> list[float]:
-    return _pushes(trainer, peer, n) if part else []
+        ms, cpu, faults = (statistics.median(of) for of in zip(*rows, strict=True))
+        print(f"{name:<22}{ms:>9.2f}{cpu:>9.2f}{faults:>9.0f}")
+    both = zip(found["step, float32"], found["step, bf16"], strict=True)
+    ms, cpu = np.median([np.divide(a[:2], b[:2]) for a, b in both], axis=0)
+    print(f"{'float32 / bf16':<22}{ms:>9.2f}{cpu:>9.2f}")

@@ -22,24 +22,15 @@ class PeerError(RuntimeError):
 
 @dataclass(frozen=True)
 class Peer:
-    """Another system.
-
-    Parameters
-    ----------
-    title : str
-        Its name in reports.
-    opened : callable
-        Starts its processes for so many trainers and servers, or uses the workers of a
-        client; gives a function that measures jobs of this shape.
-    missing : callable
-        Returns why it cannot be measured here; None where it can.
-    covers : callable
-        Tells whether it does a job.
-    """
+    """Another system."""
 
     title: str
+    #: Starts its processes for so many trainers and servers, or uses the workers of a
+    #: client; gives a function that measures jobs of this shape.
     opened: Callable[[int, int, Any], AbstractContextManager[Measure]]
+    #: Returns why it cannot be measured here; None where it can.
     missing: Callable[[], str | None] = lambda: None
+    #: Tells whether it does a job.
     covers: Callable[[StepJob], bool] = lambda job: True
 
 

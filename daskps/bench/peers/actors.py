@@ -16,7 +16,7 @@ from distributed import secede
 from daskps.bench.clusters import places
 from daskps.bench.jobs import StepJob, cuts, started, step, timed
 from daskps.bench.peers import Peer
-from daskps.bench.peers.limit import sgd
+from daskps.bench.peers.limit import Slice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,21 +27,13 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 
-class Server:
-    """A slice of the model."""
+class Server(Slice):
+    """A slice of the model that adds up the gradients of a round."""
 
     def __init__(self, elements: int, trainers: int) -> None:
-        self._weights, self._sum = started(elements), started(elements)
+        super().__init__(elements, trainers)
+        self._sum = started(elements)
         self._trainers, self._here, self._rounds = trainers, 0, 0
-        self._apply, self._mean = sgd(), sgd(1 / trainers)
-
-    def pull(self) -> Array:
-        """Return the weights as they are."""
-        return self._weights
-
-    def push(self, gradient: Array) -> None:
-        """Apply a gradient."""
-        self._apply(self._weights, gradient)
 
     def deliver(self, gradient: Array) -> int:
         """Take a gradient of a round; return the round's number."""
@@ -52,13 +44,13 @@ class Server:
             np.copyto(self._sum, gradient)
         self._here += 1
         if self._here == self._trainers:
-            self._mean(self._weights, self._sum)
+            self.apply_mean(self.weights, self._sum)
             self._here, self._rounds = 0, this
         return this
 
     def after(self, round_: int) -> Array | None:
         """Return the weights after a round; None where it is not complete."""
-        return self._weights if self._rounds >= round_ else None
+        return self.weights if self._rounds >= round_ else None
 
 
 class _Side:
@@ -67,7 +59,8 @@ class _Side:
         self.weights, self.gradient = started(job.elements), started(job.elements)
 
     def pull(self) -> None:
-        for cut, future in self._all([s.pull() for s in self._servers]):
+        sent = [server.pull() for server in self._servers]
+        for cut, future in zip(self._cuts, sent, strict=True):
             np.copyto(self.weights[cut], future.result())
 
     def push(self) -> None:
@@ -80,13 +73,11 @@ class _Side:
         sent = [server.deliver(self.gradient[cut]) for cut, server in parts]
         rounds = [future.result() for future in sent]
         asked = [s.after(r) for s, r in zip(self._servers, rounds, strict=True)]
-        for index, (cut, future) in enumerate(self._all(asked)):
+        every = zip(self._cuts, self._servers, rounds, asked, strict=True)
+        for cut, server, round_, future in every:
             while (found := future.result()) is None:
-                future = self._servers[index].after(rounds[index])
+                future = server.after(round_)
             np.copyto(self.weights[cut], found)
-
-    def _all(self, futures: list[Any]) -> list[tuple[slice, Any]]:
-        return list(zip(self._cuts, futures, strict=True))
 
 
 def _train(servers: list[Any], job: StepJob, rank: int, steps: int) -> float:

@@ -23,22 +23,23 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 
-def _mpi(trainers: int, servers: int, client: Any) -> AbstractContextManager[Measure]:
-    return mpi.launched("allreduce:by_mpi", trainers)
-
-
-def _gloo(trainers: int, servers: int, client: Any) -> AbstractContextManager[Measure]:
-    environment = {"GLOO_SOCKET_IFNAME": "lo"}
-    return gang.launched("allreduce:by_gloo", trainers, environment=environment)
-
-
 def covers(job: StepJob) -> bool:
     """Tell whether it does a job: rounds of two and more."""
     return job.kind in ("round", "train") and job.trainers > 1
 
 
-MPI = Peer("MPI allreduce", _mpi, mpi.missing, covers)
+def _gloo(trainers: int, *_: Any) -> AbstractContextManager[Measure]:
+    environment = {"GLOO_SOCKET_IFNAME": "lo"}
+    return gang.launched("allreduce:by_gloo", trainers, environment=environment)
+
+
 GLOO = Peer("torch gloo allreduce", _gloo, partial(lacking, "torch"), covers)
+MPI = Peer(
+    "MPI allreduce",
+    lambda n, *_: mpi.launched("allreduce:by_mpi", n),
+    mpi.missing,
+    covers,
+)
 
 
 @contextmanager

@@ -69,11 +69,9 @@ class _Loop:
             ]
 
     def steps(self, steps: int) -> None:
+        act = self._get if self._job.kind == "get" else self._step
         for _ in range(steps):
-            if self._job.kind == "get":
-                self._get()
-            else:
-                self._step()
+            act()
 
     def _get(self) -> None:
         first = self._weights[0]

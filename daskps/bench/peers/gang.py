@@ -7,6 +7,7 @@ module's `joined` and waits, asleep, for jobs on a socket in a folder of the gan
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import shutil
 import subprocess
@@ -14,7 +15,6 @@ import sys
 import tempfile
 import time
 import traceback
-from abc import ABC, abstractmethod
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,18 +24,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.bench.jobs import cuts, started, step, timed
+from daskps.bench.jobs import Side, cuts, started, step, timed
 from daskps.bench.peers import PeerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from daskps.bench.jobs import Measure, Side, StepJob
+    from daskps.bench.jobs import Measure, StepJob
+    from daskps.typing import Array
 
 #: A gang that says nothing for so long has failed.
 PATIENCE_SECONDS = 120.0
-#: Characters of what a process said that did not start.
-_MOST_WORDS = 2000
 #: Polls of a clock before the first sleep, and how long one sleeps.
 _SPINS, _NAP_SECONDS = 50, 20e-6
 #: As Dask sets them for its workers: a process computes with one thread.
@@ -93,17 +92,17 @@ def launched(
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         listener = stack.enter_context(Listener(str(folder / "door"), "AF_UNIX"))
-        processes = [
-            subprocess.Popen(
+        processes = []
+        for rank in range(1 if launcher else size):
+            process = subprocess.Popen(
                 [*command, *([] if launcher else [str(rank)])],
                 env=variables,
                 stdout=subprocess.DEVNULL,
                 stderr=stack.enter_context((folder / f"stderr-{rank}").open("wb")),
                 stdin=subprocess.DEVNULL,
             )
-            for rank in range(1 if launcher else size)
-        ]
-        stack.callback(_ended, processes)
+            processes.append(process)
+            stack.callback(_end, process)
         channels = [
             stack.enter_context(_accepted(listener, processes, folder))
             for _ in range(size)
@@ -139,43 +138,28 @@ def _accepted(
                     said = "".join(p.read_text() for p in folder.glob("stderr-*"))
                     raise PeerError(
                         f"a process ended with {process.returncode} before it began: "
-                        f"{said[-_MOST_WORDS:]}"
+                        f"{said[-2000:]}"
                     ) from None
     raise PeerError(f"its processes did not start within {PATIENCE_SECONDS:g} s")
 
 
-def _ended(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Wait for processes whose channels were closed; end those that stay."""
-    for process in processes:
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a process whose channel was closed; end one that stays."""
+    for end in (process.terminate, process.kill):
         try:
             process.wait(5)
         except subprocess.TimeoutExpired:
-            process.terminate()
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end()
+    process.wait()
 
 
-# -- inside a process ----------------------------------------------------------
-
-
-class SlicedTrainer(ABC):
+class SlicedTrainer(Side):
     """What sides have in common whose servers hold a slice each."""
 
     def __init__(self, job: StepJob, barrier: Callable[[], object]) -> None:
         self.job, self.barrier = job, barrier
         self.cuts = cuts(job.elements, job.servers)
         self.weights, self.gradient = started(job.elements), started(job.elements)
-
-    @abstractmethod
-    def pull(self) -> None:
-        """Read all slices."""
-
-    @abstractmethod
-    def push(self) -> None:
-        """Send all slices of the gradient."""
 
     def round(self) -> None:
         """Push, wait for the other trainers, pull."""
@@ -200,7 +184,7 @@ class Clocks:
     """
 
     def __init__(self, place: Place) -> None:
-        self._words = mapped(place.folder / "clocks", place.trainers, np.int64)
+        self._words = mapped(place.folder / "clocks", (place.trainers,), np.int64)
         self._rank = place.rank
 
     def barrier(self) -> None:
@@ -219,12 +203,12 @@ def wait_until(condition: Callable[[], bool], spins: int = _SPINS) -> None:
         time.sleep(_NAP_SECONDS)
 
 
-def mapped(path: Path, elements: int, dtype: Any) -> np.ndarray[Any, np.dtype[Any]]:
+def mapped(path: Path, shape: tuple[int, ...], dtype: Any) -> Array:
     """Return an array in a file that all processes of the gang map; zeros at first."""
     with path.open("ab") as file:
-        os.truncate(file.fileno(), elements * np.dtype(dtype).itemsize)
+        os.truncate(file.fileno(), math.prod(shape) * np.dtype(dtype).itemsize)
     # Not the memmap itself: its `__array_finalize__` makes every slice slower.
-    return np.memmap(path, dtype, "r+", shape=(elements,)).view(np.ndarray)
+    return np.memmap(path, dtype, "r+", shape=shape).view(np.ndarray)
 
 
 def _main(argv: Sequence[str]) -> None:
@@ -232,9 +216,8 @@ def _main(argv: Sequence[str]) -> None:
     name, _, function = module.partition(":")
     peer = importlib.import_module(f"daskps.bench.peers.{name}")
     joined = getattr(peer, function or "joined")
-    place = Place(
-        int(rank[0]) if rank else -1, int(trainers), int(servers), Path(folder)
-    )
+    number = int(rank[0]) if rank else -1
+    place = Place(number, int(trainers), int(servers), Path(folder))
     with Client(str(place.folder / "door"), "AF_UNIX") as channel:
         try:
             with joined(place) as run:

@@ -21,7 +21,6 @@ from daskps.bench.peers import Peer, gang
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
 
     from daskps.bench.jobs import Measure, StepJob
     from daskps.typing import Array
@@ -32,12 +31,7 @@ _BLOCK = 262_144
 _SPINS = 500
 
 
-def opened(trainers: int, servers: int, client: Any) -> AbstractContextManager[Measure]:
-    """Start one process for each trainer."""
-    return gang.launched("limit", trainers)
-
-
-PEER = Peer("limit: shared memory", opened)
+PEER = Peer("limit: shared memory", lambda n, *_: gang.launched("limit", n))
 
 
 def sgd(share: float = 1.0) -> Callable[[Array, Array], None]:
@@ -53,20 +47,34 @@ def _bound(share: float) -> optim.Bound:
     return optim.bind(optim.SGD(LEARNING_RATE * share), "float32", cache_dir=cache)
 
 
+class Slice:
+    """A slice of the model that a server holds, for systems without a kernel."""
+
+    def __init__(self, elements: int, trainers: int) -> None:
+        self.weights = started(elements)
+        self.apply, self.apply_mean = sgd(), sgd(1 / trainers)
+
+    def pull(self) -> Array:
+        """Return the weights as they are."""
+        return self.weights
+
+    def push(self, gradient: Array) -> None:
+        """Apply a gradient."""
+        self.apply(self.weights, gradient)
+
+
 class _Segment:
     """One trainer's side of the shared segment."""
 
     def __init__(self, place: gang.Place, job: StepJob) -> None:
         n, self._place = job.elements, place
         name = f"{job.kind}-{job.nbytes}"
-        self._sides = gang.mapped(place.folder / name, 2 * n, np.float32).reshape(2, n)
-        self._mail = gang.mapped(
-            place.folder / f"{name}-mail", place.trainers * n, np.float32
-        ).reshape(place.trainers, n)
+        file, trainers = place.folder / name, place.trainers
+        self._sides = gang.mapped(file, (2, n), np.float32)
+        self._mail = gang.mapped(file.with_suffix(".mail"), (trainers, n), np.float32)
         #: Per shard: deliveries so far, and rounds that are complete.
-        self._words = gang.mapped(
-            place.folder / f"{name}-words", 2 * job.servers, np.int64
-        ).reshape(2, job.servers)
+        words = file.with_suffix(".words")
+        self._words = gang.mapped(words, (2, job.servers), np.int64)
         self._locks = [
             os.open(place.folder / f"lock-{i}", os.O_RDWR | os.O_CREAT)
             for i in range(job.servers)
@@ -102,10 +110,6 @@ class _Segment:
             gang.wait_until(partial(self._complete, shard, was), _SPINS)
             cut = self._cuts[shard]
             np.copyto(self.weights[cut], self._sides[(was + 1) & 1, cut])
-
-    def close(self) -> None:
-        for lock in self._locks:
-            os.close(lock)
 
     def _complete(self, shard: int, was: int) -> bool:
         return bool(self._words[1, shard] > was)

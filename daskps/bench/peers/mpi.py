@@ -58,14 +58,6 @@ def _launcher() -> tuple[str, str | None]:
     return found, None if is_open else f"{found} is not Open MPI's"
 
 
-def opened(trainers: int, servers: int, client: Any) -> AbstractContextManager[Measure]:
-    """Start trainers and servers."""
-    return launched("mpi", trainers, servers)
-
-
-PEER = Peer("MPI parameter server", opened, missing)
-
-
 def launched(
     module: str, trainers: int, servers: int = 0
 ) -> AbstractContextManager[Measure]:
@@ -78,6 +70,9 @@ def launched(
     return gang.launched(
         module, trainers, servers, launcher=launcher, environment=_QUIET
     )
+
+
+PEER = Peer("MPI parameter server", lambda n, m, _: launched("mpi", n, m), missing)
 
 
 class _Trainer(gang.SlicedTrainer):

@@ -21,7 +21,7 @@ import numpy as np
 
 from daskps.bench.jobs import Gradient, cuts, started, step, timed, timed_loop
 from daskps.bench.peers import Peer, PeerError, lacking
-from daskps.bench.peers.limit import sgd
+from daskps.bench.peers.limit import Slice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from daskps.bench.jobs import Measure, StepJob
     from daskps.typing import Array
 
-_STORE_BYTES = 1 << 30
 #: Steps after which the documentation's loop waits.
 _LOOKS = 10
 _QUIET = {
@@ -41,23 +40,13 @@ _QUIET = {
 }
 
 
-class _Server:
-    """A slice of the model."""
-
-    def __init__(self, elements: int, trainers: int) -> None:
-        self._weights = started(elements)
-        self._apply, self._mean = sgd(), sgd(1 / trainers)
-
-    def pull(self) -> Array:
-        return self._weights
-
-    def push(self, gradient: Array) -> None:
-        self._apply(self._weights, gradient)
+class _Server(Slice):
+    """A slice of the model that makes rounds."""
 
     def round(self, *gradients: Array) -> Array:
         for gradient in gradients:
-            self._mean(self._weights, gradient)
-        return self._weights
+            self.apply_mean(self.weights, gradient)
+        return self.weights
 
 
 class _Trainer:
@@ -148,7 +137,7 @@ def opened(trainers: int, servers: int, client: Any) -> Iterator[Measure]:
                 include_dashboard=False,
                 _node_ip_address="127.0.0.1",
                 _temp_dir=folder,
-                object_store_memory=_STORE_BYTES,
+                object_store_memory=1 << 30,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )

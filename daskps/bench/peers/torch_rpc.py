@@ -5,6 +5,7 @@ A round is a push, a barrier of the trainers and a pull.
 
 from __future__ import annotations
 
+import functools
 import threading
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -23,47 +24,38 @@ if TYPE_CHECKING:
     from daskps.bench.jobs import Measure, StepJob
 
 
-def opened(trainers: int, servers: int, client: Any) -> AbstractContextManager[Measure]:
-    """Start trainers and servers."""
-    environment = {"TP_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
-    return gang.launched("torch_rpc", trainers, servers, environment=environment)
+#: In a server: its slice of the model of each job; threads change one after the other.
+_HELD: dict[StepJob, Any] = {}
+_LOCK = threading.Lock()
+_applied = functools.cache(sgd)
 
 
-PEER = Peer("torch RPC", opened, partial(lacking, "torch"))
-
-
-class _Server:
-    """A slice of the model of each job, in the process of a server."""
-
-    def __init__(self) -> None:
-        self._lock, self._held, self._apply = threading.Lock(), dict[Any, Any](), sgd()
-
-    def weights(self, job: StepJob, index: int) -> Any:
-        with self._lock:
-            if job not in self._held:
-                cut = cuts(job.elements, job.servers)[index]
-                self._held[job] = started(cut.stop - cut.start)
-            return self._held[job]
-
-    def push(self, job: StepJob, index: int, gradient: Any) -> None:
-        weights = self.weights(job, index)
-        with self._lock:
-            self._apply(weights, gradient.numpy())
-
-
-_server: _Server | None = None
+def _weights(job: StepJob, index: int) -> Any:
+    with _LOCK:
+        if job not in _HELD:
+            cut = cuts(job.elements, job.servers)[index]
+            _HELD[job] = started(cut.stop - cut.start)
+        return _HELD[job]
 
 
 def _pull(job: StepJob, index: int) -> Any:
     import torch
 
-    assert _server is not None
-    return torch.from_numpy(_server.weights(job, index))
+    return torch.from_numpy(_weights(job, index))
 
 
 def _push(job: StepJob, index: int, gradient: Any) -> None:
-    assert _server is not None
-    _server.push(job, index, gradient)
+    weights = _weights(job, index)
+    with _LOCK:
+        _applied()(weights, gradient.numpy())
+
+
+def _opened(trainers: int, servers: int, *_: Any) -> AbstractContextManager[Measure]:
+    environment = {"TP_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
+    return gang.launched("torch_rpc", trainers, servers, environment=environment)
+
+
+PEER = Peer("torch RPC", _opened, partial(lacking, "torch"))
 
 
 class _Trainer(gang.SlicedTrainer):
@@ -93,14 +85,13 @@ class _Trainer(gang.SlicedTrainer):
 @contextmanager
 def joined(place: gang.Place) -> Iterator[Measure]:
     """Do the jobs of one process: the first ranks are the trainers."""
-    global _server
     import torch
     from torch.distributed import rpc
 
     torch.set_num_threads(1)
     index = place.rank - place.trainers
     if index >= 0:
-        _server = _Server()
+        _applied()
     rpc.init_rpc(
         f"server{index}" if index >= 0 else f"trainer{place.rank}",
         rank=place.rank,
