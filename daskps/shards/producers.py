@@ -54,7 +54,7 @@ def repeats(record: Record, producer: int, sequence: int) -> bool:
     ProducerExpiredError
         When `sequence` is below the window, or the producer lost its row.
     """
-    row = _find(record, producer)
+    row = find_row(record, producer)
     if row is None:
         _refuse_expired(record, producer)
         return False
@@ -98,7 +98,7 @@ def admit(
     """
     if repeats(record, producer, sequence):
         return False
-    row = _find(record, producer)
+    row = find_row(record, producer)
     if row is None:
         row = _open(record, producer)
     high, seen = int(row[HIGH]), int(row[SEEN]) & _MASK
@@ -138,11 +138,10 @@ def closing(record: Record, producers: Iterable[int]) -> list[tuple[int, int]]:
     """
     turn, found = int(record.fixed[TURN]), []
     for producer in dict.fromkeys(producers):
-        row = _find(record, producer)
+        row = find_row(record, producer)
         if row is not None and row[CLOSED] == 0:
             turn += 1
-            at = (row.ctypes.data - record.words.ctypes.data) // row.itemsize
-            found += [(TURN, turn), (at + CLOSED, turn)]
+            found += [(TURN, turn), (record.index_of(row, CLOSED), turn)]
     return found
 
 
@@ -159,7 +158,7 @@ def full(record: Record, producer: int) -> bool:
     return (
         len(rows) == MAX_PRODUCERS
         and not rows[:, CLOSED].any()
-        and _find(record, producer) is None
+        and find_row(record, producer) is None
     )
 
 
@@ -172,7 +171,8 @@ def crowded(record: Record) -> ShardBusyError:
     )
 
 
-def _find(record: Record, producer: int) -> Words | None:
+def find_row(record: Record, producer: int) -> Words | None:
+    """Return the row of a producer, None where it has none."""
     rows = record.producers[: record.fixed[N_PRODUCERS]]
     at = np.flatnonzero(rows[:, PRODUCER] == producer)
     return rows[int(at[0])] if len(at) else None

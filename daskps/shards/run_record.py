@@ -21,6 +21,7 @@ from daskps.shards.memory.format import (
     N_RANKS,
     NEXT,
     POLICY,
+    RANK_FLOOR,
     ROUNDS,
     RUN,
     STALENESS,
@@ -74,7 +75,7 @@ def begin_run(record: Record, run: int, policy: Policy, n_ranks: int) -> None:
         0,
         n_ranks,
     )
-    record.ranks[:n_ranks] = 0, 0, 1, 0
+    record.ranks[:n_ranks] = 0, 0, 1, 0, 0
 
 
 def check_size(n_ranks: int) -> None:
@@ -141,6 +142,7 @@ def note_step(record: Record, step: Step) -> None:
     """Note a trainer's step as applied (ASP, SSP)."""
     row = record.ranks[step.rank]
     row[NEXT] = step.sequence + 1
+    row[RANK_FLOOR] = max(int(row[RANK_FLOOR]), step.floor)
     if step.tick:
         row[CLOCK] = max(int(row[CLOCK]), step.clock + 1)
         row[FIRST] = row[NEXT]

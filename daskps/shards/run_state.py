@@ -1,7 +1,9 @@
 """The run in progress in one shard, and the one that ended last: begin, hold, end, resume.
 
-What others may go on with is in the record and in the mailboxes; why a run ended, and
-that it cannot go on here, only this process knows.
+What others may go on with is in the memory and in the mailboxes: which run is in
+progress, which ended last, how far a fenced one may go. Why a run ended is the
+directory's to say, and beside it this process knows; that one cannot go on here its
+next owner finds out by the same round.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from daskps.consistency import BSP, Policy
 from daskps.errors import IllegalStateError
 from daskps.shards import run_record
 from daskps.shards.deputy import READING, NotHereError, set_gate
-from daskps.shards.memory.areas import untouched
-from daskps.shards.memory.format import LIVE, N_RANKS, ROUNDS, RUN
+from daskps.shards.memory.areas import HEADER, untouched
+from daskps.shards.memory.format import ENDED, LIVE, N_RANKS, ROUNDS, RUN
 from daskps.shards.memory.publication import Publication
 from daskps.shards.memory.withdrawal import Withdrawal, is_possible
 from daskps.shards.rounds.mailbox import Mailbox
@@ -114,7 +116,7 @@ class RunState:
         """Start a run, and end one that is still there; return whether it is new."""
         if self.run == run:
             return False
-        if run == self._ended[0]:
+        if run == self._segment.header[ENDED]:
             raise self.why_over(run)
         run_record.check_size(n_ranks)
         if self.run:
@@ -247,9 +249,9 @@ class RunState:
             When it cannot go back so far; nothing was changed.
         """
         if self.run != run:
-            if not self.run and run != self._ended[0]:
+            if not self.run and run != self._segment.header[ENDED]:
                 # Its beginning may still be on the way, and must not come after.
-                self._ended, self._reason = (run, error), reason
+                self._note_end(run, reason, error)
             return False
         back = 0 if rounds is None else self._segment.current.plain[ROUNDS] - rounds
         if back not in (0, 1) or (back and not is_possible(self._segment)):
@@ -257,10 +259,15 @@ class RunState:
                 f"run {run} is to end after round {rounds}, this shard is {back} ahead "
                 f"of that and cannot go back"
             )
-        self._ended, self._reason = (run, error or self.why_stopped), reason
+        self._note_end(run, reason, error or self.why_stopped)
         self.attached = None
         self._publish_end(back, version)
         return True
+
+    def _note_end(self, run: int, reason: str, error: Exception | None) -> None:
+        """Note that a run is over: in the memory, and for whoever asks here also why."""
+        self._segment.amend(HEADER, ((ENDED, run),))
+        self._ended, self._reason = (run, error), reason
 
     def _publish_end(self, back: int, version: int) -> None:
         """Take the run out of the record, and its last round where it goes `back`."""

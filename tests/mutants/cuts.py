@@ -133,4 +133,25 @@ MUTANTS = (
             "tests/shards/test_deputy.py::test_closed_gate_ends_every_wait_and_stays_closed",
         ),
     ),
+    Mutant(
+        "heir-begins-a-run-that-has-ended",
+        "daskps.shards.run_state:RunState.begin",
+        "if run == self._segment.header[ENDED]:",
+        "if run == self._ended[0]:",
+        ("tests/shards/cuts/test_cut.py::test_heir_refuses_a_run_that_has_ended",),
+    ),
+    Mutant(
+        "floor-that-only-the-owner-knows",
+        "daskps.shards.cuts.floors:Floors.raise_floor",
+        "self._segment.amend(RECORD, ((at, floor),))",
+        "pass",
+        ("tests/shards/cuts/test_cut.py::test_heir_knows_what_was_given_up",),
+    ),
+    Mutant(
+        "floor-of-a-trainer-is-not-noted",
+        "daskps.shards.run_record:note_step",
+        "row[RANK_FLOOR] = max(int(row[RANK_FLOOR]), step.floor)",
+        "pass",
+        ("tests/shards/cuts/test_cut.py::test_heir_knows_what_was_given_up",),
+    ),
 )

@@ -15,15 +15,15 @@ MUTANTS = (
     Mutant(
         "run-that-has-ended-begins-again",
         "daskps.shards.run_state:RunState.begin",
-        "if run == self._ended[0]:",
-        "if run < self._ended[0]:",
+        "if run == self._segment.header[ENDED]:",
+        "if run < self._segment.header[ENDED]:",
         ("tests/shards/test_shard.py::test_a_run_that_has_ended_does_not_begin_again",),
     ),
     Mutant(
         "end-that-overtakes-the-beginning",
         "daskps.shards.run_state:RunState.end",
-        "if not self.run and run != self._ended[0]:",
-        "if self.run and run != self._ended[0]:",
+        "if not self.run and run != self._segment.header[ENDED]:",
+        "if self.run and run != self._segment.header[ENDED]:",
         (
             "tests/shards/test_shard.py::test_a_run_whose_end_comes_first_does_not_begin",
         ),

@@ -30,6 +30,7 @@ from daskps.shards.memory.format import (
     NEXT,
     POLICY,
     PRODUCER,
+    RANK_FLOOR,
     ROUNDS,
     RUN,
     SEEN,
@@ -84,9 +85,6 @@ def report(shard: int, segment: Segment, floors: Floors) -> ShardReport:
     if record.fixed[POLICY] == CODES["bsp"]:
         return ShardReport(shard, run, rounds)
     rows = np.concatenate([_producer_rows(record), _rank_rows(record)])
-    rows[:, FLOOR] = np.maximum(
-        rows[:, FLOOR], [floors.floor(owner) for owner in rows[:, OWNER].tolist()]
-    )
     return ShardReport(shard, run, -1, rows, (*_newest(record), *floors.touched()))
 
 
@@ -116,7 +114,7 @@ def _rank_rows(record: Record) -> Words:
     rows[:, NEWEST] = ranks[:, NEXT] - 1
     rows[:, APPLIED] = -1
     # A trainer that has finished has heard of all its steps, or given them up.
-    rows[:, FLOOR] = np.maximum(0, ranks[:, NEXT] - ranks[:, LIVE])
+    rows[:, FLOOR] = np.maximum(ranks[:, RANK_FLOOR], ranks[:, NEXT] - ranks[:, LIVE])
     return rows
 
 
@@ -207,6 +205,8 @@ class Cut:
         #: Whoever waits for the shard to reach the cut.
         self.ticket: Ticket | None = None
         self._order = Order()
+        #: What it has heard of floors, also of owners that have no row here.
+        self._floors: dict[int, int] = {}
         #: Steps of the order that are still to be applied.
         self.missing: set[StepId] = set()
 
@@ -232,7 +232,9 @@ class Cut:
     def follow(self, order: Order, ticket: Ticket, floors: Floors) -> None:
         """Let the steps of an order through; `ticket` is done when all are applied."""
         self.ticket, self._order = ticket, order
-        self.missing = {(o, s) for o, s in order.missing if s >= floors.floor(o)}
+        for owner in {owner for owner, _ in order.missing}:
+            self._floors[owner] = max(floors.floor(owner), self._floors.get(owner, 0))
+        self.missing = {(o, s) for o, s in order.missing if s >= self._floors[o]}
 
     def excuse(self, owners: Iterable[int]) -> None:
         """Wait for the steps of some owners no longer."""
@@ -241,6 +243,7 @@ class Cut:
 
     def settle(self, owner: int, floor: int) -> None:
         """Wait no longer for steps that were given up."""
+        self._floors[owner] = max(floor, self._floors.get(owner, 0))
         self.missing = {(o, s) for o, s in self.missing if o != owner or s >= floor}
 
     def advance(self, segment: Segment) -> list[Ticket]:

@@ -1,26 +1,37 @@
 """Which steps may not have reached all shards: what their producers say of them.
 
 A producer says with each step below which number all its steps were answered or given
-up (its *floor*), and which shards the step goes to if not to all. Of its newest step
-the record says both. Of those before it, which may be in doubt where several are under
-way, and of trainers' steps, only a cut needs either, so that is kept beside the record:
-a shard that does not know it waits for a step that never comes until the cut is given
-up.
+up (its *floor*), and which shards the step goes to if not to all. The record has the
+floor in the row of the producer, or of the rank, and of a producer's newest step where
+it goes. Of the steps before that one, which may be in doubt where several are under
+way, and of trainers' steps, only a cut needs the latter, so that is kept beside the
+record: a shard that does not know it waits for a step that never comes until the cut is
+given up.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from daskps.shards.memory.format import MAX_PRODUCERS, N_PRODUCERS, PRODUCER
+from daskps.shards import producers
+from daskps.shards.memory.areas import RECORD
+from daskps.shards.memory.format import (
+    FLOOR,
+    MAX_PRODUCERS,
+    N_PRODUCERS,
+    N_RANKS,
+    PRODUCER,
+    RANK_FLOOR,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from daskps.shards.memory.format import Words
     from daskps.shards.memory.segment import Segment
     from daskps.shards.steps import Intervals, Step
 
-#: Owners known of, at most; those that have no row in the record go first.
+#: Owners whose targets are known, at most; those without a row in the record go first.
 _MOST = 4 * MAX_PRODUCERS
 
 
@@ -40,30 +51,46 @@ class Floors:
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
-        self._floors: dict[int, int] = {}
         self._touched: dict[int, dict[int, Intervals]] = {}
 
     def note(self, step: Step) -> None:
-        """Take what a step says besides its arrays."""
+        """Take what an applied step says besides its arrays, and the record has not."""
         owner = owner_of(step)
-        if step.floor > self._floors.get(owner, 0):
-            self.raise_floor(owner, step.floor)
         if step.touched is not None:
             self._touched.setdefault(owner, {})[step.sequence] = step.touched
+        if owner in self._touched:
+            self._drop(owner, step.floor)
 
     def floor(self, owner: int) -> int:
         """Return below which number all steps of an owner are settled."""
-        return self._floors.get(owner, 0)
+        row, column = self._find(owner)
+        return 0 if row is None else int(row[column])
 
     def raise_floor(self, owner: int, floor: int) -> None:
-        """Note that an owner's steps below `floor` were answered or given up."""
-        if floor <= self._floors.get(owner, 0):
-            return
-        self._floors[owner] = floor
-        if owner in self._touched:
-            of = self._touched[owner]
-            self._touched[owner] = {s: t for s, t in of.items() if s >= floor}
-        if len(self._floors) > _MOST:
+        """Note that an owner's steps below `floor` were answered or given up.
+
+        An owner without a row has no step here that could be in doubt.
+        """
+        row, column = self._find(owner)
+        if row is not None and floor > row[column]:
+            at = self._segment.current.index_of(row, column)
+            self._segment.amend(RECORD, ((at, floor),))
+        self._drop(owner, floor)
+
+    def _find(self, owner: int) -> tuple[Words | None, int]:
+        """Return the row of an owner in the record in force, and where its floor is."""
+        record = self._segment.current
+        if owner >= 0:
+            return producers.find_row(record, owner), FLOOR
+        rank = -1 - owner
+        return record.ranks[rank] if rank < record.plain[N_RANKS] else None, RANK_FLOOR
+
+    def _drop(self, owner: int, floor: int) -> None:
+        """Forget where steps below a floor go."""
+        of = self._touched.pop(owner, {})
+        if left := {s: t for s, t in of.items() if s >= floor}:
+            self._touched[owner] = left
+        if len(self._touched) > _MOST:
             self._prune()
 
     def touched(self) -> Iterator[tuple[int, int, Intervals]]:
@@ -74,12 +101,10 @@ class Floors:
 
     def forget_ranks(self) -> None:
         """Forget the trainers: another run numbers its steps from 0 again."""
-        self._floors = {o: f for o, f in self._floors.items() if o >= 0}
         self._touched = {o: t for o, t in self._touched.items() if o >= 0}
 
     def _prune(self) -> None:
         record = self._segment.current
         rows = record.producers[: record.fixed[N_PRODUCERS], PRODUCER]
         kept = set(rows.tolist())
-        self._floors = {o: f for o, f in self._floors.items() if o < 0 or o in kept}
         self._touched = {o: t for o, t in self._touched.items() if o < 0 or o in kept}

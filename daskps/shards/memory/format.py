@@ -5,7 +5,8 @@
     header      256 B   magic, format, number of pieces, flip word, writing word,
                         generation, gate, nonce; number of slot buffers, how far a run
                         in rounds that is fenced may go, the flip of a withdrawal;
-                        counters, two words for a lock; 16 words that are free
+                        counters, two words for a lock; the run that ended last; 15
+                        words that are free
     record      twice   version, rounds, run, counters; per piece steps, last change and
                         the buffers of its weights and slots; one row per rank; one row
                         per producer; the producers that lost their row last
@@ -45,7 +46,7 @@ from typing import Any
 import numpy as np
 
 MAGIC = 0x5350_4B53_4144  # "DASKPS"
-FORMAT = 7
+FORMAT = 8
 HEADER_WORDS = 32
 #: Words of the header.
 MAGIC_AT, FORMAT_AT, N_PIECES_AT, FLIP, WRITING, GENERATION, GATE, NONCE = range(8)
@@ -58,6 +59,8 @@ FENCED, LIMIT, WITHDRAWS = 9, 10, 11
 N_APPLIED, N_DUPLICATES = 12, 13
 #: For a lock: who holds it, and whether others want it.
 HOLDER, WANTED = 14, 15
+#: The run that ended last: its beginning may be late, and must not come after.
+ENDED = 16
 MAX_RANKS = 1024
 MAX_PRODUCERS = 1024
 #: Words at the head of a record; the names index them.
@@ -79,10 +82,11 @@ HEAD = 11
 MIXED = -1
 #: Words of a record per piece.
 PIECE_WORDS = 4
-#: Columns of a rank's row: ticks, next sequence number, whether it is waited for, and
-#: the sequence number its open clock began with.
-RANK_WORDS = 4
-CLOCK, NEXT, LIVE, FIRST = range(RANK_WORDS)
+#: Columns of a rank's row: ticks, next sequence number, whether it is waited for, the
+#: sequence number its open clock began with, and below which number all its steps were
+#: answered or given up.
+RANK_WORDS = 5
+CLOCK, NEXT, LIVE, FIRST, RANK_FLOOR = range(RANK_WORDS)
 #: Columns of a producer's row: its number, the newest of its pushes and a bit for each of
 #: the 64 up to that, when it was closed; and of the newest push, below which number all
 #: were settled then, and a bit for each shard it is meant for, 0 for all.
@@ -148,6 +152,10 @@ class Record:
             if n:
                 mine[at : at + n] = theirs[at : at + n]
             at += room
+
+    def index_of(self, row: Words, column: int) -> int:
+        """Return which of its words a column of one of its rows is."""
+        return (row.ctypes.data - self.words.ctypes.data) // row.itemsize + column
 
     @property
     def version(self) -> int:

@@ -10,6 +10,7 @@ from daskps.errors import ConsistencyError, RunCancelledError, StoreClosedError
 from daskps.layout.arrays import Layout
 from daskps.shards import cutting
 from daskps.shards.cuts.cut import Order, ShardReport, agree
+from daskps.shards.memory.segment import Segment
 from daskps.shards.reads import copy_parts
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, READ, Item, Ready, Step, Ticket
@@ -472,3 +473,102 @@ def test_agreement_of_many_is_quick_where_nothing_is_in_doubt():
     orders = agree(reports)
     assert {i for i, o in orders.items() if o.missing} == {3}
     assert orders[3].missing == ((-18, 5),)
+
+
+def heir_of(shard: Shard) -> Shard:
+    """Who goes on with a shard's memory, and knows nothing else of it."""
+    before = shard.segment
+    layout = Layout.build({"w": ((2,), "float64")}, 2)
+    index = before.pieces[0].shard
+    segment = Segment(layout, index, {0: (0.0,)}, before.buffer)
+    heir = Shard(segment, {0: Adding()}, shard.generation)
+    heir.take_over()
+    return heir
+
+
+@pytest.mark.parametrize("told", ["with a step", "alone"])
+@pytest.mark.parametrize("owner", [1, -1], ids=["producer", "trainer"])
+def test_heir_knows_what_was_given_up(owner, told):
+    """Applied on shard 0, given up before it came to shard 1: no cut waits for it."""
+    store = Store()
+    run = RUN if owner < 0 else 0
+
+    def send(i: int, sequence: int, floor: int) -> None:
+        one = tick(0, sequence, floor=floor) if run else push(sequence, floor=floor)
+        assert isinstance(store.send(i, one)[0].outcome, Ready)
+
+    for i, shard in enumerate(store.shards):
+        if run:
+            shard.begin_run(run, ASP(), 1)
+        send(i, 0, 0)
+    send(0, 1, 2 if told == "with a step" else 0)
+    if told == "alone":
+        cutting.settle_steps(store.shards[0], run, owner, 2)
+    expected = [cutting.begin_cut(s, CUT, i) for i, s in enumerate(store.shards)]
+    store.shards = [heir_of(shard) for shard in store.shards]
+    reports = store.begin()
+    for mine, theirs in zip(reports, expected, strict=True):
+        np.testing.assert_array_equal(mine.rows, theirs.rows)
+    tickets = store.take(reports)
+    assert not any(map(waits, tickets))
+
+
+def test_heir_of_a_shard_in_a_cut_holds_nothing_and_the_cut_begins_again():
+    store = Store()
+    store.send(0, push(0))
+    _, second = store.take(store.begin())
+    (late,) = store.send(1, push(1))
+    assert waits(second)
+    assert waits(late)
+    store.shards[1] = heir_of(store.shards[1])
+    # The call was under way: its caller sends it again, and it counts once.
+    for duplicate in (False, True):
+        (again,) = store.send(1, push(1))
+        assert done(again).duplicate == duplicate
+    assert isinstance(store.take_at(1, Order(((1, 0),))).outcome, ConsistencyError)
+    store.end(0)
+    tickets = store.take(store.begin())
+    assert all(map(waits, tickets))
+    store.send(0, push(1))
+    store.send(1, push(0))
+    assert store.copies(tickets) == [3, 3]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_heir_refuses_a_run_that_has_ended(begun):
+    """Its beginning was late, or comes again."""
+    store = Store(1)
+    (shard,) = store.shards
+    if begun:
+        shard.begin_run(RUN, ASP(), 1)
+    shard.end_run(RUN, "it was cancelled")
+    layout = Layout.build({"w": ((1,), "float64")}, 1)
+    same = Segment(layout, 0, {0: (0.0,)}, shard.segment.buffer)
+    heir = Shard(same, {0: Adding()})
+    before = heir.segment.buffer.tobytes()
+    for one in (shard, heir):
+        with pytest.raises(RunCancelledError):
+            one.begin_run(RUN, ASP(), 1)
+        (late,) = [Ticket(tick(0, 0))]
+        one.submit([late])
+        assert isinstance(late.outcome, RunCancelledError)
+    assert heir.segment.buffer.tobytes() == before
+    heir.begin_run(RUN + 1, ASP(), 1)
+
+
+def test_heir_holds_a_fenced_run_where_it_was_held():
+    store = Store(1)
+    (shard,) = store.shards
+    shard.begin_run(RUN, BSP(), 1)
+    store.send(0, tick(0, 0))
+    shard.hold_run(RUN)
+    layout = Layout.build({"w": ((1,), "float64")}, 1)
+    heir = Shard(Segment(layout, 0, {0: (0.0,)}, shard.segment.buffer), {0: Adding()})
+    heir.run_state.attach_rounds(RUN, 1, "mean", None)
+    heir.take_over()
+    for one in (shard, heir):
+        assert one.run_state.is_held
+        ticket = Ticket(tick(0, 1))
+        one.submit([ticket])
+        assert waits(ticket)
+        assert one.rounds_of(RUN) == 1

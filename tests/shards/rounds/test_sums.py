@@ -98,7 +98,7 @@ def test_direct_sums_have_the_bits_of_lazy_ones(n_ranks, reduce, direct):
             taken.validate()
     assert taken.segment.current.version == 3
     # Clock, next sequence, whether waited for, and what the open clock began with.
-    assert taken.segment.current.ranks[:n_ranks].tolist() == [[3, 3, 1, 3]] * n_ranks
+    assert taken.segment.current.ranks[:n_ranks].tolist() == [[3, 3, 1, 3, 0]] * n_ranks
     assert taken.n_pushes == asked.n_pushes == 3 * n_ranks
     assert direct == [True] * (3 * n_ranks)
 
