@@ -16,7 +16,6 @@ Where our contract decides otherwise:
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -596,7 +595,6 @@ def test_d19_error_in_the_middle_reaches_the_caller(train, way, sync):
     X = np.zeros(120)
     X[60] = -1  # the 21st batch of rank 1
     with daskps.create({"w": np.zeros(8)}, optimizer=optim.SGD(1.0)) as store:
-        began = time.monotonic()
         with pytest.raises(ZeroDivisionError, match="in the middle") as caught:
             train(
                 store,
@@ -607,7 +605,6 @@ def test_d19_error_in_the_middle_reaches_the_caller(train, way, sync):
                 shuffle=False,
                 sync=sync,
             )
-        assert time.monotonic() - began < 20
         assert any("trainer 1 of 3" in note for note in caught.value.__notes__)
         assert "raise_at_minus_one" in str(caught.traceback[-1])
         versions = store.versions

