@@ -1,4 +1,4 @@
-"""A worker's host: slots, adoption, leaving and copies of cuts."""
+"""A worker's host: shards, adoption, leaving and copies of cuts."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ MUTANTS = (
     Mutant(
         "who-leaves-takes-shards",
         "daskps.cluster.host.adoption:adopt",
-        'slot.release(StoreClosedError("its worker has left at once"))',
+        'hosted.release(StoreClosedError("its worker has left at once"))',
         "pass",
         (
             "tests/cluster/host/test_adoption.py::test_who_closes_meanwhile_lets_go_of_what_it_has_taken",
@@ -91,8 +91,8 @@ MUTANTS = (
     Mutant(
         "shards-of-a-freed-store-are-handed-over",
         "daskps.cluster.host.leaving:_let_go",
-        "if slot.is_shared and (wanted is None or store in wanted):",
-        "if slot.is_shared:",
+        "if hosted.is_shared and (wanted is None or store in wanted):",
+        "if hosted.is_shared:",
         (
             "tests/cluster/host/test_leaving.py::test_nothing_is_handed_over_of_a_store_that_was_freed",
         ),

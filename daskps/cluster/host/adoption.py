@@ -71,20 +71,20 @@ async def adopt(
         return _refused(host, rows)
     name = about["name"]
     taker = _Taker(host, about, _Rounds.of(rounds))
-    slots = await host.in_thread(partial(taker.take_all, host, store, rows))
+    hosted_shards = await host.in_thread(partial(taker.take_all, host, store, rows))
     if store in host.dropped:
-        for slot in slots:
-            slot.close()
+        for hosted in hosted_shards:
+            hosted.close()
         raise StoreClosedError(f"store {name!r} was freed while it was adopted")
     if host.leaves():
-        for slot in slots:
-            slot.release(StoreClosedError("its worker has left at once"))
-            slot.serve()
+        for hosted in hosted_shards:
+            hosted.release(StoreClosedError("its worker has left at once"))
+            hosted.serve()
         return _refused(host, rows)
-    for slot in slots:
-        host.slots[store, slot.index] = slot
-    if slots:
-        where, n = host.worker.address, counted(len(slots), "shard")
+    for hosted in hosted_shards:
+        host.slots[store, hosted.index] = hosted
+    if hosted_shards:
+        where, n = host.worker.address, counted(len(hosted_shards), "shard")
         logger.info("%s adopted %s of store %r", where, n, name)
     return taker.found
 
@@ -141,19 +141,21 @@ def _said(shard: int, sight: Sight, why: str) -> dict[str, Any]:
     return {"shard": shard, "sight": sight.value, "why": why}
 
 
-def _row(slot: HostedShard) -> dict[str, Any]:
-    block = slot.block
+def _row(hosted: HostedShard) -> dict[str, Any]:
+    block = hosted.block
     if block is None:
-        raise ProtocolError(f"shard {slot.index} is in private memory, and stays here")
+        raise ProtocolError(
+            f"shard {hosted.index} is in private memory, and stays here"
+        )
     return {
-        "shard": slot.index,
+        "shard": hosted.index,
         "name": block.name,
         "nbytes": block.nbytes,
         "nonce": block.nonce,
-        "generation": slot.shard.generation,
-        "run": int(slot.shard.segment.current.fixed[RUN]),
-        "stopped": slot.shard.run_state.why_stopped is not None,
-        "mailbox": None if slot.mailbox is None else _place(slot.mailbox[1]),
+        "generation": hosted.shard.generation,
+        "run": int(hosted.shard.segment.current.fixed[RUN]),
+        "stopped": hosted.shard.run_state.why_stopped is not None,
+        "mailbox": None if hosted.mailbox is None else _place(hosted.mailbox[1]),
     }
 
 
@@ -227,12 +229,12 @@ class _Taker:
         taken = list[HostedShard]()
         for shard, block, nbytes, nonce, generation in rows:
             # There already if an answer was lost on its way.
-            slot = host.slots.get((store, shard))
+            hosted = host.slots.get((store, shard))
             try:
-                if slot is None:
-                    slot = self.take(shard, (block, nbytes, nonce), generation)
-                    taken.append(slot)
-                self.found.append(_row(slot))
+                if hosted is None:
+                    hosted = self.take(shard, (block, nbytes, nonce), generation)
+                    taken.append(hosted)
+                self.found.append(_row(hosted))
             except (OwnerLivesError, ShardBusyError) as error:
                 self.found.append(_said(shard, Sight.FOUND, str(error)))
             except (WayClosed, ProtocolError) as error:
@@ -283,9 +285,9 @@ class _Taker:
                 raise
         finally:
             lock.release()
-        slot = HostedShard(self._name, self._layout, shard, mine, block=block)
-        slot.mailbox = mailbox
-        return slot
+        hosted = HostedShard(self._name, self._layout, shard, mine, block=block)
+        hosted.mailbox = mailbox
+        return hosted
 
     def _warm(self) -> None:
         """Make the loops ready before anybody can push; most likely they are on disk."""

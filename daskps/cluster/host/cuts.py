@@ -33,9 +33,9 @@ _check_order = partial(check, OrderWire, what="the order of a cut")
 def _concerned(host: ShardHost, store: str, index: int | None) -> list[HostedShard]:
     """Return the shards of a store that a cut copies anything of."""
     return [
-        slot
-        for slot in host.of(store)
-        if index is None or ranges_of(slot.layout, slot.index, index)
+        hosted
+        for hosted in host.of(store)
+        if index is None or ranges_of(hosted.layout, hosted.index, index)
     ]
 
 
@@ -47,14 +47,14 @@ def _attempt(cut: str, attempt: int) -> str:
 @HOST.handles("prepare_cut")
 async def prepare_cut(host: ShardHost, store: str, cut: str, index: int | None) -> None:
     """Take the memory for the copies, before any push has to wait for it."""
-    slots = _concerned(host, store, index)
+    hosted_shards = _concerned(host, store, index)
     claim = host.snapshots.claim(store, cut)
 
     def allocate() -> None:
-        for slot in slots:
-            if slot.index not in claim.rooms:
-                ranges = ranges_of(slot.layout, slot.index, index)
-                claim.rooms[slot.index] = Room.of(ranges)
+        for hosted in hosted_shards:
+            if hosted.index not in claim.rooms:
+                ranges = ranges_of(hosted.layout, hosted.index, index)
+                claim.rooms[hosted.index] = Room.of(ranges)
 
     await host.in_thread(allocate)
 
@@ -70,7 +70,7 @@ async def begin_cut(
     lease_seconds: float,
 ) -> list[list[Any]]:
     """Hold new steps on the shards concerned; report what they have applied."""
-    slots = _concerned(host, store, index)
+    hosted_shards = _concerned(host, store, index)
     claim = host.snapshots.claim(store, cut)
     if attempt < claim.attempt:
         raise broken("it has begun again since")
@@ -85,15 +85,15 @@ async def begin_cut(
 
     claim.lease = loop.call_later(lease_seconds, expire)
     reports = []
-    for slot in slots:
-        before = slot.shard.cut
+    for hosted in hosted_shards:
+        before = hosted.shard.cut
         if before is not None:
             # Its directory went without a word.
-            await host.under(slot, partial(cutting.end_cut, name=before.name))
+            await host.under(hosted, partial(cutting.end_cut, name=before.name))
         begin = partial(
-            cutting.begin_cut, name=_attempt(cut, attempt), index=slot.index
+            cutting.begin_cut, name=_attempt(cut, attempt), index=hosted.index
         )
-        reports.append(pack_report(await host.under(slot, begin)))
+        reports.append(pack_report(await host.under(hosted, begin)))
     if host.snapshots.is_over(cut):
         # Given up meanwhile: what has begun since nobody else would release.
         await drop_cut(host, store, cut)
@@ -115,38 +115,40 @@ async def copy_cut(
 
     Returns shard and version of each.
     """
-    slots = _concerned(host, store, index)
+    hosted_shards = _concerned(host, store, index)
     claim = host.snapshots.claim(store, cut)
-    if not claim.rooms.keys() >= {slot.index for slot in slots}:
+    if not claim.rooms.keys() >= {hosted.index for hosted in hosted_shards}:
         raise broken("no memory was taken for it")
-    lacks: dict[int, list[tuple[int, int]]] = {slot.index: [] for slot in slots}
+    lacks: dict[int, list[tuple[int, int]]] = {
+        hosted.index: [] for hosted in hosted_shards
+    }
     for shard, owner, sequence in order["missing"]:
         if shard in lacks:
             lacks[shard].append((owner, sequence))
 
-    async def copy(slot: HostedShard) -> tuple[int, int]:
-        lacking = tuple(lacks[slot.index])
+    async def copy(hosted: HostedShard) -> tuple[int, int]:
+        lacking = tuple(lacks[hosted.index])
         what = Order(lacking, order["run"], order["rounds"])
-        ready = await _reached(host, slot, _attempt(cut, attempt), what)
+        ready = await _reached(host, hosted, _attempt(cut, attempt), what)
         # Taken out: should the cut begin again meanwhile, it reads into other memory.
-        room = claim.rooms.pop(slot.index)
+        room = claim.rooms.pop(hosted.index)
         # Without the mutex: pulls go on, and no push can write into what is read.
-        read = partial(copy_parts, slot.shard.segment, ready, room.parts())
-        whole = read() if host.is_small(slot) else await host.in_thread(read)
+        read = partial(copy_parts, hosted.shard.segment, ready, room.parts())
+        whole = read() if host.is_small(hosted) else await host.in_thread(read)
         held: list[bool] = []
 
         def end(shard: Shard) -> list[Ticket]:
             held.append(cutting.holds_steps(shard, _attempt(cut, attempt)))
             return cutting.end_cut(shard, _attempt(cut, attempt))
 
-        await host.under(slot, end)
+        await host.under(hosted, end)
         if whole is None or held != [True]:
             raise broken("updates ran into the copy")
-        key = copy_key(store, index, slot.index, ready.version)
+        key = copy_key(store, index, hosted.index, ready.version)
         claim.copies[key] = room.filled()
-        return slot.index, ready.version
+        return hosted.index, ready.version
 
-    found = await asyncio.gather(*map(copy, slots), return_exceptions=True)
+    found = await asyncio.gather(*map(copy, hosted_shards), return_exceptions=True)
     versions = []
     for answer in found:
         if isinstance(answer, BaseException):
@@ -157,7 +159,7 @@ async def copy_cut(
 
 
 async def _reached(
-    host: ShardHost, slot: HostedShard, name: str, order: Order
+    host: ShardHost, hosted: HostedShard, name: str, order: Order
 ) -> Ready:
     """Wait until a shard has reached the cut."""
     loop = asyncio.get_running_loop()
@@ -170,7 +172,7 @@ async def _reached(
     pending = Countdown(1, lambda: _call(loop, wake))
     ticket = Ticket(Step(), owner=pending)
     take = partial(cutting.follow_order, name=name, order=order, ticket=ticket)
-    await host.under(slot, take)
+    await host.under(hosted, take)
     # Ends at the latest with the cut itself: by its release, its lease, the store.
     await reached
     if isinstance(ticket.outcome, Ready):
@@ -198,9 +200,9 @@ async def drop_cut(
         if attempt >= claim.attempt:
             claim.copies.clear()
             claim.end_lease()
-    for slot in [s for (uid, _), s in host.slots.items() if uid == store]:
+    for hosted in [s for (uid, _), s in host.slots.items() if uid == store]:
         # Also where no cut is to be seen: its beginning may be in the inbox.
-        await host.under(slot, partial(_release, cut=cut, attempt=attempt))
+        await host.under(hosted, partial(_release, cut=cut, attempt=attempt))
 
 
 def _release(shard: Shard, cut: str, attempt: int | None) -> list[Ticket]:
@@ -219,9 +221,9 @@ async def excuse(
 ) -> None:
     """Wait no longer for the steps of producers that have ended."""
     name = _attempt(cut, attempt)
-    for slot in host.of(store):
+    for hosted in host.of(store):
         await host.under(
-            slot, partial(cutting.excuse_owners, name=name, owners=producers)
+            hosted, partial(cutting.excuse_owners, name=name, owners=producers)
         )
 
 
@@ -230,6 +232,6 @@ async def settle(
     host: ShardHost, *, store: str, run: int, owner: int, floor: int
 ) -> None:
     """Hear which steps of an owner are no longer under way."""
-    for slot in host.of(store):
+    for hosted in host.of(store):
         told = partial(cutting.settle_steps, run=run, owner=owner, floor=floor)
-        await host.under(slot, told)
+        await host.under(hosted, told)

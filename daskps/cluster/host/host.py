@@ -151,13 +151,15 @@ class ShardHost(NearShards):
             layout = self.slot(call.store, call.parts[0].shard).layout
             work = partial(widened, call, layout, self.empty)
             call, owned = work() if small else await self.in_thread(work), True
-        slots = [self.slot(call.store, part.shard) for part in call.parts]
-        pending, tickets = start_call(slots, call, owned, self._waker(loop, woken))
-        small = small and all(self.is_small(slot) for slot, _, _ in tickets)
+        hosted_shards = [self.slot(call.store, part.shard) for part in call.parts]
+        pending, tickets = start_call(
+            hosted_shards, call, owned, self._waker(loop, woken)
+        )
+        small = small and all(self.is_small(hosted) for hosted, _, _ in tickets)
 
         def serve(seconds: float) -> list[Answer] | None:
-            for slot, _, _ in tickets:
-                slot.serve(seconds)
+            for hosted, _, _ in tickets:
+                hosted.serve(seconds)
             if not seconds or not pending.done:
                 return None
             return answers_of(tickets, self.empty, seconds=call.wait_seconds)
@@ -181,7 +183,7 @@ class ShardHost(NearShards):
             self.waiting.pop(call.token, None)
             if not pending.done:
                 # Another thread may be reading the caller's arrays right now.
-                gone = [slot.take_back(ticket) for slot, _, ticket in tickets]
+                gone = [hosted.take_back(ticket) for hosted, _, ticket in tickets]
                 self.keep_looking()
                 futures = [asyncio.wrap_future(f) for f in gone if f is not None]
                 await asyncio.shield(asyncio.gather(*futures))
@@ -193,9 +195,9 @@ class ShardHost(NearShards):
         read = partial(answers_of, tickets, self.empty, seconds=left)
         return await self.in_thread(read)
 
-    def is_small(self, slot: HostedShard) -> bool:
+    def is_small(self, hosted: HostedShard) -> bool:
         """Return whether a shard is small enough for the event loop."""
-        return slot.nbytes <= SMALL * self.inline_nbytes
+        return hosted.nbytes <= SMALL * self.inline_nbytes
 
     def _waker(
         self, loop: asyncio.AbstractEventLoop, woken: asyncio.Future[None]
@@ -210,11 +212,11 @@ class ShardHost(NearShards):
 
     # -- calls from threads of this process ----------------------------------
 
-    def make_room(self, slot: HostedShard, producer: int, seconds: float) -> None:
+    def make_room(self, hosted: HostedShard, producer: int, seconds: float) -> None:
         """Make room at a shard for the pushes of a producer, if it needs any."""
-        if not slot.shard.needs_room(producer):
+        if not hosted.shard.needs_room(producer):
             return
-        room = self._make_room(slot, producer)
+        room = self._make_room(hosted, producer)
         made = asyncio.run_coroutine_threadsafe(room, self.worker.loop.asyncio_loop)
         try:
             made.result(seconds)
@@ -225,17 +227,17 @@ class ShardHost(NearShards):
                 f"have ended"
             ) from None
 
-    async def _make_room(self, slot: HostedShard, producer: int) -> None:
+    async def _make_room(self, hosted: HostedShard, producer: int) -> None:
         """Ask the directory which producers ended, where there is no room for one."""
-        if slot.shard.segment.current.fixed[N_PRODUCERS] < MAX_PRODUCERS:
+        if hosted.shard.segment.current.fixed[N_PRODUCERS] < MAX_PRODUCERS:
             return
         open_ids = await self.under(
-            slot,
+            hosted,
             lambda shard: shard.open_producers() if shard.needs_room(producer) else [],
         )
         if open_ids:
             ended = await self.worker.directory("ended", producers=open_ids)
-            await self.under(slot, partial(Shard.close_producers, ids=ended))
+            await self.under(hosted, partial(Shard.close_producers, ids=ended))
 
     def slot(self, store: str, shard: int) -> HostedShard:
         """Return a shard, or refuse."""
@@ -281,36 +283,36 @@ class ShardHost(NearShards):
         return await loop.run_in_executor(self._executor, function)
 
     def of(self, store: str) -> list[HostedShard]:
-        """Return the slots of a store held here, or refuse."""
-        found = [slot for (uid, _), slot in self.slots.items() if uid == store]
+        """Return the shards of a store held here, or refuse."""
+        found = [hosted for (uid, _), hosted in self.slots.items() if uid == store]
         if not found:
             raise StaleGenerationError(
                 f"worker {self.worker.address} holds no shard of store {store}"
             )
         return found
 
-    async def under(self, slot: HostedShard, function: Callable[[Shard], T]) -> T:
+    async def under(self, hosted: HostedShard, function: Callable[[Shard], T]) -> T:
         """Run a function of a shard under its mutex without blocking the loop."""
-        future = slot.run(function)
-        if self.is_small(slot):
-            slot.serve()
+        future = hosted.run(function)
+        if self.is_small(hosted):
+            hosted.serve()
         if not future.done():
-            await self.in_thread(partial(slot.serve, LOCK_SECONDS))
+            await self.in_thread(partial(hosted.serve, LOCK_SECONDS))
         if not future.done():
             # Who was at it may have passed the turn on to another process.
             self.keep_looking()
         return await asyncio.wrap_future(future)
 
-    def drop(self, slot: HostedShard) -> None:
+    def drop(self, hosted: HostedShard) -> None:
         """End the calls that wait for a shard that was deleted."""
         error = StoreClosedError(
-            f"store {slot.name!r} was closed or deleted while a call waited for it"
+            f"store {hosted.name!r} was closed or deleted while a call waited for it"
         )
-        slot.run(lambda shard: shard.abandon(error))
-        slot.serve()
-        slot.close()
-        if slot.is_shared and slot.waits:
-            self._leaving.append(slot)
+        hosted.run(lambda shard: shard.abandon(error))
+        hosted.serve()
+        hosted.close()
+        if hosted.is_shared and hosted.waits:
+            self._leaving.append(hosted)
         self.keep_looking()
 
     def keep_looking(self) -> None:
@@ -320,30 +322,30 @@ class ShardHost(NearShards):
 
     async def _look(self) -> None:
         while waiting := self._waiting():
-            for slot in waiting:
-                if not slot.needs_look:
+            for hosted in waiting:
+                if not hosted.needs_look:
                     continue
-                if self.is_small(slot):
-                    slot.look()
+                if self.is_small(hosted):
+                    hosted.look()
                 else:
-                    await self.in_thread(slot.look)
+                    await self.in_thread(hosted.look)
             await asyncio.sleep(LOOK_SECONDS)
 
     def _waiting(self) -> list[HostedShard]:
-        self._leaving = [slot for slot in self._leaving if slot.waits]
-        shared = [slot for slot in self.slots.values() if slot.is_shared]
-        return [slot for slot in shared if slot.waits] + self._leaving
+        self._leaving = [hosted for hosted in self._leaving if hosted.waits]
+        shared = [hosted for hosted in self.slots.values() if hosted.is_shared]
+        return [hosted for hosted in shared if hosted.waits] + self._leaving
 
     def close(self, reason: str) -> list[str]:
         """End every waiting call with ShardLostError and free the shards.
 
         Returns the names of what went with this worker as the last of its machine.
         """
-        for (_, index), slot in list(self.slots.items()):
-            error = ShardLostError(slot.name, index, self.worker.address, reason)
-            slot.run(partial(Shard.abandon, error=error))
-            slot.serve()
-            slot.close()
+        for (_, index), hosted in list(self.slots.items()):
+            error = ShardLostError(hosted.name, index, self.worker.address, reason)
+            hosted.run(partial(Shard.abandon, error=error))
+            hosted.serve()
+            hosted.close()
         self.slots.clear()
         removed = [] if self._memory is None else self._memory.close()
         self.snapshots.clear()
@@ -352,10 +354,10 @@ class ShardHost(NearShards):
 
     def totals(self) -> dict[str, int]:
         """Return what the worker shows of it."""
-        slots, kept = list(self.slots.values()), self.contributions
+        hosted_shards, kept = list(self.slots.values()), self.contributions
         return {
-            "shards": len(slots),
-            "nbytes": sum(slot.nbytes for slot in slots) + kept.nbytes,
+            "shards": len(hosted_shards),
+            "nbytes": sum(hosted.nbytes for hosted in hosted_shards) + kept.nbytes,
             "contributions": kept.n,
             "snapshots": self.snapshots.nbytes,
         }

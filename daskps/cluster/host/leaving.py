@@ -62,15 +62,15 @@ async def _let_go(host: ShardHost, wanted: list[str] | None) -> None:
         f"directory where they live"
     )
     released = []
-    for (store, index), slot in list(host.slots.items()):
-        if slot.is_shared and (wanted is None or store in wanted):
-            slot.release(error)
+    for (store, index), hosted in list(host.slots.items()):
+        if hosted.is_shared and (wanted is None or store in wanted):
+            hosted.release(error)
             del host.slots[store, index]
-            released.append(slot)
+            released.append(hosted)
     end = asyncio.get_running_loop().time() + LOCK_SECONDS
-    while waiting := [slot for slot in released if not slot.is_released]:
-        for slot in waiting:
-            await _try(host, slot)
+    while waiting := [hosted for hosted in released if not hosted.is_released]:
+        for hosted in waiting:
+            await _try(host, hosted)
         if asyncio.get_running_loop().time() > end:
             # Whoever adopts it takes this worker for one that has died.
             logger.info("%d shards stayed locked by other processes", len(waiting))
@@ -78,12 +78,12 @@ async def _let_go(host: ShardHost, wanted: list[str] | None) -> None:
         await asyncio.sleep(PAUSE_SECONDS)
 
 
-async def _try(host: ShardHost, slot: HostedShard) -> None:
+async def _try(host: ShardHost, hosted: HostedShard) -> None:
     """Serve what waits at a shard, if nobody else is at it."""
-    if host.is_small(slot):
-        slot.serve()
+    if host.is_small(hosted):
+        hosted.serve()
     else:
-        await host.in_thread(slot.serve)
+        await host.in_thread(hosted.serve)
 
 
 async def _ask(host: ShardHost) -> list[str] | None:

@@ -66,46 +66,48 @@ async def begin_run(
         await host.in_thread(partial(encoding.warm, codecs.named(begin["codec"])))
     rule, function = policy_of(begin["policy"]), loads(begin["reduce"])
     n_ranks: int = begin["n_ranks"]
-    slots = host.of(store)
+    hosted_shards = host.of(store)
     if isinstance(rule, BSP):
-        take = partial(_take_mailboxes, host, slots, run, (n_ranks, function, resident))
+        take = partial(
+            _take_mailboxes, host, hosted_shards, run, (n_ranks, function, resident)
+        )
         await host.in_thread(take)
-    for slot in slots:
+    for hosted in hosted_shards:
         start = partial(
             _begin,
-            slot,
+            hosted,
             run,
             policy=rule,
             n_ranks=n_ranks,
             reduce=function,
             reset=begin["reset"],
-            memory=slot.mailboxes_of(run),
+            memory=hosted.mailboxes_of(run),
         )
-        await host.under(slot, start)
+        await host.under(hosted, start)
     logger.info(
         "%s begins run %d of store %r: %r, %d trainers",
         host.worker.address,
         run,
-        slot.name,
+        hosted.name,
         rule,
         n_ranks,
     )
     return [
-        (slot.index, box.name, box.nbytes, box.nonce)
-        for slot in slots
-        if slot.mailbox is not None and (box := slot.mailbox[1]).is_shared
+        (hosted.index, box.name, box.nbytes, box.nonce)
+        for hosted in hosted_shards
+        if hosted.mailbox is not None and (box := hosted.mailbox[1]).is_shared
     ]
 
 
-def _begin(slot: HostedShard, run: int, shard: Shard, **how: Any) -> list[Ticket]:
+def _begin(hosted: HostedShard, run: int, shard: Shard, **how: Any) -> list[Ticket]:
     """Begin a run on a shard, under its mutex."""
-    _refuse_old(slot, run)
+    _refuse_old(hosted, run)
     done = shard.begin_run(run=run, **how)
-    slot.began = run, shard.segment.flip
+    hosted.began = run, shard.segment.flip
     return done
 
 
-def _refuse_old(slot: HostedShard, run: int) -> None:
+def _refuse_old(hosted: HostedShard, run: int) -> None:
     """Refuse a run older than the one there: a host that was stopped hears of it late.
 
     Raises
@@ -113,39 +115,45 @@ def _refuse_old(slot: HostedShard, run: int) -> None:
     RunCancelledError
         Naming both; what is there goes on.
     """
-    newest = int(slot.shard.segment.current.fixed[RUN])
-    if slot.mailbox is not None:
-        newest = max(newest, slot.mailbox[0])
+    newest = int(hosted.shard.segment.current.fixed[RUN])
+    if hosted.mailbox is not None:
+        newest = max(newest, hosted.mailbox[0])
     if newest > run:
         raise RunCancelledError(
-            f"run {run} of store {slot.name!r} was to begin after run {newest}, which "
+            f"run {run} of store {hosted.name!r} was to begin after run {newest}, which "
             f"began later; the run is over, start it again"
         )
 
 
 def _take_mailboxes(
     host: ShardHost,
-    slots: Sequence[HostedShard],
+    hosted_shards: Sequence[HostedShard],
     run: int,
     of: tuple[int, str | Reducer, bool],
 ) -> None:
     """Take the memory of a run's mailboxes, shared where the shards are."""
     n_ranks, reduce, resident = of
-    if all(slot.mailbox is not None and slot.mailbox[0] == run for slot in slots):
+    if all(
+        hosted.mailbox is not None and hosted.mailbox[0] == run
+        for hosted in hosted_shards
+    ):
         return
-    for slot in slots:
-        _refuse_old(slot, run)
-    sizes = [Mailbox.nbytes_of(s.shard.segment.pieces, n_ranks, reduce) for s in slots]
-    more = sum(slot.shard.segment.more_nbytes for slot in slots)
-    _check_room(host, slots[0].name, sum(sizes) + more)
-    for slot in slots:
-        slot.free_mailbox()
-    if not resident or not all(slot.is_shared for slot in slots):
+    for hosted in hosted_shards:
+        _refuse_old(hosted, run)
+    sizes = [
+        Mailbox.nbytes_of(s.shard.segment.pieces, n_ranks, reduce)
+        for s in hosted_shards
+    ]
+    more = sum(hosted.shard.segment.more_nbytes for hosted in hosted_shards)
+    _check_room(host, hosted_shards[0].name, sum(sizes) + more)
+    for hosted in hosted_shards:
+        hosted.free_mailbox()
+    if not resident or not all(hosted.is_shared for hosted in hosted_shards):
         return
     blocks = host.shared_blocks([PAGE_NBYTES + nbytes for nbytes in sizes])
-    for slot, block in zip(slots, blocks, strict=False):
+    for hosted, block in zip(hosted_shards, blocks, strict=False):
         block.stamp()
-        slot.mailbox = run, block
+        hosted.mailbox = run, block
 
 
 def _check_room(host: ShardHost, name: str, nbytes: int) -> None:
@@ -158,7 +166,7 @@ def _check_room(host: ShardHost, name: str, nbytes: int) -> None:
     """
     # Above its share Dask pauses the worker, and no trainer starts there.
     limit, share = host.worker.memory_limit or 0, host.worker.pause_share
-    held = sum(slot.nbytes for slot in host.slots.values())
+    held = sum(hosted.nbytes for hosted in host.slots.values())
     if limit and held + nbytes > share * limit:
         raise LayoutError(
             f"a BSP run on store {name!r} needs up to {nbytes:,} bytes for gradients "
@@ -182,39 +190,39 @@ async def end_run(
 
     They end after `rounds`, where a run in rounds says so, and at least at `version`.
     """
-    slots = host.of(store)
+    hosted_shards = host.of(store)
     end = partial(Shard.end_run, run=run, reason=reason)
     last = partial(end, rounds=rounds, version=version)
-    await asyncio.gather(*(_end(host, slot, last, end) for slot in slots))
-    for slot in slots:
-        if slot.mailbox is not None and slot.mailbox[0] == run:
-            slot.free_mailbox()
+    await asyncio.gather(*(_end(host, hosted, last, end) for hosted in hosted_shards))
+    for hosted in hosted_shards:
+        if hosted.mailbox is not None and hosted.mailbox[0] == run:
+            hosted.free_mailbox()
     logger.info(
         "%s ends run %d of store %r: %s",
         host.worker.address,
         run,
-        slots[0].name,
+        hosted_shards[0].name,
         reason,
     )
-    return [(slot.index,) for slot in slots]
+    return [(hosted.index,) for hosted in hosted_shards]
 
 
-async def _end(host: ShardHost, slot: HostedShard, last: End, as_it_is: End) -> None:
+async def _end(host: ShardHost, hosted: HostedShard, last: End, as_it_is: End) -> None:
     """End a run on one shard after the last common round, or where that is gone, now."""
     try:
-        await host.under(slot, last)
+        await host.under(hosted, last)
     except IllegalStateError as error:
         # A store that nobody can use would not be better.
-        logger.error("shard %d of store %r: %s", slot.index, slot.name, error)
-        await host.under(slot, as_it_is)
+        logger.error("shard %d of store %r: %s", hosted.index, hosted.name, error)
+        await host.under(hosted, as_it_is)
 
 
 @HOST.handles("finish", user_code=True)
 async def finish(host: ShardHost, store: str, run: int, rank: int) -> None:
     """Wait for a trainer no longer."""
-    for slot in host.of(store):
-        _check_rank(slot, run, rank)
-        await host.under(slot, lambda shard: shard.finish_rank(run, rank))
+    for hosted in host.of(store):
+        _check_rank(hosted, run, rank)
+        await host.under(hosted, lambda shard: shard.finish_rank(run, rank))
 
 
 @HOST.handles("resume", user_code=True)
@@ -228,19 +236,19 @@ async def resume(
     """
     if not 0 <= attempt < MOST_ATTEMPTS:
         raise ProtocolError(f"trainer {rank} of run {run} starts for time {attempt}")
-    for slot in host.of(store):
-        _check_rank(slot, run, rank)
+    for hosted in host.of(store):
+        _check_rank(hosted, run, rank)
     return [
         await host.under(
-            slot, lambda shard: shard.run_state.resume_rank(run, rank, attempt)
+            hosted, lambda shard: shard.run_state.resume_rank(run, rank, attempt)
         )
-        for slot in host.of(store)
+        for hosted in host.of(store)
     ]
 
 
-def _check_rank(slot: HostedShard, run: int, rank: int) -> None:
+def _check_rank(hosted: HostedShard, run: int, rank: int) -> None:
     """Refuse a rank that a run has not: a negative one would mean one from the end."""
-    fixed = slot.shard.segment.current.fixed
+    fixed = hosted.shard.segment.current.fixed
     if fixed[RUN] == run and not 0 <= rank < fixed[N_RANKS]:
         raise ProtocolError(f"trainer {rank} of the {int(fixed[N_RANKS])} of run {run}")
 
@@ -269,14 +277,14 @@ async def hold(
             done = [t for rank in finished for t in shard.finish_rank(run, rank)]
         return done + shard.hold_run(run, limit, error)
 
-    async def one(slot: HostedShard) -> tuple[Any, ...]:
+    async def one(hosted: HostedShard) -> tuple[Any, ...]:
         for rank in finished:
-            _check_rank(slot, run, rank)
-        await host.under(slot, work)
+            _check_rank(hosted, run, rank)
+        await host.under(hosted, work)
         standing = await host.under(
-            slot, lambda shard: shard.run_state.find_standing(run)
+            hosted, lambda shard: shard.run_state.find_standing(run)
         )
-        return slot.index, *standing.to_wire()
+        return hosted.index, *standing.to_wire()
 
     return await asyncio.gather(*map(one, host.of(store)))
 
@@ -284,16 +292,16 @@ async def hold(
 @HOST.handles("goes_on", user_code=True)
 async def goes_on(host: ShardHost, store: str, run: int) -> None:
     """Raise why a run cannot go on here, if so."""
-    for slot in host.of(store):
-        await host.under(slot, lambda shard: shard.run_state.check_goes_on(run))
+    for hosted in host.of(store):
+        await host.under(hosted, lambda shard: shard.run_state.check_goes_on(run))
 
 
 @HOST.handles("rounds")
 async def rounds(host: ShardHost, store: str, run: int) -> list[int]:
     """Return the rounds completed in a run, per shard held here."""
     return [
-        await host.under(slot, lambda shard: shard.rounds_of(run))
-        for slot in host.of(store)
+        await host.under(hosted, lambda shard: shard.rounds_of(run))
+        for hosted in host.of(store)
     ]
 
 
@@ -304,12 +312,13 @@ async def changed(host: ShardHost, store: str, run: int) -> list[list[int] | Non
     None for a shard that has come here since it began.
     """
     return [
-        await host.under(slot, partial(_changed, slot, run)) for slot in host.of(store)
+        await host.under(hosted, partial(_changed, hosted, run))
+        for hosted in host.of(store)
     ]
 
 
-def _changed(slot: HostedShard, run: int, shard: Shard) -> list[int] | None:
-    began, flip = slot.began
+def _changed(hosted: HostedShard, run: int, shard: Shard) -> list[int] | None:
+    began, flip = hosted.began
     if began != run:
         return None
     segment = shard.segment

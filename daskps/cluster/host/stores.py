@@ -65,28 +65,28 @@ async def create(
         began = time.perf_counter()
         bound.warm(durable=memory is not None)
         _log_compile(host, name, time.perf_counter() - began)
-        slots = make_slots(memory, bound, name=name, layout=made, shards=shards)
+        hosted_shards = make_slots(memory, bound, name=name, layout=made, shards=shards)
         try:
             initializers, seed = loads(fills)
-            for slot in slots:
-                _fill(slot.shard.segment, initializers, seed)
+            for hosted in hosted_shards:
+                _fill(hosted.shard.segment, initializers, seed)
         except BaseException:
-            for slot in slots:
-                slot.close()
+            for hosted in hosted_shards:
+                hosted.close()
             raise
-        return slots
+        return hosted_shards
 
     built = await host.in_thread(build)
     if store in host.dropped or host.leaves():
-        for slot in built:
-            slot.close()
+        for hosted in built:
+            hosted.close()
         raise StoreClosedError(
             f"store {name!r} was undone or freed, or the worker closed, while worker "
             f"{host.worker.address} made its shards"
         )
-    for slot in built:
-        host.slots.setdefault((store, slot.index), slot)
-    nbytes = sum(slot.nbytes for slot in built)
+    for hosted in built:
+        host.slots.setdefault((store, hosted.index), hosted)
+    nbytes = sum(hosted.nbytes for hosted in built)
     where = host.worker.address
     logger.info(
         "%s made %s of store %r, %d bytes",
@@ -96,9 +96,9 @@ async def create(
         nbytes,
     )
     return [
-        (slot.index, b.name, b.nbytes, b.nonce)
-        for slot in built
-        if (b := slot.block) is not None
+        (hosted.index, b.name, b.nbytes, b.nonce)
+        for hosted in built
+        if (b := hosted.block) is not None
     ]
 
 
@@ -134,9 +134,9 @@ async def load(
 
     def write() -> None:
         for shard, *packed in items:
-            slot = host.slot(store, shard)
-            item = unpack_item(slot.layout, shard, packed, kind=ASSIGN, codec=None)
-            weights = slot.shard.segment.weights[0][item.position]
+            hosted = host.slot(store, shard)
+            item = unpack_item(hosted.layout, shard, packed, kind=ASSIGN, codec=None)
+            weights = hosted.shard.segment.weights[0][item.position]
             weights[item.start : item.start + len(item.data)] = item.data
 
     await host.in_thread(write)
@@ -147,11 +147,11 @@ async def drop(host: ShardHost, store: str) -> int:
     """Free the shards of a store and end the calls that wait for them."""
     host.dropped.append(store)
     dropped = [host.slots.pop(key) for key in list(host.slots) if key[0] == store]
-    for slot in dropped:
-        host.drop(slot)
+    for hosted in dropped:
+        host.drop(hosted)
     host.snapshots.drop(store)
     if dropped:
-        nbytes = sum(slot.nbytes for slot in dropped)
+        nbytes = sum(hosted.nbytes for hosted in dropped)
         logger.info(
             "%s freed %s of store %r, %d bytes",
             host.worker.address,
@@ -211,8 +211,8 @@ async def aggregate(
 async def versions(host: ShardHost, store: str) -> list[tuple[int, int]]:
     """Return (shard, version) of the shards held here."""
     return [
-        (slot.index, int(slot.shard.segment.current.fixed[VERSION]))
-        for slot in host.of(store)
+        (hosted.index, int(hosted.shard.segment.current.fixed[VERSION]))
+        for hosted in host.of(store)
     ]
 
 
@@ -221,8 +221,10 @@ async def locked(
     host: ShardHost, store: str, shards: Sequence[int]
 ) -> list[tuple[int, int]]:
     """Return shards held here that are locked, and the process that has locked each."""
-    slots = [s for i in shards if (s := host.slots.get((store, i))) is not None]
-    return [(slot.index, pid) for slot in slots if (pid := slot.locked_by())]
+    hosted_shards = [s for i in shards if (s := host.slots.get((store, i))) is not None]
+    return [
+        (hosted.index, pid) for hosted in hosted_shards if (pid := hosted.locked_by())
+    ]
 
 
 @HOST.handles("stats")
@@ -230,17 +232,17 @@ async def stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
     """Return a row of counters per shard held here."""
     return [
         {
-            "shard": slot.index,
+            "shard": hosted.index,
             "worker": host.worker.address,
-            "generation": slot.shard.generation,
-            "version": slot.shard.segment.current.version,
-            "nbytes": slot.layout.shard_nbytes(slot.index),
-            "segment_nbytes": slot.nbytes,
-            "locked_reads": slot.locks_reads,
-            "pushes": slot.shard.n_pushes,
-            "duplicates": slot.shard.n_duplicates,
-            "parked": len(slot.shard.waiting),
+            "generation": hosted.shard.generation,
+            "version": hosted.shard.segment.current.version,
+            "nbytes": hosted.layout.shard_nbytes(hosted.index),
+            "segment_nbytes": hosted.nbytes,
+            "locked_reads": hosted.locks_reads,
+            "pushes": hosted.shard.n_pushes,
+            "duplicates": hosted.shard.n_duplicates,
+            "parked": len(hosted.shard.waiting),
             "calls": host.n_calls,
         }
-        for slot in host.of(store)
+        for hosted in host.of(store)
     ]
