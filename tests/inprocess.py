@@ -33,7 +33,7 @@ from daskps.cluster.caller.link import Link, using
 from daskps.cluster.directory.directory import Directory
 from daskps.cluster.host.host import HOSTS, ShardHost
 from daskps.cluster.wire.handlers import HOST
-from daskps.cluster.wire.messages import unpack_reply
+from daskps.cluster.wire.replies import unpack_reply
 
 _numbers = itertools.count(1)
 

@@ -27,7 +27,7 @@ from daskps.cluster.machine.blocks import FileMembers
 from daskps.cluster.machine.mapping import mapped_nbytes
 from daskps.cluster.plugins import DirectoryPlugin, HostPlugin
 from daskps.cluster.wire.handlers import HOST
-from daskps.cluster.wire.messages import unpack_reply
+from daskps.cluster.wire.replies import unpack_reply
 from tests.support import gen_cluster, served_by, store, until
 
 W = np.arange(8, dtype="f4")

@@ -25,7 +25,8 @@ from daskps.cluster import upstream
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.machine.machine import HERE, Machine
 from daskps.cluster.plugins import DirectoryPlugin
-from daskps.cluster.wire.messages import identity, unpack_reply
+from daskps.cluster.wire.messages import identity
+from daskps.cluster.wire.replies import unpack_reply
 from daskps.errors import ProtocolError
 from daskps.usercode import CALLBACK, guarded
 

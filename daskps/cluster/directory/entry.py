@@ -8,7 +8,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from daskps.cluster.wire.messages import unpack_reply
+from daskps.cluster.wire.replies import unpack_reply
 from daskps.errors import ShardLostError
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ import numpy as np
 
 from daskps import codecs, errors
 from daskps.cluster.upstream import frame, unframe
+from daskps.cluster.wire.replies import pack_error, unpack_error, unpack_reply
 from daskps.cluster.wire.wellformed import MOST_SECONDS
 from daskps.layout.arrays import Layout, compute_dtype
 from daskps.shards.steps import (
@@ -352,84 +353,3 @@ def unpack_answers(reply: Any, where: str, call: Call) -> list[Answer]:
         )
         for shard, error, parked, applied, version, duplicate, lag, arrays in rows
     ]
-
-
-def unpack_reply(reply: Any, where: str) -> dict[str, Any]:
-    """Return a reply that acknowledges, raise what it says otherwise.
-
-    Raises
-    ------
-    ProtocolError
-        When the other side knows no such message: Dask answers None then.
-    """
-    if not isinstance(reply, dict) or reply.get("status") not in ("OK", "refused"):
-        raise errors.ProtocolError(
-            f"{where} does not answer as a daskps host (it said {reply!r:.60}); is "
-            f"daskps installed there, in the same version? Start workers with "
-            f"--preload daskps.preload, or call daskps.create from a client first"
-        )
-    if reply["status"] == "refused":
-        raise unpack_error(reply["error"])
-    return reply
-
-
-def refusal(error: Exception) -> dict[str, Any]:
-    """Return the reply that carries an error."""
-    return {"status": "refused", "error": pack_error(error)}
-
-
-def pack_error(error: Exception) -> list[Any]:
-    """Return an error as its class name, arguments and notes."""
-    name = type(error).__name__
-    notes = [sendable(note) for note in getattr(error, "__notes__", ())]
-    if name in errors.__all__ or name in _BUILTINS:
-        args = [a if _is_small(a) else sendable(str(a)) for a in error.args]
-        return [name, args, notes]
-    return ["DaskPSError", [sendable(f"{name}: {error}")], notes]
-
-
-def _is_small(value: object) -> bool:
-    """Whether it is an integer that msgpack has."""
-    return isinstance(value, int) and -(2**63) <= value < 2**63
-
-
-def sendable(text: str) -> str:
-    """Return a text of the user's so that it can be sent.
-
-    Half of a character (a lone surrogate) cannot: the whole message would not be, and
-    the caller that waits for it would go on waiting.
-    """
-    return text.encode(errors="backslashreplace").decode()
-
-
-def unpack_error(packed: Sequence[Any]) -> Exception:
-    """Rebuild an error from :func:`pack_error`."""
-    name, args, notes = packed
-    cls = _BUILTINS.get(name) or getattr(errors, name)
-    error: Exception = cls(*args)
-    for note in notes:
-        error.add_note(note)
-    return error
-
-
-#: Errors of Python's own that keep their type: what a reduce function may raise.
-_BUILTINS: dict[str, type[Exception]] = {
-    c.__name__: c
-    for c in (
-        ArithmeticError,
-        AssertionError,
-        AttributeError,
-        FloatingPointError,
-        IndexError,
-        KeyError,
-        MemoryError,
-        NameError,
-        NotImplementedError,
-        OverflowError,
-        RuntimeError,
-        TimeoutError,
-        TypeError,
-        ValueError,
-        ZeroDivisionError,
-    )
-}

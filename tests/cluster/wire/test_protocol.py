@@ -20,10 +20,9 @@ from daskps.cluster.wire.messages import (
     identity,
     pack_array,
     pack_call,
-    pack_error,
     unpack_answers,
-    unpack_reply,
 )
+from daskps.cluster.wire.replies import pack_error, unpack_reply
 from daskps.shards.memory.format import MAX_PRODUCERS, N_PRODUCERS
 from daskps.shards.steps import ADD, GRADIENT, Step
 from tests.support import store

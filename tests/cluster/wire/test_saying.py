@@ -15,14 +15,8 @@ from daskps.cluster.caller.producer import Producer
 from daskps.cluster.caller.session import Session
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.wire.deadline import Deadline
-from daskps.cluster.wire.messages import (
-    Call,
-    Part,
-    pack_call,
-    pack_error,
-    unpack_call,
-    unpack_error,
-)
+from daskps.cluster.wire.messages import Call, Part, pack_call, unpack_call
+from daskps.cluster.wire.replies import pack_error, unpack_error
 from daskps.cluster.wire.wellformed import MOST_SECONDS, check
 from daskps.errors import ClockError, DaskPSError, ProtocolError, RunCancelledError
 from daskps.layout.arrays import Layout
