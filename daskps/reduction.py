@@ -101,11 +101,6 @@ def merge(left: Node, right: Node, empty: Empty = np.empty) -> Node:
     return left
 
 
-def _joined(left: Node | None, right: Node | None, empty: Empty) -> Node | None:
-    """Merge two nodes, of which either may sit out."""
-    return merge(left, right, empty) if left and right else left or right
-
-
 def mean(node: Node, empty: Empty = np.empty) -> dict[int, Array]:
     """Divide each sum by its weight, once, at the root of the tree."""
     arrays, weights = node
@@ -118,56 +113,6 @@ def mean(node: Node, empty: Empty = np.empty) -> dict[int, Array]:
 
 def _writeable(array: Array, empty: Empty) -> Array:
     return array if array.flags.writeable else empty(len(array), array.dtype)
-
-
-class Tree:
-    """The sums of one round, merged into complete subtrees as ranks arrive.
-
-    At most ``ceil(P / 2) + 1`` nodes are held at any moment, in whatever order the
-    ranks come. The tree adds in place, except into arrays that are read-only.
-
-    Parameters
-    ----------
-    size : int
-        Number of ranks P.
-    empty : callable, optional
-        Makes the arrays of sums that cannot be made in place.
-    """
-
-    def __init__(self, size: int, empty: Empty = np.empty) -> None:
-        self.size, self._empty = size, empty
-        self._done: dict[tuple[int, int], Node | None] = {}
-
-    def put(self, rank: int, node: Node | None) -> None:
-        """Deliver the contribution of `rank`, or None where it sits out."""
-        self.put_sum(rank, rank + 1, node)
-
-    def put_sum(self, lo: int, hi: int, node: Node | None) -> None:
-        """Deliver the sum over the ranks [lo, hi), which are a node of the tree."""
-        while (above := parent(lo, hi, self.size)) is not None:
-            first, border, last = above
-            other = (border, last) if lo == first else (first, border)
-            if other not in self._done:
-                break
-            sibling = self._done.pop(other)
-            left, right = (node, sibling) if lo == first else (sibling, node)
-            node = _joined(left, right, self._empty)
-            lo, hi = first, last
-        self._done[lo, hi] = node
-
-    @property
-    def complete(self) -> bool:
-        """Whether every rank was delivered."""
-        return (0, self.size) in self._done
-
-    @property
-    def n_nodes(self) -> int:
-        """Number of partial sums held."""
-        return sum(node is not None for node in self._done.values())
-
-    def root(self) -> Node:
-        """Return the sum over all ranks."""
-        return self._done[0, self.size] or ({}, {})
 
 
 def cover(present: Set[int], absent: Set[int], size: int) -> list[tuple[int, int]]:
@@ -214,14 +159,18 @@ def cover(present: Set[int], absent: Set[int], size: int) -> list[tuple[int, int
 
 
 def fold(
-    nodes: Mapping[int, Node], lo: int, hi: int, empty: Empty = np.empty
+    nodes: Mapping[tuple[int, int], Node], lo: int, hi: int, empty: Empty = np.empty
 ) -> Node | None:
-    """Return the sum over the ranks [lo, hi), a node of the tree, in its order."""
-    if hi - lo == 1:
-        return nodes.get(lo)
+    """Return the sum over the ranks [lo, hi), a node of the tree, in its order.
+
+    `nodes` are parts of the tree by their first rank and the one after their last:
+    single ranks, or sums. Ranks in none of them sit out.
+    """
+    if (lo, hi) in nodes or hi - lo == 1:
+        return nodes.get((lo, hi))
     border = split(lo, hi)
     left, right = fold(nodes, lo, border, empty), fold(nodes, border, hi, empty)
-    return _joined(left, right, empty)
+    return merge(left, right, empty) if left and right else left or right
 
 
 def reduce_all(
@@ -247,10 +196,8 @@ def reduce_all(
     """
     if callable(reduce):
         return _reduce_by(nodes, reduce)
-    tree = Tree(size)
-    for rank in range(size):
-        tree.put(rank, nodes.get(rank))
-    return mean(tree.root()) if reduce == "mean" else tree.root()[0]
+    total = fold({(r, r + 1): n for r, n in nodes.items()}, 0, size) or ({}, {})
+    return mean(total) if reduce == "mean" else total[0]
 
 
 def _reduce_by(nodes: Mapping[int, Node], reduce: Reducer) -> dict[int, Array]:

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daskps.reduction import (
-    Tree,
     check_reduce,
     cover,
     fold,
@@ -48,19 +47,15 @@ def rough(n, seed, width=5):
 def test_the_sum_has_the_same_bits_in_whatever_order_ranks_come(data, size, seed):
     values = rough(size, seed)
     absent = data.draw(st.sets(st.integers(0, size - 1)))
-    order = data.draw(st.permutations(range(size)))
-    tree = Tree(size)
-    for i, rank in enumerate(order):
-        assert tree.complete == (i == size)
-        contribution = None if rank in absent else node(values[rank])
-        tree.put(rank, contribution)
-        assert tree.n_nodes <= -(-size // 2) + 1
-    assert tree.complete
+    order = data.draw(st.permutations(sorted(set(range(size)) - absent)))
+    nodes = {(rank, rank + 1): node(values[rank]) for rank in order}
     wanted = plain([None if r in absent else v for r, v in enumerate(values)], 0, size)
-    arrays, weights = tree.root()
+    total = fold(nodes, 0, size)
     if wanted is None:
-        assert (arrays, weights) == ({}, {})
+        assert total is None
     else:
+        assert total is not None
+        arrays, weights = total
         assert arrays[0].tobytes() == wanted.tobytes()
         assert weights[0] == size - len(absent)
 
@@ -79,22 +74,21 @@ def test_sums_made_where_the_ranks_are_give_the_same_bits(data, size, places, se
         st.lists(st.integers(0, places - 1), min_size=size, max_size=size)
     )
     kept = {r: frozen(values[r]) for r in range(size) if r not in absent}
-    tree, covered = Tree(size), set()
+    sums, covered = {}, set()
     for place in range(places):
         present = {r for r in kept if where[r] == place}
         for lo, hi in cover(present, absent, size):
-            nodes = {r: (dict(a), dict(w)) for r, (a, w) in kept.items()}
-            tree.put_sum(lo, hi, fold(nodes, lo, hi))
+            nodes = {(r, r + 1): (dict(a), dict(w)) for r, (a, w) in kept.items()}
+            sums[lo, hi] = fold(nodes, lo, hi)
             assert present.intersection(range(lo, hi))
             assert present | absent >= set(range(lo, hi))
             covered |= set(range(lo, hi))
     assert covered >= set(kept)
-    for rank in absent - covered:
-        tree.put(rank, None)
     wanted = plain([None if r in absent else v for r, v in enumerate(values)], 0, size)
     if wanted is not None:
-        assert tree.root()[0][0].tobytes() == wanted.tobytes()
-        assert tree.root()[1][0] == len(kept)
+        arrays, weights = fold(sums, 0, size)
+        assert arrays[0].tobytes() == wanted.tobytes()
+        assert weights[0] == len(kept)
     assert all((kept[r][0][0] == values[r]).all() for r in kept)
 
 
@@ -105,30 +99,6 @@ def test_a_cover_is_as_small_as_the_tree_allows():
     assert cover({4, 5, 6}, {7}, 8) == [(4, 8)]
     assert cover({1, 2}, set(), 3) == [(1, 2), (2, 3)]
     assert cover(set(), {0, 1}, 2) == []
-
-
-@pytest.mark.parametrize("size", range(1, 200))
-def test_a_round_holds_at_most_half_its_contributions(size):
-    """Every other rank first is the worst order there is."""
-    tree = Tree(size)
-    most = 0
-    for rank in [*range(0, size, 2), *range(1, size, 2)]:
-        tree.put(rank, node([1.0]))
-        most = max(most, tree.n_nodes)
-    assert most == -(-size // 2)
-    assert tree.root()[0][0] == [size]
-
-
-def most_held(lo, hi):
-    """Most nodes of which no two are the halves of one, in any order of arrival."""
-    if hi - lo <= 2:
-        return 1
-    border = split(lo, hi)
-    return most_held(lo, border) + most_held(border, hi)
-
-
-def test_no_order_of_arrival_holds_more():
-    assert all(most_held(0, size) <= -(-size // 2) for size in range(1, 1025))
 
 
 def test_absent_ranks_are_skipped_in_place():

@@ -17,9 +17,9 @@ MUTANTS = (
     ),
     Mutant(
         "sum-in-another-order",
-        "daskps.reduction:Tree.put_sum",
-        "if other not in self._done:",
-        "if other not in self._done and len(self._done) > 1:",
+        "daskps.reduction:fold",
+        "border = split(lo, hi)",
+        "border = (lo + hi) // 2",
         (
             "tests/test_reduction.py"
             "::test_the_sum_has_the_same_bits_in_whatever_order_ranks_come",

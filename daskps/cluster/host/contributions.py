@@ -299,7 +299,8 @@ def _sum(
     if len(parcels) == 1:
         return next(iter(parcels.values()))
     opened = {
-        r: parcel.opened(kept[r].layout, shard, empty) for r, parcel in parcels.items()
+        (r, r + 1): parcel.opened(kept[r].layout, shard, empty)
+        for r, parcel in parcels.items()
     }
     return PartialSum(fold(opened, *span, empty) or ({}, {}))
 

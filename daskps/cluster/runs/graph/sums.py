@@ -11,7 +11,7 @@ from daskps.cluster.host.contributions import PartialSum
 from daskps.cluster.wire.messages import unpack_array
 from daskps.errors import ContributionLostError, StaleGenerationError
 from daskps.layout.arrays import compute_dtype
-from daskps.reduction import Node, Tree, cover, mean, reduce_all
+from daskps.reduction import Node, cover, fold, mean, reduce_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,18 +104,13 @@ class Sums:
 
     def _reduced(self, rows: Sequence[tuple[str, list[Node]]]) -> dict[int, Any]:
         reduce = self.context.reduce
-        pairs = [
-            (*span, node)
+        found = {
+            span: node
             for worker, nodes in rows
             for span, node in zip(self.nodes[worker], nodes, strict=True)
-        ]
+        }
         if callable(reduce):
-            return reduce_all({lo: node for lo, _, node in pairs}, self.size, reduce)
+            return reduce_all({lo: n for (lo, _), n in found.items()}, self.size, reduce)
         empty = self.context.host.pool.empty
-        tree = Tree(self.size, empty)
-        for lo, hi, node in pairs:
-            tree.put_sum(lo, hi, node)
-        covered = {r for lo, hi, _ in pairs for r in range(lo, hi)}
-        for rank in self.absent - covered:
-            tree.put(rank, None)
-        return mean(tree.root(), empty) if reduce == "mean" else tree.root()[0]
+        total = fold(found, 0, self.size, empty) or ({}, {})
+        return mean(total, empty) if reduce == "mean" else total[0]
