@@ -79,14 +79,18 @@ def test_sums_made_where_the_ranks_are_give_the_same_bits(data, size, places, se
         present = {r for r in kept if where[r] == place}
         for lo, hi in cover(present, absent, size):
             nodes = {(r, r + 1): (dict(a), dict(w)) for r, (a, w) in kept.items()}
-            sums[lo, hi] = fold(nodes, lo, hi)
+            total = fold(nodes, lo, hi)
+            assert total is not None
+            sums[lo, hi] = total
             assert present.intersection(range(lo, hi))
             assert present | absent >= set(range(lo, hi))
             covered |= set(range(lo, hi))
     assert covered >= set(kept)
     wanted = plain([None if r in absent else v for r, v in enumerate(values)], 0, size)
     if wanted is not None:
-        arrays, weights = fold(sums, 0, size)
+        whole = fold(sums, 0, size)
+        assert whole is not None
+        arrays, weights = whole
         assert arrays[0].tobytes() == wanted.tobytes()
         assert weights[0] == len(kept)
     assert all((kept[r][0][0] == values[r]).all() for r in kept)

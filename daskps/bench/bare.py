@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +26,7 @@ class BareHandlers:
         self.sgd = optim.bind(optim.SGD(0.1), "float32")
         # As a shard of this size does.
         past = 4 * n >= PAST_NBYTES
-        self._update = self.sgd.stream if past else self.sgd.publish
+        self._update = functools.partial(self.sgd.publish, past=past)
         self.sgd.kernel.warm(past=past)
 
     async def echo(self, data: bytes) -> dict[str, Any]:

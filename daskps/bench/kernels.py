@@ -99,11 +99,13 @@ def _actions(arrays: Operands, cache_dir: str | None) -> dict[str, Action]:
     return {
         "SGD in place": lambda: sgd.inplace(w, g, (), few),
         "SGD publish": lambda: sgd.publish(w, out, g, (), few),
-        "SGD past": lambda: sgd.stream(w, out, g, (), few),
-        "SGD past, checked": lambda: sgd.stream(w, out, g, (), few, check=True),
+        "SGD past": lambda: sgd.publish(w, out, g, (), few, past=True),
+        "SGD past, checked": lambda: sgd.publish(
+            w, out, g, (), few, past=True, check=True
+        ),
         "Adam in place": lambda: adam.inplace(w, g, slots, many),
         "Adam publish": lambda: adam.publish(w, out, g, slots, many),
-        "Adam past": lambda: adam.stream(w, out, g, slots, many, slots_out),
+        "Adam past": lambda: adam.publish(w, out, g, slots, many, slots_out, past=True),
         "Adam durable": lambda: adam.publish(w, out, g, slots, many, slots_out),
         "copy, past": lambda: copying.copy(out, w, cache_dir=cache_dir),
         "finite": lambda: kernels.finite(w, cache_dir=cache_dir),

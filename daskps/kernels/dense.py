@@ -1,5 +1,5 @@
 """The loops of an update rule over arrays."""
-# ruff: noqa: PLR0917  (compiled loops take positional arguments only: weights in and
+# ruff: noqa: PLR0913, PLR0917  (compiled loops take positional arguments only: weights in and
 # out, gradient, slots, scalars; the methods around them keep that order)
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from daskps.kernels.source import update_source
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from daskps.kernels.interface import Arrays, Fixed, Given, Scalars
+    from daskps.kernels.interface import Arrays, Fixed, Scalars
     from daskps.typing import Array
 
 __all__ = ["build"]
@@ -45,7 +45,8 @@ class _Native(Kernel):
         return self._module
 
     def inplace(self, w: Array, g: Array, slots: Arrays, scalars: Scalars) -> None:
-        self._check(w, g, slots)
+        self._check_gradient(g, (len(w),))
+        self._check_written(w, slots, (len(w),))
         loop = self._module.function("inplace")
         threads.in_ranges(loop, (w, g, *slots), self._cast(scalars))
 
@@ -57,13 +58,32 @@ class _Native(Kernel):
         slots: Arrays,
         scalars: Scalars,
         slots_out: Arrays | None = None,
-    ) -> None:
-        self._publish((w_in, w_out, g, slots, scalars, slots_out), past=False)
+        *,
+        past: bool = False,
+        check: bool = False,
+    ) -> bool:
+        self._check_gradient(g, (len(w_out),))
+        written = self._check_arrays(w_in, w_out, slots, slots_out)
+        c, outs = self._cast(scalars), slots_out or ()
+        fast = self._past(w_out, outs, past)
+        if fast is not None:
+            name, first = fast
+            loop = self._module.function(name)
+            # All ranges begin lines where the arrays do.
+            arrays = w_in, w_out, g, *slots, *outs
+            return threads.in_ranges(loop, arrays, c, first, check)
+        if check and not self.is_finite(g):
+            return False
+        for slot, out in zip(slots, outs, strict=False):
+            threads.in_ranges(np.copyto, (out, slot))
+        # Only now: a range that was looked at while others are written is too late.
+        loop = self._module.function("publish")
+        return threads.in_ranges(loop, (w_in, w_out, g, *written), c)
 
     def fixed(
         self, w_in: Array, w_out: Array, slots: Arrays, slots_out: Arrays | None = None
     ) -> Fixed:
-        written = self._check_fixed(w_in, w_out, slots, slots_out)
+        written = self._check_arrays(w_in, w_out, slots, slots_out)
         shape, outs = (len(w_out),), slots_out or ()
         fast = self._past(w_out, outs, past=False)
         if fast is None and outs:
@@ -87,46 +107,11 @@ class _Native(Kernel):
 
         return update
 
-    def stream(
-        self,
-        w_in: Array,
-        w_out: Array,
-        g: Array,
-        slots: Arrays,
-        scalars: Scalars,
-        slots_out: Arrays | None = None,
-        *,
-        check: bool = False,
-    ) -> bool:
-        given = w_in, w_out, g, slots, scalars, slots_out
-        return self._publish(given, past=True, check=check)
-
     def rows(
         self, w: Array, ids: Array, g: Array, slots: Arrays, scalars: Scalars
     ) -> None:
         self._check_rows(w, ids, g, slots)
         self._module.function("rows")(w, ids, g, *slots, self._cast(scalars))
-
-    def _publish(self, given: Given, *, past: bool, check: bool = False) -> bool:
-        w_in, w_out, g, slots, scalars, slots_out = given
-        written = self._check_all(given)
-        c, outs = self._cast(scalars), slots_out or ()
-        fast = self._past(w_out, outs, past)
-        if fast is not None:
-            name, first = fast
-            loop = self._module.function(name)
-            # All ranges begin lines where the arrays do.
-            return threads.in_ranges(
-                loop, (w_in, w_out, g, *slots, *outs), c, first, check
-            )
-        if check and not self.is_finite(g):
-            return False
-        for slot, out in zip(slots, outs, strict=False):
-            threads.in_ranges(np.copyto, (out, slot))
-        # Only now: a range that was looked at while others are written is too late.
-        return threads.in_ranges(
-            self._module.function("publish"), (w_in, w_out, g, *written), c
-        )
 
     def _past(self, w_out: Array, outs: Arrays, past: bool) -> tuple[str, int] | None:
         """Return a loop that writes past the caches and where lines begin, if any."""
@@ -183,10 +168,17 @@ class _Widened(Kernel):
         slots: Arrays,
         scalars: Scalars,
         slots_out: Arrays | None = None,
-    ) -> None:
-        self._check_all((w_in, w_out, g, slots, scalars, slots_out))
+        *,
+        past: bool = False,
+        check: bool = False,
+    ) -> bool:
+        # NumPy's casts write as they do, past the caches or not.
+        self._check_gradient(g, (len(w_out),))
+        self._check_arrays(w_in, w_out, slots, slots_out)
+        if check and not self.is_finite(g):
+            return False
         arrays = w_in, w_out, g, *slots, *(slots_out or ())
-        threads.in_ranges(self._publish, arrays, scalars)
+        return threads.in_ranges(self._publish, arrays, scalars)
 
     def _publish(self, w_in: Array, w_out: Array, g: Array, *more: Any) -> None:
         """Write updated weights block by block; `more` are slots, then scalars."""
@@ -206,23 +198,6 @@ class _Widened(Kernel):
                         out[part] = slot[part]
                 self._inner.inplace(w, g_wide, tuple(s[part] for s in written), scalars)
                 w_out[part] = w
-
-    def stream(
-        self,
-        w_in: Array,
-        w_out: Array,
-        g: Array,
-        slots: Arrays,
-        scalars: Scalars,
-        slots_out: Arrays | None = None,
-        *,
-        check: bool = False,
-    ) -> bool:
-        # NumPy's casts write as they do.
-        if check and not self.is_finite(g):
-            return False
-        self.publish(w_in, w_out, g, slots, scalars, slots_out)
-        return True
 
     def rows(
         self, w: Array, ids: Array, g: Array, slots: Arrays, scalars: Scalars

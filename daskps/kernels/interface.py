@@ -1,5 +1,5 @@
 """What a kernel is: its interface and the checks of what it is given."""
-# ruff: noqa: PLR0917  (every loop takes the same five things)
+# ruff: noqa: PLR0913, PLR0917  (every loop takes the same five things)
 
 from __future__ import annotations
 
@@ -15,14 +15,10 @@ from daskps.typing import Array
 if TYPE_CHECKING:
     from daskps.kernels.compiled import Module
 
-__all__ = ["Array", "Arrays", "Fixed", "Given", "Kernel", "Scalars", "check_input"]
-
 Arrays: TypeAlias = tuple[Array, ...]
 Scalars: TypeAlias = tuple[float, ...]
 #: An update of arrays that stay where they are, given a gradient and scalars.
 Fixed: TypeAlias = Callable[[Array, Scalars], None]
-#: What `publish` takes, in that order.
-Given: TypeAlias = tuple[Array, Array, Array, Arrays, Scalars, Arrays | None]
 _Shape: TypeAlias = tuple[int, ...]
 
 #: Of row numbers.
@@ -82,7 +78,10 @@ class Kernel(ABC):
         slots: Arrays,
         scalars: Scalars,
         slots_out: Arrays | None = None,
-    ) -> None:
+        *,
+        past: bool = False,
+        check: bool = False,
+    ) -> bool:
         """Write updated weights, and maybe slots, to other arrays.
 
         Parameters
@@ -101,6 +100,18 @@ class Kernel(ABC):
         slots_out : tuple of ndarray, shape (n,), `compute_dtype`, optional
             Where the new slots go; quickest where each starts at a multiple of 64
             bytes. They are written past the caches.
+        past : bool, default False
+            Whether to write weights past the caches too: for arrays larger than these.
+            Without slots it is quick from any address; with slots it takes
+            `slots_out`, and the same start within 64 bytes for them and `w_out`.
+        check : bool, default False
+            Whether to look for NaN and infinity in the gradient.
+
+        Returns
+        -------
+        bool
+            False where `check` found one. Then slots in place are as they were, and
+            the arrays that were to be written hold anything.
 
         Raises
         ------
@@ -137,40 +148,6 @@ class Kernel(ABC):
             self.publish(w_in, w_out, g, slots, scalars, slots_out)
 
         return update
-
-    @abstractmethod
-    def stream(
-        self,
-        w_in: Array,
-        w_out: Array,
-        g: Array,
-        slots: Arrays,
-        scalars: Scalars,
-        slots_out: Arrays | None = None,
-        *,
-        check: bool = False,
-    ) -> bool:
-        """Do what `publish` does, past the caches: for arrays larger than these.
-
-        Parameters
-        ----------
-        w_in, w_out, g, slots, scalars, slots_out
-            As in `publish`. Without slots it is quick from any address; with slots it
-            takes `slots_out`, and the same start within 64 bytes for them and `w_out`.
-        check : bool, default False
-            Whether to look for NaN and infinity in the gradient.
-
-        Returns
-        -------
-        bool
-            False where `check` found one. Then slots in place are as they were, and
-            the arrays that were to be written hold anything.
-
-        Raises
-        ------
-        ValueError
-            As `inplace`.
-        """
 
     @abstractmethod
     def rows(
@@ -217,7 +194,7 @@ class Kernel(ABC):
         durable : bool, default False
             Whether `publish` will be called with `slots_out`, instead of without.
         past : bool, default False
-            Whether `stream` will be called too, in the same way.
+            Whether that will be with `past` too, in the same way.
 
         Raises
         ------
@@ -286,43 +263,28 @@ class Kernel(ABC):
             self.check_scalars(scalars)
         return np.array(scalars, self.compute_dtype)
 
-    def _check_all(self, given: Given) -> Arrays:
-        """Refuse arrays that do not fit; return the slots that are written."""
-        w_in, w_out, g, slots, _, slots_out = given
-        self._check_gradient(g, (len(w_out),))
-        return self._check_fixed(w_in, w_out, slots, slots_out)
-
-    def _check_fixed(
+    def _check_arrays(
         self, w_in: Array, w_out: Array, slots: Arrays, slots_out: Arrays | None
     ) -> Arrays:
-        """Do so for all arrays but the gradient."""
+        """Refuse weights and slots that do not fit; return the slots to write."""
         written = slots if slots_out is None else slots_out
         self._check_written(w_out, written, (len(w_out),))
-        check_input(w_in, self.dtype, len(w_out))
+        check_input(w_in, self.dtype, w_out.shape)
         if written is not slots:
-            self._check_slots(slots, len(w_out))
+            self._check_number(slots)
+            for slot in slots:
+                check_input(slot, self.compute_dtype, w_out.shape)
         return written
 
-    def _check_slots(self, slots: Arrays, n: int) -> None:
-        """Refuse slots that are only read and do not fit."""
-        if len(slots) != self.n_slots:
-            raise ValueError(f"the rule has {self.n_slots} slots, got {len(slots)}")
-        for slot in slots:
-            check_input(slot, self.compute_dtype, n)
-
-    def _check_gradient(self, g: Array, shape: int | _Shape) -> None:
+    def _check_gradient(self, g: Array, shape: _Shape) -> None:
         wide = g.dtype == self.compute_dtype
         check_input(g, self.compute_dtype if wide else self.dtype, shape)
-
-    def _check(self, w: Array, g: Array, slots: Arrays) -> None:
-        self._check_gradient(g, (len(w),))
-        self._check_written(w, slots, (len(w),))
 
     def _check_rows(self, w: Array, ids: Array, g: Array, slots: Arrays) -> None:
         """Refuse tables, rows of them or gradients that do not fit."""
         if w.ndim != 2:
             raise ValueError(f"expected weights of shape (rows, dim), got {w.shape}")
-        check_input(ids, _ID, ids.size)
+        check_input(ids, _ID, (ids.size,))
         self._check_gradient(g, (len(ids), w.shape[1]))
         self._check_written(w, slots, w.shape)
         # Numbers below 0 are the largest ones without a sign: one pass finds both.
@@ -332,15 +294,19 @@ class Kernel(ABC):
                 f"{ids.min()} to {ids.max()}"
             )
 
-    def _check_written(self, w: Array, slots: Arrays, shape: _Shape) -> None:
-        _output(w, self.dtype, shape, "weights")
+    def _check_number(self, slots: Arrays) -> None:
+        """Refuse more or fewer slots than the rule has."""
         if len(slots) != self.n_slots:
             raise ValueError(f"the rule has {self.n_slots} slots, got {len(slots)}")
+
+    def _check_written(self, w: Array, slots: Arrays, shape: _Shape) -> None:
+        _output(w, self.dtype, shape, "weights")
+        self._check_number(slots)
         for slot in slots:
             _output(slot, self.compute_dtype, shape, "a slot")
 
 
-def check_input(a: Array, dtype: np.dtype[Any], shape: int | _Shape) -> None:
+def check_input(a: Array, dtype: np.dtype[Any], shape: _Shape) -> None:
     """Refuse what a loop cannot read.
 
     Parameters
@@ -349,15 +315,14 @@ def check_input(a: Array, dtype: np.dtype[Any], shape: int | _Shape) -> None:
         What the caller gave.
     dtype : dtype
         What it must have.
-    shape : int or tuple of int
-        What it must have; a number for one dimension.
+    shape : tuple of int
+        What it must have.
 
     Raises
     ------
     ValueError
         If it is no contiguous array of that dtype and shape.
     """
-    shape = (shape,) if isinstance(shape, int) else shape
     if a.dtype != dtype or a.shape != shape or not a.flags.c_contiguous:
         raise ValueError(
             f"expected a contiguous {dtype} array of shape {shape}, got {a.dtype} "

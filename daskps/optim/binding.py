@@ -1,28 +1,21 @@
 """A rule bound to a dtype: what a shard calls."""
-# ruff: noqa: PLR0917  (every loop takes the same five things)
 
 from __future__ import annotations
 
 from array import array
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from daskps.kernels import Kernel
     from daskps.optim.base import Rule
 
 __all__ = ["Bound", "bind"]
 
-_Array = np.ndarray[Any, np.dtype[Any]]
-
 
 class Bound:
-    """Scalars once per update, then the compiled loops.
+    """Scalars once per update, and the compiled loops: those of the kernel.
 
     Parameters
     ----------
@@ -32,10 +25,14 @@ class Bound:
         Its loops for one dtype.
     """
 
-    __slots__ = ("_latest", "kernel", "rule")
-
     def __init__(self, rule: Rule, kernel: Kernel) -> None:
         self.rule, self.kernel = rule, kernel
+        self.inplace, self.publish, self.fixed = (
+            kernel.inplace,
+            kernel.publish,
+            kernel.fixed,
+        )
+        self.rows, self.is_finite = kernel.rows, kernel.is_finite
         #: What was asked for last, and the answer: the parameters of a rule ask for
         #: the same one after the other.
         self._latest: tuple[tuple[int, float | None], tuple[float, ...]] | None = None
@@ -53,72 +50,6 @@ class Bound:
             self.kernel.check_scalars(scalars)
         self._latest = asked, scalars
         return scalars
-
-    def publish(
-        self,
-        w_in: _Array,
-        w_out: _Array,
-        g: _Array,
-        slots: tuple[_Array, ...],
-        scalars: tuple[float, ...],
-        slots_out: tuple[_Array, ...] | None = None,
-    ) -> None:
-        """Write the updated `w_in` to `w_out` and the slots to `slots_out`.
-
-        Without `slots_out` the slots are updated in place.
-        """
-        self.kernel.publish(w_in, w_out, g, slots, scalars, slots_out)
-
-    def fixed(
-        self,
-        w_in: _Array,
-        w_out: _Array,
-        slots: tuple[_Array, ...],
-        slots_out: tuple[_Array, ...] | None = None,
-    ) -> Callable[[_Array, tuple[float, ...]], None]:
-        """Return `publish` for arrays that stay where they are; see the kernel's."""
-        return self.kernel.fixed(w_in, w_out, slots, slots_out)
-
-    def stream(
-        self,
-        w_in: _Array,
-        w_out: _Array,
-        g: _Array,
-        slots: tuple[_Array, ...],
-        scalars: tuple[float, ...],
-        slots_out: tuple[_Array, ...] | None = None,
-        *,
-        check: bool = False,
-    ) -> bool:
-        """As `publish`, past the caches; `check` refuses a gradient with NaN or Inf."""
-        return self.kernel.stream(
-            w_in, w_out, g, slots, scalars, slots_out, check=check
-        )
-
-    def inplace(
-        self,
-        w: _Array,
-        g: _Array,
-        slots: tuple[_Array, ...],
-        scalars: tuple[float, ...],
-    ) -> None:
-        """Update `w` and the slots in place."""
-        self.kernel.inplace(w, g, slots, scalars)
-
-    def is_finite(self, g: _Array) -> bool:
-        """Return whether a gradient has no NaN and no infinity."""
-        return self.kernel.is_finite(g)
-
-    def rows(
-        self,
-        w: _Array,
-        ids: _Array,
-        g: _Array,
-        slots: tuple[_Array, ...],
-        scalars: tuple[float, ...],
-    ) -> None:
-        """Update some rows of `w` and the slots in place, each named at most once."""
-        self.kernel.rows(w, ids, g, slots, scalars)
 
 
 def _same(some: tuple[float, ...], others: tuple[float, ...]) -> bool:

@@ -173,7 +173,7 @@ def test_past_the_caches_means_the_same_bits_in_the_same_places(rule, dtype, shi
     slots_out, raw_slots = starts(n, bound.kernel.compute_dtype, *shifts[1:])
     moved = tuple(slots_out) if slots else None
     before = [a.copy() for a in (w, g, *slots)]
-    assert bound.stream(w, out, g, slots, scalars, moved, check=True)
+    assert bound.publish(w, out, g, slots, scalars, moved, check=True, past=True)
     assert all(map(same_bits, (w, g, *slots), before))
     bound.inplace(w, g, slots, scalars)
     for a, b in zip((w, *slots), (out, *(moved or ())), strict=True):
@@ -195,15 +195,17 @@ def test_the_check_finds_what_is_not_finite_wherever_it_is(dtype, position, bad)
     slots_out, _ = starts(132, bound.kernel.compute_dtype, 3, 3)
     for moved in (None, tuple(slots_out)):
         kept = tuple(slot.copy() for slot in slots)
-        assert bound.stream(w, out, g, kept, scalars, moved, check=True)
+        assert bound.publish(w, out, g, kept, scalars, moved, check=True, past=True)
     g[position] = bad
     before = [a.copy() for a in (w, g, *slots)]
     for moved in (None, tuple(slots_out)):
-        assert not bound.stream(w, out, g, slots, scalars, moved, check=True)
+        assert not bound.publish(
+            w, out, g, slots, scalars, moved, check=True, past=True
+        )
         assert all(map(same_bits, (w, g, *slots), before))
     for moved in (None, tuple(slots_out)):
         kept = tuple(slot.copy() for slot in slots)
-        assert bound.stream(w, out, g, kept, scalars, moved)
+        assert bound.publish(w, out, g, kept, scalars, moved, past=True)
         assert not np.isfinite(out[position])
 
 
@@ -396,7 +398,9 @@ def test_warm_compiles_what_writes_past_the_caches_where_it_can(durable, slots, 
     assert kernel.cache_misses == loops
     w, out = lines([np.ones(64, "f4")] * 2)
     state_ = lines([np.ones(64, "f4")] * slots)
-    kernel.stream(w, out, w, state_, (), lines(state_) if durable and slots else None)
+    kernel.publish(
+        w, out, w, state_, (), lines(state_) if durable and slots else None, past=True
+    )
     assert kernel.cache_misses == loops
 
 

@@ -95,9 +95,11 @@ def applied(rule: Any, dtype: str, how: str, skip: int) -> list[bytes]:
     if how == "inplace":
         bound.inplace(w, g, slots, scalars)
         return [a.tobytes() for a in (w, *slots)]
-    if how.startswith("stream"):
+    if how.startswith("past"):
         durable = outs if "durable" in how else None
-        assert bound.stream(w, out, g, slots, scalars, durable, check="check" in how)
+        assert bound.publish(
+            w, out, g, slots, scalars, durable, check="check" in how, past=True
+        )
     else:
         durable = outs if "durable" in how else None
         bound.publish(w, out, g, slots, scalars, durable)
@@ -106,7 +108,7 @@ def applied(rule: Any, dtype: str, how: str, skip: int) -> list[bytes]:
 
 @pytest.mark.parametrize("skip", [0, 3])
 @pytest.mark.parametrize(
-    "how", ["inplace", "publish", "publish durable", "stream", "stream durable check"]
+    "how", ["inplace", "publish", "publish durable", "past", "past durable check"]
 )
 @pytest.mark.parametrize("dtype", ["f2", "f4"])
 @pytest.mark.parametrize("rule", [optim.SGD(0.1), optim.Adam(0.1)], ids=repr)
@@ -131,10 +133,10 @@ def test_nan_in_any_range_is_found(at: int) -> None:
     g[at] = np.nan
     assert not kernels.finite(g)
     scalars = bound.scalars(3)
-    assert not bound.stream(w, out, g, (m, v), scalars, check=True)
+    assert not bound.publish(w, out, g, (m, v), scalars, check=True, past=True)
     assert (m.tobytes(), v.tobytes()) == before
     others = tuple(arrays("f4", 2, 0))
-    assert not bound.stream(w, out, g, (m, v), scalars, others, check=True)
+    assert not bound.publish(w, out, g, (m, v), scalars, others, check=True, past=True)
 
 
 def test_copies_are_cut_too() -> None:

@@ -184,7 +184,7 @@ class Watched(Segment):
         passed("flip")
 
 
-class Partly:
+class Partly(Any):
     """A binding that may die with some of its arrays written, in any order."""
 
     calls = 0
@@ -198,23 +198,21 @@ class Partly:
         self.inner.inplace(w, g, slots, scalars)
         self._count()
 
-    def publish(self, w_in, w_out, g, slots, scalars, slots_out=None):
+    def publish(
+        self, w_in, w_out, g, slots, scalars, slots_out=None, *, past=False, check=False
+    ):
         outs = (w_out, *(slots if slots_out is None else slots_out))
         self._die_within(w_in, outs, g, slots, scalars)
-        self.inner.publish(w_in, w_out, g, slots, scalars, slots_out)
+        done = self.inner.publish(
+            w_in, w_out, g, slots, scalars, slots_out, past=past, check=check
+        )
         self._count()
+        return done
 
     def fixed(self, w_in, w_out, slots, slots_out=None):
         return lambda g, scalars: self.publish(
             w_in, w_out, g, slots, scalars, slots_out
         )
-
-    def stream(self, w_in, w_out, g, slots, scalars, slots_out=None, *, check=False):
-        outs = (w_out, *(slots if slots_out is None else slots_out))
-        self._die_within(w_in, outs, g, slots, scalars)
-        done = self.inner.stream(w_in, w_out, g, slots, scalars, slots_out, check=check)
-        self._count()
-        return done
 
     def _die_within(self, w, outs, g, slots, scalars):
         if armed not in PARTIAL:

@@ -29,28 +29,30 @@ LAYOUT = Layout.build(
 RULED = (0, 1)
 
 
-class Streamed:
-    """What a rule does past the caches, written as ever."""
+class Loops(Any):
+    """The loops of a rule for the arrays of a test: `write` is all it says."""
 
-    publish: Any
+    write: Any
 
     def is_finite(self, g):
         return bool(np.isfinite(g).all())
 
     def fixed(self, w_in, w_out, slots, slots_out=None):
-        return lambda g, scalars: self.publish(
-            w_in, w_out, g, slots, scalars, *(() if slots_out is None else (slots_out,))
-        )
+        return lambda g, scalars: self.write(w_in, w_out, g, slots, scalars, slots_out)
 
-    def stream(self, w_in, w_out, g, slots, scalars, slots_out=None, *, check=False):
+    def publish(
+        self, w_in, w_out, g, slots, scalars, slots_out=None, *, past=False, check=False
+    ):
         if check and not self.is_finite(g):
             return False
-        outs = () if slots_out is None else (slots_out,)
-        self.publish(w_in, w_out, g, slots, scalars, *outs)
+        self.write(w_in, w_out, g, slots, scalars, slots_out)
         return True
 
+    def inplace(self, w, g, slots, scalars):
+        self.write(w, w, g, slots, scalars, None)
 
-class Adding(Streamed):
+
+class Adding(Loops):
     """A rule that adds the gradient; its slot adds up the step numbers.
 
     `lr=0.25` makes it raise, as a schedule or a user's `prepare` may.
@@ -61,27 +63,21 @@ class Adding(Streamed):
             raise ArithmeticError("this prepare raises")
         return (float(step),)
 
-    def publish(self, w_in, w_out, g, slots, scalars, slots_out=None):
+    def write(self, w_in, w_out, g, slots, scalars, slots_out):
         np.add(w_in, g, out=w_out)
         np.add(slots[0], scalars[0], out=(slots_out or slots)[0])
 
-    def inplace(self, w, g, slots, scalars):
-        self.publish(w, w, g, slots, scalars)
 
-
-class Momentum(Streamed):
+class Momentum(Loops):
     """A rule whose result depends on the order of the updates, in every bit."""
 
     def scalars(self, step: int, lr: float | None) -> tuple[float, ...]:
         return (0.3 / step if lr is None else lr, 0.7)
 
-    def publish(self, w_in, w_out, g, slots, scalars, slots_out=None):
+    def write(self, w_in, w_out, g, slots, scalars, slots_out):
         out = (slots_out or slots)[0]
         out[:] = scalars[1] * slots[0] + g
         w_out[:] = w_in - scalars[0] * out
-
-    def inplace(self, w, g, slots, scalars):
-        self.publish(w, w, g, slots, scalars)
 
 
 def make(

@@ -140,11 +140,11 @@ def test_large_shards_look_in_the_pass_itself(monkeypatch):
     monkeypatch.setattr(publication, "PAST_NBYTES", 0)
     looked: list[Any] = []
 
-    def look(rule: Any, a: Any) -> bool:
+    def look(a: Any) -> bool:
         looked.append(a)
         return True
 
-    monkeypatch.setattr(optim.binding.Bound, "is_finite", look)
+    monkeypatch.setattr(bound("Adam"), "is_finite", look)
     made = shard("Adam")
     assert refused(send(made, step(0, W))[0], "w")
     assert not looked

@@ -33,7 +33,7 @@ from tests.shards.making import (
     A,
     B,
     C,
-    Streamed,
+    Loops,
     bsp,
     contents,
     done,
@@ -275,20 +275,17 @@ def test_a_gradient_without_a_rule_is_refused():
     assert contents(shard) == before
 
 
-class Dying(Streamed):
+class Dying(Loops):
     """A rule that dies in the middle of writing, as it should never do."""
 
     def scalars(self, step, lr):
         return (1.0,)
 
-    def publish(self, w_in, w_out, g, slots, scalars, slots_out=None):
+    def write(self, w_in, w_out, g, slots, scalars, slots_out):
         w_out[:] = -1e9
         if g[0] == 13:
             raise MemoryError("in the middle")
         np.add(w_in, g, out=w_out)
-
-    def inplace(self, w, g, slots, scalars):
-        self.publish(w, w, g, slots, scalars)
 
 
 def test_an_update_that_dies_half_way_is_never_seen():

@@ -8,6 +8,7 @@ one of a shard applies their sum to its other buffer, and all copy that out.
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 from contextlib import contextmanager
 from functools import partial
@@ -82,7 +83,7 @@ class _Segment:
         mean = _bound(1 / place.trainers)
         self._scalars = mean.scalars(1)
         large = job.nbytes >= job.servers * PAST_NBYTES
-        self._update = mean.stream if large else mean.publish
+        self._update = functools.partial(mean.publish, past=large)
         mean.kernel.warm(past=large)
         self._apply = sgd()
         self._cuts = cuts(n, job.servers)

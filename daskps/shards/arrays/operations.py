@@ -6,7 +6,6 @@ looked at in the very pass that applies it, which writes nothing that is in forc
 memory that ran out, here or in a thread that helps, after which slots in place may be
 half-way.
 """
-# ruff: noqa: PLR0917  (every loop takes the same five things)
 
 from __future__ import annotations
 
@@ -20,64 +19,12 @@ from daskps.shards.arrays.payload import NUMPY, Payload
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from daskps.kernels.interface import Fixed
+    from daskps.optim import Bound
     from daskps.typing import Array
 
 #: Where several updates meet in one pass, they go tile by tile, in elements: a tile
 #: of weights and slots stays in the second-level cache between two updates.
 TILE = 16_384
-
-
-class Binding(Protocol):
-    """A rule bound to a dtype: scalars once per update, then the compiled loops."""
-
-    def scalars(self, step: int, lr: float | None) -> tuple[float, ...]:
-        """Return the scalars of update number `step`, counted from 1."""
-
-    def publish(
-        self,
-        w_in: Array,
-        w_out: Array,
-        g: Array,
-        slots: tuple[Array, ...],
-        scalars: tuple[float, ...],
-        slots_out: tuple[Array, ...] | None = None,
-    ) -> None:
-        """Write the updated `w_in` to `w_out`, and the slots to `slots_out`."""
-
-    def fixed(
-        self,
-        w_in: Array,
-        w_out: Array,
-        slots: tuple[Array, ...],
-        slots_out: tuple[Array, ...] | None = None,
-    ) -> Fixed:
-        """Return `publish` for arrays that stay where they are."""
-
-    def stream(
-        self,
-        w_in: Array,
-        w_out: Array,
-        g: Array,
-        slots: tuple[Array, ...],
-        scalars: tuple[float, ...],
-        slots_out: tuple[Array, ...] | None = None,
-        *,
-        check: bool = False,
-    ) -> bool:
-        """Do so past the caches; with `check`, False says that `g` is not finite."""
-
-    def inplace(
-        self,
-        w: Array,
-        g: Array,
-        slots: tuple[Array, ...],
-        scalars: tuple[float, ...],
-    ) -> None:
-        """Update `w` in place."""
-
-    def is_finite(self, g: Array) -> bool:
-        """Return whether a gradient has no NaN and no infinity."""
 
 
 class Formed(Protocol):
@@ -132,7 +79,7 @@ class PieceUpdate(NamedTuple):
     data: Array | Formed
     start: int = 0
     #: None for a plain `+=` or, with `replace`, an assignment.
-    binding: Binding | None = None
+    binding: Bound | None = None
     scalars: tuple[float, ...] = ()
     replace: bool = False
     #: Whether NaN and infinity are looked for in the pass, as :func:`looks`.
@@ -166,14 +113,11 @@ class PieceUpdate(NamedTuple):
             in_ranges(to.payload.copy, (to.w_out, data))
         elif self.binding is None:
             in_ranges(to.payload.add, (to.w_in, data, to.w_out))
-        elif to.moves:
-            self.binding.publish(
-                to.w_in, to.w_out, data, to.slots, self.scalars, to.slots_out
-            )
-        elif to.w_in is not to.w_out:
-            self.binding.publish(to.w_in, to.w_out, data, to.slots, self.scalars)
-        else:
+        elif to.w_in is to.w_out and not to.moves:
             self.binding.inplace(to.w_out, data, to.slots, self.scalars)
+        else:
+            outs = to.slots_out if to.moves else None
+            self.binding.publish(to.w_in, to.w_out, data, to.slots, self.scalars, outs)
 
     def stream(self, target: PieceBuffers, lo: int, hi: int) -> bool:
         """As :meth:`apply`, past the caches; False for a gradient that is not finite."""
@@ -181,15 +125,9 @@ class PieceUpdate(NamedTuple):
             self.apply(target, lo, hi)
             return True
         to = target.part(lo, hi)
-        return self.binding.stream(
-            to.w_in,
-            to.w_out,
-            self.data[lo:hi],
-            to.slots,
-            self.scalars,
-            to.slots_out if to.moves else None,
-            check=self.check,
-        )
+        data, outs = self.data[lo:hi], to.slots_out if to.moves else None
+        arrays = to.w_in, to.w_out, data, to.slots, self.scalars, outs
+        return self.binding.publish(*arrays, past=True, check=self.check)
 
 
 def run_operations(

@@ -13,20 +13,21 @@ import numpy as np
 from daskps.errors import NoOptimizerError, PushRejectedError
 from daskps.kernels import finite
 from daskps.layout.arrays import compute_dtype
-from daskps.shards.arrays.operations import Binding, Formed, PieceUpdate
+from daskps.shards.arrays.operations import Formed, PieceUpdate
 from daskps.shards.steps import ADD, GRADIENT, MODEL, Item, Step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.layout.arrays import Piece
+    from daskps.optim import Bound
     from daskps.typing import Array
 
 
 class Bindings(Protocol):
     """Update rules by parameter index: a mapping, or what makes them when asked."""
 
-    def get(self, index: int, /) -> Binding | None:
+    def get(self, index: int, /) -> Bound | None:
         """Return the rule of a parameter, None where it has none."""
 
 
@@ -55,7 +56,7 @@ class UpdatePlanner:
         self._shapes = [(piece.size,) for piece in pieces]
         self._bindings = bindings
 
-    def binding(self, position: int) -> Binding | None:
+    def binding(self, position: int) -> Bound | None:
         """Return the rule of a piece, None where it has none."""
         return self._bindings.get(self._indices[position])
 

@@ -15,7 +15,7 @@ from daskps.shards.memory.witness import Change
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from daskps.shards.arrays.operations import Binding
+    from daskps.optim import Bound
     from daskps.shards.memory.format import Record
     from daskps.shards.memory.segment import Segment
     from daskps.shards.steps import Item
@@ -114,7 +114,7 @@ class Publication:
         into, weights = self._move(position), self.segment.weights
         return weights[1 - into][position], weights[into][position]
 
-    def _plain(self, operations: Sequence[PieceUpdate], n: int) -> Binding | None:
+    def _plain(self, operations: Sequence[PieceUpdate], n: int) -> Bound | None:
         """Return the rule, where this is one update of a whole piece in one part."""
         data, start, binding, *_ = operations[0]
         fits = len(operations) == 1 and start == 0 and len(data) == n
@@ -123,7 +123,7 @@ class Publication:
         return binding if fits else None
 
     def update(
-        self, position: int, binding: Binding, data: Array, scalars: tuple[float, ...]
+        self, position: int, binding: Bound, data: Array, scalars: tuple[float, ...]
     ) -> None:
         """Note one optimizer step of a whole piece and apply it at once.
 
@@ -154,7 +154,7 @@ class Publication:
         return Change(self.flip, done, self.record.words, self._resets, self.withdraws)
 
     def _update(
-        self, position: int, binding: Binding, data: Array, scalars: tuple[float, ...]
+        self, position: int, binding: Bound, data: Array, scalars: tuple[float, ...]
     ) -> None:
         """Apply one update to a whole piece, as each step of a small shard is."""
         into = self._move(position)

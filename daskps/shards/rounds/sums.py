@@ -22,8 +22,8 @@ from daskps.shards.steps import GRADIENT
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from daskps.optim import Bound
     from daskps.reduction import Reducer
-    from daskps.shards.arrays.operations import Binding
     from daskps.shards.arrays.planning import UpdatePlanner
     from daskps.shards.memory.segment import Segment
     from daskps.shards.rounds.mailbox import Slice
@@ -184,7 +184,7 @@ class DirectSums:
     ----------
     segment : Segment
         The memory of the shard.
-    rules : sequence of Binding
+    rules : sequence of Bound
         The update rule of each piece.
     is_mean : bool
         Whether gradients are multiplied by their weight.
@@ -195,7 +195,7 @@ class DirectSums:
     def __init__(
         self,
         segment: Segment,
-        rules: Sequence[Binding],
+        rules: Sequence[Bound],
         is_mean: bool,
         work: Compiled,
     ) -> None:
@@ -220,7 +220,7 @@ class DirectSums:
         """Return what forms the sums of a run, None where all are formed lazily."""
         if reduce not in REDUCTIONS or segment.weights_nbytes >= PAST_NBYTES:
             return None
-        rules: list[Binding] = []
+        rules: list[Bound] = []
         for position, piece in enumerate(segment.pieces):
             dtype, rule = piece.parameter.dtype, planner.binding(position)
             nbytes = piece.size * np.dtype(dtype).itemsize

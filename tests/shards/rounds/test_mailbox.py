@@ -594,10 +594,10 @@ class Dying(Momentum):
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
 
-    def publish(self, w_in, w_out, g, slots, scalars, slots_out=None):
+    def write(self, w_in, w_out, g, slots, scalars, slots_out):
         w_out[: len(w_out) // 2] = 99
         self._watch.stored()
-        super().publish(w_in, w_out, g, slots, scalars, slots_out)
+        super().write(w_in, w_out, g, slots, scalars, slots_out)
         self._watch.stored()
 
 

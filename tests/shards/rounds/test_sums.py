@@ -183,11 +183,11 @@ class Failing(Momentum):
         self.fails = step == 2
         return super().scalars(step, lr)
 
-    def publish(self, w_in, w_out, g, slots, scalars, slots_out=None):
+    def write(self, w_in, w_out, g, slots, scalars, slots_out):
         if self.fails:
             w_out[0] = 99
             raise MemoryError("no memory is left")
-        super().publish(w_in, w_out, g, slots, scalars, slots_out)
+        super().write(w_in, w_out, g, slots, scalars, slots_out)
 
 
 @pytest.mark.parametrize("early", [True, False], ids=["scalars", "update"])

@@ -110,7 +110,9 @@ class Sums:
             for span, node in zip(self.nodes[worker], nodes, strict=True)
         }
         if callable(reduce):
-            return reduce_all({lo: n for (lo, _), n in found.items()}, self.size, reduce)
+            return reduce_all(
+                {lo: n for (lo, _), n in found.items()}, self.size, reduce
+            )
         empty = self.context.host.pool.empty
         total = fold(found, 0, self.size, empty) or ({}, {})
         return mean(total, empty) if reduce == "mean" else total[0]
