@@ -178,7 +178,7 @@ class Handle:
             )
         shards = self._attached(deadline)
         if source is None:
-            return finish(shards.call(make(shards.meta), deadline))
+            return finish(shards.pull(make(shards.meta), deadline))
         if not source.id:
             left = deadline.remaining()
             link.run(lambda: link.within(source.identify(link), left, what))

@@ -61,9 +61,29 @@ class ShardClient:
         self.ways = Ways(link, meta, joined, rank=rank, bsp=bsp)
         self.far = Far(link, meta, self.ways, joined.size if joined else 1)
         self.counters = self.far.counters
-        self.reads = Reads(meta, self.ways)
+        self.reads = Reads(meta, self.ways, self.counters)
         #: What this process reaches of a route, where that is all of it.
         self._near: Prepared[tuple[Route, bool], NearRoute] = Prepared(meta)
+
+    def pull(self, request: Request, deadline: Deadline) -> Reply:
+        """Read from a thread that may wait, without asking the shards where they let it.
+
+        Parameters
+        ----------
+        request : Request
+            A read outside runs, or of a trainer.
+        deadline : Deadline
+            Its end, and what is waited for.
+
+        Returns
+        -------
+        Reply
+            What the shards have said that were asked.
+        """
+        bound = request.step.clock if request.step.run else request.min_version or 0
+        if request.target is not None and self.reads.fill(request.target, bound):
+            return Reply([])
+        return self.call(request, deadline)
 
     def call(self, request: Request, deadline: Deadline) -> Reply:
         """Make a call to shards from a thread that may wait.
@@ -80,13 +100,6 @@ class ShardClient:
         Reply
             What the shards have said.
         """
-        if request.target is not None and not request.changes:
-            # No shard is asked, where it lets itself be read.
-            bound = request.step.clock if request.step.run else request.min_version or 0
-            waits = deadline.timeout is None
-            if n_hosts := self.reads.fill(request.target, bound, waits=waits):
-                self.counters.local_calls += n_hosts
-                return Reply([], self.reads.lag)
         key = request.route, request.by_owner
         near = self._near.find(key)
         if near is None:

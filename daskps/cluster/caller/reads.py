@@ -31,6 +31,7 @@ from daskps.typing import Array
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
+    from daskps.cluster.caller.far import Counters
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.ways import Ways
     from daskps.cluster.host.copying import Copy
@@ -99,6 +100,8 @@ class PreparedRead:
         #: None to assign to a slice, which costs half of what a call of `copyto` does.
         self._copy: Copy | None = None if copy is np.copyto else copy
         numbers = itertools.count()
+        #: Hosts whose shards it reads.
+        self.n_hosts = 0
         #: Whether all shards can be read without a message.
         self.is_possible = True
         for shard, asked in ranges.items():
@@ -117,9 +120,9 @@ class PreparedRead:
             mixed = partial(_mixed, segment, asked, at)
             self._sources.append(Source(shard, _looks_at(segment, ways), whole, mixed))
             lives.add(serving.is_live)
-        self._lives = [*lives]
+        self._lives, self.n_hosts = [*lives], len(lives)
 
-    def read(self, bound: Any, outs: Sequence[Array], *, waits: bool = True) -> bool:
+    def read(self, bound: Any, outs: Sequence[Array]) -> bool:
         """Read what may be read; False where the shards must be asked.
 
         Parameters
@@ -128,8 +131,6 @@ class PreparedRead:
             The clock of a trainer; outside runs the version that is wanted.
         outs : sequence of ndarray, shape (n,)
             Where the ranges go.
-        waits : bool
-            Whether to wait a moment for the other trainers.
 
         Returns
         -------
@@ -144,7 +145,7 @@ class PreparedRead:
                 least = at_least(shard, bound)
             for _ in range(TRIES):
                 flip = looks.find_flip(least)
-                if flip == NOT_YET and waits:
+                if flip == NOT_YET:
                     flip = wait(looks, least)
                 if flip < 0:
                     return False
@@ -168,11 +169,6 @@ class PreparedRead:
             return False
         self._next_look = time.monotonic() + LOOK_SECONDS
         return True
-
-    @property
-    def n_hosts(self) -> int:
-        """Hosts whose shards it reads."""
-        return len(self._lives)
 
 
 def _looks_at(segment: Segment, ways: Ways) -> TrainerReads:
@@ -280,10 +276,12 @@ class Reads:
         The store.
     ways : Ways
         How this process reaches its shards, and whose reads these are.
+    counters : Counters
+        What they count in.
     """
 
-    def __init__(self, meta: StoreMap, ways: Ways) -> None:
-        self._meta, self._ways = meta, ways
+    def __init__(self, meta: StoreMap, ways: Ways, counters: Counters) -> None:
+        self._meta, self._ways, self._counters = meta, ways, counters
         self._named: Prepared[tuple[str, ...] | None, NamedRead] = Prepared(meta)
         #: What was read last, under the one key: loops read the same again.
         self._latest: Prepared[None, PreparedRead] = Prepared(meta, most=1)
@@ -321,19 +319,20 @@ class Reads:
             if made.prepared.is_possible:
                 self._named.keep(asked, made, where)
 
-    def fill(self, target: Target, bound: Any, *, waits: bool = True) -> int:
-        """Repeat the read of a target; return from how many hosts, 0 where it cannot."""
+    def fill(self, target: Target, bound: Any) -> bool:
+        """Repeat the read of a target; return whether that was possible."""
         known, where = self._latest.find(None), self._meta.where
         if known is None or known.ranges != target.ranges:
             known = PreparedRead(self._ways, target.ranges)
             if not known.is_possible:
-                return 0
+                return False
             self._latest.keep(None, known, where)
         outs = [out for shard in target.ranges for out in target.outs[shard]]
-        if not known.read(bound, outs, waits=waits):
-            return 0
+        if not known.read(bound, outs):
+            return False
+        self._counters.local_calls += known.n_hosts
         self.lag = max(self.lag, known.lag)
-        return known.n_hosts
+        return True
 
     # -- without a copy ----------------------------------------------------------
 

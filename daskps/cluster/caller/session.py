@@ -99,11 +99,10 @@ class Session:
 
     def read(self, target: Target, timeout: float | None) -> None:
         """Read what the policy lets this trainer see at its clock."""
-        self._read(target, self._deadline(timeout, "a pull"))
-
-    def _read(self, target: Target, deadline: Deadline) -> None:
+        if self.reads.fill(target, self.clock):
+            return
         request = routes.read(self.meta, target, None, self._step())
-        self._call(request, deadline)
+        self._call(request, self._deadline(timeout, "a pull"))
 
     @property
     def looks_later(self) -> bool:
@@ -170,7 +169,7 @@ class Session:
             if self._open or not tick:
                 self._note_open(arrays, tick)
             if near is not None and target is not None:
-                self._read(target, deadline)
+                self.read(target, deadline.remaining())
             versions = sorted(reply.versions)
             return Version.of(versions)
 

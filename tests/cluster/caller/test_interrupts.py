@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from daskps.cluster.caller import interrupts
+from daskps.cluster.caller.far import Counters
 from daskps.cluster.caller.reads import Reads
 from daskps.cluster.caller.routes import Target, push, read
 from daskps.shards.steps import ADD, Step
@@ -57,7 +58,7 @@ def test_main_thread_takes_no_lock(ways, lockers):
     assert threading.main_thread() not in lockers
     lockers.clear()
     pulled = target()
-    assert Reads(ways.meta, ways).fill(pulled, 0)
+    assert Reads(ways.meta, ways, Counters()).fill(pulled, 0)
     assert set(pulled.outs[0][0]) == {1.0}
     assert not lockers
 

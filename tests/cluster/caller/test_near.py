@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from daskps.cluster.caller.far import Counters
 from daskps.cluster.caller.near import NearCall, NearRoute
 from daskps.cluster.caller.reads import TRIES, PreparedRead, Reads
 from daskps.cluster.caller.routes import Target, push
@@ -101,7 +102,7 @@ def test_a_read_is_made_ready_anew_when_a_shard_has_moved(
     slot: HostedShard, tmp_path: Path
 ) -> None:
     ways: Any = Ways(slot, RUN)
-    reads, out = Reads(ways.meta, ways), np.empty(1000)
+    reads, out = Reads(ways.meta, ways, Counters()), np.empty(1000)
     target = Target(ALL, {0: [out]}, lambda: None)
     assert reads.fill(target, 0)
     assert set(out) == {0.0}

@@ -82,7 +82,7 @@ class TaskContext:
     def _read(self, place: RoundId, target: Target) -> None:
         request = routes.read(self.meta, target, None, self.step(clock=place.round))
         what = f"the pull for round {place.round} of run {place.run}"
-        self.shards.call(request, Deadline(None, what))
+        self.shards.pull(request, Deadline(None, what))
 
     def keep(self, found: Computed) -> Contribution:
         """Return what a rank delivers as it is kept; the arrays stay the caller's.
