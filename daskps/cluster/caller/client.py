@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.caller.far import Far, gather
@@ -62,7 +63,7 @@ class ShardClient:
         self.far = Far(link, meta, self.ways, joined.size if joined else 1)
         self.counters = self.far.counters
         self.reads = Reads(meta, self.ways, self.counters)
-        #: What this process reaches of a route, where that is all of it.
+        #: What this process reaches of a route.
         self._near: Prepared[tuple[Route, bool], NearRoute] = Prepared(meta)
 
     def pull(self, request: Request, deadline: Deadline) -> Reply:
@@ -102,10 +103,9 @@ class ShardClient:
         """
         key = request.route, request.by_owner
         near = self._near.find(key)
-        if near is None:
+        if near is None or time.monotonic() > near.until:
             near = NearRoute(request.route, self.ways, by_owner=request.by_owner)
-            if not near.far:
-                self._near.keep(key, near, request.route.where)
+            self._near.keep(key, near, request.route.where)
         if not near.parts:
             if request.check is not None:
                 request.check()

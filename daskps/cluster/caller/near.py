@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 1.0
 #: How long to wait for a message that was called off, and for a ticket.
 STOP_SECONDS, TAKE_BACK_SECONDS = 5.0, 1.0
+#: How soon a nearer way is looked for to shards that are called by message.
+AGAIN_SECONDS = 1.0
 #: How often the shards' owners are looked after.
 LOOK_SECONDS = 0.001
 #: How long a call looks at shared shards without sleeping in between.
@@ -93,6 +95,8 @@ class NearRoute:
         # Trainers that begin with different shards wait less for each other.
         first = max(0, ways.rank) % max(1, len(parts))
         self.parts = parts[first:] + parts[:first]
+        #: Until when it holds: a way that is closed today may be open soon.
+        self.until = time.monotonic() + AGAIN_SECONDS if self.far else math.inf
         servings = {id(p.serving): p.serving for p in parts}
         self.n_hosts = len(servings)
         #: Those whose owners are other processes.

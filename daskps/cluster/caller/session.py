@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from daskps import config
@@ -131,20 +132,27 @@ class Session:
         with self._lock:
             self._failed = True
             codec = self._codec if arrays and kind == GRADIENT else None
-            near = None
+            deadline, near = self._forever, None
+            if timeout is not None:
+                deadline = self._deadline(timeout, "a push")
             # What was pushed before the tick is with the owners of the shards.
             if tick and codec is None and not self._open:
                 near = self._near.get(tuple(arrays))
-                if near is None or near.route.where is not self.meta.where:
+                if (
+                    near is None
+                    or near.route.where is not self.meta.where
+                    or time.monotonic() > near.until
+                ):
                     near = self._near_route(tuple(arrays))
-            deadline = self._forever
-            if timeout is not None:
-                deadline = self._deadline(timeout, "a push")
+            # Near, what is read is read after the step, without asking the shards. Not
+            # where that may last too long: the clock stays then, and the step may not.
+            apart = near is not None and not near.far
+            apart = apart and (target is None or timeout is None)
             if codec is not None:
                 arrays = self._encoded(arrays, codec)
             step = self._step(kind if arrays else NOTHING, tick, weight)
             try:
-                if near is not None:
+                if near is not None and apart:
                     request = Request(
                         near.route, step, arrays, in_round=self.bsp, check=look
                     )
@@ -168,8 +176,8 @@ class Session:
             self._failed = False
             if self._open or not tick:
                 self._note_open(arrays, tick)
-            if near is not None and target is not None:
-                self.read(target, deadline.remaining())
+            if apart and target is not None:
+                self.read(target, None)
             versions = sorted(reply.versions)
             return Version.of(versions)
 
@@ -181,12 +189,9 @@ class Session:
         elif self.bsp:
             self._uncommitted.add(arrays)
 
-    def _near_route(self, indices: tuple[int, ...]) -> NearRoute | None:
-        """Return the shards of a step as this process reaches them; None if not all."""
-        route = routes.route_of(self.meta, indices, None)
-        near = NearRoute(route, self.shards.ways)
-        if near.far:
-            return None
+    def _near_route(self, indices: tuple[int, ...]) -> NearRoute:
+        """Return the shards of a step as this process reaches them."""
+        near = NearRoute(routes.route_of(self.meta, indices, None), self.shards.ways)
         while len(self._near) >= MOST_ROUTES:
             del self._near[next(iter(self._near))]
         self._near[indices] = near

@@ -235,6 +235,8 @@ def _check_parts(parts: Sequence[Any], layout: Layout) -> None:
         pieces = layout.pieces[shard]
         if len({item[0] for item in items}) < len(items):
             raise errors.ProtocolError(f"a message that names a piece of {shard} twice")
+        if not ranges:
+            continue
         asked = sum((b - a) * np.dtype(dtype).itemsize for dtype, a, b in ranges)
         if len(ranges) > len(pieces) + len(
             layout.lengths

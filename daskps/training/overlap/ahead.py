@@ -241,9 +241,10 @@ class Ahead:
 
         Only where nothing comes between that a refused push would leave undone.
         """
-        session = self._live()
+        session = self._session
         if (
-            self._finite
+            not session.bsp
+            and self._finite
             and tick
             and timeout is None
             and type(weight) is float
@@ -252,7 +253,8 @@ class Ahead:
             and self._prefetch is None
             and self._background.quiet
         ):
-            layout, optimizers = session.meta.layout, session.meta.optimizers
+            meta = self._live().meta
+            layout, optimizers = meta.layout, meta.optimizers
             try:
                 found = intake.gradients(layout, optimizers, grads, finite=False)
             except Exception:  # noqa: BLE001  (an array before it may have NaN)

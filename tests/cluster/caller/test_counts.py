@@ -1,0 +1,123 @@
+"""How long the road of a step is: Python calls, and files of the cluster and of shards.
+
+A call of Python takes about as long as a line of code that does something. These bounds
+are what holds today: whoever makes the road shorter lowers them.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+
+import daskps
+from daskps import optim
+from tests import inprocess
+from tests.support import WAYS
+
+ROOT = Path(daskps.__file__).parent
+#: To be lowered: 82 calls and 9 files were meant, and 18 by message.
+PUSH_CALLS, PUSH_FILES = 96, 12
+PULL_CALLS = 15
+FAR_FILES = 28
+
+
+class Counted:
+    """The Python calls of some threads while they do something."""
+
+    def __init__(self, loop: Any = None) -> None:
+        self._loop, self.calls = loop, list[tuple[str, str]]()
+
+    def _note(self, frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            self.calls.append((frame.f_code.co_filename, frame.f_code.co_qualname))
+
+    def _on_loop(self, note: Any) -> None:
+        if self._loop is not None:
+            done = threading.Event()
+            self._loop.add_callback(sys.setprofile, note)
+            self._loop.add_callback(done.set)
+            assert done.wait(30)
+
+    def __enter__(self) -> Counted:
+        self._on_loop(self._note)
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+        self._on_loop(None)
+        # That of the collector, and this one.
+        ours = ("GCDiagnosis", "Counted")
+        self.calls = [c for c in self.calls if not c[1].startswith(ours)]
+
+    @property
+    def files(self) -> list[str]:
+        """Files of the cluster's and the shards' rooms that were passed."""
+        paths = (Path(name) for name, _ in self.calls)
+        found = {p.relative_to(ROOT) for p in paths if p.is_relative_to(ROOT)}
+        rooms = ("cluster", "shards")
+        return sorted(str(p) for p in found if p.parts[0] in rooms)
+
+
+#: The event loop that counts too, and where what was counted goes.
+HERE: list[Any] = []
+
+
+def steps(trainer: Any, part: Any) -> None:
+    """Count what a push and a pull into the same arrays call, when both are known."""
+    loop, found = HERE
+    grads = {"w": np.ones(100), "b": np.ones(4)}
+    out = {"w": np.empty(100), "b": np.empty(4)}
+    for _ in range(3):
+        trainer.push(grads)
+        trainer.pull(out=out)
+    with Counted(loop) as push:
+        trainer.push(grads)
+    with Counted(loop) as pull:
+        trainer.pull(out=out)
+    found += push, pull
+
+
+def counted(way: str) -> tuple[Counted, Counted]:
+    """Return what the one trainer of a run in rounds calls at one shard."""
+    params = {"w": np.zeros(100), "b": np.zeros(4)}
+    with dask.config.set(WAYS[way]), inprocess.cluster(1) as made:
+        daskps.create(params, name="w", optimizer=optim.SGD(0.1), shards=1)
+        loop = made.loop if way == "rpc" else None
+        store = daskps.open("w")
+        found: list[Any] = []
+        # The task gets a copy of the function.
+        HERE[:] = [loop, found]
+        daskps.run(store, steps, [None])
+    return found[0], found[1]
+
+
+@pytest.fixture(scope="module")
+def near() -> tuple[Counted, Counted]:
+    return counted("process")
+
+
+def test_a_push_near_the_shard_takes_few_calls(near: Any) -> None:
+    push, _ = near
+    assert len(push.calls) <= PUSH_CALLS, [name for _, name in push.calls]
+
+
+def test_a_push_near_the_shard_passes_few_files(near: Any) -> None:
+    push, _ = near
+    assert len(push.files) <= PUSH_FILES, push.files
+
+
+def test_a_repeated_pull_near_the_shard_takes_few_calls(near: Any) -> None:
+    _, pull = near
+    assert len(pull.calls) <= PULL_CALLS, [name for _, name in pull.calls]
+
+
+def test_a_push_by_message_passes_few_files() -> None:
+    push, _ = counted("rpc")
+    assert len(push.files) <= FAR_FILES, push.files
