@@ -52,7 +52,7 @@ def _log_from_info_on(worker: Worker) -> None:
 class HostPlugin(WorkerPlugin):
     """Gives a worker its host. Registering it again changes nothing.
 
-    `cluster` is the scheduler's id, "" where who registers it does not know that.
+    `cluster` is the scheduler's id, "" where that is not known where it is registered.
     `machine` is where the host shares memory with others.
     """
 

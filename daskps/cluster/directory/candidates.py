@@ -36,7 +36,7 @@ class _Asked:
     """What workers were asked of one shard, and what they have said."""
 
     nbytes: int
-    #: Since when which worker is asked to adopt it; who is to look for it.
+    #: Since when which worker is asked to adopt it, and which is to look for it.
     adopting: dict[str, float] = field(default_factory=dict)
     looking: set[str] = field(default_factory=set)
     #: How often a worker was asked; which cannot have it.

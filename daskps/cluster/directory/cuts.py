@@ -243,7 +243,7 @@ class Cuts:
             copying.cancel()
         found = sorted((i, version) for of in copying.result() for i, version in of)
         if [i for i, _ in found] != sorted(request.shards):
-            # Who was asked to copy is not who had begun: a worker left in between.
+            # Other hosts were asked to copy than had begun: a worker left in between.
             raise StaleGenerationError("some shards of the cut have left their hosts")
         return found
 

@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 SETTLE_SECONDS = 0.5
 #: How long steps of the run wait where not all of its shards can be reached.
 REFUSE_SECONDS = 0.75
-#: How long who ends a run waits for the next thing to be done; the rest of it is done
-#: without him.
+#: How long the task that ends a run waits for the next thing to be done; the rest is
+#: done without it.
 END_SECONDS = 1.0
 #: Between two looks at which shards have caught up, and at those not held.
 LOOK_SECONDS, PAUSE_SECONDS = 0.005, 0.05

@@ -50,7 +50,7 @@ def lose_shards(
 
 
 class Move:
-    """One move: who is asked when, what that says of the shards, and their new owners."""
+    """One move: which worker is asked when, what it says, and the new owners."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class Move:
             hosts.spawn(hosts.control(by, "drop", store=entry.uid))
             return
         if not hosts.has_worker(by):
-            # It has died in its turn: others are asked, who find what it has renamed.
+            # The adopter has died: others are asked, and find what it has renamed.
             return
         shards = entry.install(by, taken)
         for row in taken:

@@ -75,7 +75,7 @@ class Orphans:
                 near = self._near(machine)
                 if not near or machine not in self._due:
                     return
-                # Whoever leaves from here on is looked for once more.
+                # A worker that leaves from here on is looked for once more.
                 self._due.discard(machine)
                 if not await self._clean(near[turn % len(near)]):
                     self._due.add(machine)

@@ -1,4 +1,4 @@
-"""Who pushes: the ids the directory issues, and whether they are still in use."""
+"""The ids that the directory issues to producers, and whether they are still in use."""
 
 from __future__ import annotations
 

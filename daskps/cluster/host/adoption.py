@@ -108,24 +108,33 @@ async def look(
 
 
 def _look(host: ShardHost, cluster: str, place: FoundBlock) -> tuple[Sight, str]:
-    """Return what is here of a shard's memory, and who keeps it from a new owner."""
-    shared, where = host.memory(cluster), host.worker.address
-    if shared is None or shared.members is None:
-        return Sight.UNKNOWN, f"worker {where} maps no shared memory"
-    registry = shared.members
+    """Return what is here of a shard's memory, and which process keeps it."""
+    where = host.worker.address
+    if (members := _members(host, cluster)) is None:
+        return Sight.UNKNOWN, _maps_nothing(where)
     for _ in range(FIND_TRIES):
-        # Who adopts it just now gives it another name.
+        # A worker that adopts it just now gives it another name.
         with contextlib.suppress(WayClosed, FileNotFoundError):
-            block = registry.attach(*_found(registry, place))
+            block = members.attach(*_found(members, place))
             break
     else:
         return Sight.ABSENT, f"worker {where} finds no memory of it"
     owner = owner_of(block.name)
-    if registry.lives(owner):
+    if members.lives(owner):
         return Sight.FOUND, _owner_lives(owner)
     if holder := block.lock().held_by():
         return Sight.FOUND, f"process {holder} of its machine has locked it"
     return Sight.FOUND, ""
+
+
+def _members(host: ShardHost, cluster: str) -> Members | None:
+    """Return the processes that share memory here, None where there is none."""
+    memory = host.memory(cluster)
+    return None if memory is None else memory.members
+
+
+def _maps_nothing(worker: str) -> str:
+    return f"worker {worker} maps no shared memory"
 
 
 def _refused(host: ShardHost, rows: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
@@ -206,7 +215,10 @@ class _Taker:
     def __init__(
         self, host: ShardHost, about: Mapping[str, Any], rounds: _Rounds
     ) -> None:
-        self._memory, self._where = host.memory(about["cluster"]), host.worker.address
+        self._shared, self._where = (
+            _members(host, about["cluster"]),
+            host.worker.address,
+        )
         self.look = partial(_look, host, about["cluster"])
         #: How long the next lock is waited for; a stopped process may hold many.
         self._patience = LOCK_SECONDS
@@ -217,10 +229,10 @@ class _Taker:
         self.found: list[dict[str, Any]] = []
 
     @property
-    def _registry(self) -> Members:
-        if self._memory is None or self._memory.members is None:
-            raise WayClosed(f"worker {self._where} maps no shared memory")
-        return self._memory.members
+    def _members(self) -> Members:
+        if self._shared is None:
+            raise WayClosed(_maps_nothing(self._where))
+        return self._shared
 
     def take_all(
         self, host: ShardHost, store: str, rows: Sequence[Sequence[Any]]
@@ -249,15 +261,15 @@ class _Taker:
 
     def take(self, shard: int, place: FoundBlock, generation: int) -> HostedShard:
         """Take a shard over under its lock; its generation rises before all else."""
-        registry = self._registry
-        place = _found(registry, place)
+        members = self._members
+        place = _found(members, place)
         # What is not there, or is another shard's, is found before it is touched.
-        seen = registry.attach(*place)
+        seen = members.attach(*place)
         self._warm()
         slots = self._rules.slots
         segment = Segment(self._layout, shard, slots, seen.buffer, durable=True)
         is_released = gate_of(segment) == RELEASED
-        if not is_released and registry.lives(owner_of(place[0])):
+        if not is_released and members.lives(owner_of(place[0])):
             raise OwnerLivesError(_owner_lives(owner_of(place[0])))
         lock = seen.lock()
         try:
@@ -271,7 +283,7 @@ class _Taker:
             if gate_of(segment) == CLOSED:
                 raise WayClosed("its owner was about to free it")
             is_released = gate_of(segment) == RELEASED
-            block = registry.adopt(*place, released=is_released)
+            block = members.adopt(*place, released=is_released)
             try:
                 segment.words[GENERATION] = generation
                 rules = self._rules
@@ -310,8 +322,8 @@ class _Taker:
             if place is None:
                 mine.run_state.attach_rounds(run, n_ranks, reduce, None)
                 return None
-            place = _found(self._registry, place)
-            block = self._registry.adopt(*place, released=is_released)
+            place = _found(self._members, place)
+            block = self._members.adopt(*place, released=is_released)
             buffer = block.buffer[PAGE_NBYTES:]
             mine.run_state.attach_rounds(run, n_ranks, reduce, buffer)
         except (WayClosed, ProtocolError) as error:
@@ -327,10 +339,8 @@ class _Taker:
 @HOST.handles("orphans")
 async def orphans(host: ShardHost, *, cluster: str) -> list[str]:
     """Return the names of what dead workers left on this machine."""
-    shared = host.memory(cluster)
-    if shared is None or shared.members is None:
-        return []
-    return shared.members.orphans()
+    members = _members(host, cluster)
+    return [] if members is None else members.orphans()
 
 
 @HOST.handles("sweep")
@@ -346,11 +356,9 @@ async def sweep(
     `keep` are shard, name, bytes and nonce of what a store still wants: a worker may
     have died when it had given that another name, and told nobody.
     """
-    shared = host.memory(cluster)
-    if shared is None or shared.members is None:
+    if (members := _members(host, cluster)) is None:
         return
-    registry = shared.members
-    kept = {registry.find(*place) for _, *place in keep}
-    if swept := registry.sweep(set(names) - kept):
+    kept = {members.find(*place) for _, *place in keep}
+    if swept := members.sweep(set(names) - kept):
         where, n = host.worker.address, len(swept)
         logger.info("%s removed %d blocks of dead workers", where, n)

@@ -245,7 +245,7 @@ class ShardHost(NearShards):
             ) from None
 
     def is_live(self) -> bool:
-        """Return whether who owns the shards is there: this process is."""
+        """Return whether the owner of the shards is there: this process is."""
         return True
 
     # -- control -------------------------------------------------------------
@@ -294,7 +294,7 @@ class ShardHost(NearShards):
         if not future.done():
             await self.in_thread(partial(hosted.serve, LOCK_SECONDS))
         if not future.done():
-            # Who was at it may have passed the turn on to another process.
+            # The thread that was at it may have passed the turn on to another process.
             self.keep_looking()
         return await asyncio.wrap_future(future)
 

@@ -27,7 +27,7 @@ TELL_SECONDS = 1.0
 #: And to hear that nobody can have them any more; Dask would try to reach a scheduler
 #: that has ended for longer.
 LATE_SECONDS = 0.3
-#: How long others may keep a shard locked. Who adopts it waits longer.
+#: How long others may keep a shard locked. A worker that adopts it waits longer.
 LOCK_SECONDS = 1.0
 #: Between two tries to get at a shard.
 PAUSE_SECONDS = 0.0005
@@ -72,7 +72,7 @@ async def _let_go(host: ShardHost, wanted: list[str] | None) -> None:
         for hosted in waiting:
             await _try(host, hosted)
         if asyncio.get_running_loop().time() > end:
-            # Whoever adopts it takes this worker for one that has died.
+            # The worker that adopts it takes this one for dead.
             logger.info("%d shards stayed locked by other processes", len(waiting))
             return
         await asyncio.sleep(PAUSE_SECONDS)

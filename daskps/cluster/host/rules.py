@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Rules:
     """The rules of one store in one process.
 
-    Who only reads needs neither the rules nor a compiler: both come when asked for.
+    A caller that only reads needs neither the rules nor a compiler: both come when asked for.
 
     Parameters
     ----------

@@ -231,8 +231,8 @@ async def resume(
 ) -> list[tuple[int, int]]:
     """Return where a rank stands, per shard held here.
 
-    `attempt` is which of its trainers takes the place of the one before it; 0 is nobody,
-    who only asks.
+    `attempt` is which of its trainers takes the place of the one before it, 0 for a
+    caller that only asks.
     """
     if not 0 <= attempt < MOST_ATTEMPTS:
         raise ProtocolError(f"trainer {rank} of run {run} starts for time {attempt}")

@@ -1,1 +1,1 @@
-"""What processes of one machine share: who is there, memory, locks, accounts."""
+"""What processes of one machine share: membership, memory, locks, accounts."""

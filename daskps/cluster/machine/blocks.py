@@ -106,7 +106,7 @@ class Block:
         self.name, self.nonce, self.nbytes = name, nonce, buffer.nbytes
         self._buffer: Array | None = buffer
         self._file = file
-        # Of an owner only: who merely attached removes nothing.
+        # Of an owner only: a process that merely attached removes nothing.
         self._members = members
 
     @property

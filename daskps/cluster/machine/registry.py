@@ -131,7 +131,7 @@ def enter(path: str, member: bool) -> Registry:
     path : str
         The folder.
     member : bool
-        Whether as a member, who makes it where there is none, or as a visitor.
+        Whether as a member, which makes it where there is none, or as a visitor.
 
     Returns
     -------

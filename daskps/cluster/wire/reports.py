@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Sight(enum.StrEnum):
     """What a worker can say of the memory of a shard that has no owner."""
 
-    #: It is there, whole, though somebody who lives keeps it, or has to take it.
+    #: It is there, whole, though a process that lives keeps it, or has to take it.
     FOUND = "found"
     #: The worker is on its machine, and there is no such memory.
     ABSENT = "absent"
