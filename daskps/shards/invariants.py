@@ -24,6 +24,7 @@ from daskps.shards.memory.format import (
     VERSION,
 )
 from daskps.shards.reads import find_outcome
+from daskps.shards.rounds.words import FREE
 from daskps.shards.run_record import CODES
 
 if TYPE_CHECKING:
@@ -102,12 +103,24 @@ def _run(
         yield from _round(rounds, cut is None and gate_of(segment) == OPEN)
 
 
+def nodes_of(rounds: Round) -> list[tuple[int, int]]:
+    """Return the ranks [first, last) of the sums and contributions that are held."""
+    table = rounds.find_table()
+    pairs = zip(table.first.tolist(), table.last.tolist(), strict=True)
+    return sorted(pair for pair in pairs if pair[0] != FREE)
+
+
+def bound_of(rounds: Round) -> int:
+    """Return the largest number of them a round may come to."""
+    return rounds.size if callable(rounds.reduce) else -(-rounds.size // 2)
+
+
 def _round(rounds: Round, is_open: bool) -> Iterator[str]:
-    nodes = rounds.nodes
+    nodes, bound = nodes_of(rounds), bound_of(rounds)
     if rounds.is_complete and is_open:
         yield "a complete round was not applied"
-    if len(nodes) > rounds.bound:
-        yield f"a round holds {len(nodes)} sums, {rounds.bound} are enough"
+    if len(nodes) > bound:
+        yield f"a round holds {len(nodes)} sums, {bound} are enough"
     if any(first < last for (_, last), (first, _) in pairwise(nodes)):
         yield f"contributions are in two sums of {nodes}"
 

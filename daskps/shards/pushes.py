@@ -41,24 +41,6 @@ class Pushes:
         self._planner = planner
         self._floors = floors
 
-    @property
-    def n_applied(self) -> int:
-        """Pushes applied to the segment, by any process."""
-        return self._segment.header[N_APPLIED]
-
-    @n_applied.setter
-    def n_applied(self, value: int) -> None:
-        self._segment.header[N_APPLIED] = value
-
-    @property
-    def n_duplicates(self) -> int:
-        """Pushes that were repeats."""
-        return self._segment.header[N_DUPLICATES]
-
-    @n_duplicates.setter
-    def n_duplicates(self, value: int) -> None:
-        self._segment.header[N_DUPLICATES] = value
-
     def apply(self, tickets: Sequence[Ticket]) -> None:
         """Apply the pushes of some tickets, in order, in one publication."""
         changing = [t for t in tickets if run_record.changes(t.step)]
@@ -92,7 +74,7 @@ class Pushes:
         try:
             if _repeats(step, record):
                 ticket.duplicate = True
-                self.n_duplicates += 1
+                self._segment.header[N_DUPLICATES] += 1
                 return None
             # Else the others would be refused with it.
             fused = step.check and alone and looks(self._segment, step.items)
@@ -123,7 +105,7 @@ class Pushes:
             for ticket in new:
                 ticket.outcome = error
         else:
-            self.n_applied += sum(t.step.kind != NOTHING for t in new)
+            self._segment.header[N_APPLIED] += sum(t.step.kind != NOTHING for t in new)
 
 
 def _repeats(step: Step, record: Record) -> bool:

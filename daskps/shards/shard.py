@@ -138,18 +138,18 @@ class Shard:
             done += self._wake()
         return done if self.cut is None else done + self.cut.advance(self.segment)
 
-    def try_step(self, tick: Tick, arrays: Mapping[int, Array]) -> int:
+    def try_step(
+        self, tick: Tick, arrays: Mapping[int, Array], *, alone: bool = True
+    ) -> int:
         """Take a trainer's step that simply joins the open round, as most do.
+
+        With `alone` not where tickets are parked: nobody would ask them again.
 
         Returns
         -------
         int
             The version that the shard is at now; or ASK.
         """
-        # Parked tickets would have to be asked again.
-        return ASK if self.parked else self._try_step(tick, arrays)
-
-    def _try_step(self, tick: Tick, arrays: Mapping[int, Array]) -> int:
         header, open_round = self._header, self.run_state.attached
         if (
             open_round is None
@@ -159,11 +159,12 @@ class Shard:
             or header[GATE] != OPEN
             or header[GENERATION] != self.generation
             or self._abandoned is not None
+            or (alone and self.parked)
         ):
             return ASK
         try:
             n = open_round.find_slices(tick, arrays)
-            if n < 0 or not self._planner.are_whole(arrays):
+            if n < 0:
                 return ASK
             open_round.deliver(tick, arrays, n)
         except Exception:  # noqa: BLE001  (nothing came of it; a ticket gets the reason)
@@ -295,7 +296,7 @@ class Shard:
                 return []
             if verdict == REPEAT:
                 ticket.duplicate = True
-                self._pushes.n_duplicates += 1
+                self._header[N_DUPLICATES] += 1
         if self.run_state.is_held and self._refused(ticket):
             return [ticket]
         ticket.applied = True
@@ -312,7 +313,7 @@ class Shard:
             or any(i.start or not 0 <= i.position < n_pieces for i in step.items)
         ):
             return ASK
-        return self._try_step(Tick.of(step, step.kind), arrays)
+        return self.try_step(Tick.of(step, step.kind), arrays, alone=False)
 
     # -- waiting -------------------------------------------------------------
 

@@ -80,7 +80,7 @@ MUTANTS = (
     Mutant(
         "round-of-nobody",
         "daskps.shards.rounds.round:Round.finish_rank",
-        "if not table.words[N_TICKED]:",
+        "if not table.words[words.N_TICKED]:",
         "if False:",
         (
             "tests/shards/rounds/test_rounds.py::test_ranks_that_finish_without_a_tick_make_no_round",
@@ -157,8 +157,8 @@ MUTANTS = (
     Mutant(
         "delivery-before-its-arrays",
         "daskps.shards.rounds.round:Round._keep",
-        "table, other = mailbox.both",
-        "table, other = mailbox.both[::-1]",
+        "table, other = self._table, mailbox.tables[self._table is mailbox.tables[0]]",
+        "table, other = self._table, mailbox.tables[self._table is mailbox.tables[1]]",
         (
             "tests/shards/rounds/test_mailbox.py::test_step_killed_after_any_store_counts_once[0-followed]",
         ),
@@ -192,7 +192,7 @@ MUTANTS = (
     ),
     Mutant(
         "step-without-a-ticket-of-a-run-that-is-over",
-        "daskps.shards.shard:Shard._try_step",
+        "daskps.shards.shard:Shard.try_step",
         "or self._heads[header[FLIP] & 1][RUN] != tick.run",
         "or self._heads[header[FLIP] & 1][RUN] < 0",
         (
@@ -202,7 +202,7 @@ MUTANTS = (
     ),
     Mutant(
         "step-without-a-ticket-goes-past-a-gate",
-        "daskps.shards.shard:Shard._try_step",
+        "daskps.shards.shard:Shard.try_step",
         "or header[GATE] != OPEN",
         "or header[GATE] < OPEN",
         ("tests/shards/test_try_step.py::test_no_step_completes_a_round_that_is_held",),
@@ -210,8 +210,8 @@ MUTANTS = (
     Mutant(
         "step-without-a-ticket-beside-parked-ones",
         "daskps.shards.shard:Shard.try_step",
-        "return ASK if self.parked else self._try_step(tick, arrays)",
-        "return self._try_step(tick, arrays)",
+        "or (alone and self.parked)",
+        "or False",
         ("tests/shards/test_try_step.py::test_shard_decides_about_a_step_after",),
     ),
     Mutant(

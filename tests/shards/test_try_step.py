@@ -9,6 +9,7 @@ import pytest
 
 from daskps.consistency import BSP
 from daskps.shards import cutting
+from daskps.shards.invariants import nodes_of
 from daskps.shards.memory.format import GENERATION
 from daskps.shards.shard import Shard
 from daskps.shards.steps import (
@@ -160,7 +161,7 @@ def test_rank_that_is_none_joins_no_round(rank):
     assert take(shard, step(0, 0)._replace(rank=rank)) == ASK
     assert contents(shard) == before
     assert shard.round is not None
-    assert shard.round.nodes == []
+    assert nodes_of(shard.round) == []
 
 
 @pytest.mark.parametrize(

@@ -88,17 +88,6 @@ class UpdatePlanner:
             and not (whole and len(data) != piece.size)
         )
 
-    def are_whole(self, arrays: Mapping[int, Array]) -> bool:
-        """Return whether arrays by position are whole gradients or models."""
-        for position, data in arrays.items():
-            if (
-                data.dtype != self._computed[position]
-                or data.shape != self._shapes[position]
-                or not data.flags.c_contiguous
-            ):
-                return False
-        return True
-
     def _named(self, position: int) -> str:
         if not 0 <= position < len(self._pieces):
             return f"piece {position} of a shard of {len(self._pieces)}"

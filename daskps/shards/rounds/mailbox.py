@@ -35,7 +35,7 @@ from daskps.errors import ProtocolError
 from daskps.layout.arrays import align, compute_dtype
 from daskps.shards.memory.areas import PAGE_NBYTES
 from daskps.shards.memory.format import integers
-from daskps.shards.rounds.words import HEAD, MASK, ROUND, SHIFT, SLICES
+from daskps.shards.rounds.words import HEAD, MASK, ROUND, SHIFT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -151,8 +151,6 @@ class Mailbox:
             Table(buffer[i : i + n_table].view(np.int64), n_ranks)
             for i in (at, at + align(n_table))
         )
-        one, two = self.tables
-        self._orders = (one, two), (two, one)
         self._slices_at = align(at + 2 * align(n_table), PAGE_NBYTES)
         self._slices: list[Slice | None] = [None] * self.n_slices
 
@@ -189,23 +187,9 @@ class Mailbox:
     def _identity(self, run: int) -> list[int]:
         return [FORMAT, self.n_ranks, run, self.n_slices, self._slice_nbytes]
 
-    @property
-    def table(self) -> Table:
-        """The table in force."""
-        return self.tables[self.words[TURN] & 1]
-
-    @property
-    def both(self) -> tuple[Table, Table]:
-        """The table in force, and the one to write before the next turn."""
-        return self._orders[self.words[TURN] & 1]
-
-    def turn(self) -> None:
-        """Put the other table in force."""
-        self.words[TURN] += 1
-
-    def slices(self, found: memoryview[int], n: int) -> list[Slice]:
-        """Return the slices that were found; see :mod:`daskps.shards.rounds.words`."""
-        return [self.slice(found[at]) for at in range(SLICES, SLICES + 2 * n, 2)]
+    def find_slices(self, found: memoryview[int], at: int, n: int) -> list[Slice]:
+        """Return the slices that every other word names, `n` from `at` on."""
+        return [self.slice(found[i]) for i in range(at, at + 2 * n, 2)]
 
     def slice(self, index: int) -> Slice:
         """Return a slice by its index."""

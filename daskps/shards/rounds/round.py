@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from daskps.layout.arrays import compute_dtype
 from daskps.reduction import path, reduce_all
 from daskps.shards import run_record
 from daskps.shards.arrays.planning import count
@@ -25,27 +26,9 @@ from daskps.shards.memory.format import (
     integers,
 )
 from daskps.shards.memory.publication import Publication
-from daskps.shards.rounds import words
-from daskps.shards.rounds.sums import (
-    Delivery,
-    DirectSums,
-    divide,
-    fill_slice,
-    gather,
-    join_pushes,
-)
-from daskps.shards.rounds.words import (
-    FINISHED,
-    FREE,
-    INTO,
-    KIND,
-    LAST,
-    N_IN,
-    N_TICKED,
-    ROUND,
-    SLICES,
-    TICKED,
-)
+from daskps.shards.rounds import sums, words
+from daskps.shards.rounds.mailbox import TURN
+from daskps.shards.rounds.sums import Delivery, DirectSums, LazySum
 from daskps.shards.run_record import EARLY, NEW, judge_step
 from daskps.shards.steps import GRADIENT, MODEL, NOTHING, Tick
 
@@ -56,7 +39,6 @@ if TYPE_CHECKING:
     from daskps.shards.arrays.planning import UpdatePlanner
     from daskps.shards.memory.segment import Segment
     from daskps.shards.rounds.mailbox import Mailbox, Table
-    from daskps.shards.rounds.sums import LazySum
     from daskps.shards.steps import Step
     from daskps.typing import Array
 
@@ -111,13 +93,20 @@ class Round:
         self._records = [record.words for record in segment.records]
         #: Where the rows of the ranks begin in a record.
         self._ranks_at = len(segment.records[0].fixed)
+        self._sizes = self.size, mailbox.n_slices
         self._paths: dict[int, Array] = {}
         self.work = words.compiled(cache_dir)
         #: What was found last, see :mod:`words`; the same as plain integers.
-        self._found = np.zeros(SLICES + 2 * self.size.bit_length(), np.int64)
+        self._found = np.zeros(words.SLICES + 2 * self.size.bit_length(), np.int64)
         self.found = integers(self._found)
+        #: The table of the open round, as it was found last.
+        self._table = mailbox.tables[0]
         #: What each rank has pushed in the open round before its tick.
         self._uncommitted: dict[int, tuple[Tick, dict[int, Array]]] = {}
+        #: What arrays of whole pieces are like.
+        dtypes = [np.dtype(compute_dtype(p.parameter.dtype)) for p in segment.pieces]
+        shapes = [(p.size,) for p in segment.pieces]
+        self._wanted = list(zip(dtypes, shapes, strict=True))
         self._direct = DirectSums.of(segment, planner, reduce, self.work)
 
     @property
@@ -127,13 +116,15 @@ class Round:
 
     def find_table(self) -> Table:
         """Return the table of the open round, after emptying it where that is due."""
-        mailbox, side = self.mailbox, self._header[FLIP] & 1
-        now, (table, other) = self._heads[side][ROUNDS], mailbox.both
-        if table.words[ROUND] != now:
-            table = other
+        side, mailbox = self._header[FLIP] & 1, self.mailbox
+        turn = mailbox.words[TURN] & 1
+        table = mailbox.tables[turn]
+        if table.words[words.ROUND] != self._heads[side][ROUNDS]:
+            table = mailbox.tables[1 - turn]
             record, at = self._records[side], self._ranks_at
             self.work.empty(table.array, record, at, self.size, mailbox.n_slices)
-            mailbox.turn()
+            mailbox.words[TURN] += 1
+        self._table = table
         return table
 
     # -- a step joins --------------------------------------------------------
@@ -144,34 +135,26 @@ class Round:
         Not -1 only where :func:`judge_step` says NEW, the kind fits and nothing was
         pushed before the tick. What else is found is in :attr:`found`.
         """
-        rank, code = tick.rank, CODES.get(tick.kind, FREE) if arrays else 0
+        rank, code = tick.rank, CODES.get(tick.kind, words.FREE) if arrays else 0
         if self._uncommitted or code < 0 or not 0 <= rank < self.size:
             return -1
-        n: int = self.work.look(
-            self.find_table().array,
-            self.size,
-            self.mailbox.n_slices,
-            rank,
-            bool(arrays and tick.weight),
-            tick.clock,
-            tick.sequence,
-            code,
-            self._find_path(rank),
-            self._found,
-        )
+        for position, data in arrays.items():
+            dtype, shape = self._wanted[position]
+            if (
+                data.dtype != dtype
+                or data.shape != shape
+                or not data.flags.c_contiguous
+            ):
+                return -1
+        table, brings = self.find_table().array, bool(arrays and tick.weight)
+        when, out = (tick.clock, tick.sequence), (self._find_path(rank), self._found)
+        n: int = self.work.look(table, *self._sizes, rank, brings, *when, code, *out)
         return n
 
     def _climb(self, rank: int, brings: bool) -> int:
         """As :meth:`find_slices`, for a rank that is in by what was looked at before."""
-        n: int = self.work.climb(
-            self.mailbox.table.array,
-            self.size,
-            self.mailbox.n_slices,
-            rank,
-            brings,
-            self._find_path(rank),
-            self._found,
-        )
+        table, out = self._table.array, (self._find_path(rank), self._found)
+        n: int = self.work.climb(table, *self._sizes, rank, brings, *out)
         return n
 
     def _find_path(self, rank: int) -> Array:
@@ -189,7 +172,7 @@ class Round:
         n: int,
         *,
         may_apply: bool = True,
-        bits: int = TICKED,
+        bits: int = words.TICKED,
     ) -> None:
         """Take a rank into the round, which `n` slices of sums meet, as was found.
 
@@ -200,11 +183,12 @@ class Round:
         code = CODES[tick.kind] if arrays else 0
         if not tick.weight:
             arrays = {}
-        slices, weight = self.mailbox.slices(self.found, n), 0.0
+        slices = self.mailbox.find_slices(self.found, words.SLICES, n) if n else ()
+        weight = 0.0
         if self._direct is not None:
             weight = self._direct.weigh(tick, arrays, slices)
         came = Delivery(tick, arrays, slices, code, bits, weight)
-        if self.found[LAST] and may_apply:
+        if self.found[words.LAST] and may_apply:
             self._apply(came)
         else:
             self._keep(came)
@@ -213,26 +197,15 @@ class Round:
         """Keep the sum of what came; put the table in force that has the rank in it."""
         mailbox, tick, n = self.mailbox, came.tick, len(came.slices)
         if came.arrays or n > 1:
-            out = mailbox.slice(self.found[INTO])
+            out = mailbox.slice(self.found[words.INTO])
             if came.weight and self._direct is not None:
                 self._direct.fill(came, out)
             else:
-                fill_slice(out, gather(came, self._is_mean, self.found))
-        table, other = mailbox.both
-        self.work.join(
-            table.array,
-            other.array,
-            self.size,
-            mailbox.n_slices,
-            self._found,
-            n,
-            tick.rank,
-            came.bits,
-            tick.sequence + 1,
-            came.code,
-            tick.weight,
-        )
-        mailbox.turn()
+                sums.fill_slice(out, sums.gather(came, self._is_mean, self.found))
+        table, other = self._table, mailbox.tables[self._table is mailbox.tables[0]]
+        who = tick.rank, came.bits, tick.sequence + 1, came.code, tick.weight
+        self.work.join(table.array, other.array, *self._sizes, self._found, n, *who)
+        mailbox.words[TURN] += 1
         self._uncommitted.pop(tick.rank, None)
 
     def _apply(self, came: Delivery) -> None:
@@ -252,7 +225,7 @@ class Round:
 
     def _publish(self, came: Delivery) -> int:
         """Publish a round of any arrays; return how many pushed."""
-        code = came.code or self.mailbox.table.words[KIND]
+        code = came.code or self._table.words[words.KIND]
         kind = MODEL if code == CODES[MODEL] else GRADIENT
         counts = self._segment.current.steps
         planned = self._planner.round(self._reduce(came), kind, counts)
@@ -266,36 +239,35 @@ class Round:
 
     def _publish_direct(self, came: Delivery, direct: DirectSums) -> int:
         """As :meth:`_publish`, for gradients of a small shard with all of its pieces."""
-        scalars = direct.find_scalars(self._segment.current.steps)
+        counts, divisor = self._segment.current.steps, 1.0
+        if self._is_mean:
+            divisor = came.weight
+        rules = enumerate(direct.rules)
+        scalars = [rule.scalars(counts.item(p) + 1, None) for p, rule in rules]
         publication = Publication(self._segment)
         n_pushes = self._note(came, publication.flip)
         for position, rule in enumerate(direct.rules):
-            data = direct.reduce(came, position)
+            data = direct.form(came, position, direct.formed[position], divisor)
             publication.update(position, rule, data, scalars[position])
         publication.finish()
         return n_pushes
 
     def _note(self, came: Delivery, flip: int) -> int:
         """Note the complete round in the record of a flip; return how many pushed."""
-        tick = came.tick
-        n: int = self.work.note(
-            self._records[flip & 1],
-            self._ranks_at,
-            self.mailbox.table.array,
-            self.size,
-            tick.rank,
-            came.bits,
-            tick.sequence + 1,
-            tick.weight,
-        )
+        tick, table = came.tick, self._table.array
+        who = tick.rank, came.bits, tick.sequence + 1, tick.weight
+        record = self._records[flip & 1]
+        n: int = self.work.note(record, self._ranks_at, table, self.size, *who)
         return n
 
     def _reduce(self, came: Delivery) -> dict[int, LazySum | Array]:
         """Return the reduced arrays of a complete round by position."""
         if not callable(self.reduce):
-            return divide(gather(came, self._is_mean, self.found), self._is_mean)
-        held = enumerate(self.mailbox.table.first.tolist())
-        nodes = {r: self.mailbox.slice(i).node() for i, r in held if r != FREE}
+            return sums.divide(
+                sums.gather(came, self._is_mean, self.found), self._is_mean
+            )
+        held = enumerate(self._table.first.tolist())
+        nodes = {r: self.mailbox.slice(i).node() for i, r in held if r != words.FREE}
         if came.arrays:
             weights = dict.fromkeys(came.arrays, came.tick.weight)
             nodes[came.tick.rank] = dict(came.arrays), weights
@@ -315,7 +287,11 @@ class Round:
         """
         table, rank = self.find_table(), step.rank
         word = table.ranks[rank]
-        state = table.words[ROUND], bool(word & TICKED), bool(word & FINISHED)
+        state = (
+            table.words[words.ROUND],
+            bool(word & words.TICKED),
+            bool(word & words.FINISHED),
+        )
         uncommitted = self._find_next(rank, table)
         verdict = judge_step(step, state, table.next[rank], uncommitted)
         if verdict != NEW:
@@ -332,7 +308,7 @@ class Round:
         kind = before.kind if before else NOTHING
         if step.items:
             kind = self._check_kind(step, table)
-        arrays = join_pushes(arrays, step)
+        arrays = sums.join_pushes(arrays, step)
         tick = Tick.of(step, kind)
         if step.tick:
             n = self._climb(rank, bool(arrays and step.weight))
@@ -345,7 +321,7 @@ class Round:
     def _check_kind(self, step: Step, table: Table) -> str:
         """Return the kind of a step with arrays, if it is that of the round."""
         held = [self._find_uncommitted(rank) for rank in self._uncommitted]
-        kinds = [KINDS[table.words[KIND]], *(one[0].kind for one in held if one)]
+        kinds = [KINDS[table.words[words.KIND]], *(one[0].kind for one in held if one)]
         for kind in kinds:
             if kind not in (NOTHING, step.kind) or step.kind not in KINDS:
                 raise run_record.other_kind(step, kind)
@@ -354,7 +330,7 @@ class Round:
     def _find_uncommitted(self, rank: int) -> tuple[Tick, dict[int, Array]] | None:
         """Return what a rank has pushed before its tick in the open round."""
         held = self._uncommitted.get(rank)
-        now = self.mailbox.table.words[ROUND]
+        now = self._table.words[words.ROUND]
         return held if held is not None and held[0].clock == now else None
 
     def _find_next(self, rank: int, table: Table) -> int:
@@ -369,13 +345,15 @@ class Round:
         table = self.find_table()
         after = self._find_next(rank, table)
         self._uncommitted.pop(rank, None)
-        if table.ranks[rank] & FINISHED:
+        if table.ranks[rank] & words.FINISHED:
             return
         n = self._climb(rank, brings=False)
-        if not table.words[N_TICKED]:
-            self.found[LAST] = 0
-        nothing = Tick(self.run, rank, table.words[ROUND], after - 1, NOTHING, 0.0)
-        self.deliver(nothing, {}, n, may_apply=may_apply, bits=FINISHED)
+        if not table.words[words.N_TICKED]:
+            self.found[words.LAST] = 0
+        nothing = Tick(
+            self.run, rank, table.words[words.ROUND], after - 1, NOTHING, 0.0
+        )
+        self.deliver(nothing, {}, n, may_apply=may_apply, bits=words.FINISHED)
 
     def restart_rank(self, rank: int, attempt: int) -> tuple[int, int]:
         """Let a trainer take the place of a lost one; return its clock and next number.
@@ -385,7 +363,7 @@ class Round:
         counts them; asked again, or with 0, nothing changes.
         """
         table, first = self.find_table(), run_record.first_of(attempt)
-        ticked = table.ranks[rank] & TICKED
+        ticked = table.ranks[rank] & words.TICKED
         if table.next[rank] < first:
             if not ticked:
                 self._uncommitted.pop(rank, None)
@@ -402,7 +380,7 @@ class Round:
     def is_complete(self) -> bool:
         """Whether the open round is complete, and was not applied."""
         table = self.find_table()
-        return table.words[N_IN] == self.size and table.words[N_TICKED] > 0
+        return table.words[words.N_IN] == self.size and table.words[words.N_TICKED] > 0
 
     def apply_complete(self) -> None:
         """Apply the open round if it was complete before it could be applied."""
@@ -410,12 +388,16 @@ class Round:
             return
         found, n = self.found, 0
         if not callable(self.reduce):
-            for index, first in enumerate(self.mailbox.table.first.tolist()):
-                if first != FREE:
-                    found[SLICES + 2 * n], found[SLICES + 2 * n + 1] = index, 1
+            for index, first in enumerate(self._table.first.tolist()):
+                if first != words.FREE:
+                    found[words.SLICES + 2 * n], found[words.SLICES + 2 * n + 1] = (
+                        index,
+                        1,
+                    )
                     n += 1
+        slices = self.mailbox.find_slices(found, words.SLICES, n)
         nobody = Tick(self.run, -1, 0, -1, NOTHING, 0.0)
-        self._apply(Delivery(nobody, {}, self.mailbox.slices(found, n)))
+        self._apply(Delivery(nobody, {}, slices))
 
     # -- checks --------------------------------------------------------------
 
@@ -424,15 +406,3 @@ class Round:
         """The next sequence number of every rank."""
         table = self.find_table()
         return [self._find_next(rank, table) for rank in range(self.size)]
-
-    @property
-    def nodes(self) -> list[tuple[int, int]]:
-        """Ranks [first, last) of the sums and contributions held."""
-        table = self.find_table()
-        pairs = zip(table.first.tolist(), table.last.tolist(), strict=True)
-        return sorted(pair for pair in pairs if pair[0] != FREE)
-
-    @property
-    def bound(self) -> int:
-        """Largest number of them a round may come to."""
-        return self.size if callable(self.reduce) else -(-self.size // 2)

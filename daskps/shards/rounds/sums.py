@@ -207,7 +207,7 @@ class DirectSums:
         self._forms = [work.form4 if d.itemsize == 4 else work.form8 for d in dtypes]
         # One after the other in the same place: all of a shard would be a copy of it.
         room = np.empty(max(nbytes), np.uint8)
-        self._formed = [room[:n].view(d) for n, d in zip(nbytes, dtypes, strict=True)]
+        self.formed = [room[:n].view(d) for n, d in zip(nbytes, dtypes, strict=True)]
 
     @classmethod
     def of(
@@ -248,24 +248,15 @@ class DirectSums:
             weight += weights[0]
         return weight
 
-    def find_scalars(self, counts: Array) -> list[tuple[float, ...]]:
-        """Return what each rule says to its next step, which may raise."""
-        return [r.scalars(counts.item(p) + 1, None) for p, r in enumerate(self.rules)]
-
-    def reduce(self, came: Delivery, position: int) -> Array:
-        """Return what a complete round comes to for a piece, good until the next one."""
-        divisor = came.weight if self.is_mean else 1.0
-        return self._form(came, position, self._formed[position], divisor)
-
     def fill(self, came: Delivery, to: Slice) -> None:
         """Form the sums of all pieces in a slice."""
         for position, array in came.arrays.items():
             out = to.arrays[position]
-            if self._form(came, position, out) is array:
+            if self.form(came, position, out) is array:
                 out[:] = array
         to.weigh([came.weight] * len(self.rules))
 
-    def _form(
+    def form(
         self, came: Delivery, position: int, out: Array, divisor: float = 1.0
     ) -> Array:
         """Form the sum of a piece in `out`; return the array itself where that is it."""

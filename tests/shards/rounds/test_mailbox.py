@@ -24,6 +24,7 @@ from daskps.layout.arrays import Layout
 from daskps.reduction import leaf, reduce_all
 from daskps.shards import cutting
 from daskps.shards.deputy import OPEN, READING, NotHereError, gate_of
+from daskps.shards.invariants import bound_of, nodes_of
 from daskps.shards.memory.format import GENERATION, ROUNDS
 from daskps.shards.memory.segment import Segment
 from daskps.shards.rounds import sums
@@ -157,7 +158,7 @@ def test_any_order_at_any_of_two_gives_the_bits_of_one_reduction(
         # A cut lets deputies only read.
         shard = shards[0] if held else shards[rng.integers(2)]
         assert weights(shard) == before
-        assert len(shard.round.nodes) <= shard.round.bound
+        assert len(nodes_of(shard.round)) <= bound_of(shard.round)
         if rank in finished:
             shards[0].finish_rank(RUN, rank)
             continue
@@ -179,7 +180,7 @@ def test_any_order_at_any_of_two_gives_the_bits_of_one_reduction(
         send(alone, Step(GRADIENT, items, producer=1, sequence=sequence))
     for shard in shards:
         assert shard.rounds_of(RUN) == 1
-        assert shard.round.nodes == []
+        assert nodes_of(shard.round) == []
         for found, wanted in zip(weights(shard), weights(alone), strict=True):
             np.testing.assert_array_equal(found, wanted)
         shard.validate()
@@ -191,7 +192,7 @@ def test_the_worst_order_finds_a_free_slice(size):
     owner, deputy, _ = pair(size, "sum")
     one, most = np.ones(9, "f4"), 0
     for rank in [*range(0, size, 2), *range(1, size, 2)]:
-        most = max(most, len(owner.round.nodes))
+        most = max(most, len(nodes_of(owner.round)))
         deputy.submit([Ticket(gradient(rank, {A: one}))])
     assert most == min(-(-size // 2), size - 1)
     assert n_slices(size, "sum") == -(-size // 2) + 1
@@ -312,7 +313,7 @@ def test_new_run_takes_the_memory_over():
     deputy.submit(late)
     assert failed(late, NotHereError)
     deputy.run_state.attach_rounds(RUN + 1, 2, "mean", memory)
-    assert deputy.round.nodes == []
+    assert nodes_of(deputy.round) == []
 
 
 @pytest.mark.parametrize(
@@ -503,7 +504,7 @@ def test_round_of_one_is_accepted_when_it_is_applied(how):
         owner.hold_run(RUN)
     (ticket,) = send(owner, gradient(0, {A: np.ones(9, "f4")}))
     assert owner.parked == [ticket]
-    assert not owner.round.nodes
+    assert not nodes_of(owner.round)
     end = partial(owner.hold_run, RUN, 1)
     assert (cutting.end_cut(owner, "cut") if how == "cut" else end()) == [ticket]
     assert not done(ticket).duplicate

@@ -166,7 +166,7 @@ def test_large_shards_form_all_sums_lazily(name, monkeypatch):
 def test_gradients_of_a_shard_are_formed_in_one_place():
     """As large as one piece: each of them is applied before the next is formed."""
     shard: Any = shard_of(4)
-    formed = shard.round._direct._formed
+    formed = shard.round._direct.formed
     assert len({array.ctypes.data for array in formed}) == 1
     assert formed[0].base.nbytes == 8 * 5
 
