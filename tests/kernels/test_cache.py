@@ -31,7 +31,7 @@ class Mine(optim.Rule):
 rules = [optim.SGD(0.1), optim.Adam(), cloudpickle.loads(cloudpickle.dumps(Mine(0.1)))]
 hits = misses = 0
 for rule in rules:
-    for dtype in ("f2", "f4", "f8"):
+    for dtype in ("f2", "f4"):
         bound = optim.bind(rule, dtype, cache_dir=sys.argv[1])
         w, g = np.ones(9, dtype), np.ones(9, dtype)
         slots = tuple(np.ones(9, bound.kernel.compute_dtype) for _ in rule.slots)
@@ -62,12 +62,12 @@ def files(folder):
 def test_second_process_compiles_nothing(tmp_path):
     """Rules of the library, lambdas and functions of __main__ alike."""
     cache = tmp_path / "new" / "kernels"
-    assert run(str(cache), "0.5") == [0, 12]
+    assert run(str(cache), "0.5") == [0, 6]
     written = files(cache)
-    assert run(str(cache), "0.5") == [12, 0]
+    assert run(str(cache), "0.5") == [6, 0]
     assert files(cache) == written
     # An edited constant is another rule, never the old machine code.
-    assert run(str(cache), "0.25") == [8, 4]
+    assert run(str(cache), "0.25") == [4, 2]
 
 
 def update(w, g):

@@ -658,7 +658,7 @@ def assert_usable(store):
 def test_timeout_ends_the_run(train, way, sync):
     with sgd_store() as store:
         with pytest.raises(TimeoutError, match="a run on store"):
-            train(store, regression, X, Y, sync=sync, timeout=0.5, **ENDLESS)
+            train(store, regression, X, Y, sync=sync, timeout=0.2, **ENDLESS)
         if sync == "bsp":
             assert_usable(store)
 
