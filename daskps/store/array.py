@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,36 +20,14 @@ from daskps.store.snapshot import chunks_of, dask_array, taken_by
 from daskps.store.targets import target_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from daskps.cluster.caller.routes import Request
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.layout.arrays import Parameter
+    from daskps.store.pushes import Writable
     from daskps.typing import Array
 
 DEFAULT = config.DEFAULT
 logger = logging.getLogger(__name__)
-
-
-class _Store(Protocol):
-    """What a parameter needs of its store."""
-
-    name: str
-
-    @property
-    def _meta_if_known(self) -> Callable[[], StoreMap | None]: ...
-    @property
-    def _attach(self) -> Callable[[Any], Any]: ...
-    @property
-    def _bind(self) -> Callable[[], Any]: ...
-    @property
-    def _do(self) -> Callable[..., Any]: ...
-    @property
-    def push(self) -> Callable[..., Any]: ...
-    @property
-    def add(self) -> Callable[..., Any]: ...
-    @property
-    def assign(self) -> Callable[..., Any]: ...
 
 
 @refuses_arithmetic
@@ -78,7 +57,7 @@ class ParameterArray:
     np.float64(0.0)
     """
 
-    def __init__(self, store: _Store, parameter: Parameter) -> None:
+    def __init__(self, store: Writable, parameter: Parameter) -> None:
         self._store = store
         self._parameter = parameter
 
@@ -171,22 +150,14 @@ class ParameterArray:
         >>> store["w"].pull()
         array([0., 1., 2.])
         """
-        return self._read(out, lambda found: found, timeout)
-
-    def _read(self, out: Array | None, finish: Any, timeout: Any) -> Any:
         given = None if out is None else {self.name: out}
-        target: list[routes.Target] = []
 
         def make(meta: StoreMap) -> Request:
-            target.append(target_of(meta, [self.name], given))
-            return routes.read(meta, target[0], None, routes.Step())
+            all_of = target_of(meta, [self.name], given)
+            target = replace(all_of, finish=lambda: all_of.finish()[self.name])
+            return routes.read(meta, target, None, routes.Step())
 
-        return self._store._do(
-            make,
-            timeout,
-            f"a pull of {self.name!r}",
-            finish=lambda _: finish(target[0].finish()[self.name]),
-        )
+        return self._store._do(make, timeout, f"a pull of {self.name!r}")
 
     def push(
         self,
@@ -290,27 +261,19 @@ class ParameterArray:
         return self._store.assign({self.name: value}, timeout=timeout)
 
     def __getitem__(self, index: Any) -> Any:
-        rows, rest = split_index(index, self.shape)
-        start, stop, step = rows
+        low, high, inner = split_index(index, self.shape)
         width = int(np.prod(self.shape[1:], dtype=np.int64))
-        low, high = _extent(start, stop, step)
         flat = np.empty((high - low) * width, self.dtype)
         spans = {self._parameter.index: (low * width, high * width, flat)}
 
-        def finish(_: Any) -> Any:
-            values = flat.reshape((high - low, *self.shape[1:]))
-            turned = values[::step] if step > 0 else values[::-1][::-step]
-            return turned[rest] if rest is not None else turned[0]
+        def finish() -> Any:
+            return flat.reshape((high - low, *self.shape[1:]))[inner]
 
         def make(meta: StoreMap) -> Request:
-            target = routes.spanning(meta, spans, lambda: None)
+            target = routes.spanning(meta, spans, finish)
             return routes.read(meta, target, None, routes.Step())
 
-        if not self.shape:
-            return self._read(None, lambda value: value[index], DEFAULT)
-        return self._store._do(
-            make, DEFAULT, f"a slice of {self.name!r}", finish=finish
-        )
+        return self._store._do(make, DEFAULT, f"a slice of {self.name!r}")
 
     def to_dask_array(self, *, timeout: Any = DEFAULT) -> Any:
         """Copy the parameter at one moment into a dask array on the owners.
@@ -343,7 +306,7 @@ class ParameterArray:
             self._store,
             parameter.index,
             lambda taken: dask_array(taken, parameter, alone=True),
-            what=f"a copy of {self.name!r} of store {self._store.name!r}",
+            what=f"a copy of {self.name!r}",
             timeout=timeout,
         )
 
@@ -366,21 +329,20 @@ class ParameterArray:
         return value if dtype is None else value.astype(dtype, copy=False)
 
 
-def split_index(index: Any, shape: tuple[int, ...]) -> tuple[tuple[int, int, int], Any]:
-    """Split an index into rows of the first axis and what applies to those rows.
+def split_index(index: Any, shape: tuple[int, ...]) -> tuple[int, int, Any]:
+    """Split an index into the rows to read and what to take of those.
 
     Parameters
     ----------
     index : int, slice, Ellipsis or tuple
         Basic index; anything else raises.
     shape : tuple of int
-        Shape it applies to.
+        Shape it applies to; without axes it has one row.
 
     Returns
     -------
-    (start, stop, step), rest
-        `rest` indexes the rows that were read; the first axis is gone if the first
-        index was an int.
+    low, high, inner
+        The smallest run of rows in which all are, and the index to apply to it.
 
     Raises
     ------
@@ -389,9 +351,6 @@ def split_index(index: Any, shape: tuple[int, ...]) -> tuple[tuple[int, int, int
     TypeError
         For an index that is not basic.
     """
-    if not shape:
-        np.empty(())[index]
-        return (0, 0, 1), None
     parts = index if isinstance(index, tuple) else (index,)
     for part in parts:
         # NumPy takes a bool for a mask, Python for an int.
@@ -403,18 +362,16 @@ def split_index(index: Any, shape: tuple[int, ...]) -> tuple[tuple[int, int, int
             )
     # NumPy's own errors, without the values; a broadcast view takes no memory.
     np.broadcast_to(np.empty(()), shape)[index]
+    if not shape:
+        return 0, 1, (0, *parts)
     if not parts or parts[0] is Ellipsis or parts[0] is None:
-        return (0, shape[0], 1), parts
+        return 0, shape[0], parts
     first, rest = parts[0], parts[1:]
-    if isinstance(first, slice):
-        return first.indices(shape[0]), (slice(None), *rest)
-    row = int(first) % shape[0]
-    return (row, row + 1, 1), (0, *rest)
-
-
-def _extent(start: int, stop: int, step: int) -> tuple[int, int]:
-    """Return the smallest run of rows that a range of rows lies in."""
-    rows = range(start, stop, step)
+    if not isinstance(first, slice):
+        row = int(first) % shape[0]
+        return row, row + 1, (0, *rest)
+    rows = range(shape[0])[first]
     if not rows:
-        return 0, 0
-    return min(rows[0], rows[-1]), max(rows[0], rows[-1]) + 1
+        return 0, 0, (first, *rest)
+    low, high = min(rows[0], rows[-1]), max(rows[0], rows[-1]) + 1
+    return low, high, (slice(rows[0] - low, None, rows.step), *rest)

@@ -17,9 +17,9 @@ from daskps.errors import StoreClosedError
 from daskps.store.repr import store_html, store_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
-    from daskps.cluster.caller.routes import Request
+    from daskps.cluster.caller.routes import Reply, Request
 
 DEFAULT = config.DEFAULT
 
@@ -97,6 +97,10 @@ class Handle:
             self._shards = ShardClient(link, StoreMap(wire))
         return self._shards
 
+    async def _attach_within(self, link: Link, deadline: Deadline) -> ShardClient:
+        left = deadline.remaining()
+        return await link.within(self._attach(link), left, deadline.what)
+
     def _attached(self, deadline: Deadline | None = None) -> ShardClient:
         """Return what routes calls, asking the directory the first time."""
         link = self._bind()
@@ -155,72 +159,92 @@ class Handle:
 
     # -- the one way through which every verb goes ----------------------------
 
+    def _deadline(self, timeout: Any, what: str) -> Deadline:
+        return Deadline(config.deadline(timeout), f"{what} of store {self.name!r}")
+
     def _do(
         self,
         make: Callable[[StoreMap], Request],
         timeout: Any,
         what: str,
         *,
-        finish: Callable[[Any], Any],
         producer: bool = False,
     ) -> Any:
         """Make a call and carry it out, in a thread or as an awaitable."""
-        seconds = config.deadline(timeout)
+        deadline = self._deadline(timeout, what)
         link = self._bind()
         source = self._producer_here(link) if producer else None
-        what = f"{what} of store {self.name!r}"
-        deadline = Deadline(seconds, what)
         if link.asynchronous:
-            return link.run(
-                lambda: self._do_async(
-                    link, make, deadline, finish=finish, source=source
-                )
-            )
+            return link.run(lambda: self._do_async(link, make, deadline, source))
         shards = self._attached(deadline)
         if source is None:
-            return finish(shards.pull(make(shards.meta), deadline))
+            request = make(shards.meta)
+            return self._finish(request, shards.pull(request, deadline))
         if not source.id:
             left = deadline.remaining()
-            link.run(lambda: link.within(source.identify(link), left, what))
+            link.run(lambda: link.within(source.identify(link), left, deadline.what))
         request = make(shards.meta)
         with source.turn(deadline, shards.settle) as turn:
             signed = request.signed(source.id, turn.number, turn.floor)
-            return finish(shards.call(signed, deadline))
+            return self._finish(signed, shards.call(signed, deadline))
 
     async def _do_async(
         self,
         link: Link,
         make: Callable[[StoreMap], Request],
         deadline: Deadline,
-        *,
-        finish: Callable[[Any], Any],
-        source: Producer | None,
+        source: Producer | None = None,
     ) -> Any:
         """Make a call and carry it out, on the event loop."""
-        what = deadline.what
-        shards = await link.within(self._attach(link), deadline.remaining(), what)
+        shards = await self._attach_within(link, deadline)
         request = make(shards.meta)
         if source is None:
-            return finish(await shards.call_async(request, deadline))
+            return self._finish(request, await shards.call_async(request, deadline))
         if not source.id:
-            await link.within(source.identify(link), deadline.remaining(), what)
+            left = deadline.remaining()
+            await link.within(source.identify(link), left, deadline.what)
         async with source.turn_async(deadline, shards.settle) as turn:
             signed = request.signed(source.id, turn.number, turn.floor)
-            return finish(await shards.call_async(signed, deadline))
+            return self._finish(signed, await shards.call_async(signed, deadline))
+
+    def _finish(self, request: Request, reply: Reply) -> Any:
+        """Return what was read, or else the version that a push has led to."""
+        if request.target is not None:
+            return request.target.finish()
+        version = reply.version
+        # For `_repr_html_`, which must not ask anybody.
+        known = dict(enumerate(self._last_versions)) | dict(version.pairs)
+        if self._shards is not None:
+            n = self._shards.meta.layout.n_shards
+            self._last_versions = tuple(known.get(i, 0) for i in range(n))
+        return version
+
+    def _with_shards(
+        self,
+        work: Callable[[ShardClient, Deadline], Awaitable[Any]],
+        timeout: Any,
+        what: str,
+        *,
+        beside: bool = False,
+    ) -> Any:
+        """Do some other work on the event loop; `beside` where it waits for tasks."""
+        deadline = self._deadline(timeout, what)
+        link = self._bind()
+
+        async def attached() -> Any:
+            return await work(await self._attach_within(link, deadline), deadline)
+
+        return link.run_beside(attached) if beside else link.run(attached)
 
     def _ask(
         self, method: str, finish: Callable[[Any], Any], timeout: Any = DEFAULT
     ) -> Any:
         """Send a control message to all hosts and make something of the replies."""
-        what = f"the {method} of store {self.name!r}"
-        deadline = Deadline(config.deadline(timeout), what)
-        link = self._bind()
 
-        async def question() -> Any:
-            shards = await link.within(self._attach(link), deadline.remaining(), what)
+        async def question(shards: ShardClient, deadline: Deadline) -> Any:
             return finish(await shards.control(method, deadline))
 
-        return link.run(question)
+        return self._with_shards(question, timeout, f"the {method}")
 
     # -- its end -------------------------------------------------------------
 
@@ -326,16 +350,12 @@ class Handle:
             return self._nothing_to_do()
         link = self._bind()
         self._shut(method)
+        # Waiting for a silent host is not what it times out by.
+        wait = {} if seconds is None else {"wait_seconds": min(60, seconds / 2)}
 
         async def end() -> None:
             try:
                 if link.live:
-                    # Waiting for a silent host is not what it times out by.
-                    wait = (
-                        {}
-                        if seconds is None
-                        else {"wait_seconds": min(60, seconds / 2)}
-                    )
                     work = link.directory(method, uid=self.uid, **wait)
                     await link.within(work, seconds, f"the {method} of {self.name!r}")
             finally:

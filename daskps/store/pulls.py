@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import config
 from daskps.cluster.caller import routes
-from daskps.cluster.wire.deadline import Deadline
 from daskps.store.handle import Handle
 from daskps.store.targets import least_version, target_of
 
@@ -15,11 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from daskps.cluster.caller.link import CallFuture
-    from daskps.cluster.caller.routes import Reply, Request, Target
+    from daskps.cluster.caller.routes import Request
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.layout.arrays import Layout
     from daskps.typing import Array
-    from daskps.version import Version
 
 DEFAULT = config.DEFAULT
 
@@ -83,8 +81,8 @@ class Readable(Handle):
         >>> store.pull("w", out={"w": buffer})["w"] is buffer
         True
         """
-        make, finish = self._pulling(names, out, min_version)
-        return self._do(make, timeout, "a pull", finish=finish)
+        make = self._pulling(names, out, min_version)
+        return self._do(make, timeout, "a pull")
 
     def pull_async(
         self,
@@ -120,43 +118,26 @@ class Readable(Handle):
         >>> future.result()["w"]
         array([0., 1., 2.])
         """
-        seconds = config.deadline(timeout)
-        link = self._bind()
-        make, finish = self._pulling(names, out, min_version)
         # One deadline for all of it, from here on.
-        deadline = Deadline(seconds, f"a pull of store {self.name!r}")
-        return link.start(
-            lambda: self._do_async(link, make, deadline, finish=finish, source=None)
-        )
+        deadline = self._deadline(timeout, "a pull")
+        link = self._bind()
+        make = self._pulling(names, out, min_version)
+        return link.start(lambda: self._do_async(link, make, deadline))
 
     def _pulling(
         self,
         names: str | Iterable[str] | None,
         out: Mapping[str, Array] | None,
         min_version: int | None,
-    ) -> tuple[Callable[[StoreMap], Request], Callable[[Reply], dict[str, Array]]]:
-        """Return what plans a pull, and what makes its result of the answers."""
-        target: list[Target] = []
+    ) -> Callable[[StoreMap], Request]:
+        """Return what plans a pull."""
         least = least_version(min_version)
 
         def make(meta: StoreMap) -> Request:
-            target.append(target_of(meta, names, out))
-            return routes.read(meta, target[0], least, routes.Step())
+            target = target_of(meta, names, out)
+            return routes.read(meta, target, least, routes.Step())
 
-        def finish(_: Reply) -> dict[str, Array]:
-            found: dict[str, Array] = target[0].finish()
-            return found
-
-        return make, finish
-
-    def _seen(self, reply: Reply) -> Version:
-        # For `_repr_html_`, which must not ask anybody.
-        version = reply.version
-        known = dict(enumerate(self._last_versions)) | dict(version.pairs)
-        if self._shards is not None:
-            n = self._shards.meta.layout.n_shards
-            self._last_versions = tuple(known.get(i, 0) for i in range(n))
-        return version
+        return make
 
     def _told(self, rows: Iterable[Iterable[tuple[int, int]]]) -> tuple[int, ...]:
         pairs = sorted((shard, v) for row in rows for shard, v in row)

@@ -6,15 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import config
 from daskps.cluster.caller import routes
-from daskps.cluster.caller.routes import (
-    ADD,
-    ASSIGN,
-    GRADIENT,
-    Request,
-    Step,
-    Target,
-)
-from daskps.cluster.wire.deadline import Deadline
+from daskps.cluster.caller.routes import ADD, ASSIGN, GRADIENT, Request, Step, Target
 from daskps.errors import PushRejectedError, UnknownParameterError
 from daskps.store import intake
 from daskps.store.pulls import Readable
@@ -86,7 +78,7 @@ class Writable(Readable):
         array([-0.1, -0.1, -0.1])
         """
         make = self._pushing(grads, weight, lr)
-        return self._do(make, timeout, "a push", finish=self._seen, producer=True)
+        return self._do(make, timeout, "a push", producer=True)
 
     def _pushing(
         self,
@@ -146,21 +138,12 @@ class Writable(Readable):
         >>> future.result()
         1
         """
-        seconds = config.deadline(timeout)
+        deadline = self._deadline(timeout, "a push")
         link = self._bind()
         source = self._producer_here(link)
         given = {n: _copied(n, v) for n, v in intake.plain(grads).items()}
         make = self._pushing(given, weight, lr)
-        what = f"a push of store {self.name!r}"
-        return link.start(
-            lambda: self._do_async(
-                link,
-                make,
-                Deadline(seconds, what),
-                finish=self._seen,
-                source=source,
-            )
-        )
+        return link.start(lambda: self._do_async(link, make, deadline, source))
 
     def add(self, deltas: Mapping[str, Any], *, timeout: Any = DEFAULT) -> Any:
         """Add to parameters: a plain ``+=`` that no optimizer sees.
@@ -190,7 +173,7 @@ class Writable(Readable):
         array([3, 4])
         """
         make = self._placing(ADD, deltas, "delta")
-        return self._do(make, timeout, "an add", finish=self._seen, producer=True)
+        return self._do(make, timeout, "an add", producer=True)
 
     def assign(
         self,
@@ -237,7 +220,7 @@ class Writable(Readable):
             extra=flag(allow_extra, "allow_extra"),
             missing=flag(allow_missing, "allow_missing"),
         )
-        return self._do(make, timeout, "an assign", finish=self._seen, producer=True)
+        return self._do(make, timeout, "an assign", producer=True)
 
     def _placing(
         self,
@@ -300,20 +283,8 @@ class Writable(Readable):
         >>> store.pushpull({"w": np.ones(3)})["w"]
         array([-0.1, -0.1, -0.1])
         """
-        target: list[Target] = []
-
-        def where(meta: StoreMap) -> Target:
-            target.append(target_of(meta, None, out))
-            return target[0]
-
-        make = self._pushing(grads, weight, lr, where)
-        return self._do(
-            make,
-            timeout,
-            "a pushpull",
-            finish=lambda _: target[0].finish(),
-            producer=True,
-        )
+        make = self._pushing(grads, weight, lr, lambda meta: target_of(meta, None, out))
+        return self._do(make, timeout, "a pushpull", producer=True)
 
 
 def _copied(name: str, value: Any) -> Array:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dask.tokenize import tokenize
 
-from daskps import config
 from daskps.cluster.caller import snapshots
-from daskps.cluster.wire.deadline import Deadline
 from daskps.store.repr import snapshot_html, snapshot_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.snapshots import Taken
     from daskps.cluster.host.copies import CopyGroup, Edges
+    from daskps.cluster.wire.deadline import Deadline
     from daskps.layout.arrays import Layout, Parameter, Piece
+    from daskps.store.handle import Handle
     from daskps.typing import Array
     from daskps.version import Version
 
@@ -27,17 +28,8 @@ if TYPE_CHECKING:
 Span = tuple[str, int, int]
 
 
-class _Handle(Protocol):
-    """What taking a snapshot needs of a store."""
-
-    @property
-    def _bind(self) -> Callable[[], Any]: ...
-    @property
-    def _attach(self) -> Callable[[Any], Any]: ...
-
-
 def taken_by(
-    store: _Handle,
+    store: Handle,
     index: int | None,
     make: Callable[[Taken], Any],
     *,
@@ -45,15 +37,11 @@ def taken_by(
     timeout: Any,
 ) -> Any:
     """Take a snapshot through a handle and make something of it."""
-    deadline = Deadline(config.deadline(timeout), what)
-    link = store._bind()
 
-    async def work() -> Any:
-        attached = store._attach(link)
-        shards = await link.within(attached, deadline.remaining(), what)
+    async def work(shards: ShardClient, deadline: Deadline) -> Any:
         return make(await snapshots.take_snapshot(shards, index, deadline))
 
-    return link.run_beside(work)
+    return store._with_shards(work, timeout, what, beside=True)
 
 
 class Snapshot(Mapping[str, Any]):

@@ -9,7 +9,6 @@ import numpy as np
 
 from daskps import config
 from daskps.cluster.caller.aggregate import aggregate
-from daskps.cluster.wire.deadline import Deadline
 from daskps.reduction import check_reduce
 from daskps.store import intake
 from daskps.store.array import ParameterArray
@@ -23,6 +22,8 @@ from daskps.store.pushes import Writable
 from daskps.store.snapshot import Snapshot, taken_by
 
 if TYPE_CHECKING:
+    from daskps.cluster.caller.client import ShardClient
+    from daskps.cluster.wire.deadline import Deadline
     from daskps.typing import Array
 
 DEFAULT = config.DEFAULT
@@ -103,12 +104,8 @@ class ParameterStore(Writable):
         given = _listed(contributions)
         if not given:
             raise ValueError("aggregate needs at least one contribution")
-        what = f"an aggregate of store {self.name!r}"
-        deadline = Deadline(config.deadline(timeout), what)
-        link = self._bind()
 
-        async def work() -> dict[str, Array]:
-            shards = await link.within(self._attach(link), deadline.remaining(), what)
+        async def work(shards: ShardClient, deadline: Deadline) -> dict[str, Array]:
             layout = shards.meta.layout
             finite = config.check_finite()
             arrays = [
@@ -117,7 +114,7 @@ class ParameterStore(Writable):
             ]
             return await aggregate(shards, arrays, reduce, deadline)
 
-        return link.run(work)
+        return self._with_shards(work, timeout, "an aggregate")
 
     def snapshot(self, *, timeout: Any = DEFAULT) -> Any:
         """Copy all parameters at one moment, while others go on pushing.
@@ -156,8 +153,7 @@ class ParameterStore(Writable):
         >>> (snap["w"] * 2).compute()
         array([0., 2., 4., 6.])
         """
-        what = f"a snapshot of store {self.name!r}"
-        return taken_by(self, None, Snapshot, what=what, timeout=timeout)
+        return taken_by(self, None, Snapshot, what="a snapshot", timeout=timeout)
 
     def __getitem__(self, name: str) -> ParameterArray:
         return ParameterArray(self, self.layout[name])
