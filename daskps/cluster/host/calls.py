@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING
 
-from daskps.cluster.host.hosted import Countdown, HostedShard
+from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.wire.messages import Answer, Call, Part
 from daskps.errors import ConsistencyError, ShardBusyError
 from daskps.shards.deputy import NotHereError
@@ -21,6 +22,25 @@ if TYPE_CHECKING:
 MIN_SECONDS = 0.01
 
 Started = tuple[HostedShard, Part, Ticket]
+
+
+class Countdown:
+    """Tickets of one call; calls back once all of them are done."""
+
+    def __init__(self, n: int, callback: Callable[[], None]) -> None:
+        self._left = n
+        self.done = False
+        self._lock = threading.Lock()
+        self._callback = callback
+
+    def one_done(self) -> None:
+        """Count one ticket as done."""
+        with self._lock:
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self.done = True
+            self._callback()
 
 
 def start_call(

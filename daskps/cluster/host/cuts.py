@@ -7,8 +7,8 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from daskps.cluster.host.calls import Countdown
 from daskps.cluster.host.copies import Room, ranges_of
-from daskps.cluster.host.hosted import Countdown, HostedShard
 from daskps.cluster.keys import copy_key
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.reports import OrderWire, pack_report
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from daskps.cluster.host.host import ShardHost
+    from daskps.cluster.host.hosted import HostedShard
     from daskps.shards.shard import Shard
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,6 @@ wait an inbox stays as it is, and :meth:`HostedShard.look` is called until it is
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import threading
 import time
@@ -26,8 +25,7 @@ from daskps.cluster.host import copying
 from daskps.errors import ShardBusyError
 from daskps.shards.deputy import CLOSED, RELEASED, set_gate
 from daskps.shards.memory.areas import PAGE_NBYTES
-from daskps.shards.memory.format import GENERATION, NONCE
-from daskps.shards.memory.segment import Segment
+from daskps.shards.memory.format import GENERATION
 from daskps.shards.reads import copy_parts
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ASK, Ready, Ticket
@@ -36,9 +34,7 @@ from daskps.usercode import holding_interrupts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from daskps.cluster.host.rules import Rules
     from daskps.cluster.machine.blocks import Block
-    from daskps.cluster.machine.memory import Memory
     from daskps.cluster.wire.messages import Range
     from daskps.layout.arrays import Layout
     from daskps.typing import Array
@@ -46,25 +42,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: How long a thread waits for another process to release a shard.
 LOCK_SECONDS = 20.0
-
-
-class Countdown:
-    """Tickets of one call; calls back once all of them are done."""
-
-    def __init__(self, n: int, callback: Callable[[], None]) -> None:
-        self._left = n
-        self.done = False
-        self._lock = threading.Lock()
-        self._callback = callback
-
-    def one_done(self) -> None:
-        """Count one ticket as done."""
-        with self._lock:
-            self._left -= 1
-            last = self._left == 0
-        if last:
-            self.done = True
-            self._callback()
 
 
 class HostedShard:
@@ -405,35 +382,6 @@ class HostedShard:
         flip = segment.flip
         version = segment.record(flip).version
         return Ready(flip, version, ready.duplicate, ready.lag)
-
-
-def make_slots(
-    memory: Memory | None,
-    rules: Rules,
-    *,
-    name: str,
-    layout: Layout,
-    shards: Sequence[int],
-) -> list[HostedShard]:
-    """Make shards in memory that other processes can map, where there is such."""
-    slots = rules.slots
-    need = partial(Segment.needed_nbytes, layout, slots=slots)
-    blocks: list[Block] = []
-    if memory is not None:
-        blocks = memory.allocate_all(
-            [need(shard, durable=True) for shard in shards],
-            [need(shard) for shard in shards],
-        )
-    made = []
-    for shard, block in itertools.zip_longest(shards, blocks):
-        buffer = None if block is None else block.buffer
-        shared = block if block is not None and block.is_shared else None
-        segment = Segment(layout, shard, slots, buffer, durable=bool(shared))
-        segment.words[GENERATION] = 1
-        segment.words[NONCE] = shared.nonce if shared else 0
-        machine = Shard(segment, rules, cache_dir=rules.cache_dir)
-        made.append(HostedShard(name, layout, shard, machine, block=shared))
-    return made
 
 
 def _ready(ticket: Ticket) -> Ready:

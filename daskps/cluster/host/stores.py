@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.cluster.host.hosted import HostedShard, make_slots
+from daskps.cluster.host.allocation import make_shards
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.upstream import loads
 from daskps.cluster.wire.handlers import HOST
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.cluster.host.host import ShardHost
+    from daskps.cluster.host.hosted import HostedShard
     from daskps.shards.memory.segment import Segment
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,9 @@ async def create(
         began = time.perf_counter()
         bound.warm(durable=memory is not None)
         _log_compile(host, name, time.perf_counter() - began)
-        hosted_shards = make_slots(memory, bound, name=name, layout=made, shards=shards)
+        hosted_shards = make_shards(
+            memory, bound, name=name, layout=made, shards=shards
+        )
         try:
             initializers, seed = loads(fills)
             for hosted in hosted_shards:

@@ -8,8 +8,9 @@ import threading
 import numpy as np
 import pytest
 
+from daskps.cluster.host.calls import Countdown
 from daskps.cluster.host.host import ShardHost
-from daskps.cluster.host.hosted import Countdown, HostedShard
+from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.wire.messages import Call, Part
 from daskps.errors import ShardBusyError, ShardLostError, StoreClosedError
 from daskps.layout.arrays import Layout

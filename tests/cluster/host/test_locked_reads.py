@@ -14,7 +14,7 @@ import daskps
 from daskps import config
 from daskps.cluster.caller.reads import PreparedRead
 from daskps.cluster.host import copying
-from daskps.cluster.host.hosted import Countdown
+from daskps.cluster.host.calls import Countdown
 from daskps.cluster.machine.locks import FileLock
 from daskps.errors import ConsistencyError, ShardBusyError
 from daskps.shards.arrays.operations import PieceUpdate

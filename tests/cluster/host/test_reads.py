@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from daskps.cluster.host import hosted
-from daskps.cluster.host.hosted import Countdown
+from daskps.cluster.host.calls import Countdown
 from daskps.cluster.wire.messages import Call, Part
 from daskps.consistency import ASP, BSP
 from daskps.errors import ClockError, RunCancelledError
