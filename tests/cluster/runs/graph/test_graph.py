@@ -234,10 +234,10 @@ def test_contributions_survive_the_memory_manager(client):
 def apply_twice(dask_worker):
     """Send every step that ends a round twice, as a task that runs again does."""
 
-    def call(self, calls, *args):
-        if any(c.tick for c in calls.values()):
-            original(self, calls, *args)
-        return original(self, calls, *args)
+    def call(self, request, *args):
+        if request.step.tick:
+            original(self, request, *args)
+        return original(self, request, *args)
 
     original = ShardClient.call
     patch = mock.patch.object(ShardClient, "call", call)
