@@ -14,7 +14,7 @@ from daskps.layout.arrays import DTYPES, FLOATS, flatten
 from daskps.limits import STORE_NAME_NBYTES, check_parameters, check_shards
 from daskps.optim import Rule, resolve
 from daskps.store.intake import spec_of
-from daskps.store.targets import flag
+from daskps.store.targets import flag, whole
 
 if TYPE_CHECKING:
     from daskps.typing import Array
@@ -118,7 +118,7 @@ def blueprint(
         rules=_rules(optimizer, shapes),
         shards=number,
         servers=_checked_servers(servers),
-        seed=_checked_seed(seed),
+        seed=whole(seed, "seed", least=0),
         overwrite=flag(overwrite, "overwrite"),
     )
 
@@ -210,10 +210,9 @@ def _encoded(name: str, what: str, error: type[ValueError]) -> bytes:
 def _checked_shards(shards: Any) -> int | None:
     if shards is None:
         return None
-    if isinstance(shards, bool) or not isinstance(shards, (int, np.integer)):
-        raise TypeError(f"shards is an int, found {shards!r}")
-    check_shards(int(shards))
-    return int(shards)
+    number = whole(shards, "shards")
+    check_shards(number)
+    return number
 
 
 def _checked_servers(servers: Any) -> str | list[str]:
@@ -234,11 +233,3 @@ def _checked_servers(servers: Any) -> str | list[str]:
         f"servers={servers!r} is not known; choose 'auto', 'all', 'resource:NAME' or "
         f"a list of worker addresses"
     )
-
-
-def _checked_seed(seed: Any) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-        raise TypeError(f"seed is an int, found {seed!r}")
-    if seed < 0:
-        raise ValueError(f"seed must be 0 or more, found {seed}")
-    return int(seed)

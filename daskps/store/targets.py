@@ -37,6 +37,15 @@ def number(value: Any, what: str, least: float | None = None) -> float:
     return found
 
 
+def whole(value: Any, what: str, least: int | None = None) -> int:
+    """Return a whole number, or refuse what is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{what} is an int, found {value!r}")
+    if least is not None and value < least:
+        raise ValueError(f"{what} must be at least {least}, found {value}")
+    return int(value)
+
+
 def flag(value: Any, what: str) -> bool:
     """Return a bool, or refuse what is none: "no" would mean yes."""
     if not isinstance(value, (bool, np.bool_)):

@@ -7,7 +7,7 @@ import sys
 import time
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,19 +31,6 @@ class State:
     values: str = ""
 
 
-class Bar(Protocol):
-    """Something that shows states until it is closed."""
-
-    def draw(self, state: State) -> None:
-        """Show a state in the place of the one before."""
-
-    def clear(self) -> None:
-        """Wipe what is shown, until the next state."""
-
-    def close(self) -> None:
-        """Leave the last state where it is and end its line."""
-
-
 def is_watched(file: TextIO | None) -> bool:
     """Return whether a person sees what is written: a terminal or a notebook."""
     try:
@@ -64,7 +51,7 @@ def in_tests() -> bool:
     return not {"PYTEST_VERSION", "PYTEST_CURRENT_TEST"}.isdisjoint(os.environ)
 
 
-def make_bar() -> Bar:
+def make_bar() -> Text | Tqdm:
     """Return a bar on standard error."""
     tqdm = _tqdm()
     return Text(sys.stderr) if tqdm is None else Tqdm(tqdm)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from daskps.cluster.upstream import current_task
 from daskps.training import bars
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
-    from daskps.training.bars import Bar, State
+    from daskps.training.bars import State, Text, Tqdm
+    from daskps.training.result import Epoch, Progress
 
 __all__ = [
     "EVENTS",
@@ -30,40 +31,6 @@ __all__ = [
 #: The methods a callback may have, each called with the run.
 EVENTS = ("on_start", "on_round", "on_epoch", "on_failover", "on_stop")
 logger = logging.getLogger(__name__)
-
-
-class Entry(Protocol):
-    """What the history of a run says of one epoch."""
-
-    @property
-    def epoch(self) -> int: ...
-    @property
-    def loss(self) -> float | None: ...
-    @property
-    def metrics(self) -> Mapping[str, float]: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def staleness(self) -> int: ...
-
-
-class Run(Protocol):
-    """What a callback sees of a run."""
-
-    @property
-    def store(self) -> Any: ...
-    @property
-    def clock(self) -> int: ...
-    @property
-    def slowest(self) -> int: ...
-    @property
-    def rounds(self) -> int: ...
-    @property
-    def loss(self) -> float | None: ...
-    @property
-    def history(self) -> Sequence[Entry]: ...
-    @property
-    def epochs(self) -> int: ...
 
 
 def chosen(callbacks: str | Iterable[object]) -> tuple[object, ...]:
@@ -136,7 +103,7 @@ def check(callbacks: Iterable[object]) -> tuple[object, ...]:
     return checked
 
 
-def notify(callbacks: Iterable[object], event: str, run: Run) -> None:
+def notify(callbacks: Iterable[object], event: str, run: Progress) -> None:
     """Call the method `event` of all callbacks that have it, in order.
 
     Parameters
@@ -145,7 +112,7 @@ def notify(callbacks: Iterable[object], event: str, run: Run) -> None:
         What `check` has let through.
     event : str
         One of `EVENTS`.
-    run : Run
+    run : Progress
         What the methods are called with.
     """
     for callback in callbacks:
@@ -210,24 +177,24 @@ class ProgressBar:
 
     def __init__(self, file: TextIO | None = None) -> None:
         self._given = file
-        self._bar: Bar | None = None
+        self._bar: Text | Tqdm | None = None
         self._broken = False
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self, run: Progress) -> None:
         """Draw the empty bar."""
         self.close()
         self._broken = False
         self._draw(describe(run))
 
-    def on_round(self, run: Run) -> None:
+    def on_round(self, run: Progress) -> None:
         """Draw the bar with the latest round."""
         self._draw(describe(run))
 
-    def on_epoch(self, run: Run) -> None:
+    def on_epoch(self, run: Progress) -> None:
         """Draw the bar with the epoch that has ended."""
         self._draw(describe(run))
 
-    def on_stop(self, run: Run) -> None:
+    def on_stop(self, run: Progress) -> None:
         """Draw the bar for the last time and end its line."""
         state = describe(run)
         # A run that was told to stop is over too.
@@ -303,11 +270,11 @@ class Log:
         self._logger = logging.getLogger("daskps") if logger is None else logger
         self._level = level
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self, run: Progress) -> None:
         """Log the start."""
         self._logger.log(self._level, "run on %r starts", run.store)
 
-    def on_epoch(self, run: Run) -> None:
+    def on_epoch(self, run: Progress) -> None:
         """Log the epoch that has ended."""
         entry = run.history[-1]
         self._logger.log(
@@ -319,11 +286,11 @@ class Log:
             entry.staleness,
         )
 
-    def on_failover(self, run: Run) -> None:
+    def on_failover(self, run: Progress) -> None:
         """Log that something was lost and replaced."""
         self._logger.warning("run on %r: failover at clock %d", run.store, run.clock)
 
-    def on_stop(self, run: Run) -> None:
+    def on_stop(self, run: Progress) -> None:
         """Log the end."""
         self._logger.log(
             self._level,
@@ -334,7 +301,7 @@ class Log:
         )
 
 
-def describe(run: Run) -> State:
+def describe(run: Progress) -> State:
     """Return what a bar shows of a run."""
     done = len(run.history)
     values: dict[str, float] = {}
@@ -351,7 +318,7 @@ def describe(run: Run) -> State:
     )
 
 
-def _values(entry: Entry) -> dict[str, float]:
+def _values(entry: Epoch) -> dict[str, float]:
     """Return loss and metrics of an epoch."""
     loss = {} if entry.loss is None else {"loss": entry.loss}
     return {**loss, **entry.metrics}

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import codecs, config
 from daskps.consistency import ASP, BSP, SSP, Policy, policy
-from daskps.limits import MOST_TRAINERS
+from daskps.limits import MOST_TRAINERS, check_trainers
 from daskps.reduction import check_reduce
-from daskps.store.targets import flag
+from daskps.store.targets import flag, whole
 from daskps.training import callbacks as callbacks_module
 from daskps.training.data.parts import check
 from daskps.training.data.tables import array_of
 from daskps.training.functions import check_function
-from daskps.training.job import Job, check_trainers, whole
+from daskps.training.job import Job
 from daskps.training.overlap.background import Background
 from daskps.training.result import Epoch, TrainResult
+from daskps.training.steps import FitPlan
 from daskps.training.trainer import Trainer
 from daskps.usercode import user_code
 
@@ -196,9 +197,8 @@ def train(  # noqa: PLR0913 - the public contract
         store=store,
         policy=checks,
         reduce=reduce,
-        epochs=whole("epochs", epochs),
-        trainers=None if trainers is None else whole("trainers", trainers),
-        gated=validate is not None or stop is not None,
+        epochs=whole(epochs, "epochs", least=1),
+        trainers=None if trainers is None else whole(trainers, "trainers", least=1),
         validate=validate,
         stop=stop,
         callbacks=callbacks_module.chosen(callbacks),
@@ -208,21 +208,22 @@ def train(  # noqa: PLR0913 - the public contract
         codec=chosen_codec,
     )
     if job.trainers:
-        check_trainers(job.trainers, execution if isinstance(chosen, BSP) else "")
+        in_graph = isinstance(chosen, BSP) and execution != "resident"
+        check_trainers(job.trainers, graph=in_graph)
     ahead = config.load().double_buffer
     read_ahead = ahead == "parameters" and every == 1 and _may_read_ahead(chosen)
-    loop = {
-        "gradient": gradient,
-        "epochs": job.epochs,
-        "batch_size": whole("batch_size", batch_size),
-        "sync_every": every,
-        "average_models": average == "models",
-        "shuffle": flag(shuffle, "shuffle"),
-        "seed": whole("seed", seed, least=0),
-        "bsp": isinstance(chosen, BSP),
-        "batch_ahead": ahead != "none",
-        "read_ahead": read_ahead,
-    }
+    plan = FitPlan(
+        gradient=gradient,
+        epochs=job.epochs,
+        batch_size=whole(batch_size, "batch_size", least=1),
+        sync_every=every,
+        average_models=average == "models",
+        shuffle=flag(shuffle, "shuffle"),
+        seed=whole(seed, "seed", least=0),
+        bsp=isinstance(chosen, BSP),
+        batch_ahead=ahead != "none",
+        read_ahead=read_ahead,
+    )
     if read_ahead and isinstance(chosen, SSP):
         # What is read at one clock is used at the next: the bound holds there.
         job.policy = SSP(chosen.staleness - 1)
@@ -230,9 +231,7 @@ def train(  # noqa: PLR0913 - the public contract
     # Here, so that bad data is refused before anything is started.
     X, y = array_of(X, "X"), array_of(y, "y")
     check(X, y, job.trainers, split)
-    return job.start(
-        lambda work: job.train(work, X, y, loop=loop, split=split), timeout
-    )
+    return job.start(lambda: job.train(plan, X, y, split), timeout)
 
 
 def run(  # noqa: PLR0913 - the public contract
@@ -303,19 +302,18 @@ def run(  # noqa: PLR0913 - the public contract
     given = _listed(parts)
     if not given:
         raise ValueError("parts is empty; give one part per trainer")
-    check_trainers(len(given))
+    check_trainers(len(given), graph=False)
     job = Job(
         store=store,
         policy=checks,
         reduce=reduce,
         epochs=0,
         trainers=len(given),
-        gated=False,
         restartable=flag(resumable, "resumable"),
         callbacks=callbacks_module.chosen(callbacks),
         codec=codecs.choose(codec),
     )
-    return job.start(lambda work: job.run_loops(work, _Loop(loop), given), timeout)
+    return job.start(lambda: job.run_loops(_Loop(loop), given), timeout)
 
 
 @dataclass(frozen=True)
@@ -397,4 +395,4 @@ def _sync_every(value: Any) -> int:
             f"sync_every={value!r} is not known; choose 'batch', 'epoch' or a number "
             f"of batches"
         )
-    return whole("sync_every", value)
+    return whole(value, "sync_every", least=1)

@@ -1,9 +1,9 @@
-"""What a run led to, and how that shows itself."""
+"""How far a run is, what it led to, and how that shows itself."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from daskps.store.repr import html_table
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from daskps.store.store import ParameterStore
     from daskps.typing import Array
 
 #: Weights that a repr names, before it counts the rest.
@@ -34,6 +35,31 @@ class Epoch:
     metrics: dict[str, float]
     seconds: float
     staleness: int
+
+
+@dataclass
+class Progress:
+    """What callbacks are called with.
+
+    `rounds` is how many rounds there will be, 0 where nobody knows; `clock` that of
+    the trainer that is furthest, `slowest` that of the one furthest behind; `loss` the
+    mean over the epoch so far, None where it is not known.
+    """
+
+    store: ParameterStore
+    epochs: int
+    rounds: int = 0
+    clock: int = 0
+    slowest: int = 0
+    loss: float | None = None
+    history: list[Epoch] = field(default_factory=list)
+
+    def advance(self, clock: int, slowest: int) -> bool:
+        """Note how far the trainers are; return whether that is news."""
+        news = clock > self.clock or slowest > self.slowest
+        self.clock = max(self.clock, clock)
+        self.slowest = max(self.slowest, slowest)
+        return news
 
 
 @dataclass(frozen=True, slots=True, repr=False)

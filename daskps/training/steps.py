@@ -50,7 +50,7 @@ class FitPlan:
     seed: int
     bsp: bool
     #: Rounds of one epoch under BSP: that of the rank with the most.
-    rounds: int
+    rounds: int = 0
     #: Whether the rows of a batch are taken while the step before is delivered.
     batch_ahead: bool = False
     #: Whether a step is delivered, and the next but one read, during the next one.

@@ -5,7 +5,6 @@ import logging
 import re
 import sys
 import threading
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,29 +20,19 @@ from daskps.training.callbacks import (
     end,
     notify,
 )
+from daskps.training.result import Epoch, Progress
 
 #: What depends on the clock.
 TIMES = re.compile(r" \| [\d.e+]+ rounds/s| \| [\d:]+ left")
 
 
-@dataclass
-class Entry:
-    epoch: int = 0
-    loss: float | None = 0.25
-    metrics: dict[str, float] = field(default_factory=dict)
-    seconds: float = 0.5
-    staleness: int = 0
+def epoch(**metrics: float) -> Epoch:
+    return Epoch(0, loss=0.25, metrics=metrics, seconds=0.5, staleness=0)
 
 
-@dataclass
-class Run:
+def progress() -> Progress:
     store: Any = "a store"
-    clock: int = 0
-    slowest: int = 0
-    rounds: int = 28
-    loss: float | None = None
-    history: list[Entry] = field(default_factory=list)
-    epochs: int = 4
+    return Progress(store, epochs=4, rounds=28)
 
 
 class Terminal(io.StringIO):
@@ -76,20 +65,20 @@ class Recorder:
 
 def whole_run(*callbacks: object) -> None:
     """Send the events of a run of one epoch."""
-    run = Run()
+    run = progress()
     notify(callbacks, "on_start", run)
     run.clock = run.slowest = 7
     run.loss = 0.5
     notify(callbacks, "on_round", run)
     run.loss = None
-    run.history.append(Entry(metrics={"accuracy": 0.9375}))
+    run.history.append(epoch(accuracy=0.9375))
     notify(callbacks, "on_epoch", run)
     notify(callbacks, "on_failover", run)
     notify(callbacks, "on_stop", run)
 
 
 def test_notify_calls_those_that_listen() -> None:
-    recorder, run = Recorder(), Run()
+    recorder, run = Recorder(), progress()
     for event in EVENTS:
         notify([recorder, ProgressBar(io.StringIO())], event, run)
     assert recorder.seen == [run]
@@ -143,7 +132,7 @@ def test_progress_bar_draws_one_line() -> None:
 def test_progress_bar_of_a_failed_run_ends_its_line() -> None:
     file = io.StringIO()
     bar = ProgressBar(file)
-    bar.on_start(Run())
+    bar.on_start(progress())
     end([bar, Recorder()])
     end([bar])
     assert file.getvalue().endswith("epoch 1/4\n")
@@ -238,5 +227,5 @@ def test_log_says_what_happens(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_log_uses_the_logger_and_level_given(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "mine"):
-        Log(logging.getLogger("mine"), logging.DEBUG).on_start(Run())
+        Log(logging.getLogger("mine"), logging.DEBUG).on_start(progress())
     assert [(r.name, r.levelno) for r in caplog.records] == [("mine", logging.DEBUG)]

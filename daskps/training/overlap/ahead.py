@@ -5,14 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from daskps import config
 from daskps.cluster.caller.finite_check import LOOK_LATER_NBYTES, FiniteCheck
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import ClockError
 from daskps.store import intake
-from daskps.store.targets import flag, number, target_of
+from daskps.store.targets import flag, number, target_of, whole
 from daskps.training.overlap.operation import Push, Read
 from daskps.training.overlap.prefetch import Prefetch
 
@@ -158,11 +156,10 @@ class Ahead:
         """
         deadline, ends = self._deadline(timeout, "a push"), flag(tick, "tick")
         arrays, weight = self._checked(grads, weight)
-        if isinstance(priority, bool) or not isinstance(priority, (int, np.integer)):
-            raise TypeError(f"priority is an int, found {priority!r}")
+        first = whole(priority, "priority")
         self._overtaken()
         return self._background.submit(
-            Push(arrays, deadline, weight, ends, priority=int(priority))
+            Push(arrays, deadline, weight, ends, priority=first)
         )
 
     def prefetch(
