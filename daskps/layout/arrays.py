@@ -237,6 +237,15 @@ class Layout:
         """For each parameter index its non-empty pieces, in order of the shards."""
         return {p.index: tuple(self._cut(p)) for p in self.parameters}
 
+    @cached_property
+    def positions(self) -> dict[tuple[int, int], int]:
+        """Position of each parameter's piece within each shard, by shard and index."""
+        return {
+            (shard, piece.parameter.index): position
+            for shard, pieces in enumerate(self.pieces)
+            for position, piece in enumerate(pieces)
+        }
+
     def _cut(self, p: Parameter) -> Iterator[Piece]:
         n, k = self.lengths[p.dtype], self.n_shards
         size, longer = divmod(n, k)

@@ -118,8 +118,8 @@ class ParameterArray:
         meta = self._store._meta_if_known()
         if meta is None or not self.size or not self.shape:
             return ()
-        pieces = meta.layout.pieces_of[self._parameter.index]
-        rows = tuple(chunk.rows for chunk in chunks_of(pieces, self.shape))
+        chunks = chunks_of(meta.layout, self._parameter)
+        rows = tuple(chunk.rows for chunk in chunks)
         return rows, *((length,) for length in self.shape[1:])
 
     def pull(self, out: Array | None = None, *, timeout: Any = DEFAULT) -> Any:

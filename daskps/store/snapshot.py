@@ -10,6 +10,7 @@ import numpy as np
 from dask.tokenize import tokenize
 
 from daskps.cluster.caller import snapshots
+from daskps.layout.spans import WEIGHTS, Span
 from daskps.store.repr import snapshot_html, snapshot_line
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from daskps.store.handle import Handle
     from daskps.typing import Array
     from daskps.version import Version
-
-#: dtype, start and stop within a shard's vector of that dtype.
-Span = tuple[str, int, int]
 
 
 def taken_by(
@@ -151,32 +149,34 @@ class Chunk:
     @property
     def home(self) -> int:
         """Position of the largest part, on whose owner the chunk is put together."""
-        return int(np.argmax([b - a for _, (_, a, b) in self.parts]))
+        return int(np.argmax([span.stop - span.start for _, span in self.parts]))
 
 
-def chunks_of(pieces: Sequence[Piece], shape: tuple[int, ...]) -> list[Chunk]:
+def chunks_of(layout: Layout, parameter: Parameter) -> list[Chunk]:
     """Cut a parameter that is not empty into whole rows near its shards' borders."""
+    pieces, shape = layout.pieces_of[parameter.index], parameter.shape
     rows = shape[0] if shape else 1
     width = pieces[-1].stop // rows
     found, first = [], 0
     for piece in pieces:
         last = rows if piece is pieces[-1] else round(piece.stop / width)
         if last > first:
-            parts = _parts(pieces, first * width, last * width)
+            parts = _parts(layout, pieces, first * width, last * width)
             found.append(Chunk(last - first, parts))
             first = last
     return found
 
 
 def _parts(
-    pieces: Sequence[Piece], start: int, stop: int
+    layout: Layout, pieces: Sequence[Piece], start: int, stop: int
 ) -> tuple[tuple[int, Span], ...]:
     parts = []
     for piece in pieces:
         a, b = max(start, piece.start), min(stop, piece.stop)
         if a < b:
-            at = piece.local + a - piece.start
-            parts.append((piece.shard, (piece.parameter.dtype, at, at + b - a)))
+            position = layout.positions[piece.shard, piece.parameter.index]
+            span = Span(WEIGHTS, position, a - piece.start, b - piece.start)
+            parts.append((piece.shard, span))
     return tuple(parts)
 
 
@@ -204,7 +204,7 @@ def dask_array(taken: Taken, parameter: Parameter, *, alone: bool = False) -> An
     pieces, shape = taken.layout.pieces_of[parameter.index], parameter.shape
     if not pieces:
         return da.zeros(shape, dtype=parameter.dtype, chunks=shape)
-    chunks = chunks_of(pieces, shape)
+    chunks = chunks_of(taken.layout, parameter)
     versions = dict(taken.version.pairs)
     told = [(piece.shard, versions[piece.shard]) for piece in pieces]
     token = tokenize(taken.uid, parameter.index, told, alone)
@@ -283,7 +283,7 @@ def assemble(
 
     A single part is a view of the copy, which nobody may write to.
     """
-    arrays = [sources[i].get(shard, *span) for i, (shard, span) in parts]
+    arrays = [sources[i].get(shard, span) for i, (shard, span) in parts]
     whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
     found: Array = whole.reshape(shape)
     return found

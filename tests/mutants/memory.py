@@ -209,4 +209,14 @@ MUTANTS = (
             "::test_deputies_only_read_while_a_shard_is_followed",
         ),
     ),
+    Mutant(
+        "slots-in-place-taken-for-a-copy",
+        "daskps.shards.memory.segment:Segment.copy",
+        "return self.writing <= flip + kept",
+        "return self.writing <= flip + 1",
+        (
+            "tests/shards/memory/test_segment.py"
+            "::test_copy_that_an_update_ran_into_is_told",
+        ),
+    ),
 )

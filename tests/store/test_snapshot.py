@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daskps.layout.arrays import Layout
+from daskps.layout.spans import WEIGHTS
 from daskps.store.snapshot import chunks_of
 
 
@@ -15,13 +16,13 @@ def joined(shapes, n_shards, name):
     """Rows of each chunk, and the elements its parts name, as positions in `name`."""
     layout = Layout.build({n: (s, "float64") for n, s in shapes.items()}, n_shards)
     p = layout[name]
-    chunks = chunks_of(layout.pieces_of[p.index], p.shape)
+    chunks = chunks_of(layout, p)
     found: list[int] = []
     for chunk in chunks:
-        for shard, (dtype, a, b) in chunk.parts:
-            assert dtype == "float64"
-            start, _ = layout.extent(shard, dtype)
-            found += range(start + a - p.offset, start + b - p.offset)
+        for shard, (area, position, a, b) in chunk.parts:
+            piece = layout.pieces[shard][position]
+            assert (area, piece.parameter) == (WEIGHTS, p)
+            found += range(piece.start + a, piece.start + b)
     return chunks, found
 
 
@@ -40,7 +41,7 @@ def test_chunks_hold_every_element_once_in_order(shapes, n_shards):
         assert sum(c.rows for c in chunks) == (shape[0] if shape else 1)
         for chunk in chunks:
             assert chunk.rows > 0
-            total = sum(b - a for _, (_, a, b) in chunk.parts)
+            total = sum(b - a for _, (_, _, a, b) in chunk.parts)
             assert total == chunk.rows * size // (shape[0] if shape else 1)
 
 
@@ -53,7 +54,7 @@ def test_chunks_end_near_the_borders():
     edges = [
         b - a
         for c in chunks
-        for position, (_, (_, a, b)) in enumerate(c.parts)
+        for position, (_, (_, _, a, b)) in enumerate(c.parts)
         if position != c.home
     ]
     assert edges == [1, 1, 1]

@@ -61,7 +61,7 @@ def _by_host(
     for rank, arrays in enumerate(contributions):
         for index, flat in arrays.items():
             for piece in meta.layout.pieces_of[index]:
-                position = meta.positions[piece.shard, index]
+                position = meta.layout.positions[piece.shard, index]
                 data = pack_array(flat[piece.start : piece.stop])
                 rows = hosts[where.owners[piece.shard]][rank]
                 rows.append((piece.shard, position, data))

@@ -184,7 +184,7 @@ async def load(
         for piece in meta.layout.pieces_of[index]:
             a, b = max(first, piece.start), min(first + len(flat), piece.stop)
             if a < b:
-                position = meta.positions[piece.shard, index]
+                position = meta.layout.positions[piece.shard, index]
                 data = pack_array(flat[a - first : b - first])
                 row = [piece.shard, position, a - piece.start, data]
                 rows.setdefault(meta.owners[piece.shard], []).append(row)

@@ -377,7 +377,7 @@ class Reads:
         if found is None or found[1].locks_reads:
             return None
         segment = found[1].shard.segment
-        position = meta.positions[shard, parameter.index]
+        position = meta.layout.positions[shard, parameter.index]
         buffers = [w[position].reshape(parameter.shape) for w in segment.weights]
         for buffer in buffers:
             buffer.flags.writeable = False

@@ -350,7 +350,7 @@ def _made(
     for index in indices:
         for piece in meta.layout.pieces_of[index]:
             if piece.start < piece.stop:
-                position = meta.positions[piece.shard, index]
+                position = meta.layout.positions[piece.shard, index]
                 cut = position, index, piece.start, piece.stop
                 cuts.setdefault(piece.shard, []).append(cut)
     touched = None if len(cuts) == n else _runs(sorted(cuts))

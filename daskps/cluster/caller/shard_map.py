@@ -122,15 +122,6 @@ class StoreMap:
         """Address of the worker that owns each shard."""
         return self.where.owners
 
-    @cached_property
-    def positions(self) -> dict[tuple[int, int], int]:
-        """Position of each parameter's piece within each shard."""
-        return {
-            (shard, piece.parameter.index): position
-            for shard, pieces in enumerate(self.layout.pieces)
-            for position, piece in enumerate(pieces)
-        }
-
     @property
     def hosts(self) -> dict[str, list[int]]:
         """Shards of each host, in order."""

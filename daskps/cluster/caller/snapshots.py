@@ -17,11 +17,12 @@ from daskps.cluster.host.copies import (
     Edges,
     groups_of,
     nbytes_of,
-    ranges_of,
+    spans_of,
 )
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.keys import copy_key, edge_key, group_key
 from daskps.errors import SnapshotLostError
+from daskps.layout.spans import WEIGHTS, Span
 from daskps.version import Version
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.wire.deadline import Deadline
-    from daskps.cluster.wire.messages import Range
     from daskps.layout.arrays import Layout
     from daskps.typing import Array
 
@@ -149,7 +149,7 @@ def _submit(
     """Have each owner take its copies over into Dask's own memory."""
     meta, client = shards.meta, shards.link.client
     versions = dict(version.pairs)
-    sizes = {s: nbytes_of(ranges_of(meta.layout, s, index)) for s in versions}
+    sizes = {s: nbytes_of(spans_of(meta.layout, s, index)) for s in versions}
     futures: dict[int, Future[CopyGroup]] = {}
     for owner, group in groups_of(sizes, meta.owners):
         pairs = [(shard, versions[shard]) for shard in group]
@@ -184,13 +184,13 @@ def take_copies(keys: Sequence[tuple[int, str]], name: str, owner: str) -> CopyG
     return CopyGroup(found)
 
 
-def take_edges(copies: CopyGroup, spans: Sequence[tuple[int, Range]]) -> Edges:
+def take_edges(copies: CopyGroup, spans: Sequence[tuple[int, Span]]) -> Edges:
     """Take a few elements of copies, for neighbours whose rows end in these shards."""
-    return Edges({(s, *span): copies.get(s, *span).copy() for s, span in spans})
+    return Edges({(s, span): np.array(copies.get(s, span)) for s, span in spans})
 
 
 def submit_edges(
-    taken: Taken, future: Future[CopyGroup], spans: Sequence[tuple[int, Range]]
+    taken: Taken, future: Future[CopyGroup], spans: Sequence[tuple[int, Span]]
 ) -> Future[Edges]:
     """Have the owner of some shards cut a few elements out of their copies."""
     edges: Future[Edges] = future.client.submit(
@@ -214,11 +214,12 @@ async def values(taken: Taken) -> dict[str, Array]:
     copies = [] if client is None else await upstream.results(client, futures)
     by_key = {f.key: copy for f, copy in zip(futures, copies, strict=True)}
     for shard, future in taken.futures.items():
-        for dtype, flat in flats.items():
-            start, stop = layout.extent(shard, dtype)
-            if stop > start:
-                group = by_key[future.key]
-                flat[start:stop] = group.get(shard, dtype, 0, stop - start)
+        group = by_key[future.key]
+        for position, piece in enumerate(layout.pieces[shard]):
+            start = piece.parameter.offset + piece.start
+            span = Span(WEIGHTS, position, 0, piece.size)
+            flat = flats[piece.parameter.dtype]
+            flat[start : start + piece.size] = group.get(shard, span)
     return {
         p.name: flats[p.dtype][p.offset : p.offset + p.size].reshape(p.shape)
         for p in layout.parameters

@@ -10,13 +10,13 @@ import numpy as np
 
 from daskps.errors import ConsistencyError
 from daskps.layout.arrays import align
+from daskps.layout.spans import WEIGHTS, Span
 from daskps.shards.memory.areas import private
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping, Sequence
 
-    from daskps.cluster.wire.messages import Range
     from daskps.layout.arrays import Layout
     from daskps.typing import Array
 
@@ -24,22 +24,27 @@ if TYPE_CHECKING:
 GROUP_NBYTES = 64 * 2**20
 
 
+#: Where elements of a piece begin in a copy's memory: their dtype, the first, the byte.
+Place = tuple[str, int, int]
+
+
 class ShardCopy:
     """Values of one shard at one version; nothing changes it.
 
     Parameters
     ----------
-    parts : mapping of str to (int, ndarray)
-        For each dtype where the values start in the shard's vector, and the values.
+    memory : ndarray, shape (nbytes,), uint8
+        All of them.
+    places : mapping of (str, int) to Place
+        By area and position what of it is where.
     """
 
-    def __init__(self, parts: Mapping[str, tuple[int, Array]]) -> None:
-        self._parts = dict(parts)
-        for _, values in self._parts.values():
-            values.flags.writeable = False
+    def __init__(self, memory: Array, places: Mapping[tuple[str, int], Place]) -> None:
+        self._memory, self._places = memory, dict(places)
+        memory.flags.writeable = False
 
     def __reduce__(self) -> Any:
-        return type(self), (self._parts,)
+        return type(self), (self._memory, self._places)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.nbytes} bytes>"
@@ -47,15 +52,17 @@ class ShardCopy:
     @property
     def nbytes(self) -> int:
         """Bytes of the values."""
-        return sum(values.nbytes for _, values in self._parts.values())
+        return self._memory.nbytes
 
     def __sizeof__(self) -> int:
         return object.__sizeof__(self) + self.nbytes
 
-    def get(self, dtype: str, start: int, stop: int) -> Array:
-        """Return elements [start, stop) of the shard's vector of a dtype, a view."""
-        first, values = self._parts[dtype]
-        return values[start - first : stop - first]
+    def get(self, span: Span) -> Array:
+        """Return elements of the shard, a view."""
+        dtype, first, at = self._places[span.area, span.position]
+        size = np.dtype(dtype).itemsize
+        at += (span.start - first) * size
+        return self._memory[at : at + (span.stop - span.start) * size].view(dtype)
 
 
 class CopyGroup:
@@ -84,9 +91,9 @@ class CopyGroup:
     def __sizeof__(self) -> int:
         return object.__sizeof__(self) + self.nbytes
 
-    def get(self, shard: int, dtype: str, start: int, stop: int) -> Array:
-        """Return elements [start, stop) of a shard's vector of a dtype, a view."""
-        return self._copies[shard].get(dtype, start, stop)
+    def get(self, shard: int, span: Span) -> Array:
+        """Return elements of a shard, a view."""
+        return self._copies[shard].get(span)
 
 
 class Edges:
@@ -94,11 +101,11 @@ class Edges:
 
     Parameters
     ----------
-    found : mapping of (int, str, int, int) to ndarray
-        By shard, dtype, start and stop.
+    found : mapping of (int, Span) to ndarray
+        By shard and what of it.
     """
 
-    def __init__(self, found: Mapping[tuple[int, str, int, int], Array]) -> None:
+    def __init__(self, found: Mapping[tuple[int, Span], Array]) -> None:
         self._found = dict(found)
         for values in self._found.values():
             values.flags.writeable = False
@@ -109,40 +116,40 @@ class Edges:
     def __sizeof__(self) -> int:
         return object.__sizeof__(self) + sum(a.nbytes for a in self._found.values())
 
-    def get(self, shard: int, dtype: str, start: int, stop: int) -> Array:
+    def get(self, shard: int, span: Span) -> Array:
         """Return elements that were asked for."""
-        return self._found[shard, dtype, start, stop]
+        return self._found[shard, span]
 
 
 @dataclass(slots=True)
 class Room:
     """Memory for a copy, touched before a push must wait for it."""
 
-    ranges: Sequence[Range]
-    outs: list[Array]
+    memory: Array
+    #: What goes there, and where to.
+    parts: list[tuple[Span, Array]]
+    _places: dict[tuple[str, int], Place]
 
     @classmethod
-    def of(cls, ranges: Sequence[Range]) -> Room:
-        """Return room for some elements of a shard's vectors."""
-        sizes = [nbytes_of([each]) for each in ranges]
-        buffer, at, outs = private(sum(map(align, sizes))), 0, []
-        for (dtype, _, _), size in zip(ranges, sizes, strict=True):
-            outs.append(buffer[at : at + size].view(dtype))
+    def of(cls, spans: Sequence[tuple[Span, str]]) -> Room:
+        """Return room for elements of a shard, each with their dtype."""
+        memory, at = private(nbytes_of(spans)), 0
+        parts, places = [], {}
+        for span, dtype in spans:
+            size = (span.stop - span.start) * np.dtype(dtype).itemsize
+            parts.append((span, memory[at : at + size].view(dtype)))
+            places[span.area, span.position] = dtype, span.start, at
             at += align(size)
-        return cls(ranges, outs)
-
-    def parts(self) -> list[tuple[str, int, int, Array]]:
-        """Return what to read, and where to."""
-        return [(*r, out) for r, out in zip(self.ranges, self.outs, strict=True)]
+        return cls(memory, parts, places)
 
     def filled(self) -> ShardCopy:
         """Return the copy that was read."""
-        return ShardCopy({d: (a, out) for d, a, _, out in self.parts()})
+        return ShardCopy(self.memory, self._places)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the memory."""
-        return sum(out.nbytes for out in self.outs)
+        return self.memory.nbytes
 
 
 @dataclass(slots=True)
@@ -217,21 +224,19 @@ class Copies:
         return rooms + sum(x.nbytes for c in found for x in list(c.copies.values()))
 
 
-def ranges_of(layout: Layout, shard: int, index: int | None) -> tuple[Range, ...]:
-    """Return what a snapshot reads of a shard: all of it, or one parameter's piece."""
-    if index is None:
-        extents = [(d, *layout.extent(shard, d)) for d in layout.lengths]
-        return tuple((d, 0, b - a) for d, a, b in extents if b > a)
-    return tuple(
-        (p.parameter.dtype, p.local, p.local + p.size)
-        for p in layout.pieces[shard]
-        if p.parameter.index == index
-    )
+def spans_of(layout: Layout, shard: int, index: int | None) -> list[tuple[Span, str]]:
+    """Return what a snapshot copies of a shard, with dtypes: all, or one parameter."""
+    return [
+        (Span(WEIGHTS, position, 0, p.size), p.parameter.dtype)
+        for position, p in enumerate(layout.pieces[shard])
+        if index is None or p.parameter.index == index
+    ]
 
 
-def nbytes_of(ranges: Sequence[Range]) -> int:
-    """Return how many bytes ranges of elements have."""
-    return sum((b - a) * np.dtype(dtype).itemsize for dtype, a, b in ranges)
+def nbytes_of(spans: Sequence[tuple[Span, str]]) -> int:
+    """Return how many bytes a copy of elements takes."""
+    sizes = ((s.stop - s.start) * np.dtype(dtype).itemsize for s, dtype in spans)
+    return sum(map(align, sizes))
 
 
 def groups_of(

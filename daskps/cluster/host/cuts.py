@@ -8,14 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.host.calls import Countdown
-from daskps.cluster.host.copies import Room, ranges_of
+from daskps.cluster.host.copies import Room, spans_of
 from daskps.cluster.keys import copy_key
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.reports import OrderWire, pack_report
 from daskps.cluster.wire.wellformed import check
 from daskps.shards import cutting
 from daskps.shards.cuts.cut import Order, broken
-from daskps.shards.reads import copy_parts
 from daskps.shards.steps import Ready, Step, Ticket
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def _concerned(host: ShardHost, store: str, index: int | None) -> list[HostedSha
     return [
         hosted
         for hosted in host.of(store)
-        if index is None or ranges_of(hosted.layout, hosted.index, index)
+        if index is None or spans_of(hosted.layout, hosted.index, index)
     ]
 
 
@@ -54,8 +53,8 @@ async def prepare_cut(host: ShardHost, store: str, cut: str, index: int | None) 
     def allocate() -> None:
         for hosted in hosted_shards:
             if hosted.index not in claim.rooms:
-                ranges = ranges_of(hosted.layout, hosted.index, index)
-                claim.rooms[hosted.index] = Room.of(ranges)
+                spans = spans_of(hosted.layout, hosted.index, index)
+                claim.rooms[hosted.index] = Room.of(spans)
 
     await host.in_thread(allocate)
 
@@ -134,7 +133,7 @@ async def copy_cut(
         # Taken out: should the cut begin again meanwhile, it reads into other memory.
         room = claim.rooms.pop(hosted.index)
         # Without the mutex: pulls go on, and no push can write into what is read.
-        read = partial(copy_parts, hosted.shard.segment, ready, room.parts())
+        read = partial(hosted.shard.segment.copy, ready.flip, room.parts)
         whole = read() if host.is_small(hosted) else await host.in_thread(read)
         held: list[bool] = []
 
@@ -143,7 +142,7 @@ async def copy_cut(
             return cutting.end_cut(shard, _attempt(cut, attempt))
 
         await host.under(hosted, end)
-        if whole is None or held != [True]:
+        if not whole or held != [True]:
             raise broken("updates ran into the copy")
         key = copy_key(store, index, hosted.index, ready.version)
         claim.copies[key] = room.filled()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from daskps.layout.arrays import ALIGN_NBYTES, align, compute_dtype
+from daskps.layout.spans import WEIGHTS, slot_area
 from daskps.shards.memory.format import HEADER_WORDS, Record
 
 if TYPE_CHECKING:
@@ -20,10 +21,9 @@ if TYPE_CHECKING:
 #: Weights begin at a page: copies into fresh memory, which does too, took 9 ms for
 #: 64 MiB then, and 12 to 17 ms from other places within a page.
 PAGE_NBYTES = 4096
-#: Names of areas; those of slots are :func:`slot_area`.
+#: Names of areas, beside those of :mod:`daskps.layout.spans`.
 HEADER: Final = "header"
 RECORD: Final = "record"
-WEIGHTS: Final = "weights"
 
 
 class Area(NamedTuple):
@@ -55,11 +55,6 @@ class Area(NamedTuple):
 @cache
 def _itemsize(dtype: str) -> int:
     return np.dtype(dtype).itemsize
-
-
-def slot_area(slot: int) -> str:
-    """Return the name of the areas of a slot of the update rules."""
-    return f"slot{slot}"
 
 
 def areas_of(

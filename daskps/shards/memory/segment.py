@@ -7,14 +7,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from daskps.errors import ProtocolError
+from daskps.layout.spans import WEIGHTS, slot_area
 from daskps.shards.arrays.payload import NUMPY
-from daskps.shards.memory.areas import (
-    HEADER,
-    WEIGHTS,
-    areas_of,
-    private,
-    untouched,
-)
+from daskps.shards.memory.areas import HEADER, RECORD, areas_of, private, untouched
 from daskps.shards.memory.format import (
     FENCED,
     FLIP,
@@ -38,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from daskps.layout.arrays import Layout, Piece
+    from daskps.layout.spans import Span
     from daskps.shards.memory.witness import Witness
     from daskps.typing import Array
 
@@ -230,6 +226,25 @@ class Segment:
     def slots_of(self, record: Record, position: int) -> tuple[Array, ...]:
         """Return the optimizer slots of a piece as a record has them."""
         return self.slots[record.slot_sides.item(position)][position]
+
+    def view(self, record: Record, span: Span) -> Array:
+        """Return elements as a record has them."""
+        area, position, start, stop = span
+        if area == WEIGHTS:
+            return self.weights_of(record, position)[start:stop]
+        if area == RECORD:
+            return record.words[start:stop]
+        slots = enumerate(self.slots_of(record, position))
+        return {slot_area(i): slot for i, slot in slots}[area][start:stop]
+
+    def copy(self, flip: int, parts: Sequence[tuple[Span, Array]]) -> bool:
+        """Copy elements out without the lock; return whether all are of that flip."""
+        record = self.record(flip)
+        for span, out in parts:
+            self.payload.copy(out, self.view(record, span))
+        # Slots of one buffer are written in place by the publication that is coming.
+        kept = self.n_sides > 1 or all(s.area in (RECORD, WEIGHTS) for s, _ in parts)
+        return self.writing <= flip + kept
 
     @cached_property
     def places(self) -> dict[str, tuple[list[int], list[int]]]:

@@ -30,7 +30,7 @@ from daskps.cluster.host.copies import GROUP_NBYTES, CopyGroup, groups_of
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.keys import copy_key
 from daskps.cluster.wire.deadline import Deadline
-from daskps.shards.reads import copy_parts
+from daskps.shards.memory.segment import Segment
 from tests.support import gen_cluster, local_cluster, store, until
 
 RNG = np.random.default_rng(7)
@@ -246,16 +246,16 @@ async def test_copy_that_outlives_its_cut_is_made_again(c, s, a, monkeypatch):
     made = await daskps.create({"w": np.zeros(4)}, client=c)
     [slot] = HOSTS[a.address].slots.values()
     shard: Any = slot.shard
-    read = copy_parts
+    copy = Segment.copy
     copied: list[int] = []
 
-    def late(segment, ready, parts):
+    def late(segment, flip, parts):
         if not copied:
             shard.release_cut("its lease is over")
-        copied.append(ready.flip)
-        return read(segment, ready, parts)
+        copied.append(flip)
+        return copy(segment, flip, parts)
 
-    monkeypatch.setattr(cuts, "copy_parts", late)
+    monkeypatch.setattr(Segment, "copy", late)
     shards = await made._attach(made._bind())
     await snapshots.take_snapshot(shards, None, Deadline(10, "a snapshot"))
     assert len(copied) == 2

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from daskps.errors import IllegalStateError, ProtocolError
 from daskps.layout.arrays import DTYPES, FLOATS, Layout
+from daskps.layout.spans import WEIGHTS, Span, slot_area
 from daskps.shards.memory import format as format_
-from daskps.shards.memory.areas import private
+from daskps.shards.memory.areas import RECORD, private
 from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, Step
@@ -185,3 +186,60 @@ def test_a_broken_segment_does_not_validate(break_it, message):
     break_it(shard.segment)
     with pytest.raises(IllegalStateError, match=message):
         shard.validate()
+
+
+def spans(shard, slots=True):
+    """All that a shard has: both areas of each piece, and the record."""
+    segment = shard.segment
+    found = [Span(RECORD, 0, 0, len(segment.current.words))]
+    for position, piece in enumerate(segment.pieces):
+        names = [
+            WEIGHTS,
+            *(slot_area(i) for i in range(len(segment.slot_init[position]))),
+        ]
+        found += [Span(name, position, 0, piece.size) for name in names[: 1 + slots]]
+    return found
+
+
+def copied(shard, flip, spans):
+    record = shard.segment.record(flip)
+    outs = [shard.segment.view(record, span).copy() for span in spans]
+    return outs, shard.segment.copy(flip, list(zip(spans, outs, strict=True)))
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_spans_of_all_areas_are_a_whole_copy(durable):
+    """Another segment with what was copied is the same shard."""
+    shard = make(durable=durable)
+    for sequence in range(3):
+        send(
+            shard, Step(GRADIENT, items({A: np.ones(5)}), producer=1, sequence=sequence)
+        )
+    wanted, flip = spans(shard), shard.segment.flip
+    outs, whole = copied(shard, flip, wanted)
+    assert whole
+    other = make(durable=durable).segment
+    other.flip = other.writing = flip
+    other.current.words[:] = outs[0]
+    for span, out in zip(wanted[1:], outs[1:], strict=True):
+        other.view(other.current, span)[:] = out
+    assert [a.tolist() for a in outs[1:]] == [
+        shard.segment.view(shard.segment.current, span).tolist() for span in wanted[1:]
+    ]
+    assert weights(Shard(other, {})) == weights(shard)
+    part = Span(WEIGHTS, A, 2, 4)
+    assert other.view(other.current, part).tolist() == [3, 3]
+    assert other.view(other.current, Span(slot_area(0), A, 5, 5)).tolist() == []
+
+
+def test_copy_that_an_update_ran_into_is_told():
+    """Slots of one buffer are written by the very next update, all else by the one after."""
+    for durable in (False, True):
+        shard = make(durable=durable)
+        send(shard, Step(GRADIENT, items({A: np.ones(5)}), producer=1))
+        flip = shard.segment.flip
+        for behind in range(3):
+            assert copied(shard, flip, spans(shard))[1] == (behind <= durable)
+            assert copied(shard, flip, spans(shard, slots=False))[1] == (behind < 2)
+            add = Step(ADD, items({A: np.ones(5)}), producer=1, sequence=1 + behind)
+            send(shard, add)

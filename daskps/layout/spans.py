@@ -1,0 +1,22 @@
+"""Which elements of a shard's memory are meant: what is copied out of it is named so."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+#: Areas of which a piece has elements of its own dtype; :func:`slot_area` names others.
+WEIGHTS: Final = "weights"
+
+
+class Span(NamedTuple):
+    """Elements [start, stop) of what an area has of the piece at a position."""
+
+    area: str
+    position: int
+    start: int
+    stop: int
+
+
+def slot_area(slot: int) -> str:
+    """Return the name of the areas of a slot of the update rules."""
+    return f"slot{slot}"
