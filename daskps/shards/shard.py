@@ -310,7 +310,10 @@ class Shard:
         if (
             not step.tick
             or len(arrays) < len(step.items)
-            or any(i.start or not 0 <= i.position < n_pieces for i in step.items)
+            or any(
+                i.start or i.ids is not None or not 0 <= i.position < n_pieces
+                for i in step.items
+            )
         ):
             return ASK
         return self.try_step(Tick.of(step, step.kind), arrays, alone=False)

@@ -34,6 +34,8 @@ class Item(NamedTuple):
     position: int
     start: int
     data: Array
+    #: Of rows: which they are, one after the other in `data`; None for elements.
+    ids: Array | None = None
 
 
 class Step(NamedTuple):

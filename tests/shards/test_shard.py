@@ -245,6 +245,9 @@ def test_a_repeat_is_a_repeat_even_where_prepare_raises_by_now():
         Item(3, 0, np.ones(1)),
         Item(-1, 0, np.ones(1)),
         Item(C, 0, np.ones(4)),
+        Item(A, 0, np.ones(5), np.arange(1)),
+        Item(B, 0, np.ones(1), np.array([0])),
+        Item(A, 0, np.ones(5), np.arange(0)),
     ],
 )
 @pytest.mark.parametrize("run", [0, RUN])
@@ -259,6 +262,17 @@ def test_an_array_that_does_not_fit_is_refused_before_anything_is_written(item, 
     if run:
         send(shard, step(0, 0))
         assert weights(shard)[A] == [1, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("run", [0, RUN])
+def test_rows_are_refused_by_the_name_of_what_has_none(run):
+    shard = bsp(1) if run else make()
+    rows = Item(A, 0, np.ones(5), np.array([7]))
+    bad = Step(GRADIENT, (rows,), run=run, rank=0 if run else -1, tick=bool(run))
+    (ticket,) = send(shard, bad)
+    assert isinstance(ticket.outcome, PushRejectedError)
+    assert "1 rows by their ids" in str(ticket.outcome)
+    assert "'a' (float64), which is no table" in str(ticket.outcome)
 
 
 def test_a_gradient_of_a_part_is_refused_in_a_round():

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 #: Raised whenever a message changes its meaning; two ends must agree.
-PROTOCOL = 4
+PROTOCOL = 5
 #: Arrays up to this size travel inside the message, larger ones as frames of their
 #: own without a copy. (Wrapping an array costs about as much as copying 16 kB.)
 INLINE_NBYTES = 16_384
@@ -155,13 +155,24 @@ def pack_call(call: Call) -> dict[str, Any]:
             p.shard,
             p.generation,
             p.at_least,
-            [[i.position, i.start, pack_array(i.data)] for i in p.items],
+            [_pack_item(item) for item in p.items],
             [list(r) for r in p.ranges],
         ]
         for p in call.parts
     ]
     head = [getattr(call, name) for name in _HEAD]
     return {"protocol": PROTOCOL, "head": head, "parts": parts}
+
+
+def _pack_item(item: Item) -> list[Any]:
+    packed = [item.position, item.start, pack_array(item.data)]
+    return packed if item.ids is None else [*packed, pack_array(item.ids)]
+
+
+def _unpack_ids(packed: Sequence[Any]) -> Array | None:
+    """Return the ids of the rows of an item, None where it has elements."""
+    (ids,) = packed[3:] or (None,)
+    return None if ids is None else unpack_array(ids, "int64")
 
 
 def unpack_call(protocol: int, head: Sequence[Any], parts: Any, layout: Layout) -> Call:
@@ -186,7 +197,9 @@ def unpack_call(protocol: int, head: Sequence[Any], parts: Any, layout: Layout) 
             shard,
             generation,
             tuple(
-                unpack_item(layout, shard, item, kind=call.kind, codec=codec)
+                unpack_item(
+                    layout, shard, item[:3], kind=call.kind, codec=codec
+                )._replace(ids=_unpack_ids(item))
                 for item in items
             ),
             tuple(_range(layout, shard, r) for r in ranges),

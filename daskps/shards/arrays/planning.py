@@ -69,6 +69,12 @@ class UpdatePlanner:
             Naming the parameter.
         """
         for item in step.items:
+            if item.ids is not None:
+                raise PushRejectedError(
+                    f"{len(item.ids)} rows by their ids were sent to "
+                    f"{self._named(item.position)}, which is no table; nothing was "
+                    f"applied, send the elements of the array instead"
+                )
             if not self._fits(item, step.kind, whole):
                 raise PushRejectedError(
                     f"{item.data.shape} elements of {item.data.dtype} at {item.start} "

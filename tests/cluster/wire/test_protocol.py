@@ -139,6 +139,15 @@ REFUSED: dict[str, tuple[Any, Any]] = {
     ),
     "starts below": (set_item(1, -1), daskps.PushRejectedError),
     "starts beyond": (set_item(1, 1), daskps.PushRejectedError),
+    "rows of what has none": (
+        lambda m: m["parts"][0][3][0].append(np.arange(2).tobytes()),
+        daskps.PushRejectedError,
+    ),
+    "half an id": (lambda m: m["parts"][0][3][0].append(b"\0\0\0"), ValueError),
+    "more than ids": (
+        lambda m: m["parts"][0][3][0].extend([np.arange(2).tobytes()] * 2),
+        ValueError,
+    ),
     "half an element": (set_item(2, b"\0\0\0\0\0\0"), ValueError),
     "head too short": (lambda m: m["head"].pop(), ValueError),
     "part too short": (lambda m: m["parts"][0].pop(), ValueError),

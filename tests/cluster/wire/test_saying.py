@@ -104,6 +104,17 @@ def test_a_call_that_no_caller_makes_is_refused(
         )
 
 
+def test_ids_of_rows_travel_with_their_item(meta: StoreMap) -> None:
+    item = Item(0, 0, np.ones(4), np.array([7, 7, -1]))
+    packed = pack_call(Call("u", (Part(0, items=(item,)),), kind=GRADIENT))
+    [[found]] = [p.items for p in unpack_call(**packed, layout=meta.layout).parts]
+    assert found.ids is not None
+    assert (found.ids.tolist(), found.data.tolist()) == ([7, 7, -1], [1] * 4)
+    plain = pack_call(Call("u", (Part(0, items=(item._replace(ids=None),)),)))
+    [[found]] = [p.items for p in unpack_call(**plain, layout=meta.layout).parts]
+    assert found.ids is None
+
+
 class OddError(Exception):
     pass
 
