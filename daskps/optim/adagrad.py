@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.optim.base import LearningRate, Rule, learning_rate, store
-from daskps.optim.checks import in_range
+from daskps.optim.base import LearningRate, Rule, learning_rate
+from daskps.optim.checks import check_numbers, store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-__all__ = ["Adagrad"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,15 +58,9 @@ class Adagrad(Rule):
     eps: float = 1e-10
 
     def __post_init__(self) -> None:
-        start = self.initial_accumulator_value
-        store(
-            self,
-            lr=learning_rate(self.lr),
-            lr_decay=in_range("lr_decay", self.lr_decay),
-            weight_decay=in_range("weight_decay", self.weight_decay),
-            initial_accumulator_value=in_range("initial_accumulator_value", start),
-            eps=in_range("eps", self.eps),
-        )
+        store(self, lr=learning_rate(self.lr))
+        start = "initial_accumulator_value"
+        check_numbers(self, "[0, inf)", "lr_decay", "weight_decay", start, "eps")
 
     @property
     def slots(self) -> tuple[str, ...]:

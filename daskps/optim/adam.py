@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from daskps.optim.base import LearningRate, Rule, learning_rate, store
-from daskps.optim.checks import in_range
-
-__all__ = ["Adam", "AdamW"]
+from daskps.optim.base import LearningRate, Rule, learning_rate
+from daskps.optim.checks import check_numbers, store
 
 
 @dataclass(frozen=True, repr=False)
@@ -26,14 +24,9 @@ class _Moments(Rule):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        store(
-            self,
-            lr=learning_rate(self.lr),
-            beta1=in_range("beta1", self.beta1, "[0, 1)"),
-            beta2=in_range("beta2", self.beta2, "[0, 1)"),
-            eps=in_range("eps", self.eps),
-            weight_decay=in_range("weight_decay", self.weight_decay),
-        )
+        store(self, lr=learning_rate(self.lr))
+        check_numbers(self, "[0, 1)", "beta1", "beta2")
+        check_numbers(self, "[0, inf)", "eps", "weight_decay")
 
     @property
     def slots(self) -> tuple[str, ...]:

@@ -16,8 +16,6 @@ from typing import Any, TypeAlias
 from daskps.optim.checks import in_range
 from daskps.usercode import user_code
 
-__all__ = ["LearningRate", "Rule"]
-
 #: A number, or a schedule: updates already applied -> learning rate.
 LearningRate: TypeAlias = float | Callable[[int], float]
 _RATE, _PREPARE = user_code("the schedule"), user_code("prepare of the optimizer")
@@ -201,17 +199,3 @@ def learning_rate(lr: Any) -> LearningRate:
     if isinstance(lr, type):
         raise TypeError(f"lr must be a number or a schedule, not the class {lr!r}")
     return lr if callable(lr) else in_range("lr", lr)
-
-
-def store(rule: Rule, **values: object) -> None:
-    """Set checked arguments of a frozen built-in rule.
-
-    Parameters
-    ----------
-    rule : Rule
-        A frozen dataclass under construction.
-    **values : object
-        Attributes and their values.
-    """
-    for name, value in values.items():
-        object.__setattr__(rule, name, value)

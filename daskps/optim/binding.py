@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from daskps.kernels import Kernel
     from daskps.optim.base import Rule
 
-__all__ = ["Bound", "bind"]
-
 
 class Bound:
     """Scalars once per update, and the compiled loops: those of the kernel.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from numbers import Integral, Real
 from typing import Any
 
-__all__ = ["in_range", "whole"]
-
 
 def in_range(name: str, value: Any, interval: str = "[0, inf)") -> float:
     """Return `value` as a float if it lies in `interval`.
@@ -73,3 +71,39 @@ def whole(name: str, value: Any) -> int:
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value!r}")
     return int(value)
+
+
+def store(instance: object, **values: object) -> None:
+    """Set checked arguments of a frozen dataclass under construction.
+
+    Parameters
+    ----------
+    instance : object
+        A rule or a schedule.
+    **values : object
+        Attributes and their values.
+    """
+    for name, value in values.items():
+        object.__setattr__(instance, name, value)
+
+
+def check_numbers(instance: object, interval: str, *names: str) -> None:
+    """Check arguments of a frozen dataclass under construction and make them floats.
+
+    Parameters
+    ----------
+    instance : object
+        A rule or a schedule.
+    interval : str
+        Where they must lie, as :func:`in_range` takes it.
+    *names : str
+        The arguments.
+
+    Raises
+    ------
+    TypeError
+        If one is no number.
+    ValueError
+        If one lies elsewhere.
+    """
+    store(instance, **{n: in_range(n, getattr(instance, n), interval) for n in names})

@@ -9,8 +9,6 @@ from typing import Any
 from daskps.errors import LayoutError
 from daskps.optim.base import Rule
 
-__all__ = ["resolve"]
-
 
 def resolve(
     optimizer: Rule | Mapping[str, Rule], names: Iterable[str]

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.optim.base import LearningRate, Rule, learning_rate, store
-from daskps.optim.checks import in_range
+from daskps.optim.base import LearningRate, Rule, learning_rate
+from daskps.optim.checks import check_numbers, store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-__all__ = ["RMSprop"]
 
 
 def _plain(w: Any, g: Any, v: Any, lr: Any, new: Any, eps: Any, decay: Any) -> Any:
@@ -107,14 +105,9 @@ class RMSprop(Rule):
     centered: bool = False
 
     def __post_init__(self) -> None:
-        store(
-            self,
-            lr=learning_rate(self.lr),
-            alpha=in_range("alpha", self.alpha, "[0, 1)"),
-            eps=in_range("eps", self.eps),
-            weight_decay=in_range("weight_decay", self.weight_decay),
-            momentum=in_range("momentum", self.momentum, "[0, 1)"),
-        )
+        store(self, lr=learning_rate(self.lr))
+        check_numbers(self, "[0, 1)", "alpha", "momentum")
+        check_numbers(self, "[0, inf)", "eps", "weight_decay")
         if not isinstance(self.centered, bool):
             raise TypeError(f"centered must be True or False, not {self.centered!r}")
 

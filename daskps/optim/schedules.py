@@ -18,20 +18,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from daskps.optim.checks import in_range, whole
+from daskps.optim.checks import check_numbers, store, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["constant", "cosine", "exponential", "polynomial", "step", "warmup"]
-
-_POSITIVE = "(0, inf)"
-
-
-def _set(schedule: object, **values: object) -> None:
-    """Store checked arguments in a frozen dataclass."""
-    for name, value in values.items():
-        object.__setattr__(schedule, name, value)
 
 
 @dataclass(frozen=True)
@@ -52,7 +44,7 @@ class constant:
     lr: float
 
     def __post_init__(self) -> None:
-        _set(self, lr=in_range("lr", self.lr))
+        check_numbers(self, "[0, inf)", "lr")
 
     def __call__(self, updates: int) -> float:
         """Return the learning rate after `updates` updates."""
@@ -84,12 +76,9 @@ class step:
     factor: float = 0.1
 
     def __post_init__(self) -> None:
-        _set(
-            self,
-            lr=in_range("lr", self.lr),
-            every=whole("every", self.every),
-            factor=in_range("factor", self.factor, _POSITIVE),
-        )
+        store(self, every=whole("every", self.every))
+        check_numbers(self, "[0, inf)", "lr")
+        check_numbers(self, "(0, inf)", "factor")
 
     def __call__(self, updates: int) -> float:
         """Return the learning rate after `updates` updates."""
@@ -118,11 +107,8 @@ class exponential:
     factor: float
 
     def __post_init__(self) -> None:
-        _set(
-            self,
-            lr=in_range("lr", self.lr),
-            factor=in_range("factor", self.factor, "(0, 1]"),
-        )
+        check_numbers(self, "[0, inf)", "lr")
+        check_numbers(self, "(0, 1]", "factor")
 
     def __call__(self, updates: int) -> float:
         """Return the learning rate after `updates` updates."""
@@ -157,13 +143,9 @@ class polynomial:
     final: float = 0.0
 
     def __post_init__(self) -> None:
-        _set(
-            self,
-            lr=in_range("lr", self.lr),
-            steps=whole("steps", self.steps),
-            power=in_range("power", self.power, _POSITIVE),
-            final=in_range("final", self.final),
-        )
+        store(self, steps=whole("steps", self.steps))
+        check_numbers(self, "[0, inf)", "lr", "final")
+        check_numbers(self, "(0, inf)", "power")
 
     def __call__(self, updates: int) -> float:
         """Return the learning rate after `updates` updates."""
@@ -201,12 +183,8 @@ class cosine:
     final: float = 0.0
 
     def __post_init__(self) -> None:
-        _set(
-            self,
-            lr=in_range("lr", self.lr),
-            steps=whole("steps", self.steps),
-            final=in_range("final", self.final),
-        )
+        store(self, steps=whole("steps", self.steps))
+        check_numbers(self, "[0, inf)", "lr", "final")
 
     def __call__(self, updates: int) -> float:
         """Return the learning rate after `updates` updates."""
@@ -240,11 +218,10 @@ class warmup:
     start: float = 0.0
 
     def __post_init__(self) -> None:
-        _set(
-            self, steps=whole("steps", self.steps), start=in_range("start", self.start)
-        )
+        store(self, steps=whole("steps", self.steps))
+        check_numbers(self, "[0, inf)", "start")
         if not callable(self.after):
-            _set(self, after=in_range("after", self.after))
+            check_numbers(self, "[0, inf)", "after")
 
     def __call__(self, updates: int) -> float:
         """Return the learning rate after `updates` updates."""

@@ -6,13 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from daskps.optim.base import LearningRate, Rule, learning_rate, store
-from daskps.optim.checks import in_range
+from daskps.optim.base import LearningRate, Rule, learning_rate
+from daskps.optim.checks import check_numbers, store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-__all__ = ["SGD"]
 
 
 def _plain(w: Any, g: Any, lr: Any) -> Any:
@@ -79,12 +77,9 @@ class SGD(Rule):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        store(
-            self,
-            lr=learning_rate(self.lr),
-            momentum=in_range("momentum", self.momentum, "[0, 1)"),
-            weight_decay=in_range("weight_decay", self.weight_decay),
-        )
+        store(self, lr=learning_rate(self.lr))
+        check_numbers(self, "[0, 1)", "momentum")
+        check_numbers(self, "[0, inf)", "weight_decay")
         if not isinstance(self.nesterov, bool):
             raise TypeError(f"nesterov must be True or False, not {self.nesterov!r}")
         if self.nesterov and not self.momentum:
