@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -22,20 +22,9 @@ import yaml
 from dask.utils import parse_bytes, parse_timedelta
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 logger = logging.getLogger(__name__)
-__all__ = [
-    "DEFAULT",
-    "Config",
-    "Timeout",
-    "check_finite",
-    "compresses",
-    "deadline",
-    "load",
-    "scheduler_address",
-    "warn_pull_nbytes",
-]
 
 with Path(__file__).with_name("daskps.yaml").open(encoding="utf-8") as _file:
     dask.config.update_defaults(yaml.safe_load(_file))
@@ -58,27 +47,162 @@ DEFAULT: Final = _Default.DEFAULT
 Timeout: TypeAlias = float | str | Literal[_Default.DEFAULT] | None
 
 
+# Cached, as every verb comes here; 1 and True are equal as keys without `typed`.
+@functools.lru_cache(typed=True)
+def _seconds(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        # Dask reads ".5s" as 1.5 s and "s" as 1 s; require a leading digit.
+        if not value.strip()[:1].isdigit():
+            raise ValueError(value)
+        try:
+            value = parse_timedelta(value.strip())
+        except KeyError:
+            raise ValueError(value) from None
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(value)
+    seconds = float(value)
+    if not seconds >= 0:
+        raise ValueError(value)
+    return None if math.isinf(seconds) else seconds
+
+
+def _positive(value: object) -> float:
+    seconds = _seconds(value)
+    if not seconds:  # for ever, or not at all
+        raise ValueError(value)
+    return seconds
+
+
+@functools.lru_cache(typed=True)
+def _nbytes(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, str | Integral):
+        raise TypeError(value)
+    nbytes = parse_bytes(value if isinstance(value, str) else int(value))
+    if nbytes < 0 or value == "":  # Dask reads "" as one byte
+        raise ValueError(value)
+    return nbytes
+
+
+def _one_of(meanings: Mapping[object, Any]) -> Callable[[object], Any]:
+    """Return the parser of a value that is one of some, and what each stands for."""
+
+    def parse(value: object) -> Any:
+        for allowed, meaning in meanings.items():
+            if type(value) is type(allowed) and value == allowed:  # 1 is equal to True
+                return meaning
+        raise ValueError(value)
+
+    return parse
+
+
+def _share(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(value)
+    share = float(value)
+    if not 0 < share <= 1:
+        raise ValueError(value)
+    return share
+
+
+_flag = _one_of({True: True, False: False})
+_finite = _one_of({"reject": True, "allow": False})
+_buffers = _one_of({name: name for name in ("none", "batches", "parameters")})
+_is_locked = _one_of({"auto": False, True: True})
+
+
+def _locked_reads(value: object) -> bool:
+    return _is_locked(value) or not _ORDERED
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(value)
+    count = int(value)
+    if count < 1:
+        raise ValueError(value)
+    return count
+
+
+def _path(value: object) -> Path | None:
+    if value == "" or not isinstance(value, str | os.PathLike | None):
+        raise TypeError(value)
+    return None if value is None else Path(value)
+
+
+def _directory(value: object) -> Path:
+    """Return a directory; the user's cache for None."""
+    path = _path(value)
+    try:
+        if path is not None:
+            return path.expanduser()
+        base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        if not base.is_absolute():  # unset, or to be ignored by its specification
+            base = Path.home() / ".cache"
+    except RuntimeError as error:  # no home directory
+        raise ValueError(value) from error
+    return base / "daskps" / "kernels"
+
+
+def _shared_memory(value: object) -> Path:
+    path = _path(value) or Path("/dev/shm")
+    # Not made absolute by the folder a process happens to be in: each has another.
+    if not path.is_absolute():
+        raise ValueError(value)
+    return path
+
+
+def _setting(key: str, parse: Callable[[Any], Any], allowed: str) -> Any:
+    """Return a field of `Config`: its key, how to read it, and what it may be."""
+    return field(metadata={"key": key, "parse": parse, "allowed": allowed})
+
+
+_SECONDS = 'seconds (at least 0), a string like "30s", or None to wait for ever'
+_POSITIVE = 'seconds (above 0) or a string like "30s"'
+_CACHE = "a directory, or null with a home"
+_FLAG = "true or false"
+_COUNT = "a whole number, at least 1"
+_NBYTES = 'a number of bytes or a string like "64 KiB"'
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """The configuration of daskps at one moment; see ``daskps-schema.yaml``."""
 
-    timeout_seconds: float | None
-    register_timeout_seconds: float
-    lost_after_seconds: float
-    run_away_seconds: float | None
-    check_finite: bool
-    memory_share: float
-    correct_memory: bool
-    process_way: bool
-    machine_way: bool
-    locked_reads: bool
-    inline_nbytes: int
-    warn_pull_nbytes: int
-    cache: Path
-    shared_memory: Path
-    threads: int
-    update_threads: int
-    double_buffer: str
+    timeout_seconds: float | None = _setting("timeout", _seconds, _SECONDS)
+    register_timeout_seconds: float = _setting("register-timeout", _positive, _POSITIVE)
+    lost_after_seconds: float = _setting("lost-after", _positive, _POSITIVE)
+    run_away_seconds: float | None = _setting("run-away-timeout", _seconds, _SECONDS)
+    check_finite: bool = _setting("finite", _finite, '"reject" or "allow"')
+    memory_share: float = _setting(
+        "memory-share", _share, "a number above 0, at most 1"
+    )
+    correct_memory: bool = _setting("correct-memory", _flag, _FLAG)
+    process_way: bool = _setting("ways.process", _flag, _FLAG)
+    machine_way: bool = _setting("ways.machine", _flag, _FLAG)
+    locked_reads: bool = _setting("ways.locked-reads", _locked_reads, '"auto" or true')
+    inline_nbytes: int = _setting("inline-nbytes", _nbytes, _NBYTES)
+    warn_pull_nbytes: int = _setting("warn-pull-size", _nbytes, _NBYTES)
+    # A field, as those above: not a value that all instances share.
+    cache: Path = _setting("cache-directory", _directory, _CACHE)  # noqa: RUF009
+    shared_memory: Path = _setting(  # noqa: RUF009
+        "shared-memory-directory", _shared_memory, "an absolute path, or null"
+    )
+    threads: int = _setting("threads", _count, _COUNT)
+    update_threads: int = _setting("update-threads", _count, _COUNT)
+    double_buffer: str = _setting(
+        "double-buffer", _buffers, '"none", "batches" or "parameters"'
+    )
+
+
+#: By key: its parser, and what is allowed.
+_PARSERS = {
+    f.metadata["key"]: (f.metadata["parse"], f.metadata["allowed"])
+    for f in fields(Config)
+}
+#: Values that meant something once, by key, and what holds in their place.
+_RETIRED: dict[str, tuple[object, object]] = {"update-threads": ("auto", 1)}
 
 
 def load() -> Config:
@@ -101,7 +225,7 @@ def load() -> Config:
     ...     load().inline_nbytes
     1024
     """
-    return Config(**{field: _read(key) for field, (key, _, _) in _KEYS.items()})
+    return Config(**{f.name: _read(f.metadata["key"]) for f in fields(Config)})
 
 
 def check_finite() -> bool:
@@ -257,144 +381,3 @@ def _say_retired(key: str) -> None:
         old,
         instead,
     )
-
-
-# Cached, as every verb comes here; 1 and True are equal as keys without `typed`.
-@functools.lru_cache(typed=True)
-def _seconds(value: object) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, str):
-        # Dask reads ".5s" as 1.5 s and "s" as 1 s; require a leading digit.
-        if not value.strip()[:1].isdigit():
-            raise ValueError(value)
-        try:
-            value = parse_timedelta(value.strip())
-        except KeyError:
-            raise ValueError(value) from None
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(value)
-    seconds = float(value)
-    if not seconds >= 0:
-        raise ValueError(value)
-    return None if math.isinf(seconds) else seconds
-
-
-def _positive(value: object) -> float:
-    seconds = _seconds(value)
-    if not seconds:  # for ever, or not at all
-        raise ValueError(value)
-    return seconds
-
-
-@functools.lru_cache(typed=True)
-def _nbytes(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, str | Integral):
-        raise TypeError(value)
-    nbytes = parse_bytes(value if isinstance(value, str) else int(value))
-    if nbytes < 0 or value == "":  # Dask reads "" as one byte
-        raise ValueError(value)
-    return nbytes
-
-
-def _check_finite(value: object) -> bool:
-    if value not in ("reject", "allow"):
-        raise ValueError(value)
-    return value == "reject"
-
-
-def _share(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(value)
-    share = float(value)
-    if not 0 < share <= 1:
-        raise ValueError(value)
-    return share
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(value)
-    return value
-
-
-def _locked_reads(value: object) -> bool:
-    if value is not True and value != "auto":  # 1 is equal to True
-        raise ValueError(value)
-    return value is True or not _ORDERED
-
-
-def _double_buffer(value: object) -> str:
-    if value not in ("none", "batches", "parameters"):
-        raise ValueError(value)
-    return str(value)
-
-
-def _count(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(value)
-    count = int(value)
-    if count < 1:
-        raise ValueError(value)
-    return count
-
-
-def _directory(value: object) -> Path:
-    """Return a directory; the user's cache for None."""
-    if value == "" or not isinstance(value, str | os.PathLike | None):
-        raise TypeError(value)
-    try:
-        if value is not None:
-            return Path(value).expanduser()
-        base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        if not base.is_absolute():  # unset, or to be ignored by its specification
-            base = Path.home() / ".cache"
-    except RuntimeError as error:  # no home directory
-        raise ValueError(value) from error
-    return base / "daskps" / "kernels"
-
-
-def _shared_memory(value: object) -> Path:
-    if value == "" or not isinstance(value, str | os.PathLike | None):
-        raise TypeError(value)
-    # Not made absolute by the folder a process happens to be in: each has another.
-    path = Path("/dev/shm" if value is None else value)
-    if not path.is_absolute():
-        raise ValueError(value)
-    return path
-
-
-_SECONDS = 'seconds (at least 0), a string like "30s", or None to wait for ever'
-_POSITIVE = 'seconds (above 0) or a string like "30s"'
-_NBYTES = 'a number of bytes or a string like "64 KiB"'
-#: Field of `Config` -> key, parser, what is allowed.
-_KEYS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
-    "timeout_seconds": ("timeout", _seconds, _SECONDS),
-    "register_timeout_seconds": ("register-timeout", _positive, _POSITIVE),
-    "lost_after_seconds": ("lost-after", _positive, _POSITIVE),
-    "run_away_seconds": ("run-away-timeout", _seconds, _SECONDS),
-    "check_finite": ("finite", _check_finite, '"reject" or "allow"'),
-    "memory_share": ("memory-share", _share, "a number above 0, at most 1"),
-    "correct_memory": ("correct-memory", _flag, "true or false"),
-    "process_way": ("ways.process", _flag, "true or false"),
-    "machine_way": ("ways.machine", _flag, "true or false"),
-    "locked_reads": ("ways.locked-reads", _locked_reads, '"auto" or true'),
-    "inline_nbytes": ("inline-nbytes", _nbytes, _NBYTES),
-    "warn_pull_nbytes": ("warn-pull-size", _nbytes, _NBYTES),
-    "cache": ("cache-directory", _directory, "a directory, or null with a home"),
-    "shared_memory": (
-        "shared-memory-directory",
-        _shared_memory,
-        "an absolute path, or null",
-    ),
-    "threads": ("threads", _count, "a whole number, at least 1"),
-    "update_threads": ("update-threads", _count, "a whole number, at least 1"),
-    "double_buffer": (
-        "double-buffer",
-        _double_buffer,
-        '"none", "batches" or "parameters"',
-    ),
-}
-#: Values that meant something once, by key, and what holds in their place.
-_RETIRED: dict[str, tuple[object, object]] = {"update-threads": ("auto", 1)}
-_PARSERS = {key: (parse, allowed) for key, parse, allowed in _KEYS.values()}
