@@ -9,8 +9,6 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["fetch"]
-
 _LINE = 64
 #: Of one row. Processors find the lines after these themselves.
 _LINES = 16

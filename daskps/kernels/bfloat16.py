@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from daskps.kernels.compiled import Module
-from daskps.kernels.source import bfloat16_source
+from daskps.kernels.compiled import module_of
+from daskps.kernels.source import BFLOAT16_SOURCE
 
 if TYPE_CHECKING:
     from daskps.typing import Array
-
-__all__ = ["WORD", "decode", "encode", "warm"]
 
 #: What holds one number.
 WORD: Final = "uint16"
 #: Elements that float64 is narrowed to or widened from at a time.
 _BLOCK = 16_384
-
-_modules: dict[str | None, Module] = {}
-_lock = threading.Lock()
 
 
 def encode(a: Array, out: Array, *, cache_dir: str | None = None) -> bool:
@@ -49,10 +43,10 @@ def encode(a: Array, out: Array, *, cache_dir: str | None = None) -> bool:
         Where they are no contiguous vectors of the same length, or `out` is read-only.
     """
     _check(a, out, out)
-    loop = _module(cache_dir).function("encode")
+    loop = module_of(BFLOAT16_SOURCE, cache_dir).function("encode")
     if a.dtype == np.float32:
         return bool(loop(a.view(np.uint32), out))
-    odd = _module(cache_dir).function("odd")
+    odd = module_of(BFLOAT16_SOURCE, cache_dir).function("odd")
     finite = True
     narrow = np.empty(min(len(a), _BLOCK), np.float32)
     for start in range(0, len(a), _BLOCK):
@@ -85,7 +79,7 @@ def decode(words: Array, out: Array, *, cache_dir: str | None = None) -> None:
         Where they are no contiguous vectors of the same length, or `out` is read-only.
     """
     _check(out, words, out)
-    loop = _module(cache_dir).function("decode")
+    loop = module_of(BFLOAT16_SOURCE, cache_dir).function("decode")
     if out.dtype == np.float32:
         loop(words, out.view(np.uint32))
         return
@@ -106,7 +100,7 @@ def warm(*, cache_dir: str | None = None) -> None:
         Where they are kept, as in `build`.
     """
     for name in ("encode", "odd", "decode"):
-        _module(cache_dir).function(name)
+        module_of(BFLOAT16_SOURCE, cache_dir).function(name)
 
 
 def _check(numbers: Array, words: Array, out: Array) -> None:
@@ -125,10 +119,3 @@ def _check(numbers: Array, words: Array, out: Array) -> None:
         raise ValueError("bfloat16 needs contiguous arrays; use np.ascontiguousarray")
     if not out.flags.writeable:
         raise ValueError("bfloat16 cannot write to a read-only array; use np.empty")
-
-
-def _module(cache_dir: str | None) -> Module:
-    with _lock:
-        if cache_dir not in _modules:
-            _modules[cache_dir] = Module(bfloat16_source(), cache_dir)
-        return _modules[cache_dir]

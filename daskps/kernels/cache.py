@@ -21,8 +21,6 @@ from types import ModuleType
 
 from daskps.kernels.source import content_name
 
-__all__ = ["load"]
-
 logger = logging.getLogger(__name__)
 
 _warned: set[str] = set()

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-__all__ = ["Module"]
-
 logger = logging.getLogger(__name__)
 
 #: Numba compiles one function at a time anyway; this keeps our own state right too.
@@ -122,3 +120,26 @@ class Module:
         self.cache_misses += sum(dispatcher.stats.cache_misses.values())
         compiled: Callable[..., Any] = dispatcher
         return compiled
+
+
+_modules: dict[tuple[str, str | None], Module] = {}
+
+
+def module_of(source: str, cache_dir: str | None) -> Module:
+    """Return the one module of a source and a directory: its functions compile once.
+
+    Parameters
+    ----------
+    source : str
+        Text from `kernels.source`.
+    cache_dir : str or None
+        See `kernels.cache.load`.
+
+    Returns
+    -------
+    Module
+        The same for all callers, in whichever threads.
+    """
+    key = source, cache_dir
+    # To make one compiles nothing: where two threads do, one is kept.
+    return _modules.get(key) or _modules.setdefault(key, Module(source, cache_dir))

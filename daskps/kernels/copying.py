@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from daskps.kernels import threads
-from daskps.kernels.compiled import Module
-from daskps.kernels.source import copy_source
+from daskps.kernels.compiled import module_of
+from daskps.kernels.source import COPY_SOURCE
 
 if TYPE_CHECKING:
     from daskps.typing import Array
-
-__all__ = ["LARGE_NBYTES", "copy", "warm"]
 
 #: Copies of so much together gain by stores past the caches, also where the copy is
 #: read at once: 8 MiB and more did, 4 MiB lost (one core with 32 MiB of cache).
@@ -22,9 +19,6 @@ LARGE_NBYTES: Final = 8 * 2**20
 #: An array that is less is copied as ever: it costs no more than to look at it.
 _LEAST_NBYTES = 64 * 2**10
 _LINE = 64
-
-_modules: dict[str | None, Module] = {}
-_lock = threading.Lock()
 
 
 def copy(out: Array, a: Array, *, cache_dir: str | None = None) -> None:
@@ -54,7 +48,7 @@ def copy(out: Array, a: Array, *, cache_dir: str | None = None) -> None:
     for edge in (slice(0, first), slice(last, None)):
         target[edge] = source[edge]
     middle = slice(first, last)
-    loop = _module(cache_dir).function("copy")
+    loop = module_of(COPY_SOURCE, cache_dir).function("copy")
     threads.in_ranges(loop, (source[middle], target[middle]))
 
 
@@ -66,11 +60,4 @@ def warm(*, cache_dir: str | None = None) -> None:
     cache_dir : str, optional
         Where it is kept, as in `build`.
     """
-    _module(cache_dir).function("copy")
-
-
-def _module(cache_dir: str | None) -> Module:
-    with _lock:
-        if cache_dir not in _modules:
-            _modules[cache_dir] = Module(copy_source(), cache_dir)
-        return _modules[cache_dir]
+    module_of(COPY_SOURCE, cache_dir).function("copy")

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 
     from daskps.kernels.interface import Arrays, Fixed, Scalars
     from daskps.typing import Array
-
-__all__ = ["build"]
 
 #: Elements that float16 weights are widened at a time: the two float32 scratch arrays
 #: of it stay in a second-level cache.
@@ -224,7 +221,6 @@ class _Widened(Kernel):
 
 
 _kernels: dict[tuple[str, str | None], Kernel] = {}
-_lock = threading.Lock()
 
 
 def build(
@@ -271,11 +267,9 @@ def build(
         return _Widened(inner, dtype)
     if dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
         raise ValueError(f"no kernel for {dtype}: use float16, float32 or float64")
-    source = update_source(update, n_slots, n_scalars, dtype)
-    with _lock:
-        kernel = _kernels.get((source, cache_dir))
-        if kernel is None:
-            module = Module(source, cache_dir)
-            kernel = _Native(module, dtype, (n_slots, n_scalars))
-            _kernels[source, cache_dir] = kernel
-    return kernel
+    key = update_source(update, n_slots, n_scalars, dtype), cache_dir
+    if key not in _kernels:
+        # To make one compiles nothing: where two threads do, one is kept.
+        kernel = _Native(Module(*key), dtype, (n_slots, n_scalars))
+        return _kernels.setdefault(key, kernel)
+    return _kernels[key]

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
 
 from daskps.kernels import threads
-from daskps.kernels.compiled import Module
+from daskps.kernels.compiled import module_of
 from daskps.kernels.source import finite_source
-
-__all__ = ["finite"]
 
 #: Below this many elements NumPy's two passes cost less than they gain.
 _SMALL = 16_384
-
-_modules: dict[tuple[np.dtype[Any], str | None], Module] = {}
-_lock = threading.Lock()
 
 
 def finite(a: np.ndarray[Any, np.dtype[Any]], *, cache_dir: str | None = None) -> bool:
@@ -43,13 +37,6 @@ def finite(a: np.ndarray[Any, np.dtype[Any]], *, cache_dir: str | None = None) -
         return bool(np.count_nonzero(np.isfinite(a)) == a.size)
     flat = a.ravel(order="K")
     bits = flat.view(f"u{a.dtype.itemsize}")
-    return threads.in_ranges(_module(a.dtype, cache_dir).function("finite"), (bits,))
-
-
-def _module(dtype: np.dtype[Any], cache_dir: str | None) -> Module:
-    key = dtype, cache_dir
-    module = _modules.get(key)
-    if module is None:
-        with _lock:
-            module = _modules.setdefault(key, Module(finite_source(dtype), cache_dir))
-    return module
+    return threads.in_ranges(
+        module_of(finite_source(a.dtype), cache_dir).function("finite"), (bits,)
+    )

@@ -21,8 +21,6 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["Frozen", "freeze", "written"]
-
 _BUILTINS = ("abs", "max", "min", "pow")
 _MODULES = {"np": np, "math": math}
 _LOAD_CONST = dis.opmap["LOAD_CONST"]

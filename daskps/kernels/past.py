@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["COPY", "past_source"]
-
 #: Elements that are made before they are written. Measured for Adam: 64 and 128 are
 #: quickest, 1,024 as slow as stores without blocks.
 _BLOCK = 64
@@ -63,12 +61,11 @@ def copy(a, out):
     fence()
 
 
-READ = types.Array(types.uint8, 1, "C", readonly=True, aligned=False)
-SIGNATURES = {"copy": (READ, types.Array(types.uint8, 1, "C"))}
+SIGNATURES["copy"] = read(types.uint8), write(types.uint8)
 """
 
 
-def past_source(slots: Sequence[str], scalars: Sequence[str], call: str) -> str:
+def past_source(slots: Sequence[str], scalars: str, call: str) -> str:
     """Return the text of the loops `past` and `move`, to follow that of the others.
 
     Parameters
@@ -89,7 +86,7 @@ def past_source(slots: Sequence[str], scalars: Sequence[str], call: str) -> str:
 
 
 def _loop(
-    name: str, slots: Sequence[str], scalars: Sequence[str], call: str, *, weights: bool
+    name: str, slots: Sequence[str], scalars: str, call: str, *, weights: bool
 ) -> str:
     outs = ["out", *(f"t{j}" for j in range(len(slots)))]
     # What is made before it is written, and where it goes then.
@@ -101,7 +98,7 @@ def _loop(
     return _LOOP.format(
         name=name,
         arguments=", ".join(["w", "out", "g", *slots, *outs[1:], "c"]),
-        scalars="".join(f"    {c} = c[{j}]\n" for j, c in enumerate(scalars)),
+        scalars=scalars,
         scratch="".join(f"    {made} = np.empty({_BLOCK}, T)\n" for made, _ in pairs),
         block=_BLOCK,
         views="".join(f"        {a}_ = {a}{part}\n" for a in [*read, *near]),

@@ -8,8 +8,6 @@ from numba import types
 from numba.core.errors import TypingError
 from numba.extending import overload
 
-__all__ = ["weight"]
-
 
 def weight(result: Any) -> Any:
     """Return the weight from what an update without slots gave.

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["rows_source"]
-
 #: How many rows before its turn memory is asked for a row. Measured for random rows of
 #: 8 to 256 weights: 4 to 16 are alike and take 0.7 to 0.9 times as long as none; rows of
 #: 1,000 and 4,096 weights 0.83 to 1.04.
@@ -29,13 +27,13 @@ def rows({arguments}):
             {targets} = {call}
 
 
-IDS = types.Array(types.int64, 1, "C", readonly=True, aligned=False)
+IDS = read(types.int64)
 READ_ROWS, WRITE_ROWS = READ.copy(ndim=2), WRITE.copy(ndim=2)
 SIGNATURES["rows"] = ({types})
 """
 
 
-def rows_source(slots: Sequence[str], scalars: Sequence[str], call: str) -> str:
+def rows_source(slots: Sequence[str], scalars: str, call: str) -> str:
     """Return the text of the loop `rows`, to follow that of the others.
 
     Parameters
@@ -55,7 +53,7 @@ def rows_source(slots: Sequence[str], scalars: Sequence[str], call: str) -> str:
         ahead=_AHEAD,
         fetches="".join(f"        fetch({name}, later)\n" for name in ("w", *slots)),
         arguments=", ".join(["w", "ids", "g", *slots, "c"]),
-        scalars="".join(f"    {c} = c[{j}]\n" for j, c in enumerate(scalars)),
+        scalars=scalars,
         targets=", ".join(f"{name}[r, i]" for name in ("w", *slots)),
         call=call,
         types=", ".join([*types, "READ"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import sys
 from typing import TYPE_CHECKING, Any
@@ -15,15 +16,6 @@ from daskps.kernels.rows import rows_source
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = [
-    "bfloat16_source",
-    "content_name",
-    "copy_source",
-    "finite_source",
-    "plain_source",
-    "update_source",
-]
-
 #: Raised whenever the generated code, `ahead.py`, `returns.py` or `streaming.py` changes
 #: its meaning.
 _FORMAT = 2
@@ -36,54 +28,56 @@ from types import CellType, FunctionType
 import numpy as np
 from numba import njit, types
 
-"""
-
-_UPDATE = """\
-from daskps.kernels.returns import weight
-
 
 def _template():
     pass  # lends its code object; every field that matters is replaced
 
 
+def rebuild(name, names, cells, **fields):
+    code = _template.__code__.replace(
+        co_name=name, co_qualname=name, co_filename=__file__, co_firstlineno=1, **fields
+    )
+    return FunctionType(code, names, name, None, cells)
+
+
+# Read-only and unaligned: what may also be neither. One signature takes all.
+def read(kind):
+    return types.Array(kind, 1, "C", readonly=True, aligned=False)
+
+
+def write(kind):
+    return types.Array(kind, 1, "C")
+
+
+SIGNATURES = {}
+"""
+
+_UPDATE = """\
+from daskps.kernels.returns import weight
+
 T, U = np.{dtype}, np.{unsigned}
-_code = _template.__code__.replace(
-    co_name="update",
-    co_filename=__file__,
-    co_firstlineno=1,
-{code})
+READ, WRITE = read(types.{dtype}), write(types.{dtype})
 # Machine code from the disk names the module that it belongs to.
 _names = {{"__name__": __name__, {names}}}
 _cells = tuple(CellType(value) for value in ({cells}))
-update = FunctionType(_code, _names, "update", None, _cells)
+update = rebuild("update", _names, _cells,
+{code})
 _update = njit(error_model="numpy", nogil=True)(update)
+"""
 
-# Read-only and unaligned: what may also be neither. One signature takes all.
-READ = types.Array(types.{dtype}, 1, "C", readonly=True, aligned=False)
-WRITE = types.Array(types.{dtype}, 1, "C")
-
+_LOOP = """
 
 @njit(error_model="numpy", nogil=True, cache=CACHE)
-def inplace({inplace_arguments}):
+def {name}({arguments}, c):
 {scalars}    for i in range(w.size):
-        {inplace_targets} = {call}
+        {targets} = {call}
 
 
-@njit(error_model="numpy", nogil=True, cache=CACHE)
-def publish({publish_arguments}):
-{scalars}    for i in range(w.size):
-        {publish_targets} = {call}
-
-
-SIGNATURES = {{
-    "inplace": ({inplace_types}),
-    "publish": ({publish_types}),
-}}
+SIGNATURES["{name}"] = ({types}, READ)
 """
 
 _FINITE = """\
 # The exponent bits alone: an integer OR vectorises, a floating-point sum does not.
-READ = types.Array(types.{unsigned}, 1, "C", readonly=True, aligned=False)
 EXPONENT = np.{unsigned}({exponent})
 
 
@@ -99,18 +93,10 @@ def finite(a):
     return True
 
 
-SIGNATURES = {{"finite": (READ,)}}
+SIGNATURES["finite"] = (read(types.{unsigned}),)
 """
 
 _BFLOAT16 = """\
-def _read(kind):
-    return types.Array(kind, 1, "C", readonly=True, aligned=False)
-
-
-def _write(kind):
-    return types.Array(kind, 1, "C")
-
-
 U = np.uint32
 MAGNITUDE, INFINITY = U(0x7FFFFFFF), U(0x7F800000)
 HALF, ONE, SIXTEEN, QUIET = U(0x7FFF), U(1), U(16), U(0x40)
@@ -149,43 +135,30 @@ def decode(words, out):
         out[i] = U(U(words[i]) << SIXTEEN)
 
 
-SIGNATURES = {{
-    "encode": (_read(types.uint32), _write(types.uint16)),
-    "odd": (_read(types.float64), _read(types.float32), _write(types.uint32)),
-    "decode": (_read(types.uint16), _write(types.uint32)),
-}}
+SIGNATURES["encode"] = read(types.uint32), write(types.uint16)
+SIGNATURES["odd"] = read(types.float64), read(types.float32), write(types.uint32)
+SIGNATURES["decode"] = read(types.uint16), write(types.uint32)
 """
 
-
 _PLAIN = """\
-def _template():
-    pass  # lends its code object; every field that matters is replaced
-
-
-def _read(kind):
-    return types.Array(kind, 1, "C", readonly=True, aligned=False)
-
-
-WORDS = types.Array(types.int64, 1, "C")
-F4, F8 = types.Array(types.float32, 1, "C"), types.Array(types.float64, 1, "C")
-R4, R8 = _read(types.float32), _read(types.float64)
+WORDS = write(types.int64)
+F4, F8 = write(types.float32), write(types.float64)
+R4, R8 = read(types.float32), read(types.float64)
 {numbers}
 # They take less time than to give the interpreter to another thread.
 _jit = njit(error_model="numpy", cache=CACHE)
-{functions}
-SIGNATURES = {{
-{types}}}
 """
 
 _PLAIN_FUNCTION = """
-_code = _template.__code__.replace(
-    co_name="{name}",
-    co_qualname="{name}",
-    co_filename=__file__,
-    co_firstlineno=1,
-{code})
-{name} = _jit(FunctionType(_code, globals(), "{name}"))
+{name} = _jit(rebuild("{name}", globals(), (),
+{code}))
+SIGNATURES["{name}"] = ({types},)
 """
+
+#: The module that copies past the caches.
+COPY_SOURCE = _HEADER + COPY
+#: The module that rounds to bfloat16 and widens it again.
+BFLOAT16_SOURCE = _HEADER + _BFLOAT16
 
 
 def content_name(source: str) -> str:
@@ -246,27 +219,32 @@ def update_source(
     frozen = freeze(update, 2 + n_slots + n_scalars, dtype)
     slots = [f"s{j}" for j in range(n_slots)]
     scalars = [f"c{j}" for j in range(n_scalars)]
-    call, call_of_views = (_call(slots, scalars, at) for at in ("[i]", "_[i]"))
-    call_of_rows = _call(slots, scalars, "[r, i]", "[k, i]")
-    stores = "".join(f", {s}[i]" for s in slots)
-    many = ["WRITE"] * n_slots
+    scalars_read = "".join(f"    {c} = c[{j}]\n" for j, c in enumerate(scalars))
     text = _HEADER + _UPDATE.format(
         dtype=dtype.name,
         unsigned=f"uint{8 * dtype.itemsize}",
         code=frozen.code,
         names=frozen.names,
         cells=frozen.cells,
-        scalars="".join(f"    {c} = c[{j}]\n" for j, c in enumerate(scalars)),
-        call=call,
-        inplace_arguments=", ".join(["w", "g", *slots, "c"]),
-        publish_arguments=", ".join(["w", "out", "g", *slots, "c"]),
-        inplace_targets=f"w[i]{stores}",
-        publish_targets=f"out[i]{stores}",
-        inplace_types=", ".join(["WRITE", "READ", *many, "READ"]),
-        publish_types=", ".join(["READ", "WRITE", "READ", *many, "READ"]),
     )
-    text += past_source(slots, scalars, call_of_views)
-    return text + rows_source(slots, scalars, call_of_rows)
+    state = dict.fromkeys(slots, "WRITE")
+    for name, target, arrays in (
+        ("inplace", "w", {"w": "WRITE", "g": "READ"}),
+        ("publish", "out", {"w": "READ", "out": "WRITE", "g": "READ"}),
+    ):
+        arguments = arrays | state
+        text += _LOOP.format(
+            name=name,
+            arguments=", ".join(arguments),
+            scalars=scalars_read,
+            targets=", ".join(f"{a}[i]" for a in (target, *slots)),
+            call=_call(slots, scalars, "[i]"),
+            types=", ".join(arguments.values()),
+        )
+    text += past_source(slots, scalars_read, _call(slots, scalars, "_[i]"))
+    return text + rows_source(
+        slots, scalars_read, _call(slots, scalars, "[r, i]", "[k, i]")
+    )
 
 
 def _call(slots: list[str], scalars: list[str], at: str, g_at: str = "") -> str:
@@ -276,6 +254,7 @@ def _call(slots: list[str], scalars: list[str], at: str, g_at: str = "") -> str:
     return call if slots else f"weight({call})"
 
 
+@functools.cache
 def finite_source(dtype: np.dtype[Any]) -> str:
     """Return the module that looks for NaN and infinity.
 
@@ -294,28 +273,6 @@ def finite_source(dtype: np.dtype[Any]) -> str:
     return _HEADER + _FINITE.format(
         unsigned=f"uint{info.bits}", exponent=hex(exponent), block=16_384
     )
-
-
-def copy_source() -> str:
-    """Return the module that copies past the caches.
-
-    Returns
-    -------
-    str
-        Python source.
-    """
-    return _HEADER + COPY
-
-
-def bfloat16_source() -> str:
-    """Return the module that rounds to bfloat16 and widens it again.
-
-    Returns
-    -------
-    str
-        Python source.
-    """
-    return _HEADER + _BFLOAT16.format()
 
 
 def plain_source(
@@ -337,9 +294,10 @@ def plain_source(
     str
         Python source.
     """
-    made = (_PLAIN_FUNCTION.format(name=n, code=code) for n, code in codes.items())
-    return _HEADER + _PLAIN.format(
-        numbers="".join(f"{name} = {n}\n" for name, n in sorted(numbers.items())),
-        functions="".join(made),
-        types="".join(f"    {n!r}: ({types},),\n" for n, types in signatures.items()),
+    text = _HEADER + _PLAIN.format(
+        numbers="".join(f"{name} = {n}\n" for name, n in sorted(numbers.items()))
+    )
+    return text + "".join(
+        _PLAIN_FUNCTION.format(name=name, code=code, types=signatures[name])
+        for name, code in codes.items()
     )

@@ -10,8 +10,6 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["fence", "stream"]
-
 _LINE = 64
 _X86 = ("x86_64", "AMD64")
 _SFENCE = "llvm.x86.sse.sfence"

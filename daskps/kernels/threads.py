@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from daskps.typing import Array
 
-__all__ = ["LEAST_NBYTES", "allow", "allowed", "forget", "in_ranges"]
-
 #: Bytes of one array that each thread gets at least.
 LEAST_NBYTES = 4 * 2**20
 #: Who claims a range that no helper has.

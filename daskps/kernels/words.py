@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from types import CodeType
 
-__all__ = ["plain"]
-
 
 def plain(
     functions: Mapping[Callable[..., Any], str], *, cache_dir: str | None = None
