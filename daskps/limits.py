@@ -16,21 +16,6 @@ from daskps.errors import LayoutError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = [
-    "MOST_DIMENSIONS",
-    "MOST_NAMES_NBYTES",
-    "MOST_NBYTES",
-    "MOST_PARAMETERS",
-    "MOST_PARTS",
-    "MOST_PIECES",
-    "MOST_SHARDS",
-    "MOST_TRAINERS",
-    "STORE_NAME_NBYTES",
-    "check_parameters",
-    "check_shards",
-    "check_trainers",
-]
-
 #: Shards of a store.
 MOST_SHARDS = 16_384
 #: Parameters of a store.

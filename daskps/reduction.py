@@ -12,7 +12,7 @@ never holds more than one sum: halves of odd length would hold two thirds of P.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from functools import lru_cache
 from typing import Any
 
@@ -49,17 +49,6 @@ def split(lo: int, hi: int) -> int:
     return lo + (1 << (hi - lo - 1).bit_length() - 1)
 
 
-def parent(lo: int, hi: int, size: int) -> tuple[int, int, int] | None:
-    """Return (lo, border, hi) of the node above [lo, hi) in the tree over `size`."""
-    node_lo, node_hi = 0, size
-    above = None
-    while (node_lo, node_hi) != (lo, hi):
-        border = split(node_lo, node_hi)
-        above = (node_lo, border, node_hi)
-        node_lo, node_hi = (node_lo, border) if lo < border else (border, node_hi)
-    return above
-
-
 @lru_cache(maxsize=2048)
 def path(rank: int, size: int) -> tuple[tuple[int, int, int, bool], ...]:
     """Return the way from a rank up to the root of the tree over `size`.
@@ -75,13 +64,13 @@ def path(rank: int, size: int) -> tuple[tuple[int, int, int, bool], ...]:
     >>> path(2, 3)
     ((0, 3, 2, True),)
     """
-    found = []
-    lo, hi = rank, rank + 1
-    while (above := parent(lo, hi, size)) is not None:
-        first, border, last = above
-        found.append((first, last, border, lo != first))
-        lo, hi = first, last
-    return tuple(found)
+    found, (lo, hi) = [], (0, size)
+    while hi - lo > 1:
+        border = split(lo, hi)
+        is_right = rank >= border
+        found.append((lo, hi, border, is_right))
+        lo, hi = (border, hi) if is_right else (lo, border)
+    return tuple(reversed(found))
 
 
 def merge(left: Node, right: Node, empty: Empty = np.empty) -> Node:
@@ -232,13 +221,3 @@ def _checked(value: Array, stacked: Array) -> Array:
             f"the reduce function returned NaN or Inf (as {stacked.dtype})"
         )
     return found
-
-
-def leaf(
-    arrays: Sequence[tuple[int, Array]], weight: float, reduce: str | Reducer
-) -> Node:
-    """Make one rank's contribution, scaling its own arrays in place for a mean."""
-    if reduce == "mean" and weight != 1.0:
-        for _, value in arrays:
-            np.multiply(value, weight, out=value)
-    return dict(arrays), dict.fromkeys((key for key, _ in arrays), weight)

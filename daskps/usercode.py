@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CALLBACK", "guarded", "holding_interrupts", "is_main", "user_code"]
-
 T = TypeVar("T")
 #: What a function is that waits for the end of a future.
 CALLBACK = "the callback of a future"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,12 +57,3 @@ class Version(int):
         version = cls(max(map(_version_of, found), default=0))
         version.pairs = found
         return version
-
-    def __reduce__(self) -> Any:
-        return _restore, (int(self), self.pairs)
-
-
-def _restore(value: int, pairs: tuple[tuple[int, int], ...]) -> Version:
-    restored = Version(value)
-    restored.pairs = pairs
-    return restored

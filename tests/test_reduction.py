@@ -9,11 +9,11 @@ from daskps.reduction import (
     check_reduce,
     cover,
     fold,
-    leaf,
     mean,
     reduce_all,
     split,
 )
+from tests.shards.making import leaf
 
 sizes = st.integers(1, 33)
 

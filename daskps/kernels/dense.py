@@ -35,16 +35,12 @@ class _Native(Kernel):
     ) -> None:
         self.dtype = self.compute_dtype = dtype
         self.n_slots, self.n_scalars = sizes
-        self._module = module
-
-    @property
-    def module(self) -> Module:
-        return self._module
+        self.module = module
 
     def inplace(self, w: Array, g: Array, slots: Arrays, scalars: Scalars) -> None:
         self._check_gradient(g, (len(w),))
         self._check_written(w, slots, (len(w),))
-        loop = self._module.function("inplace")
+        loop = self.module.function("inplace")
         threads.in_ranges(loop, (w, g, *slots), self._cast(scalars))
 
     def publish(
@@ -65,7 +61,7 @@ class _Native(Kernel):
         fast = self._past(w_out, outs, past)
         if fast is not None:
             name, first = fast
-            loop = self._module.function(name)
+            loop = self.module.function(name)
             # All ranges begin lines where the arrays do.
             arrays = w_in, w_out, g, *slots, *outs
             return threads.in_ranges(loop, arrays, c, first, check)
@@ -74,7 +70,7 @@ class _Native(Kernel):
         for slot, out in zip(slots, outs, strict=False):
             threads.in_ranges(np.copyto, (out, slot))
         # Only now: a range that was looked at while others are written is too late.
-        loop = self._module.function("publish")
+        loop = self.module.function("publish")
         return threads.in_ranges(loop, (w_in, w_out, g, *written), c)
 
     def fixed(
@@ -86,7 +82,7 @@ class _Native(Kernel):
         if fast is None and outs:
             return super().fixed(w_in, w_out, slots, slots_out)
         name, first = fast or ("publish", 0)
-        loop = self._module.function(name)
+        loop = self.module.function(name)
         before, between = (w_in, w_out), (*slots, *outs) if fast else written
         after = (first, False) if fast else ()
         latest: tuple[Scalars | None, Array] = None, np.empty(0)
@@ -108,7 +104,7 @@ class _Native(Kernel):
         self, w: Array, ids: Array, g: Array, slots: Arrays, scalars: Scalars
     ) -> None:
         self._check_rows(w, ids, g, slots)
-        self._module.function("rows")(w, ids, g, *slots, self._cast(scalars))
+        self.module.function("rows")(w, ids, g, *slots, self._cast(scalars))
 
     def _past(self, w_out: Array, outs: Arrays, past: bool) -> tuple[str, int] | None:
         """Return a loop that writes past the caches and where lines begin, if any."""
@@ -121,11 +117,11 @@ class _Native(Kernel):
 
     def warm(self, *, durable: bool = False, past: bool = False) -> None:
         # Several updates in one pass begin with the one and go on with the other.
-        self._module.function("inplace")
+        self.module.function("inplace")
         moves = durable and self.n_slots
-        self._module.function("move" if moves else "publish")
+        self.module.function("move" if moves else "publish")
         if past and (moves or not self.n_slots):
-            self._module.function("past")
+            self.module.function("past")
 
 
 def _first_line(arrays: Arrays) -> int | None:
@@ -148,11 +144,7 @@ class _Widened(Kernel):
         self.dtype = dtype
         self.compute_dtype = inner.dtype
         self.n_slots, self.n_scalars = inner.n_slots, inner.n_scalars
-        self._inner = inner
-
-    @property
-    def module(self) -> Module:
-        return self._inner.module
+        self._inner, self.module = inner, inner.module
 
     def inplace(self, w: Array, g: Array, slots: Arrays, scalars: Scalars) -> None:
         self.publish(w, w, g, slots, scalars)

@@ -46,6 +46,8 @@ class Kernel(ABC):
     compute_dtype: np.dtype[Any]
     n_slots: int
     n_scalars: int
+    #: The generated module: its cache counters and its LLVM code.
+    module: Module
 
     @abstractmethod
     def inplace(self, w: Array, g: Array, slots: Arrays, scalars: Scalars) -> None:
@@ -201,21 +203,6 @@ class Kernel(ABC):
         TypeError
             If Numba cannot compile the update function.
         """
-
-    @property
-    @abstractmethod
-    def module(self) -> Module:
-        """The generated module, for its cache counters and its LLVM code."""
-
-    @property
-    def cache_hits(self) -> int:
-        """Loops this process took from the cache directory."""
-        return self.module.cache_hits
-
-    @property
-    def cache_misses(self) -> int:
-        """Loops this process compiled."""
-        return self.module.cache_misses
 
     def is_finite(self, g: Array) -> bool:
         """Return whether a gradient has no NaN and no infinity.

@@ -204,15 +204,11 @@ class Layout:
             return UnknownParameterError(
                 f"{said} {_shortened(below)}: nested names are joined with '/'"
             )
-        said = f"{said} {self.some_names()}"
+        said = f"{said} {_shortened(list(self.by_name))}"
         near = difflib.get_close_matches(name[:60], list(self.by_name)[:1000], 1)
         return UnknownParameterError(
             f"{said}; did you mean {near[0]!r}?" if near else said
         )
-
-    def some_names(self, most: int = 8) -> str:
-        """Return the names for a message, cut after `most`."""
-        return _shortened(list(self.by_name), most)
 
     def extent(self, shard: int, dtype: str) -> tuple[int, int]:
         """Return start and stop of a shard's part of the vector of `dtype`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from daskps.errors import LayoutError
+from daskps.layout.arrays import bounds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,11 +42,8 @@ def place(n_shards: int, servers: Sequence[str]) -> tuple[str, ...]:
             f"of each"
         )
     k = min(len(servers), n_shards)
-    size, longer = divmod(n_shards, k)
-    owners: list[str] = []
-    for i, server in enumerate(servers[:k]):
-        owners += [server] * (size + (i < longer))
-    return tuple(owners)
+    parts = (bounds(n_shards, k, i) for i in range(k))
+    return tuple(servers[i] for i, part in enumerate(parts) for _ in range(*part))
 
 
 def check_memory(

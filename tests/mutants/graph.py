@@ -27,8 +27,8 @@ MUTANTS = (
     Mutant(
         "sum-without-a-rank",
         "daskps.cluster.host.contributions:Contributions.sums",
-        "return sums_of({r: kept[r] for r in ranks}, shards, nodes, self._empty)",
-        "return sums_of({r: kept[r] for r in ranks[1:]}, shards, nodes, self._empty)",
+        "of = {rank: kept[rank] for rank in ranks}",
+        "of = {rank: kept[rank] for rank in ranks[1:]}",
         (
             "tests/cluster/runs/graph/test_graph.py::test_a_later_round_frees_what_came_before",
         ),

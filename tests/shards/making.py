@@ -186,3 +186,11 @@ def seen(shard: Shard, ticket: Ticket):
     ready = done(ticket)
     assert copy_parts(shard.segment, ready, [("float64", 0, 5, out)]) is ready
     return out.tolist()
+
+
+def leaf(arrays: Sequence[tuple[int, Any]], weight: float, reduce: Any) -> Any:
+    """Make one rank's contribution, scaling its own arrays in place for a mean."""
+    if reduce == "mean" and weight != 1.0:
+        for _, value in arrays:
+            np.multiply(value, weight, out=value)
+    return dict(arrays), dict.fromkeys((key for key, _ in arrays), weight)

@@ -247,7 +247,8 @@ class Contributions:
                 f"worker {self._worker} no longer holds what ranks {lost[:8]} computed "
                 f"for {place}; the round is begun anew"
             )
-        return sums_of({r: kept[r] for r in ranks}, shards, nodes, self._empty)
+        of = {rank: kept[rank] for rank in ranks}
+        return [[_sum(of, span, s, self._empty) for span in nodes] for s in shards]
 
     def free(self, run: int, attempt: int, last: int) -> None:
         """Drop the contributions of an attempt up to a round."""
@@ -280,16 +281,6 @@ class Contributions:
 
 def _order(place: RoundId) -> tuple[int, int]:
     return place.attempt, place.round
-
-
-def sums_of(
-    kept: Mapping[int, Contribution],
-    shards: Sequence[int],
-    nodes: Sequence[tuple[int, int]],
-    empty: Empty,
-) -> list[list[PartialSum]]:
-    """Return, for each shard, the sums of contributions over nodes of the rank tree."""
-    return [[_sum(kept, span, shard, empty) for span in nodes] for shard in shards]
 
 
 def _sum(

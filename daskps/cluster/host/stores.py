@@ -17,7 +17,7 @@ from daskps.cluster.wire.wellformed import layout_of
 from daskps.errors import ProtocolError, PushRejectedError, StoreClosedError
 from daskps.init import fill
 from daskps.layout.arrays import counted
-from daskps.reduction import Node, check_reduce, leaf, reduce_all
+from daskps.reduction import Node, check_reduce, reduce_all
 from daskps.shards.memory.format import VERSION
 from daskps.shards.steps import ASSIGN, GRADIENT
 
@@ -191,7 +191,7 @@ async def aggregate(
         keys = sorted({(s, p) for rows in contributions for s, p, _ in rows})
         nodes: dict[int, Node] = {}
         for rank, rows in enumerate(contributions):
-            arrays = []
+            arrays = {}
             for shard, position, data in rows:
                 layout, packed = host.slot(store, shard).layout, (position, 0, data)
                 item = unpack_item(layout, shard, packed, kind=GRADIENT, codec=None)
@@ -201,8 +201,8 @@ async def aggregate(
                         f"{position} of shard {shard}, which has others as well"
                     )
                 # Copied: a sum is made in place, and the caller may be this process.
-                arrays.append((keys.index((shard, position)), np.array(item.data)))
-            nodes[rank] = leaf(arrays, 1.0, function)
+                arrays[keys.index((shard, position))] = np.array(item.data)
+            nodes[rank] = arrays, dict.fromkeys(arrays, 1.0)
         reduced = reduce_all(nodes, len(contributions), function)
         return [(*keys[key], pack_array(array)) for key, array in reduced.items()]
 

@@ -21,7 +21,7 @@ from daskps.errors import (
     RunCancelledError,
 )
 from daskps.layout.arrays import Layout
-from daskps.reduction import leaf, reduce_all
+from daskps.reduction import reduce_all
 from daskps.shards import cutting
 from daskps.shards.deputy import OPEN, READING, NotHereError, gate_of
 from daskps.shards.invariants import bound_of, nodes_of
@@ -51,6 +51,7 @@ from tests.shards.making import (
     contents,
     done,
     failed,
+    leaf,
     send,
     weights,
 )
