@@ -184,7 +184,7 @@ class Watched(Segment):
         passed("flip")
 
 
-class Partly(Any):
+class Partly:
     """A binding that may die with some of its arrays written, in any order."""
 
     calls = 0
@@ -252,7 +252,7 @@ def follow(shard: Shard) -> None:
 def die_at(case: dict[str, Any], bound: dict[int, Any]) -> None:
     """Apply some pushes, then one batch, or begin a run, and die on the way."""
     global armed
-    partly = {i: Partly(b) for i, b in bound.items()}
+    partly: Any = {i: Partly(b) for i, b in bound.items()}
     shard = Shard(at(case["path"], Watched), partly, cache_dir=sys.argv[1])
     for sequence in range(ACKNOWLEDGED):
         push(shard, sequence)
