@@ -172,6 +172,10 @@ class NearCall:
         except BaseException:
             self._call_off()
             raise
+        finally:
+            # This call is their owner: such a cycle would keep the memory of shards
+            # mapped until it is collected.
+            self._tickets.clear()
 
     def stop(self) -> None:
         """Make the thread that is at it end soon, with an error."""
