@@ -1,8 +1,8 @@
 """Consistency policies: small values that refuse impossible settings.
 
-A policy decides two things and nothing else: whether a pull may proceed, and whether
-the set of pushes of a clock is complete. Where it may not, the request waits, as data
-beside the shard (`shards/reads.py`).
+A policy says two things and nothing else: when a pull may proceed, which is found out in
+`shards/reads.py`, and when the pushes of a clock are complete, in `shards/rounds/`. Until
+then a request waits, as data beside the shard.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import pytest
 
 import daskps
 from daskps import LayoutError, limits
-from daskps.cluster.directory.placement import Request, reserve
+from daskps.cluster.directory.placement import StoreRequest, reserve
 from daskps.store.specs import blueprint
 
 OPTIONS: dict[str, Any] = {
@@ -53,7 +53,7 @@ def absurd():
 
 
 def request(params, shards):
-    return Request(
+    return StoreRequest(
         uid="u",
         name="n",
         client="c",

@@ -24,7 +24,7 @@ from daskps.bench.report import line
 STEPS = Path(__file__).with_name("steps_here.py")
 
 
-class Side:
+class Checkout:
     """The jobs of one checkout; with `messages` its other ways are closed."""
 
     def __init__(self, tree: Path, *, messages: bool) -> None:
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> None:
     here, there = Path(daskps.__file__).parents[1], options.tree
     with ExitStack() as stack:
         ours, theirs = (
-            stack.enter_context(Side(tree, messages=options.messages))
+            stack.enter_context(Checkout(tree, messages=options.messages))
             for tree in (here, there)
         )
         for job in ours.jobs:

@@ -32,10 +32,13 @@ def choose(value: Any) -> Codec | None:
     TypeError
         For anything else.
     """
-    if value is None or isinstance(value, BFloat16):
-        return value
     if isinstance(value, str):
         return named(value)
+    for kind in _CODECS.values():
+        if isinstance(value, kind):
+            return value
+    if value is None:
+        return None
     raise TypeError(
         f"codec is None, a name or a codec of daskps.codecs, found {value!r}; codecs "
         f"are {', '.join(map(repr, _CODECS))}"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 
-class RunState:
+class ShardRun:
     """What a shard knows of its runs.
 
     Parameters

@@ -44,7 +44,7 @@ from daskps.shards.memory.format import (
 from daskps.shards.pushes import Pushes
 from daskps.shards.reads import find_outcome, round_gone
 from daskps.shards.run_record import EARLY, REPEAT
-from daskps.shards.run_state import RunState
+from daskps.shards.run_state import ShardRun
 from daskps.shards.steps import ASK, Tick, Ticket
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Shard:
         self._pushes = Pushes(segment, self._planner, self.floors)
         #: The cut in progress: no step is applied and no round completed but by it.
         self.cut: Cut | None = None
-        self.run_state = RunState(segment, self._planner, cache_dir)
+        self.run_state = ShardRun(segment, self._planner, cache_dir)
         self._header = segment.header
         self._heads = [record.plain for record in segment.records]
         self._abandoned: Exception | None = None
@@ -386,7 +386,7 @@ class Shard:
     def take_over(self) -> list[Ticket]:
         """Go on where an owner that died has left: no complete round is held back.
 
-        In a run in rounds :meth:`RunState.attach_rounds` comes first.
+        In a run in rounds :meth:`ShardRun.attach_rounds` comes first.
         """
         self.set_gate()
         with np.errstate(all="ignore"):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.snapshots import Taken
-    from daskps.cluster.host.copies import CopyGroup, Edges
+    from daskps.cluster.host.snapshot_copies import CopyGroup, Edges
     from daskps.cluster.wire.deadline import Deadline
     from daskps.layout.arrays import Layout, Parameter, Piece
     from daskps.store.handle import Handle

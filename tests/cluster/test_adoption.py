@@ -19,7 +19,7 @@ from distributed.core import Status
 
 import daskps
 from daskps import config, optim
-from daskps.cluster.directory import adoption
+from daskps.cluster.directory import adopters
 from daskps.cluster.machine.folder import folder_of
 from tests.support import local_cluster, until
 
@@ -209,13 +209,13 @@ def test_push_whose_answer_was_lost_counts_once(machine, workers):
 
 def held_back(client, monkeypatch):
     """Have the directory ask nobody to adopt before an event is set."""
-    adopt, go_on = adoption.adopt, asyncio.Event()
+    adopt, go_on = adopters.adopt, asyncio.Event()
 
     async def later(*args, **more):
         await go_on.wait()
         return await adopt(*args, **more)
 
-    monkeypatch.setattr(adoption, "adopt", later)
+    monkeypatch.setattr(adopters, "adopt", later)
     return lambda: client.loop.add_callback(go_on.set)
 
 

@@ -18,7 +18,7 @@ import pytest
 
 import daskps
 from daskps import config, optim
-from daskps.cluster.directory import adoption, candidates, move
+from daskps.cluster.directory import adopters, candidates, move
 from daskps.cluster.runs import launch
 from tests.support import PATIENCE, local_cluster, until
 
@@ -161,7 +161,7 @@ def test_a_stopped_process_keeps_a_shard_away(machine, stopped):
 
 def hurry(patch, moves, question="look"):
     """Have seconds pass between two questions in no time; return those that have."""
-    ask, now, passed = getattr(adoption, question), move.time_now, []
+    ask, now, passed = getattr(adopters, question), move.time_now, []
 
     async def later(*args, **more):
         found = await ask(*args, **more)
@@ -169,7 +169,7 @@ def hurry(patch, moves, question="look"):
         asyncio.get_running_loop().call_soon(moves.worker_came)
         return found
 
-    patch.setattr(adoption, question, later)
+    patch.setattr(adopters, question, later)
     patch.setattr(move, "time_now", lambda: now() + sum(passed))
     return passed
 
@@ -277,7 +277,7 @@ def test_an_owner_that_wakes_hands_its_shards_over(is_lost):
         os.kill(pid, signal.SIGSTOP)
         try:
             if is_lost:
-                patch.setattr(adoption, "adopt", silent)
+                patch.setattr(adopters, "adopt", silent)
             with dask.config.set({"daskps.lost-after": "1ms" if is_lost else "10s"}):
                 removed(client, a)
                 until(lambda: entry.lost if is_lost else entry.adopting)

@@ -62,7 +62,7 @@ MUTANTS = (
     ),
     Mutant(
         "cut-lets-deputies-push",
-        "daskps.shards.cutting:begin_cut",
+        "daskps.shards.cut_requests:begin_cut",
         "shard.set_gate()",
         "pass",
         (
@@ -135,7 +135,7 @@ MUTANTS = (
     ),
     Mutant(
         "heir-begins-a-run-that-has-ended",
-        "daskps.shards.run_state:RunState.begin",
+        "daskps.shards.run_state:ShardRun.begin",
         "if run == self._segment.header[ENDED]:",
         "if run == self._ended[0]:",
         ("tests/shards/cuts/test_cut.py::test_heir_refuses_a_run_that_has_ended",),

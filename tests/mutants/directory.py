@@ -50,7 +50,7 @@ MUTANTS = (
     ),
     Mutant(
         "stray-is-forgotten",
-        "daskps.cluster.directory.adoption:adopt",
+        "daskps.cluster.directory.adopters:adopt",
         'if not any(answer.get("silent") for answer in found):',
         "if found:",
         ("tests/cluster/directory/test_moves.py::test_who_broke_off_is_a_stray",),
@@ -66,7 +66,7 @@ MUTANTS = (
     ),
     Mutant(
         "generation-stays",
-        "daskps.cluster.directory.adoption:adopt",
+        "daskps.cluster.directory.adopters:adopt",
         "rows = [[*row, entry.generations[row[0]] + 1] for row in entry.rows_of(shards)]",
         "rows = [[*row, entry.generations[row[0]]] for row in entry.rows_of(shards)]",
         (
@@ -99,7 +99,7 @@ MUTANTS = (
     ),
     Mutant(
         "adopter-is-told-once-of-a-runs-end",
-        "daskps.cluster.directory.adoption:adopt",
+        "daskps.cluster.directory.adopters:adopt",
         "context.hosts.spawn(_end_run(context, entry, worker, run))",
         "pass",
         (
@@ -135,7 +135,7 @@ MUTANTS = (
     ),
     Mutant(
         "epoch-without-all-trainers",
-        "daskps.cluster.directory.trainers:Trainers._announce",
+        "daskps.cluster.directory.trainers:TrainerMessages._announce",
         "if len(rows.keys() | run.finished) < run.size:",
         "if len(rows.keys() | run.finished) < run.size - 1:",
         (

@@ -118,7 +118,7 @@ MUTANTS = (
     ),
     Mutant(
         "cut-that-was-given-up-holds-on",
-        "daskps.cluster.host.copies:Copies.claim",
+        "daskps.cluster.host.snapshot_copies:Copies.claim",
         "if self.is_over(cut):",
         "if not cut:",
         (

@@ -133,7 +133,7 @@ MUTANTS = (
     ),
     Mutant(
         "withdrawal-of-no-round",
-        "daskps.shards.run_state:RunState.end",
+        "daskps.shards.run_state:ShardRun.end",
         "if back not in (0, 1) or (back and not is_possible(self._segment)):",
         "if back not in (0, 1):",
         (
@@ -142,7 +142,7 @@ MUTANTS = (
     ),
     Mutant(
         "one-version-for-two-states",
-        "daskps.shards.run_state:RunState._publish_end",
+        "daskps.shards.run_state:ShardRun._publish_end",
         "least = publication.old.version + back",
         "least = publication.old.version",
         (

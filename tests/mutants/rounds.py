@@ -14,14 +14,14 @@ MUTANTS = (
     ),
     Mutant(
         "run-that-has-ended-begins-again",
-        "daskps.shards.run_state:RunState.begin",
+        "daskps.shards.run_state:ShardRun.begin",
         "if run == self._segment.header[ENDED]:",
         "if run < self._segment.header[ENDED]:",
         ("tests/shards/test_shard.py::test_a_run_that_has_ended_does_not_begin_again",),
     ),
     Mutant(
         "end-that-overtakes-the-beginning",
-        "daskps.shards.run_state:RunState.end",
+        "daskps.shards.run_state:ShardRun.end",
         "if not self.run and run != self._segment.header[ENDED]:",
         "if self.run and run != self._segment.header[ENDED]:",
         (
@@ -122,7 +122,7 @@ MUTANTS = (
     ),
     Mutant(
         "fence-one-round-late",
-        "daskps.shards.run_state:RunState.may_apply",
+        "daskps.shards.run_state:ShardRun.may_apply",
         "is_open = limit is None or self._segment.current.plain[ROUNDS] < limit",
         "is_open = limit is None or self._segment.current.plain[ROUNDS] <= limit",
         (
@@ -256,7 +256,7 @@ MUTANTS = (
     ),
     Mutant(
         "trainer-that-was-replaced-ends-its-rank",
-        "daskps.cluster.directory.trainers:Trainers.on_finishes",
+        "daskps.cluster.directory.trainers:TrainerMessages.on_finishes",
         "if entry.ranks.get(rank) != worker or not self._hosts.has_worker(worker):",
         "if not self._hosts.has_worker(worker):",
         (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from daskps.consistency import ASP, BSP, SSP
-from daskps.shards import cutting
+from daskps.shards import cut_requests
 from daskps.shards.cuts.cut import Order
 from daskps.shards.deputy import CLOSED, NotHereError, set_gate
 from daskps.shards.memory.format import GENERATION, MAX_PRODUCERS
@@ -86,11 +86,11 @@ def test_ssp_pull_at_the_deputy_waits_for_a_tick_at_the_owner():
 def test_cut_lets_deputies_read_and_hands_their_pushes_back():
     owner, deputy = pair()
     submit(owner, push(0))
-    cutting.begin_cut(owner, "cut", 0)
+    cut_requests.begin_cut(owner, "cut", 0)
     assert isinstance(submit(deputy, push(1)).outcome, NotHereError)
     assert isinstance(submit(deputy, Step(wait=READ)).outcome, Ready)
-    cutting.follow_order(owner, "cut", Order(), Ticket(Step()))
-    cutting.end_cut(owner, "cut")
+    cut_requests.follow_order(owner, "cut", Order(), Ticket(Step()))
+    cut_requests.end_cut(owner, "cut")
     assert submit(deputy, push(1)).version == 2
 
 

@@ -27,7 +27,7 @@ ALLOWED = {
     "cluster/runs/graph/context.py": "weights that a task has read",
     # Reads of a segment's memory into the caller's, past the caches where that pays.
     "cluster/caller/reads.py": "takes another road where the copy is NumPy's",
-    "cluster/host/copying.py": "chooses the copy of a read",
+    "cluster/host/copy_routine.py": "chooses the copy of a read",
     "shards/reads.py": "the default of that choice",
     # Arithmetic of sums, and what is kept of a step before its tick, in the mailboxes'
     # memory: beside the segment, and the host's.

@@ -33,7 +33,7 @@ from daskps.errors import (
     StaleGenerationError,
 )
 from daskps.layout.arrays import Layout
-from daskps.shards import cutting
+from daskps.shards import cut_requests
 from daskps.shards.cuts.cut import OWNER, Order, ShardReport, agree
 from daskps.shards.deputy import NotHereError
 from daskps.shards.memory.format import (
@@ -408,7 +408,7 @@ class Machine(RuleBasedStateMachine):
             self.cuts += 1
             self.cut = Cut(f"cut {self.cuts}")
         if shard not in self.cut.reports and self.shards[shard].cut is None:
-            report = cutting.begin_cut(self.shards[shard], self.cut.name, shard)
+            report = cut_requests.begin_cut(self.shards[shard], self.cut.name, shard)
             self.cut.reports[shard] = report
             if report.rounds < 0:
                 # A producer that has ended brings nothing more, wherever a push of
@@ -433,7 +433,9 @@ class Machine(RuleBasedStateMachine):
             ticket = cut.tickets[shard] = Ticket(Step(), owner="cut")
             self.outstanding[id(ticket)] = shard, ticket
             order = cut.orders[shard]
-            done = cutting.follow_order(self.shards[shard], cut.name, order, ticket)
+            done = cut_requests.follow_order(
+                self.shards[shard], cut.name, order, ticket
+            )
             self.collect(shard, done)
 
     @precondition(lambda self: self.cut is not None and self.cut.orders is not None)
@@ -450,7 +452,9 @@ class Machine(RuleBasedStateMachine):
                     self.train_one(-1 - owner, shard, "no")
             elif give_up:
                 cut.excused.add(owner)
-                excuse = cutting.excuse_owners(self.shards[shard], cut.name, [owner])
+                excuse = cut_requests.excuse_owners(
+                    self.shards[shard], cut.name, [owner]
+                )
                 self.collect(shard, excuse)
             else:
                 step = self.outside(shard, owner, sequence, ADD)
@@ -463,7 +467,7 @@ class Machine(RuleBasedStateMachine):
         cut = self.cut
         assert cut is not None
         for shard in shards:
-            self.collect(shard, cutting.end_cut(self.shards[shard], cut.name))
+            self.collect(shard, cut_requests.end_cut(self.shards[shard], cut.name))
         if all(s.cut is None for s in self.shards):
             self.cut = None
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from daskps.consistency import BSP
-from daskps.shards import cutting
+from daskps.shards import cut_requests
 from daskps.shards.invariants import nodes_of
 from daskps.shards.memory.format import GENERATION
 from daskps.shards.shard import Shard
@@ -59,7 +59,7 @@ def finished(shard: Shard) -> None:
 
 
 def cut(shard: Shard) -> None:
-    cutting.begin_cut(shard, "cut", 0)
+    cut_requests.begin_cut(shard, "cut", 0)
 
 
 def fenced(shard: Shard) -> None:

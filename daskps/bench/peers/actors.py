@@ -16,7 +16,7 @@ from distributed import secede
 from daskps.bench.clusters import places
 from daskps.bench.jobs import StepJob, cuts, started, step, timed
 from daskps.bench.peers import Peer
-from daskps.bench.peers.limit import Slice
+from daskps.bench.peers.limit import ServedSlice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 
-class Server(Slice):
+class Server(ServedSlice):
     """A slice of the model that adds up the gradients of a round."""
 
     def __init__(self, elements: int, trainers: int) -> None:

@@ -48,7 +48,7 @@ def _bound(share: float) -> optim.Bound:
     return optim.bind(optim.SGD(LEARNING_RATE * share), "float32", cache_dir=cache)
 
 
-class Slice:
+class ServedSlice:
     """A slice of the model that a server holds, for systems without a kernel."""
 
     def __init__(self, elements: int, trainers: int) -> None:

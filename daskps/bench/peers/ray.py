@@ -21,7 +21,7 @@ import numpy as np
 
 from daskps.bench.jobs import Gradient, cuts, started, step, timed, timed_loop
 from daskps.bench.peers import Peer, PeerError, lacking
-from daskps.bench.peers.limit import Slice
+from daskps.bench.peers.limit import ServedSlice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +40,7 @@ _QUIET = {
 }
 
 
-class _Server(Slice):
+class _Server(ServedSlice):
     """A slice of the model that makes rounds."""
 
     def round(self, *gradients: Array) -> Array:

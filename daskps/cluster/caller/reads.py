@@ -21,7 +21,7 @@ import numpy as np
 
 from daskps.cluster.caller.routes import Target, at_least
 from daskps.cluster.caller.shard_map import Prepared
-from daskps.cluster.host.copying import copier
+from daskps.cluster.host.copy_routine import copier
 from daskps.cluster.machine.pauses import Pause
 from daskps.shards.memory.format import MIXED
 from daskps.shards.memory.sides import runs
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.far import Counters
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.ways import Ways
-    from daskps.cluster.host.copying import Copy
+    from daskps.cluster.host.copy_routine import Copy
     from daskps.cluster.wire.messages import Range
     from daskps.shards.memory.segment import Segment
 
@@ -50,7 +50,7 @@ LOOK_SECONDS = 0.1
 PieceCopy = tuple[int, slice, Array]
 PieceCopies = tuple[PieceCopy, ...]
 #: Which array a range goes to, and where.
-Place = tuple[int, slice]
+ArraySlice = tuple[int, slice]
 #: A parameter in one shard: who looks, which piece, and that in both buffers.
 Seen = tuple[TrainerReads, int, tuple[Array, Array]]
 
@@ -86,7 +86,7 @@ class PreparedRead:
         self,
         ways: Ways,
         ranges: Mapping[int, tuple[Range, ...]],
-        places: Mapping[int, Sequence[Place]] | None = None,
+        places: Mapping[int, Sequence[ArraySlice]] | None = None,
     ) -> None:
         self.ranges, self._places = ranges, places
         self._sources: list[Source] = []
@@ -189,7 +189,7 @@ def _pieces(
     segment: Segment,
     side: int,
     ranges: Iterable[Range],
-    places: Iterable[Place],
+    places: Iterable[ArraySlice],
 ) -> PieceCopies:
     return tuple(
         (position, where, segment.vectors[side][dtype][start:stop])
@@ -200,7 +200,7 @@ def _pieces(
 def _mixed(
     segment: Segment,
     ranges: Iterable[Range],
-    places: Iterable[Place],
+    places: Iterable[ArraySlice],
     flip: int,
 ) -> PieceCopies:
     found, record = [], segment.record(flip)
@@ -233,7 +233,7 @@ class NamedRead:
         layout = meta.layout
         parameters = [layout[name] for name in names]
         self._wanted = [(p.shape, np.dtype(p.dtype)) for p in parameters]
-        self._places: dict[int, list[Place]] = {s: [] for s in target.ranges}
+        self._places: dict[int, list[ArraySlice]] = {s: [] for s in target.ranges}
         for position, p in enumerate(parameters):
             for piece in layout.pieces_of[p.index]:
                 if piece.start < piece.stop:

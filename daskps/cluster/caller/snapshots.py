@@ -12,14 +12,14 @@ import numpy as np
 
 from daskps.cluster import upstream
 from daskps.cluster.caller.link import task_link
-from daskps.cluster.host.copies import (
+from daskps.cluster.host.host import HOSTS
+from daskps.cluster.host.snapshot_copies import (
     CopyGroup,
     Edges,
     groups_of,
     nbytes_of,
     spans_of,
 )
-from daskps.cluster.host.host import HOSTS
 from daskps.cluster.keys import copy_key, edge_key, group_key
 from daskps.errors import SnapshotLostError
 from daskps.layout.spans import WEIGHTS, Span

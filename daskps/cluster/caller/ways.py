@@ -3,7 +3,7 @@
 In the process, if the host lives here. On the machine, if the shard's memory can be
 mapped: that is proved by opening it and finding what its owner has written there, not
 by the name of a machine, and where Dask would charge no worker of this process for it.
-Else by message.
+Else by message, which `far` sends.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from daskps.layout.placement import check_memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from daskps.cluster.directory.adoption import MoveContext
+    from daskps.cluster.directory.adopters import MoveContext
     from daskps.cluster.directory.entry import StoreEntry
 
 #: How long an adopter is waited for alone: it may have to compile an update rule.

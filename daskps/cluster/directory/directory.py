@@ -11,7 +11,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster import upstream
-from daskps.cluster.directory.adoption import MoveContext
+from daskps.cluster.directory.adopters import MoveContext
 from daskps.cluster.directory.cuts import Cuts
 from daskps.cluster.directory.entry import Hosts, StoreEntry
 from daskps.cluster.directory.moves import Moves
@@ -20,7 +20,7 @@ from daskps.cluster.directory.producers import Producers
 from daskps.cluster.directory.readiness import Readiness
 from daskps.cluster.directory.runs import Runs
 from daskps.cluster.directory.stores import Stores
-from daskps.cluster.directory.trainers import Trainers
+from daskps.cluster.directory.trainers import TrainerMessages
 from daskps.cluster.keys import is_gradient, store_of_anchor
 from daskps.cluster.wire.handlers import DIRECTORY
 from daskps.cluster.wire.messages import PROTOCOL, identity
@@ -44,7 +44,7 @@ class Directory:
             scheduler, self.hosts, made=self._store_made, gone=self._store_gone
         )
         self.runs = Runs(self.hosts, self.stores.entry, self.producers.new)
-        self.trainers = Trainers(self.hosts, self.runs)
+        self.trainers = TrainerMessages(self.hosts, self.runs)
         self.cuts = Cuts(self.hosts, self.stores.entry, self.producers.on_ended)
         self.moves = Moves(MoveContext(scheduler, self.hosts, self.runs, self.stores))
         self.readiness = Readiness(scheduler, self.hosts, self.stores)

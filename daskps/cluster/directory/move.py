@@ -8,14 +8,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from daskps import config
-from daskps.cluster.directory import adoption
+from daskps.cluster.directory import adopters
 from daskps.cluster.directory.candidates import Candidates
 from daskps.cluster.directory.verdict import Due, Verdict
 from daskps.errors import ShardLostError
 from daskps.layout.arrays import counted
 
 if TYPE_CHECKING:
-    from daskps.cluster.directory.adoption import MoveContext
+    from daskps.cluster.directory.adopters import MoveContext
     from daskps.cluster.directory.entry import StoreEntry
 
 logger = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ class Move:
     async def _look(self, by: str, shards: list[int]) -> None:
         """Have a worker look for shards."""
         try:
-            answers = await adoption.look(self._context, self.entry, by, shards)
+            answers = await adopters.look(self._context, self.entry, by, shards)
         finally:
             self._candidates.end_look(by, shards)
         self._hear(by, answers)
@@ -140,7 +140,7 @@ class Move:
         need = sum(int(row[2]) for row in entry.rows_of(shards))
         entry.nbytes[by] = entry.nbytes.get(by, 0) + need
         try:
-            answers = await adoption.adopt(
+            answers = await adopters.adopt(
                 self._context, entry, by, shards, left_by=self._worker
             )
         finally:

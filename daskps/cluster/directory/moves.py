@@ -2,7 +2,7 @@
 
 The memory of a shard outlives its process where other processes of the machine can
 map it. The directory asks workers of that machine to take it over (``move``, one for
-each store and dead worker): which of them, ``candidates`` decides, and ``adoption``
+each store and dead worker): which of them, ``candidates`` decides, and ``adopters``
 sends the messages. Until one has, the shards are away and their callers wait, or lost,
 as ``verdict`` says of each; also of a lost one somebody is asked now and then. A
 shard's generation rises with its owner, so what was meant for the former one is
@@ -23,7 +23,7 @@ from daskps.cluster.wire.handlers import DIRECTORY
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from daskps.cluster.directory.adoption import MoveContext
+    from daskps.cluster.directory.adopters import MoveContext
     from daskps.cluster.directory.entry import StoreEntry
 
 

@@ -25,7 +25,7 @@ LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class StoreRequest:
     """What a client asks the directory to make room for."""
 
     uid: str
@@ -50,7 +50,7 @@ class Request:
 
 def reserve(
     scheduler: Scheduler,
-    wanted: Request,
+    wanted: StoreRequest,
     workers: list[str],
     held: Mapping[str, int],
 ) -> StoreEntry:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.directory.entry import Hosts, StoreEntry, remember
 from daskps.cluster.directory.placement import (
-    Request,
+    StoreRequest,
     check_hosts,
     find_servers,
     held_bytes,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 #: How long a client that closes a store waits for its hosts to free it.
 FREE_SECONDS = 0.5
 
-_check_request = partial(check, Request, what="a request for a store")
+_check_request = partial(check, StoreRequest, what="a request for a store")
 
 
 class Stores(dict[str, StoreEntry]):
@@ -69,7 +69,7 @@ class Stores(dict[str, StoreEntry]):
     @DIRECTORY.handles("create", checks={"request": _check_request})
     async def on_create(self, request: dict[str, Any]) -> dict[str, Any]:
         """Choose hosts for a new store and reserve it."""
-        wanted = Request(**request)
+        wanted = StoreRequest(**request)
         if wanted.uid in self:
             raise StoreExistsError(f"there is a store {wanted.uid!r:.60} already")
         self._check_free(wanted.name, wanted.overwrite)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from daskps.cluster.directory.runs import Runs
 
 
-class Trainers:
+class TrainerMessages:
     """The trainers of all runs."""
 
     def __init__(self, hosts: Hosts, runs: Runs) -> None:

@@ -1,4 +1,7 @@
-"""What a cut asks of a host, and what steps that were given up mean for it."""
+"""A cut at a host: it holds its shards, copies them, and lets them go on.
+
+And what steps that were given up mean for a cut.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.host.calls import Countdown
-from daskps.cluster.host.copies import Room, spans_of
+from daskps.cluster.host.snapshot_copies import Room, spans_of
 from daskps.cluster.keys import copy_key
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.reports import OrderWire, pack_report
 from daskps.cluster.wire.wellformed import check
-from daskps.shards import cutting
+from daskps.shards import cut_requests
 from daskps.shards.cuts.cut import Order, broken
 from daskps.shards.steps import Ready, Step, Ticket
 
@@ -89,9 +92,9 @@ async def begin_cut(
         before = hosted.shard.cut
         if before is not None:
             # Its directory went without a word.
-            await host.under(hosted, partial(cutting.end_cut, name=before.name))
+            await host.under(hosted, partial(cut_requests.end_cut, name=before.name))
         begin = partial(
-            cutting.begin_cut, name=_attempt(cut, attempt), index=hosted.index
+            cut_requests.begin_cut, name=_attempt(cut, attempt), index=hosted.index
         )
         reports.append(pack_report(await host.under(hosted, begin)))
     if host.snapshots.is_over(cut):
@@ -138,8 +141,8 @@ async def copy_cut(
         held: list[bool] = []
 
         def end(shard: Shard) -> list[Ticket]:
-            held.append(cutting.holds_steps(shard, _attempt(cut, attempt)))
-            return cutting.end_cut(shard, _attempt(cut, attempt))
+            held.append(cut_requests.holds_steps(shard, _attempt(cut, attempt)))
+            return cut_requests.end_cut(shard, _attempt(cut, attempt))
 
         await host.under(hosted, end)
         if not whole or held != [True]:
@@ -171,7 +174,7 @@ async def _reached(
 
     pending = Countdown(1, lambda: _call(loop, wake))
     ticket = Ticket(Step(), owner=pending)
-    take = partial(cutting.follow_order, name=name, order=order, ticket=ticket)
+    take = partial(cut_requests.follow_order, name=name, order=order, ticket=ticket)
     await host.under(hosted, take)
     # Ends at the latest with the cut itself: by its release, its lease, the store.
     await reached
@@ -212,7 +215,7 @@ def _release(shard: Shard, cut: str, attempt: int | None) -> list[Ticket]:
     name, number = held.name.split("/")
     if name != cut or (attempt is not None and int(number) > attempt):
         return []
-    return cutting.end_cut(shard, held.name)
+    return cut_requests.end_cut(shard, held.name)
 
 
 @HOST.handles("excuse")
@@ -223,7 +226,7 @@ async def excuse(
     name = _attempt(cut, attempt)
     for hosted in host.of(store):
         await host.under(
-            hosted, partial(cutting.excuse_owners, name=name, owners=producers)
+            hosted, partial(cut_requests.excuse_owners, name=name, owners=producers)
         )
 
 
@@ -233,5 +236,5 @@ async def settle(
 ) -> None:
     """Hear which steps of an owner are no longer under way."""
     for hosted in host.of(store):
-        told = partial(cutting.settle_steps, run=run, owner=owner, floor=floor)
+        told = partial(cut_requests.settle_steps, run=run, owner=owner, floor=floor)
         await host.under(hosted, told)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from daskps import config
 from daskps.cluster.host.calls import answers_of, start_call
 from daskps.cluster.host.contributions import Contributions
-from daskps.cluster.host.copies import Copies
 from daskps.cluster.host.hosted import LOCK_SECONDS
 from daskps.cluster.host.near_shards import NearShards
+from daskps.cluster.host.snapshot_copies import Copies
 from daskps.cluster.machine.machine import HERE, Machine
 from daskps.cluster.machine.pool import BufferPool, limit_of
 from daskps.cluster.wire.encoding import widened

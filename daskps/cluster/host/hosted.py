@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from daskps import config
-from daskps.cluster.host import copying
+from daskps.cluster.host import copy_routine
 from daskps.errors import ShardBusyError
 from daskps.shards.deputy import CLOSED, RELEASED, set_gate
 from daskps.shards.memory.areas import PAGE_NBYTES
@@ -334,7 +334,7 @@ class HostedShard:
         """
         ready = _ready(ticket)
         parts = [(*r, out) for r, out in zip(ranges, outs, strict=True)]
-        copy = copying.copier(sum(out.nbytes for out in outs))
+        copy = copy_routine.copier(sum(out.nbytes for out in outs))
         for _ in range(0 if self.locks_reads else 2):
             if copy_parts(self.shard.segment, ready, parts, copy):
                 return ready

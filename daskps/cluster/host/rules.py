@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from daskps import config
-from daskps.cluster.host import copying
+from daskps.cluster.host import copy_routine
 from daskps.cluster.upstream import loads
 from daskps.optim import Rule, bind
 from daskps.shards.memory.publication import PAST_NBYTES
@@ -69,7 +69,7 @@ class Rules:
 
     def warm(self, *, durable: bool) -> None:
         """Compile what there is to compile, so that the first push finds it ready."""
-        copying.warm(self._layout.nbytes)
+        copy_routine.warm(self._layout.nbytes)
         words.compiled(self.cache_dir)
         nbytes = -(-self._layout.nbytes // self._layout.n_shards)
         for index in self.by_index:

@@ -2,6 +2,7 @@
 
 A task on the worker's event loop looks at the session now and then: the loop that
 trains does nothing for it, and where the scheduler is slow to answer less is told.
+The client hears of it in `launch`.
 """
 
 from __future__ import annotations

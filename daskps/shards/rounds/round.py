@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from daskps.shards.steps import Step
     from daskps.typing import Array
 
-    Arrays = Mapping[int, Array]
 
 #: Kinds of a round, and their words in a table.
 KINDS: Final = (NOTHING, GRADIENT, MODEL)
@@ -129,7 +128,7 @@ class Round:
 
     # -- a step joins --------------------------------------------------------
 
-    def find_slices(self, tick: Tick, arrays: Arrays) -> int:
+    def find_slices(self, tick: Tick, arrays: Mapping[int, Array]) -> int:
         """Return how many slices a step meets that joins as it is; -1 for any other.
 
         Not -1 only where :func:`judge_step` says NEW, the kind fits and nothing was
@@ -168,7 +167,7 @@ class Round:
     def deliver(
         self,
         tick: Tick,
-        arrays: Arrays,
+        arrays: Mapping[int, Array],
         n: int,
         *,
         may_apply: bool = True,

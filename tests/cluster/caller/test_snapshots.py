@@ -26,8 +26,8 @@ from daskps.bench.snapshot import Oracle, check
 from daskps.cluster.caller import routes, snapshots
 from daskps.cluster.caller.producer import Producer
 from daskps.cluster.host import cuts
-from daskps.cluster.host.copies import GROUP_NBYTES, CopyGroup, groups_of
 from daskps.cluster.host.host import HOSTS
+from daskps.cluster.host.snapshot_copies import GROUP_NBYTES, CopyGroup, groups_of
 from daskps.cluster.keys import copy_key
 from daskps.cluster.wire.deadline import Deadline
 from daskps.shards.memory.segment import Segment

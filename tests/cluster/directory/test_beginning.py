@@ -11,7 +11,7 @@ from distributed.comm.core import CommClosedError
 
 from daskps.cluster.directory.entry import StoreEntry
 from daskps.cluster.directory.runs import OPEN_SECONDS, Runs
-from daskps.cluster.directory.trainers import Trainers
+from daskps.cluster.directory.trainers import TrainerMessages
 from daskps.errors import (
     NotEnoughWorkersError,
     RunCancelledError,
@@ -138,7 +138,9 @@ def test_trainer_of_a_worker_that_has_left_takes_no_place():
         run = await runs.on_open_run("w-uid", BEGIN, **{**WHO, "restartable": True})
 
         async def attempt(worker):
-            found = await Trainers(runs._hosts, runs).on_register(run, 0, worker, 1.0)
+            found = await TrainerMessages(runs._hosts, runs).on_register(
+                run, 0, worker, 1.0
+            )
             return found["attempt"]
 
         hosts.workers.discard("tcp://b")
@@ -176,16 +178,16 @@ def test_trainer_that_was_replaced_does_not_end_its_rank():
         hosts = FakeHosts(fine)
         runs, _ = runs_on(hosts)
         run = await runs.on_open_run("w-uid", BEGIN, **{**WHO, "restartable": True})
-        await Trainers(runs._hosts, runs).on_register(run, 0, "tcp://b", 1.0)
-        await Trainers(runs._hosts, runs).on_finishes(run, 0, "tcp://b")
+        await TrainerMessages(runs._hosts, runs).on_register(run, 0, "tcp://b", 1.0)
+        await TrainerMessages(runs._hosts, runs).on_finishes(run, 0, "tcp://b")
         hosts.workers.discard("tcp://b")
         with pytest.raises(RunCancelledError, match="tcp://b ends nothing"):
-            await Trainers(runs._hosts, runs).on_finishes(run, 0, "tcp://b")
-        await Trainers(runs._hosts, runs).on_register(run, 0, "tcp://a", 1.0)
+            await TrainerMessages(runs._hosts, runs).on_finishes(run, 0, "tcp://b")
+        await TrainerMessages(runs._hosts, runs).on_register(run, 0, "tcp://a", 1.0)
         hosts.workers.add("tcp://b")
         with pytest.raises(RunCancelledError, match="another one goes on"):
-            await Trainers(runs._hosts, runs).on_finishes(run, 0, "tcp://b")
-        await Trainers(runs._hosts, runs).on_finishes(run, 0, "tcp://a")
+            await TrainerMessages(runs._hosts, runs).on_finishes(run, 0, "tcp://b")
+        await TrainerMessages(runs._hosts, runs).on_finishes(run, 0, "tcp://a")
 
     in_no_time(check)
 

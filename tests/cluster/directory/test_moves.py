@@ -12,7 +12,7 @@ import pytest
 from distributed.comm.core import CommClosedError
 from distributed.core import Status
 
-from daskps.cluster.directory.adoption import END_SECONDS, MoveContext
+from daskps.cluster.directory.adopters import END_SECONDS, MoveContext
 from daskps.cluster.directory.entry import StoreEntry
 from daskps.cluster.directory.moves import Moves
 from daskps.errors import ProtocolError, ShardLostError

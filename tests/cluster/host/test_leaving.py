@@ -21,7 +21,7 @@ from distributed import Client
 
 import daskps
 from daskps import config, optim
-from daskps.cluster.directory import adoption
+from daskps.cluster.directory import adopters
 from daskps.cluster.directory.directory import Directory
 from daskps.cluster.directory.entry import StoreEntry
 from daskps.cluster.host import leaving
@@ -173,7 +173,7 @@ async def test_an_heir_that_leaves_at_once_loses_nothing(c, s, a, b, d, monkeypa
     made = await daskps.create({"w": np.zeros(6)}, client=c, **more)
     await made.push({"w": np.ones(6)})
     wanted = (await made.pull())["w"]
-    heirs, adopt = dict[str, Any](), adoption.adopt
+    heirs, adopt = dict[str, Any](), adopters.adopt
     taken_over, may_hear = asyncio.Event(), asyncio.Event()
 
     async def late(context, entry, by, *args, **more):
@@ -184,7 +184,7 @@ async def test_an_heir_that_leaves_at_once_loses_nothing(c, s, a, b, d, monkeypa
             await may_hear.wait()
         return found
 
-    monkeypatch.setattr(adoption, "adopt", late)
+    monkeypatch.setattr(adopters, "adopt", late)
     await a.close()
     await asyncio.wait_for(taken_over.wait(), PATIENCE)
     [heir] = [w for w in (b, d) if w.address in heirs]

@@ -13,7 +13,7 @@ import pytest
 import daskps
 from daskps import config
 from daskps.cluster.caller.reads import PreparedRead
-from daskps.cluster.host import copying
+from daskps.cluster.host import copy_routine
 from daskps.cluster.host.calls import Countdown
 from daskps.cluster.machine.locks import FileLock
 from daskps.errors import ConsistencyError, ShardBusyError
@@ -82,7 +82,7 @@ def test_a_read_holds_the_lock_while_it_copies(slot, monkeypatch):
 
         return copy
 
-    monkeypatch.setattr(copying, "copier", copier)
+    monkeypatch.setattr(copy_routine, "copier", copier)
     slot.read(asks(slot), RANGES, [np.empty(1000)])
     assert held == [False]
 

@@ -11,7 +11,7 @@ import numpy as np
 import daskps
 from daskps.cluster.directory.run import RunState
 from daskps.cluster.directory.runs import Runs
-from daskps.cluster.directory.trainers import Trainers
+from daskps.cluster.directory.trainers import TrainerMessages
 from daskps.cluster.runs import telling
 
 
@@ -61,7 +61,7 @@ def test_an_epoch_is_told_when_all_live_trainers_have_ended_it() -> None:
         nobody: Any = None
         runs = Runs(nobody, nobody, nobody)
         runs.open[1] = run
-        trainers = Trainers(nobody, runs)
+        trainers = TrainerMessages(nobody, runs)
         await trainers.on_report(1, 0, 0, report(0, 1.0))
         await trainers.on_report(1, 0, 0, report(0, 2.0))
         await trainers.on_report(1, 1, 0, report(1, 3.0))

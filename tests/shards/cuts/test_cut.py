@@ -8,7 +8,7 @@ import pytest
 from daskps.consistency import ASP, BSP
 from daskps.errors import ConsistencyError, RunCancelledError, StoreClosedError
 from daskps.layout.arrays import Layout
-from daskps.shards import cutting
+from daskps.shards import cut_requests
 from daskps.shards.cuts.cut import Order, ShardReport, agree
 from daskps.shards.memory.segment import Segment
 from daskps.shards.reads import copy_parts
@@ -37,7 +37,7 @@ class Store:
         return [self.begin_at(i) for i in range(len(self.shards))]
 
     def begin_at(self, i: int) -> ShardReport:
-        return cutting.begin_cut(self.shards[i], CUT, i)
+        return cut_requests.begin_cut(self.shards[i], CUT, i)
 
     def take(self, reports: list[ShardReport]) -> list[Ticket]:
         orders = agree(reports)
@@ -45,13 +45,13 @@ class Store:
 
     def take_at(self, i: int, order: Order) -> Ticket:
         ticket = Ticket(Step())
-        found = cutting.follow_order(self.shards[i], CUT, order, ticket)
+        found = cut_requests.follow_order(self.shards[i], CUT, order, ticket)
         assert (ticket in found) == (ticket.outcome is not None)
         self.shards[i].validate()
         return ticket
 
     def end(self, i: int) -> list[Ticket]:
-        found = cutting.end_cut(self.shards[i], CUT)
+        found = cut_requests.end_cut(self.shards[i], CUT)
         self.shards[i].validate()
         return found
 
@@ -244,9 +244,9 @@ def test_push_given_up_before_the_cut_is_not_waited_for():
 def test_push_given_up_during_the_cut_is_not_waited_for():
     """The producer says so itself, or with its next push, which is held."""
     for say in (
-        lambda store: cutting.settle_steps(store.shards[1], 0, 1, 1),
+        lambda store: cut_requests.settle_steps(store.shards[1], 0, 1, 1),
         lambda store: store.send(1, push(1, floor=1)),
-        lambda store: cutting.excuse_owners(store.shards[1], CUT, [1]),
+        lambda store: cut_requests.excuse_owners(store.shards[1], CUT, [1]),
     ):
         store = Store()
         store.send(0, push(0))
@@ -260,7 +260,7 @@ def test_announcement_between_report_and_order_counts():
     store = Store()
     store.send(0, push(0))
     reports = store.begin()
-    cutting.settle_steps(store.shards[1], 0, 1, 1)
+    cut_requests.settle_steps(store.shards[1], 0, 1, 1)
     assert store.copies(store.take(reports)) == [1, 0]
 
 
@@ -269,7 +269,7 @@ def test_excuse_is_for_this_cut_only():
     store = Store()
     store.send(0, push(0))
     store.take(store.begin())
-    cutting.excuse_owners(store.shards[1], CUT, [1])
+    cut_requests.excuse_owners(store.shards[1], CUT, [1])
     store.end(0)
     store.end(1)
     store.send(0, push(1))
@@ -297,7 +297,7 @@ def test_one_of_two_waits():
 def test_trainer_that_finished_or_gave_up_is_not_waited_for():
     for say in (
         lambda shard: shard.finish_rank(RUN, 0),
-        lambda shard: cutting.settle_steps(shard, RUN, -1, 1),
+        lambda shard: cut_requests.settle_steps(shard, RUN, -1, 1),
     ):
         store = Store()
         for shard in store.shards:
@@ -314,7 +314,7 @@ def test_announcement_of_another_run_is_ignored():
         shard.begin_run(RUN, ASP(), 1)
     store.send(0, tick(0, 0))
     _, waiting = store.take(store.begin())
-    cutting.settle_steps(store.shards[1], RUN - 1, -1, 1)
+    cut_requests.settle_steps(store.shards[1], RUN - 1, -1, 1)
     assert waits(waiting)
 
 
@@ -381,7 +381,7 @@ def test_fence_ends_a_cut_and_refuses_held_steps(policy):
         assert isinstance(second.outcome, ConsistencyError)
         assert second in ended
     assert store.shards[1].cut is None
-    assert cutting.end_cut(store.shards[1], CUT) == []
+    assert cut_requests.end_cut(store.shards[1], CUT) == []
     assert isinstance(first.outcome, Ready)
 
 
@@ -442,10 +442,12 @@ def test_order_of_a_cut_that_was_released_starts_again():
     orders = agree(store.begin())
     store.end(0)
     ticket = Ticket(Step())
-    assert cutting.follow_order(store.shards[0], CUT, orders[0], ticket) == [ticket]
+    assert cut_requests.follow_order(store.shards[0], CUT, orders[0], ticket) == [
+        ticket
+    ]
     assert isinstance(ticket.outcome, ConsistencyError)
     store.begin_at(0)
-    assert cutting.end_cut(store.shards[0], "another") == []
+    assert cut_requests.end_cut(store.shards[0], "another") == []
     assert store.shards[0].cut is not None
 
 
@@ -503,8 +505,8 @@ def test_heir_knows_what_was_given_up(owner, told):
         send(i, 0, 0)
     send(0, 1, 2 if told == "with a step" else 0)
     if told == "alone":
-        cutting.settle_steps(store.shards[0], run, owner, 2)
-    expected = [cutting.begin_cut(s, CUT, i) for i, s in enumerate(store.shards)]
+        cut_requests.settle_steps(store.shards[0], run, owner, 2)
+    expected = [cut_requests.begin_cut(s, CUT, i) for i, s in enumerate(store.shards)]
     store.shards = [heir_of(shard) for shard in store.shards]
     reports = store.begin()
     for mine, theirs in zip(reports, expected, strict=True):

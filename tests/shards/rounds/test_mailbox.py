@@ -22,7 +22,7 @@ from daskps.errors import (
 )
 from daskps.layout.arrays import Layout
 from daskps.reduction import reduce_all
-from daskps.shards import cutting
+from daskps.shards import cut_requests
 from daskps.shards.deputy import OPEN, READING, NotHereError, gate_of
 from daskps.shards.invariants import bound_of, nodes_of
 from daskps.shards.memory.format import GENERATION, ROUNDS
@@ -154,7 +154,7 @@ def test_any_order_at_any_of_two_gives_the_bits_of_one_reduction(
     held = data.draw(st.booleans())
     nodes, before = {}, weights(shards[0])
     if held:
-        cutting.begin_cut(shards[0], "cut", 0)
+        cut_requests.begin_cut(shards[0], "cut", 0)
     for rank in order:
         # A cut lets deputies only read.
         shard = shards[0] if held else shards[rng.integers(2)]
@@ -173,7 +173,7 @@ def test_any_order_at_any_of_two_gives_the_bits_of_one_reduction(
             nodes[rank] = leaf(list(kept.items()), weight, reduce)
     if held:
         assert shards[0].rounds_of(RUN) == 0
-        cutting.end_cut(shards[0], "cut")
+        cut_requests.end_cut(shards[0], "cut")
     alone = Shard(Segment(LAYOUT, 0, SLOTS), RULES)
     reduced = reduce_all(nodes, size, reduce)
     for sequence, (position, total) in enumerate(sorted(reduced.items())):
@@ -468,7 +468,7 @@ def test_each_rank_has_a_bit(rank):
 def test_round_that_a_cut_held_back_is_applied():
     owner, follow = taken_over()
     one = {A: np.ones(9, "f4")}
-    cutting.begin_cut(owner, "cut", 0)
+    cut_requests.begin_cut(owner, "cut", 0)
     send(owner, gradient(0, one), gradient(1, one))
     assert owner.rounds_of(RUN) == 0
     assert follow().rounds_of(RUN) == 1
@@ -500,14 +500,14 @@ def test_round_of_one_is_accepted_when_it_is_applied(how):
     """A reduction of the task graph brings it, to mailboxes that nobody else has."""
     owner, _, _ = pair(1)
     if how == "cut":
-        cutting.begin_cut(owner, "cut", 0)
+        cut_requests.begin_cut(owner, "cut", 0)
     else:
         owner.hold_run(RUN)
     (ticket,) = send(owner, gradient(0, {A: np.ones(9, "f4")}))
     assert owner.parked == [ticket]
     assert not nodes_of(owner.round)
     end = partial(owner.hold_run, RUN, 1)
-    assert (cutting.end_cut(owner, "cut") if how == "cut" else end()) == [ticket]
+    assert (cut_requests.end_cut(owner, "cut") if how == "cut" else end()) == [ticket]
     assert not done(ticket).duplicate
     assert owner.rounds_of(RUN) == 1
 

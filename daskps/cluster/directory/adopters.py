@@ -1,4 +1,7 @@
-"""How a worker is asked to adopt shards, and told what has ended meanwhile."""
+"""How a worker is asked to adopt shards, and told what has ended meanwhile.
+
+Who is asked is in `candidates`, when and what follows in `move`.
+"""
 
 from __future__ import annotations
 

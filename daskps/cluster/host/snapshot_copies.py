@@ -1,4 +1,7 @@
-"""Copies of shards at one version, from the host that made them into Dask's memory."""
+"""The copies of a snapshot, from the host that made them into Dask's memory.
+
+:func:`daskps.cluster.host.cuts.copy_cut` fills them.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ GROUP_NBYTES = 64 * 2**20
 
 
 #: Where elements of a piece begin in a copy's memory: their dtype, the first, the byte.
-Place = tuple[str, int, int]
+RoomPlace = tuple[str, int, int]
 
 
 class ShardCopy:
@@ -35,11 +38,13 @@ class ShardCopy:
     ----------
     memory : ndarray, shape (nbytes,), uint8
         All of them.
-    places : mapping of (str, int) to Place
+    places : mapping of (str, int) to RoomPlace
         By area and position what of it is where.
     """
 
-    def __init__(self, memory: Array, places: Mapping[tuple[str, int], Place]) -> None:
+    def __init__(
+        self, memory: Array, places: Mapping[tuple[str, int], RoomPlace]
+    ) -> None:
         self._memory, self._places = memory, dict(places)
         memory.flags.writeable = False
 
@@ -128,7 +133,7 @@ class Room:
     memory: Array
     #: What goes there, and where to.
     parts: list[tuple[Span, Array]]
-    _places: dict[tuple[str, int], Place]
+    _places: dict[tuple[str, int], RoomPlace]
 
     @classmethod
     def of(cls, spans: Sequence[tuple[Span, str]]) -> Room:

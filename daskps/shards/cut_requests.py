@@ -1,4 +1,4 @@
-"""What a cut asks of a shard; each call is made under the shard's mutex."""
+"""What a cut (all shards at one moment) asks of a shard, under the shard's mutex."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How weights are copied out of a shard."""
+"""Which routine copies weights out of a shard for a read: NumPy's, or one past the cache."""
 
 from __future__ import annotations
 
