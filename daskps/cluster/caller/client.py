@@ -81,8 +81,16 @@ class ShardClient:
         Reply
             What the shards have said that were asked.
         """
-        bound = request.step.clock if request.step.run else request.min_version or 0
-        if request.target is not None and self.reads.fill(request.target, bound):
+        step, bound = request.step, request.min_version or 0
+        if step.run:
+            bound = step.clock
+        # The task graph reads rounds of a run that is not this client's: its reads here
+        # would be of whatever is in force, which may be a round ahead.
+        if (
+            step.run == self.ways.run
+            and request.target is not None
+            and self.reads.fill(request.target, bound)
+        ):
             return Reply([])
         return self.call(request, deadline)
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.far import Counters
 from daskps.cluster.caller.near import NearCall, NearRoute
 from daskps.cluster.caller.reads import TRIES, PreparedRead, Reads
-from daskps.cluster.caller.routes import Target, push
+from daskps.cluster.caller.routes import Target, push, read
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.wire.deadline import Deadline
 from daskps.consistency import ASP, BSP
@@ -21,7 +23,7 @@ from daskps.layout.arrays import Layout
 from daskps.shards.deputy import READING, set_gate
 from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
-from daskps.shards.steps import ADD, GRADIENT, Item, Step, Ticket
+from daskps.shards.steps import ADD, GRADIENT, MODEL, Item, Step, Ticket
 from tests.cluster.callers import Far, Ways, call
 from tests.cluster.slots import shared_slot
 from tests.shards.making import held
@@ -191,3 +193,31 @@ def test_no_message_object_is_made_near(slot: HostedShard) -> None:
         sys.setprofile(None)
     assert "Step" not in made  # changed, not made anew
     assert not {"Call", "Part", "Answer"} & set(made)
+
+
+def test_what_is_of_no_run_here_reads_exactly_the_round_of_its_step(
+    tmp_path: Path,
+) -> None:
+    """As the task graph does, where some shards are a round ahead of one begun anew."""
+    slot = shared_slot(tmp_path)
+    slot.locks_reads = False
+    slot.shard.generation = 1
+    slot.shard.begin_run(RUN, BSP(), 1)
+    step = Step(MODEL, run=RUN, rank=0, tick=True)
+    for clock in range(2):
+        items = (Item(0, 0, np.full(1000, clock + 1.0)),)
+        said = step._replace(items=items, clock=clock, sequence=clock, generation=1)
+        slot.shard.submit([Ticket(said)])
+    out, ways = np.zeros(1000), Ways(slot)
+    client: Any = SimpleNamespace(
+        ways=ways,
+        reads=Reads(ways.meta, cast("Any", ways), Counters()),
+        call=lambda request, deadline: call(ways, request)[0],
+    )
+    found = {}
+    for clock in (1, 2):
+        target = Target(ALL, {0: [out]}, lambda: None)
+        request = read(ways.meta, target, None, Step(run=RUN, rank=0, clock=clock))
+        ShardClient.pull(client, request, Deadline(60, "a read"))
+        found[clock] = set(out.tolist())
+    assert found == {1: {1.0}, 2: {2.0}}
