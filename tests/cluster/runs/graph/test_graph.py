@@ -530,6 +530,7 @@ class Kills:
         self.rounds = sorted(rng.sample(range(1, 48), KILLS))
         self.generations = dict.fromkeys(range(store.layout.n_shards), 1)
         self.timers: list[threading.Timer] = []
+        self.victim = ""
 
     def on_round(self, run):
         if self.rounds and run.clock >= self.rounds[0]:
@@ -542,7 +543,7 @@ class Kills:
         holders = {row["shard"]: row["worker"] for row in self.rows()}
         others = sorted(set(self.client.nthreads()) - {self.server})
         chosen = [w for w in others if w in holders.values()] or others
-        victim = self.rng.choice(chosen)
+        victim = self.victim = self.rng.choice(chosen)
         for shard, holder in holders.items():
             self.generations[shard] += holder == victim
         pid = self.client.run(os.getpid, workers=[victim])[victim]
@@ -556,7 +557,8 @@ class Kills:
             timer.join()
         found = [*self.generations.values()]
         until(lambda: [row["generation"] for row in self.rows()] == found)
-        until(lambda: len(self.client.nthreads()) == 3)
+        # The scheduler may not have heard of its end yet; the next one has another port.
+        until(lambda: len({*self.client.nthreads()} - {self.victim}) == 3)
 
     def rows(self):
         return self.store.stats()["shards"]
