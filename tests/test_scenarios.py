@@ -150,6 +150,7 @@ def test_b20_uncovered_parameter_is_an_error(client):
 
 
 def three_steps(trainer, part):
+    """Three pushes and three pulls."""
     for _ in range(3):
         trainer.pushpull({"w": np.ones(5)})
     counters = trainer._session.shards.counters
@@ -161,7 +162,7 @@ def test_b21_one_worker_and_one_trainer_need_no_network(client):
     with daskps.create(
         {"w": np.zeros(5)}, optimizer=optim.SGD(1.0), servers=[worker]
     ) as store:
-        assert daskps.run(store, three_steps, [None]) == [(0, 3)]
+        assert daskps.run(store, three_steps, [None]) == [(0, 6)]
         np.testing.assert_array_equal(store["w"].pull(), np.full(5, -3.0))
 
 

@@ -105,7 +105,8 @@ def request(shape: StoreShape, rank: int, host: int, clock: int | None) -> int:
     items = [[0, 0, _array(n)]] if pushes and n else []
     store, call = "u" * 32, f"{'t' * 32}-{number}"
     kind = "gradient" if pushes else "nothing"
-    head = [store, kind, shape.run, rank, step, pushes, 0, step, 1.0, None, "read"]
+    wait = "no" if pushes else "read"  # what is pushed to waits where it is read, too
+    head = [store, kind, shape.run, rank, step, pushes, 0, step, 1.0, None, wait]
     head += [20.0, step if pushes else 0, None, call, False, ""]
     ranges = [["float32", 0, n]] if n else []
     message = {

@@ -531,7 +531,7 @@ def test_refused_params_leave_nothing(client, bad):
         ({"servers": []}, TypeError, "addresses"),
         ({"servers": [3]}, TypeError, "addresses"),
         ({"servers": 3}, TypeError, "addresses"),
-        ({"seed": -1}, ValueError, "0 or more"),
+        ({"seed": -1}, ValueError, "at least 0"),
         ({"seed": "1"}, TypeError, "int"),
         ({"overwrite": "no"}, TypeError, "overwrite is True or False"),
         ({"timeout": -1}, ValueError, "seconds"),
