@@ -126,8 +126,7 @@ def _accepted(
     listener: Listener, processes: Sequence[subprocess.Popen[bytes]], folder: Path
 ) -> Connection:
     """Return the next process that calls; give up when one has died before."""
-    # The listener has no timeout of its own.
-    listener._listener._socket.settimeout(1.0)  # type: ignore[attr-defined]  # noqa: SLF001
+    listener._listener._socket.settimeout(1.0)  # type: ignore[attr-defined]  # noqa: SLF001 - it has no timeout of its own
     end = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < end:
         try:
