@@ -1,9 +1,9 @@
 """Calls to shards of other processes: sent until they are answered, wherever those are.
 
-What carries them is behind one small interface, :class:`Wire`. All else is here: whom
-to ask where the shards have moved, how often to try again, and what to say of a call
-that is late. A call that is sent again is the same call: a shard that has applied it
-knows it.
+What carries them is behind one small interface, see :mod:`daskps.cluster.caller.wires`.
+All else is here: whom to ask where the shards have moved, how often to try again, and
+what to say of a call that is late. A call that is sent again is the same call: a shard
+that has applied it knows it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import logging
 import uuid
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from daskps.cluster.caller.liveness import Liveness, check_located
 from daskps.cluster.caller.routes import Reply, Request
+from daskps.cluster.caller.wires import DaskWire
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.machine.membership import owner_of, pid_of
-from daskps.cluster.wire.messages import Answer, Call, pack_call, unpack_answers
 from daskps.errors import DaskPSError, StaleGenerationError
 from daskps.shards.steps import NO_WAIT
 
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.routes import Target
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.ways import Ways
+    from daskps.cluster.caller.wires import Wire
     from daskps.cluster.wire.deadline import Deadline
+    from daskps.cluster.wire.messages import Answer, Call
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -58,37 +60,6 @@ class Counters:
     local_calls: int = 0
     nbytes: int = 0
     retries: int = 0
-
-
-class Wire(Protocol):
-    """What carries a call to the host of another process, and its answers back."""
-
-    async def exchange(self, worker: str, call: Call, seconds: float) -> list[Answer]:
-        """Return the answers of a worker's host, within so many seconds.
-
-        What is raised is of the connection, or what the host refuses the call with.
-        """
-
-
-class DaskWire:
-    """Calls as messages over Dask's own connections.
-
-    Parameters
-    ----------
-    link : Link
-        The way to the cluster.
-    """
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-
-    async def exchange(self, worker: str, call: Call, seconds: float) -> list[Answer]:
-        """Return the answers of a worker's host; see :class:`Wire`."""
-        sent = self._link.rpc(worker, "daskps_call", **pack_call(call))
-        reply = await asyncio.wait_for(
-            sent, None if seconds == float("inf") else seconds
-        )
-        return unpack_answers(reply, f"worker {worker}", call)
 
 
 class Far:

@@ -1,0 +1,46 @@
+"""What carries a call to the host of another process, and its answers back.
+
+A wire knows nothing of calls that are late, or of shards that have moved: that is `far`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from daskps.cluster.wire.messages import pack_call, unpack_answers
+
+if TYPE_CHECKING:
+    from daskps.cluster.caller.link import Link
+    from daskps.cluster.wire.messages import Answer, Call
+
+
+class Wire(Protocol):
+    """What carries calls between the processes of a cluster."""
+
+    async def exchange(self, worker: str, call: Call, seconds: float) -> list[Answer]:
+        """Return the answers of a worker's host, within so many seconds.
+
+        What is raised is of the connection, or what the host refuses the call with.
+        """
+
+
+class DaskWire:
+    """Calls as messages over Dask's own connections.
+
+    Parameters
+    ----------
+    link : Link
+        The way to the cluster.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def exchange(self, worker: str, call: Call, seconds: float) -> list[Answer]:
+        """Return the answers of a worker's host; see :class:`Wire`."""
+        sent = self._link.rpc(worker, "daskps_call", **pack_call(call))
+        reply = await asyncio.wait_for(
+            sent, None if seconds == float("inf") else seconds
+        )
+        return unpack_answers(reply, f"worker {worker}", call)
