@@ -63,9 +63,9 @@ def _loop(rounds: int, bsp: bool, trainer: daskps.Trainer, part: Any) -> int:
             for name in NAMES:
                 trainer.pull(name, out={name: out})
                 trainer.push({name: ones})
-    slots = list(HOSTS[get_worker().address].slots.values())
-    boxes = [slot.mailbox[1].nbytes for slot in slots if slot.mailbox is not None]
-    return sum(slot.nbytes for slot in slots) + sum(boxes)
+    shards = list(HOSTS[get_worker().address].shards.values())
+    boxes = [hosted.mailbox[1].nbytes for hosted in shards if hosted.mailbox]
+    return sum(hosted.nbytes for hosted in shards) + sum(boxes)
 
 
 @contextmanager

@@ -50,8 +50,8 @@ def acknowledged_before_applied() -> None:
             await call_now(host, call, owned)
 
         late.append(asyncio.ensure_future(apply()))
-        slots = [host.slot(call.store, part.shard) for part in call.parts]
-        return [Answer(s.index, version=s.shard.segment.current.version) for s in slots]
+        found = [host.get_shard(call.store, part.shard) for part in call.parts]
+        return [Answer(s.index, version=s.shard.segment.current.version) for s in found]
 
     put(ShardHost, call=call_late)
 

@@ -62,20 +62,20 @@ class Watch:
     def look(self, process: Process) -> None:
         """Validate the shards of a process: it has just handled a message."""
         host = HOSTS.get(f"sim://{process.name}")
-        for slot in () if host is None else list(host.slots.values()):
+        for hosted in () if host is None else list(host.shards.values()):
             try:
-                slot.shard.validate()
+                hosted.shard.validate()
             except IllegalStateError as error:
-                self.wrong(f"{process.name}, shard {slot.index}: {error}")
+                self.wrong(f"{process.name}, shard {hosted.index}: {error}")
 
     def look_for_runs(self, processes: Iterable[Process]) -> None:
         """Find shards that are in a run when all runs are over."""
         for process in processes:
             host = HOSTS.get(f"sim://{process.name}")
-            for slot in () if host is None else host.slots.values():
-                if run := int(slot.shard.segment.current.fixed[RUN]):
+            for hosted in () if host is None else host.shards.values():
+                if run := int(hosted.shard.segment.current.fixed[RUN]):
                     self.wrong(
-                        f"{process.name}, shard {slot.index}: still in run {run}"
+                        f"{process.name}, shard {hosted.index}: still in run {run}"
                     )
 
     def published(self, segment: Segment) -> None:
@@ -113,18 +113,18 @@ class Watch:
             meant = {part.shard: part.generation for part in call.parts}
             answers = await call_host(host, call, owned)
             for answer in answers if call.producer or call.tick else ():
-                slot = host.slots.get((call.store, answer.shard))
-                if slot is not None and not (answer.error or answer.parked):
-                    self._acknowledged(slot, meant[answer.shard])
+                hosted = host.shards.get((call.store, answer.shard))
+                if hosted is not None and not (answer.error or answer.parked):
+                    self._acknowledged(hosted, meant[answer.shard])
             return answers
 
         put(ShardHost, call=call_and_look)
 
-    def _acknowledged(self, slot: HostedShard, meant: int) -> None:
-        generation = int(slot.shard.segment.words[GENERATION])
+    def _acknowledged(self, hosted: HostedShard, meant: int) -> None:
+        generation = int(hosted.shard.segment.words[GENERATION])
         if generation != meant:
             self.wrong(
-                f"shard {slot.index} of generation {generation} has acknowledged a "
+                f"shard {hosted.index} of generation {generation} has acknowledged a "
                 f"call meant for generation {meant}"
             )
 

@@ -17,15 +17,15 @@ from daskps.cluster.host.near_shards import NearShards
 from daskps.cluster.wire.deadline import Deadline
 
 
-def map_of(slot: HostedShard) -> StoreMap:
+def map_of(hosted: HostedShard) -> StoreMap:
     """Return what a handle knows of a store of one shard."""
     wire = {
         "uid": "s",
         "name": "s",
         "session": True,
-        "layout": slot.layout.to_wire(),
+        "layout": hosted.layout.to_wire(),
         "owners": ["tcp://w"],
-        "generations": [slot.shard.generation],
+        "generations": [hosted.shard.generation],
         "segments": [],
         "rules": b"",
         "optimizers": [],
@@ -45,26 +45,26 @@ class Mapped(NearShards):
         """Return whether who owns the shards is there."""
         return self.lives
 
-    def make_room(self, slot: HostedShard, producer: int, seconds: float) -> None:
+    def make_room(self, hosted: HostedShard, producer: int, seconds: float) -> None:
         """Leave that to the owner."""
 
 
 class Ways:
     """How a process, or the trainer of a run, reaches one shard."""
 
-    def __init__(self, slot: HostedShard, run: int = 0) -> None:
+    def __init__(self, hosted: HostedShard, run: int = 0) -> None:
         self.run, self.rank, self.bsp = run, 0 if run else -1, False
-        self.serving, self.slot = Mapped(), slot
-        self.meta = map_of(slot)
+        self.serving, self.hosted = Mapped(), hosted
+        self.meta = map_of(hosted)
 
-    def moved(self, slot: HostedShard) -> None:
-        """The shard is that of a slot from here on."""
-        self.slot = slot
+    def moved(self, hosted: HostedShard) -> None:
+        """The shard is at another host from here on."""
+        self.hosted = hosted
         self.meta.where = replace(self.meta.where)
 
     def find_shard(self, shard: int, by_owner: bool = False) -> Any:
         """Return the shard, and what serves it."""
-        return self.serving, self.slot
+        return self.serving, self.hosted
 
 
 class Far:

@@ -266,7 +266,7 @@ def held(client, uid):
     def shards(dask_worker):
         from daskps.cluster.host.host import HOSTS
 
-        return [i for of, i in HOSTS[dask_worker.address].slots if of == uid]
+        return [i for of, i in HOSTS[dask_worker.address].shards if of == uid]
 
     return [i for found in client.run(shards).values() for i in found]
 

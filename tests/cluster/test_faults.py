@@ -238,7 +238,7 @@ def held(client):
     def shards(dask_worker):
         from daskps.cluster.host.host import HOSTS
 
-        return sorted({uid for uid, _ in HOSTS[dask_worker.address].slots})
+        return sorted({uid for uid, _ in HOSTS[dask_worker.address].shards})
 
     return [uid for uids in client.run(shards).values() for uid in uids]
 

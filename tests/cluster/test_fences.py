@@ -83,8 +83,8 @@ def noted(path):
 
 def in_a_run(dask_worker):
     """Whether a shard here takes part in a run."""
-    slots = HOSTS[dask_worker.address].slots.values()
-    return any(slot.shard.segment.current.fixed[RUN] for slot in slots)
+    hosted_shards = HOSTS[dask_worker.address].shards.values()
+    return any(hosted.shard.segment.current.fixed[RUN] for hosted in hosted_shards)
 
 
 @pytest.mark.parametrize(
@@ -310,8 +310,8 @@ def test_store_in_a_fork_of_a_task_is_refused(client):
 
 
 def producers(uid, dask_worker):
-    slots = HOSTS[dask_worker.address].slots
-    found = [v.shard.segment.current for (u, _), v in slots.items() if u == uid]
+    hosted_shards = HOSTS[dask_worker.address].shards
+    found = [v.shard.segment.current for (u, _), v in hosted_shards.items() if u == uid]
     return [int(record.fixed[N_PRODUCERS]) for record in found]
 
 
@@ -433,5 +433,5 @@ async def test_cancelled_create_reserves_nothing(c, s, a, b):
             steps += 1 + steps // 8
         assert cancelled > 10
         # Nor does a host keep memory of it.
-        slots = [HOSTS[w.address].slots for w in (a, b)]
-        await asyncio.to_thread(until, lambda: slots == [{}, {}])
+        hosted_shards = [HOSTS[w.address].shards for w in (a, b)]
+        await asyncio.to_thread(until, lambda: hosted_shards == [{}, {}])

@@ -35,11 +35,11 @@ W = np.arange(8, dtype="f4")
 
 def held(client):
     """Return the uid of every shard that any worker holds."""
-    return sorted(itertools.chain(*client.run(slots).values()))
+    return sorted(itertools.chain(*client.run(hosted_shards).values()))
 
 
-def slots(dask_worker):
-    return [uid for uid, _ in HOSTS[dask_worker.address].slots]
+def hosted_shards(dask_worker):
+    return [uid for uid, _ in HOSTS[dask_worker.address].shards]
 
 
 def entries(client):
@@ -220,10 +220,10 @@ async def test_close_waits_for_the_owners_but_not_for_silent_ones(c, s, a, monke
     assert not closing.done()
     monkeypatch.setattr(stores, "FREE_SECONDS", 0.01)
     await second.close()
-    assert len(HOSTS[a.address].slots) == 2
+    assert len(HOSTS[a.address].shards) == 2
     go_on.set()
     await closing
-    assert first.uid not in {uid for uid, _ in HOSTS[a.address].slots}
+    assert first.uid not in {uid for uid, _ in HOSTS[a.address].shards}
 
 
 def test_deleted_by_another_client(clean):

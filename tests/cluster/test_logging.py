@@ -142,9 +142,9 @@ def test_fail_over_is_a_warning():
 def drop_behind_its_back(uid, dask_worker):
     from daskps.cluster.host.host import HOSTS
 
-    slots = HOSTS[dask_worker.address].slots
-    for key in [key for key in slots if key[0] == uid]:
-        del slots[key]
+    hosted_shards = HOSTS[dask_worker.address].shards
+    for key in [key for key in hosted_shards if key[0] == uid]:
+        del hosted_shards[key]
 
 
 def pull(s):

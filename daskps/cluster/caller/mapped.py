@@ -71,7 +71,7 @@ class MappedShards(NearShards):
             self._owner = owner_of(place.name)
             segment = Segment(meta.layout, shard, slots, block.buffer, durable=True)
             deputy = Shard.as_deputy(segment, rules, cache_dir=rules.cache_dir)
-            self.slots[meta.uid, shard] = HostedShard(
+            self.shards[meta.uid, shard] = HostedShard(
                 meta.name, meta.layout, shard, deputy, block=block
             )
             if joined is not None:
@@ -94,9 +94,9 @@ class MappedShards(NearShards):
     @property
     def is_closed(self) -> bool:
         """Whether a shard was freed or has moved."""
-        return any(gate_of(s.shard.segment) == CLOSED for s in self.slots.values())
+        return any(gate_of(s.shard.segment) == CLOSED for s in self.shards.values())
 
-    def make_room(self, slot: HostedShard, producer: int, seconds: float) -> None:
+    def make_room(self, hosted: HostedShard, producer: int, seconds: float) -> None:
         """Leave that to the owner: its deputies hand back what finds no room."""
 
     def is_live(self) -> bool:
@@ -105,4 +105,4 @@ class MappedShards(NearShards):
 
     def close(self) -> None:
         """Let go of the shards' memory, and of the mailboxes."""
-        self.slots.clear()
+        self.shards.clear()

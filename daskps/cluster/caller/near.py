@@ -62,7 +62,7 @@ class NearPart(NamedTuple):
     shard: int
     generation: int
     serving: NearShards
-    slot: HostedShard
+    hosted: HostedShard
     cuts: tuple[PieceCut, ...]
 
 
@@ -89,9 +89,9 @@ class NearRoute:
             if found is None:
                 self.far.append(shard)
                 continue
-            serving, slot = found
+            serving, hosted = found
             generation = route.where.generations[shard]
-            parts.append(NearPart(shard, generation, serving, slot, cuts))
+            parts.append(NearPart(shard, generation, serving, hosted, cuts))
         # Trainers that begin with different shards wait less for each other.
         first = max(0, ways.rank) % max(1, len(parts))
         self.parts = parts[first:] + parts[:first]
@@ -225,9 +225,9 @@ class NearCall:
             given = {}
             for position, name, start, stop in part.cuts:
                 given[position] = arrays[name][start:stop]
-            attempt = partial(part.slot.shard.try_step, tick, given)
+            attempt = partial(part.hosted.shard.try_step, tick, given)
         try:
-            found = part.slot.offer(partial(self._ticket, part), seconds, attempt)
+            found = part.hosted.offer(partial(self._ticket, part), seconds, attempt)
         except ShardBusyError:
             # Its holder may be stopped: by message this hears of a fence.
             self._back.append(part.shard)
@@ -245,7 +245,7 @@ class NearCall:
         step = request.step_of(part.shard, part.generation, check=check)
         if request.codec:
             # What is handed back goes by message, as it is.
-            pieces = part.slot.layout.pieces[part.shard]
+            pieces = part.hosted.layout.pieces[part.shard]
             items = widened_items(step.items, request.codec, pieces, part.serving.empty)
             step = step._replace(items=items, owned=True)
         return Ticket(step, owner=self)
@@ -257,7 +257,9 @@ class NearCall:
         found = []
         for part in parts:
             try:
-                part.serving.make_room(part.slot, self._request.step.producer, seconds)
+                part.serving.make_room(
+                    part.hosted, self._request.step.producer, seconds
+                )
                 found.append(part)
             except ShardBusyError:
                 self._back.append(part.shard)
@@ -275,13 +277,13 @@ class NearCall:
             return parts
         first, *others = parts
         with contextlib.suppress(ShardBusyError):
-            ticket = first.slot.offer(partial(self._ticket, first, True), seconds)
+            ticket = first.hosted.offer(partial(self._ticket, first, True), seconds)
             if isinstance(ticket, Ticket):
                 if isinstance(ticket.outcome, Ready):
                     check.done = True
                     self._tickets.append((first, ticket))
                     return others
-                first.slot.take_back(ticket, TAKE_BACK_SECONDS)
+                first.hosted.take_back(ticket, TAKE_BACK_SECONDS)
         check()
         return parts
 
@@ -289,7 +291,7 @@ class NearCall:
         """Look at all that does not go to the first shard; return whether it is fine."""
         first, *others = parts
         arrays, cache = self._request.arrays, cache_dir()
-        return first.slot.shard.segment.weights_nbytes >= PAST_NBYTES and all(
+        return first.hosted.shard.segment.weights_nbytes >= PAST_NBYTES and all(
             finite(arrays[name][a:b], cache_dir=cache)
             for part in others
             for _, name, a, b in part.cuts
@@ -321,17 +323,17 @@ class NearCall:
         while (undone := self._undone()) and not self._is_stopped:
             if pause.seconds >= seconds:
                 break
-            shared = [part.slot for part, _ in undone if part.slot.is_shared]
+            shared = [part.hosted for part, _ in undone if part.hosted.is_shared]
             # Who publishes in another process wakes nobody here.
-            for slot in shared:
-                slot.look()
+            for hosted in shared:
+                hosted.look()
             if shared:
                 pause()
             else:
                 self._woken.wait(seconds - pause.seconds)
                 self._woken.clear()
         for part, ticket in undone:
-            part.slot.take_back(ticket, TAKE_BACK_SECONDS)
+            part.hosted.take_back(ticket, TAKE_BACK_SECONDS)
         if self._is_stopped:
             raise concurrent.futures.CancelledError
 
@@ -349,7 +351,7 @@ class NearCall:
                 left = max(MIN_SECONDS, min(end - time.monotonic(), LOCK_SECONDS))
                 outs = self._request.outs(part.shard)
                 try:
-                    outcome = part.slot.read(ticket, ranges, outs, left)
+                    outcome = part.hosted.read(ticket, ranges, outs, left)
                 except (ShardBusyError, NotHereError):
                     self._waiting.append(part.shard)
                     return
@@ -379,7 +381,7 @@ class NearCall:
 
     def _call_off(self) -> None:
         for part, ticket in self._tickets:
-            part.slot.take_back(ticket, TAKE_BACK_SECONDS)
+            part.hosted.take_back(ticket, TAKE_BACK_SECONDS)
         for sent in self._sent:
             sent.stop()
         # Until then the loop may read or fill the caller's arrays.

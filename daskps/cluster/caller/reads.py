@@ -109,8 +109,8 @@ class PreparedRead:
             if found is None or found[1].locks_reads:
                 self.is_possible = False
                 return
-            serving, slot = found
-            segment = slot.shard.segment
+            serving, hosted = found
+            segment = hosted.shard.segment
             at = (
                 places[shard]
                 if places

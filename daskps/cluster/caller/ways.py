@@ -96,8 +96,8 @@ class Ways:
     ) -> tuple[NearShards, HostedShard] | None:
         """Return a shard and what serves it in this process, if anything does."""
         serving = self.serving(self._meta.owners[shard], by_owner=by_owner)
-        slot = serving and serving.slots.get((self._meta.uid, shard))
-        return (serving, slot) if serving and slot else None
+        hosted = serving and serving.shards.get((self._meta.uid, shard))
+        return (serving, hosted) if serving and hosted else None
 
     def is_gone(self, worker: str) -> bool:
         """Return whether a worker of this machine is known to be dead."""

@@ -82,7 +82,7 @@ async def adopt(
             hosted.serve()
         return _refused(host, rows)
     for hosted in hosted_shards:
-        host.slots[store, hosted.index] = hosted
+        host.shards[store, hosted.index] = hosted
     if hosted_shards:
         where, n = host.worker.address, counted(len(hosted_shards), "shard")
         logger.info("%s adopted %s of store %r", where, n, name)
@@ -241,7 +241,7 @@ class _Taker:
         taken = list[HostedShard]()
         for shard, block, nbytes, nonce, generation in rows:
             # There already if an answer was lost on its way.
-            hosted = host.slots.get((store, shard))
+            hosted = host.shards.get((store, shard))
             try:
                 if hosted is None:
                     hosted = self.take(shard, (block, nbytes, nonce), generation)

@@ -44,7 +44,7 @@ class Countdown:
 
 
 def start_call(
-    slots: Sequence[HostedShard],
+    hosted_shards: Sequence[HostedShard],
     call: Call,
     owned: bool,
     callback: Callable[[], None],
@@ -53,7 +53,7 @@ def start_call(
 
     Parameters
     ----------
-    slots : sequence of HostedShard
+    hosted_shards : sequence of HostedShard
         The shards of its parts.
     call : Call
         What is said to them.
@@ -69,13 +69,13 @@ def start_call(
     started : list of (HostedShard, Part, Ticket)
         One for each part.
     """
-    pending = Countdown(len(slots), callback)
+    pending = Countdown(len(hosted_shards), callback)
     started = [
-        (slot, part, Ticket(step_of(call, part, owned), owner=pending))
-        for slot, part in zip(slots, call.parts, strict=True)
+        (hosted, part, Ticket(step_of(call, part, owned), owner=pending))
+        for hosted, part in zip(hosted_shards, call.parts, strict=True)
     ]
-    for slot, _, ticket in started:
-        slot.put(ticket)
+    for hosted, _, ticket in started:
+        hosted.put(ticket)
     return pending, started
 
 
@@ -95,7 +95,7 @@ def answers_of(
 
 
 def _answer(started: Started, empty: Empty, seconds: float) -> Answer:
-    slot, part, ticket = started
+    hosted, part, ticket = started
     outcome = ticket.outcome
     if isinstance(outcome, Exception):
         return Answer(part.shard, error=outcome, applied=ticket.applied)
@@ -106,7 +106,7 @@ def _answer(started: Started, empty: Empty, seconds: float) -> Answer:
     if part.ranges:
         outs = tuple(empty(stop - start, dtype) for dtype, start, stop in part.ranges)
         try:
-            outcome = slot.read(ticket, part.ranges, outs, seconds)
+            outcome = hosted.read(ticket, part.ranges, outs, seconds)
         except ShardBusyError:
             if not seconds:
                 raise

@@ -203,7 +203,7 @@ async def drop_cut(
         if attempt >= claim.attempt:
             claim.copies.clear()
             claim.end_lease()
-    for hosted in [s for (uid, _), s in host.slots.items() if uid == store]:
+    for hosted in [s for (uid, _), s in host.shards.items() if uid == store]:
         # Also where no cut is to be seen: its beginning may be in the inbox.
         await host.under(hosted, partial(_release, cut=cut, attempt=attempt))
 

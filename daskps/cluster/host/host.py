@@ -130,7 +130,7 @@ class ShardHost(NearShards):
 
     def _layout(self, store: str, parts: Sequence[Sequence[Any]]) -> Any:
         for part in parts:
-            return self.slot(store, part[0]).layout
+            return self.get_shard(store, part[0]).layout
         raise ValueError("a call to no shard at all")
 
     async def call(self, call: Call, owned: bool = False) -> list[Answer]:
@@ -140,13 +140,13 @@ class ShardHost(NearShards):
         began = loop.time()
         self.n_calls += 1
         for part in call.parts if call.producer else ():
-            await self._make_room(self.slot(call.store, part.shard), call.producer)
+            await self._make_room(self.get_shard(call.store, part.shard), call.producer)
         small = call.nbytes <= self.inline_nbytes
         if call.codec:
-            layout = self.slot(call.store, call.parts[0].shard).layout
+            layout = self.get_shard(call.store, call.parts[0].shard).layout
             work = partial(widened, call, layout, self.empty)
             call, owned = work() if small else await self.in_thread(work), True
-        hosted_shards = [self.slot(call.store, part.shard) for part in call.parts]
+        hosted_shards = [self.get_shard(call.store, part.shard) for part in call.parts]
         pending, tickets = start_call(
             hosted_shards, call, owned, self._waker(loop, woken)
         )
@@ -234,10 +234,10 @@ class ShardHost(NearShards):
             ended = await self.worker.directory("ended", producers=open_ids)
             await self.under(hosted, partial(Shard.close_producers, ids=ended))
 
-    def slot(self, store: str, shard: int) -> HostedShard:
+    def get_shard(self, store: str, shard: int) -> HostedShard:
         """Return a shard, or refuse."""
         try:
-            return self.slots[store, shard]
+            return self.shards[store, shard]
         except KeyError:
             raise StaleGenerationError(
                 f"worker {self.worker.address} holds no shard {shard} of store "
@@ -279,7 +279,7 @@ class ShardHost(NearShards):
 
     def of(self, store: str) -> list[HostedShard]:
         """Return the shards of a store held here, or refuse."""
-        found = [hosted for (uid, _), hosted in self.slots.items() if uid == store]
+        found = [hosted for (uid, _), hosted in self.shards.items() if uid == store]
         if not found:
             raise StaleGenerationError(
                 f"worker {self.worker.address} holds no shard of store {store}"
@@ -328,7 +328,7 @@ class ShardHost(NearShards):
 
     def _waiting(self) -> list[HostedShard]:
         self._leaving = [hosted for hosted in self._leaving if hosted.waits]
-        shared = [hosted for hosted in self.slots.values() if hosted.is_shared]
+        shared = [hosted for hosted in self.shards.values() if hosted.is_shared]
         return [hosted for hosted in shared if hosted.waits] + self._leaving
 
     def close(self, reason: str) -> list[str]:
@@ -336,12 +336,12 @@ class ShardHost(NearShards):
 
         Returns the names of what went with this worker as the last of its machine.
         """
-        for (_, index), hosted in list(self.slots.items()):
+        for (_, index), hosted in list(self.shards.items()):
             error = ShardLostError(hosted.name, index, self.worker.address, reason)
             hosted.run(partial(Shard.abandon, error=error))
             hosted.serve()
             hosted.close()
-        self.slots.clear()
+        self.shards.clear()
         removed = [] if self._memory is None else self._memory.close()
         self.snapshots.clear()
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -349,7 +349,7 @@ class ShardHost(NearShards):
 
     def totals(self) -> dict[str, int]:
         """Return what the worker shows of it."""
-        hosted_shards, kept = list(self.slots.values()), self.contributions
+        hosted_shards, kept = list(self.shards.values()), self.contributions
         return {
             "shards": len(hosted_shards),
             "nbytes": sum(hosted.nbytes for hosted in hosted_shards) + kept.nbytes,

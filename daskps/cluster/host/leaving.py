@@ -45,8 +45,8 @@ async def leave(host: ShardHost, reason: str) -> None:
     """
     host.is_leaving = True
     try:
-        if host.slots:
-            where, n = host.worker.address, counted(len(host.slots), "shard")
+        if host.shards:
+            where, n = host.worker.address, counted(len(host.shards), "shard")
             logger.info("%s %s, with %s", where, reason, n)
             await _let_go(host, await _ask(host))
     finally:
@@ -62,10 +62,10 @@ async def _let_go(host: ShardHost, wanted: list[str] | None) -> None:
         f"directory where they live"
     )
     released = []
-    for (store, index), hosted in list(host.slots.items()):
+    for (store, index), hosted in list(host.shards.items()):
         if hosted.is_shared and (wanted is None or store in wanted):
             hosted.release(error)
-            del host.slots[store, index]
+            del host.shards[store, index]
             released.append(hosted)
     end = asyncio.get_running_loop().time() + LOCK_SECONDS
     while waiting := [hosted for hosted in released if not hosted.is_released]:

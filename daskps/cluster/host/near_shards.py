@@ -25,7 +25,7 @@ class NearShards(ABC):
     is_own = False
 
     def __init__(self, empty: Empty, patience: float) -> None:
-        self.slots: dict[tuple[str, int], HostedShard] = {}
+        self.shards: dict[tuple[str, int], HostedShard] = {}
         self.empty, self.patience = empty, patience
 
     @abstractmethod
@@ -33,7 +33,7 @@ class NearShards(ABC):
         """Return whether who owns the shards is there."""
 
     @abstractmethod
-    def make_room(self, slot: HostedShard, producer: int, seconds: float) -> None:
+    def make_room(self, hosted: HostedShard, producer: int, seconds: float) -> None:
         """Make room at a shard for the pushes of a producer, if it needs any.
 
         Raises

@@ -88,7 +88,7 @@ async def create(
             f"{host.worker.address} made its shards"
         )
     for hosted in built:
-        host.slots.setdefault((store, hosted.index), hosted)
+        host.shards.setdefault((store, hosted.index), hosted)
     nbytes = sum(hosted.nbytes for hosted in built)
     where = host.worker.address
     logger.info(
@@ -137,7 +137,7 @@ async def load(
 
     def write() -> None:
         for shard, *packed in items:
-            hosted = host.slot(store, shard)
+            hosted = host.get_shard(store, shard)
             item = unpack_item(hosted.layout, shard, packed, kind=ASSIGN, codec=None)
             weights = hosted.shard.segment.weights[0][item.position]
             weights[item.start : item.start + len(item.data)] = item.data
@@ -149,7 +149,7 @@ async def load(
 async def drop(host: ShardHost, store: str) -> int:
     """Free the shards of a store and end the calls that wait for them."""
     host.dropped.append(store)
-    dropped = [host.slots.pop(key) for key in list(host.slots) if key[0] == store]
+    dropped = [host.shards.pop(key) for key in list(host.shards) if key[0] == store]
     for hosted in dropped:
         host.drop(hosted)
     host.snapshots.drop(store)
@@ -193,7 +193,8 @@ async def aggregate(
         for rank, rows in enumerate(contributions):
             arrays = {}
             for shard, position, data in rows:
-                layout, packed = host.slot(store, shard).layout, (position, 0, data)
+                layout = host.get_shard(store, shard).layout
+                packed = position, 0, data
                 item = unpack_item(layout, shard, packed, kind=GRADIENT, codec=None)
                 if len(item.data) != layout.pieces[shard][position].size:
                     raise PushRejectedError(
@@ -224,7 +225,9 @@ async def locked(
     host: ShardHost, store: str, shards: Sequence[int]
 ) -> list[tuple[int, int]]:
     """Return shards held here that are locked, and the process that has locked each."""
-    hosted_shards = [s for i in shards if (s := host.slots.get((store, i))) is not None]
+    hosted_shards = [
+        s for i in shards if (s := host.shards.get((store, i))) is not None
+    ]
     return [
         (hosted.index, pid) for hosted in hosted_shards if (pid := hosted.locked_by())
     ]

@@ -28,7 +28,7 @@ def test_an_owner_that_dies_while_the_store_is_made(method, monkeypatch):
         with pytest.raises(daskps.ShardLostError, match="while the store was made"):
             daskps.create({"w": np.ones(4)}, name="w")
         assert daskps.list_stores() == []
-        assert not [host for host in made.hosts if host.slots]
+        assert not [host for host in made.hosts if host.shards]
 
 
 def test_an_initializer_that_finds_no_file():

@@ -16,7 +16,7 @@ from daskps.cluster.caller.reads import Reads
 from daskps.cluster.caller.routes import Target, push, read
 from daskps.shards.steps import ADD, Step
 from tests.cluster.callers import Ways, call
-from tests.cluster.slots import shared_slot
+from tests.cluster.hosted import shared_shard
 
 RANGES = {0: (("float64", 0, 1000),)}
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("interruptible")
 
 @pytest.fixture
 def ways(tmp_path):
-    return Ways(shared_slot(tmp_path))
+    return Ways(shared_shard(tmp_path))
 
 
 def target():
@@ -36,7 +36,7 @@ def target():
 @pytest.fixture
 def lockers(ways):
     """The threads that take the lock between processes."""
-    lock, threads = ways.slot._lock, []
+    lock, threads = ways.hosted._lock, []
 
     def noting(real):
         def noted(*args):
@@ -64,8 +64,8 @@ def test_main_thread_takes_no_lock(ways, lockers):
 
 
 def test_interrupt_ends_a_wait_and_leaves_no_lock(ways, lockers):
-    slot, main = ways.slot, threading.get_ident()
-    look, looks = slot.look, list[Any]()
+    hosted, main = ways.hosted, threading.get_ident()
+    look, looks = hosted.look, list[Any]()
 
     def interrupted():
         if not looks:
@@ -73,31 +73,31 @@ def test_interrupt_ends_a_wait_and_leaves_no_lock(ways, lockers):
         looks.append(threading.current_thread())
         look()
 
-    slot.look = interrupted
+    hosted.look = interrupted
     with pytest.raises(KeyboardInterrupt):
         call(ways, read(ways.meta, target(), 5, Step()))
-    assert not slot.waits
-    assert not slot._mutex.locked()
-    assert not slot._lock._file.mutex.locked()
+    assert not hosted.waits
+    assert not hosted._mutex.locked()
+    assert not hosted._lock._file.mutex.locked()
     assert threading.main_thread() not in looks + lockers
 
 
 def test_an_event_loop_of_the_main_thread_ends_its_turn_first(ways, lockers):
     """As that of an asynchronous client with workers in its own process."""
-    slot, turns = ways.slot, []
+    hosted, turns = ways.hosted, []
 
     def interrupted(shard):
         signal.raise_signal(signal.SIGINT)
         turns.append(shard)
 
-    futures = [slot.run(interrupted), slot.run(turns.append)]
+    futures = [hosted.run(interrupted), hosted.run(turns.append)]
     with pytest.raises(KeyboardInterrupt):
-        slot.serve()
-    assert turns == [slot.shard] * 2
+        hosted.serve()
+    assert turns == [hosted.shard] * 2
     assert all(future.done() for future in futures)
     assert lockers == [threading.main_thread()]
-    assert not slot._mutex.locked()
-    assert not slot._lock._file.mutex.locked()
+    assert not hosted._mutex.locked()
+    assert not hosted._lock._file.mutex.locked()
 
 
 def test_interrupt_waits_for_the_end_of_the_work():
@@ -113,7 +113,7 @@ def test_interrupt_waits_for_the_end_of_the_work():
 
 
 def test_error_of_a_signal_right_after_the_lock_gives_it_back(ways, monkeypatch):
-    lock, real = ways.slot._lock, fcntl.lockf
+    lock, real = ways.hosted._lock, fcntl.lockf
     done = []
 
     def lockf(fd, command, *args):

@@ -25,7 +25,7 @@ from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, MODEL, Item, Step, Ticket
 from tests.cluster.callers import Far, Ways, call
-from tests.cluster.slots import shared_slot
+from tests.cluster.hosted import shared_shard
 from tests.shards.making import held
 
 RUN = 7
@@ -33,23 +33,23 @@ ALL = {0: (("float64", 0, 1000),)}
 
 
 @pytest.fixture
-def slot(tmp_path: Path) -> HostedShard:
-    slot = shared_slot(tmp_path)
-    slot.locks_reads = False
-    slot.shard.generation = 1
-    slot.shard.begin_run(RUN, ASP(), 2)
-    return slot
+def hosted(tmp_path: Path) -> HostedShard:
+    hosted = shared_shard(tmp_path)
+    hosted.locks_reads = False
+    hosted.shard.generation = 1
+    hosted.shard.begin_run(RUN, ASP(), 2)
+    return hosted
 
 
 class Disturbed:
     """An array to read into; so many updates run into each copy."""
 
-    def __init__(self, slot: HostedShard, updates: list[int]) -> None:
-        self.slot, self.updates, self.found = slot, updates, set[float]()
+    def __init__(self, hosted: HostedShard, updates: list[int]) -> None:
+        self.hosted, self.updates, self.found = hosted, updates, set[float]()
 
     def __setitem__(self, where: slice, source: Any) -> None:
         self.found = set(source.tolist())
-        shard = self.slot.shard
+        shard = self.hosted.shard
         for _ in range(self.updates.pop(0) if self.updates else 0):
             items = (Item(0, 0, np.ones(1000)),)
             number = shard.segment.current.version
@@ -59,20 +59,20 @@ class Disturbed:
 
 @pytest.mark.parametrize(("updates", "read"), [([1], 0.0), ([2], 2.0), ([2, 2], 4.0)])
 def test_a_read_that_updates_ran_into_is_repeated(
-    slot: HostedShard, updates: list[int], read: float
+    hosted: HostedShard, updates: list[int], read: float
 ) -> None:
     """One may be under way; the second writes where was read."""
-    ways: Any = Ways(slot, RUN)
-    out: Any = Disturbed(slot, updates)
+    ways: Any = Ways(hosted, RUN)
+    out: Any = Disturbed(hosted, updates)
     assert PreparedRead(ways, ALL).read(0, [out])
     assert out.found == {read}
 
 
 def test_a_read_that_updates_run_into_each_time_is_the_shards(
-    slot: HostedShard,
+    hosted: HostedShard,
 ) -> None:
-    ways: Any = Ways(slot, RUN)
-    out: Any = Disturbed(slot, [2] * TRIES)
+    ways: Any = Ways(hosted, RUN)
+    out: Any = Disturbed(hosted, [2] * TRIES)
     assert not PreparedRead(ways, ALL).read(0, [out])
 
 
@@ -92,23 +92,23 @@ def test_a_read_of_pieces_in_both_buffers_takes_each_from_its_own() -> None:
 
 
 def test_nothing_is_read_from_the_memory_of_a_worker_that_is_gone(
-    slot: HostedShard,
+    hosted: HostedShard,
 ) -> None:
-    ways: Any = Ways(slot, RUN)
+    ways: Any = Ways(hosted, RUN)
     assert PreparedRead(ways, ALL).read(0, [np.empty(1000)])
     ways.serving.lives = False
     assert not PreparedRead(ways, ALL).read(0, [np.empty(1000)])
 
 
 def test_a_read_is_made_ready_anew_when_a_shard_has_moved(
-    slot: HostedShard, tmp_path: Path
+    hosted: HostedShard, tmp_path: Path
 ) -> None:
-    ways: Any = Ways(slot, RUN)
+    ways: Any = Ways(hosted, RUN)
     reads, out = Reads(ways.meta, ways, Counters()), np.empty(1000)
     target = Target(ALL, {0: [out]}, lambda: None)
     assert reads.fill(target, 0)
     assert set(out) == {0.0}
-    heir = shared_slot(tmp_path)
+    heir = shared_shard(tmp_path)
     heir.locks_reads = False
     heir.shard.begin_run(RUN, ASP(), 2)
     held(heir.shard.segment)[0][:] = 5.0
@@ -119,33 +119,35 @@ def test_a_read_is_made_ready_anew_when_a_shard_has_moved(
 
 @pytest.mark.parametrize("is_live", [True, False])
 def test_no_step_goes_to_the_memory_of_a_worker_that_is_gone(
-    slot: HostedShard, is_live: bool
+    hosted: HostedShard, is_live: bool
 ) -> None:
     """It would be acknowledged, and lost."""
-    ways: Any = Ways(slot, RUN)
+    ways: Any = Ways(hosted, RUN)
     ways.serving.lives = is_live
     step = Step(kind=ADD, run=RUN, rank=0, tick=True)
     request = push(ways.meta, {0: np.ones(1000)}, step, everywhere=True)
     reply, far = call(ways, request)
-    assert slot.shard.segment.current.version == is_live
+    assert hosted.shard.segment.current.version == is_live
     assert far.sent == ([] if is_live else [(request, [0])])
     assert reply.versions == [(0, 1 if is_live else 99)]
 
 
-def test_what_only_the_owner_can_do_goes_by_message_as_it_is(slot: HostedShard) -> None:
-    slot.shard = Shard.as_deputy(slot.shard.segment, {})
-    set_gate(slot.shard.segment, READING)
-    ways = Ways(slot)
+def test_what_only_the_owner_can_do_goes_by_message_as_it_is(
+    hosted: HostedShard,
+) -> None:
+    hosted.shard = Shard.as_deputy(hosted.shard.segment, {})
+    set_gate(hosted.shard.segment, READING)
+    ways = Ways(hosted)
     request = push(ways.meta, {0: np.ones(1000)}, Step(kind=ADD, producer=1))
     reply, far = call(ways, request)
     assert (reply.versions, far.sent) == ([(0, 99)], [(request, [0])])
 
 
-def test_what_was_accepted_is_not_sent_again(slot: HostedShard) -> None:
+def test_what_was_accepted_is_not_sent_again(hosted: HostedShard) -> None:
     """What waits for the other trainers is left to the owner, without the arrays."""
-    ways = Ways(slot, RUN)
+    ways = Ways(hosted, RUN)
     ways.serving.patience = 0.01
-    slot.shard.begin_run(RUN + 1, BSP(), 2)
+    hosted.shard.begin_run(RUN + 1, BSP(), 2)
     ways.run = RUN + 1
     step = Step(run=ways.run, rank=0, tick=True, kind=GRADIENT)
     target = Target(ALL, {0: [np.empty(1000)]}, lambda: None)
@@ -158,24 +160,24 @@ def test_what_was_accepted_is_not_sent_again(slot: HostedShard) -> None:
 
 
 def test_a_shard_that_another_process_keeps_is_asked_by_message(
-    slot: HostedShard,
+    hosted: HostedShard,
 ) -> None:
     """Who has its lock may be stopped: the owner hears of a fence meanwhile."""
-    ways, request = Ways(slot), None
+    ways, request = Ways(hosted), None
 
     def busy(seconds: float) -> None:
         raise ShardBusyError("stopped")
 
-    slot._lock.acquire = busy  # type: ignore[union-attr,method-assign]  # as if it were taken
+    hosted._lock.acquire = busy  # type: ignore[union-attr,method-assign]  # as if it were taken
     request = push(ways.meta, {0: np.ones(1000)}, Step(kind=ADD, producer=1))
     reply, far = call(ways, request)
     assert (reply.versions, far.sent) == ([(0, 99)], [(request, [0])])
-    assert not slot.waits
+    assert not hosted.waits
 
 
-def test_no_message_object_is_made_near(slot: HostedShard) -> None:
+def test_no_message_object_is_made_near(hosted: HostedShard) -> None:
     """What a message would say is not put together where none is sent."""
-    ways = Ways(slot)
+    ways = Ways(hosted)
     request = push(ways.meta, {0: np.ones(1000)}, Step(kind=ADD, producer=1))
     made: list[str] = []
 
@@ -199,16 +201,16 @@ def test_what_is_of_no_run_here_reads_exactly_the_round_of_its_step(
     tmp_path: Path,
 ) -> None:
     """As the task graph does, where some shards are a round ahead of one begun anew."""
-    slot = shared_slot(tmp_path)
-    slot.locks_reads = False
-    slot.shard.generation = 1
-    slot.shard.begin_run(RUN, BSP(), 1)
+    hosted = shared_shard(tmp_path)
+    hosted.locks_reads = False
+    hosted.shard.generation = 1
+    hosted.shard.begin_run(RUN, BSP(), 1)
     step = Step(MODEL, run=RUN, rank=0, tick=True)
     for clock in range(2):
         items = (Item(0, 0, np.full(1000, clock + 1.0)),)
         said = step._replace(items=items, clock=clock, sequence=clock, generation=1)
-        slot.shard.submit([Ticket(said)])
-    out, ways = np.zeros(1000), Ways(slot)
+        hosted.shard.submit([Ticket(said)])
+    out, ways = np.zeros(1000), Ways(hosted)
     client: Any = SimpleNamespace(
         ways=ways,
         reads=Reads(ways.meta, cast("Any", ways), Counters()),

@@ -244,8 +244,8 @@ async def test_values_on_the_event_loop(c, s, a, b):
 async def test_copy_that_outlives_its_cut_is_made_again(c, s, a, monkeypatch):
     """What came after the cut may be in it, and no word of the shard need say so."""
     made = await daskps.create({"w": np.zeros(4)}, client=c)
-    [slot] = HOSTS[a.address].slots.values()
-    shard: Any = slot.shard
+    [hosted] = HOSTS[a.address].shards.values()
+    shard: Any = hosted.shard
     copy = Segment.copy
     copied: list[int] = []
 
@@ -426,7 +426,7 @@ async def test_cut_given_up_while_it_begins_holds_nothing(c, s, a):
     """The beginning waits for the mutex of the first shard, the end overtakes it."""
     made = await daskps.create({"w": np.ones(10)}, client=c, shards=2)
     host = HOSTS[a.address]
-    first, second = (host.slots[made.uid, i] for i in (0, 1))
+    first, second = (host.shards[made.uid, i] for i in (0, 1))
     about = {"store": made.uid, "cut": "short"}
     await cuts.prepare_cut(host, index=None, **about)
     with first._mutex:
@@ -454,7 +454,7 @@ async def test_a_late_word_of_an_attempt_leaves_the_next_one_alone(c, s, a):
     """On a busy machine the release of one attempt comes after the next has copied."""
     made = await daskps.create({"w": np.ones(10)}, client=c)
     host = HOSTS[a.address]
-    slot = host.slots[made.uid, 0]
+    hosted = host.shards[made.uid, 0]
     about = {"store": made.uid, "cut": "slow"}
     more: Any = {"index": None, "lease_seconds": 60}
     await cuts.prepare_cut(host, index=None, **about)
@@ -463,7 +463,7 @@ async def test_a_late_word_of_an_attempt_leaves_the_next_one_alone(c, s, a):
     with pytest.raises(daskps.ConsistencyError, match="begun again"):
         await cuts.begin_cut(host, attempt=1, **more, **about)
     await cuts.drop_cut(host, **about, attempt=1)
-    assert slot.shard.cut is not None
+    assert hosted.shard.cut is not None
     order = {"missing": [], "run": 0, "rounds": 0}
     copied: Any = {"attempt": 2, "index": None, "order": order}
     assert await cuts.copy_cut(host, **about, **copied) == [(0, 0)]

@@ -107,8 +107,8 @@ def held(uid):
 
     host = HOSTS[get_worker().address]
     return sum(
-        slot.shard.segment.buffer.nbytes
-        for (u, _), slot in host.slots.items()
+        hosted.shard.segment.buffer.nbytes
+        for (u, _), hosted in host.shards.items()
         if u == uid
     )
 

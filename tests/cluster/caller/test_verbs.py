@@ -664,6 +664,6 @@ def producers_of(uid, dask_worker):
     from daskps.cluster.host.host import HOSTS
     from daskps.shards.memory.format import N_PRODUCERS
 
-    slots = HOSTS[dask_worker.address].slots.items()
-    found = [slot for (store, _), slot in slots if store == uid]
+    hosted_shards = HOSTS[dask_worker.address].shards.items()
+    found = [hosted for (store, _), hosted in hosted_shards if store == uid]
     return [int(s.shard.segment.current.fixed[N_PRODUCERS]) for s in found]

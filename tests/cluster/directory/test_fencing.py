@@ -78,17 +78,17 @@ class Cluster:
         if (before := self.before.get((worker, method))) is not None:
             await before()
         of = [i for i, w in enumerate(self.entry.owners) if w == worker]
-        slots = [
+        hosted_shards = [
             SimpleNamespace(index=i, name="w", shard=self.shards[i], mailbox=None)
             for i in of
         ]
 
-        async def under(slot: Any, function: Any) -> Any:
+        async def under(hosted: Any, function: Any) -> Any:
             await asyncio.sleep(0)
-            return function(slot.shard)
+            return function(hosted.shard)
 
         host: Any = SimpleNamespace(
-            of=lambda store: slots,
+            of=lambda store: hosted_shards,
             under=under,
             worker=SimpleNamespace(address=worker),
         )

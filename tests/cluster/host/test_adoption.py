@@ -23,7 +23,7 @@ from daskps.shards.memory.format import GENERATION
 from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, READ, Item, Ready, Step, Ticket
-from tests.cluster.slots import LAYOUT, shared_slot
+from tests.cluster.hosted import LAYOUT, shared_shard
 
 #: A process that does not live.
 DEAD = 5 << 22 | 1
@@ -41,7 +41,7 @@ class Host:
     def __init__(self, memory: Memory) -> None:
         self.memory = lambda cluster: memory
         self.worker = SimpleNamespace(address="tcp://heir")
-        self.slots: dict[tuple[str, int], HostedShard] = {}
+        self.shards: dict[tuple[str, int], HostedShard] = {}
         self.dropped: list[str] = []
         #: What it says when it is asked whether it closes.
         self.closes = [False, False]
@@ -63,36 +63,36 @@ def heir(tmp_path: Path) -> Iterator[Host]:
 @pytest.fixture
 def left(tmp_path: Path) -> HostedShard:
     """A shard of a worker that died after one push."""
-    slot = shared_slot(tmp_path)
-    slot.shard.segment.words[GENERATION] = 1
+    hosted = shared_shard(tmp_path)
+    hosted.shard.segment.words[GENERATION] = 1
     items = (Item(0, 0, np.ones(1000)),)
-    slot.shard.submit([Ticket(Step(ADD, items, producer=1, sequence=0))])
-    assert slot.block is not None
+    hosted.shard.submit([Ticket(Step(ADD, items, producer=1, sequence=0))])
+    assert hosted.block is not None
     name = f"{DEAD:016x}-{7:016x}"
     memory = open_memory(tmp_path, "a")
     assert memory.members is not None
     os.rename(
-        f"{memory.members.path}/{slot.block.name}", f"{memory.members.path}/{name}"
+        f"{memory.members.path}/{hosted.block.name}", f"{memory.members.path}/{name}"
     )
-    slot.block.name = name
+    hosted.block.name = name
     memory.close()
-    return slot
+    return hosted
 
 
-def rows(slot: HostedShard) -> list[Any]:
-    block: Any = slot.block
+def rows(hosted: HostedShard) -> list[Any]:
+    block: Any = hosted.block
     return [(0, block.name, block.nbytes, block.nonce, 2)]
 
 
-def take(heir: Any, slot: HostedShard) -> tuple[list[HostedShard], Any]:
+def take(heir: Any, hosted: HostedShard) -> tuple[list[HostedShard], Any]:
     taker = _Taker(heir, ABOUT, _Rounds.of(None))
-    slots = taker.take_all(heir, "s", rows(slot))
+    hosted_shards = taker.take_all(heir, "s", rows(hosted))
     [found] = taker.found
-    return slots, found
+    return hosted_shards, found
 
 
-def adopt(heir: Any, slot: HostedShard) -> list[dict[str, Any]]:
-    about: Any = {"store": "s", "about": ABOUT, "rows": rows(slot), "rounds": None}
+def adopt(heir: Any, hosted: HostedShard) -> list[dict[str, Any]]:
+    about: Any = {"store": "s", "about": ABOUT, "rows": rows(hosted), "rounds": None}
     return asyncio.run(adoption.adopt(heir, **about))
 
 
@@ -120,8 +120,8 @@ def test_a_shard_that_is_about_to_be_freed_is_left_alone(
     heir: Host, left: HostedShard
 ) -> None:
     set_gate(left.shard.segment, CLOSED)
-    slots, found = take(heir, left)
-    assert slots == []
+    hosted_shards, found = take(heir, left)
+    assert hosted_shards == []
     assert found["why"] == "its owner was about to free it"
     assert left.shard.segment.words[GENERATION] == 1
 
@@ -129,13 +129,13 @@ def test_a_shard_that_is_about_to_be_freed_is_left_alone(
 def test_a_shard_of_an_owner_that_lives_is_left_alone(
     heir: Host, tmp_path: Path
 ) -> None:
-    slot = shared_slot(tmp_path)
-    slots, found = take(heir, slot)
-    assert slots == []
+    hosted = shared_shard(tmp_path)
+    hosted_shards, found = take(heir, hosted)
+    assert hosted_shards == []
     assert found["sight"] == "found"
     assert "lives" in found["why"]
-    assert gate_of(slot.shard.segment) == OPEN
-    slot.close()
+    assert gate_of(hosted.shard.segment) == OPEN
+    hosted.close()
 
 
 def test_who_closes_meanwhile_lets_go_of_what_it_has_taken(
@@ -144,7 +144,7 @@ def test_who_closes_meanwhile_lets_go_of_what_it_has_taken(
     heir.closes = [False, True]
     [found] = adopt(heir, left)
     assert found["why"] == "worker tcp://heir is leaving too"
-    assert heir.slots == {}
+    assert heir.shards == {}
     assert gate_of(left.shard.segment) == RELEASED
 
 
@@ -152,5 +152,5 @@ def test_what_was_freed_meanwhile_is_freed(heir: Host, left: HostedShard) -> Non
     heir.dropped = ["s"]
     with pytest.raises(StoreClosedError, match="freed while it was adopted"):
         adopt(heir, left)
-    assert heir.slots == {}
+    assert heir.shards == {}
     assert gate_of(left.shard.segment) == CLOSED

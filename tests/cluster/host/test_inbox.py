@@ -18,7 +18,7 @@ from daskps.shards.memory.format import WANTED
 from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, READ, Item, Ready, Step, Ticket
-from tests.cluster.slots import bare_host, shared_slot
+from tests.cluster.hosted import bare_host, shared_shard
 from tests.shards.making import Momentum, held
 
 LAYOUT = Layout.build({"w": ((7,), "float64")}, 1)
@@ -44,28 +44,28 @@ def tickets(owner):
     ]
 
 
-def a_slot():
+def a_shard():
     segment = Segment(LAYOUT, 0, {0: (0.0,)})
     return HostedShard("s", LAYOUT, 0, Shard(segment, {0: Momentum()})), segment
 
 
 def test_pushes_that_queue_up_are_one_publication():
     """Each is a step of its own, with its own version, in the order they came."""
-    one_by_one, expected = a_slot()
+    one_by_one, expected = a_shard()
     for ticket in tickets(Owner()):
         one_by_one.put(ticket)
         one_by_one.serve()
     assert expected.flip == len(GRADS)
 
-    slot, segment = a_slot()
+    hosted, segment = a_shard()
     owner = Owner()
     queued = tickets(owner)
-    with slot._mutex:
+    with hosted._mutex:
         for ticket in queued:
-            slot.put(ticket)
-            slot.serve()  # somebody else is at it: nobody waits
+            hosted.put(ticket)
+            hosted.serve()  # somebody else is at it: nobody waits
         assert owner.n == 0
-    slot.serve()
+    hosted.serve()
     assert owner.n == len(GRADS)
     assert all(isinstance(t.outcome, Ready) for t in queued)
     assert [t.version for t in queued] == [1, 2, 3, 4, 5]
@@ -76,13 +76,13 @@ def test_pushes_that_queue_up_are_one_publication():
 
 
 def test_what_came_before_a_control_call_is_applied_before_it():
-    slot, _ = a_slot()
+    hosted, _ = a_shard()
     owner = Owner()
     first, second, *_ = queued = tickets(owner)
-    slot.put(first)
-    seen = slot.run(lambda shard: shard.segment.current.version)
-    slot.put(second)
-    slot.serve()
+    hosted.put(first)
+    seen = hosted.run(lambda shard: shard.segment.current.version)
+    hosted.put(second)
+    hosted.serve()
     assert seen.result(0) == 1
     assert owner.n == 2
     assert [t.version for t in queued[:2]] == [1, 2]
@@ -91,9 +91,9 @@ def test_what_came_before_a_control_call_is_applied_before_it():
 class Busy:
     """A thread in the middle of a step of a shard that another process wants next."""
 
-    def __init__(self, slot):
-        self.slot, self._go = slot, threading.Event()
-        inside, submit = threading.Event(), slot.shard.submit
+    def __init__(self, hosted):
+        self.hosted, self._go = hosted, threading.Event()
+        inside, submit = threading.Event(), hosted.shard.submit
 
         def slow(tickets):
             if tickets:
@@ -101,26 +101,26 @@ class Busy:
                 assert self._go.wait(30)
             return submit(tickets)
 
-        slot.shard.submit = slow
+        hosted.shard.submit = slow
         step = Step(ADD, (Item(0, 0, np.ones(1000)),), producer=1)
         ticket = Ticket(step, owner=Countdown(1, lambda: None))
-        self._thread = threading.Thread(target=slot.offer, args=[lambda: ticket, 1.0])
+        self._thread = threading.Thread(target=hosted.offer, args=[lambda: ticket, 1.0])
         self._thread.start()
         assert inside.wait(30)
 
     def end(self):
         """Let it end: it passes the turn on and leaves the inbox to others."""
-        self.slot.shard.segment.words[WANTED] = 2**22 + 1
+        self.hosted.shard.segment.words[WANTED] = 2**22 + 1
         self._go.set()
         self._thread.join(30)
-        assert self.slot._inbox
+        assert self.hosted._inbox
 
 
 def test_function_queued_while_a_thread_passes_the_turn_on_is_run(
     tmp_path, monkeypatch
 ):
     """Else `hold`, `end_run` or a cut waits until the next call of the shard."""
-    slot = shared_slot(tmp_path)
+    hosted = shared_shard(tmp_path)
 
     async def run():
         tried = asyncio.Event()
@@ -129,10 +129,12 @@ def test_function_queued_while_a_thread_passes_the_turn_on_is_run(
             function()
             tried.set()
 
-        with bare_host(asyncio.get_running_loop(), slot) as host:
+        with bare_host(asyncio.get_running_loop(), hosted) as host:
             monkeypatch.setattr(host, "in_thread", in_thread)
-            busy = Busy(slot)
-            waiting = asyncio.ensure_future(host.under(slot, lambda s: s.rounds_of(3)))
+            busy = Busy(hosted)
+            waiting = asyncio.ensure_future(
+                host.under(hosted, lambda s: s.rounds_of(3))
+            )
             await tried.wait()
             busy.end()
             return await asyncio.wait_for(waiting, 10)
@@ -141,16 +143,16 @@ def test_function_queued_while_a_thread_passes_the_turn_on_is_run(
 
 
 def test_call_of_a_shard_that_is_dropped_while_a_thread_is_at_it_ends(tmp_path):
-    slot = shared_slot(tmp_path)
+    hosted = shared_shard(tmp_path)
 
     async def run():
         ended = asyncio.Event()
         waits = Ticket(Step(wait=READ, at_least=5), owner=Countdown(1, ended.set))
-        slot.put(waits)
-        slot.serve()
-        busy = Busy(slot)
+        hosted.put(waits)
+        hosted.serve()
+        busy = Busy(hosted)
         with bare_host(asyncio.get_running_loop()) as host:
-            host.drop(slot)
+            host.drop(hosted)
             busy.end()
             await asyncio.wait_for(ended.wait(), 10)
             assert host._looking is not None
@@ -164,18 +166,18 @@ def test_call_of_a_shard_that_is_dropped_while_a_thread_is_at_it_ends(tmp_path):
 
 def test_a_call_that_waits_hears_why_its_host_closes():
     """Also at a large shard: there is no thread any more that could read it."""
-    slot, _ = a_slot()
+    hosted, _ = a_shard()
     error = ShardLostError("s", 0, "tcp://nowhere", "was closed")
 
     async def run():
         part = Part(0, ranges=(("float64", 0, 7),), at_least=5)
-        with bare_host(asyncio.get_running_loop(), slot, inline=0) as host:
+        with bare_host(asyncio.get_running_loop(), hosted, inline=0) as host:
             waiting = asyncio.ensure_future(host.call(Call("s", (part,), wait=READ)))
             while not host.waiting:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.001)
-            slot.run(lambda shard: shard.abandon(error))
-            slot.serve()
-            host.slots.clear()
+            hosted.run(lambda shard: shard.abandon(error))
+            hosted.serve()
+            host.shards.clear()
             host.close("was closed")
             return await asyncio.wait_for(waiting, 10)
 
@@ -194,15 +196,15 @@ def test_push_goes_by_message_where_room_is_not_made_in_time(tmp_path, monkeypat
         asked.set()
         await asyncio.Event().wait()
 
-    slot = shared_slot(tmp_path)
-    monkeypatch.setattr(slot.shard, "needs_room", lambda _: True)
+    hosted = shared_shard(tmp_path)
+    monkeypatch.setattr(hosted.shard, "needs_room", lambda _: True)
     monkeypatch.setattr(ShardHost, "_make_room", make_room)
     try:
         with (
             bare_host(loop) as host,
             pytest.raises(ShardBusyError, match="which producers have ended"),
         ):
-            host.make_room(slot, 1, 0.01)
+            host.make_room(hosted, 1, 0.01)
         assert asked.wait(30)
     finally:
         for task in asyncio.all_tasks(loop):

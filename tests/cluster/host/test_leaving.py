@@ -35,7 +35,7 @@ from daskps.shards.deputy import OPEN, RELEASED, NotHereError, gate_of, set_gate
 from daskps.shards.memory.format import GENERATION
 from daskps.shards.shard import Shard
 from daskps.shards.steps import READ, Step, Ticket
-from tests.cluster.slots import LAYOUT, shared_slot
+from tests.cluster.hosted import LAYOUT, shared_shard
 from tests.support import PATIENCE, gen_cluster, local_cluster, popen, until
 
 N_PUSHES = 10_000
@@ -44,29 +44,29 @@ N_PUSHES = 10_000
 # -- one shard ---------------------------------------------------------------
 
 
-def ask(shard, slot):
+def ask(shard, hosted):
     """Ask a shard for a plain read; return what becomes of it."""
     step = Step(generation=shard.generation, wait=READ)
     ticket = Ticket(step, owner=SimpleNamespace(one_done=lambda: None))
-    slot.offer(lambda: ticket, 1.0)
+    hosted.offer(lambda: ticket, 1.0)
     return ticket.outcome
 
 
 def test_a_released_shard_serves_nobody_until_it_is_adopted(tmp_path):
-    slot, error = shared_slot(tmp_path), StaleGenerationError("gone")
-    segment = slot.shard.segment
-    slot.shard.generation = segment.words[GENERATION] = 1
+    hosted, error = shared_shard(tmp_path), StaleGenerationError("gone")
+    segment = hosted.shard.segment
+    hosted.shard.generation = segment.words[GENERATION] = 1
     deputy = Shard.as_deputy(segment, {})
-    released = slot.release(error)
+    released = hosted.release(error)
     assert not released.done()
-    slot.serve()
+    hosted.serve()
     assert released.done()
-    assert slot.is_released
+    assert hosted.is_released
     assert gate_of(segment) == RELEASED
-    assert ask(slot.shard, slot) is error
+    assert ask(hosted.shard, hosted) is error
     # Not what the directory asks meanwhile, either: an adopter has it perhaps.
-    asked = slot.run(lambda shard: shard.set_gate())
-    slot.serve()
+    asked = hosted.run(lambda shard: shard.set_gate())
+    hosted.serve()
     assert asked.exception() is error
     assert gate_of(segment) == RELEASED
     ticket = Ticket(Step(generation=1, wait=READ), owner=None)
@@ -78,13 +78,13 @@ def test_a_released_shard_serves_nobody_until_it_is_adopted(tmp_path):
 
 def test_a_shard_that_has_another_owner_is_left_alone(tmp_path):
     """Its former one was taken for dead, and has been adopted."""
-    slot = shared_slot(tmp_path)
-    slot.shard.segment.words[GENERATION] = slot.shard.generation + 1
-    slot.release(StaleGenerationError("gone"))
-    slot.serve()
-    assert slot.is_released
-    assert gate_of(slot.shard.segment) == OPEN
-    set_gate(slot.shard.segment, RELEASED)
+    hosted = shared_shard(tmp_path)
+    hosted.shard.segment.words[GENERATION] = hosted.shard.generation + 1
+    hosted.release(StaleGenerationError("gone"))
+    hosted.serve()
+    assert hosted.is_released
+    assert gate_of(hosted.shard.segment) == OPEN
+    set_gate(hosted.shard.segment, RELEASED)
 
 
 def test_who_has_left_adopts_nothing(tmp_path):
@@ -103,14 +103,14 @@ def test_who_has_left_adopts_nothing(tmp_path):
 
 def test_a_shard_that_could_not_be_taken_over_is_released(tmp_path, monkeypatch):
     """Its heir lives on: by the name of the memory nobody else could have it."""
-    slot, memory = shared_slot(tmp_path), open_memory(tmp_path, "a")
-    block, dead = slot.block, f"{5 << 22 | 1:016x}-{7:016x}"
+    hosted, memory = shared_shard(tmp_path), open_memory(tmp_path, "a")
+    block, dead = hosted.block, f"{5 << 22 | 1:016x}-{7:016x}"
     assert block is not None
     assert memory.members is not None
     path = memory.members.path
     os.rename(f"{path}/{block.name}", f"{path}/{dead}")
     host: Any = SimpleNamespace(
-        memory=lambda _: memory, worker=SimpleNamespace(address="tcp://a"), slots={}
+        memory=lambda _: memory, worker=SimpleNamespace(address="tcp://a"), shards={}
     )
     about: dict[str, Any] = {"cluster": "a", "name": "s", "rules": pickle.dumps({})}
     about["layout"] = LAYOUT.to_wire()
@@ -124,10 +124,10 @@ def test_a_shard_that_could_not_be_taken_over_is_released(tmp_path, monkeypatch)
         taker = _Taker(host, about, _Rounds.of(None))
         assert taker.take_all(host, "s", rows) == []
         assert taker.found == [{"shard": 0, "sight": "found", "why": ANY}]
-    assert gate_of(slot.shard.segment) == RELEASED
+    assert gate_of(hosted.shard.segment) == RELEASED
     taker = _Taker(host, about, _Rounds.of(None))
     [taken] = taker.take_all(host, "s", rows)
-    assert gate_of(slot.shard.segment) == OPEN
+    assert gate_of(hosted.shard.segment) == OPEN
     taken.close()
     memory.close()
 
@@ -228,8 +228,8 @@ async def test_nothing_is_handed_over_of_a_store_that_was_freed(c, s, a, b):
     assert len(os.listdir(path)) == 2
     with pytest.raises(daskps.StoreClosedError):
         await made.pull()
-    [slot] = HOSTS[b.address].slots.values()
-    assert gate_of(slot.shard.segment) == OPEN
+    [hosted] = HOSTS[b.address].shards.values()
+    assert gate_of(hosted.shard.segment) == OPEN
 
 
 @gen_cluster(client=True)
@@ -255,15 +255,15 @@ async def test_a_directory_that_is_silent_is_not_waited_for(c, s, a, b, monkeypa
 async def test_a_locked_shard_is_left_as_by_a_worker_that_died(c, s, a, b, monkeypatch):
     monkeypatch.setattr(leaving, "LOCK_SECONDS", 0.01)
     made = await daskps.create({"w": np.zeros(4)}, servers=[a.address], client=c)
-    [slot] = HOSTS[a.address].slots.values()
-    block: Any = slot.block
+    [hosted] = HOSTS[a.address].shards.values()
+    block: Any = hosted.block
     lock = block.lock()
     assert lock.try_acquire()
     closing = asyncio.ensure_future(a.close())
     await closing
     lock.release()
-    assert slot.is_shared
-    slot.serve()
+    assert hosted.is_shared
+    hosted.serve()
     await made.pull()
     assert set(made.placement) == {b.address}
     await made.close()

@@ -22,7 +22,7 @@ from daskps.shards.memory.publication import Publication
 from daskps.shards.steps import READ, Ready, Step, Ticket
 from tests.cluster.caller.test_charged import same_rounds
 from tests.cluster.caller.test_verbs import CONTRACTS, in_task, new
-from tests.cluster.slots import shared_slot
+from tests.cluster.hosted import shared_shard
 from tests.support import cleaned, local_cluster, store
 
 RANGES = (("float64", 0, 1000),)
@@ -36,67 +36,67 @@ def test_the_processor_decides(monkeypatch, ordered, locked):
 
 
 @pytest.fixture
-def slot(tmp_path):
+def hosted(tmp_path):
     with dask.config.set(LOCKED):
-        yield shared_slot(tmp_path)
+        yield shared_shard(tmp_path)
 
 
-def asks(slot, exact=False):
+def asks(hosted, exact=False):
     ticket = Ticket(Step(wait=READ), owner=Countdown(1, lambda: None))
-    ticket.outcome = Ready(slot.shard.segment.flip, 0, exact=exact)
+    ticket.outcome = Ready(hosted.shard.segment.flip, 0, exact=exact)
     return ticket
 
 
-def publish(slot, value):
-    begun = Publication(slot.shard.segment)
+def publish(hosted, value):
+    begun = Publication(hosted.shard.segment)
     begun.add([(0, PieceUpdate(np.full(1000, value), replace=True))])
     begun.commit()
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.01])
-def test_a_read_waits_for_whoever_has_the_lock(slot, seconds):
-    out, writer = np.empty(1000), FileLock(slot.block)
+def test_a_read_waits_for_whoever_has_the_lock(hosted, seconds):
+    out, writer = np.empty(1000), FileLock(hosted.block)
     writer.acquire(1)
     # Looking without the lock is not possible at all.
-    ways: Any = SimpleNamespace(run=0, find_shard=lambda _: (None, slot))
+    ways: Any = SimpleNamespace(run=0, find_shard=lambda _: (None, hosted))
     assert not PreparedRead(ways, {0: RANGES}).is_possible
     with pytest.raises(ShardBusyError, match=r"its turn|stayed locked"):
-        slot.read(asks(slot), RANGES, [out], seconds)
-    publish(slot, 3.0)
+        hosted.read(asks(hosted), RANGES, [out], seconds)
+    publish(hosted, 3.0)
     timer = threading.Timer(0.05, writer.release)
     timer.start()
-    assert slot.read(asks(slot), RANGES, [out], 30).flip == 1
+    assert hosted.read(asks(hosted), RANGES, [out], 30).flip == 1
     timer.join()
     assert set(out) == {3.0}
     # And lets go of it.
-    assert FileLock(slot.block).try_acquire()
+    assert FileLock(hosted.block).try_acquire()
 
 
-def test_a_read_holds_the_lock_while_it_copies(slot, monkeypatch):
+def test_a_read_holds_the_lock_while_it_copies(hosted, monkeypatch):
     held = []
 
     def copier(nbytes: int) -> Any:
         def copy(out, source):
-            held.append(FileLock(slot.block).try_acquire())
+            held.append(FileLock(hosted.block).try_acquire())
             out[:] = source
 
         return copy
 
     monkeypatch.setattr(copy_routine, "copier", copier)
-    slot.read(asks(slot), RANGES, [np.empty(1000)])
+    hosted.read(asks(hosted), RANGES, [np.empty(1000)])
     assert held == [False]
 
 
-def test_what_was_overwritten_is_not_read(slot):
-    out, old, exact = np.empty(1000), asks(slot), asks(slot, exact=True)
-    publish(slot, 1.0)
+def test_what_was_overwritten_is_not_read(hosted):
+    out, old, exact = np.empty(1000), asks(hosted), asks(hosted, exact=True)
+    publish(hosted, 1.0)
     # The publication before is still whole, the one before that is not.
-    assert slot.read(exact, RANGES, [out]).flip == 0
+    assert hosted.read(exact, RANGES, [out]).flip == 0
     assert set(out) == {0.0}
-    publish(slot, 2.0)
+    publish(hosted, 2.0)
     with pytest.raises(ConsistencyError):
-        slot.read(exact, RANGES, [out])
-    assert slot.read(old, RANGES, [out]).flip == 2
+        hosted.read(exact, RANGES, [out])
+    assert hosted.read(old, RANGES, [out]).flip == 2
     assert set(out) == {2.0}
 
 
@@ -139,7 +139,7 @@ def test_a_read_that_gets_no_turn_ends_with_its_timeout(locked):
     with store(locked, servers=[worker], shards=2) as s:
         s.pull()
         mapped = s._attached().ways.serving(worker)
-        first, second = (FileLock(slot.block) for slot in mapped.slots.values())
+        first, second = (FileLock(hosted.block) for hosted in mapped.shards.values())
         first.acquire(1)
         second.acquire(1)
         try:

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from daskps.cluster.host import hosted
 from daskps.cluster.host.calls import Countdown
 from daskps.cluster.wire.messages import Call, Part
 from daskps.consistency import ASP, BSP
@@ -18,7 +17,7 @@ from daskps.shards import reads
 from daskps.shards.arrays.operations import PieceUpdate
 from daskps.shards.memory.publication import Publication
 from daskps.shards.steps import READ, Step, Ticket
-from tests.cluster.slots import bare_host, shared_slot
+from tests.cluster.hosted import bare_host, shared_shard
 
 RANGES = (("float64", 0, 1000),)
 RUN = 7
@@ -29,15 +28,15 @@ def nobody():
 
 
 @pytest.fixture
-def slot(tmp_path):
-    return shared_slot(tmp_path)
+def hosted(tmp_path):
+    return shared_shard(tmp_path)
 
 
-def asks(slot, run):
+def asks(hosted, run):
     """A read that has its turn, but has copied nothing yet."""
     ticket = Ticket(Step(run=run, rank=0 if run else -1, wait=READ), owner=nobody())
-    slot.put(ticket)
-    slot.serve()
+    hosted.put(ticket)
+    hosted.serve()
     assert ticket.outcome is not None
     return ticket
 
@@ -54,46 +53,46 @@ def killed(segment):
 
 
 @pytest.mark.parametrize("run", [0, RUN])
-def test_read_that_a_dying_writer_ran_into_is_whole(slot, run):
+def test_read_that_a_dying_writer_ran_into_is_whole(hosted, run):
     if run:
-        slot.shard.begin_run(run, ASP(), 2)
-    ticket, out = asks(slot, run), np.empty(1000)
-    killed(slot.shard.segment)
-    ready = slot.read(ticket, RANGES, [out])
-    assert ready.flip == slot.shard.segment.flip
+        hosted.shard.begin_run(run, ASP(), 2)
+    ticket, out = asks(hosted, run), np.empty(1000)
+    killed(hosted.shard.segment)
+    ready = hosted.read(ticket, RANGES, [out])
+    assert ready.flip == hosted.shard.segment.flip
     assert set(out) == {0.0}
 
 
-def test_exact_read_that_a_dying_writer_ran_into_is_refused(slot):
-    slot.shard.begin_run(RUN, BSP(), 2)
-    ticket = asks(slot, RUN)
-    killed(slot.shard.segment)
+def test_exact_read_that_a_dying_writer_ran_into_is_refused(hosted):
+    hosted.shard.begin_run(RUN, BSP(), 2)
+    ticket = asks(hosted, RUN)
+    killed(hosted.shard.segment)
     with pytest.raises(ClockError, match="gone"):
-        slot.read(ticket, RANGES, [np.empty(1000)])
+        hosted.read(ticket, RANGES, [np.empty(1000)])
 
 
-def test_exact_read_of_a_run_that_is_over_says_so(slot):
-    slot.shard.begin_run(RUN, BSP(), 2)
-    ticket = asks(slot, RUN)
-    slot.shard.end_run(RUN, "it was cancelled")
-    Publication(slot.shard.segment).commit()
+def test_exact_read_of_a_run_that_is_over_says_so(hosted):
+    hosted.shard.begin_run(RUN, BSP(), 2)
+    ticket = asks(hosted, RUN)
+    hosted.shard.end_run(RUN, "it was cancelled")
+    Publication(hosted.shard.segment).commit()
     with pytest.raises(RunCancelledError, match="it was cancelled"):
-        slot.read(ticket, RANGES, [np.empty(1000)])
+        hosted.read(ticket, RANGES, [np.empty(1000)])
 
 
-def test_trainers_read_needs_no_turn_for_the_latest_weights(slot):
+def test_trainers_read_needs_no_turn_for_the_latest_weights(hosted):
     """Two updates ran into its copy, and somebody is at the shard for long."""
-    slot.shard.begin_run(RUN, ASP(), 2)
-    ticket, out = asks(slot, RUN), np.ones(1000)
+    hosted.shard.begin_run(RUN, ASP(), 2)
+    ticket, out = asks(hosted, RUN), np.ones(1000)
     for _ in range(2):
-        Publication(slot.shard.segment).commit()
-    with ThreadPoolExecutor(1) as threads, slot._mutex:
-        ready = threads.submit(slot.read, ticket, RANGES, [out]).result(10)
-    assert ready.flip == slot.shard.segment.flip
+        Publication(hosted.shard.segment).commit()
+    with ThreadPoolExecutor(1) as threads, hosted._mutex:
+        ready = threads.submit(hosted.read, ticket, RANGES, [out]).result(10)
+    assert ready.flip == hosted.shard.segment.flip
     assert not out.any()
 
 
-def test_read_does_not_wait_for_its_turn_on_the_event_loop(slot, monkeypatch):
+def test_read_does_not_wait_for_its_turn_on_the_event_loop(hosted, monkeypatch):
     """Updates run into each copy: the thread that waits at last is another one."""
     copy, threads = reads.copy_parts, []
 
@@ -101,10 +100,10 @@ def test_read_does_not_wait_for_its_turn_on_the_event_loop(slot, monkeypatch):
         threads.append(threading.get_ident())
         return copy(*given) if len(threads) > 4 else None
 
-    monkeypatch.setattr(hosted, "copy_parts", read)
+    monkeypatch.setattr("daskps.cluster.host.hosted.copy_parts", read)
 
     async def run():
-        with bare_host(asyncio.get_running_loop(), slot) as host:
+        with bare_host(asyncio.get_running_loop(), hosted) as host:
             return await host.call(Call("s", (Part(0, 1, (), RANGES),), wait=READ))
 
     [answer] = asyncio.run(run())

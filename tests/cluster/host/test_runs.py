@@ -25,7 +25,7 @@ UNWATCHED = {f"distributed.worker.memory.{what}": False for what in ("pause", "s
 async def test_run_whose_mailboxes_do_not_fit_is_refused(c, s, a):
     """Two slices of 4 MB for the sums of two trainers, beside a shard of 8 MB."""
     store = await daskps.create({"w": np.zeros(10**6, "f4")}, client=c)
-    held = sum(slot.nbytes for slot in HOSTS[a.address].slots.values())
+    held = sum(hosted.nbytes for hosted in HOSTS[a.address].shards.values())
     limit = a.memory_manager.memory_limit
     a.memory_manager.memory_limit = held + 8 * 10**6
     with pytest.raises(LayoutError, match=r"needs up to 8,\d+,\d+ bytes for gradients"):
@@ -91,14 +91,14 @@ async def test_a_run_that_begins_after_a_newer_one_is_refused(c, s, a):
         "codec": "",
     }
     of = {"store": store.uid, "resident": True, "begin": begin}
-    [slot] = HOSTS[a.address].slots.values()
+    [hosted] = HOSTS[a.address].shards.values()
 
     async def begins(run, policy="bsp"):
         begin["policy"] = (policy, 0)
         return await hosts.control(a.address, "begin_run", run=run, **of)
 
     def state():
-        return int(slot.shard.segment.current.fixed[RUN]), slot.mailbox
+        return int(hosted.shard.segment.current.fixed[RUN]), hosted.mailbox
 
     assert len(await begins(102)) == 1
     before = state()

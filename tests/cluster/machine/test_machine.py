@@ -12,7 +12,7 @@ from daskps.cluster.machine.blocks import Members
 from daskps.cluster.machine.machine import HERE
 from daskps.cluster.machine.membership import WayClosed
 from daskps.cluster.machine.memory import Memory
-from tests.cluster.slots import bare_host
+from tests.cluster.hosted import bare_host
 
 
 class Closed:

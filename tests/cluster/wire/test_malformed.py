@@ -253,5 +253,5 @@ async def test_what_is_malformed_is_refused(c, s, a, b, monkeypatch, caplog):
         handler = directory.handle if door == "handle" else getattr(host, door)
         bad += await wrongs(handler, message, rng)
     assert not bad, "\n".join(map(str, bad[:20]))
-    for slot in host.slots.values():
-        slot.shard.validate()
+    for hosted in host.shards.values():
+        hosted.shard.validate()

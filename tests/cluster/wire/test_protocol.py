@@ -274,8 +274,8 @@ def test_repeat_below_the_window_is_refused(shard):
 
 
 def n_producers(uid, dask_worker):
-    slot = HOSTS[dask_worker.address].slots[uid, 0]
-    return int(slot.shard.segment.current.fixed[N_PRODUCERS])
+    hosted = HOSTS[dask_worker.address].shards[uid, 0]
+    return int(hosted.shard.segment.current.fixed[N_PRODUCERS])
 
 
 def producers_of_client(store, owner, n):

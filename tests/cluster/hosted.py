@@ -24,7 +24,7 @@ from daskps.shards.shard import Shard
 LAYOUT = Layout.build({"w": ((1000,), "float64")}, 1)
 
 
-def shared_slot(base: Path, name: str = "a") -> HostedShard:
+def shared_shard(base: Path, name: str = "a") -> HostedShard:
     """Return a shard whose memory is in a folder below `base`."""
     memory = open_memory(base, name)
     block = memory.allocate(Segment.needed_nbytes(LAYOUT, 0, {}, durable=True))
@@ -57,13 +57,13 @@ class Nowhere:
 
 @contextmanager
 def bare_host(
-    loop: Any, *slots: HostedShard, machine: Machine = HERE, inline: int = 2**20
+    loop: Any, *hosted_shards: HostedShard, machine: Machine = HERE, inline: int = 2**20
 ) -> Iterator[ShardHost]:
     """A host of shards of store "s" that hangs in no worker."""
     with dask.config.set({"daskps.inline-nbytes": inline}):
         host = ShardHost(Nowhere(loop), HOST, machine)
-    host.slots.update({("s", slot.index): slot for slot in slots})
+    host.shards.update({("s", hosted.index): hosted for hosted in hosted_shards})
     yield host
     # Not closed: the shards are the test's.
-    host.slots.clear()
+    host.shards.clear()
     host.close("the test is over")
