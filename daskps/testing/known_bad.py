@@ -39,15 +39,13 @@ def acknowledged_before_applied() -> None:
     #: Or the loop would forget what nobody holds.
     late: list[asyncio.Future[None]] = []
 
-    async def call_late(
-        host: ShardHost, call: Call, owned: bool = False
-    ) -> list[Answer]:
-        if call.run or call.kind == NOTHING:
-            return await call_now(host, call, owned)
+    async def call_late(host: ShardHost, call: Call) -> list[Answer]:
+        if call.step.run or call.step.kind == NOTHING:
+            return await call_now(host, call)
 
         async def apply() -> None:
             await asyncio.sleep(LATE_SECONDS)
-            await call_now(host, call, owned)
+            await call_now(host, call)
 
         late.append(asyncio.ensure_future(apply()))
         found = [host.get_shard(call.store, part.shard) for part in call.parts]

@@ -106,13 +106,11 @@ class Watch:
         """See every call that a host has answered from here on."""
         call_host = ShardHost.call
 
-        async def call_and_look(
-            host: ShardHost, call: Call, owned: bool = False
-        ) -> list[Answer]:
+        async def call_and_look(host: ShardHost, call: Call) -> list[Answer]:
             # As they came: what they were taken for is another matter.
-            meant = {part.shard: part.generation for part in call.parts}
-            answers = await call_host(host, call, owned)
-            for answer in answers if call.producer or call.tick else ():
+            meant = {part.shard: part.step.generation for part in call.parts}
+            answers = await call_host(host, call)
+            for answer in answers if call.step.producer or call.step.tick else ():
                 hosted = host.shards.get((call.store, answer.shard))
                 if hosted is not None and not (answer.error or answer.parked):
                     self._acknowledged(hosted, meant[answer.shard])

@@ -25,7 +25,6 @@ from daskps.cluster.caller.wires import DaskWire
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.machine.membership import owner_of, pid_of
 from daskps.errors import DaskPSError, StaleGenerationError
-from daskps.shards.steps import NO_WAIT
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Sequence
@@ -204,12 +203,8 @@ class Far:
 
         Where this gets lost the host lets the call go after its `wait_seconds`.
         """
-        if call.wait != NO_WAIT or call.run:
-            self.link.start(
-                lambda: self.link.control(
-                    worker, "give_up", store=call.store, token=call.token
-                )
-            )
+        about = {"store": call.store, "token": call.token}
+        self.link.start(partial(self.link.control, worker, "give_up", **about))
 
     async def relocate(
         self,

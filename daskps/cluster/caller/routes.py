@@ -171,39 +171,12 @@ class Request(NamedTuple):
         self, meta: StoreMap, shards: Iterable[int], wait_seconds: float, token: str
     ) -> Call:
         """Return the message that says it to the shards of one host."""
-        generations, least = meta.where.generations, self.min_version
-        step, ranges = self.step, self.target.ranges if self.target else {}
-        parts = tuple(
-            Part(
-                shard,
-                generations[shard],
-                self.items(shard),
-                ranges.get(shard, ()),
-                at_least(shard, least),
-            )
+        of = meta.where.generations
+        parts = [
+            Part(shard, self.step_of(shard, of[shard]), self.ranges(shard))
             for shard in shards
-        )
-        # In the order of its fields, without names: this is done for each message.
-        return Call(
-            meta.uid,
-            parts,
-            step.kind,
-            step.run,
-            step.rank,
-            step.clock,
-            step.tick,
-            step.producer,
-            step.sequence,
-            step.weight,
-            step.lr,
-            step.wait,
-            wait_seconds,
-            step.floor,
-            self.route.touched,
-            token,
-            step.whole,
-            self.codec,
-        )
+        ]
+        return Call(meta.uid, tuple(parts), wait_seconds, token, self.codec)
 
 
 @dataclass(frozen=True, slots=True)

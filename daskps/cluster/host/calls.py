@@ -10,7 +10,7 @@ from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.wire.messages import Answer, Call, Part
 from daskps.errors import ConsistencyError, ShardBusyError
 from daskps.shards.deputy import NotHereError
-from daskps.shards.steps import NO_WAIT, READ, Step, Ticket
+from daskps.shards.steps import Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,7 +46,6 @@ class Countdown:
 def start_call(
     hosted_shards: Sequence[HostedShard],
     call: Call,
-    owned: bool,
     callback: Callable[[], None],
 ) -> tuple[Countdown, list[Started]]:
     """Put a call into the inboxes of its shards.
@@ -57,8 +56,6 @@ def start_call(
         The shards of its parts.
     call : Call
         What is said to them.
-    owned : bool
-        Whether its arrays may be kept and changed.
     callback : callable
         Called once all of them are done with it.
 
@@ -71,7 +68,7 @@ def start_call(
     """
     pending = Countdown(len(hosted_shards), callback)
     started = [
-        (hosted, part, Ticket(step_of(call, part, owned), owner=pending))
+        (hosted, part, Ticket(part.step, owner=pending))
         for hosted, part in zip(hosted_shards, call.parts, strict=True)
     ]
     for hosted, _, ticket in started:
@@ -120,30 +117,4 @@ def _answer(started: Started, empty: Empty, seconds: float) -> Answer:
         duplicate=outcome.duplicate,
         lag=outcome.lag,
         arrays=outs,
-    )
-
-
-def step_of(call: Call, part: Part, owned: bool) -> Step:
-    """Return what `call` says to the shard of `part`."""
-    wait = call.wait
-    if wait == NO_WAIT and part.ranges:
-        wait = READ
-    return Step(
-        kind=call.kind,
-        items=part.items,
-        run=call.run,
-        rank=call.rank,
-        clock=call.clock,
-        tick=call.tick,
-        producer=call.producer,
-        sequence=call.sequence,
-        generation=part.generation,
-        weight=call.weight,
-        lr=call.lr,
-        wait=wait,
-        at_least=part.at_least,
-        owned=owned,
-        floor=call.floor,
-        touched=call.touched,
-        whole=call.whole,
     )

@@ -119,37 +119,37 @@ class ShardHost(NearShards):
         except Exception as error:  # noqa: BLE001 - its sender gets a refusal
             return refusal(refused(error, "a call"))
         try:
-            owned = not self.worker.address.startswith("inproc")
-            return pack_answers(await self.call(call, owned=owned))
+            return pack_answers(await self.call(call))
         except (DaskPSError, ValueError, TypeError) as error:
             return refusal(error)
 
     def _unpacked(self, protocol: int, head: Sequence[Any], parts: Any) -> Call:
         """Return the call that a message is, or raise."""
-        return unpack_call(protocol, head, parts, self._layout(head[0], parts))
+        layout = self._layout(head[0], parts)
+        owned = not self.worker.address.startswith("inproc")
+        return unpack_call(protocol, head, parts, layout, owned=owned)
 
     def _layout(self, store: str, parts: Sequence[Sequence[Any]]) -> Any:
         for part in parts:
             return self.get_shard(store, part[0]).layout
         raise ValueError("a call to no shard at all")
 
-    async def call(self, call: Call, owned: bool = False) -> list[Answer]:
+    async def call(self, call: Call) -> list[Answer]:
         """Serve a call from the event loop; waits without blocking it."""
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()
         began = loop.time()
         self.n_calls += 1
-        for part in call.parts if call.producer else ():
-            await self._make_room(self.get_shard(call.store, part.shard), call.producer)
+        producer = call.step.producer
+        for part in call.parts if producer else ():
+            await self._make_room(self.get_shard(call.store, part.shard), producer)
         small = call.nbytes <= self.inline_nbytes
         if call.codec:
             layout = self.get_shard(call.store, call.parts[0].shard).layout
             work = partial(widened, call, layout, self.empty)
-            call, owned = work() if small else await self.in_thread(work), True
+            call = work() if small else await self.in_thread(work)
         hosted_shards = [self.get_shard(call.store, part.shard) for part in call.parts]
-        pending, tickets = start_call(
-            hosted_shards, call, owned, self._waker(loop, woken)
-        )
+        pending, tickets = start_call(hosted_shards, call, self._waker(loop, woken))
         small = small and all(self.is_small(hosted) for hosted, _, _ in tickets)
 
         def serve(seconds: float) -> list[Answer] | None:

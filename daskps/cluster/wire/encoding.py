@@ -68,13 +68,13 @@ def decoded(codec: Codec, words: Array, dtype: str, empty: Empty) -> Array:
 
 def widened(call: Call, layout: Layout, empty: Empty) -> Call:
     """Return a call with numbers for words, in arrays that nobody else has."""
-    parts = tuple(
-        p._replace(
-            items=widened_items(p.items, call.codec, layout.pieces[p.shard], empty)
-        )
-        for p in call.parts
-    )
-    return call._replace(parts=parts, codec="")
+    parts = []
+    for part in call.parts:
+        pieces = layout.pieces[part.shard]
+        items = widened_items(part.step.items, call.codec, pieces, empty)
+        step = part.step._replace(items=items, owned=True)
+        parts.append(part._replace(step=step))
+    return call._replace(parts=tuple(parts), codec="")
 
 
 def widened_items(

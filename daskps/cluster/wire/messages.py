@@ -8,6 +8,7 @@ not an explicit acknowledgement is an error.
 from __future__ import annotations
 
 import math
+import operator
 from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,6 +29,7 @@ from daskps.shards.steps import (
     NOTHING,
     READ,
     Item,
+    Step,
 )
 from daskps.version import VERSION
 
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 #: Raised whenever a message changes its meaning; two ends must agree.
-PROTOCOL = 5
+PROTOCOL = 6
 #: Arrays up to this size travel inside the message, larger ones as frames of their
 #: own without a copy. (Wrapping an array costs about as much as copying 16 kB.)
 INLINE_NBYTES = 16_384
@@ -53,49 +55,38 @@ def identity() -> dict[str, Any]:
 
 
 class Part(NamedTuple):
-    """What one message says to one shard."""
+    """What one message says to one shard: a step, and what is read after it."""
 
     shard: int
-    generation: int = 1
-    items: tuple[Item, ...] = ()
+    step: Step
     ranges: tuple[Range, ...] = ()
-    at_least: int = 0
 
 
 class Call(NamedTuple):
-    """One message to one host: a step for each of its shards named in `parts`."""
+    """One message to one host: one step, cut into parts for those of its shards.
+
+    The steps of its parts differ in their arrays, in the shard's generation, and in
+    what they wait for.
+    """
 
     store: str
     parts: tuple[Part, ...]
-    kind: str = NOTHING
-    run: int = 0
-    rank: int = -1
-    clock: int = 0
-    tick: bool = False
-    producer: int = 0
-    sequence: int = 0
-    weight: float = 1.0
-    lr: float | None = None
-    wait: str = "no"
     #: Longest the host may keep the caller waiting before it says "parked".
     wait_seconds: float = 30.0
-    #: All steps of this producer below this number were answered or given up.
-    floor: int = 0
-    #: The shards this step goes to, as runs, None for all.
-    touched: tuple[tuple[int, int], ...] | None = None
     #: Names a call that may wait, so that its caller can give it up.
     token: str = ""
-    #: Whether it brings all that a trainer pushes at this clock, also what it has
-    #: pushed before.
-    whole: bool = False
     #: Name of the codec whose words the arrays are; "" where they are numbers.
     codec: str = ""
 
     @property
+    def step(self) -> Step:
+        """What it says to all of its shards, and more to the first."""
+        return self.parts[0].step
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all arrays that come and go."""
-        come = sum(i.data.nbytes for p in self.parts for i in p.items)
-        return come + self.nbytes_read
+        return sum(p.step.nbytes for p in self.parts) + self.nbytes_read
 
     @property
     def nbytes_read(self) -> int:
@@ -124,9 +115,8 @@ class Answer(NamedTuple):
 _KINDS = (NOTHING, GRADIENT, MODEL, ADD, ASSIGN)
 _WAITS = (NO_WAIT, READ, BARRIER)
 _NUMBER = (float, int)
-#: What travels of a call beside its parts, and of which types.
-_HEAD: dict[str, tuple[type, ...]] = {
-    "store": (str,),
+#: What travels once for the steps of all parts, and of which types.
+_STEP: dict[str, tuple[type, ...]] = {
     "kind": (str,),
     "run": (int,),
     "rank": (int,),
@@ -136,14 +126,19 @@ _HEAD: dict[str, tuple[type, ...]] = {
     "sequence": (int,),
     "weight": _NUMBER,
     "lr": (*_NUMBER, NoneType),
-    "wait": (str,),
-    "wait_seconds": _NUMBER,
     "floor": (int,),
     "touched": (tuple, list, NoneType),
-    "token": (str,),
     "whole": (bool,),
+}
+#: What travels of a call beside its parts.
+_HEAD: dict[str, tuple[type, ...]] = {
+    "store": (str,),
+    **_STEP,
+    "wait_seconds": _NUMBER,
+    "token": (str,),
     "codec": (str,),
 }
+_said = operator.attrgetter(*_STEP)
 #: Numbers that a word of a segment holds; of these none is below -1.
 _MOST = 2**63 - 1
 
@@ -153,14 +148,16 @@ def pack_call(call: Call) -> dict[str, Any]:
     parts = [
         [
             p.shard,
-            p.generation,
-            p.at_least,
-            [_pack_item(item) for item in p.items],
+            p.step.generation,
+            p.step.at_least,
+            [_pack_item(item) for item in p.step.items],
             [list(r) for r in p.ranges],
+            p.step.wait,
         ]
         for p in call.parts
     ]
-    head = [getattr(call, name) for name in _HEAD]
+    said = _said(call.step)
+    head = [call.store, *said, call.wait_seconds, call.token, call.codec]
     return {"protocol": PROTOCOL, "head": head, "parts": parts}
 
 
@@ -175,8 +172,17 @@ def _unpack_ids(packed: Sequence[Any]) -> Array | None:
     return None if ids is None else unpack_array(ids, "int64")
 
 
-def unpack_call(protocol: int, head: Sequence[Any], parts: Any, layout: Layout) -> Call:
+def unpack_call(
+    protocol: int,
+    head: Sequence[Any],
+    parts: Any,
+    layout: Layout,
+    *,
+    owned: bool = True,
+) -> Call:
     """Rebuild a call on the host, the arrays with the dtypes the layout says.
+
+    Its shards may keep and change them where they are `owned`.
 
     Raises
     ------
@@ -189,26 +195,26 @@ def unpack_call(protocol: int, head: Sequence[Any], parts: Any, layout: Layout) 
             f"install the same daskps on client, scheduler and workers"
         )
     _check_head(head)
-    call = Call(parts=(), **dict(zip(_HEAD, head, strict=True)))
-    codec = _codec(call)
+    store, *said, wait_seconds, token, codec = head
+    common = Step(**dict(zip(_STEP, said, strict=True)), owned=owned)
+    if common.touched is not None:
+        common = common._replace(touched=tuple((a, b) for a, b in common.touched))
+    known = _codec(codec, common.kind)
     _check_parts(parts, layout)
-    unpacked = tuple(
-        Part(
-            shard,
-            generation,
-            tuple(
-                unpack_item(
-                    layout, shard, item[:3], kind=call.kind, codec=codec
-                )._replace(ids=_unpack_ids(item))
-                for item in items
-            ),
-            tuple(_range(layout, shard, r) for r in ranges),
-            at_least,
+    unpacked = []
+    for shard, generation, at_least, rows, ranges, wait in parts:
+        items = tuple(
+            unpack_item(layout, shard, row[:3], kind=common.kind, codec=known)._replace(
+                ids=_unpack_ids(row)
+            )
+            for row in rows
         )
-        for shard, generation, at_least, items, ranges in parts
-    )
-    touched = None if call.touched is None else tuple((a, b) for a, b in call.touched)
-    return call._replace(parts=unpacked, touched=touched)
+        step = common._replace(
+            items=items, generation=generation, at_least=at_least, wait=wait
+        )
+        asked = tuple(_range(layout, shard, r) for r in ranges)
+        unpacked.append(Part(shard, step, asked))
+    return Call(store, tuple(unpacked), wait_seconds, token, codec)
 
 
 def _check_head(head: Sequence[Any]) -> None:
@@ -217,10 +223,8 @@ def _check_head(head: Sequence[Any]) -> None:
         if type(value) not in types or (types == (int,) and not -1 <= value <= _MOST):
             raise errors.ProtocolError(f"a call with {name}={value!r:.60}")
     about = dict(zip(_HEAD, head, strict=True))
-    if about["kind"] not in _KINDS or about["wait"] not in _WAITS:
-        raise errors.ProtocolError(
-            f"a call of kind {about['kind']!r:.60} that waits for {about['wait']!r:.60}"
-        )
+    if about["kind"] not in _KINDS:
+        raise errors.ProtocolError(f"a call of kind {about['kind']!r:.60}")
     if not (
         0 <= about["wait_seconds"] <= MOST_SECONDS and math.isfinite(about["weight"])
     ):
@@ -238,9 +242,11 @@ def _check_parts(parts: Sequence[Any], layout: Layout) -> None:
     shards = [part[0] for part in parts]
     if len(set(shards)) < len(shards):
         raise errors.ProtocolError("a message that names a shard twice")
-    for shard, generation, at_least, items, ranges in parts:
+    for shard, generation, at_least, items, ranges, wait in parts:
         if not (type(shard) is type(generation) is type(at_least) is int):
             raise errors.ProtocolError(f"a call to shard {shard!r:.60}")
+        if wait not in _WAITS:
+            raise errors.ProtocolError(f"a call that waits for {wait!r:.60}")
         if not 0 <= shard < layout.n_shards:
             raise errors.ProtocolError(
                 f"a call to shard {shard} of {layout.n_shards} of a store"
@@ -261,12 +267,12 @@ def _check_parts(parts: Sequence[Any], layout: Layout) -> None:
             )
 
 
-def _codec(call: Call) -> Codec | None:
-    if not call.codec:
+def _codec(name: str, kind: str) -> Codec | None:
+    if not name:
         return None
-    if call.kind not in (NOTHING, GRADIENT):
-        raise errors.ProtocolError(f"a {call.kind} in words of a codec")
-    return codecs.named(call.codec)
+    if kind not in (NOTHING, GRADIENT):
+        raise errors.ProtocolError(f"a {kind} in words of a codec")
+    return codecs.named(name)
 
 
 def unpack_item(

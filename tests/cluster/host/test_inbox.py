@@ -170,9 +170,9 @@ def test_a_call_that_waits_hears_why_its_host_closes():
     error = ShardLostError("s", 0, "tcp://nowhere", "was closed")
 
     async def run():
-        part = Part(0, ranges=(("float64", 0, 7),), at_least=5)
+        part = Part(0, Step(wait=READ, at_least=5), (("float64", 0, 7),))
         with bare_host(asyncio.get_running_loop(), hosted, inline=0) as host:
-            waiting = asyncio.ensure_future(host.call(Call("s", (part,), wait=READ)))
+            waiting = asyncio.ensure_future(host.call(Call("s", (part,))))
             while not host.waiting:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.001)
             hosted.run(lambda shard: shard.abandon(error))

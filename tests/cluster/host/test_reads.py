@@ -104,7 +104,7 @@ def test_read_does_not_wait_for_its_turn_on_the_event_loop(hosted, monkeypatch):
 
     async def run():
         with bare_host(asyncio.get_running_loop(), hosted) as host:
-            return await host.call(Call("s", (Part(0, 1, (), RANGES),), wait=READ))
+            return await host.call(Call("s", (Part(0, Step(wait=READ), RANGES),)))
 
     [answer] = asyncio.run(run())
     assert answer.arrays[0].shape == (1000,)

@@ -215,7 +215,8 @@ async def steps(directory, recorder, sync):
     call = copy.deepcopy(recorder.found["handle_call", "gradient"])
     named = dict(zip(_HEAD, call["head"], strict=True))
     named |= {"run": reply["value"], "rank": 0, "clock": 0, "tick": True}
-    named |= {"producer": 0, "sequence": 0, "wait": "read", "wait_seconds": 0.0}
+    named |= {"producer": 0, "sequence": 0, "wait_seconds": 0.0}
+    call["parts"] = [[*part[:-1], "read"] for part in call["parts"]]
     return reply["value"], {**call, "head": list((named | {"lr": None}).values())}
 
 

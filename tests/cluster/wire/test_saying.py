@@ -43,15 +43,15 @@ def push(meta: StoreMap, *indices: int, **more: Any) -> dict[str, Call]:
 
 def test_a_push_says_which_shards_it_goes_to(meta: StoreMap) -> None:
     """Where that is not all: a cut must not wait for it at the others."""
-    assert push(meta, 1)["tcp://b"].touched == ((1, 2),)
+    assert push(meta, 1)["tcp://b"].step.touched == ((1, 2),)
     both = push(meta, 0, 1)
-    assert [call.touched for call in both.values()] == [None, None]
+    assert [call.step.touched for call in both.values()] == [None, None]
 
 
 def test_a_tick_goes_to_all_shards(meta: StoreMap) -> None:
     calls = push(meta, 1, everywhere=True)
-    assert [call.touched for call in calls.values()] == [None, None]
-    items = {w: [len(part.items) for part in c.parts] for w, c in calls.items()}
+    assert [call.step.touched for call in calls.values()] == [None, None]
+    items = {w: [len(part.step.items) for part in c.parts] for w, c in calls.items()}
     assert items == {"tcp://a": [0], "tcp://b": [1]}
 
 
@@ -68,50 +68,54 @@ def test_a_call_that_waits_on_ticks_no_second_time(meta: StoreMap) -> None:
     assert request.changes
     waiting = request.waiting()
     call = waiting.call(meta, [1], 1.0, "")
-    assert (call.kind, call.clock, call.tick) == (NOTHING, 4, False)
-    assert [part.items for part in call.parts] == [()]
+    step = call.step
+    assert (step.kind, step.clock, step.tick) == (NOTHING, 4, False)
+    assert [part.step.items for part in call.parts] == [()]
     assert not waiting.changes
 
 
-def spoiled(*, head: dict[str, Any], part: dict[str, Any], n_parts: int) -> Any:
+def spoiled(*, step: dict[str, Any], more: dict[str, Any], n_parts: int) -> Any:
     """Return a message to the first of two shards with something else in it."""
-    item, asked = Item(0, 0, np.ones(4)), ("float64", 0, 4)
-    one = Part(0, **{"items": (item,), "ranges": (asked,), **part})
-    return pack_call(Call("u", (one,) * n_parts, **{"kind": GRADIENT, **head}))
+    good = {"kind": GRADIENT, "items": (Item(0, 0, np.ones(4)),)}
+    asked = more.get("ranges", (("float64", 0, 4),))
+    one = Part(0, Step(**{**good, **step}), asked)
+    return pack_call(Call("u", (one,) * n_parts, more.get("wait_seconds", 1.0)))
 
 
 @pytest.mark.parametrize(
-    ("head", "part", "n_parts"),
+    ("step", "more", "n_parts"),
     [
         pytest.param({}, {}, 2, id="shard twice"),
-        pytest.param({}, {"items": (Item(0, 0, np.ones(1)),) * 2}, 1, id="piece twice"),
+        pytest.param({"items": (Item(0, 0, np.ones(1)),) * 2}, {}, 1, id="piece twice"),
         pytest.param({}, {"ranges": (("float64", 2, 5),)}, 1, id="of another shard"),
         pytest.param({}, {"ranges": (("float64", 3, 2),)}, 1, id="backwards"),
         pytest.param({}, {"ranges": (("float64", 0, 3),) * 2}, 1, id="read twice"),
         pytest.param({"weight": math.nan}, {}, 1, id="no weight"),
-        pytest.param({"wait_seconds": -1.0}, {}, 1, id="no time"),
+        pytest.param({}, {"wait_seconds": -1.0}, 1, id="no time"),
         pytest.param({"sequence": -2}, {}, 1, id="no number"),
+        pytest.param({"kind": "sing"}, {}, 1, id="no kind"),
+        pytest.param({"wait": "sing"}, {}, 1, id="no wait"),
     ],
 )
 def test_a_call_that_no_caller_makes_is_refused(
-    meta: StoreMap, head: dict[str, Any], part: dict[str, Any], n_parts: int
+    meta: StoreMap, step: dict[str, Any], more: dict[str, Any], n_parts: int
 ) -> None:
-    good = spoiled(head={}, part={}, n_parts=1)
+    good = spoiled(step={}, more={}, n_parts=1)
     assert unpack_call(**good, layout=meta.layout).parts[0].ranges
     with pytest.raises(ProtocolError):
         unpack_call(
-            **spoiled(head=head, part=part, n_parts=n_parts), layout=meta.layout
+            **spoiled(step=step, more=more, n_parts=n_parts), layout=meta.layout
         )
 
 
 def test_ids_of_rows_travel_with_their_item(meta: StoreMap) -> None:
     item = Item(0, 0, np.ones(4), np.array([7, 7, -1]))
-    packed = pack_call(Call("u", (Part(0, items=(item,)),), kind=GRADIENT))
-    [[found]] = [p.items for p in unpack_call(**packed, layout=meta.layout).parts]
+    packed = pack_call(Call("u", (Part(0, Step(GRADIENT, (item,))),)))
+    [[found]] = [p.step.items for p in unpack_call(**packed, layout=meta.layout).parts]
     assert found.ids is not None
     assert (found.ids.tolist(), found.data.tolist()) == ([7, 7, -1], [1] * 4)
-    plain = pack_call(Call("u", (Part(0, items=(item._replace(ids=None),)),)))
-    [[found]] = [p.items for p in unpack_call(**plain, layout=meta.layout).parts]
+    plain = pack_call(Call("u", (Part(0, Step(items=(item._replace(ids=None),))),)))
+    [[found]] = [p.step.items for p in unpack_call(**plain, layout=meta.layout).parts]
     assert found.ids is None
 
 
