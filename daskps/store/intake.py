@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: Each dtype that a store can hold, as arrays have it.
 _NATIVE = {name: np.dtype(name) for name in DTYPES}
+#: What gradients of each are computed in.
+_COMPUTED = {name: compute_dtype(name) for name in FLOATS}
 
 
 def as_array(value: Any, what: str, error: type[ValueError]) -> Array:
@@ -124,7 +126,8 @@ def gradients(
     found = {}
     for name, value in plain(given).items():
         parameter = layout[name]
-        if parameter.dtype not in FLOATS:
+        dtype = _COMPUTED.get(parameter.dtype)
+        if dtype is None:
             raise PushRejectedError(
                 f"parameter {name!r} is {parameter.dtype} and takes no gradient; use "
                 f"add or assign"
@@ -135,7 +138,6 @@ def gradients(
                 f"without an optimizer for it; pass create(..., optimizer=...), or "
                 f"use add for a plain +="
             )
-        dtype = compute_dtype(parameter.dtype)
         found[parameter.index] = _ready(
             value, parameter, dtype, "gradient", finite=finite
         )
@@ -234,7 +236,7 @@ def _ready(value: Any, p: Parameter, dtype: str, what: str, *, finite: bool) -> 
         flat = value.reshape(-1)
     else:
         flat = _made_ready(value, p, dtype, what)
-    if finite and dtype in FLOATS and not is_finite(flat):
+    if finite and dtype in FLOATS and not finite_of(flat, cache_dir=_cache()):
         raise _not_finite(flat, p, what)
     return flat
 

@@ -87,7 +87,8 @@ class AsyncTrainer(Session):
     async def _send_once(
         self, arrays: Mapping[int, Array], tick: bool, *, whole: bool = False
     ) -> None:
-        step = self._step(GRADIENT, tick)._replace(whole=whole)
+        number = self._next_number(GRADIENT, tick)
+        step = self._step(number, GRADIENT, tick)._replace(whole=whole)
         request = routes.push(self.meta, arrays, step, everywhere=tick)
         await self.shards.call_async(request, self._deadline(None, "a push"))
 

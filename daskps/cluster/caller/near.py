@@ -1,9 +1,10 @@
 """Calls to shards that this process can reach itself, from a thread of it.
 
 All shards get their part before the thread waits for any of them: under BSP another
-trainer may wait for this one on the next shard. A shard that can take its part at once
-does; elsewhere the part waits as a ticket. What only the owner of a shard can do, and
-what is at another machine, is sent by message, under the same sequence number.
+trainer may wait for this one on the next shard. A step that simply joins a round does so
+at once (:meth:`NearRoute.try_step`); all else is a ticket that may have to wait. What
+only the owner of a shard can do, and what is at another machine, is sent by message,
+under the same sequence number.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import math
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from daskps.cluster.caller.far import joined
 from daskps.cluster.caller.interrupts import shielded
@@ -26,10 +27,10 @@ from daskps.errors import ShardBusyError, StaleGenerationError
 from daskps.kernels import finite
 from daskps.shards.deputy import NotHereError
 from daskps.shards.memory.publication import PAST_NBYTES
-from daskps.shards.steps import Ready, Tick, Ticket
+from daskps.shards.steps import ASK, Ready, Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Mapping, Sequence
 
     from daskps.cluster.caller.far import Far
     from daskps.cluster.caller.finite_check import FiniteCheck
@@ -39,11 +40,15 @@ if TYPE_CHECKING:
     from daskps.cluster.host.hosted import HostedShard
     from daskps.cluster.host.near_shards import NearShards
     from daskps.cluster.wire.deadline import Deadline
+    from daskps.shards.steps import Tick
+    from daskps.typing import Array
 
 #: How long to wait for the lock of a shard before its owner is asked.
 PATIENCE_SECONDS = 1.0
 #: How long to wait for a message that was called off, and for a ticket.
 STOP_SECONDS, TAKE_BACK_SECONDS = 5.0, 1.0
+#: How long a step that is simple waits for it before it becomes a ticket.
+SOON_SECONDS = 0.05
 #: How soon a nearer way is looked for to shards that are called by message.
 AGAIN_SECONDS = 1.0
 #: How often the shards' owners are looked after.
@@ -98,6 +103,7 @@ class NearRoute:
         #: Until when it holds: a way that is closed today may be open soon.
         self.until = time.monotonic() + AGAIN_SECONDS if self.far else math.inf
         servings = {id(p.serving): p.serving for p in parts}
+        #: Hosts that its calls reach without a message.
         self.n_hosts = len(servings)
         #: Those whose owners are other processes.
         self._mapped = [s for s in servings.values() if not s.is_own]
@@ -110,6 +116,37 @@ class NearRoute:
             return False
         self.next_look = time.monotonic() + LOOK_SECONDS
         return True
+
+    def try_step(
+        self, tick: Tick, arrays: Mapping[Any, Array]
+    ) -> tuple[list[tuple[int, int]], Sequence[NearPart]]:
+        """Have each shard take a step that simply joins its round, as nearly all do.
+
+        Returns
+        -------
+        list of (int, int)
+            The shards that have taken it, with their versions.
+        sequence of NearPart
+            The others: nothing was changed there.
+        """
+        versions: list[tuple[int, int]] = []
+        if time.monotonic() > self.next_look and not self.is_live():
+            return versions, self.parts
+        rest = []
+        for part in self.parts:
+            shard, _, _, hosted, cuts = part
+            given = {}
+            for position, name, start, stop in cuts:
+                given[position] = arrays[name][start:stop]
+            try:
+                version = hosted.try_step(tick, given, SOON_SECONDS)
+            except ShardBusyError:
+                version = ASK
+            if version == ASK:
+                rest.append(part)
+            else:
+                versions.append((shard, version))
+        return versions, rest
 
 
 def call_near(far: Far, request: Request, near: NearRoute, deadline: Deadline) -> Reply:
@@ -142,14 +179,26 @@ class NearCall:
     ----------
     far, request, near, deadline
         As for :func:`call_near`.
+    taken : sequence of (int, int)
+        Shards that have taken it before, with their versions.
+    parts : sequence of NearPart, optional
+        The shards of `near` that have not; all by default.
     """
 
     def __init__(
-        self, far: Far, request: Request, near: NearRoute, deadline: Deadline
+        self,
+        far: Far,
+        request: Request,
+        near: NearRoute,
+        deadline: Deadline,
+        *,
+        taken: Sequence[tuple[int, int]] = (),
+        parts: Sequence[NearPart] | None = None,
     ) -> None:
         self._far, self._request, self._near = far, request, near
         self._deadline = deadline
-        self._versions: list[tuple[int, int]] = []
+        self._parts = near.parts if parts is None else parts
+        self._versions = [*taken]
         self._tickets: list[tuple[NearPart, Ticket]] = []
         #: Shards whose owners must have it, as it is and without what was accepted.
         self._back: list[int] = []
@@ -193,7 +242,7 @@ class NearCall:
 
     def _begin(self) -> None:
         near, request = self._near, self._request
-        parts: Sequence[NearPart] = near.parts
+        parts = self._parts
         self._far.counters.local_calls += near.n_hosts
         if near.far:
             self._send(request, near.far)
@@ -208,39 +257,27 @@ class NearCall:
             parts = self._with_room(parts, seconds)
         if request.check is not None and not request.check.done:
             parts = self._begin_checked(request.check, parts, seconds)
-        tick: Tick | None = None
-        if request.in_round:
-            tick = Tick.of(step, step.kind)
         for part in parts:
-            self._offer(part, tick, seconds)
+            self._offer(part, seconds)
         if self._back:
             self._send(request, self._back)
             self._back = []
 
-    def _offer(self, part: NearPart, tick: Tick | None, seconds: float) -> None:
+    def _offer(self, part: NearPart, seconds: float) -> None:
         """Give a shard its part; it may be done at once."""
-        attempt: Callable[[], int] | None = None
-        if tick is not None:
-            arrays = self._request.arrays
-            given = {}
-            for position, name, start, stop in part.cuts:
-                given[position] = arrays[name][start:stop]
-            attempt = partial(part.hosted.shard.try_step, tick, given)
+        ticket = self._ticket(part)
         try:
-            found = part.hosted.offer(partial(self._ticket, part), seconds, attempt)
+            part.hosted.offer(ticket, seconds)
         except ShardBusyError:
             # Its holder may be stopped: by message this hears of a fence.
             self._back.append(part.shard)
             return
-        if isinstance(found, Ticket):
-            if isinstance(found.outcome, HANDED_BACK):
-                self._back.append(part.shard)
-            else:
-                self._tickets.append((part, found))
+        if isinstance(ticket.outcome, HANDED_BACK):
+            self._back.append(part.shard)
         else:
-            self._versions.append((part.shard, found))
+            self._tickets.append((part, ticket))
 
-    def _ticket(self, part: NearPart, check: bool = False) -> Ticket:
+    def _ticket(self, part: NearPart, *, check: bool = False) -> Ticket:
         request = self._request
         step = request.step_of(part.shard, part.generation, check=check)
         if request.codec:
@@ -276,14 +313,14 @@ class NearCall:
             check()
             return parts
         first, *others = parts
+        ticket = self._ticket(first, check=True)
         with contextlib.suppress(ShardBusyError):
-            ticket = first.hosted.offer(partial(self._ticket, first, True), seconds)
-            if isinstance(ticket, Ticket):
-                if isinstance(ticket.outcome, Ready):
-                    check.done = True
-                    self._tickets.append((first, ticket))
-                    return others
-                first.hosted.take_back(ticket, TAKE_BACK_SECONDS)
+            first.hosted.offer(ticket, seconds)
+            if isinstance(ticket.outcome, Ready):
+                check.done = True
+                self._tickets.append((first, ticket))
+                return others
+            first.hosted.take_back(ticket, TAKE_BACK_SECONDS)
         check()
         return parts
 

@@ -113,8 +113,6 @@ class Request(NamedTuple):
     by_owner: bool = False
     #: Whether the caller has no more use for its arrays.
     given: bool = False
-    #: Whether it is all that a trainer does in a round.
-    in_round: bool = False
     #: Looks for what is not finite in gradients that nobody has looked at.
     check: FiniteCheck | None = None
 

@@ -17,14 +17,15 @@ from daskps.cluster.machine.pool import LEAST_LIMIT, BufferPool
 from daskps.cluster.wire import encoding
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import ContributionLostError, RunCancelledError
-from daskps.shards.steps import NOTHING, Step
+from daskps.shards.steps import NOTHING, Step, Tick
 from daskps.version import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from daskps.cluster.caller.finite_check import FiniteCheck
     from daskps.cluster.caller.link import Link
+    from daskps.cluster.caller.near import NearPart
     from daskps.cluster.caller.shard_map import RunMembership, StoreMap
     from daskps.codecs import Codec
     from daskps.typing import Array
@@ -60,7 +61,6 @@ class Session:
         self.reads = self.shards.reads
         #: Steps that the trainer repeats, by the parameters that they bring.
         self._near: dict[tuple[int, ...], NearRoute] = {}
-        self._forever = Deadline(None, f"a push of trainer {rank}")
         self.clock = 0
         self.sequence = 0
         #: Losses and rows of the epoch under way, where the loop counts them.
@@ -131,42 +131,38 @@ class Session:
         """
         with self._lock:
             self._failed = True
-            codec = self._codec if arrays and kind == GRADIENT else None
-            deadline, near = self._forever, None
-            if timeout is not None:
-                deadline = self._deadline(timeout, "a push")
-            # What was pushed before the tick is with the owners of the shards.
-            if tick and codec is None and not self._open:
-                near = self._near.get(tuple(arrays))
-                if (
-                    near is None
-                    or near.route.where is not self.meta.where
-                    or time.monotonic() > near.until
-                ):
-                    near = self._near_route(tuple(arrays))
+            kind = kind if arrays else NOTHING
+            codec = self._codec if kind == GRADIENT else None
+            near: NearRoute | None = None
             # Near, what is read is read after the step, without asking the shards. Not
             # where that may last too long: the clock stays then, and the step may not.
-            apart = near is not None and not near.far
-            apart = apart and (target is None or timeout is None)
-            if codec is not None:
-                arrays = self._encoded(arrays, codec)
-            step = self._step(kind if arrays else NOTHING, tick, weight)
+            apart = target is None or timeout is None
+            # What was pushed before the tick is with the owners of the shards.
+            if tick and codec is None and not self._open and apart:
+                near = self._find_near(tuple(arrays))
+            number = self._next_number(kind, tick)
             try:
-                if near is not None and apart:
-                    request = Request(
-                        near.route, step, arrays, in_round=self.bsp, check=look
+                if near is not None:
+                    step = Tick(self.run, self.rank, self.clock, number, kind, weight)
+                    versions = self._deliver_near(
+                        near, step, arrays, timeout=timeout, look=look
                     )
-                    reply = NearCall(self.shards.far, request, near, deadline).run()
                 else:
+                    if codec is not None:
+                        arrays = self._encoded(arrays, codec)
                     request = routes.push(
-                        self.meta, arrays, step, everywhere=tick, target=target
+                        self.meta,
+                        arrays,
+                        self._step(number, kind, tick, weight),
+                        everywhere=tick,
+                        target=target,
                     )._replace(
                         codec=codec.name if codec else "",
                         # Pushes before the tick of a round are kept by the owner alone.
                         by_owner=self.bsp and (self._open or not tick),
                         check=look,
                     )
-                    reply = self._send(request, deadline)
+                    versions = self._send(request, timeout).versions
             except RunCancelledError:
                 raise
             except BaseException:
@@ -176,10 +172,34 @@ class Session:
             self._failed = False
             if self._open or not tick:
                 self._note_open(arrays, tick)
-            if apart and target is not None:
+            if near is not None and target is not None:
                 self.read(target, None)
-            versions = sorted(reply.versions)
+            versions.sort()
             return Version.of(versions)
+
+    def _deliver_near(
+        self,
+        near: NearRoute,
+        tick: Tick,
+        arrays: Mapping[int, Array],
+        *,
+        timeout: float | None,
+        look: FiniteCheck | None,
+    ) -> list[tuple[int, int]]:
+        """Deliver a step to shards that this process reaches; return their versions."""
+        taken: list[tuple[int, int]] = []
+        parts: Sequence[NearPart] = near.parts
+        if self.bsp:
+            taken, parts = near.try_step(tick, arrays)
+            if not parts:
+                self.shards.counters.local_calls += near.n_hosts
+                return taken
+        step = self._step(tick.sequence, tick.kind, True, tick.weight)
+        request = Request(near.route, step, arrays, check=look)
+        deadline = self._deadline(timeout, "a push")
+        far = self.shards.far
+        call = NearCall(far, request, near, deadline, taken=taken, parts=parts)
+        return call.run().versions
 
     def _note_open(self, arrays: Mapping[int, Array], tick: bool) -> None:
         """Keep what was pushed at this clock until its tick."""
@@ -189,24 +209,32 @@ class Session:
         elif self.bsp:
             self._uncommitted.add(arrays)
 
-    def _near_route(self, indices: tuple[int, ...]) -> NearRoute:
-        """Return the shards of a step as this process reaches them."""
-        near = NearRoute(routes.route_of(self.meta, indices, None), self.shards.ways)
-        while len(self._near) >= MOST_ROUTES:
-            del self._near[next(iter(self._near))]
-        self._near[indices] = near
-        return near
+    def _find_near(self, indices: tuple[int, ...]) -> NearRoute | None:
+        """Return the shards of a step, where this process reaches all of them."""
+        near = self._near.get(indices)
+        if (
+            near is None
+            or near.route.where is not self.meta.where
+            or time.monotonic() > near.until
+        ):
+            route = routes.route_of(self.meta, indices, None)
+            near = NearRoute(route, self.shards.ways)
+            while len(self._near) >= MOST_ROUTES:
+                del self._near[next(iter(self._near))]
+            self._near[indices] = near
+        return None if near.far else near
 
-    def _send(self, request: Request, deadline: Deadline) -> Reply:
+    def _send(self, request: Request, timeout: float | None) -> Reply:
         """Send a push; where a shard has lost those before it, all of the clock."""
+        deadline, asked = self._deadline(timeout, "a push"), request.step
         try:
             return self._call(request, deadline)
         except ContributionLostError:
-            meta, target, tick = self.meta, request.target, request.step.tick
+            meta, target, tick = self.meta, request.target, asked.tick
             arrays = self._uncommitted.with_last(request.arrays)
-            kind = request.step.kind
-            kind = GRADIENT if kind == NOTHING and arrays else kind
-            step = self._step(kind, tick, request.step.weight)._replace(whole=True)
+            kind = GRADIENT if asked.kind == NOTHING and arrays else asked.kind
+            number = self._next_number(kind, tick)
+            step = self._step(number, kind, tick, asked.weight)._replace(whole=True)
             again = routes.push(meta, arrays, step, everywhere=tick, target=target)
             return self._call(again._replace(by_owner=request.by_owner), deadline)
 
@@ -254,15 +282,22 @@ class Session:
         )
         return bool(self.link.run(lambda: work))
 
-    def _step(
-        self, kind: str = NOTHING, tick: bool = False, weight: float = 1.0
-    ) -> Step:
-        """Return what this trainer says at its clock; a push takes the next number."""
+    def _next_number(self, kind: str, tick: bool) -> int:
+        """Return the number of what may change a shard; 0 for what only reads."""
         number = 0
         if tick or kind != NOTHING:
-            # One at a time: all before it were answered or given up.
             number = self.sequence
             self.sequence = number + 1
+        return number
+
+    def _step(
+        self,
+        number: int = 0,
+        kind: str = NOTHING,
+        tick: bool = False,
+        weight: float = 1.0,
+    ) -> Step:
+        """Return what this trainer says at its clock."""
         return Step(
             kind=kind,
             run=self.run,
@@ -271,6 +306,7 @@ class Session:
             tick=tick,
             sequence=number,
             weight=weight,
+            # One at a time: all before it were answered or given up.
             floor=number,
         )
 

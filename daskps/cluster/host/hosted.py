@@ -32,11 +32,12 @@ from daskps.shards.steps import ASK, Ready, Ticket
 from daskps.usercode import holding_interrupts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from daskps.cluster.machine.blocks import Block
     from daskps.cluster.wire.messages import Range
     from daskps.layout.arrays import Layout
+    from daskps.shards.steps import Tick
     from daskps.typing import Array
 
 T = TypeVar("T")
@@ -209,29 +210,46 @@ class HostedShard:
                 for ticket in done:
                     ticket.owner.one_done()
 
-    def offer(
-        self,
-        make: Callable[[], Ticket],
-        seconds: float,
-        attempt: Callable[[], int] | None = None,
-    ) -> Ticket | int:
-        """Have the shard look at a step now, before all others, if nobody is at it.
-
-        Else whoever is at it does.
-
-        Parameters
-        ----------
-        make : callable
-            Makes the ticket of the step.
-        seconds : float
-            How long the thread waits for another process to release the lock.
-        attempt : callable, optional
-            Takes the step where that is simple; returns the version or ASK.
+    def try_step(self, tick: Tick, arrays: Mapping[int, Array], seconds: float) -> int:
+        """Have the shard take a step that is simple; see :meth:`Shard.try_step`.
 
         Returns
         -------
-        Ticket or int
-            The version of the shard, where it was simple.
+        int
+            The version of the shard; or ASK, also where somebody is at it.
+
+        Raises
+        ------
+        ShardBusyError
+            Where another process kept the lock for so many seconds. Nothing was changed.
+        """
+        if self._inbox or not self._mutex.acquire(blocking=False):
+            return ASK
+        lock = self._lock
+        try:
+            if lock is None:
+                version = self.shard.try_step(tick, arrays)
+            else:
+                lock.acquire(seconds)
+                try:
+                    version = self.shard.try_step(tick, arrays)
+                finally:
+                    lock.release()
+        finally:
+            self._mutex.release()
+        if self._inbox:
+            self.serve()
+        return version
+
+    def offer(self, ticket: Ticket, seconds: float) -> None:
+        """Have the shard look at a step now, if nobody is at it; else that one does.
+
+        Parameters
+        ----------
+        ticket : Ticket
+            The step.
+        seconds : float
+            How long the thread waits for another process to release the lock.
 
         Raises
         ------
@@ -239,25 +257,18 @@ class HostedShard:
             Where another process kept the lock. Nothing was changed.
         """
         if self._inbox or not self._mutex.acquire(blocking=False):
-            ticket = make()
             self._inbox.append(ticket)
             try:
                 self.serve(seconds)
             except ShardBusyError:
                 if self.withdraw(ticket):
                     raise
-            return ticket
-        found: Ticket | int = ASK
-        done: Sequence[Ticket] = ()
+            return
         try:
             if self._lock is not None:
                 self._lock.acquire(seconds)
             try:
-                if attempt is not None:
-                    found = attempt()
-                if found == ASK:
-                    found = make()
-                    done = self._submit([found])
+                done = self._submit([ticket])
             finally:
                 if self._lock is not None:
                     self._lock.release()
@@ -267,7 +278,6 @@ class HostedShard:
             other.owner.one_done()
         if self._inbox:
             self.serve()
-        return found
 
     def take_back(self, ticket: Ticket, seconds: float = 0.0) -> Future[None] | None:
         """Have nobody look at a ticket any more, unless it is done.

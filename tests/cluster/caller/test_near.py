@@ -14,16 +14,18 @@ from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.far import Counters
 from daskps.cluster.caller.near import NearCall, NearRoute
 from daskps.cluster.caller.reads import TRIES, PreparedRead, Reads
-from daskps.cluster.caller.routes import Target, push, read
+from daskps.cluster.caller.routes import Target, push, read, route_of
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.wire.deadline import Deadline
 from daskps.consistency import ASP, BSP
 from daskps.errors import ShardBusyError
 from daskps.layout.arrays import Layout
 from daskps.shards.deputy import READING, set_gate
+from daskps.shards.memory.format import GENERATION
 from daskps.shards.memory.segment import Segment
+from daskps.shards.rounds.words import N_IN
 from daskps.shards.shard import Shard
-from daskps.shards.steps import ADD, GRADIENT, MODEL, Item, Step, Ticket
+from daskps.shards.steps import ADD, GRADIENT, MODEL, READ, Item, Step, Tick, Ticket
 from tests.cluster.callers import Far, Ways, call
 from tests.cluster.hosted import shared_shard
 from tests.shards.making import held
@@ -173,6 +175,46 @@ def test_a_shard_that_another_process_keeps_is_asked_by_message(
     reply, far = call(ways, request)
     assert (reply.versions, far.sent) == ([(0, 99)], [(request, [0])])
     assert not hosted.waits
+
+
+@pytest.mark.parametrize("why", ["", "gone", "locked", "queued"])
+def test_a_step_joins_a_round_only_where_nothing_is_in_its_way(
+    hosted: HostedShard, why: str
+) -> None:
+    """Elsewhere nothing is changed: it becomes a ticket under the same number."""
+    ways: Any = Ways(hosted, RUN + 1)
+    hosted.shard.begin_run(RUN + 1, BSP(), 2)
+    hosted.shard.segment.words[GENERATION] = hosted.shard.generation
+    near = NearRoute(route_of(ways.meta, (0,), None), ways)
+    if why == "gone":
+        ways.serving.lives = False
+    elif why == "queued":
+        hosted.put(Ticket(Step(wait=READ)))
+
+    def busy(seconds: float) -> None:
+        raise ShardBusyError("stopped")
+
+    if why == "locked":
+        hosted._lock.acquire = busy  # type: ignore[union-attr,method-assign]  # as if it were taken
+    tick = Tick(RUN + 1, 0, 0, 0, GRADIENT, 1.0)
+    versions, rest = near.try_step(tick, {0: np.ones(1000)})
+    n_in = int(hosted.shard.round.find_table().words[N_IN])  # type: ignore[union-attr]  # in rounds
+    if why:
+        assert (versions, rest, n_in) == ([], near.parts, 0)
+    else:
+        assert (versions, rest, n_in) == ([(0, 0)], [], 1)
+
+
+def test_a_call_goes_only_to_the_shards_that_have_not_taken_it(
+    hosted: HostedShard,
+) -> None:
+    ways: Any = Ways(hosted)
+    request = push(ways.meta, {0: np.ones(1000)}, Step(kind=ADD, producer=1))
+    near, far = NearRoute(request.route, ways), cast("Any", Far())
+    deadline = Deadline(None, "a push")
+    call = NearCall(far, request, near, deadline, taken=[(0, 8)], parts=[])
+    assert call.run().versions == [(0, 8)]
+    assert (hosted.shard.segment.current.version, far.sent) == (0, [])
 
 
 def test_no_message_object_is_made_near(hosted: HostedShard) -> None:

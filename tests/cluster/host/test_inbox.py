@@ -104,7 +104,7 @@ class Busy:
         hosted.shard.submit = slow
         step = Step(ADD, (Item(0, 0, np.ones(1000)),), producer=1)
         ticket = Ticket(step, owner=Countdown(1, lambda: None))
-        self._thread = threading.Thread(target=hosted.offer, args=[lambda: ticket, 1.0])
+        self._thread = threading.Thread(target=hosted.offer, args=[ticket, 1.0])
         self._thread.start()
         assert inside.wait(30)
 

@@ -48,7 +48,7 @@ def ask(shard, hosted):
     """Ask a shard for a plain read; return what becomes of it."""
     step = Step(generation=shard.generation, wait=READ)
     ticket = Ticket(step, owner=SimpleNamespace(one_done=lambda: None))
-    hosted.offer(lambda: ticket, 1.0)
+    hosted.offer(ticket, 1.0)
     return ticket.outcome
 
 
