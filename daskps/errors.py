@@ -62,11 +62,8 @@ class DaskPSError(Exception):
 
     Examples
     --------
-    >>> try:
-    ...     daskps.open("nothing")
-    ... except daskps.DaskPSError as error:
-    ...     print(error)
-    no store named 'nothing' on this cluster; ...
+    >>> issubclass(daskps.StoreNotFoundError, daskps.DaskPSError)
+    True
     """
 
     def __str__(self) -> str:
@@ -354,9 +351,7 @@ class RoundLostError(ShardLostError):
 
 
 class SnapshotLostError(ShardLostError):
-    """The worker that held a part of a snapshot is gone, and the part with it.
-
-    The store itself may be well.
+    """A part of a snapshot is gone with its worker; the store itself may be well.
 
     Parameters
     ----------

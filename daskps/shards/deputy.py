@@ -12,12 +12,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from daskps.shards import producers, run_record
-from daskps.shards.memory.format import GATE, RUN
+from daskps.shards.memory.format import GATE
 
 if TYPE_CHECKING:
     from daskps.shards.memory.segment import Segment
-    from daskps.shards.steps import Step
 
 #: Deputies may do anything, may only read, may do nothing any more: the shard is being
 #: freed, or its owner has let go of it and the next one has yet to come.
@@ -40,27 +38,3 @@ def set_gate(segment: Segment, gate: int) -> None:
     """Say how far deputies may go; under the shard's lock, but for the last time."""
     if segment.header[GATE] != CLOSED:
         segment.header[GATE] = gate
-
-
-def is_for_owner(segment: Segment, step: Step, *, has_rounds: bool) -> bool:
-    """Return whether a deputy hands a step back before it looks at it.
-
-    Parameters
-    ----------
-    segment : Segment
-        The memory.
-    step : Step
-        What a caller sends.
-    has_rounds : bool
-        Whether the deputy can take steps of the run in progress.
-    """
-    gate = gate_of(segment)
-    if gate in (CLOSED, RELEASED):
-        return True
-    if not run_record.changes(step):
-        return False
-    if gate != OPEN or step.touched is not None:
-        return True
-    if step.run:
-        return step.run == segment.current.plain[RUN] and not has_rounds
-    return producers.full(segment.current, step.producer)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.errors import ProducerExpiredError, ShardBusyError
+from daskps.shards.memory.areas import RECORD
 from daskps.shards.memory.format import (
     CLOSED,
     FLOOR,
@@ -38,6 +39,7 @@ from daskps.shards.memory.format import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from daskps.shards.memory.segment import Segment
     from daskps.shards.steps import Intervals
 
 WINDOW = 64
@@ -68,7 +70,7 @@ def repeats(record: Record, producer: int, sequence: int) -> bool:
     return ahead <= 0 and bool(int(row[SEEN]) & (1 << -ahead))
 
 
-def admit(
+def note_push(
     record: Record,
     producer: int,
     sequence: int,
@@ -112,7 +114,7 @@ def admit(
     return True
 
 
-def meant(row: Words) -> Intervals | None:
+def find_targets(row: Words) -> Intervals | None:
     """Return where the newest push of a row goes, None for all shards."""
     mask = int(row[MEANT])
     if not mask:
@@ -130,29 +132,30 @@ def _mask(meant: Intervals | None) -> int:
     return _signed(mask)
 
 
-def closing(record: Record, producers: Iterable[int]) -> list[tuple[int, int]]:
-    """Return the words of a record that mark producers as closed, and their values.
+def close_producers(segment: Segment, producers: Iterable[int]) -> None:
+    """Mark producers that will not push again; the one closed first makes room first.
 
-    The producer that was closed first makes room first. A mark is no update: it may be
-    made in the record in force, and one that is lost is made again.
+    In the record in force, and as no publication, which would cost a run in rounds the
+    round before the last one: a mark is no update, and one that is lost is made again.
     """
-    turn, found = int(record.fixed[TURN]), []
+    record = segment.current
+    turn, words = int(record.fixed[TURN]), list[tuple[int, int]]()
     for producer in dict.fromkeys(producers):
         row = find_row(record, producer)
         if row is not None and row[CLOSED] == 0:
             turn += 1
-            found += [(TURN, turn), (record.index_of(row, CLOSED), turn)]
-    return found
+            words += [(TURN, turn), (record.index_of(row, CLOSED), turn)]
+    segment.amend(RECORD, words)
 
 
-def known(record: Record) -> list[int]:
+def list_open(record: Record) -> list[int]:
     """Return the ids of the producers that are not closed."""
     rows = record.producers[: record.fixed[N_PRODUCERS]]
     found: list[int] = rows[rows[:, CLOSED] == 0, PRODUCER].tolist()
     return found
 
 
-def full(record: Record, producer: int) -> bool:
+def lacks_room(record: Record, producer: int) -> bool:
     """Return whether `producer` is new and no room is left for it."""
     rows = record.producers[: record.fixed[N_PRODUCERS]]
     return (
@@ -162,7 +165,7 @@ def full(record: Record, producer: int) -> bool:
     )
 
 
-def crowded(record: Record) -> ShardBusyError:
+def no_room(record: Record) -> ShardBusyError:
     """Return what a push of a new producer gets that finds no room."""
     return ShardBusyError(
         f"all {MAX_PRODUCERS} producers of this shard are still open (the "
@@ -186,7 +189,7 @@ def _open(record: Record, producer: int) -> Words:
     else:
         closed = np.flatnonzero(record.producers[:, CLOSED])
         if not len(closed):
-            raise crowded(record)
+            raise no_room(record)
         row = record.producers[int(closed[np.argmin(record.producers[closed, CLOSED])])]
         _expire(record, int(row[PRODUCER]))
     row[:] = producer, -WINDOW, 0, 0, 0, 0

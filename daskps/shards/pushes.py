@@ -80,8 +80,8 @@ class Pushes:
             # Else the others would be refused with it.
             fused = step.check and alone and looks(self._segment, step.items)
             planned = self._planner.step(step, record.steps, fused=fused)
-            if not step.run and producers.full(record, step.producer):
-                raise producers.crowded(record)
+            if not step.run and producers.lacks_room(record, step.producer):
+                raise producers.no_room(record)
         except Exception as error:  # noqa: BLE001  (it is this ticket's answer)
             ticket.outcome = error
             return None
@@ -119,7 +119,7 @@ def _note(step: Step, record: Record) -> None:
     if step.run:
         run_record.note_step(record, step)
     else:
-        producers.admit(
+        producers.note_push(
             record,
             step.producer,
             step.sequence,

@@ -11,7 +11,6 @@ from daskps.errors import (
     ContributionLostError,
     IllegalStateError,
     RunCancelledError,
-    StaleGenerationError,
 )
 from daskps.shards.memory.format import (
     CLOCK,
@@ -36,14 +35,6 @@ REPEAT: Final = "repeat"
 EARLY: Final = "early"
 #: Codes of the policies in a record; 0 is no run at all.
 CODES = {"bsp": 1, "ssp": 2, "asp": 3}
-
-
-def stale(step: Step, generation: int) -> StaleGenerationError:
-    """Return what a message for another generation of a shard gets."""
-    return StaleGenerationError(
-        f"a message for generation {step.generation} of a shard that is at "
-        f"{generation}; ask the directory where it lives and send again"
-    )
 
 
 #: Bits of a step's number that one trainer of a rank counts with. Above them stands
@@ -93,28 +84,6 @@ def end_run(record: Record, version: int) -> None:
 def changes(step: Step) -> bool:
     """Return whether a step does more than read."""
     return step.kind != NOTHING or (bool(step.run) and step.tick)
-
-
-def misplaced(step: Step, record: Record) -> Exception | None:
-    """Return why a step of the run in progress, or of none, may not take part."""
-    run = record.fixed[RUN]
-    if step.run:
-        n_ranks = record.fixed[N_RANKS]
-        if step.rank >= n_ranks or (step.rank < 0 and changes(step)):
-            return ClockError(
-                f"rank {step.rank} is none of the {n_ranks} trainers of run {run}"
-            )
-    elif changes(step) and record.fixed[POLICY] == CODES["bsp"]:
-        return ConsistencyError(
-            f"run {run} has this store to itself (sync='bsp'), {_article(step.kind)} "
-            f"from outside was refused; push through its trainers, wait until it ends, "
-            f"or train with sync='ssp' or 'asp'"
-        )
-    return None
-
-
-def _article(kind: str) -> str:
-    return f"{'an' if kind.startswith('a') else 'a'} {kind}"
 
 
 def repeats(record: Record, step: Step) -> bool:

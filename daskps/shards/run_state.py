@@ -18,7 +18,7 @@ from daskps.errors import IllegalStateError
 from daskps.shards import run_record
 from daskps.shards.deputy import READING, NotHereError, set_gate
 from daskps.shards.memory.areas import HEADER, untouched
-from daskps.shards.memory.format import ENDED, LIVE, N_RANKS, ROUNDS, RUN
+from daskps.shards.memory.format import ENDED, LIVE, N_RANKS, POLICY, ROUNDS, RUN
 from daskps.shards.memory.publication import Publication
 from daskps.shards.memory.withdrawal import Withdrawal, is_possible
 from daskps.shards.rounds.mailbox import Mailbox
@@ -64,6 +64,11 @@ class ShardRun:
     def run(self) -> int:
         """The run in progress, 0 where there is none."""
         return self._segment.current.plain[RUN]
+
+    @property
+    def is_bsp(self) -> bool:
+        """Whether the run in progress has rounds."""
+        return self._segment.current.plain[POLICY] == run_record.CODES["bsp"]
 
     @property
     def round(self) -> Round | None:

@@ -4,9 +4,9 @@ Every race is a plain sequence of calls here. The owner of the segment's lock ca
 :meth:`Shard.submit` with tickets and gets back those that are done; a ticket that
 must wait stays parked inside, as data, until a later call completes it.
 
-What a step's arrays become is in `planning`, when its wait is over in `reads`, what
-becomes of a run in `run_state`, the contributions to a round in `rounds`, what a cut
-holds back in `cuts`.
+Which steps are refused is in `refusals`, what a step's arrays become in `planning`, when
+its wait is over in `reads`, what becomes of a run in `run_state`, the contributions to a
+round in `rounds`, what a cut holds back in `cuts`.
 """
 
 from __future__ import annotations
@@ -15,34 +15,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daskps.consistency import Policy
-from daskps.shards import producers, run_record
+from daskps.shards import run_record
 from daskps.shards.arrays.planning import UpdatePlanner
 from daskps.shards.cuts.cut import Cut, broken
 from daskps.shards.cuts.floors import Floors
-from daskps.shards.deputy import (
-    OPEN,
-    READING,
-    NotHereError,
-    is_for_owner,
-    set_gate,
-)
-from daskps.shards.invariants import check
-from daskps.shards.memory.areas import RECORD
+from daskps.shards.deputy import OPEN, READING, NotHereError, set_gate
 from daskps.shards.memory.format import (
     FLIP,
     GATE,
     GENERATION,
-    LIMIT,
-    N_APPLIED,
     N_DUPLICATES,
-    POLICY,
     ROUNDS,
     RUN,
     VERSION,
 )
+from daskps.shards.parked import ParkedTickets
 from daskps.shards.pushes import Pushes
-from daskps.shards.reads import find_outcome, round_gone
+from daskps.shards.reads import round_gone
+from daskps.shards.refusals import find_refusal, is_for_owner
 from daskps.shards.run_record import EARLY, REPEAT
 from daskps.shards.run_state import ShardRun
 from daskps.shards.steps import ASK, Tick, Ticket
@@ -87,18 +77,16 @@ class Shard:
         cache_dir: str | None = None,
     ) -> None:
         self.segment, self.generation = segment, generation
-        self.parked: list[Ticket] = []
         self._planner = UpdatePlanner(segment.pieces, bindings)
         self.floors = Floors(segment)
         self._pushes = Pushes(segment, self._planner, self.floors)
         #: The cut in progress: no step is applied and no round completed but by it.
         self.cut: Cut | None = None
         self.run_state = ShardRun(segment, self._planner, cache_dir)
+        self.parked = ParkedTickets(segment, self.run_state)
         self._header = segment.header
         self._heads = [record.plain for record in segment.records]
         self._abandoned: Exception | None = None
-        #: What the parked tickets were asked at last.
-        self._asked: object = None
 
     @classmethod
     def as_deputy(
@@ -159,7 +147,7 @@ class Shard:
             or header[GATE] != OPEN
             or header[GENERATION] != self.generation
             or self._abandoned is not None
-            or (alone and self.parked)
+            or (alone and self.parked.tickets)
         ):
             return ASK
         try:
@@ -179,21 +167,20 @@ class Shard:
         if cut is None:
             return []
         self.set_gate()
-        with np.errstate(all="ignore"):
-            self._apply_complete()
+        self._apply_complete()
         return cut.stop(broken(why)) + self.submit(cut.held)
 
     def cancel(self, tickets: Iterable[Ticket]) -> None:
         """Forget parked tickets whose callers have gone."""
         gone = set(map(id, tickets))
-        self.parked = [t for t in self.parked if id(t) not in gone]
+        self.parked.cancel(gone)
         if self.cut is not None:
             self.cut.cancel(gone)
 
     def abandon(self, error: Exception) -> list[Ticket]:
         """Give every parked ticket an error, and later ones too; return the parked."""
         self._abandoned = error
-        parked, self.parked = self.waiting, []
+        parked, self.parked.tickets = self.waiting, []
         cut, self.cut = self.cut, None
         for ticket in parked:
             ticket.outcome = error
@@ -216,7 +203,8 @@ class Shard:
     @property
     def waiting(self) -> list[Ticket]:
         """Tickets that wait: those that are parked, and those a cut holds."""
-        return self.parked + self.cut.held if self.cut is not None else self.parked
+        parked = self.parked.tickets
+        return parked if self.cut is None else parked + self.cut.held
 
     def overrun(self, ticket: Ticket) -> Exception:
         """Return why the round that a ticket was to read is there no more."""
@@ -231,33 +219,19 @@ class Shard:
 
         A deputy hands back whatever the owner would refuse, or alone can take.
         """
-        error = self._refusal(ticket)
-        if self.run_state.is_deputy and (error or self._is_for_owner(ticket.step)):
+        served_by = self.segment, self.run_state, self.generation
+        error = self._abandoned or find_refusal(ticket, *served_by)
+        if self.run_state.is_deputy and (
+            error is not None or is_for_owner(ticket.step, *served_by)
+        ):
             error = NotHereError()
         ticket.outcome = error
         return error is not None
 
-    def _refusal(self, ticket: Ticket) -> Exception | None:
-        step, record = ticket.step, self.segment.current
-        if self._abandoned is not None:
-            return self._abandoned
-        if step.generation != self.generation:
-            return run_record.stale(step, self.generation)
-        if step.run and step.run != record.plain[RUN]:
-            return self.run_state.why_over(step.run)
-        if step.run and (stopped := self.run_state.why_stopped) is not None:
-            return stopped
-        return None if ticket.applied else run_record.misplaced(step, record)
-
-    def _is_for_owner(self, step: Step) -> bool:
-        moved = self.segment.header[GENERATION] != self.generation
-        has_rounds = not self.is_bsp or self.round is not None
-        return moved or is_for_owner(self.segment, step, has_rounds=has_rounds)
-
     def _apply(self, tickets: Sequence[Ticket]) -> list[Ticket]:
         """Apply pushes that are updates of their own, serve plain reads."""
         self._pushes.apply(tickets)
-        return self._settle(tickets)
+        return self.parked.settle(tickets)
 
     # -- rounds (BSP) --------------------------------------------------------
 
@@ -283,7 +257,7 @@ class Shard:
             version = self._try_ticket(step)
             if version != ASK:
                 ticket.applied, ticket.version = True, version
-                return self._settle([ticket])
+                return self.parked.settle([ticket])
             if self.run_state.is_held and self._refused(ticket):  # the round has failed
                 return [ticket]
             try:
@@ -292,7 +266,7 @@ class Shard:
                 ticket.outcome = error
                 return [ticket]
             if verdict == EARLY:
-                self.parked.append(ticket)
+                self.parked.tickets.append(ticket)
                 return []
             if verdict == REPEAT:
                 ticket.duplicate = True
@@ -301,61 +275,28 @@ class Shard:
             return [ticket]
         ticket.applied = True
         ticket.version = ticket.version or self.segment.current.version
-        return self._settle([ticket])
+        return self.parked.settle([ticket])
 
     def _try_ticket(self, step: Step) -> int:
         """As :meth:`try_step`, for a step whose arrays nobody has looked at."""
-        arrays = {item.position: item.data for item in step.items}
-        n_pieces = len(self.segment.pieces)
-        if (
-            not step.tick
-            or len(arrays) < len(step.items)
-            or any(
-                i.start or i.ids is not None or not 0 <= i.position < n_pieces
-                for i in step.items
-            )
-        ):
+        arrays = step.find_pieces(len(self.segment.pieces)) if step.tick else None
+        if arrays is None:
             return ASK
         return self.try_step(Tick.of(step, step.kind), arrays, alone=False)
-
-    # -- waiting -------------------------------------------------------------
-
-    def _settle(self, tickets: Iterable[Ticket]) -> list[Ticket]:
-        """Finish what need not wait, park the rest."""
-        done = []
-        for ticket in tickets:
-            if ticket.outcome is None:
-                ticket.outcome = find_outcome(self.segment, ticket)
-            if ticket.outcome is None:
-                self.parked.append(ticket)
-            else:
-                done.append(ticket)
-        return done
 
     def _wake(self) -> list[Ticket]:
         """Advance parked tickets as long as that publishes something new."""
         done: list[Ticket] = []
-        while self.is_stale:
-            self._asked = self._sight()
-            waiting, self.parked = self.parked, []
-            for ticket in waiting:
-                if self._refused(ticket):
-                    done.append(ticket)
-                elif ticket.applied:
-                    done += self._settle([ticket])
-                else:
-                    done += self._join_round(ticket)
+        while waiting := self.parked.take_stale():
+            with np.errstate(all="ignore"):
+                for ticket in waiting:
+                    if self._refused(ticket):
+                        done.append(ticket)
+                    elif ticket.applied:
+                        done += self.parked.settle([ticket])
+                    else:
+                        done += self._join_round(ticket)
         return done
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether something was published that parked tickets were not asked at."""
-        return bool(self.parked) and self._asked != self._sight()
-
-    def _sight(self) -> object:
-        """Return all that may end a parked ticket's wait: a flip, a gate, a fence."""
-        header = self._header
-        return header[FLIP], header[GATE], header[LIMIT], self.run_state.stopped
 
     # -- runs ----------------------------------------------------------------
 
@@ -374,10 +315,8 @@ class Shard:
         A run that is still there is over; its parked tickets are returned. Mailboxes
         go into `memory`, of `Mailbox.nbytes_of`, by default into private memory.
         """
-        begun = self.run_state.begin(
-            run, policy, n_ranks, reduce, reset=reset, memory=memory
-        )
-        if not begun:
+        start = run, policy, n_ranks, reduce
+        if not self.run_state.begin(*start, reset=reset, memory=memory):
             return []
         self.set_gate()
         self.floors.forget_ranks()
@@ -389,8 +328,7 @@ class Shard:
         In a run in rounds :meth:`ShardRun.attach_rounds` comes first.
         """
         self.set_gate()
-        with np.errstate(all="ignore"):
-            self._apply_complete()
+        self._apply_complete()
         return self._wake()
 
     def end_run(
@@ -428,9 +366,8 @@ class Shard:
         if self.run_state.run != run:
             return []
         self.run_state.check_goes_on(run)
-        with np.errstate(all="ignore"):
-            self.run_state.finish_rank(rank, may_apply=self._may_apply)
-            done = self._wake()
+        self.run_state.finish_rank(rank, may_apply=self._may_apply)
+        done = self._wake()
         if self.cut is None:
             return done
         self.cut.excuse([-1 - rank])
@@ -455,49 +392,10 @@ class Shard:
         now = self.segment.current.plain[ROUNDS]
         self.segment.fence(now if limit is None else limit)
         self.set_gate()
-        with np.errstate(all="ignore"):
-            self._apply_complete()
-            return released + self._wake()
-
-    # -- what the record says ------------------------------------------------
-
-    @property
-    def is_bsp(self) -> bool:
-        """Whether the run in progress has rounds."""
-        return self.segment.current.plain[POLICY] == run_record.CODES["bsp"]
+        self._apply_complete()
+        return released + self._wake()
 
     def rounds_of(self, run: int) -> int:
         """Return the rounds completed in a run, or -1 once it has ended."""
         words = self.segment.current.plain
         return words[ROUNDS] if words[RUN] == run else -1
-
-    @property
-    def n_pushes(self) -> int:
-        """Pushes applied."""
-        return self.segment.header[N_APPLIED]
-
-    @property
-    def n_duplicates(self) -> int:
-        """Pushes that were repeats."""
-        return self.segment.header[N_DUPLICATES]
-
-    def open_producers(self) -> list[int]:
-        """Return the producers this shard believes to be open."""
-        return producers.known(self.segment.current)
-
-    def needs_room(self, producer: int) -> bool:
-        """Return whether a push comes from a producer this shard has no room for."""
-        return producers.full(self.segment.current, producer)
-
-    def close_producers(self, ids: Iterable[int]) -> None:
-        """Note that producers will not push again.
-
-        Not a publication: that would cost a BSP run the round before the last one.
-        """
-        words = producers.closing(self.segment.current, ids)
-        self.segment.amend(RECORD, words)
-
-    def validate(self) -> None:
-        """Raise IllegalStateError where an invariant does not hold."""
-        stopped = self.run_state.why_stopped is not None
-        check(self.segment, self.round, self.parked, self.cut, stopped=stopped)

@@ -74,6 +74,16 @@ class Step(NamedTuple):
         """Bytes of the arrays."""
         return sum(item.data.nbytes for item in self.items)
 
+    def find_pieces(self, n_pieces: int) -> dict[int, Array] | None:
+        """Return the array of each piece, by position; None for what is not as simple."""
+        arrays = {item.position: item.data for item in self.items}
+        if len(arrays) < len(self.items) or any(
+            i.start or i.ids is not None or not 0 <= i.position < n_pieces
+            for i in self.items
+        ):
+            return None
+        return arrays
+
 
 class Tick(NamedTuple):
     """What a trainer's step in rounds says besides its arrays; see :class:`Step`."""

@@ -91,7 +91,7 @@ def adopter_starts_at_the_wrong_round() -> None:
     take_over = Shard.take_over
 
     def take_over_late(shard: Shard) -> list[Ticket]:
-        if shard.is_bsp:
+        if shard.run_state.is_bsp:
             shard.segment.current.fixed[ROUNDS] += 1
         return take_over(shard)
 

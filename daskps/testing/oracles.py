@@ -12,6 +12,7 @@ from daskps.errors import DaskPSError, IllegalStateError
 from daskps.shards.memory.format import GENERATION, NONCE, RUN, VERSION
 from daskps.shards.memory.publication import Publication
 from daskps.testing.ground import CLOCK, put
+from daskps.testing.invariants import validate
 from daskps.testing.loop import PROCESS
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Watch:
         host = HOSTS.get(f"sim://{process.name}")
         for hosted in () if host is None else list(host.shards.values()):
             try:
-                hosted.shard.validate()
+                validate(hosted.shard)
             except IllegalStateError as error:
                 self.wrong(f"{process.name}, shard {hosted.index}: {error}")
 

@@ -78,9 +78,9 @@ MUTANTS = (
     ),
     Mutant(
         "deputy-of-a-former-owner",
-        "daskps.shards.shard:Shard._is_for_owner",
-        "moved = self.segment.header[GENERATION] != self.generation",
-        "moved = self.segment.header[GENERATION] < self.generation",
+        "daskps.shards.refusals:is_for_owner",
+        "if gate in (CLOSED, RELEASED) or segment.header[GENERATION] != generation:",
+        "if gate in (CLOSED, RELEASED) or segment.header[GENERATION] < generation:",
         (
             "tests/shards/test_deputy.py"
             "::test_shard_that_has_another_owner_by_now_is_left_to_that",
@@ -88,9 +88,9 @@ MUTANTS = (
     ),
     Mutant(
         "deputy-of-a-released-shard",
-        "daskps.shards.deputy:is_for_owner",
-        "if gate in (CLOSED, RELEASED):",
-        "if gate == CLOSED:",
+        "daskps.shards.refusals:is_for_owner",
+        "if gate in (CLOSED, RELEASED) or segment.header[GENERATION] != generation:",
+        "if gate == CLOSED or segment.header[GENERATION] != generation:",
         (
             "tests/cluster/host/test_leaving.py"
             "::test_a_released_shard_serves_nobody_until_it_is_adopted",
@@ -98,7 +98,7 @@ MUTANTS = (
     ),
     Mutant(
         "deputy-takes-what-the-owner-answers-for",
-        "daskps.shards.deputy:is_for_owner",
+        "daskps.shards.refusals:is_for_owner",
         "if gate != OPEN or step.touched is not None:",
         "if gate != OPEN:",
         (
@@ -107,8 +107,8 @@ MUTANTS = (
     ),
     Mutant(
         "deputy-fills-the-table",
-        "daskps.shards.deputy:is_for_owner",
-        "return producers.full(segment.current, step.producer)",
+        "daskps.shards.refusals:is_for_owner",
+        "return producers.lacks_room(segment.current, step.producer)",
         "return False",
         (
             "tests/shards/test_deputy.py::test_push_that_finds_no_room_is_for_the_owner"
@@ -126,9 +126,9 @@ MUTANTS = (
     ),
     Mutant(
         "wait-that-a-gate-does-not-end",
-        "daskps.shards.shard:Shard._sight",
-        "return header[FLIP], header[GATE], header[LIMIT], self.run_state.stopped",
-        "return header[FLIP], header[LIMIT], self.run_state.stopped",
+        "daskps.shards.parked:ParkedTickets._sight",
+        "return header[FLIP], header[GATE], header[LIMIT], self._run_state.stopped",
+        "return header[FLIP], header[LIMIT], self._run_state.stopped",
         (
             "tests/shards/test_deputy.py::test_closed_gate_ends_every_wait_and_stays_closed",
         ),

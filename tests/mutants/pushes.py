@@ -27,7 +27,7 @@ MUTANTS = (
     ),
     Mutant(
         "window-does-not-move",
-        "daskps.shards.producers:admit",
+        "daskps.shards.producers:note_push",
         "row[SEEN] = _signed(((seen << ahead) | 1) & _MASK if ahead < WINDOW else 1)",
         "row[SEEN] = _signed((seen | 1) & _MASK if ahead < WINDOW else 1)",
         (
@@ -104,7 +104,7 @@ MUTANTS = (
     ),
     Mutant(
         "push-from-outside-into-rounds",
-        "daskps.shards.run_record:misplaced",
+        "daskps.shards.refusals:_find_misplacement",
         'elif changes(step) and record.fixed[POLICY] == CODES["bsp"]:',
         'elif changes(step) and record.fixed[POLICY] == CODES["ssp"]:',
         (
@@ -168,9 +168,9 @@ MUTANTS = (
     ),
     Mutant(
         "message-for-another-generation",
-        "daskps.shards.shard:Shard._refusal",
-        "if step.generation != self.generation:",
-        "if step.generation > self.generation:",
+        "daskps.shards.refusals:find_refusal",
+        "if step.generation != generation:",
+        "if step.generation > generation:",
         ("tests/shards/test_shard.py::test_a_stale_generation_is_refused",),
     ),
 )

@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "step-of-a-run-that-is-over",
-        "daskps.shards.shard:Shard._refusal",
+        "daskps.shards.refusals:find_refusal",
         "if step.run and step.run != record.plain[RUN]:",
         "if step.run and step.run > record.plain[RUN]:",
         ("tests/shards/test_shard.py::test_a_step_of_the_run_before_is_refused",),
@@ -210,7 +210,7 @@ MUTANTS = (
     Mutant(
         "step-without-a-ticket-beside-parked-ones",
         "daskps.shards.shard:Shard.try_step",
-        "or (alone and self.parked)",
+        "or (alone and self.parked.tickets)",
         "or False",
         ("tests/shards/test_try_step.py::test_shard_decides_about_a_step_after",),
     ),
@@ -223,9 +223,9 @@ MUTANTS = (
     ),
     Mutant(
         "part-of-a-piece-is-taken-for-all-of-it",
-        "daskps.shards.shard:Shard._try_ticket",
-        "or len(arrays) < len(step.items)",
-        "or False",
+        "daskps.shards.steps:Step.find_pieces",
+        "if len(arrays) < len(self.items) or any(",
+        "if any(",
         ("tests/shards/rounds/test_rounds.py::test_a_piece_twice_in_a_step_is_summed",),
     ),
     Mutant(

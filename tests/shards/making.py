@@ -9,11 +9,12 @@ import numpy as np
 
 from daskps.consistency import BSP
 from daskps.layout.arrays import Layout
-from daskps.shards.memory.format import GENERATION
+from daskps.shards.memory.format import GENERATION, N_APPLIED, N_DUPLICATES
 from daskps.shards.memory.segment import Segment
 from daskps.shards.reads import copy_parts
 from daskps.shards.shard import Shard
 from daskps.shards.steps import GRADIENT, READ, Item, Ready, Step, Ticket
+from daskps.testing.invariants import validate
 
 #: Positions in a store of one shard; "c" has no rule.
 A, B, C = 0, 1, 2
@@ -109,7 +110,7 @@ def send(shard: Shard, *steps: Step) -> list[Ticket]:
     """Submit steps in one batch and return their tickets, done or not."""
     tickets = [Ticket(step) for step in steps]
     shard.submit(tickets)
-    shard.validate()
+    validate(shard)
     return tickets
 
 
@@ -128,6 +129,12 @@ def slots_of(segment: Segment) -> list[Any]:
     """Slots by position, of the current flip."""
     record = segment.current
     return [segment.slots_of(record, p) for p in range(len(segment.pieces))]
+
+
+def counts(shard: Shard) -> tuple[int, int]:
+    """Pushes that were applied, and those that were repeats."""
+    header = shard.segment.header
+    return header[N_APPLIED], header[N_DUPLICATES]
 
 
 def contents(shard: Shard) -> tuple[Any, ...]:

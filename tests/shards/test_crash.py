@@ -20,6 +20,7 @@ from daskps.shards.memory.format import N_PRODUCERS, RUN, VERSION
 from daskps.shards.memory.segment import Segment
 from daskps.shards.rounds import words
 from daskps.shards.shard import Shard
+from daskps.testing.invariants import validate
 from tests.shards import crashing
 from tests.shards.crashing import (
     ACKNOWLEDGED,
@@ -119,7 +120,7 @@ def kill(
 
 def goes_on(shard: Shard, reference: Reference, first: int, batch: list[int]) -> int:
     """Retry the pushes of a batch, push on; return how many were applied before."""
-    shard.validate()
+    validate(shard)
     before = shard.segment.current.version
     assert before in (first, first + len(batch))
     assert state(shard) == reference.after(before)
@@ -129,7 +130,7 @@ def goes_on(shard: Shard, reference: Reference, first: int, batch: list[int]) ->
     assert state(shard) == reference.after(last)
     for sequence in range(last, last + 3):
         crashing.push(shard, sequence)
-        shard.validate()
+        validate(shard)
         assert state(shard) == reference.after(sequence + 1)
     return before - first
 
@@ -161,7 +162,7 @@ def test_killed_while_a_run_begins_with_fresh_slots(kill, reference, label):
         assert state(shard) == reference.after(ACKNOWLEDGED) == state(expected)
     for one in (shard, expected):
         one.begin_run(crashing.RUN, ASP(), 1, reset=True)
-        one.validate()
+        validate(one)
     assert state(shard) == state(expected)
     for one in (shard, expected):
         one.end_run(crashing.RUN, "over")
@@ -179,19 +180,19 @@ def test_killed_while_a_round_is_withdrawn(kill, reference, label):
     for number in range(2 * (crashing.ROUNDS - 1)):
         crashing.deliver(expected, number)
     expected.end_run(crashing.RUN, "over", version=crashing.VERSION)
-    assert shard.is_bsp == (label != "flip")
-    if shard.is_bsp:
+    assert shard.run_state.is_bsp == (label != "flip")
+    if shard.run_state.is_bsp:
         box = crashing.mailboxes(shard.path)
         shard.run_state.attach_rounds(crashing.RUN, 2, "mean", box)
         shard.take_over()
-        shard.validate()
+        validate(shard)
         assert shard.rounds_of(crashing.RUN) == crashing.ROUNDS
         told = {"rounds": crashing.ROUNDS - 1, "version": crashing.VERSION}
         shard.end_run(crashing.RUN, "over", **told)
     assert state(shard) == state(expected)
     for one in (shard, expected):
         crashing.push(one, 4, 5)
-        one.validate()
+        validate(one)
     assert state(shard) == state(expected)
 
 
@@ -223,11 +224,11 @@ def random_rounds(kill, reference, rng, n):
         box = crashing.mailboxes(shard.path)
         shard.run_state.attach_rounds(crashing.RUN, 2, "mean", box)
         shard.take_over()
-        shard.validate()
+        validate(shard)
         for number in range(done, last):
             ticket = crashing.deliver(shard, number)
             assert number == done or not ticket.duplicate
-            shard.validate()
+            validate(shard)
             assert state(shard) == states[number + 1]
 
 

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from daskps.consistency import ASP, BSP, SSP
-from daskps.shards import cut_requests
+from daskps.shards import cut_requests, producers
 from daskps.shards.cuts.cut import Order
 from daskps.shards.deputy import CLOSED, NotHereError, set_gate
 from daskps.shards.memory.format import GENERATION, MAX_PRODUCERS
 from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, NO_WAIT, READ, Item, Ready, Step, Ticket
+from daskps.testing.invariants import validate
 from tests.shards.making import LAYOUT, RULED, A, Momentum, done, held
 
 RULES = dict.fromkeys(RULED, Momentum())
@@ -49,8 +50,8 @@ def test_pushes_of_both_are_one_sequence_of_updates():
             held(owner.segment, flip)[A], held(alone.segment, flip)[A]
         )
     assert deputy.segment.current.version == 6
-    owner.validate()
-    deputy.validate()
+    validate(owner)
+    validate(deputy)
 
 
 def test_push_to_one_is_a_repeat_to_the_other():
@@ -66,9 +67,9 @@ def test_read_parked_at_one_ends_with_a_push_to_the_other():
     owner, deputy = pair()
     waiting = submit(deputy, Step(wait=READ, at_least=1))
     assert waiting.outcome is None
-    before = deputy.is_stale
+    before = deputy.parked.is_stale
     submit(owner, push(0))
-    assert (before, deputy.is_stale) == (False, True)
+    assert (before, deputy.parked.is_stale) == (False, True)
     assert deputy.submit([]) == [waiting]
     assert done(waiting).version == 1
 
@@ -150,7 +151,7 @@ def test_closed_gate_ends_every_wait_and_stays_closed():
     waiting = submit(deputy, Step(wait=READ, at_least=1))
     set_gate(owner.segment, CLOSED)
     owner.set_gate()
-    assert deputy.is_stale
+    assert deputy.parked.is_stale
     assert deputy.submit([]) == [waiting]
     assert isinstance(waiting.outcome, NotHereError)
     assert isinstance(submit(deputy, Step(wait=NO_WAIT)).outcome, NotHereError)
@@ -161,5 +162,5 @@ def test_push_that_finds_no_room_is_for_the_owner_who_asks_the_directory():
     for producer in range(MAX_PRODUCERS):
         submit(owner, Step(ADD, producer=10 + producer, sequence=0))
     assert isinstance(submit(deputy, push(0)).outcome, NotHereError)
-    owner.close_producers([10])
+    producers.close_producers(owner.segment, [10])
     assert submit(deputy, push(0)).version == owner.segment.current.version

@@ -17,7 +17,8 @@ from daskps.shards.memory.segment import Segment
 from daskps.shards.reads import copy_parts
 from daskps.shards.shard import Shard
 from daskps.shards.steps import GRADIENT, READ, Item, Ready, Step
-from tests.shards.making import RUN, contents, done, send, weights
+from daskps.testing.invariants import validate
+from tests.shards.making import RUN, contents, counts, done, send, weights
 
 N, M = 200, 70
 LAYOUT = Layout.build({"v": ((N,), "float32"), "w": ((M,), "float32")}, 1)
@@ -67,13 +68,13 @@ def test_a_bad_gradient_changes_nothing(past, rule, durable, bad, name):
     one, other = shard(rule, durable=durable), shard(rule, durable=durable)
     for made in (one, other):
         send(made, step(0))
-    before, n_pushes = contents(one), one.n_pushes
+    before, counted = contents(one), counts(one)
     reader = done(send(one, Step(run=RUN, rank=1, wait=READ))[0])
     (ticket,) = send(one, step(1, bad))
     assert refused(ticket, name)
     assert not ticket.applied
     assert contents(one) == before
-    assert one.n_pushes == n_pushes
+    assert counts(one) == counted
     # Who reads meanwhile, and who read before, has the weights in force.
     out = np.empty(N, "f4")
     parts = [("float32", 0, N, out)]
@@ -85,7 +86,7 @@ def test_a_bad_gradient_changes_nothing(past, rule, durable, bad, name):
         assert not done(ticket).duplicate
         send(made, step(2))
     assert contents(one) == contents(other)
-    one.validate()
+    validate(one)
 
 
 @pytest.mark.parametrize("queued", [[None, V, None], [V, None], [None, W], [V, W]])
@@ -101,7 +102,7 @@ def test_of_pushes_in_one_pass_the_bad_ones_alone_are_refused(past, queued):
     assert one.segment.flip == 1 + any(bad is None for bad in queued)
     assert weights(one) == weights(other)
     assert one.segment.current.version == queued.count(None)
-    one.validate()
+    validate(one)
 
 
 def parts(sequence: int, bad: bool) -> Step:

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from daskps.errors import ProducerExpiredError, ShardBusyError
 from daskps.shards import producers
 from daskps.shards.memory.format import MAX_PRODUCERS, Record
-from daskps.shards.producers import WINDOW, admit, known
+from daskps.shards.producers import WINDOW, list_open, note_push
 from daskps.shards.steps import ADD, Item, Step
+from daskps.testing.invariants import validate
 from tests.shards.making import A, contents, done, failed, make, send, weights
 
 
@@ -30,34 +31,34 @@ def test_each_number_is_new_once_and_nothing_new_below_the_window(sequences):
     for sequence in sequences:
         if seen and sequence <= max(seen) - WINDOW:
             with pytest.raises(ProducerExpiredError, match="cannot be told"):
-                admit(found, 5, sequence)
+                note_push(found, 5, sequence)
         else:
             assert producers.repeats(found, 5, sequence) == (sequence in seen)
-            assert admit(found, 5, sequence) == (sequence not in seen)
+            assert note_push(found, 5, sequence) == (sequence not in seen)
             seen.add(sequence)
 
 
 def test_all_of_a_window_may_come_in_reverse():
     found = record()
-    assert all(admit(found, 1, s) for s in reversed(range(WINDOW)))
-    assert not any(admit(found, 1, s) for s in range(WINDOW))
-    assert admit(found, 1, WINDOW)
+    assert all(note_push(found, 1, s) for s in reversed(range(WINDOW)))
+    assert not any(note_push(found, 1, s) for s in range(WINDOW))
+    assert note_push(found, 1, WINDOW)
     with pytest.raises(ProducerExpiredError):
-        admit(found, 1, 0)
-    assert not admit(found, 1, 1)
+        note_push(found, 1, 0)
+    assert not note_push(found, 1, 1)
 
 
 def test_producers_do_not_share_a_window():
     found = record()
-    assert admit(found, 1, 500)
-    assert admit(found, 2, 0)
-    assert not admit(found, 2, 0)
-    assert known(found) == [1, 2]
+    assert note_push(found, 1, 500)
+    assert note_push(found, 2, 0)
+    assert not note_push(found, 2, 0)
+    assert list_open(found) == [1, 2]
 
 
 def test_asking_changes_nothing():
     found = record()
-    admit(found, 1, 3)
+    note_push(found, 1, 3)
     before = found.fixed.tolist(), found.producers.tolist()
     producers.repeats(found, 1, 3)
     producers.repeats(found, 1, 4)
@@ -74,9 +75,9 @@ def full_shard():
 def test_one_producer_too_many_is_refused_while_all_are_open():
     shard = full_shard()
     before = contents(shard)
-    assert shard.needs_room(2000)
-    assert not shard.needs_room(5)
-    assert len(shard.open_producers()) == MAX_PRODUCERS
+    assert producers.lacks_room(shard.segment.current, 2000)
+    assert not producers.lacks_room(shard.segment.current, 5)
+    assert len(producers.list_open(shard.segment.current)) == MAX_PRODUCERS
     (ticket,) = send(shard, add(2000))
     assert isinstance(ticket.outcome, ShardBusyError)
     assert "the first is 1" in str(ticket.outcome)
@@ -86,10 +87,10 @@ def test_one_producer_too_many_is_refused_while_all_are_open():
 
 def test_the_producer_that_was_closed_first_makes_room_and_cannot_come_back():
     shard = full_shard()
-    shard.close_producers([7])
-    shard.close_producers([3, 7, 12345])
-    shard.validate()
-    assert not shard.needs_room(2000)
+    producers.close_producers(shard.segment, [7])
+    producers.close_producers(shard.segment, [3, 7, 12345])
+    validate(shard)
+    assert not producers.lacks_room(shard.segment.current, 2000)
     send(shard, add(2000))
     # A repeat of 7's push cannot be told from a new one any more.
     assert failed(send(shard, add(7), add(7, 1)), ProducerExpiredError)
@@ -102,18 +103,18 @@ def test_the_producer_that_was_closed_first_makes_room_and_cannot_come_back():
 def test_a_closed_producer_that_pushes_is_open_again():
     """A task that runs again has the number it had."""
     shard = full_shard()
-    shard.close_producers([7])
+    producers.close_producers(shard.segment, [7])
     send(shard, add(7, 1))
-    assert 7 in shard.open_producers()
+    assert 7 in producers.list_open(shard.segment.current)
     assert failed(send(shard, add(2000)), ShardBusyError)
 
 
 def test_closing_is_no_publication():
     shard = full_shard()
     flip = shard.segment.flip
-    shard.close_producers(range(100))
+    producers.close_producers(shard.segment, range(100))
     assert shard.segment.flip == flip
-    shard.validate()
+    validate(shard)
 
 
 def test_thousands_of_tasks_push_once_each_and_none_twice():
@@ -122,7 +123,7 @@ def test_thousands_of_tasks_push_once_each_and_none_twice():
         ids = range(first, first + 500)
         tickets = send(shard, *(add(p) for p in ids), *(add(p) for p in ids))
         assert [done(t).duplicate for t in tickets] == [False] * 500 + [True] * 500
-        shard.close_producers(ids)
+        producers.close_producers(shard.segment, ids)
     assert weights(shard)[A][0] == 5000
     assert failed(send(shard, *(add(p) for p in range(1, 3900))), ProducerExpiredError)
     assert weights(shard)[A][0] == 5000

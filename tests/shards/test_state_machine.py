@@ -33,7 +33,7 @@ from daskps.errors import (
     StaleGenerationError,
 )
 from daskps.layout.arrays import Layout
-from daskps.shards import cut_requests
+from daskps.shards import cut_requests, producers
 from daskps.shards.cuts.cut import OWNER, Order, ShardReport, agree
 from daskps.shards.deputy import NotHereError
 from daskps.shards.memory.format import (
@@ -63,6 +63,7 @@ from daskps.shards.steps import (
     Tick,
     Ticket,
 )
+from daskps.testing.invariants import validate
 from tests.shards.making import Adding, held, make
 
 N_SHARDS = 2
@@ -377,7 +378,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(shard=shards_, producer=st.integers(1, 3))
     def close_producer(self, shard: int, producer: int) -> None:
-        self.shards[shard].close_producers([producer, 99])
+        producers.close_producers(self.shards[shard].segment, [producer, 99])
 
     @rule(seed=st.integers(0, 10**6))
     def killed(self, seed: int) -> None:
@@ -724,7 +725,9 @@ class Machine(RuleBasedStateMachine):
     def holds(self) -> None:
         for i, shard in enumerate(self.shards):
             self.follow(i)
-            shard.validate()
+            validate(shard)
+            if isinstance(shard, Both):
+                validate(shard.deputy)
             record = shard.segment.current
             flip = shard.segment.flip
             self.same(self.held(i, flip), self.weights[i])
@@ -859,7 +862,7 @@ class Both(Shard):
         """Not what follows pushes that the owner has and nobody else knows of."""
         if self.round is None or not step.run or self.likes.random() < 0.5:
             return False
-        parked = {t.step.rank for t in self.parked if not t.applied}
+        parked = {t.step.rank for t in self.parked.tickets if not t.applied}
         ticks = step.tick or step.kind == NOTHING
         return ticks and step.rank not in {*parked, *self.round._uncommitted}
 
@@ -880,7 +883,7 @@ class Both(Shard):
 
     @property
     def waiting(self) -> list[Ticket]:
-        return [*super().waiting, *self.deputy.parked]
+        return [*super().waiting, *self.deputy.parked.tickets]
 
     def cancel(self, tickets: Iterable[Ticket]) -> None:
         tickets = list(tickets)
@@ -907,10 +910,6 @@ class Both(Shard):
 
     def finish_rank(self, run, rank):
         return super().finish_rank(run, rank) + self.wake()
-
-    def validate(self) -> None:
-        super().validate()
-        self.deputy.validate()
 
 
 class Pairs(Shards):

@@ -313,7 +313,7 @@ class _Taker:
         self, mine: Shard, shard: int, is_released: bool
     ) -> tuple[int, Block] | None:
         """Take over what came for the open round; where it is gone, hold the run."""
-        if not mine.is_bsp:
+        if not mine.run_state.is_bsp:
             return None
         fixed, block = mine.segment.current.fixed, None
         run, n_ranks = int(fixed[RUN]), int(fixed[N_RANKS])

@@ -30,6 +30,7 @@ from daskps.errors import (
     StaleGenerationError,
     StoreClosedError,
 )
+from daskps.shards import producers
 from daskps.shards.memory.format import MAX_PRODUCERS, N_PRODUCERS
 from daskps.shards.shard import Shard
 from daskps.shards.steps import Ready
@@ -209,7 +210,7 @@ class ShardHost(NearShards):
 
     def make_room(self, hosted: HostedShard, producer: int, seconds: float) -> None:
         """Make room at a shard for the pushes of a producer, if it needs any."""
-        if not hosted.shard.needs_room(producer):
+        if not producers.lacks_room(hosted.shard.segment.current, producer):
             return
         room = self._make_room(hosted, producer)
         made = asyncio.run_coroutine_threadsafe(room, self.worker.loop.asyncio_loop)
@@ -226,13 +227,17 @@ class ShardHost(NearShards):
         """Ask the directory which producers ended, where there is no room for one."""
         if hosted.shard.segment.current.fixed[N_PRODUCERS] < MAX_PRODUCERS:
             return
-        open_ids = await self.under(
-            hosted,
-            lambda shard: shard.open_producers() if shard.needs_room(producer) else [],
-        )
-        if open_ids:
+
+        def list_open(shard: Shard) -> list[int]:
+            record = shard.segment.current
+            is_full = producers.lacks_room(record, producer)
+            return producers.list_open(record) if is_full else []
+
+        if open_ids := await self.under(hosted, list_open):
             ended = await self.worker.directory("ended", producers=open_ids)
-            await self.under(hosted, partial(Shard.close_producers, ids=ended))
+            await self.under(
+                hosted, lambda shard: producers.close_producers(shard.segment, ended)
+            )
 
     def get_shard(self, store: str, shard: int) -> HostedShard:
         """Return a shard, or refuse."""

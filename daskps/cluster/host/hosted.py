@@ -178,11 +178,11 @@ class HostedShard:
     @property
     def needs_look(self) -> bool:
         """Whether something waits here that another process may have made possible."""
-        return bool(self._inbox) or self.shard.is_stale
+        return bool(self._inbox) or self.shard.parked.is_stale
 
     def look(self) -> None:
         """Serve what another process's lock or publications kept waiting."""
-        if self.shard.is_stale and not self._inbox:
+        if self.shard.parked.is_stale and not self._inbox:
             self._inbox.append(lambda: self.shard.submit(()))
         self.serve()
 

@@ -18,7 +18,7 @@ from daskps.errors import ProtocolError, PushRejectedError, StoreClosedError
 from daskps.init import fill
 from daskps.layout.arrays import counted
 from daskps.reduction import Node, check_reduce, reduce_all
-from daskps.shards.memory.format import VERSION
+from daskps.shards.memory.format import N_APPLIED, N_DUPLICATES, VERSION
 from daskps.shards.steps import ASSIGN, GRADIENT
 
 if TYPE_CHECKING:
@@ -245,8 +245,8 @@ async def stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
             "nbytes": hosted.layout.shard_nbytes(hosted.index),
             "segment_nbytes": hosted.nbytes,
             "locked_reads": hosted.locks_reads,
-            "pushes": hosted.shard.n_pushes,
-            "duplicates": hosted.shard.n_duplicates,
+            "pushes": hosted.shard.segment.header[N_APPLIED],
+            "duplicates": hosted.shard.segment.header[N_DUPLICATES],
             "parked": len(hosted.shard.waiting),
             "calls": host.n_calls,
         }

@@ -95,7 +95,7 @@ def _newest(record: Record) -> Iterable[tuple[int, int, Intervals]]:
     """
     known = record.producers[: record.fixed[N_PRODUCERS]]
     for row in known[(known[:, CLOSED] == 0) & (known[:, MEANT] != 0)]:
-        yield int(row[PRODUCER]), int(row[HIGH]), producers.meant(row) or ()
+        yield int(row[PRODUCER]), int(row[HIGH]), producers.find_targets(row) or ()
 
 
 def _producer_rows(record: Record) -> Words:

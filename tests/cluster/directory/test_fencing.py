@@ -31,6 +31,7 @@ from daskps.errors import (
 )
 from daskps.shards.shard import Shard
 from daskps.shards.steps import READ, Standing, Ticket
+from daskps.testing.invariants import validate
 from tests.cluster.directory.test_beginning import in_no_time
 from tests.shards.making import RUN, failed, held, make, step
 
@@ -127,7 +128,7 @@ class Cluster:
     def ends_with(self, rounds: int, version: int) -> None:
         """All shards have ended after so many rounds, with nothing of a later one."""
         for shard in self.shards:
-            shard.validate()
+            validate(shard)
             assert shard.rounds_of(RUN) == -1
             assert shard.segment.current.version == version
             assert shard.segment.current.steps[0] == rounds

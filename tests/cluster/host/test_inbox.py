@@ -14,6 +14,7 @@ from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.wire.messages import Call, Part
 from daskps.errors import ShardBusyError, ShardLostError, StoreClosedError
 from daskps.layout.arrays import Layout
+from daskps.shards import producers
 from daskps.shards.memory.format import WANTED
 from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
@@ -197,7 +198,7 @@ def test_push_goes_by_message_where_room_is_not_made_in_time(tmp_path, monkeypat
         await asyncio.Event().wait()
 
     hosted = shared_shard(tmp_path)
-    monkeypatch.setattr(hosted.shard, "needs_room", lambda _: True)
+    monkeypatch.setattr(producers, "lacks_room", lambda *_: True)
     monkeypatch.setattr(ShardHost, "_make_room", make_room)
     try:
         with (

@@ -26,6 +26,7 @@ from daskps.cluster.host.host import HOSTS, ShardHost
 from daskps.cluster.upstream import dumps
 from daskps.cluster.wire.handlers import DIRECTORY, HOST
 from daskps.cluster.wire.messages import _HEAD
+from daskps.testing.invariants import validate
 from tests.support import gen_cluster
 
 #: Every way but messages is closed.
@@ -255,4 +256,4 @@ async def test_what_is_malformed_is_refused(c, s, a, b, monkeypatch, caplog):
         bad += await wrongs(handler, message, rng)
     assert not bad, "\n".join(map(str, bad[:20]))
     for hosted in host.shards.values():
-        hosted.shard.validate()
+        validate(hosted.shard)

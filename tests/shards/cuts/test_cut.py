@@ -14,6 +14,7 @@ from daskps.shards.memory.segment import Segment
 from daskps.shards.reads import copy_parts
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, READ, Item, Ready, Step, Ticket
+from daskps.testing.invariants import validate
 from tests.shards.making import Adding, done, held, make
 
 RUN = 7
@@ -30,7 +31,7 @@ class Store:
     def send(self, shard: int, *steps: Step) -> list[Ticket]:
         tickets = [Ticket(step) for step in steps]
         self.shards[shard].submit(tickets)
-        self.shards[shard].validate()
+        validate(self.shards[shard])
         return tickets
 
     def begin(self) -> list[ShardReport]:
@@ -47,12 +48,12 @@ class Store:
         ticket = Ticket(Step())
         found = cut_requests.follow_order(self.shards[i], CUT, order, ticket)
         assert (ticket in found) == (ticket.outcome is not None)
-        self.shards[i].validate()
+        validate(self.shards[i])
         return ticket
 
     def end(self, i: int) -> list[Ticket]:
         found = cut_requests.end_cut(self.shards[i], CUT)
-        self.shards[i].validate()
+        validate(self.shards[i])
         return found
 
     def copies(self, tickets: list[Ticket]) -> list[float]:
@@ -372,7 +373,7 @@ def test_fence_ends_a_cut_and_refuses_held_steps(policy):
     first, second = store.take(store.begin())
     mine, other = store.send(1, tick(1, 0, wait=READ), push(0, producer=3))
     ended = store.shards[1].end_run(RUN, "cancelled")
-    store.shards[1].validate()
+    validate(store.shards[1])
     assert isinstance(mine.outcome, RunCancelledError)
     assert mine in ended
     if policy == ASP():
@@ -398,7 +399,7 @@ def test_hold_of_a_fence_ends_a_cut():
         assert shard.cut is None
     for shard in store.shards:
         shard.hold_run(RUN, 1)
-        shard.validate()
+        validate(shard)
     assert isinstance(first.outcome, Ready)
     assert [store.value(0), store.value(1)] == [1, 1]
 

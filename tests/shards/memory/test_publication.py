@@ -18,6 +18,7 @@ from daskps.shards.memory.segment import Segment
 from daskps.shards.reads import copy_parts
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Ready, Step
+from daskps.testing.invariants import validate
 from tests.shards.making import (
     RUN,
     A,
@@ -205,7 +206,7 @@ def test_a_run_begins_with_all_weights_in_one_buffer():
     before = weights(shard)
     assert segment.current.weight_sides.tolist() == [1, 0, 0]
     shard.begin_run(1, ASP(), 1)
-    shard.validate()
+    validate(shard)
     assert segment.current.plain[SIDE] == 0
     assert segment.current.changed.tolist() == [1, 0, 0]
     assert weights(shard) == weights(shard, 1) == before

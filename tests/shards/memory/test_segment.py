@@ -15,11 +15,13 @@ from daskps.shards.memory.areas import RECORD, private
 from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, Step
+from daskps.testing.invariants import validate
 from tests.shards.making import (
     LAYOUT,
     RULED,
     A,
     Adding,
+    counts,
     items,
     make,
     send,
@@ -70,7 +72,7 @@ def test_views_are_aligned_disjoint_and_fill_the_segment(given, k, durable):
         arrays = [v for area in segment.areas for v in area.views(segment.buffer)]
         assert sum(v.nbytes for v in arrays) == sum(v.nbytes for v in views) + 256
         assert not spans or spans[-1][1] <= segment.nbytes
-        Shard(segment, {}).validate()
+        validate(Shard(segment, {}))
 
 
 def test_slots_begin_with_their_initial_values():
@@ -97,13 +99,13 @@ def test_nothing_a_shard_knows_lives_elsewhere(durable):
     other = Shard(taken, dict.fromkeys(RULED, Adding()))
     assert weights(other) == weights(one)
     assert slots_of(taken)[A][0].tolist() == [1] * 5
-    assert (other.n_pushes, other.n_duplicates) == (1, 0)
+    assert counts(other) == (1, 0)
     for shard in (one, other):
         again = Step(GRADIENT, items({A: np.ones(5)}), producer=1)
         new = Step(GRADIENT, items({A: np.ones(5)}), producer=1, sequence=1)
         tickets = send(shard, again, new)
         assert [t.duplicate for t in tickets] == [True, False]
-        assert (shard.n_pushes, shard.n_duplicates) == (2, 1)
+        assert counts(shard) == (2, 1)
     assert other.segment.buffer.tobytes() == one.segment.buffer.tobytes()
 
 
@@ -145,7 +147,7 @@ def test_a_segment_whose_maker_was_killed_is_made_anew():
     buffer = words_of(held(initial=3.0), MAGIC_AT=0, FORMAT_AT=0)
     segment = Segment(LAYOUT, 0, dict.fromkeys(RULED, (0.5,)), buffer)
     assert slots_of(segment)[A][0].tolist() == [0.5] * 5
-    Shard(segment, {}).validate()
+    validate(Shard(segment, {}))
 
 
 def test_empty_shards_take_every_call():
@@ -185,7 +187,7 @@ def test_a_broken_segment_does_not_validate(break_it, message):
     send(shard, Step(GRADIENT, items({A: np.ones(5)}), producer=1, sequence=1))
     break_it(shard.segment)
     with pytest.raises(IllegalStateError, match=message):
-        shard.validate()
+        validate(shard)
 
 
 def spans(shard, slots=True):

@@ -13,6 +13,7 @@ from daskps import optim
 from daskps.consistency import BSP
 from daskps.errors import IllegalStateError, RunCancelledError
 from daskps.layout.arrays import Layout
+from daskps.shards import producers
 from daskps.shards.deputy import OPEN, READING, gate_of
 from daskps.shards.memory import segment as segment_
 from daskps.shards.memory.areas import untouched
@@ -22,6 +23,7 @@ from daskps.shards.reads import flip_of_round
 from daskps.shards.rounds.mailbox import Mailbox
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, Item, Standing, Step, Ticket
+from daskps.testing.invariants import validate
 from tests.shards.making import RUN, failed, held, send, slots_of, weights
 from tests.shards.rounds.test_mailbox import Killed, Watch, Words
 
@@ -108,10 +110,10 @@ class Box:
     def heir(self) -> Shard:
         """Who goes on when a process has died."""
         shard = self.shard()
-        if shard.is_bsp:
+        if shard.run_state.is_bsp:
             shard.run_state.attach_rounds(RUN, 2, "mean", self.memory)
         shard.take_over()
-        shard.validate()
+        validate(shard)
         return shard
 
     def copy(self) -> Box:
@@ -158,7 +160,7 @@ def test_withdrawn_round_leaves_no_trace(bound, durable):
     had = held(shard.segment)[A].copy()
     shard.end_run(RUN, "over", rounds=2, version=5)
     never.end_run(RUN, "over", rounds=2, version=5)
-    shard.validate()
+    validate(shard)
     assert state(shard) == state(never)
     assert shard.segment.current.version == 5
     assert (had != held(shard.segment)[A]).any()
@@ -166,7 +168,7 @@ def test_withdrawn_round_leaves_no_trace(bound, durable):
     assert failed(send(shard, tick(0, 3, A)), RunCancelledError)
     for one in (shard, never):
         go_on(one)
-        one.validate()
+        validate(one)
     assert state(shard) == state(never)
     assert gate_of(shard.segment) == OPEN
 
@@ -201,9 +203,9 @@ def test_private_slots_have_a_second_buffer_only_in_rounds(bound):
 
 def test_producer_that_ends_during_the_run_stays_ended(bound):
     shard = after(Box(bound), 3)
-    shard.close_producers([1])
+    producers.close_producers(shard.segment, [1])
     shard.end_run(RUN, "over", rounds=2)
-    assert shard.open_producers() == []
+    assert producers.list_open(shard.segment.current) == []
 
 
 def test_no_further_back_than_one_round(bound):
@@ -288,7 +290,7 @@ def test_withdrawal_killed_after_any_store_is_done_again(bound):
         n_kills += 1
         heir = left.heir()
         assert state(heir) in (before, wanted)
-        if heir.is_bsp:
+        if heir.run_state.is_bsp:
             # Steps that come meanwhile change nothing.
             assert heir.run_state.find_standing(RUN).has_last
             assert heir.segment.limit == 3
@@ -298,7 +300,7 @@ def test_withdrawal_killed_after_any_store_is_done_again(bound):
         withdraw(heir)
         assert state(heir) == wanted
         go_on(heir)
-        heir.validate()
+        validate(heir)
     assert n_kills >= 12
 
 

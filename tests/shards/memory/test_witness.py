@@ -9,6 +9,7 @@ import pytest
 
 from daskps.consistency import ASP, BSP
 from daskps.layout.arrays import Layout, compute_dtype
+from daskps.shards import producers
 from daskps.shards.arrays.operations import (
     TILE,
     PieceBuffers,
@@ -34,6 +35,7 @@ from daskps.shards.steps import (
     Step,
     Ticket,
 )
+from daskps.testing.invariants import validate
 from tests.shards.making import RUN, Momentum, contents, failed, send
 
 LAYOUT = Layout.build(
@@ -215,16 +217,16 @@ class Story:
         assert all(isinstance(t.outcome, Ready) for t in done)
 
     def closing(self) -> None:
-        self.shard.close_producers(self.producers[:1])
+        producers.close_producers(self.shard.segment, self.producers[:1])
         self.producers.append(self.producers[-1] + 1)
 
     def beginning(self, policy: Any, n: int) -> None:
         self.run += 1
         self.shard.begin_run(self.run, policy, n, reset=self.run % 2 == 0)
-        self.shard.validate()
+        validate(self.shard)
 
     def tick(self, rank: int, clock: int, kind: str = GRADIENT) -> Step:
-        items = self.items(kind, whole=self.shard.is_bsp)
+        items = self.items(kind, whole=self.shard.run_state.is_bsp)
         place: Any = {"run": self.run, "rank": rank, "clock": clock, "sequence": clock}
         return Step(kind, items, tick=True, weight=1.0 + rank, **place)
 
@@ -333,7 +335,7 @@ def test_what_a_witness_refuses_does_not_take_effect(durable, rng):
         assert contents(shard) == before
         shard.segment.witness = refuse
         with pytest.raises(RefusalError):
-            shard.close_producers([1])
+            producers.close_producers(shard.segment, [1])
         assert contents(shard) == before
         shard.segment.witness = told
         (again,) = send(shard, step)
@@ -354,7 +356,7 @@ def test_round_that_a_witness_refuses_ends_the_run_without_it(rng):
     assert shard.run_state.find_standing(story.run).is_stuck
     shard.watch(None)
     shard.end_run(story.run, "over", rounds=1)
-    shard.validate()
+    validate(shard)
     assert contents(shard)[:2] == before[:2]
 
 

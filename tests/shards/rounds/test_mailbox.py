@@ -24,7 +24,6 @@ from daskps.layout.arrays import Layout
 from daskps.reduction import reduce_all
 from daskps.shards import cut_requests
 from daskps.shards.deputy import OPEN, READING, NotHereError, gate_of
-from daskps.shards.invariants import bound_of, nodes_of
 from daskps.shards.memory.format import GENERATION, ROUNDS
 from daskps.shards.memory.segment import Segment
 from daskps.shards.rounds import sums
@@ -43,12 +42,14 @@ from daskps.shards.steps import (
     Tick,
     Ticket,
 )
+from daskps.testing.invariants import bound_of, nodes_of, validate
 from tests.shards.making import (
     RUN,
     A,
     C,
     Momentum,
     contents,
+    counts,
     done,
     failed,
     leaf,
@@ -110,7 +111,7 @@ def heir(
     shard = Shard(Segment(layout, 0, SLOTS, buffer, durable=True), RULES)
     shard.run_state.attach_rounds(RUN, n_ranks, reduce, memory)
     shard.take_over()
-    shard.validate()
+    validate(shard)
     return shard
 
 
@@ -184,7 +185,7 @@ def test_any_order_at_any_of_two_gives_the_bits_of_one_reduction(
         assert nodes_of(shard.round) == []
         for found, wanted in zip(weights(shard), weights(alone), strict=True):
             np.testing.assert_array_equal(found, wanted)
-        shard.validate()
+        validate(shard)
 
 
 @pytest.mark.parametrize("size", [*range(1, 33), 63, 64, 65])
@@ -243,7 +244,7 @@ def test_repeat_is_one_at_either():
     assert done(send(deputy, one)[0]).duplicate
     send(deputy, gradient(1, {A: np.ones(9, "f4")}))
     assert done(send(owner, one)[0]).duplicate
-    assert owner.n_pushes == deputy.n_pushes == 2
+    assert counts(owner)[0] == counts(deputy)[0] == 2
 
 
 def test_early_step_parked_at_one_joins_after_the_round_ends_at_the_other():
@@ -253,7 +254,7 @@ def test_early_step_parked_at_one_joins_after_the_round_ends_at_the_other():
     (early,) = send(deputy, gradient(0, one, clock=1))
     assert not early.applied
     send(owner, gradient(1, one))
-    assert deputy.is_stale
+    assert deputy.parked.is_stale
     assert deputy.submit([]) == [early]
     send(owner, gradient(1, one, clock=1))
     assert owner.rounds_of(RUN) == 2
@@ -482,7 +483,7 @@ def test_round_that_a_fence_held_back_is_not():
     owner.hold_run(RUN)
     send(owner, gradient(0, one), gradient(1, one))
     mine = follow()
-    mine.validate()
+    validate(mine)
     assert mine.rounds_of(RUN) == 0
     assert gate_of(mine.segment) == READING
     mine.hold_run(RUN, 1)
@@ -504,7 +505,7 @@ def test_round_of_one_is_accepted_when_it_is_applied(how):
     else:
         owner.hold_run(RUN)
     (ticket,) = send(owner, gradient(0, {A: np.ones(9, "f4")}))
-    assert owner.parked == [ticket]
+    assert owner.parked.tickets == [ticket]
     assert not nodes_of(owner.round)
     end = partial(owner.hold_run, RUN, 1)
     assert (cut_requests.end_cut(owner, "cut") if how == "cut" else end()) == [ticket]
@@ -531,9 +532,9 @@ def test_step_that_came_early_joins_when_it_is_sent_again():
     (early,) = send(owner, gradient(0, one, clock=1))
     mine = follow()
     (again,) = send(mine, early.step)
-    assert mine.parked == [again]
+    assert mine.parked.tickets == [again]
     send(mine, gradient(1, one))
-    assert not mine.parked
+    assert not mine.parked.tickets
     send(mine, gradient(1, one, clock=1))
     assert mine.rounds_of(RUN) == 2
 
@@ -699,7 +700,7 @@ def test_step_killed_after_any_store_counts_once(nth, way, follower, layout):
         with suppress(Killed):
             way(shard, ticket)
         survivor = follower(*copies, 3, layout=layout)
-        survivor.validate()
+        validate(survivor)
         assert state(survivor) in wanted[nth : nth + 2]
         killed = ticket.outcome is None
         assert killed or isinstance(ticket.outcome, Ready)

@@ -33,23 +33,19 @@ if TYPE_CHECKING:
     from daskps.shards.cuts.cut import Cut
     from daskps.shards.memory.segment import Segment
     from daskps.shards.rounds.round import Round
+    from daskps.shards.shard import Shard
     from daskps.shards.steps import Ticket
 
 
-def check(
-    segment: Segment,
-    rounds: Round | None,
-    parked: Sequence[Ticket],
-    cut: Cut | None = None,
-    *,
-    stopped: bool = False,
-) -> None:
-    """Raise IllegalStateError with everything that does not hold."""
+def validate(shard: Shard) -> None:
+    """Raise IllegalStateError with everything that does not hold in a shard."""
+    segment, rounds, cut = shard.segment, shard.round, shard.cut
+    stopped = shard.run_state.why_stopped is not None
     wrong = [
         *_words(segment),
         *_sides(segment),
         *_run(segment, rounds, cut, stopped),
-        *_tickets(segment, rounds, parked),
+        *_tickets(segment, rounds, shard.parked.tickets),
         *_cut(segment, rounds, cut),
     ]
     if wrong:
