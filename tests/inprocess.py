@@ -32,6 +32,7 @@ from daskps.cluster import upstream
 from daskps.cluster.caller.link import Link, using
 from daskps.cluster.directory.directory import Directory
 from daskps.cluster.host.host import HOSTS, ShardHost
+from daskps.cluster.keys import Anchor, store_of_anchor
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.replies import unpack_reply
 
@@ -365,9 +366,10 @@ class Cluster:
         function(self.hosts[0].worker)
 
     def future_of(self, client: Site, key: Any) -> Result:
-        """Return a future of what is no matter."""
+        """Return the future of a shard's anchor."""
         result = Result(client, key)
-        result.future.set_result(None)
+        store, shard = str(store_of_anchor(key)), key.rpartition("-")[2]
+        result.future.set_result(Anchor(store, int(shard), 0))
         return result
 
     def close(self) -> None:

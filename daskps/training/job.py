@@ -13,7 +13,8 @@ from daskps.cluster.caller import snapshots
 from daskps.cluster.caller.user_calls import Pump, UserCall, call_directly
 from daskps.cluster.runs.graph.windows import Schedule
 from daskps.cluster.runs.launch import launch
-from daskps.cluster.runs.spec import Launch, threads_of
+from daskps.cluster.runs.parts import threads_of
+from daskps.cluster.runs.spec import Launch
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import DaskPSError
 from daskps.store.store import ParameterStore

@@ -82,8 +82,8 @@ MUTANTS = (
     ),
     Mutant(
         "lost-round-names-no-shard",
-        "daskps.cluster.runs.graph.driver:GraphDriver.results",
-        "raise await self._lost(error) from error",
+        "daskps.cluster.runs.graph.driver:GraphDriver._begin_anew",
+        "raise lost from error",
         "raise error",
         (
             "tests/cluster/runs/graph/test_graph.py::test_a_round_that_is_lost_each_time_is_an_error",

@@ -1,23 +1,26 @@
-"""Where a trainer's data lies on the cluster, and how its tasks get it."""
+"""Where a trainer's data lies on the cluster, and how it is sent to workers."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from distributed import Client, Future
 
 from daskps.cluster import upstream
-from daskps.errors import RunCancelledError
+from daskps.errors import NotEnoughWorkersError, RunCancelledError
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.link import Link
 
 #: By key: bytes of a result, and the workers that hold it.
 DataPlaces: TypeAlias = Mapping[Any, tuple[int, Sequence[str]]]
+#: How often data is sent anew because a worker died under it.
+MOST_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,6 +94,47 @@ class DataPart:
         blocks = [b if isinstance(b, Future) else next(rest) for b in self.blocks]
         X, y = blocks[: len(self.X)], blocks[len(self.X) :]
         return X, None if self.y is None else y
+
+
+async def threads_of(link: Link) -> dict[str, int]:
+    """Return the number of threads of each worker."""
+    info = await link.node.scheduler.identity()
+    return {w: int(about["nthreads"]) for w, about in info["workers"].items()}
+
+
+async def workers_of(link: Link) -> list[str]:
+    """Return the workers there are.
+
+    Raises
+    ------
+    NotEnoughWorkersError
+        If there is none.
+    """
+    if not (found := list(await threads_of(link))):
+        raise NotEnoughWorkersError("the cluster has no worker to train on; add some")
+    return found
+
+
+async def sent(link: Link, send: Callable[[list[str]], Awaitable[None]]) -> None:
+    """Send data to the workers there are, again where one of them dies under it.
+
+    Parameters
+    ----------
+    link : Link
+        The client's way to the cluster.
+    send : callable
+        Given the workers it sends what none of them has yet.
+    """
+    for tries in itertools.count(1):
+        try:
+            await send(await workers_of(link))
+        except OSError:
+            # The scheduler may have yet to hear of that.
+            if tries > MOST_TRIES:
+                raise
+            await asyncio.sleep(0.1 * tries)
+        else:
+            return
 
 
 async def computed(futures: Iterable[Future[Any]]) -> None:

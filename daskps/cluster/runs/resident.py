@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from concurrent.futures import CancelledError
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distributed import Client, Future, KilledWorker
@@ -14,8 +14,7 @@ from daskps.cluster import upstream
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.keys import trainer_key
-from daskps.cluster.runs.parts import DataPart
-from daskps.cluster.runs.spec import Launch, workers_for
+from daskps.cluster.runs.parts import DataPart, sent
 from daskps.cluster.runs.trainer_task import run_trainer
 from daskps.consistency import BSP
 from daskps.errors import NotEnoughWorkersError, RunCancelledError
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from daskps.cluster.caller.link import Link
+    from daskps.cluster.runs.spec import Launch
 
 #: How long to wait for a better reason once a run has failed. One that comes ends the
 #: wait; on a machine at a load of 28 it came after more than 2 s.
@@ -61,9 +61,7 @@ class Trainers:
 
     async def results(self) -> list[Any]:
         """Start all trainers and await what they return."""
-        workers = await workers_for(self.link, len(self.spec.parts))
-        for rank in range(len(workers)):
-            workers = await self._start_on(workers, rank, 0)
+        await sent(self.link, self._start_all)
         tasks = [asyncio.ensure_future(self._one(rank)) for rank in self.futures]
         try:
             errors = await _errors(tasks)
@@ -76,23 +74,13 @@ class Trainers:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _start_on(self, workers: list[str], rank: int, attempt: int) -> list[str]:
-        """Start a trainer on its worker, or where that has died, on those there are."""
-        for tries in itertools.count(1):
-            try:
-                await self._start(rank, workers[rank], attempt)
-            except OSError:
-                # It died under the data; the scheduler may have yet to hear of that.
-                if tries > MOST_RESTARTS:
-                    raise
-                await asyncio.sleep(0.1 * tries)
-                workers = await workers_for(self.link, len(self.spec.parts))
-            else:
-                break
-        return workers
+    async def _start_all(self, workers: list[str]) -> None:
+        """Start the trainers that have not started yet."""
+        for rank in range(len(self.futures), len(self.spec.parts)):
+            await self._start(rank, 0, workers)
 
-    async def _start(self, rank: int, worker: str, attempt: int) -> None:
-        part = self.spec.parts[rank]
+    async def _start(self, rank: int, attempt: int, workers: list[str]) -> None:
+        part, worker = self.spec.parts[rank], workers[rank % len(workers)]
         if isinstance(part, DataPart):
             # Where its data went with a worker, it is anywhere by now.
             worker = part.worker if part.worker and not attempt else worker
@@ -162,11 +150,10 @@ class Trainers:
         if isinstance(part, DataPart):
             part.check(rank)
         try:
-            workers = await workers_for(self.link, len(self.spec.parts))
+            await sent(self.link, partial(self._start, rank, attempt))
         except NotEnoughWorkersError as error:
             # The directory may know more, for example of `client.restart`.
             raise RunCancelledError(f"trainer {rank} was lost: {error}") from error
-        await self._start_on(workers, rank, attempt)
 
     def cancel(self) -> None:
         """Tell Dask that nobody wants the trainers any more."""

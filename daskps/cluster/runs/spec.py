@@ -1,4 +1,4 @@
-"""What a run is, before it begins, and the workers it may have."""
+"""What a run is, before it begins."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from daskps.errors import NotEnoughWorkersError
-
 if TYPE_CHECKING:
-    from daskps.cluster.caller.link import Link
     from daskps.cluster.runs.graph.windows import Schedule
     from daskps.codecs import Codec
     from daskps.consistency import Policy
@@ -44,17 +41,3 @@ class Launch:
     def n_ranks(self) -> int:
         """Ranks that the shards know: a round of the graph, reduced, comes from one."""
         return 1 if self.graph else len(self.parts)
-
-
-async def threads_of(link: Link) -> dict[str, int]:
-    """Return the number of threads of each worker."""
-    info = await link.node.scheduler.identity()
-    return {w: int(about["nthreads"]) for w, about in info["workers"].items()}
-
-
-async def workers_for(link: Link, size: int | None) -> list[str]:
-    """Return a worker for each of `size` trainers, one per worker by default."""
-    found = list(await threads_of(link))
-    if not found:
-        raise NotEnoughWorkersError("the cluster has no worker to train on; add some")
-    return [found[i % len(found)] for i in range(size or len(found))]

@@ -16,8 +16,8 @@ from daskps.cluster.runs.parts import (
     is_elsewhere,
     placed,
     places,
+    workers_of,
 )
-from daskps.cluster.runs.spec import workers_for
 from daskps.training.data.chunks import full_chunks, runs_of_chunks
 from daskps.training.data.listed import check_listed, from_list, listed
 from daskps.training.data.rows import n_rows, rows, take_rows
@@ -99,7 +99,7 @@ async def parts_of(
     check(X, y, trainers, split)
     if (given := listed(X)) is not None:
         return await from_list(link, given, listed(y))
-    workers = await workers_for(link, None)
+    workers = await workers_of(link)
     chunked = [array for array in (X, y) if _has_chunks(array)]
     follows = split["scheme"] == "contiguous" and split["weights"] is None
     if chunked and follows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,7 +56,6 @@ class TaskContext:
         self.meta: StoreMap = self.shared("meta", self._find)
         self.shards = ShardClient(self.link, self.meta)
         self.reduce = loads(work.reduce)
-        self._stepper: Any = None
         self._finite = config.load().check_finite
         self._weights: Weights = self.shared("weights", lambda: Weights(self.meta))
 
@@ -68,12 +67,10 @@ class TaskContext:
         find = self.link.directory("find", uid=self.work.uid)
         return StoreMap(self.link.run(lambda: find))
 
-    @property
+    @cached_property
     def stepper(self) -> Any:
         """The user's function with its buffers, a copy of its own for each thread."""
-        if self._stepper is None:
-            self._stepper = loads(self.work.body)(self.meta)
-        return self._stepper
+        return loads(self.work.body)(self.meta)
 
     def read(self, place: RoundId) -> None:
         """Read the round before a place into the stepper's buffers."""

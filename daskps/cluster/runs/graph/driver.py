@@ -75,6 +75,8 @@ class GraphDriver:
         self.homes = DataHomes(link, parts, work.run)
         self._ledger = EpochLog(self.schedule)
         self._attempt = 0
+        #: How often in a row the round in progress was begun anew.
+        self._tries = 0
         self._told = 0.0
         self._stopped = False
         self._futures: list[list[Future[Any]]] = []
@@ -99,16 +101,12 @@ class GraphDriver:
                 if await self.listen(self._ledger.end(epoch)):
                     break
             return []
-        tries, at = 0, 0
-        while at < self.schedule.n_rounds and not self._stopped:
+        while self._ledger.round < self.schedule.n_rounds and not self._stopped:
             try:
-                await self._window(at)
+                await self._window(self._ledger.round)
+                self._tries = 0
             except RETRIED as error:
                 await self._begin_anew(error)
-                tries = tries + 1 if self._ledger.round == at else 0
-                if tries > MOST_TRIES:
-                    raise await self._lost(error) from error
-            at = self._ledger.round
         await self.listen({"moved": self._ledger.moved})
         return []
 
@@ -172,11 +170,21 @@ class GraphDriver:
     async def _begin_anew(self, error: BaseException) -> None:
         """Find out where the shards are, and go on from there."""
         rows = await self._shards.control("rounds", run=self.work.run)
-        now = min(n for row in rows for n in row)
+        held = zip(self.meta.hosts.values(), rows, strict=True)
+        # Of the shards that are furthest behind one is named.
+        now, shard = min(
+            place for of, row in held for place in zip(row, of, strict=True)
+        )
         if now < 0:
             raise RunCancelledError(f"run {self.work.run} is over") from error
+        before = self._ledger.round
         await self._enter(now)
         self._release()
+        self._tries = self._tries + 1 if self._ledger.round == before else 0
+        if self._tries > MOST_TRIES:
+            owner = self.meta.owners[shard]
+            lost = RoundLostError(self.meta.name, shard, owner, str(error))
+            raise lost from error
         self._attempt += 1
         logger.warning(
             "daskps: round %d of a run on store %r is begun anew: %s",
@@ -186,16 +194,6 @@ class GraphDriver:
         )
         await self.listen({"retried": now})
         await self.homes.settle()
-
-    async def _lost(self, error: BaseException) -> RoundLostError:
-        """Name a shard that is furthest behind."""
-        rows = await self._shards.control("rounds", run=self.work.run)
-        held = zip(self.meta.hosts.values(), rows, strict=True)
-        behind = [(n, i) for of, row in held for i, n in zip(of, row, strict=True)]
-        _, shard = min(behind)
-        return RoundLostError(
-            self.meta.name, shard, self.meta.owners[shard], str(error)
-        )
 
     def cancel(self) -> None:
         """Tell Dask that nobody wants the run any more."""

@@ -46,21 +46,19 @@ class EpochLog:
 
     def _clear(self) -> None:
         n = len(self._schedule.groups)
-        self._rows, self._losses = [0] * n, [0.0] * n
-        self._has_loss = [False] * n
+        self._rows = [0] * n
+        #: None of ranks that have told none.
+        self._losses: list[float | None] = [None] * n
 
     def add(self, receipts: Sequence[Receipt]) -> dict[str, Any] | None:
         """Enter the next round; return the epoch it has ended, if it has."""
         for receipt in receipts:
-            self._rows[receipt.rank] += receipt.rows
+            rank, loss = receipt.rank, receipt.loss_sum
+            self._rows[rank] += receipt.rows
             self.moved += receipt.moved
-            if receipt.loss_sum is not None:
-                self._losses[receipt.rank] += receipt.loss_sum
-                self._has_loss[receipt.rank] = True
-            first = self._first[receipt.rank]
-            self._first[receipt.rank] = first_batches(
-                first, receipt.loss_sum, receipt.rows
-            )
+            if loss is not None:
+                self._losses[rank] = (self._losses[rank] or 0.0) + loss
+            self._first[rank] = first_batches(self._first[rank], loss, receipt.rows)
         self.round += 1
         epoch, within = divmod(self.round, self._schedule.per_epoch)
         return None if within else self.end(epoch - 1)
@@ -68,8 +66,8 @@ class EpochLog:
     @property
     def loss(self) -> float | None:
         """Mean loss over the rows entered of the epoch in progress."""
-        rows = sum(self._rows)
-        return sum(self._losses) / rows if rows and any(self._has_loss) else None
+        rows, told = sum(self._rows), [x for x in self._losses if x is not None]
+        return sum(told) / rows if rows and told else None
 
     def end(self, epoch: int) -> dict[str, Any]:
         """Return what the ranks report of an epoch that has ended."""
@@ -80,14 +78,14 @@ class EpochLog:
                 {
                     "rank": rank,
                     "rows": rows,
-                    "loss": loss if has_loss else None,
+                    "loss": loss,
                     "seconds": now - self._began,
                     "lag": 0,
                     "clock": self.round,
                     "first": self._first[rank],
                 }
-                for rank, (rows, loss, has_loss) in enumerate(
-                    zip(self._rows, self._losses, self._has_loss, strict=True)
+                for rank, (rows, loss) in enumerate(
+                    zip(self._rows, self._losses, strict=True)
                 )
             ],
         }

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster import upstream
-from daskps.errors import NotEnoughWorkersError
+from daskps.cluster.runs.parts import sent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,9 +14,6 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.link import Link
     from daskps.cluster.runs.parts import DataPart
-
-#: How often data is sent anew because a worker died under it.
-MOST_TRIES = 5
 
 
 class DataHomes:
@@ -44,24 +39,9 @@ class DataHomes:
 
     async def settle(self) -> None:
         """Send what is on the client to a worker, contiguous ranks together."""
-        for tries in itertools.count(1):
-            try:
-                await self._settle()
-            except OSError:
-                # A worker died under it; the scheduler may have yet to hear of that.
-                if tries == MOST_TRIES:
-                    raise
-                await asyncio.sleep(0.1 * tries)
-            else:
-                return
+        await sent(self._link, self._settle)
 
-    async def _settle(self) -> None:
-        info = await self._link.node.scheduler.identity()
-        workers = list(info["workers"])
-        if not workers:
-            raise NotEnoughWorkersError(
-                "the cluster has no worker to train on; add some"
-            )
+    async def _settle(self, workers: list[str]) -> None:
         missing: dict[str, list[int]] = {}
         for rank, part in enumerate(self._parts):
             part.check(rank)

@@ -16,30 +16,33 @@ from daskps.reduction import Node, cover, fold, mean, reduce_all
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from daskps.cluster.host.contributions import Receipt
+    from daskps.cluster.host.contributions import Receipt, RoundId
     from daskps.cluster.runs.graph.context import TaskContext
-    from daskps.cluster.runs.graph.duties import Reduction
 
 
 class Sums:
     """The contributions of one round, from all workers to the shards of one host."""
 
     def __init__(
-        self, context: TaskContext, duty: Reduction, receipts: Sequence[Receipt]
+        self,
+        context: TaskContext,
+        place: RoundId,
+        shards: Sequence[int],
+        receipts: Sequence[Receipt],
     ) -> None:
-        self.context, self.place, self.shards = context, duty.place, duty.shards
+        self.context, self.place, self.shards = context, place, shards
         self.size = context.work.size
+        #: By worker: whose contributions it has, and the nodes it sums them to.
         self.ranks: dict[str, list[int]] = {}
         for receipt in sorted(receipts):
             self.ranks.setdefault(receipt.worker, []).append(receipt.rank)
-        delivering = {r.rank for r in receipts}
-        self.absent = set(range(self.size)) - delivering
-        self.nodes = {w: self._nodes(ranks) for w, ranks in self.ranks.items()}
-
-    def _nodes(self, ranks: Sequence[int]) -> list[tuple[int, int]]:
-        if callable(self.context.reduce):
-            return [(rank, rank + 1) for rank in ranks]
-        return cover(set(ranks), self.absent, self.size)
+        absent = set(range(self.size)) - {r.rank for r in receipts}
+        self.nodes = {
+            w: [(rank, rank + 1) for rank in ranks]
+            if callable(context.reduce)
+            else cover(set(ranks), absent, self.size)
+            for w, ranks in self.ranks.items()
+        }
 
     def fetch(self) -> dict[int, dict[int, Any]]:
         """Return the reduced arrays of each shard, by position of the piece."""
@@ -76,7 +79,7 @@ class Sums:
                     worker,
                     "sums",
                     place=astuple(self.place),
-                    shards=list(self.shards),
+                    shards=self.shards,
                     ranks=self.ranks[worker],
                     nodes=self.nodes[worker],
                 )

@@ -9,6 +9,7 @@ shard takes each round once.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.caller import routes
@@ -24,7 +25,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from daskps.cluster.caller.routes import Computed
-    from daskps.cluster.runs.graph.duties import Duty, Reduction
+    from daskps.cluster.host.contributions import RoundId
+    from daskps.cluster.keys import Anchor
+
+
+# It travels with each task; with slots it would be pickled half as fast.
+@dataclass(frozen=True)
+class Duty:
+    """Whose gradient a task computes, for which round, and where its data should be."""
+
+    place: RoundId
+    rank: int
+    #: A worker, "" for any.
+    home: str
 
 
 def compute_gradient(work: GraphWork, duty: Duty, part: Any, after: Any) -> Receipt:
@@ -46,8 +59,7 @@ def compute_gradient(work: GraphWork, duty: Duty, part: Any, after: Any) -> Rece
     Receipt
         Where the contribution is.
     """
-    context = context_of(work)
-    place, rank = duty.place, duty.rank
+    context, place, rank = context_of(work), duty.place, duty.rank
     try:
         context.host.contributions.begin(place)
         context.read(place)
@@ -73,7 +85,10 @@ def compute_gradient(work: GraphWork, duty: Duty, part: Any, after: Any) -> Rece
 
 
 def reduce_round(
-    work: GraphWork, duty: Reduction, anchors: Any, receipts: Sequence[Receipt]
+    work: GraphWork,
+    place: RoundId,
+    anchors: Sequence[Anchor],
+    receipts: Sequence[Receipt],
 ) -> int:
     """Reduce a round for the shards of one host and have them apply it.
 
@@ -81,10 +96,10 @@ def reduce_round(
     ----------
     work : GraphWork
         The run.
-    duty : Reduction
-        The round and the shards.
-    anchors : object
-        Their anchors, which place this task.
+    place : RoundId
+        The round.
+    anchors : sequence of Anchor
+        The shards' anchors, which place this task.
     receipts : sequence of Receipt
         Where the contributions are; ranks without one sit the round out.
 
@@ -98,10 +113,9 @@ def reduce_round(
     ContributionLostError
         When a contribution is gone; the round is begun anew.
     """
-    context, place = context_of(work), duty.place
+    context, shards = context_of(work), [anchor.shard for anchor in anchors]
     # The host that owns them, not the place of an anchor: the step is forwarded.
-    sums = Sums(context, duty, receipts)
-    found = sums.fetch()
+    found = Sums(context, place, shards, receipts).fetch()
     kinds = {r.kind for r in receipts if r.kind}
     if len(kinds) > 1:
         raise ConsistencyError(
@@ -119,7 +133,7 @@ def reduce_round(
     arrays = found if weighs else {shard: {} for shard in found}
     request = routes.pieces(context.meta, arrays, step)
     # Before the round is applied: of a round that is complete, they are there.
-    context.note(place, [*map(tuple, sorted(receipts))], 0 in duty.shards)
+    context.note(place, [*map(tuple, sorted(receipts))], 0 in shards)
     deadline = Deadline(None, f"round {place.round} of run {work.run}")
     context.shards.call(request, deadline)
     return place.round

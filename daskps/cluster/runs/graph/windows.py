@@ -7,15 +7,14 @@ ancestor alive on the scheduler, four tasks a round for ever.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from daskps.cluster import upstream
 from daskps.cluster.keys import gradient_key, reduction_key
-from daskps.cluster.runs.graph.duties import Duty, Reduction
-from daskps.cluster.runs.graph.tasks import compute_gradient, reduce_round
+from daskps.cluster.runs.graph.tasks import Duty, compute_gradient, reduce_round
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -68,6 +67,7 @@ class Schedule:
         return range(start, stop)
 
 
+@dataclass(frozen=True, slots=True)
 class WindowGraph:
     """The graph of one window.
 
@@ -87,21 +87,15 @@ class WindowGraph:
         Worker of each rank's data, "" for any.
     """
 
-    def __init__(
-        self,
-        work: Future[GraphWork],
-        name: str,
-        *,
-        hosts: Mapping[str, Sequence[int]],
-        anchors: Sequence[Future[Any]],
-        parts: Sequence[Any],
-        homes: Sequence[str],
-    ) -> None:
-        self.work, self.name, self.hosts = work, name, hosts
-        self.anchors, self.parts, self.homes = anchors, parts, homes
-        self.layers: dict[str, MaterializedLayer] = {}
-        #: Keys of each round's reductions, in order of the hosts.
-        self.tokens: list[list[Any]] = []
+    work: Future[GraphWork]
+    name: str
+    hosts: Mapping[str, Sequence[int]]
+    anchors: Sequence[Future[Any]]
+    parts: Sequence[Any]
+    homes: Sequence[str]
+    layers: dict[str, MaterializedLayer] = field(default_factory=dict)
+    #: Keys of each round's reductions, in order of the hosts.
+    tokens: list[list[Any]] = field(default_factory=list)
 
     def add(self, place: RoundId, ranks: Sequence[int]) -> None:
         """Chain a round to those before it; another may follow, now or later."""
@@ -119,9 +113,8 @@ class WindowGraph:
         tokens = []
         for host, shards in self.hosts.items():
             key = reduction_key(self.name, shards[0], _numbers(place))
-            duty = Reduction(place, tuple(shards))
             anchors = [self.anchors[i] for i in shards]
-            task = (reduce_round, self.work, duty, anchors, keys)
+            task = (reduce_round, self.work, place, anchors, keys)
             self._layer(f"reduce-{place.round}-{host}", {key: task}, host, priority=1)
             tokens.append(key)
         self.tokens.append(tokens)
