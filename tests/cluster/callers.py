@@ -10,11 +10,19 @@ import numpy as np
 
 from daskps.cluster.caller.far import Counters
 from daskps.cluster.caller.near import NearRoute, call_near
-from daskps.cluster.caller.routes import Reply, Request
+from daskps.cluster.caller.routes import ReadSlice, Reply, Request, Target
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.host.near_shards import NearShards
 from daskps.cluster.wire.deadline import Deadline
+
+#: What reads a thousand numbers of shard 0 into the first array.
+ALL = {0: (ReadSlice(("float64", 0, 1000), 0, slice(0, 1000)),)}
+
+
+def target_in(out: Any) -> Target:
+    """Return a read of all of these numbers into an array."""
+    return Target(ALL, [out], lambda: None)
 
 
 def map_of(hosted: HostedShard) -> StoreMap:

@@ -77,7 +77,7 @@ def waits(trainer, part):
     read, elements = trainer._session.read, []
 
     def counted(target, timeout):
-        elements.append(sum(out.size for outs in target.outs.values() for out in outs))
+        elements.append(sum(out.size for out in target.flats))
         open(waiting, "w").close()
         read(target, timeout)
 

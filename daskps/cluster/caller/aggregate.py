@@ -39,7 +39,7 @@ async def aggregate(
             if any(rows)
         }
 
-    found = await shards.rerouted("aggregate", plan, deadline=deadline)
+    found = await shards.control_each("aggregate", plan, deadline)
     wanted = {index for arrays in contributions for index in arrays}
     parameters = [p for p in meta.layout.parameters if p.index in wanted]
     flats = {p.index: np.empty(p.size, compute_dtype(p.dtype)) for p in parameters}

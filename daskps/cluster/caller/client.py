@@ -81,16 +81,7 @@ class ShardClient:
         Reply
             What the shards have said that were asked.
         """
-        step, bound = request.step, request.min_version or 0
-        if step.run:
-            bound = step.clock
-        # The task graph reads rounds of a run that is not this client's: its reads here
-        # would be of whatever is in force, which may be a round ahead.
-        if (
-            step.run == self.ways.run
-            and request.target is not None
-            and self.reads.fill(request.target, bound)
-        ):
+        if request.target and self.reads.fill(request.target, request.bounds()):
             return Reply([])
         return self.call(request, deadline)
 
@@ -162,31 +153,26 @@ class ShardClient:
 
         Where shards have moved meanwhile, to all hosts once more.
         """
-        return await self.rerouted(
-            method,
-            lambda: dict.fromkeys(self.meta.hosts, kwargs),
-            deadline=deadline,
-            run=kwargs.get("run", 0),
+        return await self.control_each(
+            method, lambda: dict.fromkeys(self.meta.hosts, kwargs), deadline
         )
 
     async def control_at(self, shard: int, method: str, **kwargs: Any) -> Any:
         """Send a control message to the host of one shard."""
-        [found] = await self.rerouted(
-            method,
-            lambda: {self.meta.owners[shard]: kwargs},
-            run=kwargs.get("run", 0),
+        [found] = await self.control_each(
+            method, lambda: {self.meta.owners[shard]: kwargs}
         )
         return found
 
-    async def rerouted(
+    async def control_each(
         self,
         method: str,
         plan: Callable[[], Mapping[str, Mapping[str, Any]]],
-        *,
         deadline: Deadline | None = None,
-        run: int = 0,
     ) -> list[Any]:
         """Send control messages, planned anew when shards have moved.
+
+        For a run it is tried until that is over, without a deadline.
 
         Parameters
         ----------
@@ -196,8 +182,6 @@ class ShardClient:
             Returns the arguments for each worker.
         deadline : Deadline, optional
             When to give up.
-        run : int
-            The run for which; it is tried until that is over, without a deadline.
 
         Returns
         -------
@@ -212,7 +196,7 @@ class ShardClient:
             If the run is over.
         """
         what = f"{method} of store {self.meta.name!r}"
-        seconds = None if run else CONTROL_SECONDS
+        seconds = None if self.ways.run else CONTROL_SECONDS
         # A caller without a limit waits for what a host has to work out.
         scope = asyncio.timeout(deadline.remaining() if deadline else None)
         deadline = deadline or Deadline(seconds, what)
@@ -228,7 +212,7 @@ class ShardClient:
                     except (OSError, StaleGenerationError) as error:
                         every = range(self.meta.layout.n_shards)
                         tries = await self.far.relocate(
-                            every, error, tries=tries, deadline=deadline, run=run
+                            every, error, tries=tries, deadline=deadline
                         )
         except TimeoutError as error:
             if not scope.expired() and not deadline.is_over:

@@ -213,18 +213,16 @@ class Far:
         *,
         tries: int,
         deadline: Deadline,
-        run: int = 0,
     ) -> int:
         """Find out where to send a message again that failed, and whether to.
 
-        `run` is for whom, where no trainer calls. Returns how often it was tried in
-        vain where the shards still are.
+        Returns how often it was tried in vain where the shards still are.
         """
         where, wait = self._meta.where, FIRST_SECONDS
         while True:
             left = deadline.left()
             # For half of what is left at most: an answer says what keeps them.
-            work = self._locate(run or self._ways.run, wait_seconds=min(left / 2, wait))
+            work = self._locate(self._ways.run, wait_seconds=min(left / 2, wait))
             seconds = None if left == float("inf") else left
             located = await self.link.within(work, seconds, deadline.what)
             self._waits, wait = dict(located["waits"]), ADOPT_SECONDS
@@ -313,9 +311,8 @@ def _fill(target: Target | None, answers: Sequence[Answer]) -> None:
     """Copy what was read to where it was asked for."""
     for answer in answers:
         if answer.arrays and target is not None:
-            for out, array in zip(
-                target.outs[answer.shard], answer.arrays, strict=True
-            ):
+            outs = target.outs(answer.shard)
+            for out, array in zip(outs, answer.arrays, strict=True):
                 np.copyto(out, array)
 
 

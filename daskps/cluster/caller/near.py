@@ -384,9 +384,10 @@ class NearCall:
             raise outcome
         else:
             version = ticket.version or outcome.version
-            if ranges := self._request.ranges(part.shard):
+            target = self._request.target
+            if target and (ranges := target.ranges(part.shard)):
                 left = max(MIN_SECONDS, min(end - time.monotonic(), LOCK_SECONDS))
-                outs = self._request.outs(part.shard)
+                outs = target.outs(part.shard)
                 try:
                     outcome = part.hosted.read(ticket, ranges, outs, left)
                 except (ShardBusyError, NotHereError):

@@ -12,14 +12,14 @@ until it has ticked twice.
 
 from __future__ import annotations
 
-import itertools
 import time
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from daskps.cluster.caller.routes import Target, at_least
+from daskps.cluster.caller.routes import Target
 from daskps.cluster.caller.shard_map import Prepared
 from daskps.cluster.host.copy_routine import copier
 from daskps.cluster.machine.pauses import Pause
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from daskps.cluster.caller.far import Counters
+    from daskps.cluster.caller.routes import ReadSlice
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.ways import Ways
     from daskps.cluster.host.copy_routine import Copy
-    from daskps.cluster.wire.messages import Range
     from daskps.shards.memory.segment import Segment
 
 #: How often a copy that updates run into is tried again.
@@ -49,8 +49,6 @@ LOOK_SECONDS = 0.1
 #: Which array, which of its elements, and what to copy there.
 PieceCopy = tuple[int, slice, Array]
 PieceCopies = tuple[PieceCopy, ...]
-#: Which array a range goes to, and where.
-ArraySlice = tuple[int, slice]
 #: A parameter in one shard: who looks, which piece, and that in both buffers.
 Seen = tuple[TrainerReads, int, tuple[Array, Array]]
 
@@ -58,7 +56,6 @@ Seen = tuple[TrainerReads, int, tuple[Array, Array]]
 class Source(NamedTuple):
     """One shard of a read."""
 
-    shard: int
     looks: TrainerReads
     #: What to copy where all of its weights lie in one buffer, for either of them.
     whole: tuple[PieceCopies, PieceCopies]
@@ -75,62 +72,47 @@ class PreparedRead:
     ----------
     ways : Ways
         How this process reaches the shards, and whose reads these are.
-    ranges : mapping of int to tuple of Range
-        What to read of which shard.
-    places : mapping of int to sequence of (int, slice), optional
-        For each of these which array it goes to, and where; by default each has an
-        array of its own.
+    slices : mapping of int to tuple of ReadSlice
+        What to read of which shard, and where that goes.
     """
 
-    def __init__(
-        self,
-        ways: Ways,
-        ranges: Mapping[int, tuple[Range, ...]],
-        places: Mapping[int, Sequence[ArraySlice]] | None = None,
-    ) -> None:
-        self.ranges, self._places = ranges, places
+    def __init__(self, ways: Ways, slices: Mapping[int, tuple[ReadSlice, ...]]) -> None:
+        self.slices = slices
         self._sources: list[Source] = []
         lives: set[Callable[[], bool]] = set()
         self._next_look = 0.0
         #: Clocks by which the slowest live trainer was behind at the last read.
         self.lag = 0
-        each = itertools.chain.from_iterable(ranges.values())
-        nbytes = sum((b - a) * np.dtype(dtype).itemsize for dtype, a, b in each)
-        copy = copier(nbytes)
+        asked = [one.range for of in slices.values() for one in of]
+        copy = copier(sum((b - a) * np.dtype(dtype).itemsize for dtype, a, b in asked))
         #: None to assign to a slice, which costs half of what a call of `copyto` does.
         self._copy: Copy | None = None if copy is np.copyto else copy
-        numbers = itertools.count()
         #: Hosts whose shards it reads.
         self.n_hosts = 0
         #: Whether all shards can be read without a message.
         self.is_possible = True
-        for shard, asked in ranges.items():
+        for shard, of in slices.items():
             found = ways.find_shard(shard)
             if found is None or found[1].locks_reads:
                 self.is_possible = False
                 return
             serving, hosted = found
             segment = hosted.shard.segment
-            at = (
-                places[shard]
-                if places
-                else [(next(numbers), slice(None)) for _ in asked]
-            )
-            whole = _pieces(segment, 0, asked, at), _pieces(segment, 1, asked, at)
-            mixed = partial(_mixed, segment, asked, at)
-            self._sources.append(Source(shard, _looks_at(segment, ways), whole, mixed))
+            whole = _pieces(segment, 0, of), _pieces(segment, 1, of)
+            mixed = partial(_mixed, segment, of)
+            self._sources.append(Source(_looks_at(segment, ways), whole, mixed))
             lives.add(serving.is_live)
         self._lives, self.n_hosts = [*lives], len(lives)
 
-    def read(self, bound: Any, outs: Sequence[Array]) -> bool:
+    def read(self, bounds: Iterable[int], outs: Sequence[Array]) -> bool:
         """Read what may be read; False where the shards must be asked.
 
         Parameters
         ----------
-        bound : int or Version
-            The clock of a trainer; outside runs the version that is wanted.
+        bounds : iterable of int
+            For each shard the clock of the trainer; outside runs the least version.
         outs : sequence of ndarray, shape (n,)
-            Where the ranges go.
+            Where it goes.
 
         Returns
         -------
@@ -139,10 +121,8 @@ class PreparedRead:
         """
         if time.monotonic() > self._next_look and not self._are_owners_live():
             return False
-        copy, least, lag = self._copy, bound, 0
-        for shard, looks, whole, mixed in self._sources:
-            if type(bound) is not int:
-                least = at_least(shard, bound)
+        copy, lag = self._copy, 0
+        for (looks, whole, mixed), least in zip(self._sources, bounds, strict=False):
             for _ in range(TRIES):
                 flip = looks.find_flip(least)
                 if flip == NOT_YET:
@@ -151,11 +131,11 @@ class PreparedRead:
                     return False
                 side = looks.side(flip)
                 pieces = mixed(flip) if side == MIXED else whole[side]
-                for position, where, source in pieces:
+                for number, where, source in pieces:
                     if copy is None:
-                        outs[position][where] = source
+                        outs[number][where] = source
                     else:
-                        copy(outs[position][where], source)
+                        copy(outs[number][where], source)
                 if looks.is_whole(flip):
                     break
             else:
@@ -185,61 +165,40 @@ def wait(looks: TrainerReads, clock: int) -> int:
     return flip
 
 
-def _pieces(
-    segment: Segment,
-    side: int,
-    ranges: Iterable[Range],
-    places: Iterable[ArraySlice],
-) -> PieceCopies:
+def _pieces(segment: Segment, side: int, slices: Iterable[ReadSlice]) -> PieceCopies:
+    vectors = segment.vectors[side]
     return tuple(
-        (position, where, segment.vectors[side][dtype][start:stop])
-        for (dtype, start, stop), (position, where) in zip(ranges, places, strict=True)
+        (number, where, vectors[dtype][start:stop])
+        for (dtype, start, stop), number, where in slices
     )
 
 
-def _mixed(
-    segment: Segment,
-    ranges: Iterable[Range],
-    places: Iterable[ArraySlice],
-    flip: int,
-) -> PieceCopies:
+def _mixed(segment: Segment, slices: Iterable[ReadSlice], flip: int) -> PieceCopies:
     found, record = [], segment.record(flip)
-    for part, (position, where) in zip(ranges, places, strict=True):
-        at = where.start or 0
-        for weights in runs(segment, record, part):
-            found.append((position, slice(at, at + len(weights)), weights))
+    for asked, number, where in slices:
+        at = where.start
+        for weights in runs(segment, record, asked):
+            found.append((number, slice(at, at + len(weights)), weights))
             at += len(weights)
     return tuple(found)
 
 
 class NamedRead:
-    """A read of whole parameters by their names, in that order.
+    """A read of whole parameters into arrays by their names.
 
     Parameters
     ----------
-    meta : StoreMap
-        The store.
     ways : Ways
-        How this process reaches its shards.
-    names : tuple of str
-        Which parameters.
+        How this process reaches their shards.
+    out : mapping of str to ndarray
+        The arrays, in the order in which the target has them.
     target : Target
-        The same read into some arrays.
+        The same read.
     """
 
-    def __init__(
-        self, meta: StoreMap, ways: Ways, names: tuple[str, ...], target: Target
-    ) -> None:
-        layout = meta.layout
-        parameters = [layout[name] for name in names]
-        self._wanted = [(p.shape, np.dtype(p.dtype)) for p in parameters]
-        self._places: dict[int, list[ArraySlice]] = {s: [] for s in target.ranges}
-        for position, p in enumerate(parameters):
-            for piece in layout.pieces_of[p.index]:
-                if piece.start < piece.stop:
-                    where = slice(piece.start, piece.stop)
-                    self._places[piece.shard].append((position, where))
-        self.prepared = PreparedRead(ways, target.ranges, self._places)
+    def __init__(self, ways: Ways, out: Mapping[str, Array], target: Target) -> None:
+        self._wanted = [(array.shape, array.dtype) for array in out.values()]
+        self.prepared = PreparedRead(ways, target.slices)
 
     def flats(self, out: Mapping[str, Array]) -> list[Array] | None:
         """Return the arrays as vectors; None for others to look at them."""
@@ -260,11 +219,7 @@ class NamedRead:
         flats, found = self.flats(out), dict(out)
         if flats is None:
             return None
-        outs = {
-            shard: [flats[position][where] for position, where in places]
-            for shard, places in self._places.items()
-        }
-        return Target(self.prepared.ranges, outs, lambda: found)
+        return Target(self.prepared.slices, flats, lambda: found)
 
 
 class Reads:
@@ -295,13 +250,13 @@ class Reads:
         for known in (self._named, self._latest, self._seen):
             known.clear()
 
-    def read(self, names: Any, out: Any, bound: Any) -> dict[str, Array] | None:
+    def read(self, names: Any, out: Any, clock: int) -> dict[str, Array] | None:
         """Repeat a read that is known; None where it is not, or has to wait."""
         known = self._named.find(_asked(names, out))
         if known is None:
             return None
         flats, prepared = known.flats(out), known.prepared
-        if flats is None or not prepared.read(bound, flats):
+        if flats is None or not prepared.read(repeat(clock), flats):
             return None
         self.lag = max(self.lag, prepared.lag)
         return dict(out)
@@ -315,20 +270,19 @@ class Reads:
         """Make a read ready for the next time, unless it is."""
         asked, where = _asked(names, out), self._meta.where
         if asked is not None and self._named.find(asked) is None:
-            made = NamedRead(self._meta, self._ways, asked, target)
+            made = NamedRead(self._ways, out, target)
             if made.prepared.is_possible:
                 self._named.keep(asked, made, where)
 
-    def fill(self, target: Target, bound: Any) -> bool:
-        """Repeat the read of a target; return whether that was possible."""
+    def fill(self, target: Target, bounds: Iterable[int]) -> bool:
+        """Read a target as far as these bounds; return whether that was possible."""
         known, where = self._latest.find(None), self._meta.where
-        if known is None or known.ranges != target.ranges:
-            known = PreparedRead(self._ways, target.ranges)
+        if known is None or known.slices != target.slices:
+            known = PreparedRead(self._ways, target.slices)
             if not known.is_possible:
                 return False
             self._latest.keep(None, known, where)
-        outs = [out for shard in target.ranges for out in target.outs[shard]]
-        if not known.read(bound, outs):
+        if not known.read(bounds, target.flats):
             return False
         self._counters.local_calls += known.n_hosts
         self.lag = max(self.lag, known.lag)
@@ -343,11 +297,7 @@ class Reads:
         """
         found = {}
         for name in names:
-            known, where = self._seen.find(name), self._meta.where
-            if known is None:
-                known = (self._look(name),)
-                self._seen.keep(name, known, where)
-            if (seen := known[0]) is None:
+            if (seen := self._find_seen(name)) is None:
                 continue
             looks, position, buffers = seen
             flip = looks.find_flip(clock)
@@ -359,13 +309,14 @@ class Reads:
 
     def late(self, names: Iterable[str], seen: Container[str]) -> list[str]:
         """Return those that can be seen once their round is complete."""
-        return [
-            name
-            for name in names
-            if name not in seen
-            and (known := self._seen.find(name)) is not None
-            and known[0] is not None
-        ]
+        return [n for n in names if n not in seen and self._find_seen(n) is not None]
+
+    def _find_seen(self, name: str) -> Seen | None:
+        known, where = self._seen.find(name), self._meta.where
+        if known is None:
+            known = (self._look(name),)
+            self._seen.keep(name, known, where)
+        return known[0]
 
     def _look(self, name: str) -> Seen | None:
         meta, parameter = self._meta, self._meta.layout[name]

@@ -7,6 +7,7 @@ same parameters, and used by all calls of a handle or a trainer that have these.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -59,14 +60,32 @@ __all__ = [
 PieceCut = tuple[int, Any, int, int]
 
 
+class ReadSlice(NamedTuple):
+    """Elements of a shard that a read asks for, and where they go."""
+
+    range: Range
+    #: Which array of the target, and which of its elements.
+    number: int
+    where: slice
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a read goes: for each shard what to ask for and where to put it."""
+    """Where a read goes: what it asks of each shard, and the arrays for that."""
 
-    ranges: Mapping[int, tuple[Range, ...]]
-    outs: Mapping[int, list[Array]]
-    #: Makes the caller's result once `outs` are filled.
+    slices: Mapping[int, tuple[ReadSlice, ...]]
+    #: Flat arrays.
+    flats: Sequence[Array]
+    #: Makes the caller's result once they are filled.
     finish: Callable[[], Any]
+
+    def ranges(self, shard: int) -> tuple[Range, ...]:
+        """Return what is read of a shard."""
+        return tuple([one.range for one in self.slices.get(shard, ())])
+
+    def outs(self, shard: int) -> list[Array]:
+        """Return where that goes."""
+        return [self.flats[one.number][one.where] for one in self.slices[shard]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,11 +154,14 @@ class Request(NamedTuple):
 
     def ranges(self, shard: int) -> tuple[Range, ...]:
         """Return what is read of a shard."""
-        return self.target.ranges.get(shard, ()) if self.target is not None else ()
+        return self.target.ranges(shard) if self.target else ()
 
-    def outs(self, shard: int) -> Sequence[Array]:
-        """Return where that goes."""
-        return self.target.outs.get(shard, ()) if self.target is not None else ()
+    def bounds(self) -> Iterable[int]:
+        """Return how far each shard must be that is read: clock or version."""
+        step, target = self.step, self.target
+        if step.run or target is None:
+            return itertools.repeat(step.clock)
+        return [at_least(shard, self.min_version) for shard in target.slices]
 
     def items(self, shard: int) -> tuple[Item, ...]:
         """Return what a shard gets of the arrays."""
@@ -152,7 +174,7 @@ class Request(NamedTuple):
     def step_of(self, shard: int, generation: int, *, check: bool = False) -> Step:
         """Return what is said to one shard."""
         step, wait = self.step, self.step.wait
-        if wait == NO_WAIT and self.target is not None and self.ranges(shard):
+        if wait == NO_WAIT and self.target and self.target.slices.get(shard):
             wait = READ
         least = self.min_version
         return step._replace(
@@ -193,17 +215,17 @@ def whole(meta: StoreMap) -> Target:
     """Read every parameter, as views of one buffer per dtype: one copy per shard."""
     layout = meta.layout
     buffers = {d: np.empty(n, d) for d, n in layout.lengths.items()}
-    ranges: dict[int, tuple[Range, ...]] = {}
-    outs: dict[int, list[Array]] = {}
+    slices = {}
     for shard in range(layout.n_shards):
-        extents = [(d, *layout.extent(shard, d)) for d in layout.lengths]
-        ranges[shard] = tuple((d, 0, b - a) for d, a, b in extents if b > a)
-        outs[shard] = [buffers[d][a:b] for d, a, b in extents if b > a]
+        extents = [(i, d, *layout.extent(shard, d)) for i, d in enumerate(buffers)]
+        slices[shard] = tuple(
+            ReadSlice((d, 0, b - a), i, slice(a, b)) for i, d, a, b in extents if b > a
+        )
     views = {
         p.name: buffers[p.dtype][p.offset : p.offset + p.size].reshape(p.shape)
         for p in layout.parameters
     }
-    return Target(ranges, outs, lambda: views)
+    return Target(slices, [*buffers.values()], lambda: views)
 
 
 def into(
@@ -220,24 +242,24 @@ def spanning(
     finish: Callable[[], Any],
 ) -> Target:
     """Read runs [start, stop) of parameters into flat arrays of that length."""
-    ranges: dict[int, list[Range]] = {}
-    outs: dict[int, list[Array]] = {}
-    for index, (start, stop, flat) in spans.items():
+    slices: dict[int, list[ReadSlice]] = {}
+    for number, (index, (start, stop, _)) in enumerate(spans.items()):
         for piece in meta.layout.pieces_of[index]:
             a, b = max(start, piece.start), min(stop, piece.stop)
             if a < b:
                 local = piece.local + a - piece.start
-                dtype = piece.parameter.dtype
-                ranges.setdefault(piece.shard, []).append((dtype, local, local + b - a))
-                outs.setdefault(piece.shard, []).append(flat[a - start : b - start])
-    return Target({s: tuple(r) for s, r in ranges.items()}, outs, finish)
+                asked = piece.parameter.dtype, local, local + b - a
+                one = ReadSlice(asked, number, slice(a - start, b - start))
+                slices.setdefault(piece.shard, []).append(one)
+    flats = [flat for _, _, flat in spans.values()]
+    return Target({s: tuple(of) for s, of in slices.items()}, flats, finish)
 
 
 def read(
     meta: StoreMap, target: Target, min_version: int | None, step: Step
 ) -> Request:
     """Return the call that reads `target`, from the shards it touches."""
-    route = route_of(meta, (), tuple(target.ranges))
+    route = route_of(meta, (), tuple(target.slices))
     return Request(route, step._replace(wait=READ), {}, target, min_version)
 
 
@@ -278,7 +300,7 @@ def push(
     Request
         Whose reply has the versions.
     """
-    shards = () if everywhere or target is None else tuple(target.ranges)
+    shards = () if everywhere or target is None else tuple(target.slices)
     route = route_of(meta, tuple(arrays), None if everywhere else shards)
     return Request(route, step, arrays, target)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -100,7 +101,7 @@ class Session:
 
     def read(self, target: Target, timeout: float | None) -> None:
         """Read what the policy lets this trainer see at its clock."""
-        if self.reads.fill(target, self.clock):
+        if self.reads.fill(target, itertools.repeat(self.clock)):
             return
         request = routes.read(self.meta, target, None, self._step())
         self._call(request, self._deadline(timeout, "a pull"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -33,12 +33,13 @@ class BlockAddress:
 
 @dataclass(frozen=True, slots=True)
 class RunMembership:
-    """A run that a trainer takes part in, and where its mailboxes are."""
+    """A run that somebody calls for, and where its mailboxes are."""
 
     run: int
+    #: How many may wait at once: its trainers.
     size: int
-    #: What the directory says of the mailboxes.
-    wire: Mapping[str, Any]
+    #: What the directory says of the mailboxes; nothing to who fills none.
+    wire: Mapping[str, Any] = field(default_factory=dict)
     #: How gradients travel.
     codec: Codec | None = None
 
@@ -49,7 +50,7 @@ class RunMembership:
     @property
     def mailboxes(self) -> dict[int, BlockAddress]:
         """Memory of the mailboxes by shard, where it is shared."""
-        return {row[0]: BlockAddress(*row[1:]) for row in self.wire["rows"]}
+        return {row[0]: BlockAddress(*row[1:]) for row in self.wire.get("rows", ())}
 
     @property
     def reduce(self) -> Any:

@@ -12,7 +12,7 @@ from distributed import Client, Future, KilledWorker
 from daskps import config
 from daskps.cluster import upstream
 from daskps.cluster.caller.client import ShardClient
-from daskps.cluster.caller.shard_map import StoreMap
+from daskps.cluster.caller.shard_map import RunMembership, StoreMap
 from daskps.cluster.keys import trainer_key
 from daskps.cluster.runs.parts import DataPart, sent
 from daskps.cluster.runs.trainer_task import run_trainer
@@ -139,7 +139,7 @@ class Trainers:
         """Return how far the shards say a trainer is; -1 where none of them answers."""
         try:
             meta = StoreMap(await self.link.directory("find", uid=self.spec.uid))
-            shards = ShardClient(self.link, meta)
+            shards = ShardClient(self.link, meta, RunMembership(self.run, 1))
             rows = await shards.control("resume", run=self.run, rank=rank)
         except OSError:
             return -1

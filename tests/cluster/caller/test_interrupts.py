@@ -13,13 +13,10 @@ import pytest
 from daskps.cluster.caller import interrupts
 from daskps.cluster.caller.far import Counters
 from daskps.cluster.caller.reads import Reads
-from daskps.cluster.caller.routes import Target, push, read
+from daskps.cluster.caller.routes import push, read
 from daskps.shards.steps import ADD, Step
-from tests.cluster.callers import Ways, call
+from tests.cluster.callers import Ways, call, target_in
 from tests.cluster.hosted import shared_shard
-
-RANGES = {0: (("float64", 0, 1000),)}
-
 
 pytestmark = pytest.mark.usefixtures("interruptible")
 
@@ -30,7 +27,7 @@ def ways(tmp_path):
 
 
 def target():
-    return Target(RANGES, {0: [np.full(1000, 9.0)]}, lambda: None)
+    return target_in(np.full(1000, 9.0))
 
 
 @pytest.fixture
@@ -58,8 +55,8 @@ def test_main_thread_takes_no_lock(ways, lockers):
     assert threading.main_thread() not in lockers
     lockers.clear()
     pulled = target()
-    assert Reads(ways.meta, ways, Counters()).fill(pulled, 0)
-    assert set(pulled.outs[0][0]) == {1.0}
+    assert Reads(ways.meta, ways, Counters()).fill(pulled, [0])
+    assert set(pulled.flats[0]) == {1.0}
     assert not lockers
 
 

@@ -14,7 +14,7 @@ from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.far import Counters
 from daskps.cluster.caller.near import NearCall, NearRoute
 from daskps.cluster.caller.reads import TRIES, PreparedRead, Reads
-from daskps.cluster.caller.routes import Target, push, read, route_of
+from daskps.cluster.caller.routes import ReadSlice, push, read, route_of
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.wire.deadline import Deadline
 from daskps.consistency import ASP, BSP
@@ -26,12 +26,11 @@ from daskps.shards.memory.segment import Segment
 from daskps.shards.rounds.words import N_IN
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, MODEL, READ, Item, Step, Tick, Ticket
-from tests.cluster.callers import Far, Ways, call
+from tests.cluster.callers import ALL, Far, Ways, call, target_in
 from tests.cluster.hosted import shared_shard
 from tests.shards.making import held
 
 RUN = 7
-ALL = {0: (("float64", 0, 1000),)}
 
 
 @pytest.fixture
@@ -66,7 +65,7 @@ def test_a_read_that_updates_ran_into_is_repeated(
     """One may be under way; the second writes where was read."""
     ways: Any = Ways(hosted, RUN)
     out: Any = Disturbed(hosted, updates)
-    assert PreparedRead(ways, ALL).read(0, [out])
+    assert PreparedRead(ways, ALL).read([0], [out])
     assert out.found == {read}
 
 
@@ -75,7 +74,7 @@ def test_a_read_that_updates_run_into_each_time_is_the_shards(
 ) -> None:
     ways: Any = Ways(hosted, RUN)
     out: Any = Disturbed(hosted, [2] * TRIES)
-    assert not PreparedRead(ways, ALL).read(0, [out])
+    assert not PreparedRead(ways, ALL).read([0], [out])
 
 
 def test_a_read_of_pieces_in_both_buffers_takes_each_from_its_own() -> None:
@@ -84,12 +83,13 @@ def test_a_read_of_pieces_in_both_buffers_takes_each_from_its_own() -> None:
     shard.segment.is_together = False
     shard.begin_run(RUN, ASP(), 2)
     ways: Any = Ways(HostedShard("s", layout, 0, shard), RUN)
-    read, out = PreparedRead(ways, {0: (("float64", 2, 9),)}), np.empty(7)
+    slices = {0: (ReadSlice(("float64", 2, 9), 0, slice(0, 7)),)}
+    read, out = PreparedRead(ways, slices), np.empty(7)
     for sequence, position in enumerate((1, 0, 1)):
         items = (Item(position, 0, np.ones((5, 7)[position])),)
         step = Step(ADD, items, producer=1, sequence=sequence)
         shard.submit([Ticket(step)])
-        assert read.read(0, [out])
+        assert read.read([0], [out])
         assert out.tolist() == [sequence > 0] * 3 + [1 + sequence // 2] * 4
 
 
@@ -97,9 +97,9 @@ def test_nothing_is_read_from_the_memory_of_a_worker_that_is_gone(
     hosted: HostedShard,
 ) -> None:
     ways: Any = Ways(hosted, RUN)
-    assert PreparedRead(ways, ALL).read(0, [np.empty(1000)])
+    assert PreparedRead(ways, ALL).read([0], [np.empty(1000)])
     ways.serving.lives = False
-    assert not PreparedRead(ways, ALL).read(0, [np.empty(1000)])
+    assert not PreparedRead(ways, ALL).read([0], [np.empty(1000)])
 
 
 def test_a_read_is_made_ready_anew_when_a_shard_has_moved(
@@ -107,15 +107,15 @@ def test_a_read_is_made_ready_anew_when_a_shard_has_moved(
 ) -> None:
     ways: Any = Ways(hosted, RUN)
     reads, out = Reads(ways.meta, ways, Counters()), np.empty(1000)
-    target = Target(ALL, {0: [out]}, lambda: None)
-    assert reads.fill(target, 0)
+    target = target_in(out)
+    assert reads.fill(target, [0])
     assert set(out) == {0.0}
     heir = shared_shard(tmp_path)
     heir.locks_reads = False
     heir.shard.begin_run(RUN, ASP(), 2)
     held(heir.shard.segment)[0][:] = 5.0
     ways.moved(heir)
-    assert reads.fill(target, 0)
+    assert reads.fill(target, [0])
     assert set(out) == {5.0}
 
 
@@ -152,7 +152,7 @@ def test_what_was_accepted_is_not_sent_again(hosted: HostedShard) -> None:
     hosted.shard.begin_run(RUN + 1, BSP(), 2)
     ways.run = RUN + 1
     step = Step(run=ways.run, rank=0, tick=True, kind=GRADIENT)
-    target = Target(ALL, {0: [np.empty(1000)]}, lambda: None)
+    target = target_in(np.empty(1000))
     arrays = {0: np.ones(1000)}
     _, far = call(ways, push(ways.meta, arrays, step, everywhere=True, target=target))
     [(sent, shards)] = far.sent
@@ -239,10 +239,8 @@ def test_no_message_object_is_made_near(hosted: HostedShard) -> None:
     assert not {"Call", "Part", "Answer"} & set(made)
 
 
-def test_what_is_of_no_run_here_reads_exactly_the_round_of_its_step(
-    tmp_path: Path,
-) -> None:
-    """As the task graph does, where some shards are a round ahead of one begun anew."""
+def test_a_client_of_a_run_reads_exactly_the_round_of_its_step(tmp_path: Path) -> None:
+    """In the task graph some shards are a round ahead of one that is begun anew."""
     hosted = shared_shard(tmp_path)
     hosted.locks_reads = False
     hosted.shard.generation = 1
@@ -252,7 +250,7 @@ def test_what_is_of_no_run_here_reads_exactly_the_round_of_its_step(
         items = (Item(0, 0, np.full(1000, clock + 1.0)),)
         said = step._replace(items=items, clock=clock, sequence=clock, generation=1)
         hosted.shard.submit([Ticket(said)])
-    out, ways = np.zeros(1000), Ways(hosted)
+    out, ways = np.zeros(1000), Ways(hosted, RUN)
     client: Any = SimpleNamespace(
         ways=ways,
         reads=Reads(ways.meta, cast("Any", ways), Counters()),
@@ -260,7 +258,7 @@ def test_what_is_of_no_run_here_reads_exactly_the_round_of_its_step(
     )
     found = {}
     for clock in (1, 2):
-        target = Target(ALL, {0: [out]}, lambda: None)
+        target = target_in(out)
         request = read(ways.meta, target, None, Step(run=RUN, rank=0, clock=clock))
         ShardClient.pull(client, request, Deadline(60, "a read"))
         found[clock] = set(out.tolist())

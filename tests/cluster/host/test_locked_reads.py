@@ -22,6 +22,7 @@ from daskps.shards.memory.publication import Publication
 from daskps.shards.steps import READ, Ready, Step, Ticket
 from tests.cluster.caller.test_charged import same_rounds
 from tests.cluster.caller.test_verbs import CONTRACTS, in_task, new
+from tests.cluster.callers import ALL
 from tests.cluster.hosted import shared_shard
 from tests.support import cleaned, local_cluster, store
 
@@ -59,7 +60,7 @@ def test_a_read_waits_for_whoever_has_the_lock(hosted, seconds):
     writer.acquire(1)
     # Looking without the lock is not possible at all.
     ways: Any = SimpleNamespace(run=0, find_shard=lambda _: (None, hosted))
-    assert not PreparedRead(ways, {0: RANGES}).is_possible
+    assert not PreparedRead(ways, ALL).is_possible
     with pytest.raises(ShardBusyError, match=r"its turn|stayed locked"):
         hosted.read(asks(hosted), RANGES, [out], seconds)
     publish(hosted, 3.0)

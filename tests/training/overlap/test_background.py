@@ -54,7 +54,7 @@ def push(*names, tick=True, weight=1.0, timeout=None):
 
 
 def read(timeout=None):
-    return Read(Target({}, {}, lambda: {"w": 1}), Deadline(timeout, "a pull"))
+    return Read(Target({}, (), lambda: {"w": 1}), Deadline(timeout, "a pull"))
 
 
 def behind(session: Any) -> Background:

@@ -22,7 +22,7 @@ def push(*names, tick=False, priority=0):
 
 
 def read():
-    return Read(Target({}, {}, dict), Deadline(None, "a pull"))
+    return Read(Target({}, (), dict), Deadline(None, "a pull"))
 
 
 def filled(*requests):

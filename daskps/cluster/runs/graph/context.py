@@ -14,7 +14,7 @@ from daskps.cluster.caller import routes
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.link import task_link
 from daskps.cluster.caller.routes import whole
-from daskps.cluster.caller.shard_map import StoreMap
+from daskps.cluster.caller.shard_map import RunMembership, StoreMap
 from daskps.cluster.host.contributions import Contribution, contribution
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.upstream import loads
@@ -54,7 +54,8 @@ class TaskContext:
         self.worker: str = self.link.node.address
         self.host: ShardHost = HOSTS[self.worker]
         self.meta: StoreMap = self.shared("meta", self._find)
-        self.shards = ShardClient(self.link, self.meta)
+        joined = RunMembership(work.run, work.size)
+        self.shards = ShardClient(self.link, self.meta, joined, rank=0, bsp=True)
         self.reduce = loads(work.reduce)
         self._finite = config.load().check_finite
         self._weights: Weights = self.shared("weights", lambda: Weights(self.meta))
@@ -136,9 +137,8 @@ class Weights:
                 self._place = None
                 read(self._target)
                 self._place = place
-            for shard, outs in target.outs.items():
-                for out, value in zip(outs, self._target.outs[shard], strict=True):
-                    np.copyto(out, value)
+            for out, value in zip(target.flats, self._target.flats, strict=True):
+                np.copyto(out, value)
 
 
 def context_of(work: GraphWork) -> TaskContext:

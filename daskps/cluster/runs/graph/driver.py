@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps.cluster import upstream
 from daskps.cluster.caller.client import ShardClient
-from daskps.cluster.caller.shard_map import StoreMap
+from daskps.cluster.caller.shard_map import RunMembership, StoreMap
 from daskps.cluster.host.contributions import Receipt, RoundId
 from daskps.cluster.keys import anchor_key, work_key
 from daskps.cluster.runs.graph.epochs import EpochLog
@@ -87,7 +87,8 @@ class GraphDriver:
     async def results(self) -> list[Any]:
         """Run all rounds; return nothing per rank."""
         self.meta = StoreMap(await self.link.directory("find", uid=self.work.uid))
-        self._shards = ShardClient(self.link, self.meta)
+        joined = RunMembership(self.work.run, 1)
+        self._shards = ShardClient(self.link, self.meta, joined)
         key = work_key(self.work.run)
         self._shared += [self.client.submit(_same, self.work, key=key, pure=False)]
         self._anchors += [

@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import threading
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,9 +25,10 @@ from daskps.cluster.caller.routes import whole
 from daskps.cluster.host import contributions
 from daskps.cluster.host.contributions import Contributions, RoundId, contribution
 from daskps.cluster.host.host import HOSTS
-from daskps.cluster.runs.graph.context import Weights
+from daskps.cluster.runs.graph.context import GraphWork, TaskContext, Weights
 from daskps.cluster.runs.graph.epochs import EpochLog
 from daskps.cluster.runs.graph.windows import WINDOW, Schedule
+from daskps.cluster.upstream import dumps
 from daskps.cluster.wire.handlers import HOST
 from daskps.errors import (
     ConsistencyError,
@@ -35,6 +36,7 @@ from daskps.errors import (
     RunCancelledError,
 )
 from daskps.layout.arrays import Layout
+from tests import inprocess
 from tests.support import local_cluster, popen, served_by, until
 
 RNG = np.random.default_rng(5)
@@ -773,6 +775,16 @@ def test_gradient_that_kills_its_worker(tmp_path):
             assert float((tmp_path / "once").read_text()) in rows
 
 
+def test_a_task_calls_for_its_run():
+    """A client of no run would read whatever is in force, which may be a round ahead."""
+    with inprocess.cluster(1) as made:
+        store = daskps.create({"w": np.zeros(2)})
+        work, found = GraphWork(store.uid, 7, 3, dumps("mean"), b""), Future[Any]()
+        made.start(made.hosts[0].worker.address, TaskContext, [work], found)
+        ways = found.result(30).shards.ways
+    assert (ways.run, ways.rank) == (7, 0)
+
+
 def test_a_round_is_read_once_for_all_threads():
     meta: Any = SimpleNamespace(layout=LAYOUT)
     weights, target = Weights(meta), whole(meta)
@@ -781,10 +793,10 @@ def test_a_round_is_read_once_for_all_threads():
     def of(number: int, anew: int = 0) -> float:
         def read(target):
             log.append(number)
-            target.outs[0][0][:] = number
+            target.flats[0][:] = number
 
         weights.copy_to(target, RoundId(1, anew, number), read)
-        return float(target.outs[0][0][0])
+        return float(target.flats[0][0])
 
     assert [of(3), of(3), of(4), of(3, anew=1), of(4)] == [3, 3, 4, 3, 4]
     assert log == [3, 4, 3, 4]
@@ -795,11 +807,11 @@ def test_a_read_that_failed_is_made_again():
     weights, target = Weights(meta), whole(meta)
 
     def fails(target):
-        target.outs[0][0][:] = 9
+        target.flats[0][:] = 9
         raise ConsistencyError
 
     weights.copy_to(target, RoundId(1, 0, 3), lambda target: None)
     with pytest.raises(ConsistencyError):
         weights.copy_to(target, RoundId(1, 0, 4), fails)
-    weights.copy_to(target, RoundId(1, 0, 3), lambda t: t.outs[0][0].fill(3))
-    assert set(target.outs[0][0]) == {3}
+    weights.copy_to(target, RoundId(1, 0, 3), lambda t: t.flats[0].fill(3))
+    assert set(target.flats[0]) == {3}
