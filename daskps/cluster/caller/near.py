@@ -272,10 +272,19 @@ class NearCall:
             # Its holder may be stopped: by message this hears of a fence.
             self._back.append(part.shard)
             return
-        if isinstance(ticket.outcome, HANDED_BACK):
+        outcome = ticket.outcome
+        if isinstance(outcome, HANDED_BACK):
             self._back.append(part.shard)
+        elif isinstance(outcome, Ready) and self._request.target is None:
+            self._heed(part.shard, ticket.version or outcome.version, outcome)
         else:
             self._tickets.append((part, ticket))
+
+    def _heed(self, shard: int, version: int, outcome: Ready) -> None:
+        """Take what a shard has said into the reply."""
+        self._versions.append((shard, version))
+        self._lag = max(self._lag, outcome.lag)
+        self._duplicates += outcome.duplicate
 
     def _ticket(self, part: NearPart, *, check: bool = False) -> Ticket:
         request = self._request
@@ -394,9 +403,7 @@ class NearCall:
                     self._waiting.append(part.shard)
                     return
                 version = outcome.version
-            self._versions.append((part.shard, version))
-            self._lag = max(self._lag, outcome.lag)
-            self._duplicates += outcome.duplicate
+            self._heed(part.shard, version, outcome)
 
     # -- by message --------------------------------------------------------------
 

@@ -62,6 +62,7 @@ class Session:
         self.reads = self.shards.reads
         #: Steps that the trainer repeats, by the parameters that they bring.
         self._near: dict[tuple[int, ...], NearRoute] = {}
+        self._forever = Deadline(None, f"a call of trainer {rank}")
         self.clock = 0
         self.sequence = 0
         #: Losses and rows of the epoch under way, where the loop counts them.
@@ -312,6 +313,8 @@ class Session:
         )
 
     def _deadline(self, timeout: float | None, what: str) -> Deadline:
+        if timeout is None:
+            return self._forever
         what = f"{what} of trainer {self.rank} at clock {self.clock}"
         return Deadline(timeout, what)
 

@@ -57,10 +57,6 @@ class Publication:
             self._operations.setdefault(position, []).append(operation)
             self.record.changed[position] = self.flip
 
-    @property
-    def _is_large(self) -> bool:
-        return _is_large(self.segment)
-
     def commit(self) -> None:
         """Write the weights that changed and flip.
 
@@ -73,16 +69,17 @@ class Publication:
         segment = self.segment
         if segment.is_together and 0 < len(self._operations) < len(segment.pieces):
             self._take_along()
+        is_large = _is_large(segment)
         for position, operations in self._operations.items():
             n = segment.pieces[position].size
-            if (rule := self._plain(operations, n)) is not None:
+            if not is_large and (rule := _plain(operations, n)) is not None:
                 (only,) = operations
                 self._update(position, rule, only.data[0:n], only.scalars)
                 continue
             bound = any(op.binding is not None for op in operations)
             slots = self._slots(position) if bound else ((),) * 2
             target = PieceBuffers(*self._weights(position), *slots, segment.payload)
-            if not run_operations(operations, target, self._is_large):
+            if not run_operations(operations, target, is_large):
                 piece = segment.pieces[position].parameter
                 raise PushRejectedError(
                     f"the gradient of {piece.name[:60]!r} has NaN or Inf; nothing "
@@ -113,14 +110,6 @@ class Publication:
         """Return where to read the weights of a piece and where to write them."""
         into, weights = self._move(position), self.segment.weights
         return weights[1 - into][position], weights[into][position]
-
-    def _plain(self, operations: Sequence[PieceUpdate], n: int) -> Bound | None:
-        """Return the rule, where this is one update of a whole piece in one part."""
-        data, start, binding, *_ = operations[0]
-        fits = len(operations) == 1 and start == 0 and len(data) == n
-        if self._is_large or not (isinstance(data, np.ndarray) or n <= data.step):
-            return None
-        return binding if fits else None
 
     def update(
         self, position: int, binding: Bound, data: Array, scalars: tuple[float, ...]
@@ -243,6 +232,14 @@ def looks(segment: Segment, items: Sequence[Item]) -> bool:
             for item in items
         )
     )
+
+
+def _plain(operations: Sequence[PieceUpdate], n: int) -> Bound | None:
+    """Return the rule, where this is one update of a whole piece in one part."""
+    data, start, binding, *_ = operations[0]
+    fits = len(operations) == 1 and start == 0 and len(data) == n
+    in_one = isinstance(data, np.ndarray) or n <= data.step
+    return binding if fits and in_one else None
 
 
 def _is_large(segment: Segment) -> bool:
