@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dask.utils import format_bytes
 from dask.widgets.widgets import TEMPLATE_PATHS, get_template
@@ -11,10 +12,10 @@ from dask.widgets.widgets import TEMPLATE_PATHS, get_template
 from daskps.layout.arrays import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from daskps.cluster.caller.shard_map import StoreMap
-    from daskps.layout.arrays import Layout
+    from daskps.layout.arrays import Layout, Parameter
 
 _TEMPLATES = str(Path(__file__).parent / "widgets")
 if _TEMPLATES not in TEMPLATE_PATHS:
@@ -58,47 +59,52 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]
     ]
 
 
-def html_table(
-    line: str,
-    heads: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    notes: Iterable[str] = (),
-) -> str:
-    """Return a table below a line that says what it is.
+#: Heads of the columns, and an entry for each of them in every row.
+HtmlTable: TypeAlias = tuple[Sequence[str], Sequence[Sequence[str]]]
+
+
+def html_tables(line: str, *tables: HtmlTable, notes: Iterable[str] = ()) -> str:
+    """Return tables below a line that says what they are of.
 
     Parameters
     ----------
     line : str
         That line.
-    heads : sequence of str
-        Names of the columns.
-    rows : sequence of sequence of str
-        An entry for each of them; of many the first and the last are shown.
+    *tables : tuple
+        Heads and rows; of many rows the first and the last are shown. One without rows
+        is left out.
     notes : iterable of str
-        Lines between the first one and the table.
+        Lines between the first one and the tables.
 
     Returns
     -------
     str
         HTML, all of it escaped.
     """
-    shown = list(rows)
-    if more := max(0, len(shown) - MOST_ROWS):
-        half = MOST_ROWS // 2
-        shown[half:-half] = [[f"… {more} more", *[""] * (len(heads) - 1)]]
-    return get_template("daskps_table.html.j2").render(
-        line=line, heads=heads, rows=shown, notes=[*notes]
+    shown = [(heads, _cut(rows, len(heads))) for heads, rows in tables if rows]
+    return get_template("daskps_tables.html.j2").render(
+        line=line, notes=[*notes], tables=shown
     )
+
+
+def _cut(rows: Sequence[Sequence[str]], n_columns: int) -> Sequence[Sequence[str]]:
+    """Return rows as they are, or of many the first and the last."""
+    if len(rows) <= MOST_ROWS:
+        return rows
+    half = MOST_ROWS // 2
+    more = f"… {len(rows) - 2 * half} more"
+    return [*rows[:half], [more, *[""] * (n_columns - 1)], *rows[-half:]]
 
 
 def snapshot_html(name: str, version: int, layout: Layout) -> str:
     """Return the table of a snapshot's parameters."""
     heads = ("parameter", "shape", "dtype", "bytes")
-    rows = [
-        (p.name, str(p.shape), p.dtype, format_bytes(p.nbytes))
-        for p in layout.parameters
-    ]
-    return html_table(snapshot_line(name, version, layout), heads, rows)
+    rows = [_about(p) for p in layout.parameters]
+    return html_tables(snapshot_line(name, version, layout), (heads, rows))
+
+
+def _about(p: Parameter) -> tuple[str, str, str, str]:
+    return p.name, str(p.shape), p.dtype, format_bytes(p.nbytes)
 
 
 def snapshot_line(name: str, version: int, layout: Layout) -> str:
@@ -111,37 +117,28 @@ def snapshot_line(name: str, version: int, layout: Layout) -> str:
 
 
 def store_html(name: str, meta: StoreMap | None, versions: Sequence[int]) -> str:
-    """Return the table of a store's parameters and shards."""
+    """Return the tables of a store's parameters and shards."""
+    line = store_line(name, meta)
     if meta is None:
-        return get_template("daskps_store.html.j2").render(
-            name=name, parameters=[], shards=[], more=0, line=store_line(name, None)
-        )
+        return html_tables(line)
     layout = meta.layout
     parameters = [
-        {
-            "name": p.name,
-            "shape": p.shape,
-            "dtype": p.dtype,
-            "nbytes": format_bytes(p.nbytes),
-            "optimizer": meta.optimizers.get(p.index, "none"),
-        }
-        for p in layout.parameters[:MOST_ROWS]
+        (*_about(p), meta.optimizers.get(p.index, "none")) for p in layout.parameters
     ]
+    told = dict(enumerate(versions))
     shards = [
-        {
-            "index": i,
-            "worker": owner,
-            "nbytes": format_bytes(layout.shard_nbytes(i)),
-            "version": versions[i] if i < len(versions) else "not asked yet",
-        }
-        for i, owner in enumerate(meta.owners[:MOST_ROWS])
+        (
+            str(i),
+            owner,
+            format_bytes(layout.shard_nbytes(i)),
+            str(told.get(i, "not asked yet")),
+        )
+        for i, owner in enumerate(meta.owners)
     ]
-    return get_template("daskps_store.html.j2").render(
-        name=name,
-        line=store_line(name, meta),
-        parameters=parameters,
-        shards=shards,
-        more=max(0, len(layout.parameters) - MOST_ROWS, layout.n_shards - MOST_ROWS),
+    return html_tables(
+        line,
+        (("parameter", "shape", "dtype", "bytes", "optimizer"), parameters),
+        (("shard", "worker", "bytes", "version"), shards),
     )
 
 

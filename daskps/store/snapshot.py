@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -148,8 +149,8 @@ class Chunk:
 
     @property
     def home(self) -> int:
-        """Position of the largest part, on whose owner the chunk is put together."""
-        return int(np.argmax([span.stop - span.start for _, span in self.parts]))
+        """Shard of the largest part, on whose owner the chunk is put together."""
+        return max(self.parts, key=lambda part: part[1].stop - part[1].start)[0]
 
 
 def chunks_of(layout: Layout, parameter: Parameter) -> list[Chunk]:
@@ -209,17 +210,17 @@ def dask_array(taken: Taken, parameter: Parameter, *, alone: bool = False) -> An
     told = [(piece.shard, versions[piece.shard]) for piece in pieces]
     token = tokenize(taken.uid, parameter.index, told, alone)
     name = f"daskps-snapshot-array-{token}"
-    sources = Sources(taken, chunks)
+    sources = _sources(taken, chunks)
     layer: dict[Any, Any] = {}
-    for i, chunk in enumerate(chunks):
-        used = list({future.key: None for future in sources.of(chunk)})
+    for i, (chunk, futures) in enumerate(zip(chunks, sources, strict=True)):
+        used = list({future.key: None for future in futures})
         refs = [TaskRef(key) for key in used]
-        where = [used.index(future.key) for future in sources.of(chunk)]
+        where = [used.index(future.key) for future in futures]
         key = (name, i, *(0,) * (len(shape) - 1)) if shape else (name,)
         wanted = (chunk.rows, *shape[1:]) if shape else ()
         parts = list(zip(where, chunk.parts, strict=True))
         layer[key] = Task(key, assemble, parts, wanted, *refs)
-    base = sources.by_key
+    base = {future.key: future for futures in sources for future in futures}
     graph = HighLevelGraph(
         {f"copies-{name}": base, name: layer},
         {f"copies-{name}": set(), name: {f"copies-{name}"}},
@@ -230,48 +231,31 @@ def dask_array(taken: Taken, parameter: Parameter, *, alone: bool = False) -> An
     return array(graph, name, along + rest, dtype=np.dtype(parameter.dtype))
 
 
-class Sources:
-    """The futures that chunks are put together from.
+def _sources(taken: Taken, chunks: Sequence[Chunk]) -> list[list[Any]]:
+    """Return for each chunk of a parameter the future that each part is taken from.
 
     Where the largest part of a chunk is, it is put together; parts of the same group
     are taken out of it there. The others are cut out by their owners, into futures of
     their own: as tasks of the array they would be fused with the chunk, and the whole
     copies would travel. What one group gets from another is one future.
-
-    Parameters
-    ----------
-    taken : Taken
-        The copies.
-    chunks : sequence of Chunk
-        Of one parameter.
     """
+    futures = taken.futures
 
-    def __init__(self, taken: Taken, chunks: Sequence[Chunk]) -> None:
-        self._futures = taken.futures
-        wanted: dict[tuple[Any, Any], list[tuple[int, Span]]] = {}
-        for chunk in chunks:
-            for shard, span in chunk.parts:
-                way = self._way(chunk, shard)
-                if way[0] != way[1]:
-                    wanted.setdefault(way, []).append((shard, span))
-        self._edges = {
-            way: snapshots.submit_edges(taken, taken.futures[spans[0][0]], spans)
-            for way, spans in wanted.items()
-        }
-        #: All of them.
-        self.by_key = {f.key: f for chunk in chunks for f in self.of(chunk)}
+    def way(chunk: Chunk, shard: int) -> tuple[Any, Any]:
+        return futures[shard].key, futures[chunk.home].key
 
-    def _way(self, chunk: Chunk, shard: int) -> tuple[Any, Any]:
-        """Return the keys of the groups that a part comes from, and goes to."""
-        home = chunk.parts[chunk.home][0]
-        return self._futures[shard].key, self._futures[home].key
-
-    def of(self, chunk: Chunk) -> list[Any]:
-        """Return where each part of a chunk is taken from."""
-        return [
-            self._edges.get(self._way(chunk, shard), self._futures[shard])
-            for shard, _ in chunk.parts
-        ]
+    parts = defaultdict(list)
+    for chunk in chunks:
+        for shard, span in chunk.parts:
+            parts[way(chunk, shard)].append((shard, span))
+    found = {}
+    for (group, home), spans in parts.items():
+        future = futures[spans[0][0]]
+        stays = group == home
+        found[group, home] = (
+            future if stays else snapshots.submit_edges(taken, future, spans)
+        )
+    return [[found[way(chunk, shard)] for shard, _ in chunk.parts] for chunk in chunks]
 
 
 def assemble(

@@ -13,7 +13,7 @@ from daskps.cluster.caller.finding import find_named
 from daskps.cluster.caller.link import current_link
 from daskps.layout.arrays import counted
 from daskps.store.awaiting import opening
-from daskps.store.repr import html_table, text_table
+from daskps.store.repr import html_tables, text_table
 from daskps.store.specs import blueprint, checked_name
 from daskps.store.store import ParameterStore
 
@@ -78,7 +78,7 @@ class StoreList(list[StoreInfo]):
         return "\n".join(text_table(*self._table())) if self else "no stores"
 
     def _repr_html_(self) -> str:
-        return html_table(counted(len(self), "store"), *self._table())
+        return html_tables(counted(len(self), "store"), self._table())
 
 
 def create(  # noqa: PLR0913 - the public contract

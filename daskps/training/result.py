@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.layout.arrays import counted
-from daskps.store.repr import html_table
+from daskps.store.repr import html_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -218,7 +218,8 @@ class TrainResult:
 
     def _repr_html_(self) -> str:
         rows = [[_text(value) for value in row] for row in self._rows()]
-        return html_table(self._line(), self._heads, rows, notes=self._details())
+        table = self._heads, rows
+        return html_tables(self._line(), table, notes=self._details())
 
     def _line(self) -> str:
         """Return what it is, in one line."""
