@@ -92,7 +92,7 @@ def test_gradient_leaves_its_arguments_alone(rng: np.random.Generator) -> None:
 
 
 def test_plain_sgd_is_what_the_rule_says() -> None:
-    """The hand-written descent and the rule's own function agree."""
+    """Rounds of two trainers, and steps over all rows of both."""
     options, digits = demo.Options(epochs=1), data.load(0)
     found = plain.train_plain(options, digits, 2)
     params = data.initial()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import daskps
 from daskps.demo.digits import accuracy, difference, gradient, initial, load
 from daskps.demo.options import POLICIES, RULES, DemoError, Options
-from daskps.demo.plain import steps, train_plain
+from daskps.demo.plain import train_plain
 from daskps.demo.servers import cluster
 from daskps.errors import ProtocolError
 
@@ -85,7 +85,6 @@ def train(options: Options, digits: Digits, client: Any, trainers: int) -> Param
             f"{rule!r}\n"
         )
         print("epoch    loss  accuracy  rounds/s  seconds", flush=True)
-        rounds = len(list(steps(options, len(digits.X), trainers, epoch=0)))
         result = daskps.train(
             store,
             gradient,
@@ -97,7 +96,7 @@ def train(options: Options, digits: Digits, client: Any, trainers: int) -> Param
             sync=options.policy,
             seed=options.seed,
             validate=lambda params: {"accuracy": accuracy(params, digits)},
-            callbacks=[_Lines(rounds)],
+            callbacks=[_Lines()],
         )
         trained: Params = result.weights
         return trained
@@ -106,14 +105,11 @@ def train(options: Options, digits: Digits, client: Any, trainers: int) -> Param
 class _Lines:
     """Prints a line per epoch."""
 
-    def __init__(self, rounds: int) -> None:
-        self._rounds = rounds
-
     def on_epoch(self, run: Any) -> None:
         epoch = run.history[-1]
         print(
             f"{epoch.epoch + 1:5d}  {epoch.loss:6.4f}  "
             f"{epoch.metrics['accuracy']:8.4f}  "
-            f"{self._rounds / epoch.seconds:8.0f}  {epoch.seconds:7.3f}",
+            f"{run.rounds / run.epochs / epoch.seconds:8.0f}  {epoch.seconds:7.3f}",
             flush=True,
         )

@@ -10,11 +10,12 @@ import numpy as np
 import daskps
 from daskps.demo.digits import Digits, Params, gradient, initial
 from daskps.demo.options import RULES, Options
-from daskps.optim import SGD, Rule
 from daskps.training.data.rows import batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from daskps.optim import Rule
 
 
 def train_plain(options: Options, digits: Digits, trainers: int) -> Params:
@@ -91,15 +92,6 @@ def _mean(grads: Sequence[Params], rows: Sequence[int]) -> Params:
 
 def _plain_step(rule: Rule, params: Params) -> Callable[[Params], None]:
     """Return a function that applies gradients to `params` in place."""
-    if isinstance(rule, SGD):
-        rate = rule.rate(0)
-
-        def descend(grads: Params) -> None:
-            for name, grad in grads.items():
-                params[name] -= rate * grad
-
-        return descend
-
     slots = {
         name: [np.full_like(w, rule.slot_init.get(s, 0.0)) for s in rule.slots]
         for name, w in params.items()
@@ -109,7 +101,8 @@ def _plain_step(rule: Rule, params: Params) -> Callable[[Params], None]:
     def update(grads: Params) -> None:
         scalars = rule.scalars(next(count))
         for name, grad in grads.items():
-            w, *slots[name] = rule.update(params[name], grad, *slots[name], *scalars)
-            params[name] = w
+            found = rule.update(params[name], grad, *slots[name], *scalars)
+            # Without slots it is the weights alone.
+            params[name], *slots[name] = found if rule.slots else (found,)
 
     return update

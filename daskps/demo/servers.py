@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from distributed import Client, LocalCluster
 
 from daskps.demo.options import DemoError
+from daskps.usercode import holding_interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,11 +57,12 @@ def cluster(scheduler: str | None) -> Iterator[Any]:
 def _two_processes(stack: ExitStack) -> LocalCluster:
     """Start two worker processes on the loopback interface, to end with `stack`."""
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="daskps-demo-"))
-    # A terminal sends Ctrl-C to all processes. Those started while interrupts wait
-    # never see it, so that this one ends them in good order. Python's own helper
-    # process comes first: starting it lifts the mask in the thread that does it.
+    # A terminal sends Ctrl-C to all processes, and this one is to end the others in
+    # good order. The mask does not suffice for itself: any thread of a library's, made
+    # before, may take the signal. Python's own helper process comes first: starting it
+    # lifts the mask in the thread that does it.
     resource_tracker.ensure_running()
-    with _interrupts_wait():
+    with holding_interrupts(), _masked():
         cluster = LocalCluster(
             n_workers=2,
             threads_per_worker=1,
@@ -80,22 +82,15 @@ def _two_processes(stack: ExitStack) -> LocalCluster:
 
 
 def _close(cluster: LocalCluster) -> None:
-    with _interrupts_wait():
+    with holding_interrupts():
         cluster.close()
 
 
 @contextmanager
-def _interrupts_wait() -> Iterator[None]:
-    """Keep back Ctrl-C until the block has ended."""
-    caught: list[int] = []
-    # The mask is for what is started in the block. It does not suffice for this
-    # process: any thread of a library's, made before, may take the signal.
-    handler = signal.signal(signal.SIGINT, lambda number, _: caught.append(number))
+def _masked() -> Iterator[None]:
+    """Have processes that are started in the block never see Ctrl-C."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        signal.signal(signal.SIGINT, handler)
-        if caught:
-            raise KeyboardInterrupt
