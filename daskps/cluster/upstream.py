@@ -14,6 +14,7 @@ from functools import partial
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from dask.base import is_dask_collection
 from dask.core import flatten
 from distributed import Client, Future, rpc
 from distributed import client as _client
@@ -203,14 +204,16 @@ def compute(client: Client, collection: Any) -> Future[Any]:
     return future
 
 
-def persist(client: Client, collection: Any) -> Any:
-    """Start computing the chunks of a dask collection where they are.
+def persist(client: Client, values: Sequence[Any]) -> list[Any]:
+    """Start computing the chunks of dask collections where they are, in one graph.
 
-    Of a list of them too, in one graph. Chunks that are futures stay what they are;
-    the futures in the result are new objects, so that dropping them drops nothing of
-    the caller's.
+    Chunks that are futures stay what they are; the futures in the result are new
+    objects, so that dropping them drops nothing of the caller's. A value that is no
+    collection is returned as it is.
     """
-    return client.persist(collection)
+    lazy = [value for value in values if is_dask_collection(value)]
+    stored = iter(client.persist(lazy) if lazy else ())
+    return [next(stored) if is_dask_collection(value) else value for value in values]
 
 
 def chunk_futures(persisted: Any) -> list[list[Future[Any]]]:

@@ -204,7 +204,8 @@ async def _load_collections(
     for index, array in collections.items():
         # Whole trailing dimensions, so that a chunk is one run of elements.
         rows = array.rechunk(dict.fromkeys(range(1, array.ndim), -1))
-        blocks = upstream.persist(client, rows).to_delayed().reshape(-1)
+        [stored] = upstream.persist(client, [rows])
+        blocks = stored.to_delayed().reshape(-1)
         start = 0
         heights = rows.chunks[0] if rows.ndim else (1,)
         for block, height in zip(blocks, heights, strict=True):

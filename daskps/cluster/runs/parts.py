@@ -147,8 +147,9 @@ async def computed(futures: Iterable[Future[Any]]) -> None:
             task.cancel()
 
 
-async def places(link: Link, futures: Iterable[Future[Any]]) -> DataPlaces:
-    """Ask the scheduler where results are and how large."""
+async def places(link: Link, futures: Sequence[Future[Any]]) -> DataPlaces:
+    """Wait for results, and ask the scheduler where they are and how large."""
+    await computed(futures)
     keys = list({future.key for future in futures})
     if not keys:
         return {}
@@ -162,7 +163,6 @@ async def places(link: Link, futures: Iterable[Future[Any]]) -> DataPlaces:
 async def placed(link: Link, parts: Sequence[DataPart]) -> list[DataPart]:
     """Wait for the data of parts, give each the worker that holds most of it."""
     futures = [future for part in parts for future in part.futures]
-    await computed(futures)
     return homes(parts, await places(link, futures))
 
 
@@ -190,6 +190,15 @@ def is_elsewhere(held: DataPlaces, future: Future[Any], worker: str | None) -> b
     """Whether a result is on the cluster, but not on this worker."""
     _, workers = held[future.key]
     return bool(workers) and worker not in workers
+
+
+async def asked(
+    link: Link, futures: Sequence[Future[Any]], function: Any
+) -> tuple[list[Any], DataPlaces]:
+    """Return what a small function says of each result, and where they are."""
+    held = await places(link, futures)
+    answers = [beside(link.client, held, function, future) for future in futures]
+    return await upstream.results(link.client, answers), held
 
 
 def beside(

@@ -9,7 +9,7 @@ import numpy as np
 from dask.delayed import Delayed
 
 from daskps.cluster import upstream
-from daskps.cluster.runs.parts import DataPart, beside, computed, placed, places
+from daskps.cluster.runs.parts import DataPart, asked, beside, placed
 from daskps.training.data.rows import n_rows
 from daskps.training.data.tables import array_of, is_table
 
@@ -73,10 +73,7 @@ async def from_list(link: Link, X: list[Any], y: list[Any] | None) -> list[DataP
     names = [f"part {i} of X" for i in range(len(X))]
     names += [f"part {i} of y" for i in range(len(y or ()))]
     futures = _futures(link, [*X, *(y or ())])
-    await computed(futures)
-    held = await places(link, futures)
-    asked = [beside(link.client, held, _look, future) for future in futures]
-    looked = await upstream.results(link.client, asked)
+    looked, held = await asked(link, futures, _look)
     lengths = [length for length, _ in looked]
     for name, length in zip(names, lengths, strict=True):
         if not isinstance(length, Integral):
@@ -96,21 +93,18 @@ async def from_list(link: Link, X: list[Any], y: list[Any] | None) -> list[DataP
         for name, future, (_, is_table) in zip(names, futures, looked, strict=True)
     ]
     blocks = [(future,) for future in futures]
-    columns: list[Any] = [blocks[: len(X)]]
-    columns.append([None] * len(X) if y is None else blocks[len(X) :])
+    columns = [blocks[i : i + len(X)] for i in range(0, len(blocks), len(X))]
     parts = [DataPart(*row) for row in zip(heights, *columns, strict=True)]
     return await placed(link, parts)
 
 
 def _futures(link: Link, given: list[Any]) -> list[Any]:
     """Return a future for each; all delayed ones in one graph share what they share."""
-    lazy = [part for part in given if isinstance(part, Delayed)]
-    stored = iter(upstream.persist(link.client, lazy) if lazy else ())
     return [
-        upstream.chunk_futures(next(stored))[0][0]
+        upstream.chunk_futures(part)[0][0]
         if isinstance(part, Delayed)
         else upstream.own(link.client, part)
-        for part in given
+        for part in upstream.persist(link.client, given)
     ]
 
 

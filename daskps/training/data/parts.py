@@ -11,6 +11,7 @@ from dask.delayed import Delayed
 from daskps.cluster import upstream
 from daskps.cluster.runs.parts import (
     DataPart,
+    asked,
     beside,
     computed,
     is_elsewhere,
@@ -20,7 +21,7 @@ from daskps.cluster.runs.parts import (
 )
 from daskps.training.data.chunks import full_chunks, runs_of_chunks
 from daskps.training.data.listed import check_listed, from_list, listed
-from daskps.training.data.rows import n_rows, rows, take_rows
+from daskps.training.data.rows import check_lengths, n_rows, rows, take_rows
 from daskps.training.data.tables import LazyTable
 
 if TYPE_CHECKING:
@@ -57,13 +58,11 @@ def check(X: Any, y: Any, trainers: int | None, split: Mapping[str, Any]) -> Non
                 f"{name} is a {type(array).__name__} of bfloat16, which cannot be sent "
                 f"to trainers; convert it to float32 first, in torch with .float()"
             )
-    n = 0
     if not isinstance(X, LazyTable) and not isinstance(y, LazyTable):
-        n = n_rows(X)
-        if y is not None and n_rows(y) != n:
-            raise ValueError(f"X has {n} rows and y {n_rows(y)}; they must be as many")
+        check_lengths(X, y)
     weights = split["weights"]
-    rows(n, trainers or 1 if weights is None else len(weights), **split)
+    # Of no rows: the arguments are checked, and nothing is shuffled for it.
+    rows(0, trainers or 1 if weights is None else len(weights), **split)
 
 
 async def parts_of(
@@ -114,7 +113,7 @@ async def parts_of(
 async def _counted(link: Link, *tables: Any) -> list[Any]:
     """Return dask arrays in place of lazy tables, whose partitions are computed once."""
     lazy = [table.array for table in tables if isinstance(table, LazyTable)]
-    stored = iter(upstream.persist(link.client, lazy) if lazy else ())
+    stored = iter(upstream.persist(link.client, lazy))
     return [
         await _measured(link, next(stored)) if isinstance(table, LazyTable) else table
         for table in tables
@@ -124,11 +123,8 @@ async def _counted(link: Link, *tables: Any) -> list[Any]:
 async def _measured(link: Link, array: Any) -> Any:
     """Return a persisted dask array that knows how many rows its chunks have."""
     futures = [future for (future,) in upstream.chunk_futures(array)]
-    await computed(futures)
-    held = await places(link, futures)
-    asked = [beside(link.client, held, n_rows, future) for future in futures]
-    heights = tuple(await upstream.results(link.client, asked))
-    chunks = (heights, *array.chunks[1:])
+    heights, _ = await asked(link, futures, n_rows)
+    chunks = (tuple(heights), *array.chunks[1:])
     return type(array)(array.dask, array.name, chunks, dtype=array.dtype)
 
 
@@ -142,17 +138,15 @@ async def _from_chunks(
     arrays = [X] if y is None else [X, y]
     heights = next(a.chunks[0] for a in arrays if _has_chunks(a))
     begins = np.cumsum([0, *heights])
-    lazy = [_in_rows(array, heights) for array in arrays if _has_chunks(array)]
-    stored = iter(upstream.persist(link.client, lazy))
+    alike = [_in_rows(a, heights) if _has_chunks(a) else a for a in arrays]
     columns: list[list[Any]] = []
-    for array in arrays:
+    for array in upstream.persist(link.client, alike):
         if _has_chunks(array):
-            blocks = [block for (block,) in upstream.chunk_futures(next(stored))]
+            blocks = [block for (block,) in upstream.chunk_futures(array)]
             columns.append(await _cut(link, blocks, heights, runs))
         else:
             columns.append([(_span(array, begins, run),) for run in runs])
     lengths = [sum(part.stop - part.start for _, part in run) for run in runs]
-    columns = columns if y is not None else [*columns, [None] * len(runs)]
     parts = [DataPart(*row) for row in zip(lengths, *columns, strict=True)]
     return await placed(link, parts)
 
@@ -170,7 +164,6 @@ async def _cut(
 ) -> list[tuple[Any, ...]]:
     """Return each run's blocks; a chunk that is cut is cut on its worker."""
     cut = {i for run in runs for i, part in run if part != slice(0, heights[i])}
-    await computed(blocks[i] for i in cut)
     held = await places(link, [blocks[i] for i in cut])
     return [
         tuple(
@@ -199,27 +192,17 @@ async def _dealt(
     n = n_rows(X)
     # In a thread: with a scheme that shuffles this copies all rows.
     which = await asyncio.to_thread(rows, n, len(workers), **split)
-    arrays = [X] if y is None else [X, y]
-    lazy = [array for array in arrays if _is_lazy(array)]
-    stored = iter(upstream.persist(link.client, lazy) if lazy else ())
-    arrays = [next(stored) if _is_lazy(array) else array for array in arrays]
+    arrays = upstream.persist(link.client, [X] if y is None else [X, y])
     sources = [_Source(array) for array in arrays if _has_chunks(array)]
-    futures = [future for source in sources for future in source.futures]
-    await computed(futures)
-    held = await places(link, futures)
+    held = await places(link, [f for source in sources for f in source.futures])
     cut = [await asyncio.to_thread(_each, array, which) for array in arrays]
     parts = []
-    for rank, (index, worker) in enumerate(zip(which, workers, strict=True)):
-        blocks = [(_assembled(link, pieces[rank]),) for pieces in cut]
-        parts.append(
-            DataPart(
-                rows=len(_numbers(index, n)),
-                X=blocks[0],
-                y=None if y is None else blocks[1],
-                worker=worker,
-                moved=sum(source.moved(index, held, worker) for source in sources),
-            )
-        )
+    for index, worker, *pieces in zip(which, workers, *cut, strict=True):
+        blocks = [(_assembled(link, piece),) for piece in pieces]
+        moved = sum(source.moved(index, held, worker) for source in sources)
+        labels = None if y is None else blocks[1]
+        n_here = len(_numbers(index, n))
+        parts.append(DataPart(n_here, blocks[0], labels, worker, moved))
     await computed(future for part in parts for future in part.futures)
     return parts
 

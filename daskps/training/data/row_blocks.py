@@ -43,7 +43,7 @@ class Blocks:
     """
 
     def __init__(self, blocks: Sequence[Any]) -> None:
-        self._blocks = list(blocks)
+        self._blocks = _alike(blocks)
         trailing = {tuple(block.shape[1:]) for block in blocks}
         if len(trailing) > 1:
             raise ValueError(
@@ -94,15 +94,6 @@ class Blocks:
         if len(used) < 2:
             number = used[0] if len(used) else 0
             return take_rows(self._blocks[number], index - self._begin(number))
-        if all(type(block) is np.ndarray for block in self._blocks):
-            # Of several dtypes, say: that of the rows must not depend on which.
-            dtypes = {block.dtype for block in self._blocks}
-            dtype = dtypes.pop() if len(dtypes) == 1 else np.result_type(*dtypes)
-            found = np.empty((len(index), *self.shape[1:]), dtype)
-            for number in used:
-                where = owners == number
-                found[where] = self._blocks[number][index[where] - self._begin(number)]
-            return found
         order = np.argsort(owners, kind="stable")
         pieces = [
             take_rows(
@@ -116,6 +107,17 @@ class Blocks:
 
     def _begin(self, number: int) -> int:
         return int(self._ends[number - 1]) if number else 0
+
+
+def _alike(blocks: Sequence[Any]) -> list[Any]:
+    """Return NumPy's arrays in one dtype: that of a row must not depend on which.
+
+    As NumPy has it where it joins them. Only those of another dtype are copied.
+    """
+    dtypes = {block.dtype for block in blocks if type(block) is np.ndarray}
+    if len(dtypes) < 2 or any(type(block) is not np.ndarray for block in blocks):
+        return list(blocks)
+    return [block.astype(np.result_type(*dtypes), copy=False) for block in blocks]
 
 
 def _from_zero(index: Array, n: int) -> Array:
@@ -167,7 +169,9 @@ def rows_of(part: tuple[Sequence[Any], Sequence[Any] | None]) -> tuple[Any, Any]
 def _join(pieces: Sequence[Any]) -> Any:
     """Concatenate rows; Dask knows how for the types that its arrays may hold."""
     if type(pieces[0]) is np.ndarray:
-        return np.concatenate(pieces)
+        # Of one dtype, which NumPy would turn into the processor's own byte order.
+        joined = np.concatenate(pieces, dtype=pieces[0].dtype)
+        return np.ascontiguousarray(joined)
     # Slow to import and seldom needed.
     from dask.array.dispatch import concatenate_lookup
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from daskps.limits import MOST_PARTS
+from daskps.store.targets import whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,7 +54,7 @@ def split_batch(n: int, weights: Sequence[float]) -> list[slice]:
     >>> split_batch(10, [1, 1, 2])
     [slice(0, 3, None), slice(3, 5, None), slice(5, 10, None)]
     """
-    n = _whole(n, "n", 0)
+    n = whole(n, "n", least=0)
     exact = [_weight(weight) for weight in weights]
     total = sum(exact)
     if total == 0:
@@ -76,7 +77,7 @@ def rows(
     seed: int | None = None,
 ) -> list[Rows]:
     """Return which of `n` rows each of `k` parts gets; see `partition`."""
-    n, k = _whole(n, "n", 0), _whole(k, "k", 1)
+    n, k = whole(n, "n", least=0), whole(k, "k", least=1)
     if k > MOST_PARTS:
         raise ValueError(
             f"k must be at most {MOST_PARTS:,}, as many as a run may have parts, found "
@@ -155,9 +156,7 @@ def partition(
     >>> [(X.tolist(), y.tolist()) for X, y in parts]
     [([0, 1, 2], [0, 10, 20]), ([3, 4], [30, 40])]
     """
-    n = n_rows(X)
-    if y is not None and n_rows(y) != n:
-        raise ValueError(f"X has {n} rows and y {n_rows(y)}; they must be as many")
+    n = check_lengths(X, y)
     return [
         (take_rows(X, part), None if y is None else take_rows(y, part))
         for part in rows(n, k, scheme, weights=weights, seed=seed)
@@ -200,7 +199,7 @@ def batches(
     >>> list(batches(5, 2, seed=0, epoch=0, rank=0, shuffle=False))
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
     """
-    n, size = _whole(n, "n", 0), _whole(batch_size, "batch_size", 1)
+    n, size = whole(n, "n", least=0), whole(batch_size, "batch_size", least=1)
     parts = (slice(a, min(a + size, n)) for a in range(0, n, size))
     if not shuffle:
         return parts
@@ -220,6 +219,14 @@ def n_rows(X: Any) -> int:
     return int(n)
 
 
+def check_lengths(X: Any, y: Any) -> int:
+    """Return the rows of features, and refuse labels that are not as many."""
+    n = n_rows(X)
+    if y is not None and n_rows(y) != n:
+        raise ValueError(f"X has {n} rows and y {n_rows(y)}; they must be as many")
+    return n
+
+
 def take_rows(X: Any, part: Rows) -> Any:
     """Return some rows of anything that has rows."""
     if hasattr(X, "iloc"):  # a data frame's [] means columns
@@ -231,15 +238,6 @@ def _permutation(n: int, seed: Any, *key: int) -> np.ndarray[Any, np.dtype[np.in
     """Return a permutation that depends on its arguments alone."""
     sequence = np.random.SeedSequence(seed, spawn_key=key)
     return np.random.default_rng(sequence).permutation(n)
-
-
-def _whole(value: object, name: str, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name}={value!r} must be an integer")
-    whole = int(value)
-    if whole < least:
-        raise ValueError(f"{name}={value!r} must be at least {least}")
-    return whole
 
 
 def _weight(value: object) -> Fraction:

@@ -77,8 +77,12 @@ def test_rows_are_the_same_however_blocks_lie_in_memory(order, dtype):
 
 
 def test_rows_of_blocks_of_several_dtypes_have_one():
+    """NumPy's common one, whichever rows they are; blocks that have it are not copied."""
     blocks = [np.ones(3, "f4"), np.ones(3, "f4"), np.ones(3)]
-    assert Blocks(blocks)[np.array([0, 3])].dtype == "f8"
+    view = Blocks(blocks)
+    for rows in (np.array([0, 3]), np.array([1, 0]), slice(0, 3), slice(2, 5)):
+        assert view[rows].dtype == "f8"
+    assert np.shares_memory(view[6:9], blocks[2])
 
 
 @pytest.mark.parametrize("dtype", ["f4", "O"])

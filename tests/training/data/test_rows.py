@@ -107,7 +107,7 @@ def test_split_batch_refuses_values(n: int, weights: list[float]) -> None:
 
 @pytest.mark.parametrize(("n", "weights"), [(1.5, [1]), (True, [1]), (3, ["a"])])
 def test_split_batch_refuses_types(n: Any, weights: Any) -> None:
-    with pytest.raises(TypeError, match=r"integer|no number"):
+    with pytest.raises(TypeError, match=r"is an int|no number"):
         split_batch(n, weights)
 
 
@@ -217,7 +217,7 @@ def test_bad_arguments_of_partition() -> None:
         partition(X, X, 2, scheme="alphabetic")
     with pytest.raises(ValueError, match="at least 1"):
         partition(X, X, 0)
-    with pytest.raises(TypeError, match="integer"):
+    with pytest.raises(TypeError, match=r"k is an int, found 2\.0"):
         partition(X, X, 2.0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="X has 4 rows and y 3"):
         partition(X, X[:3], 2)
@@ -297,5 +297,5 @@ def test_batches_in_order_are_slices() -> None:
 
 @pytest.mark.parametrize("size", [0, -1])
 def test_batches_refuse_at_the_call(size: int) -> None:
-    with pytest.raises(ValueError, match="batch_size="):
+    with pytest.raises(ValueError, match="batch_size must be at least 1"):
         batches(10, size, seed=0, epoch=0, rank=0)
