@@ -156,7 +156,7 @@ class Site:
 
     async def directory(self, method: str, **kwargs: Any) -> Any:
         reply = await self.scheduler.daskps_directory(method=method, **kwargs)
-        return unpack_reply(reply, "the scheduler")["value"]
+        return unpack_reply(reply, "the scheduler")
 
     def rpc(self, worker: str) -> Ways:
         return Ways(self._cluster.doors[worker])

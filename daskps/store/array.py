@@ -155,7 +155,7 @@ class ParameterArray:
         def make(meta: StoreMap) -> Request:
             all_of = target_of(meta, [self.name], given)
             target = replace(all_of, finish=lambda: all_of.finish()[self.name])
-            return routes.read(meta, target, None, routes.Step())
+            return routes.read(meta, target)
 
         return self._store._do(make, timeout, f"a pull of {self.name!r}")
 
@@ -271,7 +271,7 @@ class ParameterArray:
 
         def make(meta: StoreMap) -> Request:
             target = routes.spanning(meta, spans, finish)
-            return routes.read(meta, target, None, routes.Step())
+            return routes.read(meta, target)
 
         return self._store._do(make, DEFAULT, f"a slice of {self.name!r}")
 

@@ -135,7 +135,7 @@ class Readable(Handle):
 
         def make(meta: StoreMap) -> Request:
             target = target_of(meta, names, out)
-            return routes.read(meta, target, least, routes.Step())
+            return routes.read(meta, target, least)
 
         return make
 

@@ -135,9 +135,9 @@ class _Loop:
             "loss": session.loss_sum,
             "seconds": time.monotonic() - began,
             # What was read at one clock was used at the next.
-            "lag": session.lag + (self.plan.read_ahead and session.rows > 0),
+            "lag": session.reads.lag + (self.plan.read_ahead and session.rows > 0),
             "clock": session.clock,
             "first": self._first,
         }
-        session.loss_sum, session.rows, session.lag = None, 0, 0
+        session.loss_sum, session.rows, session.reads.lag = None, 0, 0
         return session.report(epoch, report)

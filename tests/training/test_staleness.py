@@ -42,7 +42,7 @@ def record(trainer, part):
             seen.append((step + 1, trainer.pushpull({"clocks": mark})["clocks"]))
         else:
             trainer.push({"clocks": mark})
-    return seen, trainer._session.lag
+    return seen, trainer._session.reads.lag
 
 
 def clock_store():

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daskps.cluster.caller.routes import route_of
 from daskps.cluster.upstream import dumps
 from daskps.cluster.wire.messages import pack_array, unpack_array
 from daskps.layout.arrays import compute_dtype
@@ -59,10 +60,9 @@ def _by_host(
         w: [[] for _ in contributions] for w in where.hosts
     }
     for rank, arrays in enumerate(contributions):
-        for index, flat in arrays.items():
-            for piece in meta.layout.pieces_of[index]:
-                position = meta.layout.positions[piece.shard, index]
-                data = pack_array(flat[piece.start : piece.stop])
-                rows = hosts[where.owners[piece.shard]][rank]
-                rows.append((piece.shard, position, data))
+        for shard, of in route_of(meta, tuple(arrays), ()).cuts.items():
+            hosts[where.owners[shard]][rank] += [
+                (shard, position, pack_array(arrays[index][start:stop]))
+                for position, index, start, stop in of
+            ]
     return hosts

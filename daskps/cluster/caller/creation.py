@@ -93,7 +93,7 @@ async def _create(
             "params": [(n, list(s), d) for n, (s, d) in plan.shapes.items()],
             "shards": plan.shards,
             "servers": plan.servers,
-            "rules": _pickled(plan.rules),
+            "rules": _pickled(dict(plan.rules), "the optimizer", "its class"),
             "optimizers": optimizers,
             "slots": slots,
             "overwrite": plan.overwrite,
@@ -105,7 +105,9 @@ async def _create(
     segments = await _allocate(link, StoreMap(wire), plan)
     meta = StoreMap({**wire, "segments": segments})
     await load(link, meta, dict.fromkeys(plan.arrays, 0), plan.arrays)
-    await _load_collections(client, meta, plan.collections)
+    # Of the rules and the blocks of memory nothing is needed there.
+    slim = {**wire, "rules": b"", "optimizers": [], "cluster": "", "segments": []}
+    await _load_collections(client, slim, plan.collections)
     futures = _anchor(client, meta)
     await gather(*(upstream.result(future) for future in futures))
     await link.directory(
@@ -120,25 +122,19 @@ async def _create(
     return meta
 
 
-def _pickled(rules: Mapping[int, Rule]) -> bytes:
+def _pickled(value: Any, what: str, it: str) -> bytes:
     try:
-        return upstream.dumps(dict(rules))
+        return upstream.dumps(value)
     except Exception as error:
         raise LayoutError(
-            f"the optimizer cannot be pickled ({error}); define its class at module "
-            f"level or without open files and locks"
+            f"{what} cannot be pickled ({error}); define {it} at module level or "
+            f"without open files and locks"
         ) from error
 
 
 async def _allocate(link: Link, meta: StoreMap, plan: Blueprint) -> list[Any]:
     """Have the hosts make the shards; return where these can be mapped."""
-    try:
-        fills = upstream.dumps((dict(plan.initializers), plan.seed))
-    except Exception as error:
-        raise LayoutError(
-            f"an initializer cannot be pickled ({error}); define it at module level "
-            f"or without open files and locks"
-        ) from error
+    fills = _pickled((dict(plan.initializers), plan.seed), "an initializer", "it")
     found = await gather(
         *(
             _control(
@@ -171,7 +167,7 @@ async def _control(
         reason = f"died while the store was made ({error})"
         shard = meta.owners.index(worker)
         raise ShardLostError(meta.name, shard, worker, reason) from error
-    return unpack_reply(reply, f"worker {worker}")["value"]
+    return unpack_reply(reply, f"worker {worker}")
 
 
 async def load(
@@ -197,7 +193,7 @@ async def load(
 
 
 async def _load_collections(
-    client: Client, meta: StoreMap, collections: Mapping[int, Any]
+    client: Client, wire: Mapping[str, Any], collections: Mapping[int, Any]
 ) -> None:
     """Have the workers that hold the chunks of dask arrays write them."""
     futures = []
@@ -213,7 +209,7 @@ async def _load_collections(
                 client.submit(
                     _write_chunk,
                     upstream.compute(client, block),
-                    meta_wire(meta),
+                    wire,
                     index,
                     start,
                     pure=False,
@@ -221,22 +217,6 @@ async def _load_collections(
             )
             start += height * int(np.prod(rows.shape[1:], dtype=np.int64))
     await gather(*(upstream.result(future) for future in futures))
-
-
-def meta_wire(meta: StoreMap) -> dict[str, Any]:
-    """Return what rebuilds a `StoreMap` on a worker."""
-    return {
-        "uid": meta.uid,
-        "name": meta.name,
-        "session": meta.session,
-        "layout": meta.layout.to_wire(),
-        "owners": list(meta.owners),
-        "generations": list(meta.where.generations),
-        "rules": b"",
-        "optimizers": [],
-        "cluster": "",
-        "segments": [],
-    }
 
 
 def _write_chunk(chunk: Any, wire: Mapping[str, Any], index: int, start: int) -> None:

@@ -170,7 +170,6 @@ class Far:
                 return Reply(
                     [(a.shard, a.version) for a in answers],
                     max(a.lag for a in answers),
-                    sum(a.duplicate for a in answers),
                 )
             if all(a.applied for a in answers):
                 request = request.waiting()
@@ -292,12 +291,11 @@ class Far:
 def joined(replies: Iterable[Reply]) -> Reply:
     """Return what several hosts have said as one reply."""
     versions: list[tuple[int, int]] = []
-    lag = duplicates = 0
+    lag = 0
     for reply in replies:
         versions += reply.versions
         lag = max(lag, reply.lag)
-        duplicates += reply.duplicates
-    return Reply(versions, lag, duplicates)
+    return Reply(versions, lag)
 
 
 def raise_first(answers: Sequence[Answer]) -> None:

@@ -119,7 +119,7 @@ async def _list(scheduler: Any) -> list[dict[str, Any]] | None:
 
 async def _ask(scheduler: Any, method: str, **kwargs: Any) -> Any:
     reply = await scheduler.daskps_directory(method=method, **kwargs)
-    return unpack_reply(reply, "the scheduler")["value"]
+    return unpack_reply(reply, "the scheduler")
 
 
 async def _counters(
@@ -135,7 +135,7 @@ async def _counters(
             connection(worker, HOST_SECONDS) as host,
         ):
             reply = await host.daskps_control(method="stats", store=meta.uid)
-        rows: list[dict[str, Any]] = unpack_reply(reply, f"worker {worker}")["value"]
+        rows: list[dict[str, Any]] = unpack_reply(reply, f"worker {worker}")
     except (OSError, DaskPSError) as error:
         text = str(error) or f"no answer within {HOST_SECONDS:g} s"
         return [{"shard": s, "worker": worker, "error": text} for s in shards]

@@ -95,12 +95,12 @@ class Link(SyncMethodMixin):
         if scheduler is None:
             raise OSError(f"{self.node} has lost its scheduler or was closed")
         reply = await scheduler.daskps_directory(method=method, **kwargs)
-        return unpack_reply(reply, "the scheduler")["value"]
+        return unpack_reply(reply, "the scheduler")
 
     async def control(self, worker: str, method: str, **kwargs: Any) -> Any:
         """Send a control message to the host on a worker."""
         reply = await self.reply(worker, method, **kwargs)
-        return unpack_reply(reply, f"worker {worker}")["value"]
+        return unpack_reply(reply, f"worker {worker}")
 
     async def reply(self, worker: str, method: str, **kwargs: Any) -> Any:
         """Return what a host answers as it is: what is raised is of the connection."""

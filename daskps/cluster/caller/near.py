@@ -22,7 +22,7 @@ from daskps.cluster.caller.interrupts import shielded
 from daskps.cluster.caller.routes import Reply
 from daskps.cluster.host.hosted import LOCK_SECONDS
 from daskps.cluster.machine.pauses import Pause
-from daskps.cluster.wire.encoding import cache_dir, widened_items
+from daskps.cluster.wire.encoding import cache_dir, widened_step
 from daskps.errors import ShardBusyError, StaleGenerationError
 from daskps.kernels import finite
 from daskps.shards.deputy import NotHereError
@@ -204,7 +204,7 @@ class NearCall:
         self._back: list[int] = []
         self._waiting: list[int] = []
         self._sent: list[CallFuture[Reply]] = []
-        self._lag = self._duplicates = 0
+        self._lag = 0
         self._woken: threading.Event | None = None
         self._is_stopped = False
 
@@ -214,7 +214,7 @@ class NearCall:
             self._begin()
             if self._tickets:
                 self._finish()
-            reply = Reply(self._versions, self._lag, self._duplicates)
+            reply = Reply(self._versions, self._lag)
             if self._sent:
                 return joined([reply, *(sent.result() for sent in self._sent)])
             return reply
@@ -284,7 +284,6 @@ class NearCall:
         """Take what a shard has said into the reply."""
         self._versions.append((shard, version))
         self._lag = max(self._lag, outcome.lag)
-        self._duplicates += outcome.duplicate
 
     def _ticket(self, part: NearPart, *, check: bool = False) -> Ticket:
         request = self._request
@@ -292,8 +291,7 @@ class NearCall:
         if request.codec:
             # What is handed back goes by message, as it is.
             pieces = part.hosted.layout.pieces[part.shard]
-            items = widened_items(step.items, request.codec, pieces, part.serving.empty)
-            step = step._replace(items=items, owned=True)
+            step = widened_step(step, request.codec, pieces, part.serving.empty)
         return Ticket(step, owner=self)
 
     def _with_room(

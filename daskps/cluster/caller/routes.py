@@ -39,23 +39,11 @@ if TYPE_CHECKING:
     from daskps.optim import Rule
     from daskps.typing import Array
 
-__all__ = [
-    "ADD",
-    "ASSIGN",
-    "GRADIENT",
-    "MODEL",
-    "Computed",
-    "Reply",
-    "Request",
-    "Route",
-    "Step",
-    "Target",
-    "barrier",
-    "push",
-    "read",
-    "whole",
-]
+#: What a step says; those who use stores and trainers import no shards.
+__all__ = ["ADD", "ASSIGN", "GRADIENT", "MODEL", "Step"]
 
+#: What a read outside runs says.
+_OUTSIDE = Step()
 #: Position of a piece in its shard, which array, and its elements there.
 PieceCut = tuple[int, Any, int, int]
 
@@ -106,7 +94,6 @@ class Reply(NamedTuple):
     versions: list[tuple[int, int]]
     #: Clocks by which the slowest live trainer was behind.
     lag: int = 0
-    duplicates: int = 0
 
     @property
     def version(self) -> Version:
@@ -256,7 +243,10 @@ def spanning(
 
 
 def read(
-    meta: StoreMap, target: Target, min_version: int | None, step: Step
+    meta: StoreMap,
+    target: Target,
+    min_version: int | None = None,
+    step: Step = _OUTSIDE,
 ) -> Request:
     """Return the call that reads `target`, from the shards it touches."""
     route = route_of(meta, (), tuple(target.slices))

@@ -75,15 +75,6 @@ class Session:
         self._uncommitted = Uncommitted(meta, joined.codec, self._pool.empty)
         self._lock = threading.RLock()
 
-    @property
-    def lag(self) -> int:
-        """Largest number of clocks a live trainer was behind one of our pulls."""
-        return self.reads.lag
-
-    @lag.setter
-    def lag(self, clocks: int) -> None:
-        self.reads.lag = clocks
-
     def resume(self, attempt: int) -> None:
         """Take clock and sequence from the shard that is furthest behind.
 

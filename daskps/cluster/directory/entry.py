@@ -173,7 +173,7 @@ class Hosts:
         """Send a control message to the host on a worker."""
         rpc: Any = self._scheduler.rpc(worker)
         reply = await rpc.daskps_control(method=method, **kwargs)
-        return unpack_reply(reply, f"worker {worker}")["value"]
+        return unpack_reply(reply, f"worker {worker}")
 
     async def everywhere(
         self, entry: StoreEntry, method: str, **kwargs: Any

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.directory.entry import Hosts, StoreEntry, remember
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
 
 #: How long a client that closes a store waits for its hosts to free it.
 FREE_SECONDS = 0.5
-
-_check_request = partial(check, StoreRequest, what="a request for a store")
 
 
 class Stores(dict[str, StoreEntry]):
@@ -66,9 +63,10 @@ class Stores(dict[str, StoreEntry]):
         #: Futures of the clients that wait for a store of a name.
         self._awaited: dict[str, set[asyncio.Future[None]]] = {}
 
-    @DIRECTORY.handles("create", checks={"request": _check_request})
+    @DIRECTORY.handles("create")
     async def on_create(self, request: dict[str, Any]) -> dict[str, Any]:
         """Choose hosts for a new store and reserve it."""
+        check(StoreRequest, request, "a request for a store")
         wanted = StoreRequest(**request)
         if wanted.uid in self:
             raise StoreExistsError(f"there is a store {wanted.uid!r:.60} already")

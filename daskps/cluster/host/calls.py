@@ -114,7 +114,6 @@ def _answer(started: Started, empty: Empty, seconds: float) -> Answer:
     return Answer(
         part.shard,
         version=version,
-        duplicate=outcome.duplicate,
         lag=outcome.lag,
         arrays=outs,
     )

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-_check_order = partial(check, OrderWire, what="the order of a cut")
-
-
 def _concerned(host: ShardHost, store: str, index: int | None) -> list[HostedShard]:
     """Return the shards of a store that a cut copies anything of."""
     return [
@@ -104,7 +101,7 @@ async def begin_cut(
     return reports
 
 
-@HOST.handles("copy_cut", checks={"order": _check_order})
+@HOST.handles("copy_cut")
 async def copy_cut(
     host: ShardHost,
     *,
@@ -118,6 +115,7 @@ async def copy_cut(
 
     Returns shard and version of each.
     """
+    check(OrderWire, order, "the order of a cut")
     hosted_shards = _concerned(host, store, index)
     claim = host.snapshots.claim(store, cut)
     if not claim.rooms.keys() >= {hosted.index for hosted in hosted_shards}:

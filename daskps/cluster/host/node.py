@@ -121,4 +121,4 @@ class WorkerNode:
     async def directory(self, method: str, **kwargs: Any) -> Any:
         """Send a message to the directory."""
         reply = await self.server.scheduler.daskps_directory(method=method, **kwargs)
-        return unpack_reply(reply, "the scheduler")["value"]
+        return unpack_reply(reply, "the scheduler")

@@ -47,7 +47,7 @@ def policy_of(code: Sequence[Any]) -> Policy:
     return BSP() if name == "bsp" else ASP()
 
 
-@HOST.handles("begin_run", checks={"begin": check_begin})
+@HOST.handles("begin_run")
 async def begin_run(
     host: ShardHost,
     *,
@@ -62,6 +62,7 @@ async def begin_run(
     and nonce of the mailboxes that trainers in other processes of the machine may fill
     themselves; those of a graph run are nobody's.
     """
+    check_begin(begin)
     if begin["codec"]:
         await host.in_thread(partial(encoding.warm, codecs.named(begin["codec"])))
     rule, function = policy_of(begin["policy"]), loads(begin["reduce"])

@@ -136,8 +136,8 @@ async def load(
     """Write initial values into shards nobody can see yet; repeating it is harmless."""
 
     def write() -> None:
-        for shard, *packed in items:
-            hosted = host.get_shard(store, shard)
+        for shard, position, start, data in items:
+            hosted, packed = host.get_shard(store, shard), (position, start, data, None)
             item = unpack_item(hosted.layout, shard, packed, kind=ASSIGN, codec=None)
             weights = hosted.shard.segment.weights[0][item.position]
             weights[item.start : item.start + len(item.data)] = item.data
@@ -194,7 +194,7 @@ async def aggregate(
             arrays = {}
             for shard, position, data in rows:
                 layout = host.get_shard(store, shard).layout
-                packed = position, 0, data
+                packed = position, 0, data, None
                 item = unpack_item(layout, shard, packed, kind=GRADIENT, codec=None)
                 if len(item.data) != layout.pieces[shard][position].size:
                     raise PushRejectedError(

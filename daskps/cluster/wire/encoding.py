@@ -14,13 +14,13 @@ from daskps.errors import PushRejectedError
 from daskps.layout.arrays import compute_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from daskps.cluster.wire.messages import Call
     from daskps.codecs import Codec
     from daskps.layout.arrays import Layout, Piece
     from daskps.reduction import Empty
-    from daskps.shards.steps import Item
+    from daskps.shards.steps import Step
     from daskps.typing import Array
 
 
@@ -68,24 +68,21 @@ def decoded(codec: Codec, words: Array, dtype: str, empty: Empty) -> Array:
 
 def widened(call: Call, layout: Layout, empty: Empty) -> Call:
     """Return a call with numbers for words, in arrays that nobody else has."""
-    parts = []
-    for part in call.parts:
-        pieces = layout.pieces[part.shard]
-        items = widened_items(part.step.items, call.codec, pieces, empty)
-        step = part.step._replace(items=items, owned=True)
-        parts.append(part._replace(step=step))
+    parts = [
+        p._replace(step=widened_step(p.step, call.codec, layout.pieces[p.shard], empty))
+        for p in call.parts
+    ]
     return call._replace(parts=tuple(parts), codec="")
 
 
-def widened_items(
-    items: Iterable[Item], codec: str, pieces: Sequence[Piece], empty: Empty
-) -> tuple[Item, ...]:
-    """Return items with the numbers that their words stand for, in arrays of their own."""
+def widened_step(step: Step, codec: str, pieces: Sequence[Piece], empty: Empty) -> Step:
+    """Return a step with numbers for words, in arrays that nobody else has."""
     known = codecs.named(codec)
-    return tuple(
+    items = tuple(
         i._replace(data=decoded(known, i.data, _dtype(pieces[i.position]), empty))
-        for i in items
+        for i in step.items
     )
+    return step._replace(items=items, owned=True)
 
 
 def widened_node(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from daskps.cluster.wire.replies import refusal
@@ -23,8 +23,6 @@ from daskps.errors import DaskPSError, IllegalStateError, ProtocolError
 
 logger = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
-#: Raises what is wrong with the value of one parameter, beyond its annotation.
-Check = Callable[[Any], None]
 
 
 @dataclass(frozen=True)
@@ -33,20 +31,12 @@ class Handler:
 
     #: Takes the host, or the part of the directory that has it, and keyword arguments.
     function: Callable[..., Any]
-    checks: Mapping[str, Check] = field(default_factory=dict)
     user_code: bool = False
 
     @property
     def place(self) -> str:
         """Module and name of the function, as in an import."""
         return f"{self.function.__module__}.{self.function.__qualname__}"
-
-    def check(self, message: Mapping[str, Any], what: str) -> None:
-        """Refuse a message that the function does not take."""
-        check(self.function, message, what)
-        for name, checks in self.checks.items():
-            if name in message:
-                checks(message[name])
 
 
 class Handlers:
@@ -68,22 +58,13 @@ class Handlers:
         self.by_name: dict[str, Handler] = {}
         self._whose, self._to, self._expected = whose, to, expected
 
-    def handles(
-        self,
-        name: str,
-        *,
-        checks: Mapping[str, Check] | None = None,
-        user_code: bool = False,
-    ) -> Callable[[F], F]:
+    def handles(self, name: str, *, user_code: bool = False) -> Callable[[F], F]:
         """Return what registers a function, or a method of a part of the directory.
 
         Parameters
         ----------
         name : str
             The message's.
-        checks : mapping of str to callable, optional
-            For parameters whose annotation does not say all that they must be, what
-            raises an error that says what is wrong with a value.
         user_code : bool
             Whether it calls code of the user's, or tells why a run cannot go on, which
             may be an error of such code: its errors pass as they are.
@@ -95,7 +76,7 @@ class Handlers:
         """
 
         def register(function: F) -> F:
-            made = Handler(function, checks or {}, user_code)
+            made = Handler(function, user_code)
             if before := self.by_name.get(name):
                 raise IllegalStateError(
                     f"{before.place} and {made.place} both serve the message {name!r} "
@@ -126,7 +107,7 @@ class Handlers:
             handler = self.by_name.get(str(method))
             if handler is None:
                 raise ProtocolError(f"{self._whose} knows no message {method!r:.60}")
-            handler.check(message, what)
+            check(handler.function, message, what)
             value = handler.function(owner(str(method)), **message)
             if inspect.isawaitable(value):
                 value = await value

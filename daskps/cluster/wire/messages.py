@@ -107,7 +107,6 @@ class Answer(NamedTuple):
     parked: bool = False
     applied: bool = True
     version: int = 0
-    duplicate: bool = False
     lag: int = 0
     arrays: tuple[Array, ...] = ()
 
@@ -162,14 +161,8 @@ def pack_call(call: Call) -> dict[str, Any]:
 
 
 def _pack_item(item: Item) -> list[Any]:
-    packed = [item.position, item.start, pack_array(item.data)]
-    return packed if item.ids is None else [*packed, pack_array(item.ids)]
-
-
-def _unpack_ids(packed: Sequence[Any]) -> Array | None:
-    """Return the ids of the rows of an item, None where it has elements."""
-    (ids,) = packed[3:] or (None,)
-    return None if ids is None else unpack_array(ids, "int64")
+    ids = None if item.ids is None else pack_array(item.ids)
+    return [item.position, item.start, pack_array(item.data), ids]
 
 
 def unpack_call(
@@ -204,9 +197,7 @@ def unpack_call(
     unpacked = []
     for shard, generation, at_least, rows, ranges, wait in parts:
         items = tuple(
-            unpack_item(layout, shard, row[:3], kind=common.kind, codec=known)._replace(
-                ids=_unpack_ids(row)
-            )
+            unpack_item(layout, shard, row, kind=common.kind, codec=known)
             for row in rows
         )
         step = common._replace(
@@ -283,14 +274,14 @@ def unpack_item(
     kind: str,
     codec: Codec | None,
 ) -> Item:
-    """Rebuild the array that goes to a piece, from (position, start, data).
+    """Rebuild the array that goes to a piece, from (position, start, data, ids).
 
     Raises
     ------
     PushRejectedError
         For an array that does not fit its piece.
     """
-    position, start, data = packed
+    position, start, data, ids = packed
     pieces = layout.pieces[shard]
     if not type(position) is type(start) is int or not 0 <= position < len(pieces):
         raise errors.PushRejectedError(
@@ -307,7 +298,8 @@ def unpack_item(
             f"{len(array)} elements at {start} do not fit the {piece.size} elements of "
             f"parameter {piece.parameter.name!r} in shard {shard}"
         )
-    return Item(position, start, array)
+    rows = None if ids is None else unpack_array(ids, "int64")
+    return Item(position, start, array, rows)
 
 
 def _range(layout: Layout, shard: int, packed: Range) -> Range:
@@ -341,36 +333,19 @@ def unpack_array(data: Any, dtype: str) -> Array:
 
 def pack_answers(answers: Sequence[Answer]) -> dict[str, Any]:
     """Return the answers of a host as its reply."""
-    rows = [
-        [
-            a.shard,
-            pack_error(a.error) if a.error else None,
-            a.parked,
-            a.applied,
-            a.version,
-            a.duplicate,
-            a.lag,
-            [pack_array(x) for x in a.arrays],
-        ]
-        for a in answers
-    ]
-    return {"status": "OK", "answers": rows}
+    rows = []
+    for shard, error, *said, arrays in answers:
+        packed = None if error is None else pack_error(error)
+        rows.append([shard, packed, *said, [pack_array(x) for x in arrays]])
+    return {"status": "OK", "value": rows}
 
 
 def unpack_answers(reply: Any, where: str, call: Call) -> list[Answer]:
     """Rebuild the answers to `call`; anything but an acknowledgement raises."""
-    rows = unpack_reply(reply, where)["answers"]
+    found = []
     dtypes = {p.shard: [r[0] for r in p.ranges] for p in call.parts}
-    return [
-        Answer(
-            shard,
-            unpack_error(error) if error else None,
-            parked,
-            applied,
-            version,
-            duplicate,
-            lag,
-            tuple(map(unpack_array, arrays, dtypes[shard])) if arrays else (),
-        )
-        for shard, error, parked, applied, version, duplicate, lag, arrays in rows
-    ]
+    for shard, packed, *said, rows in unpack_reply(reply, where):
+        error = None if packed is None else unpack_error(packed)
+        arrays = tuple(map(unpack_array, rows, dtypes[shard])) if rows else ()
+        found.append(Answer._make((shard, error, *said, arrays)))
+    return found

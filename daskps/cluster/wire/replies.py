@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def unpack_reply(reply: Any, where: str) -> dict[str, Any]:
-    """Return a reply that acknowledges, raise what it says otherwise.
+def unpack_reply(reply: Any, where: str) -> Any:
+    """Return the value of a reply that acknowledges, raise what it says otherwise.
 
     Raises
     ------
@@ -26,7 +26,7 @@ def unpack_reply(reply: Any, where: str) -> dict[str, Any]:
         )
     if reply["status"] == "refused":
         raise unpack_error(reply["error"])
-    return reply
+    return reply["value"]
 
 
 def refusal(error: Exception) -> dict[str, Any]:

@@ -85,11 +85,6 @@ def test_two_handlers_of_one_name_fail_where_the_second_is_defined() -> None:
         def second(owner: Any) -> None: ...
 
 
-def is_even(value: int) -> None:
-    if value % 2:
-        raise ValueError(f"{value} is odd")
-
-
 class Asked:
     """A receiver of which each message is served in one way."""
 
@@ -99,8 +94,10 @@ class Asked:
     def at_once(self, n: int) -> int:
         return n + 1
 
-    @handlers.handles("later", checks={"n": is_even})
+    @handlers.handles("later")
     async def later(self, n: int = 0) -> int:
+        if n % 2:
+            raise ValueError(f"{n} is odd")
         return n + 2
 
     @handlers.handles("ours")
@@ -113,7 +110,7 @@ class Asked:
 
     def ask(self, method: object, **message: Any) -> Any:
         work = self.handlers.serve(method, message, self.handlers.owners(self).get)
-        return unpack_reply(asyncio.run(work), "a test")["value"]
+        return unpack_reply(asyncio.run(work), "a test")
 
 
 def test_a_message_is_served_by_its_handler() -> None:
