@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from daskps.cluster.runs.graph.epochs import FIRST_ROWS, first_batches
+from daskps.cluster.wire.deadline import Deadline
 from daskps.training.data.row_blocks import rows_of
 from daskps.training.data.rows import n_rows
 from daskps.training.overlap.background import Background
-from daskps.training.overlap.pipeline import Pipeline
 from daskps.training.steps import FitPlan, Stepper
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from daskps.cluster.caller.session import Session
+    from daskps.training.overlap.operation import Operation
     from daskps.training.steps import Batch
-
-#: How long taking a batch and a delivery take, each, where they are done side by side.
-#: Changing threads costs 0.1 to 0.2 ms; below this no gain was measured.
-WORTH_SECONDS = 1e-3
+    from daskps.typing import Array
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,13 @@ class _Loop:
         self.X, self.y = rows
         self.n = n_rows(self.X)
         self.stepper = Stepper(plan, session.meta)
-        self.pipeline = Pipeline(session, background)
+        self.background = background
         #: The rows of the next batch, where they have been taken.
         self._taken: Batch | None = None
-        #: Seconds that was the last time, and a delivery that nothing went on beside.
-        self._taking, self._delivering = 0.0, 0.0
+        #: The delivery that the next step is computed beside.
+        self._under_way: Operation | None = None
+        #: What a step is copied to next, and what may be under way.
+        self._copies: tuple[dict[int, Array], dict[int, Array]] = ({}, {})
         #: Losses and rows of the first batches.
         self._first = (0.0, 0)
 
@@ -88,13 +91,11 @@ class _Loop:
             else:
                 # Under BSP only: no batch is left, so it sits the round out.
                 self.session.deliver({}, None, weight=0.0, target=self.stepper.target)
-        self.pipeline.settle()
+        self._settle()
 
     def _step(self, group: Sequence[Any], following: Sequence[Sequence[Any]]) -> None:
         session = self.session
         first, self._taken = self._taken, None
-        if first is None:
-            first = self._take(group)
         found = self.stepper.step(self.X, self.y, group, first)
         if found.loss_sum is not None:
             session.loss_sum = (session.loss_sum or 0.0) + found.loss_sum
@@ -102,30 +103,44 @@ class _Loop:
         if self._first[1] < FIRST_ROWS:
             self._first = first_batches(self._first, found.loss_sum, found.rows)
         weight = float(found.rows) if self.plan.bsp else 1.0
-        target = self.stepper.target
+        said: Any = {
+            "kind": found.kind,
+            "weight": weight,
+            "target": self.stepper.target,
+        }
         if self.plan.read_ahead:
-            self.pipeline.deliver(found, weight, target)
+            arrays = self._copied(found.arrays)
+            self._settle()
+            self._under_way = self._begin(arrays, said)
             self.stepper.swap()
-        elif self._is_worth_it(following):
-            with self.pipeline.delivering(found, weight, target):
-                self._taken = self._take(following[0])
+        elif self.plan.batch_ahead and following:
+            operation = self._begin(found.arrays, said)
+            self._taken = self.stepper.take(self.X, self.y, following[0][0])
+            operation.result()
         else:
-            began = time.perf_counter()
-            session.deliver(
-                found.arrays, None, kind=found.kind, weight=weight, target=target
-            )
-            self._delivering = time.perf_counter() - began
+            session.deliver(found.arrays, None, **said)
 
-    def _is_worth_it(self, following: Sequence[Any]) -> bool:
-        """Whether more is gained by doing two things at once than it costs."""
-        gained = min(self._taking, self._delivering)
-        return self.plan.batch_ahead and bool(following) and gained > WORTH_SECONDS
+    def _begin(self, arrays: Mapping[int, Array], said: Any) -> Operation:
+        """Have a step delivered and the next parameters read, beside what follows."""
+        deliver = partial(self.session.deliver, arrays, **said)
+        deadline = Deadline(None, f"a push of trainer {self.session.rank}")
+        return self.background.submit(deliver, deadline, tick=True)
 
-    def _take(self, group: Sequence[Any]) -> Batch:
-        began = time.perf_counter()
-        found = self.stepper.take(self.X, self.y, group[0])
-        self._taking = time.perf_counter() - began
-        return found
+    def _copied(self, arrays: Mapping[int, Array]) -> dict[int, Array]:
+        """Return copies: the user's function may write to its arrays at the next step."""
+        copies, others = self._copies
+        self._copies = others, copies
+        for index, array in arrays.items():
+            if index not in copies:
+                copies[index] = np.empty_like(array)
+            np.copyto(copies[index], array)
+        return {index: copies[index] for index in arrays}
+
+    def _settle(self) -> None:
+        """Wait for the delivery under way, or raise what went wrong with it."""
+        operation, self._under_way = self._under_way, None
+        if operation is not None:
+            operation.result()
 
     def _report(self, epoch: int, began: float) -> bool:
         session = self.session

@@ -51,8 +51,8 @@ MUTANTS = (
     Mutant(
         "pushes-of-one-parameter-change-places",
         "daskps.training.overlap.backlog:_first",
-        "free = before.isdisjoint(push.arrays)",
-        "free = not before.isdisjoint(push.arrays) or not before",
+        "free = before.isdisjoint(operation.passing)",
+        "free = not before.isdisjoint(operation.passing) or not before",
         (
             "tests/training/overlap/test_backlog.py::test_only_pushes_that_commute_change_places",
         ),
@@ -69,8 +69,8 @@ MUTANTS = (
     Mutant(
         "prefetch-of-another-clock",
         "daskps.training.overlap.prefetch:Prefetch.take",
-        "if ahead.clock != clock or ahead.names != frozenset(chosen):",
-        "if ahead.names != frozenset(chosen):",
+        "if at != clock or ahead != frozenset(chosen):",
+        "if ahead != frozenset(chosen):",
         (
             "tests/training/overlap/test_ahead.py::test_prefetch_is_what_the_next_pull_would_read",
         ),
@@ -86,11 +86,11 @@ MUTANTS = (
     ),
     Mutant(
         "gradient-that-changes-on-its-way",
-        "daskps.training.overlap.pipeline:Pipeline.deliver",
+        "daskps.training.resident:_Loop._copied",
         "np.copyto(copies[index], array)",
         "copies[index] = array",
         (
-            "tests/training/overlap/test_pipeline.py::test_read_ahead_sends_what_the_function_returned",
+            "tests/training/test_resident.py::test_read_ahead_sends_what_the_function_returned",
         ),
     ),
     Mutant(

@@ -11,7 +11,6 @@ from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import ClockError
 from daskps.store import intake
 from daskps.store.targets import flag, number, target_of, whole
-from daskps.training.overlap.operation import Push, Read
 from daskps.training.overlap.prefetch import Prefetch
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ class Ahead:
         """
         deadline = self._deadline(timeout, "a pull")
         target = target_of(self._session.meta, names, out)
-        return self._background.submit(Read(target, deadline))
+        return self._background.read(target, deadline)
 
     def push_async(
         self,
@@ -159,7 +158,11 @@ class Ahead:
         first = whole(priority, "priority")
         self._overtaken()
         return self._background.submit(
-            Push(arrays, deadline, weight, ends, priority=first)
+            partial(self._session.deliver, arrays, weight=weight, tick=ends),
+            deadline,
+            tick=ends,
+            passing=None if ends else frozenset(arrays),
+            priority=first,
         )
 
     def prefetch(

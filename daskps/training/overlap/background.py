@@ -8,22 +8,21 @@ from typing import TYPE_CHECKING, Any
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import RunCancelledError
 from daskps.training.overlap.backlog import Backlog
-from daskps.training.overlap.operation import Operation, Push, Read
+from daskps.training.overlap.operation import Operation
 
 if TYPE_CHECKING:
-    from daskps.cluster.caller.session import Session
+    from collections.abc import Callable
 
-#: How long the thread waits for more to do before it ends; the next one is made in
-#: less than a millisecond. Of a run that was cancelled nothing is left after this.
-IDLE_SECONDS = 0.5
+    from daskps.cluster.caller.routes import Target
+    from daskps.cluster.caller.session import Session
 
 
 class Background:
     """Operations of one trainer, carried out one after the other by one thread.
 
-    There is a thread only where there was something to do lately. Leaving its context
-    waits for all that was issued and raises what nobody has heard of, but after an
-    error of the loop's own: then what waits is dropped.
+    There is a thread from the first one on. Leaving its context waits for all that was
+    issued and raises what nobody has heard of, but after an error of the loop's own:
+    then what waits is dropped.
 
     Parameters
     ----------
@@ -34,8 +33,8 @@ class Background:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._backlog = Backlog()
-        lock = threading.Lock()
-        self._work, self._idle = threading.Condition(lock), threading.Condition(lock)
+        #: Told of every change of the backlog.
+        self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
         #: The clock once all has been carried out.
@@ -46,7 +45,7 @@ class Background:
         """Ticks that were issued; those of operations that failed do not count."""
         if self._backlog.quiet:
             return self._session.clock
-        with self._work:
+        with self._changed:
             return self._clock if self._backlog.busy else self._session.clock
 
     @property
@@ -54,30 +53,67 @@ class Background:
         """Whether nothing is under way and no error waits to be heard of."""
         return self._backlog.quiet
 
-    def submit(self, request: Read | Push) -> Operation:
-        """Have a request carried out after all that were issued before.
+    def read(self, target: Target, deadline: Deadline) -> Operation:
+        """Have parameters read at the clock that the trainer will have by then."""
+
+        def exchange(seconds: float | None) -> Any:
+            self._session.read(target, seconds)
+            return target.finish()
+
+        return self.submit(exchange, deadline)
+
+    def submit(
+        self,
+        exchange: Callable[[float | None], Any],
+        deadline: Deadline,
+        *,
+        tick: bool = False,
+        passing: frozenset[int] | None = None,
+        priority: int = 0,
+    ) -> Operation:
+        """Have an exchange made after all that were issued before.
+
+        Parameters
+        ----------
+        exchange, deadline
+            As of :class:`Operation`.
+        tick : bool
+            Whether it ends a step.
+        passing, priority
+            As of :class:`Operation`.
+
+        Returns
+        -------
+        Operation
+            Its future.
 
         Raises
         ------
         Exception
-            What went wrong with one of those and nobody has heard of.
+            What went wrong with one of those before, and nobody has heard of.
         """
-        operation = Operation(request, self._heard, self._check_thread)
-        with self._work:
+        operation = Operation(
+            exchange,
+            deadline,
+            self._heard,
+            self._check_thread,
+            passing=passing,
+            priority=priority,
+        )
+        with self._changed:
             self._backlog.check()
             if not self._backlog.busy:
                 self._clock = self._session.clock
-            self._clock += isinstance(request, Push) and request.tick
+            self._clock += tick
             self._backlog.put(operation)
             if self._thread is None:
-                self._closed = False
                 self._thread = threading.Thread(
                     target=self._serve,
                     name=f"daskps-trainer-{self._session.rank}",
                     daemon=True,
                 )
                 self._thread.start()
-            self._work.notify()
+            self._changed.notify_all()
         return operation
 
     def settle(self, seconds: float | None, what: str) -> float | None:
@@ -97,10 +133,9 @@ class Background:
         self._check_thread()
         where = f"trainer {self._session.rank} before {what}"
         deadline = Deadline(seconds, f"the operations issued by {where}")
-        with self._work:
+        with self._changed:
             while self._backlog.busy:
-                left = deadline.left()
-                self._idle.wait(None if left == float("inf") else left)
+                self._changed.wait(deadline.remaining())
             self._backlog.check()
         return deadline.remaining()
 
@@ -114,16 +149,17 @@ class Background:
         try:
             self.settle(None, "its end")
         finally:
-            self._end()
+            if thread := self._close():
+                thread.join()
 
     def abandon(self) -> None:
         """Carry out no more, for the loop has failed.
 
         What is under way ends with the run, which is about to be fenced.
         """
-        with self._work:
+        with self._changed:
             dropped = self._backlog.drop()
-        self._end(wait=False)
+        self._close()
         for operation in dropped:
             operation.set_exception(
                 RunCancelledError(
@@ -132,16 +168,15 @@ class Background:
                 )
             )
 
-    def _end(self, *, wait: bool = True) -> None:
-        with self._work:
+    def _close(self) -> threading.Thread | None:
+        """Have the thread end once nothing waits; return it."""
+        with self._changed:
             self._closed = True
-            self._work.notify()
-            thread = self._thread
-        if wait and thread is not None:
-            thread.join()
+            self._changed.notify_all()
+            return self._thread
 
     def _heard(self, error: BaseException) -> None:
-        with self._work:
+        with self._changed:
             self._backlog.heard(error)
 
     def _check_thread(self) -> None:
@@ -158,53 +193,26 @@ class Background:
     def _serve(self) -> None:
         while operation := self._next():
             try:
-                found = _timed(self._session, operation.request)
+                found = operation.carry_out()
             except BaseException as error:  # noqa: BLE001 - its future's to raise
-                with self._work:
+                with self._changed:
                     failed = self._backlog.fail(error)
-                    self._idle.notify_all()
+                    self._changed.notify_all()
                 for other in failed:
                     other.set_exception(error)
             else:
                 # First the future: a thread that has waited for all finds all of them done.
                 operation.set_result(found)
-                with self._work:
+                with self._changed:
                     self._backlog.done()
-                    if not self._backlog.busy:
-                        self._idle.notify_all()
+                    self._changed.notify_all()
 
     def _next(self) -> Operation | None:
         """Wait for something to do; nothing where the thread shall end."""
-        with self._work:
+        with self._changed:
             while not (operation := self._backlog.take()):
-                over = self._closed or self._backlog.cancelled is not None
-                if over or not (self._work.wait(IDLE_SECONDS) or self._backlog.waiting):
+                if self._closed or self._backlog.cancelled is not None:
                     self._thread = None
                     break
+                self._changed.wait()
             return operation
-
-
-def _timed(session: Session, request: Read | Push) -> Any:
-    """Carry a request out; a timeout says how long was waited since it was issued."""
-    try:
-        return _carry_out(session, request)
-    except TimeoutError as error:
-        if request.deadline.timeout is None:
-            raise
-        raise request.deadline.error() from error
-
-
-def _carry_out(session: Session, request: Read | Push) -> Any:
-    """Make the exchange of a request; return what it gets."""
-    seconds = request.deadline.remaining()
-    if isinstance(request, Read):
-        session.read(request.target, seconds)
-        return request.target.finish()
-    return session.deliver(
-        request.arrays,
-        seconds,
-        kind=request.kind,
-        weight=request.weight,
-        tick=request.tick,
-        target=request.target,
-    )

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from daskps.errors import RunCancelledError
-from daskps.training.overlap.operation import Push
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,11 +99,10 @@ def _first(waiting: Sequence[Operation]) -> int:
     found, highest = 0, None
     before: set[int] = set()
     for number, operation in enumerate(waiting):
-        push = operation.request
-        if not isinstance(push, Push) or push.tick:
+        if operation.passing is None:
             break
-        free = before.isdisjoint(push.arrays)
-        if free and (highest is None or push.priority > highest):
-            found, highest = number, push.priority
-        before |= set(push.arrays)
+        free = before.isdisjoint(operation.passing)
+        if free and (highest is None or operation.priority > highest):
+            found, highest = number, operation.priority
+        before |= operation.passing
     return found

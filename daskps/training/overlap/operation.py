@@ -1,69 +1,64 @@
-"""What a trainer asks for in the background, and the future of what it asked for."""
+"""The future of what a trainer asked for in the background."""
 
 from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from daskps.cluster.caller.routes import GRADIENT, Target
 from daskps.usercode import CALLBACK, guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    import numpy as np
+    from collections.abc import Callable
 
     from daskps.cluster.wire.deadline import Deadline
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """Read parameters at the clock the trainer will have by then."""
-
-    target: Target
-    deadline: Deadline
-
-
-@dataclass(frozen=True, slots=True)
-class Push:
-    """Deliver checked arrays, with or without a tick, and perhaps read afterwards."""
-
-    #: Flat arrays by parameter index.
-    arrays: Mapping[int, np.ndarray[Any, np.dtype[Any]]]
-    deadline: Deadline
-    weight: float = 1.0
-    tick: bool = True
-    priority: int = 0
-    kind: str = GRADIENT
-    target: Target | None = None
-
-
 class Operation(Future[Any]):
-    """The future of a request; it can also be awaited, and not be cancelled.
+    """The future of an exchange; it can also be awaited, and not be cancelled.
 
     Parameters
     ----------
-    request : Read or Push
-        What is to be done.
+    exchange : callable
+        Makes the exchange within so many seconds and returns what it gets.
+    deadline : Deadline
+        When it must have ended.
     heard : callable
         Called with the error that somebody has got from this future.
     check_thread : callable, optional
         Called before a thread waits; raises where that would be for ever.
+    passing : frozenset of int, optional
+        The parameters that a push without a tick brings; None for all else, which
+        nothing passes.
+    priority : int
+        Of those that may pass each other the highest goes first.
     """
 
     def __init__(
         self,
-        request: Read | Push,
+        exchange: Callable[[float | None], Any],
+        deadline: Deadline,
         heard: Callable[[BaseException], None],
         check_thread: Callable[[], None] = lambda: None,
+        *,
+        passing: frozenset[int] | None = None,
+        priority: int = 0,
     ) -> None:
         super().__init__()
-        self.request = request
+        self._exchange, self._deadline = exchange, deadline
         self._heard, self._check_thread = heard, check_thread
+        self.passing, self.priority = passing, priority
         # Others may count on it: a pull on the tick before it, a round on the push.
         self.set_running_or_notify_cancel()
+
+    def carry_out(self) -> Any:
+        """Make the exchange; a timeout says how long was waited since it was issued."""
+        try:
+            return self._exchange(self._deadline.remaining())
+        except TimeoutError as error:
+            if self._deadline.timeout is None:
+                raise
+            raise self._deadline.error() from error
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
         """Have a function called with this future, at its end."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.store.targets import checked_out, chosen_names, target_of
-from daskps.training.overlap.operation import Read
+from daskps.store.targets import chosen_names, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,15 +17,6 @@ if TYPE_CHECKING:
     from daskps.training.overlap.background import Background
     from daskps.training.overlap.operation import Operation
     from daskps.typing import Array
-
-
-@dataclass(frozen=True, slots=True)
-class _Ahead:
-    """A read under way: of which names, at which clock."""
-
-    names: frozenset[str]
-    clock: int
-    operation: Operation
 
 
 class Prefetch:
@@ -41,7 +30,8 @@ class Prefetch:
 
     def __init__(self, meta: StoreMap) -> None:
         self._meta = meta
-        self._ahead: _Ahead | None = None
+        #: The read under way: of which names, at which clock.
+        self._ahead: tuple[frozenset[str], int, Operation] | None = None
         #: Arrays that no caller has, to be used again.
         self._kept: dict[frozenset[str], Target] = {}
 
@@ -53,10 +43,10 @@ class Prefetch:
             whole = len(chosen) == len(self._meta.layout.parameters)
             target = target_of(self._meta, None if whole else sorted(chosen), None)
         self._ahead = None
-        operation = background.submit(Read(target, deadline))
+        operation = background.read(target, deadline)
         # It may be filled again while it still is: reads come one after the other.
         self._kept = {chosen: target}
-        self._ahead = _Ahead(chosen, background.clock, operation)
+        self._ahead = chosen, background.clock, operation
 
     def drop(self) -> None:
         """Forget what was read: it is no longer what a pull would read."""
@@ -66,28 +56,24 @@ class Prefetch:
         self, names: Any, out: Mapping[str, Array] | None, clock: int
     ) -> dict[str, Array] | None:
         """Return what was read ahead, if it is what a pull at this clock asks for."""
-        ahead = self._ahead
-        if ahead is None:
+        if self._ahead is None:
             return None
+        ahead, at, operation = self._ahead
         chosen = chosen_names(self._meta, out if names is None else names)
-        if ahead.clock != clock or ahead.names != frozenset(chosen):
+        if at != clock or ahead != frozenset(chosen):
             return None
-        outs = {n: checked_out(a, self._meta.layout[n]) for n, a in (out or {}).items()}
-        if not ahead.names.issuperset(outs):
-            # As any other pull it is refused, with the reason.
-            return None
+        # As any other pull it is refused for an `out` that does not fit.
+        target = None if out is None else target_of(self._meta, names, out)
         self._ahead = None
-        if ahead.operation.exception() is not None:
+        if operation.exception() is not None:
             # Heard of before; the pull reads for itself.
             return None
-        found = ahead.operation.result()
-        if out is None:
+        values = operation.result()
+        if target is None:
             # They are the caller's now.
             self._kept.clear()
-            return {name: found[name] for name in chosen}
-        for name in chosen:
-            if name in outs:
-                np.copyto(outs[name], found[name])
-            else:
-                outs[name] = found[name].copy()
-        return {name: outs[name] for name in chosen}
+            return {name: values[name] for name in chosen}
+        found: dict[str, Array] = target.finish()
+        for name, array in found.items():
+            np.copyto(array, values[name])
+        return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,7 @@ import pytest
 from daskps.cluster.caller.routes import Target
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import RunCancelledError
-from daskps.training.overlap import background as module
 from daskps.training.overlap.background import Background
-from daskps.training.overlap.operation import Push, Read
 
 
 class Session:
@@ -38,7 +37,7 @@ class Session:
     def read(self, target, seconds):
         self._message(("read", self.clock))
 
-    def deliver(self, arrays, seconds, *, kind, weight, tick, target):
+    def deliver(self, arrays, seconds, *, weight, tick):
         self._message((sorted(arrays), weight, tick))
         self.clock += tick
         return len(self.log)
@@ -48,13 +47,17 @@ class Session:
             self.go.release()
 
 
-def push(*names, tick=True, weight=1.0, timeout=None):
+def push(background, *names, tick=True, weight=1.0):
     arrays = {name: np.zeros(1) for name in names}
-    return Push(arrays, Deadline(timeout, "a push"), weight, tick)
+    deliver = partial(background._session.deliver, arrays, weight=weight, tick=tick)
+    passing = None if tick else frozenset(names)
+    never = Deadline(None, "a push")
+    return background.submit(deliver, never, tick=tick, passing=passing)
 
 
-def read(timeout=None):
-    return Read(Target({}, (), lambda: {"w": 1}), Deadline(timeout, "a pull"))
+def read(background, timeout=None):
+    target = Target({}, (), lambda: {"w": 1})
+    return background.read(target, Deadline(timeout, "a pull"))
 
 
 def behind(session: Any) -> Background:
@@ -69,10 +72,10 @@ def test_operations_are_carried_out_in_order_and_the_clock_runs_ahead():
     session = Session()
     with behind(session) as background:
         assert not threads()
-        first = background.submit(push(1))
-        second = background.submit(read())
-        third = background.submit(push(2, tick=False))
-        fourth = background.submit(push(3, weight=2.0))
+        first = push(background, 1)
+        second = read(background)
+        third = push(background, 2, tick=False)
+        fourth = push(background, 3, weight=2.0)
         assert (background.clock, session.clock) == (2, 0)
         assert len(threads()) == 1
         session.let(4)
@@ -89,7 +92,7 @@ def test_error_is_raised_by_the_future_and_by_those_behind_it():
     session = Session()
     session.errors = [ValueError("no")]
     with behind(session) as background:
-        found = [background.submit(push(1)), background.submit(read())]
+        found = [push(background, 1), read(background)]
         assert background.clock == 1
         session.let(1)
         for operation in found:
@@ -98,7 +101,7 @@ def test_error_is_raised_by_the_future_and_by_those_behind_it():
         # The tick that failed does not count, and the trainer may go on.
         assert background.clock == 0
         session.let(1)
-        assert background.submit(push(1)).result(30) == 1
+        assert push(background, 1).result(30) == 1
         assert background.clock == 1
 
 
@@ -107,14 +110,14 @@ def test_error_nobody_asked_for_is_raised_by_the_next_call(call):
     session = Session()
     session.errors = [ValueError("no")]
     with behind(session) as background:
-        operation = background.submit(push(1))
+        operation = push(background, 1)
         session.let(1)
         if call == "submit":
             ended = threading.Event()
             operation.add_done_callback(lambda _: ended.set())
             assert ended.wait(30)
             with pytest.raises(ValueError, match="no"):
-                background.submit(read())
+                read(background)
         else:
             with pytest.raises(ValueError, match="no"):
                 background.settle(None, "a pull")
@@ -127,7 +130,7 @@ def test_error_nobody_asked_for_is_raised_at_the_end():
     session.errors = [ValueError("no")]
     session.let(1)
     with pytest.raises(ValueError, match="no"), behind(session) as background:
-        background.submit(push(1))
+        push(background, 1)
     assert not threads()
 
 
@@ -136,10 +139,10 @@ def test_await_gives_the_result_and_hears_the_error():
     session.let(2)
 
     async def both(background):
-        assert await background.submit(push(1)) == 1
+        assert await push(background, 1) == 1
         session.errors = [ValueError("no")]
         with pytest.raises(ValueError, match="no"):
-            await background.submit(push(1))
+            await push(background, 1)
 
     with behind(session) as background:
         asyncio.run(both(background))
@@ -149,7 +152,7 @@ def test_await_gives_the_result_and_hears_the_error():
 def test_wait_for_all_has_a_timeout_and_gives_nothing_up():
     session = Session()
     with behind(session) as background:
-        operation = background.submit(push(1))
+        operation = push(background, 1)
         match = "operations issued by trainer 3 before a pull"
         with pytest.raises(TimeoutError, match=match):
             background.settle(0.01, "a pull")
@@ -163,8 +166,8 @@ def test_wait_for_all_has_a_timeout_and_gives_nothing_up():
 def test_timeout_runs_while_an_operation_waits():
     session = Session()
     with behind(session) as background:
-        first = background.submit(push(1))
-        late = background.submit(read(timeout=0))
+        first = push(background, 1)
+        late = read(background, timeout=0)
         session.let(1)
         assert first.result(30) == 1
         with pytest.raises(TimeoutError, match="waiting for a pull"):
@@ -176,7 +179,7 @@ def test_cancelled_run_ends_the_thread_and_everything_later():
     session = Session()
     session.errors = [RunCancelledError("over")]
     background = behind(session)
-    found = [background.submit(push(1)), background.submit(read())]
+    found = [push(background, 1), read(background)]
     [thread] = threads()
     session.let(1)
     thread.join(30)
@@ -186,7 +189,7 @@ def test_cancelled_run_ends_the_thread_and_everything_later():
             operation.result(0)
     for _ in range(2):
         with pytest.raises(RunCancelledError, match="over"):
-            background.submit(read())
+            read(background)
         with pytest.raises(RunCancelledError, match="over"):
             background.settle(None, "a pull")
     with pytest.raises(RunCancelledError, match="over"), background:
@@ -194,12 +197,11 @@ def test_cancelled_run_ends_the_thread_and_everything_later():
     assert not threads()
 
 
-def test_error_of_the_loop_drops_what_waits(monkeypatch):
-    monkeypatch.setattr(module, "IDLE_SECONDS", 60.0)
+def test_error_of_the_loop_drops_what_waits():
     session = Session()
     background = behind(session)
-    under_way = background.submit(push(1))
-    waiting = background.submit(push(2))
+    under_way = push(background, 1)
+    waiting = push(background, 2)
     [thread] = threads()
     assert session.came.acquire(timeout=30)
     with pytest.raises(ZeroDivisionError), background:
@@ -213,13 +215,13 @@ def test_error_of_the_loop_drops_what_waits(monkeypatch):
     assert session.log == [([1], 1.0, True)]
 
 
-def test_idle_thread_ends_and_another_one_takes_over(monkeypatch):
-    monkeypatch.setattr(module, "IDLE_SECONDS", 0.001)
+def test_one_thread_does_it_all_and_ends_with_the_context():
     session = Session()
     session.let(2)
     with behind(session) as background:
+        seen = []
         for n in (1, 2):
-            assert background.submit(push(1)).result(30) == n
-            for thread in threads():
-                thread.join(30)
-                assert not thread.is_alive()
+            assert push(background, 1).result(30) == n
+            seen += threads()
+        assert len(set(seen)) == 1
+    assert not threads()

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daskps.cluster.caller.routes import Target
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import RunCancelledError
 from daskps.training.overlap.backlog import Backlog
-from daskps.training.overlap.operation import Operation, Push, Read
+from daskps.training.overlap.operation import Operation
 
 
 def push(*names, tick=False, priority=0):
-    arrays = {name: np.zeros(1) for name in names}
-    return Push(arrays, Deadline(None, "a push"), tick=tick, priority=priority)
+    """Parameters, where it may change places with others, and its priority."""
+    return None if tick else frozenset(names), priority
 
 
 def read():
-    return Read(Target({}, (), dict), Deadline(None, "a pull"))
+    return None, 0
+
+
+def operation_of(request, heard):
+    passing, priority = request
+    never = Deadline(None, "an exchange")
+    return Operation(
+        lambda seconds: None, never, heard, passing=passing, priority=priority
+    )
 
 
 def filled(*requests):
     backlog = Backlog()
     for request in requests:
-        backlog.put(Operation(request, backlog.heard))
+        backlog.put(operation_of(request, backlog.heard))
     return backlog
 
 
@@ -70,7 +76,7 @@ def test_order(requests, expected):
 def test_priority_of_what_comes_while_another_is_under_way():
     backlog = filled(push(1), push(2))
     backlog.take()
-    backlog.put(Operation(push(3, priority=1), backlog.heard))
+    backlog.put(operation_of(push(3, priority=1), backlog.heard))
     assert order(backlog) == [1, 0]
 
 
@@ -93,8 +99,8 @@ def test_only_pushes_that_commute_change_places(given):
             if place[first] < place[second]:
                 continue
             between: Any = given[first : second + 1]
-            assert all(isinstance(r, Push) and not r.tick for r in between)
-            assert set(a.arrays).isdisjoint(b.arrays)
+            assert all(passing is not None for passing, _ in between)
+            assert a[0].isdisjoint(b[0])
 
 
 def test_failure_takes_along_what_was_issued_after():
@@ -121,7 +127,7 @@ def test_error_that_was_heard_is_not_raised_again():
     backlog.check()
     # What somebody heard of before is another matter.
     other = ValueError("no")
-    backlog.put(Operation(push(1), backlog.heard))
+    backlog.put(operation_of(push(1), backlog.heard))
     backlog.take()
     backlog.fail(other)
     backlog.heard(error)
@@ -154,7 +160,7 @@ def test_what_is_dropped_is_what_waits():
 
 
 def test_operation_cannot_be_cancelled():
-    operation = Operation(read(), lambda error: None)
+    operation = operation_of(read(), lambda error: None)
     assert not operation.cancel()
     with pytest.raises(TimeoutError):
         operation.result(timeout=0)

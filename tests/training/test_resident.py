@@ -10,25 +10,10 @@ import pytest
 
 import daskps
 from daskps import optim
-from daskps.training import resident
 from tests.support import mostly_inside
 from tests.training.test_staleness import clock_store
 
 X = np.random.default_rng(0).normal(size=(64, 8))
-
-
-def worth(seconds):
-    """Set in a worker from which time on things are done side by side."""
-    before, resident.WORTH_SECONDS = resident.WORTH_SECONDS, seconds
-    return before
-
-
-@pytest.fixture
-def eager(client):
-    """A cluster in which no batch is too small to be taken ahead."""
-    before = set(client.run(worth, 0.0).values())
-    yield client
-    client.run(worth, *before)
 
 
 def helped(params, rows, y):
@@ -39,7 +24,7 @@ def helped(params, rows, y):
 
 
 @pytest.mark.parametrize("mode", ["batches", "parameters"])
-def test_rounds_have_the_same_bits(eager, mode):
+def test_rounds_have_the_same_bits(client, mode):
     found = []
     for ahead in ("none", mode):
         with (
