@@ -216,12 +216,12 @@ def _check_head(head: Sequence[Any]) -> None:
     about = dict(zip(_HEAD, head, strict=True))
     if about["kind"] not in _KINDS:
         raise errors.ProtocolError(f"a call of kind {about['kind']!r:.60}")
-    if not (
-        0 <= about["wait_seconds"] <= MOST_SECONDS and math.isfinite(about["weight"])
-    ):
-        raise errors.ProtocolError(
-            f"a call of weight {about['weight']} that waits {about['wait_seconds']} s"
-        )
+    if not 0 <= about["wait_seconds"] <= MOST_SECONDS:
+        raise errors.ProtocolError(f"a call that waits {about['wait_seconds']} s")
+    weight = about["weight"]
+    # A round divides by the sum of its weights.
+    if not math.isfinite(weight) or (weight < 0 and about["run"]):
+        raise errors.ProtocolError(f"a call of weight {weight} in run {about['run']}")
 
 
 def _check_parts(parts: Sequence[Any], layout: Layout) -> None:

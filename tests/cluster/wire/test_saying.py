@@ -91,6 +91,7 @@ def spoiled(*, step: dict[str, Any], more: dict[str, Any], n_parts: int) -> Any:
         pytest.param({}, {"ranges": (("float64", 3, 2),)}, 1, id="backwards"),
         pytest.param({}, {"ranges": (("float64", 0, 3),) * 2}, 1, id="read twice"),
         pytest.param({"weight": math.nan}, {}, 1, id="no weight"),
+        pytest.param({"weight": -1.0, "run": 7}, {}, 1, id="negative weight in a run"),
         pytest.param({}, {"wait_seconds": -1.0}, 1, id="no time"),
         pytest.param({"sequence": -2}, {}, 1, id="no number"),
         pytest.param({"kind": "sing"}, {}, 1, id="no kind"),
