@@ -77,8 +77,8 @@ def note_push(
     *,
     floor: int = 0,
     meant: Intervals | None = None,
-) -> bool:
-    """Note a push in the record and return whether it is new.
+) -> None:
+    """Note a new push in the record; :func:`repeats` and :func:`lacks_room` come before.
 
     Parameters
     ----------
@@ -90,16 +90,7 @@ def note_push(
         All pushes of the producer below this number were answered or given up.
     meant : runs of shards, optional
         Where it goes, if not to all shards.
-
-    Raises
-    ------
-    ProducerExpiredError
-        As :func:`repeats`.
-    ShardBusyError
-        When a new producer finds no room and no producer is closed.
     """
-    if repeats(record, producer, sequence):
-        return False
     row = find_row(record, producer)
     if row is None:
         row = _open(record, producer)
@@ -111,7 +102,6 @@ def note_push(
     else:
         row[SEEN] = _signed(seen | 1 << -ahead)
     row[CLOSED], row[FLOOR] = 0, max(int(row[FLOOR]), floor)
-    return True
 
 
 def find_targets(row: Words) -> Intervals | None:
@@ -188,8 +178,6 @@ def _open(record: Record, producer: int) -> Words:
         row = record.producers[n]
     else:
         closed = np.flatnonzero(record.producers[:, CLOSED])
-        if not len(closed):
-            raise no_room(record)
         row = record.producers[int(closed[np.argmin(record.producers[closed, CLOSED])])]
         _expire(record, int(row[PRODUCER]))
     row[:] = producer, -WINDOW, 0, 0, 0, 0

@@ -16,7 +16,6 @@ from daskps.shards.memory.format import (
     CLOCK,
     FIRST,
     LIVE,
-    MAX_RANKS,
     N_RANKS,
     NEXT,
     POLICY,
@@ -49,14 +48,6 @@ def first_of(attempt: int) -> int:
     return attempt << _STEP_BITS
 
 
-def is_older(step: Step, following: int) -> bool:
-    """Return whether a step is of a trainer whose place another one has taken.
-
-    `following` is the next number that its rank is to send.
-    """
-    return step.sequence >> _STEP_BITS < following >> _STEP_BITS
-
-
 def begin_run(record: Record, run: int, policy: Policy, n_ranks: int) -> None:
     """Write a run into a record."""
     record.fixed[[RUN, POLICY, STALENESS, ROUNDS, N_RANKS]] = (
@@ -67,12 +58,6 @@ def begin_run(record: Record, run: int, policy: Policy, n_ranks: int) -> None:
         n_ranks,
     )
     record.ranks[:n_ranks] = 0, 0, 1, 0, 0
-
-
-def check_size(n_ranks: int) -> None:
-    """Refuse a run that the record has no room for."""
-    if not 1 <= n_ranks <= MAX_RANKS:
-        raise IllegalStateError(f"a run of {n_ranks} ranks reached a shard")
 
 
 def end_run(record: Record, version: int) -> None:
@@ -117,23 +102,9 @@ def note_step(record: Record, step: Step) -> None:
         row[FIRST] = row[NEXT]
 
 
-def find_place(record: Record, rank: int) -> tuple[int, int]:
-    """Return a rank's clock and the sequence number its open clock began with."""
-    row = record.ranks[rank]
-    return int(row[CLOCK]), int(row[FIRST])
-
-
 def ended(run: int, reason: str) -> RunCancelledError:
     """Return what a step of a run that is over gets."""
     return RunCancelledError(f"run {run} takes no more steps: {reason}")
-
-
-def replaced(step: Step) -> RunCancelledError:
-    """Return what a step gets of a trainer whose place another one has taken."""
-    return RunCancelledError(
-        f"run {step.run} takes no more steps of this trainer {step.rank}: its worker was "
-        f"taken for lost, and another one goes on in its place"
-    )
 
 
 def judge_step(
@@ -158,9 +129,12 @@ def judge_step(
         When another trainer has taken the place of the one that sends it.
     """
     now, has_ticked, has_finished = state
-    if is_older(step, following):
+    if step.sequence >> _STEP_BITS < following >> _STEP_BITS:
         # Also where it would complete what its successor has dropped.
-        raise replaced(step)
+        raise RunCancelledError(
+            f"run {step.run} takes no more steps of this trainer {step.rank}: its worker "
+            f"was taken for lost, and another one goes on in its place"
+        )
     if step.sequence < uncommitted:
         return REPEAT
     if has_finished:

@@ -18,7 +18,17 @@ from daskps.errors import IllegalStateError
 from daskps.shards import run_record
 from daskps.shards.deputy import READING, NotHereError, set_gate
 from daskps.shards.memory.areas import HEADER, untouched
-from daskps.shards.memory.format import ENDED, LIVE, N_RANKS, POLICY, ROUNDS, RUN
+from daskps.shards.memory.format import (
+    CLOCK,
+    ENDED,
+    FIRST,
+    LIVE,
+    MAX_RANKS,
+    N_RANKS,
+    POLICY,
+    ROUNDS,
+    RUN,
+)
 from daskps.shards.memory.publication import Publication
 from daskps.shards.memory.withdrawal import Withdrawal, is_possible
 from daskps.shards.rounds.mailbox import Mailbox
@@ -123,7 +133,8 @@ class ShardRun:
             return False
         if run == self._segment.header[ENDED]:
             raise self.why_over(run)
-        run_record.check_size(n_ranks)
+        if not 1 <= n_ranks <= MAX_RANKS:
+            raise IllegalStateError(f"a run of {n_ranks} ranks reached a shard")
         if self.run:
             self.end(self.run, "another run has begun")
         if isinstance(policy, BSP):
@@ -219,7 +230,8 @@ class ShardRun:
         self.check_goes_on(run)
         if (open_round := self.round) is not None:
             return open_round.restart_rank(rank, attempt)
-        return run_record.find_place(self._segment.current, rank)
+        row = self._segment.current.ranks[rank]
+        return int(row[CLOCK]), int(row[FIRST])
 
     # -- ending --------------------------------------------------------------
 

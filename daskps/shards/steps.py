@@ -113,8 +113,7 @@ class Ready(NamedTuple):
     exact: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(NamedTuple):
     """Where a run stands in one shard."""
 
     #: Rounds completed, -1 where the run is not in progress.
@@ -125,17 +124,7 @@ class Standing:
     #: Whether the last round can be withdrawn.
     has_last: bool = False
     #: Ranks that are no longer waited for.
-    finished: tuple[int, ...] = ()
-
-    def to_wire(self) -> tuple[Any, ...]:
-        """Return it as plain values."""
-        return self.rounds, self.version, self.is_stuck, self.has_last, self.finished
-
-    @classmethod
-    def of(cls, wire: Sequence[Any]) -> Standing:
-        """Return what :meth:`to_wire` has made plain."""
-        rounds, version, is_stuck, has_last, finished = wire
-        return cls(rounds, version, is_stuck, has_last, tuple(finished))
+    finished: Sequence[int] = ()
 
 
 @dataclass(eq=False, slots=True)

@@ -240,7 +240,7 @@ MUTANTS = (
     Mutant(
         "step-of-a-trainer-that-was-replaced-counts",
         "daskps.shards.run_record:judge_step",
-        "if is_older(step, following):",
+        "if step.sequence >> _STEP_BITS < following >> _STEP_BITS:",
         "if False:",
         (
             "tests/shards/rounds/test_rounds.py"

@@ -24,6 +24,14 @@ def add(producer, sequence=0):
     return Step(ADD, [Item(A, 0, data)], producer=producer, sequence=sequence)
 
 
+def took(found: Record, producer: int, sequence: int) -> bool:
+    """Note a push unless it is a repeat, as a shard does; return whether it was new."""
+    is_new = not producers.repeats(found, producer, sequence)
+    if is_new:
+        note_push(found, producer, sequence)
+    return is_new
+
+
 @given(st.lists(st.integers(0, 200), max_size=60))
 def test_each_number_is_new_once_and_nothing_new_below_the_window(sequences):
     found = record()
@@ -31,34 +39,34 @@ def test_each_number_is_new_once_and_nothing_new_below_the_window(sequences):
     for sequence in sequences:
         if seen and sequence <= max(seen) - WINDOW:
             with pytest.raises(ProducerExpiredError, match="cannot be told"):
-                note_push(found, 5, sequence)
+                took(found, 5, sequence)
         else:
             assert producers.repeats(found, 5, sequence) == (sequence in seen)
-            assert note_push(found, 5, sequence) == (sequence not in seen)
+            assert took(found, 5, sequence) == (sequence not in seen)
             seen.add(sequence)
 
 
 def test_all_of_a_window_may_come_in_reverse():
     found = record()
-    assert all(note_push(found, 1, s) for s in reversed(range(WINDOW)))
-    assert not any(note_push(found, 1, s) for s in range(WINDOW))
-    assert note_push(found, 1, WINDOW)
+    assert all(took(found, 1, s) for s in reversed(range(WINDOW)))
+    assert not any(took(found, 1, s) for s in range(WINDOW))
+    assert took(found, 1, WINDOW)
     with pytest.raises(ProducerExpiredError):
-        note_push(found, 1, 0)
-    assert not note_push(found, 1, 1)
+        took(found, 1, 0)
+    assert not took(found, 1, 1)
 
 
 def test_producers_do_not_share_a_window():
     found = record()
-    assert note_push(found, 1, 500)
-    assert note_push(found, 2, 0)
-    assert not note_push(found, 2, 0)
+    assert took(found, 1, 500)
+    assert took(found, 2, 0)
+    assert not took(found, 2, 0)
     assert list_open(found) == [1, 2]
 
 
 def test_asking_changes_nothing():
     found = record()
-    note_push(found, 1, 3)
+    took(found, 1, 3)
     before = found.fixed.tolist(), found.producers.tolist()
     producers.repeats(found, 1, 3)
     producers.repeats(found, 1, 4)

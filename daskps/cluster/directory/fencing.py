@@ -111,7 +111,7 @@ class Ending:
 
     async def _standings(self, **about: Any) -> dict[int, Standing]:
         rows = await self._every("hold", **about)
-        return {i: Standing.of(row) for i, row in rows.items()}
+        return {i: Standing(*row) for i, row in rows.items()}
 
     async def _caught_up(self, to: int, finished: list[int]) -> None:
         """Wait a moment for shards that are behind.

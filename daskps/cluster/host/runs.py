@@ -285,7 +285,7 @@ async def hold(
         standing = await host.under(
             hosted, lambda shard: shard.run_state.find_standing(run)
         )
-        return hosted.index, *standing.to_wire()
+        return hosted.index, *standing
 
     return await asyncio.gather(*map(one, host.of(store)))
 

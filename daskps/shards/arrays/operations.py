@@ -102,12 +102,17 @@ class PieceUpdate(NamedTuple):
         data = self.data[first - self.start : stop - self.start]
         return self._replace(data=data, start=first)
 
-    def apply(self, target: PieceBuffers, lo: int, hi: int) -> None:
-        """Apply elements [lo, hi) of the piece."""
+    def apply(
+        self, target: PieceBuffers, lo: int, hi: int, *, past: bool = False
+    ) -> bool:
+        """Apply elements [lo, hi) of the piece, with `past` past the caches.
+
+        Returns False for a gradient that was to be looked at and is not finite.
+        """
         start = self.start
         a, b = max(lo, start), min(hi, start + len(self.data))
         if a >= b:
-            return
+            return True
         data, to = self.data[a - start : b - start], target.part(a, b)
         if self.replace:
             in_ranges(to.payload.copy, (to.w_out, data))
@@ -117,17 +122,9 @@ class PieceUpdate(NamedTuple):
             self.binding.inplace(to.w_out, data, to.slots, self.scalars)
         else:
             outs = to.slots_out if to.moves else None
-            self.binding.publish(to.w_in, to.w_out, data, to.slots, self.scalars, outs)
-
-    def stream(self, target: PieceBuffers, lo: int, hi: int) -> bool:
-        """As :meth:`apply`, past the caches; False for a gradient that is not finite."""
-        if self.binding is None:
-            self.apply(target, lo, hi)
-            return True
-        to = target.part(lo, hi)
-        data, outs = self.data[lo:hi], to.slots_out if to.moves else None
-        arrays = to.w_in, to.w_out, data, to.slots, self.scalars, outs
-        return self.binding.publish(*arrays, past=True, check=self.check)
+            arrays = to.w_in, to.w_out, data, to.slots, self.scalars, outs
+            return self.binding.publish(*arrays, past=past, check=self.check)
+        return True
 
 
 def run_operations(
@@ -140,10 +137,7 @@ def run_operations(
     if covers and not others:
         step = max(n, 1) if isinstance(first.data, np.ndarray) else first.data.step
         for lo in range(0, n, step):
-            hi = min(lo + step, n)
-            if not large:
-                first.apply(target, lo, hi)
-            elif not first.stream(target, lo, hi):
+            if not first.apply(target, lo, min(lo + step, n), past=large):
                 return False
         return True
     # Slots that move are not read again from memory: they are copied tile by tile

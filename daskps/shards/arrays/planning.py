@@ -53,7 +53,6 @@ class UpdatePlanner:
         #: Of weights, which `add` and `assign` take, and of gradients and models.
         self._dtypes = [np.dtype(name) for name in names]
         self._computed = [np.dtype(compute_dtype(name)) for name in names]
-        self._shapes = [(piece.size,) for piece in pieces]
         self._bindings = bindings
 
     def binding(self, position: int) -> Bound | None:

@@ -117,7 +117,6 @@ def private(nbytes: int) -> Array:
 
     Writing the zeros takes the page faults here instead of in the first update.
     """
-    raw = np.empty(nbytes + PAGE_NBYTES, dtype=np.uint8)
-    start = -raw.ctypes.data % PAGE_NBYTES
-    raw[start : start + nbytes] = 0
-    return raw[start : start + nbytes]
+    memory = untouched(nbytes)
+    memory[:] = 0
+    return memory
