@@ -88,7 +88,7 @@ MUTANTS = (
     ),
     Mutant(
         "caller-may-not-change-its-arrays",
-        "daskps.shards.rounds.sums:_own",
+        "daskps.shards.rounds.unticked:_own",
         "return data.copy()",
         "return data",
         (
@@ -217,8 +217,8 @@ MUTANTS = (
     Mutant(
         "step-of-a-rank-that-is-none",
         "daskps.shards.rounds.round:Round.find_slices",
-        "if self._uncommitted or code < 0 or not 0 <= rank < self.size:",
-        "if self._uncommitted or code < 0 or not 0 <= rank <= self.size:",
+        "if self._unticked or code < 0 or not 0 <= rank < self.size:",
+        "if self._unticked or code < 0 or not 0 <= rank <= self.size:",
         ("tests/shards/test_try_step.py::test_rank_that_is_none_joins_no_round",),
     ),
     Mutant(
@@ -231,7 +231,7 @@ MUTANTS = (
     Mutant(
         "restarted-rank-keeps-half-a-step",
         "daskps.shards.rounds.round:Round.restart_rank",
-        "self._uncommitted.pop(rank, None)",
+        "self._unticked.pop(rank, None)",
         "pass",
         (
             "tests/shards/rounds/test_rounds.py::test_a_restarted_rank_drops_what_it_had_not_ticked",

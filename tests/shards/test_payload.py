@@ -33,6 +33,7 @@ ALLOWED = {
     # memory: beside the segment, and the host's.
     "shards/rounds/round.py": "arrays of steps before their tick, and who is asked",
     "shards/rounds/sums.py": "forms sums",
+    "shards/rounds/unticked.py": "keeps what came before the tick",
     # No payload.
     "shards/cuts/cut.py": "rows of a report",
     "cluster/machine/pool.py": "a set of blocks",

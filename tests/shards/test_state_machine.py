@@ -864,7 +864,7 @@ class Both(Shard):
             return False
         parked = {t.step.rank for t in self.parked.tickets if not t.applied}
         ticks = step.tick or step.kind == NOTHING
-        return ticks and step.rank not in {*parked, *self.round._uncommitted}
+        return ticks and step.rank not in {*parked, *self.round._unticked}
 
     def handed_back(self, done: list[Ticket]) -> list[Ticket]:
         """Take what the deputy did not."""

@@ -93,7 +93,7 @@ def before_its_tick(shard: Shard) -> None:
 def pushed_to_a_dead_owner(shard: Shard) -> None:
     shard.submit([Ticket(step(0, 0, tick=False))])
     assert shard.round is not None
-    shard.round._uncommitted.clear()
+    shard.round._unticked.clear()
 
 
 def in_already(shard: Shard) -> None:

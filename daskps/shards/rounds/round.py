@@ -29,6 +29,7 @@ from daskps.shards.memory.publication import Publication
 from daskps.shards.rounds import sums, words
 from daskps.shards.rounds.mailbox import TURN
 from daskps.shards.rounds.sums import Delivery, DirectSums, LazySum
+from daskps.shards.rounds.unticked import Unticked, join_pushes
 from daskps.shards.run_record import EARLY, NEW, judge_step
 from daskps.shards.steps import GRADIENT, MODEL, NOTHING, Tick
 
@@ -101,7 +102,7 @@ class Round:
         #: The table of the open round, as it was found last.
         self._table = mailbox.tables[0]
         #: What each rank has pushed in the open round before its tick.
-        self._uncommitted: dict[int, tuple[Tick, dict[int, Array]]] = {}
+        self._unticked = Unticked()
         #: What arrays of whole pieces are like.
         dtypes = [np.dtype(compute_dtype(p.parameter.dtype)) for p in segment.pieces]
         shapes = [(p.size,) for p in segment.pieces]
@@ -135,7 +136,7 @@ class Round:
         pushed before the tick. What else is found is in :attr:`found`.
         """
         rank, code = tick.rank, CODES.get(tick.kind, words.FREE) if arrays else 0
-        if self._uncommitted or code < 0 or not 0 <= rank < self.size:
+        if self._unticked or code < 0 or not 0 <= rank < self.size:
             return -1
         for position, data in arrays.items():
             dtype, shape = self._wanted[position]
@@ -205,7 +206,7 @@ class Round:
         who = tick.rank, came.bits, tick.sequence + 1, came.code, tick.weight
         self.work.join(table.array, other.array, *self._sizes, self._found, n, *who)
         mailbox.words[TURN] += 1
-        self._uncommitted.pop(tick.rank, None)
+        self._unticked.pop(tick.rank, None)
 
     def _apply(self, came: Delivery) -> None:
         """Publish the round that a rank completes, or say why it cannot be."""
@@ -220,7 +221,7 @@ class Round:
                 fail(self.run, error)
             return
         self._header[N_APPLIED] += n_pushes
-        self._uncommitted.clear()
+        self._unticked.clear()
 
     def _publish(self, came: Delivery) -> int:
         """Publish a round of any arrays; return how many pushed."""
@@ -291,8 +292,8 @@ class Round:
             bool(word & words.TICKED),
             bool(word & words.FINISHED),
         )
-        uncommitted = self._find_next(rank, table)
-        verdict = judge_step(step, state, table.next[rank], uncommitted)
+        following = self._find_next(rank, table)
+        verdict = judge_step(step, state, table.next[rank], following)
         if verdict != NEW:
             return verdict
         if step.tick and not may_apply and self.size == 1:
@@ -300,41 +301,34 @@ class Round:
             # it is accepted when it is applied.
             return EARLY
         self._planner.check(step, whole=True)
-        held = None if step.whole else self._find_uncommitted(rank)
+        held = None if step.whole else self._unticked.find(rank, state[0])
         if held is None and not step.whole and table.has_pushed(rank):
             raise run_record.lost(step)
         before, arrays = held or (None, {})
         kind = before.kind if before else NOTHING
         if step.items:
             kind = self._check_kind(step, table)
-        arrays = sums.join_pushes(arrays, step)
+        arrays = join_pushes(arrays, step)
         tick = Tick.of(step, kind)
         if step.tick:
             n = self._climb(rank, bool(arrays and step.weight))
             self.deliver(tick, arrays, n, may_apply=may_apply)
         else:
             table.note_pushed(rank, True)
-            self._uncommitted[rank] = tick, arrays
+            self._unticked[rank] = tick, arrays
         return NEW
 
     def _check_kind(self, step: Step, table: Table) -> str:
         """Return the kind of a step with arrays, if it is that of the round."""
-        held = [self._find_uncommitted(rank) for rank in self._uncommitted]
-        kinds = [KINDS[table.words[words.KIND]], *(one[0].kind for one in held if one)]
-        for kind in kinds:
+        now, first = table.words[words.ROUND], KINDS[table.words[words.KIND]]
+        for kind in (first, *self._unticked.find_kinds(now)):
             if kind not in (NOTHING, step.kind) or step.kind not in KINDS:
                 raise run_record.other_kind(step, kind)
         return step.kind
 
-    def _find_uncommitted(self, rank: int) -> tuple[Tick, dict[int, Array]] | None:
-        """Return what a rank has pushed before its tick in the open round."""
-        held = self._uncommitted.get(rank)
-        now = self._table.words[words.ROUND]
-        return held if held is not None and held[0].clock == now else None
-
     def _find_next(self, rank: int, table: Table) -> int:
         """Return the next sequence number of a rank."""
-        held = self._find_uncommitted(rank)
+        held = self._unticked.find(rank, table.words[words.ROUND])
         return table.next[rank] if held is None else held[0].sequence + 1
 
     # -- ranks that end and begin --------------------------------------------
@@ -343,7 +337,7 @@ class Round:
         """Wait for a rank no longer, from the open round on."""
         table = self.find_table()
         after = self._find_next(rank, table)
-        self._uncommitted.pop(rank, None)
+        self._unticked.pop(rank, None)
         if table.ranks[rank] & words.FINISHED:
             return
         n = self._climb(rank, brings=False)
@@ -365,7 +359,7 @@ class Round:
         ticked = table.ranks[rank] & words.TICKED
         if table.next[rank] < first:
             if not ticked:
-                self._uncommitted.pop(rank, None)
+                self._unticked.pop(rank, None)
                 table.note_pushed(rank, False)
             # Last: a process that dies before has changed nothing that counts.
             table.next[rank] = first
@@ -389,10 +383,8 @@ class Round:
         if not callable(self.reduce):
             for index, first in enumerate(self._table.first.tolist()):
                 if first != words.FREE:
-                    found[words.SLICES + 2 * n], found[words.SLICES + 2 * n + 1] = (
-                        index,
-                        1,
-                    )
+                    at = words.SLICES + 2 * n
+                    found[at], found[at + 1] = index, 1
                     n += 1
         slices = self.mailbox.find_slices(found, words.SLICES, n)
         nobody = Tick(self.run, -1, 0, -1, NOTHING, 0.0)

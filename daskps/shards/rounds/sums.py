@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from daskps.shards.memory.segment import Segment
     from daskps.shards.rounds.mailbox import Slice
     from daskps.shards.rounds.words import Compiled
-    from daskps.shards.steps import Step, Tick
+    from daskps.shards.steps import Tick
     from daskps.typing import Array
 
 #: Bytes of a sum that are formed at a time and then used: they stay in a second-level
@@ -274,29 +274,3 @@ class DirectSums:
             )
             array, scale = out, 1.0
         return out
-
-
-def join_pushes(arrays: dict[int, Array], step: Step) -> dict[int, Array]:
-    """Return the arrays of a rank's earlier pushes with those of one more.
-
-    Before the tick they are kept: in place, and what came is copied. With the tick
-    they are used up at once, and nothing changes that a refusal would have to undo.
-    """
-    if step.tick:
-        arrays = dict(arrays)
-    for item in step.items:
-        known = arrays.get(item.position)
-        if step.tick:
-            data = item.data
-            arrays[item.position] = data if known is None else known + data
-        elif known is None:
-            arrays[item.position] = _own(item.data, step.owned)
-        else:
-            known += item.data
-    return arrays
-
-
-def _own(data: Array, owned: bool) -> Array:
-    if owned and data.flags.writeable:
-        return data
-    return data.copy()
