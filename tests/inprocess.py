@@ -126,7 +126,7 @@ class Hub:
 
 
 class Site:
-    """A node for hosts and links; see :class:`daskps.cluster.host.node.HostNode`."""
+    """A node for hosts and links; see :class:`daskps.cluster.host.node.WorkerNode`."""
 
     status = "running"
     asynchronous = False
@@ -329,7 +329,7 @@ class Cluster:
         self.directory = Directory(scheduler)
         for name in names:
             self.doors[name] = Door()
-            site = Site(self, name)
+            site: Any = Site(self, name)
             host = HOSTS[name] = ShardHost(site, HOST)
             self.hosts.append(host)
             self._links[name] = WayIn(site, is_worker=True)

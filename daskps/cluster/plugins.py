@@ -75,7 +75,7 @@ class HostPlugin(WorkerPlugin):
             exits.quicken(worker)
         # Now, and not with its first shard: with its last member goes what is there,
         # also memory of a worker that has died and that this one could adopt.
-        host.memory(self._cluster)
+        host.members(self._cluster)
 
     async def teardown(self, worker: Worker) -> None:
         """Close the host when the worker closes.

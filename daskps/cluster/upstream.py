@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from dask.base import is_dask_collection
 from dask.core import flatten
 from distributed import Client, Future, rpc
-from distributed import client as _client
 from distributed import worker as _worker
 from distributed.comm import tcp as _tcp
 from distributed.comm.core import connect as _connect
@@ -53,42 +52,6 @@ if TYPE_CHECKING:
 
     from distributed import Nanny, Worker
     from distributed.utils import SyncMethodMixin
-
-__all__ = [
-    "add_handlers",
-    "add_metric",
-    "ask_for_socket",
-    "chunk_futures",
-    "compute",
-    "computed",
-    "connection",
-    "current_task",
-    "dumps",
-    "frame",
-    "future_of",
-    "give_socket",
-    "is_future",
-    "loads",
-    "measure_memory_by",
-    "nanny_look",
-    "own",
-    "persist",
-    "register",
-    "release",
-    "result",
-    "results",
-    "scatter",
-    "secede",
-    "set_nanny_look",
-    "settled",
-    "shorten_failures",
-    "stepped_aside",
-    "submit_graph",
-    "sync",
-    "unframe",
-    "worker_client",
-    "workers",
-]
 
 _RUNNING = (Status.running, Status.paused, Status.closing_gracefully)
 
@@ -170,19 +133,20 @@ def submit_graph(client: Client, graph: Any, keys: Any) -> Any:
     return client.get(graph, keys, sync=False)
 
 
-async def computed(future: Future[Any]) -> None:
-    """Wait for a future on its client's loop and leave its result where it is.
+async def computed(*futures: Future[Any]) -> None:
+    """Wait for futures on their client's loop and leave the results where they are.
 
     Raises
     ------
     Exception
-        What the task raised, or that it was cancelled.
+        What the first task that failed raised, or that it was cancelled.
     """
-    # Not None: only a future that was unpickled without a client has no state.
-    state: Any = future._state
-    await state.wait()
-    if future.status != "finished":
-        await future._result()
+    for future in futures:
+        # Not None: only a future that was unpickled without a client has no state.
+        state: Any = future._state
+        await state.wait()
+        if future.status != "finished":
+            await future._result()
 
 
 async def scatter(client: Client, values: list[Any], worker: str) -> list[Future[Any]]:
@@ -269,22 +233,6 @@ def stepped_aside() -> Iterator[None]:
     finally:
         if in_pool:
             _rejoin()
-
-
-async def settled(futures: Sequence[Future[Any]]) -> None:
-    """Wait until futures are done, and raise the first error among them.
-
-    Raises
-    ------
-    Exception
-        A task's own error.
-    CancelledError
-        For a future the scheduler has forgotten.
-    """
-    await _client._wait(list(futures))
-    for future in futures:
-        if future.status != "finished":
-            await future._result()
 
 
 @asynccontextmanager

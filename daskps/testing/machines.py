@@ -1,37 +1,32 @@
 """The machines of simulated processes: memory that they share, in this one.
 
-Names and promises are those of :mod:`daskps.cluster.machine.membership` and
-:mod:`daskps.cluster.machine.blocks`; what files and record locks do there is done by plain
-objects here. What a process leaves behind when it dies stays until somebody adopts or
+Names, promises and most of the code are those of :mod:`daskps.cluster.machine.membership`
+and :mod:`daskps.cluster.machine.blocks`; what files and record locks do there is done by
+plain objects here. What a process leaves behind when it dies stays until somebody adopts or
 sweeps it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.cluster.machine.blocks import Block
-from daskps.cluster.machine.membership import BLOCK, WayClosed, owner_of
-from daskps.cluster.machine.memory import Memory
+from daskps.cluster.machine.blocks import BLOCK, Block, BlockAddress
+from daskps.cluster.machine.folder import WayClosed
+from daskps.cluster.machine.locks import FileLock
+from daskps.cluster.machine.machine import Machine
+from daskps.cluster.machine.membership import Membership
 from daskps.errors import ShardBusyError
 from daskps.shards.memory.areas import private
 from daskps.shards.memory.format import (
-    FORMAT,
-    FORMAT_AT,
     HEADER_WORDS,
     HOLDER,
-    MAGIC,
-    MAGIC_AT,
-    NONCE,
 )
 from daskps.testing.ground import CHANCE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from daskps.testing.loop import Process
     from daskps.typing import Array
 
@@ -43,7 +38,8 @@ class Kept:
     """A piece of a machine's memory, whoever has it now."""
 
     buffer: Array
-    nonce: int
+    #: As a file says it of itself.
+    is_owned: bool = False
     #: Who has its lock.
     holder: Process | None = None
 
@@ -93,26 +89,28 @@ class SimMachine:
                 kept.holder = None
 
 
-@dataclass(frozen=True, eq=False)
-class SimView:
+class SimView(Machine):
     """A machine as one of its processes reaches it."""
 
-    machine: SimMachine
-    process: Process
+    def __init__(self, machine: SimMachine, process: Process) -> None:
+        self.machine, self.process = machine, process
 
-    def memory(self, cluster: str) -> Memory:
-        """Join the processes there and return where to take memory from."""
+    def join(self, cluster: str) -> SimMembers:
+        """Join the processes there."""
         members = self.visit(cluster)
         self.machine.members.add(members.owner)
-        return Memory(members)
+        return members
 
     def visit(self, cluster: str) -> SimMembers:
         """Return a membership."""
         return SimMembers(self.machine, self.process)
 
 
-class SimMembers:
+class SimMembers(Membership):
     """A process among those of its machine."""
+
+    path = ""
+    owner = 0
 
     def __init__(self, machine: SimMachine, process: Process) -> None:
         self._machine, self._process = machine, process
@@ -129,55 +127,32 @@ class SimMembers:
         """Return the names of all blocks."""
         return [name for name in self._machine.blocks if BLOCK.fullmatch(name)]
 
-    def orphans(self) -> list[str]:
-        """Return the names of blocks whose owner does not live."""
-        return [name for name in self.names() if not self.lives(owner_of(name))]
-
-    def sweep(self, names: Collection[str]) -> list[str]:
-        """Remove blocks whose owner does not live; return their names."""
-        return [n for n in self.orphans() if n in names and self.remove(n)]
-
     def make(self, nbytes: int) -> Block:
         """Return a new block of this process."""
-        name, nonce = self._new_name(), CHANCE.getrandbits(63)
-        kept = self._machine.blocks[name] = Kept(private(nbytes), nonce)
-        return SimBlock(kept, name, self._process, self)
+        address = BlockAddress(self.new_name(), nbytes, CHANCE.getrandbits(63))
+        kept = self._machine.blocks[address.name] = Kept(private(nbytes))
+        block = SimBlock(address, kept, self._process)
+        block.own(address.name, self.remove)
+        return block
 
-    def _new_name(self) -> str:
+    def new_name(self) -> str:
+        """Return a fresh name for a block of this process."""
         return f"{self.owner:016x}-{CHANCE.getrandbits(64):016x}"
 
-    def attach(self, name: str, nbytes: int, nonce: int) -> Block:
-        """Map a block of another process."""
-        owner_of(name)
-        kept = self._machine.blocks.get(name)
-        if kept is None or kept.buffer.nbytes != nbytes:
-            raise WayClosed(f"{self.path}/{name} cannot be attached")
-        words = kept.words
-        found = tuple(int(words[at]) for at in (MAGIC_AT, FORMAT_AT, NONCE))
-        if found != (MAGIC, FORMAT, nonce):
-            raise WayClosed(f"{self.path}/{name} is not the segment that was meant")
-        return SimBlock(kept, name, self._process)
+    def map_block(self, address: BlockAddress) -> Block:
+        """Return whatever has that name and size."""
+        kept = self._machine.blocks.get(address.name)
+        if kept is None or kept.buffer.nbytes != address.nbytes:
+            raise WayClosed(f"{self.path}/{address.name} cannot be attached")
+        return SimBlock(address, kept, self._process)
 
-    def adopt(
-        self, name: str, nbytes: int, nonce: int, *, released: bool = False
-    ) -> Block:
-        """Take over a block without an owner."""
+    def rename(self, name: str) -> str:
+        """Make a block of another owner one of this process."""
         if self.owner not in self._machine.members:
             raise WayClosed(f"this process is leaving {self.path}")
-        if not released and self.lives(owner_of(name)):
-            raise WayClosed(f"{self.path}/{name} has an owner that lives")
-        self.attach(name, nbytes, nonce)
-        new, kept = self._new_name(), self._machine.blocks.pop(name)
-        self._machine.blocks[new] = kept
-        return SimBlock(kept, new, self._process, self)
-
-    def find(self, name: str, nbytes: int, nonce: int) -> str:
-        """Return the name that a block has now."""
-        if name not in self._machine.blocks:
-            for other, kept in self._machine.blocks.items():
-                if (kept.nonce, kept.buffer.nbytes) == (nonce, nbytes):
-                    return other
-        return name
+        new = self.new_name()
+        self._machine.blocks[new] = self._machine.blocks.pop(name)
+        return new
 
     def remove(self, name: str) -> bool:
         """Remove a block; whether it was there."""
@@ -199,31 +174,21 @@ class SimMembers:
 class SimBlock(Block):
     """A block of a simulated machine as one process has it."""
 
-    def __init__(
-        self,
-        kept: Kept,
-        name: str,
-        process: Process,
-        members: SimMembers | None = None,
-    ) -> None:
-        super().__init__(kept.buffer, kept.nonce, name, members=members)
+    def __init__(self, address: BlockAddress, kept: Kept, process: Process) -> None:
+        file: Any = kept
+        super().__init__(address, file, kept.buffer)
         self._kept, self._process = kept, process
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether other processes can attach to it."""
-        return True
 
     def lock(self) -> SimLock:
         """Return the lock of the segment it holds."""
         return SimLock(self._kept, self._process)
 
 
-class SimLock:
+class SimLock(FileLock):
     """The lock of one block, as one process sees it; free when its holder dies."""
 
     def __init__(self, kept: Kept, process: Process) -> None:
-        self._kept, self._process = kept, process
+        self._kept, self._by = kept, process
 
     @property
     def holder(self) -> int:
@@ -239,7 +204,7 @@ class SimLock:
         """Take the lock if it is free."""
         if not self._kept.is_free:
             return False
-        self._kept.take(self._process)
+        self._kept.take(self._by)
         return True
 
     def acquire(self, seconds: float) -> None:

@@ -14,7 +14,7 @@ import dask
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.machine.machine import HERE, Machine
-from daskps.cluster.machine.memory import open_memory
+from daskps.cluster.machine.membership import Membership
 from daskps.cluster.wire.handlers import HOST
 from daskps.layout.arrays import Layout
 from daskps.shards.memory.format import NONCE
@@ -26,8 +26,9 @@ LAYOUT = Layout.build({"w": ((1000,), "float64")}, 1)
 
 def shared_shard(base: Path, name: str = "a") -> HostedShard:
     """Return a shard whose memory is in a folder below `base`."""
-    memory = open_memory(base, name)
-    block = memory.allocate(Segment.needed_nbytes(LAYOUT, 0, {}, durable=True))
+    block = Membership.join(base, name).make(
+        Segment.needed_nbytes(LAYOUT, 0, {}, durable=True)
+    )
     segment = Segment(LAYOUT, 0, {}, block.buffer, durable=True)
     segment.words[NONCE] = block.nonce
     return HostedShard("s", LAYOUT, 0, Shard(segment, {}), block=block)
@@ -61,7 +62,8 @@ def bare_host(
 ) -> Iterator[ShardHost]:
     """A host of shards of store "s" that hangs in no worker."""
     with dask.config.set({"daskps.inline-nbytes": inline}):
-        host = ShardHost(Nowhere(loop), HOST, machine)
+        node: Any = Nowhere(loop)
+        host = ShardHost(node, HOST, machine)
     host.shards.update({("s", hosted.index): hosted for hosted in hosted_shards})
     yield host
     # Not closed: the shards are the test's.

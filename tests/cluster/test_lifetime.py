@@ -23,7 +23,6 @@ from daskps.cluster.directory import stores
 from daskps.cluster.directory.directory import Directory
 from daskps.cluster.directory.entry import StoreEntry
 from daskps.cluster.host.host import HOSTS
-from daskps.cluster.machine.blocks import FileMembers
 from daskps.cluster.machine.mapping import mapped_nbytes
 from daskps.cluster.plugins import DirectoryPlugin, HostPlugin
 from daskps.cluster.wire.handlers import HOST
@@ -407,10 +406,9 @@ async def test_worker_without_a_shard_keeps_the_memory_of_others(c, s, a, b):
     made = await daskps.create({"w": W}, servers=[a.address], client=c)
     async with Worker(s.address) as late:
         for worker in (a, b, late):
-            memory = HOSTS[worker.address]._memory
-            assert memory is not None
-            assert isinstance(memory.members, FileMembers)
-            assert memory.members.is_open
+            members = HOSTS[worker.address]._members
+            assert members is not None
+            assert members.is_open
     await made.close()
 
 

@@ -30,7 +30,7 @@ MUTANTS = (
     ),
     Mutant(
         "memory-of-an-owner-that-lives",
-        "daskps.cluster.machine.blocks:FileMembers.adopt",
+        "daskps.cluster.machine.membership:Membership.adopt",
         "if not released and self.lives(owner_of(name)):",
         "if released and self.lives(owner_of(name)):",
         (
@@ -39,25 +39,25 @@ MUTANTS = (
     ),
     Mutant(
         "memory-without-its-nonce",
-        "daskps.cluster.machine.blocks:FileMembers.attach",
-        "if found != (MAGIC, FORMAT, nonce):",
-        "if found[:2] != (MAGIC, FORMAT):",
+        "daskps.cluster.machine.membership:Membership.attach",
+        "if (found := block.proof) != (meant := (MAGIC, FORMAT, address.nonce)):",
+        "if (found := block.proof)[:2] != (meant := (MAGIC, FORMAT)):",
         (
             "tests/cluster/machine/test_blocks.py::test_what_is_not_the_segment_is_refused",
         ),
     ),
     Mutant(
         "half-of-the-memory-stays",
-        "daskps.cluster.machine.memory:Memory.allocate_shared",
-        "if len(taken) < len(sizes):",
-        "if len(taken) > len(sizes):",
+        "daskps.cluster.machine.membership:Membership.make_all",
+        "if len(made) < len(sizes):",
+        "if len(made) > len(sizes):",
         (
             "tests/cluster/machine/test_blocks.py::test_a_full_directory_gives_private_memory",
         ),
     ),
     Mutant(
         "sparse-memory",
-        "daskps.cluster.machine.blocks:FileMembers.make",
+        "daskps.cluster.machine.membership:Membership.make",
         "os.posix_fallocate(fd, 0, nbytes)",
         "os.ftruncate(fd, nbytes)",
         (
@@ -74,8 +74,8 @@ MUTANTS = (
     Mutant(
         "sweep-of-what-is-needed",
         "daskps.cluster.machine.membership:Membership.sweep",
-        "return [n for n in self.orphans() if n in names and unlink(n, at)]",
-        "return [n for n in self.orphans() if unlink(n, at)]",
+        "return [n for n in self.orphans() if n in names and self.remove(n)]",
+        "return [n for n in self.orphans() if self.remove(n)]",
         (
             "tests/cluster/machine/test_membership.py::test_sweep_removes_what_the_dead_left",
         ),

@@ -23,7 +23,7 @@ from daskps.cluster.caller.liveness import Liveness, check_located
 from daskps.cluster.caller.routes import Reply, Request
 from daskps.cluster.caller.wires import DaskWire
 from daskps.cluster.host.host import HOSTS
-from daskps.cluster.machine.membership import owner_of, pid_of
+from daskps.cluster.machine.blocks import owner_of, pid_of
 from daskps.errors import DaskPSError, StaleGenerationError
 
 if TYPE_CHECKING:

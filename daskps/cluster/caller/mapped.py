@@ -11,8 +11,9 @@ import numpy as np
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.host.near_shards import NearShards
 from daskps.cluster.host.rules import Rules
+from daskps.cluster.machine.blocks import owner_of
+from daskps.cluster.machine.folder import WayClosed
 from daskps.cluster.machine.machine import HERE, Machine
-from daskps.cluster.machine.membership import WayClosed, owner_of
 from daskps.errors import ProtocolError, RunCancelledError
 from daskps.shards.deputy import CLOSED, gate_of
 from daskps.shards.memory.areas import PAGE_NBYTES
@@ -67,7 +68,7 @@ class MappedShards(NearShards):
         rules = Rules(meta.layout, meta.rules)
         slots = rules.slots
         for shard, place in places.items():
-            block = self._members.attach(place.name, place.nbytes, place.nonce)
+            block = self._members.attach(place)
             self._owner = owner_of(place.name)
             segment = Segment(meta.layout, shard, slots, block.buffer, durable=True)
             deputy = Shard.as_deputy(segment, rules, cache_dir=rules.cache_dir)
@@ -82,9 +83,8 @@ class MappedShards(NearShards):
         place = joined.mailboxes.get(shard)
         if place is None:
             return
-        at = place.name, place.nbytes, place.nonce
         try:
-            buffer = self._members.attach(*at).buffer[PAGE_NBYTES:]
+            buffer = self._members.attach(place).buffer[PAGE_NBYTES:]
             deputy.run_state.attach_rounds(
                 joined.run, joined.size, joined.reduce, buffer
             )

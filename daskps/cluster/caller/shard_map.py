@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from daskps.cluster.machine.blocks import BlockAddress
 from daskps.cluster.upstream import loads
 from daskps.layout.arrays import Layout
 
@@ -20,15 +21,6 @@ MOST_ROUTES = 8
 
 Key = TypeVar("Key")
 Made = TypeVar("Made")
-
-
-@dataclass(frozen=True, slots=True)
-class BlockAddress:
-    """Where the memory of a shard is, on the machine of its owner."""
-
-    name: str
-    nbytes: int
-    nonce: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,7 @@ async def take_snapshot(
         version = Version.of((shard, v) for shard, v in found["versions"])
         futures = _submit(shards, index, version)
         # Also these may have to wait: for a thread of a busy worker.
-        took = upstream.settled(_distinct(futures))
+        took = upstream.computed(*_distinct(futures))
         await link.within(took, deadline.remaining(), deadline.what)
     finally:
         # Shielded: a snapshot that is cancelled must not leave its half behind.

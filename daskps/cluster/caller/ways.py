@@ -16,7 +16,7 @@ from daskps import config
 from daskps.cluster.caller.mapped import MappedShards
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.machine import accounting
-from daskps.cluster.machine.membership import WayClosed
+from daskps.cluster.machine.folder import WayClosed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from daskps import codecs
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.host.rules import Rules
-from daskps.cluster.machine.membership import WayClosed, owner_of, pid_of
+from daskps.cluster.machine.blocks import BlockAddress, owner_of, pid_of
+from daskps.cluster.machine.folder import WayClosed
 from daskps.cluster.upstream import loads
 from daskps.cluster.wire import encoding
 from daskps.cluster.wire.handlers import HOST
@@ -34,19 +35,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.cluster.host.host import ShardHost
-    from daskps.cluster.machine.blocks import Block, Members
+    from daskps.cluster.machine.blocks import Block
+    from daskps.cluster.machine.membership import Membership
 
 logger = logging.getLogger(__name__)
-#: Name, bytes and nonce of shared memory.
-FoundBlock = tuple[str, int, int]
 #: How often a block is looked for that others may be about to rename.
 FIND_TRIES = 3
 #: How long another process that acts for the shard may take to release it.
 LOCK_SECONDS = 0.5
-
-
-class OwnerLivesError(Exception):
-    """The worker is still dying, or was thought dead and is not."""
 
 
 @HOST.handles("adopt")
@@ -67,10 +63,13 @@ async def adopt(
     Returns for each shard what the directory has to know of it, or "why" not, and
     what was seen of its memory.
     """
+    where, members = host.worker.address, host.members(about["cluster"])
     if host.leaves():
-        return _refused(host, rows)
+        return [_left(where, row[0]) for row in rows]
+    if members is None:
+        return [_said(row[0], *_unknown(where)) for row in rows]
     name = about["name"]
-    taker = _Taker(host, about, _Rounds.of(rounds))
+    taker = _Taker(members, where, about, _Rounds.of(rounds))
     hosted_shards = await host.in_thread(partial(taker.take_all, host, store, rows))
     if store in host.dropped:
         for hosted in hosted_shards:
@@ -80,11 +79,11 @@ async def adopt(
         for hosted in hosted_shards:
             hosted.release(StoreClosedError("its worker has left at once"))
             hosted.serve()
-        return _refused(host, rows)
+        return [_left(where, row[0]) for row in rows]
     for hosted in hosted_shards:
         host.shards[store, hosted.index] = hosted
     if hosted_shards:
-        where, n = host.worker.address, counted(len(hosted_shards), "shard")
+        n = counted(len(hosted_shards), "shard")
         logger.info("%s adopted %s of store %r", where, n, name)
     return taker.found
 
@@ -98,48 +97,38 @@ async def look(
     `rows` are shard, name, bytes and nonce. On the event loop, where nobody waits for
     a lock: the host's own threads may, for a shard whose holder is stopped.
     """
-    found = []
-    for shard, *place in rows:
-        name, nbytes, nonce = place
-        sight, why = _look(host, cluster, (name, nbytes, nonce))
-        found.append(_said(shard, sight, why))
+    members, where, found = host.members(cluster), host.worker.address, []
+    for shard, *address in rows:
+        seen = _unknown(where)
+        if members is not None:
+            seen = _look(members, where, BlockAddress(*address))
+        found.append(_said(shard, *seen))
         await asyncio.sleep(0)
     return found
 
 
-def _look(host: ShardHost, cluster: str, place: FoundBlock) -> tuple[Sight, str]:
+def _look(members: Membership, where: str, address: BlockAddress) -> tuple[Sight, str]:
     """Return what is here of a shard's memory, and which process keeps it."""
-    where = host.worker.address
-    if (members := _members(host, cluster)) is None:
-        return Sight.UNKNOWN, _maps_nothing(where)
     for _ in range(FIND_TRIES):
         # A worker that adopts it just now gives it another name.
         with contextlib.suppress(WayClosed, FileNotFoundError):
-            block = members.attach(*_found(members, place))
+            block = members.attach(members.find(address))
             break
     else:
         return Sight.ABSENT, f"worker {where} finds no memory of it"
-    owner = owner_of(block.name)
-    if members.lives(owner):
+    if members.lives(owner := owner_of(block.name)):
         return Sight.FOUND, _owner_lives(owner)
     if holder := block.lock().held_by():
         return Sight.FOUND, f"process {holder} of its machine has locked it"
     return Sight.FOUND, ""
 
 
-def _members(host: ShardHost, cluster: str) -> Members | None:
-    """Return the processes that share memory here, None where there is none."""
-    memory = host.memory(cluster)
-    return None if memory is None else memory.members
+def _unknown(where: str) -> tuple[Sight, str]:
+    return Sight.UNKNOWN, f"worker {where} maps no shared memory"
 
 
-def _maps_nothing(worker: str) -> str:
-    return f"worker {worker} maps no shared memory"
-
-
-def _refused(host: ShardHost, rows: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
-    why = f"worker {host.worker.address} is leaving too"
-    return [_said(row[0], Sight.FOUND, why) for row in rows]
+def _left(where: str, shard: int) -> dict[str, Any]:
+    return _said(shard, Sight.FOUND, f"worker {where} is leaving too")
 
 
 def _owner_lives(owner: int) -> str:
@@ -158,24 +147,12 @@ def _row(hosted: HostedShard) -> dict[str, Any]:
         )
     return {
         "shard": hosted.index,
-        "name": block.name,
-        "nbytes": block.nbytes,
-        "nonce": block.nonce,
+        **block.address._asdict(),
         "generation": hosted.shard.generation,
         "run": int(hosted.shard.segment.current.fixed[RUN]),
         "stopped": hosted.shard.run_state.why_stopped is not None,
-        "mailbox": None if hosted.mailbox is None else _place(hosted.mailbox[1]),
+        "mailbox": None if hosted.mailbox is None else (*hosted.mailbox[1].address,),
     }
-
-
-def _found(members: Members, place: FoundBlock) -> FoundBlock:
-    """Return where a block is now: an adopter may have died before it answered."""
-    _, nbytes, nonce = place
-    return members.find(*place), nbytes, nonce
-
-
-def _place(block: Block) -> FoundBlock:
-    return block.name, block.nbytes, block.nonce
 
 
 @dataclass(frozen=True)
@@ -183,7 +160,7 @@ class _Rounds:
     """A run in rounds that goes on."""
 
     run: int
-    mailboxes: Mapping[int, FoundBlock]
+    mailboxes: Mapping[int, BlockAddress]
     reduce: Any
     codec: str
     #: Whether they are tasks of the graph.
@@ -194,11 +171,11 @@ class _Rounds:
         """Return what the directory says; of no run nothing is there."""
         if wire is None:
             return cls(0, {}, None, "")
-        places = {row[0]: tuple(row[1:]) for row in wire["rows"]}
+        places = {row[0]: BlockAddress(*row[1:]) for row in wire["rows"]}
         reduce, codec, graph = loads(wire["reduce"]), wire["codec"], wire["graph"]
         return cls(wire["run"], places, reduce, codec, graph)
 
-    def at(self, run: int, shard: int) -> tuple[FoundBlock | None, Any]:
+    def at(self, run: int, shard: int) -> tuple[BlockAddress | None, Any]:
         """Return where the mailboxes of a shard are, and how they are reduced.
 
         A run of the task graph needs none.
@@ -213,13 +190,13 @@ class _Taker:
     """Takes over shards of one store."""
 
     def __init__(
-        self, host: ShardHost, about: Mapping[str, Any], rounds: _Rounds
+        self,
+        members: Membership,
+        where: str,
+        about: Mapping[str, Any],
+        rounds: _Rounds,
     ) -> None:
-        self._shared, self._where = (
-            _members(host, about["cluster"]),
-            host.worker.address,
-        )
-        self.look = partial(_look, host, about["cluster"])
+        self._members, self._where = members, where
         #: How long the next lock is waited for; a stopped process may hold many.
         self._patience = LOCK_SECONDS
         self._name, self._layout = about["name"], Layout.from_wire(about["layout"])
@@ -228,49 +205,43 @@ class _Taker:
         #: What became of each shard, as the directory has to know it.
         self.found: list[dict[str, Any]] = []
 
-    @property
-    def _members(self) -> Members:
-        if self._shared is None:
-            raise WayClosed(_maps_nothing(self._where))
-        return self._shared
-
     def take_all(
         self, host: ShardHost, store: str, rows: Sequence[Sequence[Any]]
     ) -> list[HostedShard]:
         """Take over what can be had of these shards, and say what of each."""
         taken = list[HostedShard]()
-        for shard, block, nbytes, nonce, generation in rows:
+        for shard, *place, generation in rows:
+            address = BlockAddress(*place)
             # There already if an answer was lost on its way.
             hosted = host.shards.get((store, shard))
             try:
                 if hosted is None:
-                    hosted = self.take(shard, (block, nbytes, nonce), generation)
+                    hosted = self.take(shard, address, generation)
                     taken.append(hosted)
                 self.found.append(_row(hosted))
-            except (OwnerLivesError, ShardBusyError) as error:
+            except ShardBusyError as error:
                 self.found.append(_said(shard, Sight.FOUND, str(error)))
-            except (WayClosed, ProtocolError) as error:
-                sight, _ = self.look((block, nbytes, nonce))
-                self.found.append(_said(shard, sight, str(error)))
             except Exception as error:
-                # Those that were taken before are this host's all the same.
-                logger.exception("shard %d of store %r", shard, self._name)
-                sight, _ = self.look((block, nbytes, nonce))
-                self.found.append(_said(shard, sight, repr(error)))
+                why = str(error)
+                if not isinstance(error, WayClosed | ProtocolError):
+                    # Those that were taken before are this host's all the same.
+                    logger.exception("shard %d of store %r", shard, self._name)
+                    why = repr(error)
+                sight, _ = _look(self._members, self._where, address)
+                self.found.append(_said(shard, sight, why))
         return taken
 
-    def take(self, shard: int, place: FoundBlock, generation: int) -> HostedShard:
+    def take(self, shard: int, address: BlockAddress, generation: int) -> HostedShard:
         """Take a shard over under its lock; its generation rises before all else."""
         members = self._members
-        place = _found(members, place)
         # What is not there, or is another shard's, is found before it is touched.
-        seen = members.attach(*place)
+        seen = members.attach(members.find(address))
         self._warm()
         slots = self._rules.slots
         segment = Segment(self._layout, shard, slots, seen.buffer, durable=True)
-        is_released = gate_of(segment) == RELEASED
-        if not is_released and members.lives(owner_of(place[0])):
-            raise OwnerLivesError(_owner_lives(owner_of(place[0])))
+        is_released, owner = gate_of(segment) == RELEASED, owner_of(seen.name)
+        if not is_released and members.lives(owner):
+            raise ShardBusyError(_owner_lives(owner))
         lock = seen.lock()
         try:
             lock.acquire(self._patience)
@@ -283,7 +254,7 @@ class _Taker:
             if gate_of(segment) == CLOSED:
                 raise WayClosed("its owner was about to free it")
             is_released = gate_of(segment) == RELEASED
-            block = members.adopt(*place, released=is_released)
+            block = members.adopt(seen.address, released=is_released)
             try:
                 segment.words[GENERATION] = generation
                 rules = self._rules
@@ -318,12 +289,12 @@ class _Taker:
         fixed, block = mine.segment.current.fixed, None
         run, n_ranks = int(fixed[RUN]), int(fixed[N_RANKS])
         try:
-            place, reduce = self._rounds.at(run, shard)
-            if place is None:
+            address, reduce = self._rounds.at(run, shard)
+            if address is None:
                 mine.run_state.attach_rounds(run, n_ranks, reduce, None)
                 return None
-            place = _found(self._members, place)
-            block = self._members.adopt(*place, released=is_released)
+            address = self._members.find(address)
+            block = self._members.adopt(address, released=is_released)
             buffer = block.buffer[PAGE_NBYTES:]
             mine.run_state.attach_rounds(run, n_ranks, reduce, buffer)
         except (WayClosed, ProtocolError) as error:
@@ -339,7 +310,7 @@ class _Taker:
 @HOST.handles("orphans")
 async def orphans(host: ShardHost, *, cluster: str) -> list[str]:
     """Return the names of what dead workers left on this machine."""
-    members = _members(host, cluster)
+    members = host.members(cluster)
     return [] if members is None else members.orphans()
 
 
@@ -356,9 +327,9 @@ async def sweep(
     `keep` are shard, name, bytes and nonce of what a store still wants: a worker may
     have died when it had given that another name, and told nobody.
     """
-    if (members := _members(host, cluster)) is None:
+    if (members := host.members(cluster)) is None:
         return
-    kept = {members.find(*place) for _, *place in keep}
+    kept = {members.find(BlockAddress(*address)).name for _, *address in keep}
     if swept := members.sweep(set(names) - kept):
         where, n = host.worker.address, len(swept)
         logger.info("%s removed %d blocks of dead workers", where, n)

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     from daskps.cluster.host.rules import Rules
     from daskps.cluster.machine.blocks import Block
-    from daskps.cluster.machine.memory import Memory
+    from daskps.cluster.machine.membership import Membership
     from daskps.layout.arrays import Layout
 
 
 def make_shards(
-    memory: Memory | None,
+    members: Membership | None,
     rules: Rules,
     *,
     name: str,
@@ -30,20 +30,16 @@ def make_shards(
 ) -> list[HostedShard]:
     """Make shards in memory that other processes can map, where there is such."""
     slots = rules.slots
-    need = partial(Segment.needed_nbytes, layout, slots=slots)
     blocks: list[Block] = []
-    if memory is not None:
-        blocks = memory.allocate_all(
-            [need(shard, durable=True) for shard in shards],
-            [need(shard) for shard in shards],
-        )
+    if members is not None:
+        need = partial(Segment.needed_nbytes, layout, slots=slots, durable=True)
+        blocks = members.make_all([need(shard) for shard in shards])
     made = []
     for shard, block in itertools.zip_longest(shards, blocks):
         buffer = None if block is None else block.buffer
-        shared = block if block is not None and block.is_shared else None
-        segment = Segment(layout, shard, slots, buffer, durable=bool(shared))
+        segment = Segment(layout, shard, slots, buffer, durable=block is not None)
         segment.words[GENERATION] = 1
-        segment.words[NONCE] = shared.nonce if shared else 0
+        segment.words[NONCE] = 0 if block is None else block.nonce
         machine = Shard(segment, rules, cache_dir=rules.cache_dir)
-        made.append(HostedShard(name, layout, shard, machine, block=shared))
+        made.append(HostedShard(name, layout, shard, machine, block=block))
     return made

@@ -84,21 +84,19 @@ async def begin_cut(
         claim.expired = asyncio.ensure_future(released)
 
     claim.lease = loop.call_later(lease_seconds, expire)
-    reports = []
-    for hosted in hosted_shards:
-        before = hosted.shard.cut
-        if before is not None:
-            # Its directory went without a word.
-            await host.under(hosted, partial(cut_requests.end_cut, name=before.name))
-        begin = partial(
-            cut_requests.begin_cut, name=_attempt(cut, attempt), index=hosted.index
-        )
-        reports.append(pack_report(await host.under(hosted, begin)))
+    name = _attempt(cut, attempt)
+
+    def begin(hosted: HostedShard) -> list[Any]:
+        # Of a cut before this one the directory went without a word.
+        released = _release(hosted)
+        return [*released, cut_requests.begin_cut(hosted.shard, name, hosted.index)]
+
+    begun = await host.each(hosted_shards, begin)
     if host.snapshots.is_over(cut):
         # Given up meanwhile: what has begun since nobody else would release.
         await drop_cut(host, store, cut)
         raise broken("it was given up")
-    return reports
+    return [pack_report(report) for *_, report in begun]
 
 
 @HOST.handles("copy_cut")
@@ -201,19 +199,22 @@ async def drop_cut(
         if attempt >= claim.attempt:
             claim.copies.clear()
             claim.end_lease()
-    for hosted in [s for (uid, _), s in host.shards.items() if uid == store]:
-        # Also where no cut is to be seen: its beginning may be in the inbox.
-        await host.under(hosted, partial(_release, cut=cut, attempt=attempt))
+    # Also where no cut is to be seen: its beginning may be in the inbox.
+    release = partial(_release, cut=cut, attempt=attempt)
+    await host.each([s for (uid, _), s in host.shards.items() if uid == store], release)
 
 
-def _release(shard: Shard, cut: str, attempt: int | None) -> list[Ticket]:
-    held = shard.cut
+def _release(
+    hosted: HostedShard, cut: str | None = None, attempt: int | None = None
+) -> list[Ticket]:
+    """End a cut, by default whichever holds the shard, unless it has begun again since."""
+    held = hosted.shard.cut
     if held is None:
         return []
     name, number = held.name.split("/")
-    if name != cut or (attempt is not None and int(number) > attempt):
+    if cut not in (None, name) or (attempt is not None and int(number) > attempt):
         return []
-    return cut_requests.end_cut(shard, held.name)
+    return cut_requests.end_cut(hosted.shard, held.name)
 
 
 @HOST.handles("excuse")
@@ -222,10 +223,9 @@ async def excuse(
 ) -> None:
     """Wait no longer for the steps of producers that have ended."""
     name = _attempt(cut, attempt)
-    for hosted in host.of(store):
-        await host.under(
-            hosted, partial(cut_requests.excuse_owners, name=name, owners=producers)
-        )
+    await host.each(
+        host.of(store), lambda s: cut_requests.excuse_owners(s.shard, name, producers)
+    )
 
 
 @HOST.handles("settle")
@@ -233,6 +233,6 @@ async def settle(
     host: ShardHost, *, store: str, run: int, owner: int, floor: int
 ) -> None:
     """Hear which steps of an owner are no longer under way."""
-    for hosted in host.of(store):
-        told = partial(cut_requests.settle_steps, run=run, owner=owner, floor=floor)
-        await host.under(hosted, told)
+    await host.each(
+        host.of(store), lambda s: cut_requests.settle_steps(s.shard, run, owner, floor)
+    )

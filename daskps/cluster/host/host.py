@@ -36,12 +36,12 @@ from daskps.shards.shard import Shard
 from daskps.shards.steps import Ready
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from daskps.cluster.host.hosted import HostedShard
-    from daskps.cluster.host.node import HostNode
+    from daskps.cluster.host.node import WorkerNode
     from daskps.cluster.machine.blocks import Block
-    from daskps.cluster.machine.memory import Memory
+    from daskps.cluster.machine.membership import Membership
     from daskps.cluster.wire.handlers import Handlers
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class ShardHost(NearShards):
 
     Parameters
     ----------
-    worker : HostNode
+    worker : WorkerNode
         What it hangs in.
     handlers : Handlers
         What serves its messages.
@@ -79,7 +79,7 @@ class ShardHost(NearShards):
     is_own = True
 
     def __init__(
-        self, worker: HostNode, handlers: Handlers, machine: Machine = HERE
+        self, worker: WorkerNode, handlers: Handlers, machine: Machine = HERE
     ) -> None:
         settings = config.load()
         self.worker, self.machine = worker, machine
@@ -95,7 +95,8 @@ class ShardHost(NearShards):
         self.waiting: dict[str, asyncio.Future[None]] = {}
         self.inline_nbytes = settings.inline_nbytes
         self.n_calls = 0
-        self._memory: Memory | None = None
+        self._members: Membership | None = None
+        self._has_joined = False
         self._opening = threading.Lock()
         self._looking: asyncio.Future[None] | None = None
         #: Shards that were dropped while somebody was at them.
@@ -255,23 +256,24 @@ class ShardHost(NearShards):
 
     # -- control -------------------------------------------------------------
 
-    def memory(self, cluster: str) -> Memory | None:
-        """Return the memory that other processes of this machine can map.
+    def members(self, cluster: str) -> Membership | None:
+        """Return this process among those that share memory on this machine.
 
-        None where no process of this machine could: the way is closed by
+        None where memory is not shared: the way is closed by the machine or by
         configuration, here or where the store was created, or workers are threads.
         """
         inside = self.worker.address.startswith("inproc")
         if not cluster or inside or not config.load().machine_way:
             return None
         with self._opening:
-            if self._memory is None:
-                self._memory = self.machine.memory(cluster)
-            return self._memory
+            if not self._has_joined:
+                self._members = self.machine.join(cluster)
+                self._has_joined = True
+            return self._members
 
     def shared_blocks(self, sizes: Sequence[int]) -> list[Block]:
         """Return memory that others can map; none where there is not enough."""
-        return [] if self._memory is None else self._memory.allocate_shared(sizes)
+        return [] if self._members is None else self._members.make_all(sizes)
 
     async def handle_control(self, method: str, **kwargs: Any) -> dict[str, Any]:
         """Serve a control message: create, drop, runs, versions, statistics."""
@@ -302,6 +304,16 @@ class ShardHost(NearShards):
             # The thread that was at it may have passed the turn on to another process.
             self.keep_looking()
         return await asyncio.wrap_future(future)
+
+    async def each(
+        self, shards: Iterable[HostedShard], function: Callable[[HostedShard], T]
+    ) -> list[T]:
+        """Run a function of several shards, of each under its mutex."""
+
+        def work(hosted: HostedShard) -> Awaitable[T]:
+            return self.under(hosted, lambda _: function(hosted))
+
+        return await asyncio.gather(*map(work, shards))
 
     def drop(self, hosted: HostedShard) -> None:
         """End the calls that wait for a shard that was deleted."""
@@ -347,7 +359,8 @@ class ShardHost(NearShards):
             hosted.serve()
             hosted.close()
         self.shards.clear()
-        removed = [] if self._memory is None else self._memory.close()
+        members, self._members = self._members, None
+        removed = [] if members is None else members.leave()
         self.snapshots.clear()
         self._executor.shutdown(wait=False, cancel_futures=True)
         return removed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from daskps.cluster import upstream
 from daskps.cluster.wire.replies import unpack_reply
@@ -13,59 +13,6 @@ if TYPE_CHECKING:
     from distributed import Worker
 
 
-class HostNode(Protocol):
-    """What a host hangs in: a worker, or in tests what does without one.
-
-    Attributes
-    ----------
-    server : object
-        What links of this process are made of; see :class:`~daskps.cluster.caller.link.Link`.
-    address : str
-        Under which others reach the host.
-    loop : object
-        The event loop that the host is on, as tornado has it.
-    memory_limit : int or None
-        Bytes that it may use.
-    pause_share : float
-        Share of these from which on it starts nothing more.
-    """
-
-    @property
-    def server(self) -> Any:
-        """What links of this process are made of."""
-
-    @property
-    def address(self) -> str:
-        """Under which others reach the host."""
-
-    @property
-    def loop(self) -> Any:
-        """The event loop that the host is on."""
-
-    @property
-    def memory_limit(self) -> int | None:
-        """Bytes that it may use."""
-
-    @property
-    def pause_share(self) -> float:
-        """Share of its memory limit from which on it starts nothing more."""
-
-    def is_busy(self) -> bool:
-        """Return whether tasks are running."""
-
-    def is_connected(self) -> bool:
-        """Return whether the directory can be told something."""
-
-    def serve(self, name: str, handler: Callable[..., Awaitable[Any]]) -> None:
-        """Have messages of a name handled."""
-
-    def report(self, name: str, metric: Callable[[], Mapping[str, int]]) -> None:
-        """Have numbers shown with those of the worker."""
-
-    async def directory(self, method: str, **kwargs: Any) -> Any:
-        """Send a message to the directory."""
-
-
 class WorkerNode:
     """A Dask worker as the host in it sees it.
 
@@ -73,6 +20,12 @@ class WorkerNode:
     ----------
     worker : distributed.Worker
         The worker.
+
+    Attributes
+    ----------
+    server : distributed.Worker
+        The same, of which links of this process are made; see
+        :class:`~daskps.cluster.caller.link.Link`.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -86,7 +39,7 @@ class WorkerNode:
 
     @property
     def loop(self) -> Any:
-        """The event loop that the host is on."""
+        """The event loop that the host is on, as tornado has it."""
         return self.server.loop
 
     @property

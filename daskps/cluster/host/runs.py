@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +22,6 @@ from daskps.shards.memory.areas import PAGE_NBYTES
 from daskps.shards.memory.format import N_RANKS, RUN
 from daskps.shards.rounds.mailbox import Mailbox
 from daskps.shards.run_record import MOST_ATTEMPTS
-from daskps.shards.shard import Shard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,8 +32,6 @@ if TYPE_CHECKING:
     from daskps.shards.steps import Ticket
 
 logger = logging.getLogger(__name__)
-#: Ends a run on a shard.
-End = Callable[[Shard], "list[Ticket]"]
 
 
 def policy_of(code: Sequence[Any]) -> Policy:
@@ -73,39 +68,31 @@ async def begin_run(
             _take_mailboxes, host, hosted_shards, run, (n_ranks, function, resident)
         )
         await host.in_thread(take)
-    for hosted in hosted_shards:
-        start = partial(
-            _begin,
-            hosted,
+
+    def start(hosted: HostedShard) -> list[Ticket]:
+        _refuse_old(hosted, run)
+        done = hosted.shard.begin_run(
             run,
-            policy=rule,
-            n_ranks=n_ranks,
+            rule,
+            n_ranks,
             reduce=function,
             reset=begin["reset"],
             memory=hosted.mailboxes_of(run),
         )
-        await host.under(hosted, start)
+        hosted.began = run, hosted.shard.segment.flip
+        return done
+
+    await host.each(hosted_shards, start)
     logger.info(
         "%s begins run %d of store %r: %r, %d trainers",
         host.worker.address,
         run,
-        hosted.name,
+        hosted_shards[0].name,
         rule,
         n_ranks,
     )
-    return [
-        (hosted.index, box.name, box.nbytes, box.nonce)
-        for hosted in hosted_shards
-        if hosted.mailbox is not None and (box := hosted.mailbox[1]).is_shared
-    ]
-
-
-def _begin(hosted: HostedShard, run: int, shard: Shard, **how: Any) -> list[Ticket]:
-    """Begin a run on a shard, under its mutex."""
-    _refuse_old(hosted, run)
-    done = shard.begin_run(run=run, **how)
-    hosted.began = run, shard.segment.flip
-    return done
+    boxes = [(hosted.index, hosted.mailbox) for hosted in hosted_shards]
+    return [(index, *box[1].address) for index, box in boxes if box is not None]
 
 
 def _refuse_old(hosted: HostedShard, run: int) -> None:
@@ -192,9 +179,17 @@ async def end_run(
     They end after `rounds`, where a run in rounds says so, and at least at `version`.
     """
     hosted_shards = host.of(store)
-    end = partial(Shard.end_run, run=run, reason=reason)
-    last = partial(end, rounds=rounds, version=version)
-    await asyncio.gather(*(_end(host, hosted, last, end) for hosted in hosted_shards))
+
+    def end(hosted: HostedShard) -> list[Ticket]:
+        shard = hosted.shard
+        try:
+            return shard.end_run(run, reason, rounds=rounds, version=version)
+        except IllegalStateError as error:
+            # A store that nobody can use would not be better: it ends as it is.
+            logger.error("shard %d of store %r: %s", hosted.index, hosted.name, error)
+            return shard.end_run(run, reason)
+
+    await host.each(hosted_shards, end)
     for hosted in hosted_shards:
         if hosted.mailbox is not None and hosted.mailbox[0] == run:
             hosted.free_mailbox()
@@ -208,22 +203,15 @@ async def end_run(
     return [(hosted.index,) for hosted in hosted_shards]
 
 
-async def _end(host: ShardHost, hosted: HostedShard, last: End, as_it_is: End) -> None:
-    """End a run on one shard after the last common round, or where that is gone, now."""
-    try:
-        await host.under(hosted, last)
-    except IllegalStateError as error:
-        # A store that nobody can use would not be better.
-        logger.error("shard %d of store %r: %s", hosted.index, hosted.name, error)
-        await host.under(hosted, as_it_is)
-
-
 @HOST.handles("finish", user_code=True)
 async def finish(host: ShardHost, store: str, run: int, rank: int) -> None:
     """Wait for a trainer no longer."""
-    for hosted in host.of(store):
+
+    def end(hosted: HostedShard) -> list[Ticket]:
         _check_rank(hosted, run, rank)
-        await host.under(hosted, lambda shard: shard.finish_rank(run, rank))
+        return hosted.shard.finish_rank(run, rank)
+
+    await host.each(host.of(store), end)
 
 
 @HOST.handles("resume", user_code=True)
@@ -237,14 +225,12 @@ async def resume(
     """
     if not 0 <= attempt < MOST_ATTEMPTS:
         raise ProtocolError(f"trainer {rank} of run {run} starts for time {attempt}")
-    for hosted in host.of(store):
+
+    def find(hosted: HostedShard) -> tuple[int, int]:
         _check_rank(hosted, run, rank)
-    return [
-        await host.under(
-            hosted, lambda shard: shard.run_state.resume_rank(run, rank, attempt)
-        )
-        for hosted in host.of(store)
-    ]
+        return hosted.shard.run_state.resume_rank(run, rank, attempt)
+
+    return await host.each(host.of(store), find)
 
 
 def _check_rank(hosted: HostedShard, run: int, rank: int) -> None:
@@ -272,38 +258,32 @@ async def hold(
     """
     error = RunCancelledError(f"run {run} is over: {reason}") if reason else None
 
-    def work(shard: Shard) -> list[Ticket]:
-        done = []
+    def work(hosted: HostedShard) -> list[Ticket]:
+        shard, done = hosted.shard, []
+        for rank in finished:
+            _check_rank(hosted, run, rank)
         if shard.run_state.why_stopped is None:
             done = [t for rank in finished for t in shard.finish_rank(run, rank)]
         return done + shard.hold_run(run, limit, error)
 
-    async def one(hosted: HostedShard) -> tuple[Any, ...]:
-        for rank in finished:
-            _check_rank(hosted, run, rank)
-        await host.under(hosted, work)
-        standing = await host.under(
-            hosted, lambda shard: shard.run_state.find_standing(run)
-        )
-        return hosted.index, *standing
+    def found(hosted: HostedShard) -> tuple[Any, ...]:
+        return hosted.index, *hosted.shard.run_state.find_standing(run)
 
-    return await asyncio.gather(*map(one, host.of(store)))
+    hosted_shards = host.of(store)
+    await host.each(hosted_shards, work)
+    return await host.each(hosted_shards, found)
 
 
 @HOST.handles("goes_on", user_code=True)
 async def goes_on(host: ShardHost, store: str, run: int) -> None:
     """Raise why a run cannot go on here, if so."""
-    for hosted in host.of(store):
-        await host.under(hosted, lambda shard: shard.run_state.check_goes_on(run))
+    await host.each(host.of(store), lambda s: s.shard.run_state.check_goes_on(run))
 
 
 @HOST.handles("rounds")
 async def rounds(host: ShardHost, store: str, run: int) -> list[int]:
     """Return the rounds completed in a run, per shard held here."""
-    return [
-        await host.under(hosted, lambda shard: shard.rounds_of(run))
-        for hosted in host.of(store)
-    ]
+    return await host.each(host.of(store), lambda s: s.shard.rounds_of(run))
 
 
 @HOST.handles("changed")
@@ -312,16 +292,13 @@ async def changed(host: ShardHost, store: str, run: int) -> list[list[int] | Non
 
     None for a shard that has come here since it began.
     """
-    return [
-        await host.under(hosted, partial(_changed, hosted, run))
-        for hosted in host.of(store)
-    ]
 
+    def find(hosted: HostedShard) -> list[int] | None:
+        began, flip = hosted.began
+        if began != run:
+            return None
+        segment = hosted.shard.segment
+        changes = zip(segment.pieces, segment.current.changed, strict=True)
+        return sorted({p.parameter.index for p, last in changes if last > flip})
 
-def _changed(hosted: HostedShard, run: int, shard: Shard) -> list[int] | None:
-    began, flip = hosted.began
-    if began != run:
-        return None
-    segment = shard.segment
-    changes = zip(segment.pieces, segment.current.changed, strict=True)
-    return sorted({p.parameter.index for p, last in changes if last > flip})
+    return await host.each(host.of(store), find)

@@ -62,12 +62,12 @@ async def create(
     rules, fills = pickled
 
     def build() -> list[HostedShard]:
-        bound, memory = Rules(made, rules), host.memory(cluster)
+        bound, members = Rules(made, rules), host.members(cluster)
         began = time.perf_counter()
-        bound.warm(durable=memory is not None)
+        bound.warm(durable=members is not None)
         _log_compile(host, name, time.perf_counter() - began)
         hosted_shards = make_shards(
-            memory, bound, name=name, layout=made, shards=shards
+            members, bound, name=name, layout=made, shards=shards
         )
         try:
             initializers, seed = loads(fills)
@@ -98,11 +98,7 @@ async def create(
         name,
         nbytes,
     )
-    return [
-        (hosted.index, b.name, b.nbytes, b.nonce)
-        for hosted in built
-        if (b := hosted.block) is not None
-    ]
+    return [(s.index, *s.block.address) for s in built if s.block is not None]
 
 
 def _fill(segment: Segment, initializers: Mapping[int, Any], seed: int) -> None:

@@ -24,8 +24,8 @@ from distributed.diagnostics.plugin import NannyPlugin
 
 from daskps import config
 from daskps.cluster import upstream
+from daskps.cluster.machine.blocks import pid_of
 from daskps.cluster.machine.mapping import mapped_nbytes, owned_nbytes
-from daskps.cluster.machine.membership import pid_of
 from daskps.cluster.machine.warnings import warn_once
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def begin_accounting(worker: Worker) -> None:
         answer = asyncio.run_coroutine_threadsafe(_tell_nanny(worker), loop)
     _asked[worker] = _Asked(answer, monotonic() + PATIENCE_SECONDS)
     if charge is None:
-        correct(worker)
+        upstream.measure_memory_by(worker, _corrected)
 
 
 def _uncorrectable(address: str) -> Charge | None:
@@ -95,7 +95,7 @@ def _uncorrectable(address: str) -> Charge | None:
     if not config.load().correct_memory:
         why = f"{address}: daskps.correct-memory is false"
         return Charge(why, "set it to true where the worker starts")
-    if not _tells():
+    if _shared_nbytes() is None:
         why = f"{address}: {_PROC} does not say what of its memory is shared"
         return Charge(why, "give it a Linux whose /proc tells RssShmem")
     return None
@@ -176,18 +176,8 @@ def _is_on_loop() -> bool:
     return True
 
 
-def correct(worker: Worker) -> None:
-    """Have a worker measure its memory without blocks of other processes.
-
-    Parameters
-    ----------
-    worker : distributed.Worker
-        The worker; its figure is what it tells the scheduler, too.
-    """
-    upstream.measure_memory_by(worker, _corrected)
-
-
 def _corrected(measure: Callable[[], int]) -> int:
+    """Return what a worker measures, without blocks of other processes."""
     # A large block that goes at this moment is in one of the three.
     before, charged = _ours_nbytes(), measure()
     ours = max(before, _ours_nbytes())
@@ -198,28 +188,22 @@ def _ours_nbytes() -> int:
     """Return the bytes of blocks that this process is charged for."""
     mapped = mapped_nbytes()
     # Never more than is ours: a user's code may share memory of its own.
-    return min(_shared_nbytes(), mapped) if mapped else 0
+    return min(_shared_nbytes() or 0, mapped) if mapped else 0
 
 
-def _shared_nbytes() -> int:
-    """Return the bytes of shared memory that this process is charged for."""
+def _shared_nbytes() -> int | None:
+    """Return the bytes of shared memory that this process is charged for.
+
+    None where the system does not say.
+    """
     try:
         found = _SHARED.search((_PROC / "self/status").read_bytes())
     except OSError:  # another system, or a sandbox
-        return 0
-    return int(found[1]) * 1024 if found else 0
+        return None
+    return int(found[1]) * 1024 if found else None
 
 
-def _tells() -> bool:
-    """Return whether the system says of a process what of its memory is shared."""
-    try:
-        status = (_PROC / "self/status").read_bytes()
-    except OSError:
-        return False
-    return _SHARED.search(status) is not None
-
-
-def foreign_nbytes(pid: int) -> int:
+def foreign_nbytes(pid: int | None) -> int:
     """Return what a process is charged for blocks of others.
 
     Parameters
@@ -243,13 +227,6 @@ def foreign_nbytes(pid: int) -> int:
     )
 
 
-def _check_listed(pid: int | None) -> None:
-    """Refuse a process whose mappings this one may not list."""
-    with (_PROC / str(pid) / "smaps").open("rb") as smaps:
-        if not smaps.readline():
-            raise OSError(f"{smaps.name} is empty")
-
-
 class NannyMemory(NannyPlugin):
     """Keeps a nanny from ending a worker for blocks of other processes.
 
@@ -265,7 +242,9 @@ class NannyMemory(NannyPlugin):
         look = upstream.nanny_look(nanny)
         if look is None:
             return
-        _check_listed(nanny.pid)
+        with (_PROC / str(nanny.pid) / "smaps").open("rb") as smaps:
+            if not smaps.readline():
+                raise OSError(f"{smaps.name} is empty")
         if not isinstance(look, _Watch):
             upstream.set_nanny_look(nanny, _Watch(nanny, look))
 
@@ -279,56 +258,28 @@ class NannyMemory(NannyPlugin):
 class _Watch:
     """Lets a nanny look only where its worker has too much of its own."""
 
-    def __init__(self, nanny: Nanny, monitor: Callable[[], Any]) -> None:
+    def __init__(self, nanny: Nanny, monitor: Callable[[], None]) -> None:
         self._nanny, self.monitor = nanny, monitor
         #: Looks at which the system may still charge for blocks that are gone.
         self._grace = 0
 
     def __call__(self) -> None:
-        own = without_foreign(self._nanny)
-        if own is None:
+        manager: Any = self._nanny.memory_manager
+        pid = self._nanny.pid
+        try:
+            pages = int((_PROC / str(pid) / "statm").read_bytes().split()[1])
+        except OSError:
+            # What cannot be told is left to Dask.
             self.monitor()
-        elif own.is_within:
-            self._grace = GRACE if own.has_foreign else self._grace
+            return
+        allowed: float = manager.memory_limit * manager.memory_terminate_fraction
+        resident = pages * os.sysconf("SC_PAGE_SIZE")
+        if resident <= allowed:
+            return
+        # Listing all mappings takes a while, and is seldom needed.
+        if resident - foreign_nbytes(pid) <= allowed:
+            self._grace = GRACE
         elif self._grace:
             self._grace -= 1
         else:
             self.monitor()
-
-
-class Own(NamedTuple):
-    """What a nanny's worker has, without blocks of others."""
-
-    #: Whether that is within the nanny's limit.
-    is_within: bool
-    #: Whether it is only without them.
-    has_foreign: bool
-
-
-def without_foreign(nanny: Nanny) -> Own | None:
-    """Look at a worker as its nanny should see it.
-
-    Parameters
-    ----------
-    nanny : distributed.Nanny
-        The worker's nanny.
-
-    Returns
-    -------
-    Own or None
-        None where it cannot be told.
-    """
-    manager: Any = nanny.memory_manager
-    pid = nanny.pid
-    if pid is None:
-        return None
-    try:
-        pages = int((_PROC / str(pid) / "statm").read_bytes().split()[1])
-    except OSError:
-        return None
-    allowed: float = manager.memory_limit * manager.memory_terminate_fraction
-    resident = pages * os.sysconf("SC_PAGE_SIZE")
-    if resident <= allowed:
-        return Own(True, False)
-    # Listing all mappings takes a while, and is seldom needed.
-    return Own(resident - foreign_nbytes(pid) <= allowed, True)

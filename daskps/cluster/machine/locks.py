@@ -16,7 +16,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from daskps.cluster.machine.pauses import Pause
 from daskps.errors import IllegalStateError, ShardBusyError
@@ -34,40 +34,6 @@ GRACE = 2e-3
 _process = object()
 
 
-class Lock(Protocol):
-    """The lock of one segment between the processes of a machine."""
-
-    @property
-    def holder(self) -> int:
-        """Process that has the lock, or had it last; 0 before the first."""
-
-    def held_by(self) -> int:
-        """Return the process that has the lock now, 0 where none has."""
-
-    def try_acquire(self) -> bool:
-        """Take the lock if it is free and it is not the turn of a process that waits."""
-
-    def acquire(self, seconds: float) -> None:
-        """Take the lock, waiting so long at most, or raise ShardBusyError."""
-
-    def release(self) -> None:
-        """Give the lock back."""
-
-
-class Locked(Protocol):
-    """What a lock needs to know of the memory that it is for."""
-
-    name: str
-
-    @property
-    def file(self) -> Mapped:
-        """The file that carries the lock."""
-
-    @property
-    def buffer(self) -> Array:
-        """The memory, whose header passes the turn on."""
-
-
 class FileLock:
     """The lock of one segment, as this process sees it.
 
@@ -76,20 +42,19 @@ class FileLock:
 
     Parameters
     ----------
-    block : Block
-        Shared memory that holds a segment.
-
-    Raises
-    ------
-    IllegalStateError
-        If the block is private.
+    file : Mapped
+        The file that carries the lock.
+    buffer : ndarray
+        The memory, whose header passes the turn on.
+    name : str
+        Name of the block, for messages.
     """
 
-    def __init__(self, block: Locked) -> None:
-        self._file, self._name = block.file, block.name
+    def __init__(self, file: Mapped, buffer: Array, name: str) -> None:
+        self._file, self._name = file, name
         # Also keeps the file open after the block was freed.
         # Not an array: reading a word of one takes three times as long.
-        self._words = block.buffer[: 8 * HEADER_WORDS].data.cast("q")
+        self._words = buffer[: 8 * HEADER_WORDS].data.cast("q")
         self._pid, self._process = os.getpid(), _process
         self._has_passed = False
 

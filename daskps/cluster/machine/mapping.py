@@ -42,9 +42,9 @@ class Mapped:
         does not tell threads apart.
     """
 
-    def __init__(self, fd: int, nbytes: int, is_owned: bool) -> None:
+    def __init__(self, fd: int, nbytes: int) -> None:
         self.memory = _map(fd, nbytes)
-        self.fd, self.nbytes, self.is_owned = fd, nbytes, is_owned
+        self.fd, self.nbytes, self.is_owned = fd, nbytes, False
         self.inode = inode_of(fd)
         self.mutex = threading.Lock()
         self.n_leases = 0
@@ -59,43 +59,17 @@ class Files:
         # A lease may end anywhere, also in a thread that holds the lock.
         self._ended: deque[Mapped] = deque()
 
-    def add(self, fd: int, nbytes: int, is_owned: bool) -> tuple[Mapped, Array]:
-        """Map a file that was made just now and take over its descriptor.
-
-        Parameters
-        ----------
-        fd : int
-            The descriptor; stays the caller's where mapping fails.
-        nbytes : int
-            Size of the file.
-        is_owned : bool
-            Whether this process answers for the memory.
-
-        Returns
-        -------
-        Mapped
-            The file.
-        ndarray, shape (nbytes,), uint8
-            A view of all of it.
-        """
-        file = Mapped(fd, nbytes, is_owned)
-        with self._lock:
-            self._files[file.inode] = file
-            view = self._view(file)
-        self._clean()
-        return file, view
-
     def find(
-        self, inode: Inode, open_file: Callable[[], tuple[int, int]]
+        self, inode: Inode, open_file: Callable[[], Mapped]
     ) -> tuple[Mapped, Array]:
-        """Return a file, and map it where this process does not have it.
+        """Return a file, and open it where this process does not have it.
 
         Parameters
         ----------
         inode : tuple of int
             Which file.
         open_file : callable
-            Opens it; returns the descriptor, which is taken over, and the size.
+            Opens it.
 
         Returns
         -------
@@ -106,21 +80,12 @@ class Files:
         """
         try:
             with self._lock:
-                file = self._files.get(inode)
-                if file is None:
-                    file = self._new(*open_file())
+                if inode not in self._files:
+                    self._files[inode] = open_file()
+                file = self._files[inode]
                 return file, self._view(file)
         finally:
             self._clean()
-
-    def _new(self, fd: int, nbytes: int) -> Mapped:
-        try:
-            file = Mapped(fd, nbytes, is_owned=False)
-        except BaseException:
-            os.close(fd)
-            raise
-        self._files[file.inode] = file
-        return file
 
     def _view(self, file: Mapped) -> Array:
         file.n_leases += 1

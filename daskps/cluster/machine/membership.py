@@ -17,58 +17,51 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import secrets
-from contextlib import contextmanager
+from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
-from daskps.cluster.machine.folder import WayClosed, folder_of, try_lock, unlink
-from daskps.cluster.machine.registry import PID_BITS, Registry, enter, leave, locked
+from daskps.cluster.machine.blocks import (
+    BLOCK,
+    HEADER_NBYTES,
+    Block,
+    BlockAddress,
+    owner_of,
+)
+from daskps.cluster.machine.folder import (
+    Inode,
+    WayClosed,
+    check_file,
+    folder_of,
+    try_lock,
+    unlink,
+)
+from daskps.cluster.machine.mapping import FILES, Mapped
+from daskps.cluster.machine.registry import Registry, enter, leave, locked
+from daskps.cluster.machine.warnings import warn_private
+from daskps.shards.memory.areas import PAGE_NBYTES
+from daskps.shards.memory.format import FORMAT, MAGIC
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Sequence
 
-__all__ = ["BLOCK", "Membership", "WayClosed", "owner_of", "pid_of"]
-
-#: Name of a block, the owner's number first.
-BLOCK = re.compile(r"([0-9a-f]{16})-[0-9a-f]{16}")
-
-
-def owner_of(name: str) -> int:
-    """Return the owner number in a block's name.
-
-    Parameters
-    ----------
-    name : str
-        Name of a block.
-
-    Returns
-    -------
-    int
-        The number.
-
-    Raises
-    ------
-    WayClosed
-        If it is no name of a block.
-    """
-    found = BLOCK.fullmatch(name)
-    if found is None:
-        raise WayClosed(f"{name!r} is no name of shared memory")
-    return int(found[1], 16)
-
-
-def pid_of(owner: int) -> int:
-    """Return the process id in an owner number, as its own namespace knows it."""
-    return owner & ((1 << PID_BITS) - 1)
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_OLD = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Membership:
     """One membership; of one process they count. See :meth:`join` and :meth:`visit`."""
 
-    def __init__(self, path: str, member: bool) -> None:
-        self._registry, self._member = enter(path, member), member
-        self._left = False
+    def __init__(
+        self, base: str | os.PathLike[str], cluster_id: str, *, member: bool
+    ) -> None:
+        self._member, self._left = member, False
+        try:
+            self._registry = enter(folder_of(base, cluster_id), member)
+        except OSError as error:
+            raise WayClosed(
+                f"no shared memory in {os.fspath(base)}: {error}"
+            ) from error
 
     @classmethod
     def join(cls, base: str | os.PathLike[str], cluster_id: str) -> Self:
@@ -81,18 +74,12 @@ class Membership:
         cluster_id : str
             What the processes of one cluster agree on, such as the scheduler's id.
 
-        Returns
-        -------
-        Membership
-            The membership.
-
         Raises
         ------
         WayClosed
             If there is no such base, or the folder is not safe to use.
         """
-        with _closing_the_way(base):
-            return cls(folder_of(base, cluster_id), member=True)
+        return cls(base, cluster_id, member=True)
 
     @classmethod
     def visit(cls, base: str | os.PathLike[str], cluster_id: str) -> Self:
@@ -100,25 +87,12 @@ class Membership:
 
         For processes that only use memory of others: nothing is made or kept.
 
-        Parameters
-        ----------
-        base : path-like
-            Where the folders of all clusters are.
-        cluster_id : str
-            What the processes of one cluster agree on, such as the scheduler's id.
-
-        Returns
-        -------
-        Membership
-            The membership.
-
         Raises
         ------
         WayClosed
             If there is no such folder, or it is not safe to use.
         """
-        with _closing_the_way(base):
-            return cls(folder_of(base, cluster_id), member=False)
+        return cls(base, cluster_id, member=False)
 
     @property
     def path(self) -> str:
@@ -201,8 +175,165 @@ class Membership:
         """Return the names of all blocks in the folder."""
         return [n for n in os.listdir(self.folder_fd) if BLOCK.fullmatch(n)]
 
+    def make(self, nbytes: int) -> Block:
+        """Return a new block of this process, with all of its pages.
+
+        Parameters
+        ----------
+        nbytes : int
+            Its size, at least 1.
+
+        Returns
+        -------
+        Block
+            Zeroed.
+
+        Raises
+        ------
+        OSError
+            If there is no room.
+        """
+        address = BlockAddress(self.new_name(), nbytes, secrets.randbits(63))
+        fd = os.open(address.name, _NEW, 0o600, dir_fd=self.folder_fd)
+        try:
+            os.posix_fallocate(fd, 0, nbytes)
+            file = Mapped(fd, nbytes)
+        except BaseException:
+            self.remove(address.name)
+            os.close(fd)
+            raise
+        _, buffer = FILES.find(file.inode, lambda: file)
+        block = Block(address, file, buffer)
+        block.own(address.name, self.remove)
+        # Takes the page faults here instead of in the first update.
+        buffer[::PAGE_NBYTES] = 0
+        return block
+
+    def make_all(self, sizes: Sequence[int]) -> list[Block]:
+        """Return new blocks of several sizes, or none, which is logged once.
+
+        Their pages exist: nothing fails later for want of memory.
+        """
+        made: list[Block] = []
+        try:
+            for nbytes in sizes:
+                block = self.make(nbytes)
+                made.append(block)
+            return made
+        except (OSError, WayClosed) as error:
+            need = f"no room for {sum(sizes):,} bytes of shared memory in {self.path}"
+            warn_private(f"{need}: {error}")
+            return []
+        finally:
+            if len(made) < len(sizes):
+                for block in made:
+                    block.free()
+
+    def attach(self, address: BlockAddress) -> Block:
+        """Map a segment that another process made.
+
+        Parameters
+        ----------
+        address : BlockAddress
+            What its maker told of it.
+
+        Returns
+        -------
+        Block
+            A block whose :meth:`Block.free` gives up this view and removes nothing.
+
+        Raises
+        ------
+        WayClosed
+            If there is no such segment, or it is another one.
+        """
+        owner_of(address.name)
+        try:
+            block = self.map_block(address)
+        except OSError as error:
+            path = f"{self.path}/{address.name}"
+            raise WayClosed(f"{path} cannot be attached: {error}") from error
+        if (found := block.proof) != (meant := (MAGIC, FORMAT, address.nonce)):
+            raise WayClosed(
+                f"{self.path}/{address.name} is not the segment that was meant: magic, "
+                f"format and nonce are {found}, not {meant}"
+            )
+        return block
+
+    def map_block(self, address: BlockAddress) -> Block:
+        """Map whatever has that name and size; OSError where nothing has the name."""
+        name, at = address.name, self.folder_fd
+
+        def check(status: os.stat_result) -> Inode:
+            check_file(status, path := f"{self.path}/{name}")
+            if status.st_size != address.nbytes or address.nbytes < HEADER_NBYTES:
+                raise WayClosed(
+                    f"{path} has {status.st_size} bytes, not {address.nbytes}"
+                )
+            return status.st_dev, status.st_ino
+
+        def open_file() -> Mapped:
+            fd = os.open(name, _OLD, dir_fd=at)
+            try:
+                if check(os.fstat(fd)) != inode:
+                    raise WayClosed(f"{name} was replaced while it was attached")
+                return Mapped(fd, address.nbytes)
+            except BaseException:
+                os.close(fd)
+                raise
+
+        inode = check(os.stat(name, dir_fd=at, follow_symlinks=False))
+        return Block(address, *FILES.find(inode, open_file))
+
+    def adopt(self, address: BlockAddress, *, released: bool = False) -> Block:
+        """Take over a segment that has no owner any more, without a copy.
+
+        Processes that have it attached keep it. Its name is this process's from here on.
+
+        Parameters
+        ----------
+        address : BlockAddress
+            What its maker told of it.
+        released : bool
+            Whether its owner has let go of it; else it must not live.
+
+        Returns
+        -------
+        Block
+            A block of this process, as from :meth:`make`, of a new name.
+
+        Raises
+        ------
+        WayClosed
+            If there is no such segment, it is another one, or its owner lives.
+        """
+        name = address.name
+        if not released and self.lives(owner_of(name)):
+            raise WayClosed(f"{self.path}/{name} has an owner that lives")
+        block = self.attach(address)
+        try:
+            # In one step: the name that sweepers look at, and which process may remove it.
+            block.own(self.rename(name), self.remove)
+        except OSError as error:
+            raise WayClosed(f"{self.path}/{name} went meanwhile: {error}") from error
+        return block
+
+    def find(self, address: BlockAddress) -> BlockAddress:
+        """Return where a segment is now.
+
+        Its name is another one where the process that adopted it could tell nobody; it is
+        the same where there is no such segment at all.
+        """
+        names = self.names()
+        if address.name not in names:
+            for name in names:
+                # Most are other segments, or go meanwhile.
+                with suppress(WayClosed):
+                    return self.attach(address._replace(name=name)).address
+        return address
+
     def remove(self, name: str) -> bool:
-        """Remove a block of this process, also after this membership was left.
+        """Remove a block, of this process also after this membership was left.
 
         Parameters
         ----------
@@ -235,8 +366,7 @@ class Membership:
         list of str
             Names of the files that were removed.
         """
-        at = self.folder_fd
-        return [n for n in self.orphans() if n in names and unlink(n, at)]
+        return [n for n in self.orphans() if n in names and self.remove(n)]
 
     def leave(self) -> list[str]:
         """End this membership; the last member that leaves removes the folder.
@@ -255,11 +385,3 @@ class Membership:
         self._left = True
         leave(self._registry, self._member)
         return self._registry.removed
-
-
-@contextmanager
-def _closing_the_way(base: str | os.PathLike[str]) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise WayClosed(f"no shared memory in {os.fspath(base)}: {error}") from error

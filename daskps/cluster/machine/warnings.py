@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
 
-if TYPE_CHECKING:
-    import logging
-
+_logger = logging.getLogger(__name__)
 _said: set[tuple[str, str]] = set()
 
 
@@ -27,3 +25,15 @@ def warn_once(logger: logging.Logger, key: str, text: str, *args: object) -> Non
     if (found := (logger.name, key)) not in _said:
         _said.add(found)
         logger.warning(text, *args)
+
+
+def warn_private(reason: str) -> None:
+    """Say once why what was to be shared is in private memory."""
+    warn_once(
+        _logger,
+        # Whatever it was first: memory is asked for in many sizes.
+        "",
+        "%s; what was to be there is in private memory, and other processes of "
+        "this machine reach it by messages. This is said once",
+        reason,
+    )

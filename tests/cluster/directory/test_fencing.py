@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,7 @@ from daskps.cluster.directory.fencing import (
 from daskps.cluster.directory.run import RunState
 from daskps.cluster.directory.runs import OPEN_SECONDS, Runs
 from daskps.cluster.host import runs
+from daskps.cluster.host.host import ShardHost
 from daskps.consistency import BSP
 from daskps.errors import (
     IllegalStateError,
@@ -93,6 +95,7 @@ class Cluster:
             under=under,
             worker=SimpleNamespace(address=worker),
         )
+        host.each = partial(ShardHost.each, host)
         return await getattr(runs, method)(host, **more)
 
     def has_client(self, client: str) -> bool:

@@ -16,7 +16,7 @@ import pytest
 from daskps.cluster.host import adoption
 from daskps.cluster.host.adoption import _Rounds, _Taker
 from daskps.cluster.host.hosted import HostedShard
-from daskps.cluster.machine.memory import Memory, open_memory
+from daskps.cluster.machine.membership import Membership
 from daskps.errors import StoreClosedError
 from daskps.shards.deputy import CLOSED, OPEN, RELEASED, NotHereError, gate_of, set_gate
 from daskps.shards.memory.format import GENERATION
@@ -38,8 +38,8 @@ ABOUT = {
 class Host:
     """An heir; it may begin to close while it takes shards over."""
 
-    def __init__(self, memory: Memory) -> None:
-        self.memory = lambda cluster: memory
+    def __init__(self, members: Membership) -> None:
+        self.members = lambda cluster: members
         self.worker = SimpleNamespace(address="tcp://heir")
         self.shards: dict[tuple[str, int], HostedShard] = {}
         self.dropped: list[str] = []
@@ -55,9 +55,9 @@ class Host:
 
 @pytest.fixture
 def heir(tmp_path: Path) -> Iterator[Host]:
-    memory = open_memory(tmp_path, "a")
-    yield Host(memory)
-    memory.close()
+    members = Membership.join(tmp_path, "a")
+    yield Host(members)
+    members.leave()
 
 
 @pytest.fixture
@@ -69,13 +69,10 @@ def left(tmp_path: Path) -> HostedShard:
     hosted.shard.submit([Ticket(Step(ADD, items, producer=1, sequence=0))])
     assert hosted.block is not None
     name = f"{DEAD:016x}-{7:016x}"
-    memory = open_memory(tmp_path, "a")
-    assert memory.members is not None
-    os.rename(
-        f"{memory.members.path}/{hosted.block.name}", f"{memory.members.path}/{name}"
-    )
+    members = Membership.join(tmp_path, "a")
+    os.rename(f"{members.path}/{hosted.block.name}", f"{members.path}/{name}")
     hosted.block.name = name
-    memory.close()
+    members.leave()
     return hosted
 
 
@@ -85,7 +82,7 @@ def rows(hosted: HostedShard) -> list[Any]:
 
 
 def take(heir: Any, hosted: HostedShard) -> tuple[list[HostedShard], Any]:
-    taker = _Taker(heir, ABOUT, _Rounds.of(None))
+    taker = _Taker(heir.members("a"), "tcp://heir", ABOUT, _Rounds.of(None))
     hosted_shards = taker.take_all(heir, "s", rows(hosted))
     [found] = taker.found
     return hosted_shards, found

@@ -29,7 +29,6 @@ from daskps.cluster.host.adoption import _Rounds, _Taker
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.machine.folder import folder_of
 from daskps.cluster.machine.membership import Membership
-from daskps.cluster.machine.memory import open_memory
 from daskps.errors import StaleGenerationError
 from daskps.shards.deputy import OPEN, RELEASED, NotHereError, gate_of, set_gate
 from daskps.shards.memory.format import GENERATION
@@ -103,15 +102,12 @@ def test_who_has_left_adopts_nothing(tmp_path):
 
 def test_a_shard_that_could_not_be_taken_over_is_released(tmp_path, monkeypatch):
     """Its heir lives on: by the name of the memory nobody else could have it."""
-    hosted, memory = shared_shard(tmp_path), open_memory(tmp_path, "a")
+    hosted, memory = shared_shard(tmp_path), Membership.join(tmp_path, "a")
     block, dead = hosted.block, f"{5 << 22 | 1:016x}-{7:016x}"
     assert block is not None
-    assert memory.members is not None
-    path = memory.members.path
+    path = memory.path
     os.rename(f"{path}/{block.name}", f"{path}/{dead}")
-    host: Any = SimpleNamespace(
-        memory=lambda _: memory, worker=SimpleNamespace(address="tcp://a"), shards={}
-    )
+    host: Any = SimpleNamespace(shards={})
     about: dict[str, Any] = {"cluster": "a", "name": "s", "rules": pickle.dumps({})}
     about["layout"] = LAYOUT.to_wire()
     rows = [(0, dead, block.nbytes, block.nonce, 2)]
@@ -121,15 +117,15 @@ def test_a_shard_that_could_not_be_taken_over_is_released(tmp_path, monkeypatch)
 
     with monkeypatch.context() as patch:
         patch.setattr(Shard, "take_over", full)
-        taker = _Taker(host, about, _Rounds.of(None))
+        taker = _Taker(memory, "tcp://a", about, _Rounds.of(None))
         assert taker.take_all(host, "s", rows) == []
         assert taker.found == [{"shard": 0, "sight": "found", "why": ANY}]
     assert gate_of(hosted.shard.segment) == RELEASED
-    taker = _Taker(host, about, _Rounds.of(None))
+    taker = _Taker(memory, "tcp://a", about, _Rounds.of(None))
     [taken] = taker.take_all(host, "s", rows)
     assert gate_of(hosted.shard.segment) == OPEN
     taken.close()
-    memory.close()
+    memory.leave()
 
 
 def test_who_has_just_adopted_a_shard_lets_go_of_it():

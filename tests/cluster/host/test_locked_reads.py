@@ -15,7 +15,6 @@ from daskps import config
 from daskps.cluster.caller.reads import PreparedRead
 from daskps.cluster.host import copy_routine
 from daskps.cluster.host.calls import Countdown
-from daskps.cluster.machine.locks import FileLock
 from daskps.errors import ConsistencyError, ShardBusyError
 from daskps.shards.arrays.operations import PieceUpdate
 from daskps.shards.memory.publication import Publication
@@ -56,7 +55,7 @@ def publish(hosted, value):
 
 @pytest.mark.parametrize("seconds", [0.0, 0.01])
 def test_a_read_waits_for_whoever_has_the_lock(hosted, seconds):
-    out, writer = np.empty(1000), FileLock(hosted.block)
+    out, writer = np.empty(1000), hosted.block.lock()
     writer.acquire(1)
     # Looking without the lock is not possible at all.
     ways: Any = SimpleNamespace(run=0, find_shard=lambda _: (None, hosted))
@@ -70,7 +69,7 @@ def test_a_read_waits_for_whoever_has_the_lock(hosted, seconds):
     timer.join()
     assert set(out) == {3.0}
     # And lets go of it.
-    assert FileLock(hosted.block).try_acquire()
+    assert hosted.block.lock().try_acquire()
 
 
 def test_a_read_holds_the_lock_while_it_copies(hosted, monkeypatch):
@@ -78,7 +77,7 @@ def test_a_read_holds_the_lock_while_it_copies(hosted, monkeypatch):
 
     def copier(nbytes: int) -> Any:
         def copy(out, source):
-            held.append(FileLock(hosted.block).try_acquire())
+            held.append(hosted.block.lock().try_acquire())
             out[:] = source
 
         return copy
@@ -140,7 +139,7 @@ def test_a_read_that_gets_no_turn_ends_with_its_timeout(locked):
     with store(locked, servers=[worker], shards=2) as s:
         s.pull()
         mapped = s._attached().ways.serving(worker)
-        first, second = (FileLock(hosted.block) for hosted in mapped.shards.values())
+        first, second = (hosted.block.lock() for hosted in mapped.shards.values())
         first.acquire(1)
         second.acquire(1)
         try:

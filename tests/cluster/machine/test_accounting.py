@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 from distributed import Nanny, get_worker
 
+from daskps.cluster import upstream
 from daskps.cluster.machine import accounting
 from daskps.cluster.machine.accounting import (
     GRACE,
     NannyMemory,
     foreign_nbytes,
-    without_foreign,
 )
-from daskps.cluster.machine.blocks import FileMembers
-from daskps.cluster.machine.memory import open_memory
+from daskps.cluster.machine.blocks import BlockAddress
+from daskps.cluster.machine.membership import Membership
 from daskps.cluster.plugins import DirectoryPlugin
 from tests.cluster.forks import child
 from tests.support import gen_cluster
@@ -55,7 +55,7 @@ def corrected() -> Any:
     """A monitor that measures what this test adds, whatever others left mapped."""
     monitor = SimpleNamespace(get_process_memory=resident)
     worker: Any = SimpleNamespace(monitor=monitor)
-    accounting.correct(worker)
+    upstream.measure_memory_by(worker, accounting._corrected)
     measure = monitor.get_process_memory
     gc.collect()
     others = measure() - resident()
@@ -65,10 +65,10 @@ def corrected() -> Any:
 
 def test_a_block_counts_for_its_owner_alone(base: Path) -> None:
     monitor = corrected()
-    memory = open_memory(base, "a")
+    memory = Membership.join(base, "a")
     assert abs(monitor.get_process_memory() - resident()) < MB
     alone = resident()
-    block = memory.allocate(40 * MB)
+    block = memory.make(40 * MB)
     block.stamp()
     # Once, and not in vain: the pages are there.
     assert abs(monitor.get_process_memory() - resident()) < MB
@@ -81,7 +81,7 @@ def test_a_block_counts_for_its_owner_alone(base: Path) -> None:
         pipe.recv()
 
     def attaches(pipe: Connection) -> None:
-        own = FileMembers.visit(base, "a").attach(block.name, block.nbytes, block.nonce)
+        own = Membership.visit(base, "a").attach(block.address)
         before = resident(), monitor.get_process_memory()
         own.buffer[::4096] = 1
         pipe.send((before, (resident(), monitor.get_process_memory())))
@@ -95,7 +95,7 @@ def test_a_block_counts_for_its_owner_alone(base: Path) -> None:
         assert abs(foreign_nbytes(other.pid) - 40 * MB) < MB
         block.free()
         assert abs(foreign_nbytes(other.pid) - 40 * MB) < MB
-    memory.close()
+    memory.leave()
 
 
 def test_shared_memory_of_others_stays_charged(base: Path) -> None:
@@ -104,12 +104,12 @@ def test_shared_memory_of_others_stays_charged(base: Path) -> None:
         file.truncate(40 * MB)
         users = np.memmap(file, np.uint8, "r+")
         users[::4096] = 1
-        memory = open_memory(base, "a")
-        block = memory.allocate(MB)
+        memory = Membership.join(base, "a")
+        block = memory.make(MB)
         assert abs(monitor.get_process_memory() - resident()) < 4 * MB
         assert foreign_nbytes(os.getpid()) == 0
         block.free()
-        memory.close()
+        memory.leave()
         del users, block
 
 
@@ -154,8 +154,9 @@ def test_a_nanny_asks_its_monitor_only_above_the_limit(
     plugin.teardown(nanny)
     assert timer.callback is monitor
     # What cannot be told is left to Dask.
-    assert without_foreign(fake_nanny(None, 1e15)) is None
-    assert without_foreign(fake_nanny(2**22 + 1, 1e15)) is None
+    for pid in (None, 2**22 + 1):
+        accounting._Watch(fake_nanny(pid, 1e15), monitor)()
+    assert calls == [1] * 4
 
 
 @pytest.mark.parametrize("text", [None, ""])
@@ -208,7 +209,7 @@ def touch(base: Path, name: str, nonce: int) -> tuple[int, int, str]:
     # Not before its nanny knows.
     assert not accounting.charged()
     worker: Any = get_worker()
-    worker.block = FileMembers.visit(base, "a").attach(name, BLOCK, nonce)
+    worker.block = Membership.visit(base, "a").attach(BlockAddress(name, BLOCK, nonce))
     worker.block.buffer[::4096] = 1
     return resident(), worker.monitor.get_process_memory(), worker.status.name
 
@@ -225,8 +226,8 @@ async def test_a_worker_survives_blocks_of_others(c: Any, s: Any, a: Any) -> Non
         DirectoryPlugin(), name=DirectoryPlugin.name, idempotent=True
     )
     with TemporaryDirectory(dir=_SHM) as base:
-        memory, pid = open_memory(base, "a"), a.pid
-        block = memory.allocate(BLOCK)
+        memory, pid = Membership.join(base, "a"), a.pid
+        block = memory.make(BLOCK)
         block.stamp()
         raw, figure, status = await c.submit(touch, base, block.name, block.nonce)
         assert raw > LIMIT
@@ -238,5 +239,5 @@ async def test_a_worker_survives_blocks_of_others(c: Any, s: Any, a: Any) -> Non
         assert await c.submit(os.getpid, pure=False) == pid
         assert not s.get_events("worker-restart-memory")
         block.free()
-        memory.close()
+        memory.leave()
         del block

@@ -1,8 +1,9 @@
-"""Blocks of memory: shared, private, attached, adopted, and what they leave behind."""
+"""Blocks of memory: made, attached, adopted, and what they leave behind."""
 
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import os
 import threading
@@ -10,16 +11,17 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import dask
 import numpy as np
 import pytest
 
-from daskps.cluster.machine import memory as module
 from daskps.cluster.machine import registry as registries
 from daskps.cluster.machine import warnings
-from daskps.cluster.machine.blocks import Block, FileMembers
+from daskps.cluster.machine.blocks import Block, BlockAddress
+from daskps.cluster.machine.folder import WayClosed
+from daskps.cluster.machine.machine import HERE
 from daskps.cluster.machine.mapping import FILES, mapped_nbytes, owned_nbytes
-from daskps.cluster.machine.membership import WayClosed
-from daskps.cluster.machine.memory import Memory, open_memory
+from daskps.cluster.machine.membership import Membership
 from daskps.errors import IllegalStateError
 from daskps.shards.memory.format import FORMAT_AT, MAGIC_AT, NONCE
 from tests.cluster.forks import child, left
@@ -28,34 +30,26 @@ N = 3 * 4096 + 64
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Memory]:
+def memory(tmp_path: Path) -> Iterator[Membership]:
     """Shared memory below a folder of the test's, which is empty afterwards."""
     before = left(tmp_path)
-    found = open_memory(tmp_path, "a")
-    assert found.is_shared
+    # What a test before this one left in cycles is mapped still.
+    gc.collect()
+    found = Membership.join(tmp_path, "a")
     yield found
-    found.close()
+    found.leave()
     assert left(tmp_path) == before
     assert mapped_nbytes() == owned_nbytes() == 0
 
 
-@pytest.fixture
-def registry(memory: Memory) -> FileMembers:
-    assert isinstance(memory.members, FileMembers)
-    return memory.members
-
-
-def test_a_block_is_a_zeroed_file_of_its_own(
-    memory: Memory, registry: FileMembers
-) -> None:
-    block, other = memory.allocate_all([N, 1])
-    assert block.is_shared
+def test_a_block_is_a_zeroed_file_of_its_own(memory: Membership) -> None:
+    block, other = memory.make_all([N, 1])
     assert block.nbytes == block.buffer.nbytes == N
     assert block.buffer.dtype == np.uint8
     assert block.buffer.flags.writeable
     assert not block.buffer.any()
     assert block.buffer.ctypes.data % 4096 == 0
-    status = os.stat(Path(registry.path, block.name))
+    status = os.stat(Path(memory.path, block.name))
     assert (status.st_size, status.st_mode & 0o7777) == (N, 0o600)
     # Allocated, not sparse: a later write cannot fail.
     assert status.st_blocks * 512 >= N
@@ -65,17 +59,17 @@ def test_a_block_is_a_zeroed_file_of_its_own(
     for each in (block, other):
         each.free()
         each.free()
-    assert registry.names() == []
+    assert memory.names() == []
     with pytest.raises(IllegalStateError, match="given back"):
         _ = block.buffer
 
 
-def test_views_outlive_their_block(memory: Memory, registry: FileMembers) -> None:
-    block = memory.allocate(N)
+def test_views_outlive_their_block(memory: Membership) -> None:
+    block = memory.make(N)
     view = block.buffer[64:128].view("f4")
     block.free()
     del block
-    assert registry.names() == []
+    assert memory.names() == []
     view[:] = 3
     assert view.sum() == 48
     assert owned_nbytes() == N
@@ -83,9 +77,9 @@ def test_views_outlive_their_block(memory: Memory, registry: FileMembers) -> Non
     assert owned_nbytes() == 0
 
 
-def test_many_blocks_leave_nothing(tmp_path: Path, memory: Memory) -> None:
+def test_many_blocks_leave_nothing(tmp_path: Path, memory: Membership) -> None:
     before = left(tmp_path)
-    blocks = [memory.allocate(N) for _ in range(200)]
+    blocks = [memory.make(N) for _ in range(200)]
     assert len(left(tmp_path)[1]) == 200
     for block in blocks:
         block.buffer[:] = 1
@@ -109,7 +103,7 @@ def fail_at(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_full_directory_gives_private_memory(
     tmp_path: Path,
-    memory: Memory,
+    memory: Membership,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -119,37 +113,13 @@ def test_a_full_directory_gives_private_memory(
     before = left(tmp_path)
     fail_at(3, monkeypatch)
     for _ in range(2):
-        blocks = memory.allocate_all([N, N, N, N])
-        assert [block.is_shared for block in blocks] == [False] * 4
+        assert memory.make_all([N, N, N, N]) == []
         assert left(tmp_path) == before
         assert mapped_nbytes() == 0
-        for block in blocks:
-            assert block.name == ""
-            assert block.buffer.nbytes == N
-            assert not block.buffer.any()
-            block.free()
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "No space left" in record.getMessage()
     assert f"no room for {4 * N:,} bytes" in record.getMessage()
-
-
-def test_what_must_be_shared_takes_no_private_memory(
-    tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken = memory.allocate_shared([N, 1])
-    assert [(block.nbytes, block.is_shared) for block in taken] == [
-        (N, True),
-        (1, True),
-    ]
-    for block in taken:
-        block.free()
-    before = left(tmp_path)
-    fail_at(2, monkeypatch)
-    monkeypatch.setattr(module, "private", None)
-    assert memory.allocate_shared([N, N]) == []
-    assert left(tmp_path) == before
-    assert Memory(None).allocate_shared([N]) == []
 
 
 def test_a_base_that_is_not_there_gives_private_memory(
@@ -159,10 +129,8 @@ def test_a_base_that_is_not_there_gives_private_memory(
     # A cluster that silences its logs has raised the level of pytest's handler.
     caplog.set_level(logging.WARNING)
     for _ in range(2):
-        memory = open_memory(tmp_path / "nowhere", "a")
-        assert not memory.is_shared
-        assert not memory.allocate(N).is_shared
-        memory.close()
+        with dask.config.set({"daskps.shared-memory-directory": f"{tmp_path}/nowhere"}):
+            assert HERE.join("a") is None
     (record,) = caplog.records
     said = record.getMessage()
     assert said.startswith(f"no shared memory in {tmp_path}/nowhere: ")
@@ -171,8 +139,8 @@ def test_a_base_that_is_not_there_gives_private_memory(
 
 def user(pipe: Connection, base: Path, block: Block) -> None:
     """Attach in another process, add one, and stay."""
-    registry = FileMembers.visit(base, "a")
-    own = registry.attach(block.name, block.nbytes, block.nonce)
+    registry = Membership.visit(base, "a")
+    own = registry.attach(block.address)
     pipe.send((int(own.buffer[200]), mapped_nbytes(), owned_nbytes()))
     pipe.recv()
     own.buffer[200] += 1
@@ -180,8 +148,10 @@ def user(pipe: Connection, base: Path, block: Block) -> None:
     pipe.send(None)
 
 
-def test_another_process_sees_the_same_memory(tmp_path: Path, memory: Memory) -> None:
-    block = memory.allocate(N)
+def test_another_process_sees_the_same_memory(
+    tmp_path: Path, memory: Membership
+) -> None:
+    block = memory.make(N)
     block.stamp()
     block.buffer[200] = 7
     # The child has the parent's mapping, too; it is the same file.
@@ -196,19 +166,19 @@ def test_another_process_sees_the_same_memory(tmp_path: Path, memory: Memory) ->
 
 
 def test_one_descriptor_for_all_of_a_process(
-    tmp_path: Path, memory: Memory, registry: FileMembers
+    tmp_path: Path, memory: Membership
 ) -> None:
-    block = memory.allocate(N)
+    block = memory.make(N)
     block.stamp()
     files = left(tmp_path)
-    again = registry.attach(block.name, N, block.nonce)
+    again = memory.attach(block.address)
     assert left(tmp_path) == files
     assert again.file is block.file
     again.buffer[300] = 5
     assert block.buffer[300] == 5
     again.free()
     # Who attached removes nothing.
-    assert registry.names() == [block.name]
+    assert memory.names() == [block.name]
     block.free()
 
 
@@ -245,17 +215,17 @@ def link(path: Path, block: Block) -> None:
     ],
 )
 def test_what_is_not_the_segment_is_refused(
-    memory: Memory, registry: FileMembers, change: Callable[..., None], reason: str
+    memory: Membership, change: Callable[..., None], reason: str
 ) -> None:
-    block = memory.allocate(N)
+    block = memory.make(N)
     block.stamp()
-    change(Path(registry.path, block.name), block)
+    change(Path(memory.path, block.name), block)
 
     def stranger(pipe: Connection) -> None:
-        own = FileMembers.visit(Path(registry.path).parent, "a")
+        own = Membership.visit(Path(memory.path).parent, "a")
         before = mapped_nbytes(), len(os.listdir("/proc/self/fd"))
         with pytest.raises(WayClosed, match=reason):
-            own.attach(block.name, N, block.nonce)
+            own.attach(block.address)
         assert (mapped_nbytes(), len(os.listdir("/proc/self/fd"))) == before
 
     for refused in (stranger, lambda pipe: in_new_process(stranger, pipe)):
@@ -281,26 +251,26 @@ def in_new_process(function: Callable[..., None], pipe: Connection) -> None:
         "G" * 16 + "-" + "0" * 16,
     ],
 )
-def test_other_names_are_refused(registry: FileMembers, name: str) -> None:
+def test_other_names_are_refused(memory: Membership, name: str) -> None:
     with pytest.raises(WayClosed, match="no name of shared memory"):
-        registry.attach(name, N, 0)
+        memory.attach(BlockAddress(name, N, 0))
 
 
 def test_files_of_another_user_are_refused(
-    memory: Memory, registry: FileMembers, monkeypatch: pytest.MonkeyPatch
+    memory: Membership, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    block = memory.allocate(N)
+    block = memory.make(N)
     block.stamp()
     uid = os.getuid()
     with monkeypatch.context() as patch:
         patch.setattr(os, "getuid", lambda: uid + 1)
         with pytest.raises(WayClosed, match=f"user {uid}, mode 600"):
-            registry.attach(block.name, N, block.nonce)
+            memory.attach(block.address)
     block.free()
 
 
 def owner(pipe: Connection, base: Path) -> None:
-    block = open_memory(base, "a").allocate(N)
+    block = Membership.join(base, "a").make(N)
     block.stamp()
     block.buffer[200] = 42
     pipe.send((block.name, block.nonce))
@@ -308,98 +278,98 @@ def owner(pipe: Connection, base: Path) -> None:
 
 
 def test_adoption_of_what_a_dead_process_left(
-    memory: Memory, registry: FileMembers, tmp_path: Path
+    memory: Membership, tmp_path: Path
 ) -> None:
     with child(owner, tmp_path) as other:
         name, nonce = other.receive()
-        seen = registry.attach(name, N, nonce)
+        seen = memory.attach(BlockAddress(name, N, nonce))
         with pytest.raises(WayClosed, match="an owner that lives"):
-            registry.adopt(name, N, nonce)
+            memory.adopt(BlockAddress(name, N, nonce))
         other.kill()
     assert owned_nbytes() == 0
-    block = registry.adopt(name, N, nonce)
+    block = memory.adopt(BlockAddress(name, N, nonce))
     assert (block.buffer[200], block.nonce, owned_nbytes()) == (42, nonce, N)
     # Ours: nobody sweeps it, nobody else adopts it, old views stay.
-    assert registry.names() == [block.name]
-    assert registry.orphans() == []
+    assert memory.names() == [block.name]
+    assert memory.orphans() == []
     with pytest.raises(WayClosed, match="No such file"):
-        registry.adopt(name, N, nonce)
+        memory.adopt(BlockAddress(name, N, nonce))
     block.buffer[200] = 43
     assert seen.buffer[200] == 43
     seen.free()
     block.free()
-    assert registry.names() == []
+    assert memory.names() == []
 
 
 def adopter(pipe: Connection, base: Path, name: str, nonce: int) -> None:
-    pipe.send(FileMembers.join(base, "a").adopt(name, N, nonce).name)
+    pipe.send(Membership.join(base, "a").adopt(BlockAddress(name, N, nonce)).name)
     pipe.recv()
 
 
 def test_what_an_adopter_has_renamed_is_found_again(
-    memory: Memory, registry: FileMembers, tmp_path: Path
+    memory: Membership, tmp_path: Path
 ) -> None:
     """It died before it could say so, and the directory knows the old name."""
-    others = memory.allocate_all([N, 2 * N])
+    others = memory.make_all([N, 2 * N])
     others[0].stamp()
     with child(owner, tmp_path) as one:
         name, nonce = one.receive()
-        assert registry.find(name, N, nonce) == name
+        assert memory.find(BlockAddress(name, N, nonce)).name == name
         one.kill()
     with child(adopter, tmp_path, name, nonce) as two:
         new = two.receive()
         two.kill()
-    assert registry.find(name, N, nonce) == new != name
-    assert registry.find(name, 2 * N, nonce) == name
-    assert registry.find(name, N, nonce + 1) == name
-    block = registry.adopt(new, N, nonce)
+    assert memory.find(BlockAddress(name, N, nonce)).name == new != name
+    assert memory.find(BlockAddress(name, 2 * N, nonce)).name == name
+    assert memory.find(BlockAddress(name, N, nonce + 1)).name == name
+    block = memory.adopt(BlockAddress(new, N, nonce))
     assert block.buffer[200] == 42
     for taken in (block, *others):
         taken.free()
 
 
-def test_a_forked_child_removes_nothing(memory: Memory, registry: FileMembers) -> None:
-    block, spare = memory.allocate_all([N, N])
+def test_a_forked_child_removes_nothing(memory: Membership) -> None:
+    block, spare = memory.make_all([N, N])
 
     def forked(pipe: Connection) -> None:
         assert (mapped_nbytes(), owned_nbytes()) == (2 * N, 0)
         block.buffer[5] = 6
         block.free()
-        memory.close()
+        memory.leave()
 
     with child(forked) as other:
         assert other.end() == 0
-    assert sorted(registry.names()) == sorted([block.name, spare.name])
+    assert sorted(memory.names()) == sorted([block.name, spare.name])
     assert block.buffer[5] == 6
-    assert registry.lives(registry.owner)
+    assert memory.lives(memory.owner)
     block.free()
     spare.free()
 
 
 def test_what_was_not_freed_goes_with_the_last_leave(tmp_path: Path) -> None:
-    one, two = open_memory(tmp_path, "a"), open_memory(tmp_path, "a")
-    block, other = one.allocate(N), two.allocate(N)
-    one.close()
-    assert one.allocate(N).is_shared is False
+    one, two = Membership.join(tmp_path, "a"), Membership.join(tmp_path, "a")
+    block, other = one.make(N), two.make(N)
+    one.leave()
+    with pytest.raises(WayClosed, match="no member"):
+        one.make(N)
     # The membership it came from was left, this process is still there.
     block.free()
-    assert isinstance(two.members, FileMembers)
-    assert two.members.names() == [other.name]
-    two.close()
+    assert two.names() == [other.name]
+    two.leave()
     other.free()
     assert not os.listdir(tmp_path)
 
 
-def test_threads_attach_and_let_go(memory: Memory, registry: FileMembers) -> None:
-    block = memory.allocate(N)
+def test_threads_attach_and_let_go(memory: Membership) -> None:
+    block = memory.make(N)
     block.stamp()
     errors: list[BaseException] = []
 
     def work() -> None:
         try:
             for _ in range(200):
-                own = registry.attach(block.name, N, block.nonce)
-                memory.allocate(64).free()
+                own = memory.attach(block.address)
+                memory.make(64).free()
                 own.free()
         except BaseException as error:  # noqa: BLE001 - raised in the test's thread
             errors.append(error)
@@ -411,14 +381,14 @@ def test_threads_attach_and_let_go(memory: Memory, registry: FileMembers) -> Non
         thread.join()
     assert not errors
     assert (mapped_nbytes(), owned_nbytes()) == (N, N)
-    assert registry.names() == [block.name]
+    assert memory.names() == [block.name]
     block.free()
 
 
 def test_a_member_that_exits_removes_its_blocks(tmp_path: Path) -> None:
     def exits(pipe: Connection) -> None:
-        registry = FileMembers.join(tmp_path, "a")
-        Memory(registry).allocate(N)
+        registry = Membership.join(tmp_path, "a")
+        registry.make(N)
         assert len(registry.names()) == 1
         # As the interpreter does when it ends.
         registries._leave_all()

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from daskps.cluster.machine.blocks import Block, FileMembers
+from daskps.cluster.machine.blocks import Block
 from daskps.cluster.machine.locks import FileLock
-from daskps.cluster.machine.memory import Memory, open_memory
+from daskps.cluster.machine.membership import Membership
 from daskps.errors import ConsistencyError, IllegalStateError, ShardBusyError
 from daskps.shards.memory.format import HOLDER, WANTED
 from tests.cluster.forks import child
@@ -24,18 +24,18 @@ N = 8192
 
 @pytest.fixture
 def block(tmp_path: Path) -> Iterator[Block]:
-    memory = open_memory(tmp_path, "a")
-    found = memory.allocate(N)
+    memory = Membership.join(tmp_path, "a")
+    found = memory.make(N)
     found.stamp()
     yield found
     found.free()
-    memory.close()
+    memory.leave()
 
 
 def lock_of(base: Path, block: Block) -> tuple[FileLock, np.ndarray]:
     """In another process: the same lock, and a word under it."""
-    own = FileMembers.visit(base, "a").attach(block.name, N, block.nonce)
-    return FileLock(own), own.buffer[4096:4104].view(np.int64)
+    own = Membership.visit(base, "a").attach(block.address)
+    return own.lock(), own.buffer[4096:4104].view(np.int64)
 
 
 def holds(pipe: Connection, base: Path, block: Block) -> None:
@@ -73,7 +73,7 @@ def test_one_process_at_a_time(tmp_path: Path, block: Block) -> None:
 
 
 def test_one_thread_at_a_time(block: Block) -> None:
-    one, two = FileLock(block), FileLock(block)
+    one, two = block.lock(), block.lock()
     assert one.try_acquire()
     # The kernel would give it to the same process once more.
     assert not one.try_acquire()
@@ -89,7 +89,7 @@ def test_one_thread_at_a_time(block: Block) -> None:
 
 
 def test_a_busy_lock_names_its_holder(tmp_path: Path, block: Block) -> None:
-    lock, words = FileLock(block), block.buffer[:128].view(np.int64)
+    lock, words = block.lock(), block.buffer[:128].view(np.int64)
     with child(holds, tmp_path, block) as other:
         assert other.receive() is False
         assert not lock.try_acquire()
@@ -107,7 +107,7 @@ def test_a_busy_lock_names_its_holder(tmp_path: Path, block: Block) -> None:
 
 
 def test_a_killed_holder_frees_the_lock(tmp_path: Path, block: Block) -> None:
-    lock = FileLock(block)
+    lock = block.lock()
     with child(holds, tmp_path, block) as other:
         other.receive()
         assert not lock.try_acquire()
@@ -121,10 +121,10 @@ def test_a_killed_holder_frees_the_lock(tmp_path: Path, block: Block) -> None:
 
 def test_attaching_again_does_not_drop_the_lock(tmp_path: Path, block: Block) -> None:
     """Closing any descriptor of the file would."""
-    lock = FileLock(block)
+    lock = block.lock()
     lock.acquire(1)
-    guest = FileMembers.visit(tmp_path, "a")
-    again = guest.attach(block.name, N, block.nonce)
+    guest = Membership.visit(tmp_path, "a")
+    again = guest.attach(block.address)
     again.free()
     guest.leave()
     del again
@@ -141,18 +141,18 @@ def test_attaching_again_does_not_drop_the_lock(tmp_path: Path, block: Block) ->
 
 
 def test_a_lock_outlives_its_block(tmp_path: Path) -> None:
-    memory = open_memory(tmp_path, "a")
-    block = memory.allocate(N)
-    lock = FileLock(block)
+    memory = Membership.join(tmp_path, "a")
+    block = memory.make(N)
+    lock = block.lock()
     block.free()
     del block
     assert lock.try_acquire()
     lock.release()
-    memory.close()
+    memory.leave()
 
 
 def test_a_forked_child_is_refused(block: Block) -> None:
-    lock = FileLock(block)
+    lock = block.lock()
     lock.acquire(1)
 
     def forked(pipe: Connection) -> None:
@@ -160,7 +160,7 @@ def test_a_forked_child_is_refused(block: Block) -> None:
             with pytest.raises(IllegalStateError, match="fork"):
                 use()
         # One of its own is free to use, and taken.
-        pipe.send(FileLock(block).try_acquire())
+        pipe.send(block.lock().try_acquire())
 
     with child(forked) as other:
         assert other.receive() is False
@@ -169,7 +169,7 @@ def test_a_forked_child_is_refused(block: Block) -> None:
 
 
 def test_the_last_holder_passes_the_turn_on(block: Block) -> None:
-    lock, words = FileLock(block), block.buffer[:128].view(np.int64)
+    lock, words = block.lock(), block.buffer[:128].view(np.int64)
     lock.acquire(1)
     lock.release()
     assert (words[HOLDER], words[WANTED]) == (os.getpid(), 0)
@@ -194,7 +194,7 @@ def test_the_last_holder_passes_the_turn_on(block: Block) -> None:
 
 def test_turns_alternate(tmp_path: Path, block: Block) -> None:
     """Two that want it all the time: each finds that the other one had it."""
-    lock = FileLock(block)
+    lock = block.lock()
     with child(counts, tmp_path, block, 50) as other:
         lock.acquire(30)
         other.send()
@@ -218,8 +218,3 @@ def test_turns_alternate(tmp_path: Path, block: Block) -> None:
             lock.acquire(30)
         lock.release()
         assert other.end() == 0
-
-
-def test_private_memory_has_no_lock() -> None:
-    with pytest.raises(IllegalStateError, match="private"):
-        FileLock(Memory(None).allocate(N))

@@ -8,24 +8,22 @@ from typing import Any
 import pytest
 
 from daskps.cluster.caller.mapped import MappedShards
-from daskps.cluster.machine.blocks import Members
-from daskps.cluster.machine.machine import HERE
-from daskps.cluster.machine.membership import WayClosed
-from daskps.cluster.machine.memory import Memory
+from daskps.cluster.machine.folder import WayClosed
+from daskps.cluster.machine.machine import HERE, Machine
+from daskps.cluster.machine.membership import Membership
 from tests.cluster.hosted import bare_host
 
 
-class Closed:
+class Closed(Machine):
     """A machine without shared memory; notes which clusters were asked for."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def memory(self, cluster: str) -> Memory:
+    def join(self, cluster: str) -> None:
         self.asked.append(cluster)
-        return Memory(None)
 
-    def visit(self, cluster: str) -> Members:
+    def visit(self, cluster: str) -> Membership:
         self.asked.append(cluster)
         raise WayClosed("this machine shares nothing")
 
@@ -33,10 +31,8 @@ class Closed:
 def test_a_host_takes_memory_from_the_machine_it_was_given() -> None:
     closed = Closed()
     with bare_host(None, machine=closed) as host:
-        memory = host.memory("a")
-        assert memory is not None
-        assert not memory.allocate(8).is_shared
-        assert host.memory("a") is memory
+        assert host.members("a") is None
+        assert host.members("a") is None
     assert closed.asked == ["a"]
 
 

@@ -11,18 +11,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
 
 from daskps.cluster.machine import folder
 from daskps.cluster.machine import registry as module
-from daskps.cluster.machine.folder import Inode, folder_of
-from daskps.cluster.machine.membership import (
-    Membership,
-    WayClosed,
-    owner_of,
-    pid_of,
-)
-from daskps.cluster.machine.memory import open_memory
+from daskps.cluster.machine.blocks import owner_of, pid_of
+from daskps.cluster.machine.folder import Inode, WayClosed, folder_of
+from daskps.cluster.machine.machine import HERE
+from daskps.cluster.machine.membership import Membership
 from daskps.cluster.machine.sweeping import sweep, sweep_abandoned
 from tests.cluster.forks import child, left
 
@@ -156,7 +153,9 @@ def test_what_a_crashed_cluster_left_goes_when_the_next_begins(tmp_path: Path) -
             alive.receive()
             crashed.kill()
             assert len(os.listdir(tmp_path)) == 2
-            memory = open_memory(tmp_path, "c")
+            with dask.config.set({"daskps.shared-memory-directory": str(tmp_path)}):
+                memory = HERE.join("c")
+            assert memory is not None
             found = {Path(folder_of(tmp_path, "c")), Path(folder_of(tmp_path, "b"))}
             assert set(tmp_path.iterdir()) == found
             # And a directory that was just made, or half removed.
@@ -164,7 +163,7 @@ def test_what_a_crashed_cluster_left_goes_when_the_next_begins(tmp_path: Path) -
             assert sweep_abandoned(tmp_path) == [folder_of(tmp_path, "d")]
             alive.send()
             assert alive.end() == 0
-    memory.close()
+    memory.leave()
     assert not os.listdir(tmp_path)
 
 

@@ -116,8 +116,7 @@ class GraphDriver:
         window = self.schedule.window(start)
         self._futures = self._graph(window).submit(self.client)
         for number, futures in zip(window, self._futures, strict=True):
-            for future in futures:
-                await upstream.computed(future)
+            await upstream.computed(*futures)
             await self._progress(number + 1)
         await self._enter(window.stop)
         # Before the next window goes out: the scheduler is to hold one at a time.

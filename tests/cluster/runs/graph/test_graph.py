@@ -303,8 +303,8 @@ def count_sums(dask_worker):
 
 def look(dask_worker):
     """Return how many messages asked for sums, and the shared memory of a worker."""
-    memory: Any = HOSTS[dask_worker.address]._memory
-    return dask_worker.daskps_test[0].call_count, sorted(memory.members.names())
+    members: Any = HOSTS[dask_worker.address]._members
+    return dask_worker.daskps_test[0].call_count, sorted(members.names())
 
 
 def undo(dask_worker):
