@@ -320,11 +320,12 @@ def test_scaled_down_and_retired_under_pushes(machine):
     with machine.as_current():
         s = daskps.create({"w": np.zeros(N_PUSHES)}, shards=8)
         with pushes(s) as more:
+            # Dask's call ends before the worker does: until that lets go it serves.
             machine.retire_workers([s.placement[0]])
+            until(lambda: has(s, 3))
             more()
-            assert len(set(s.placement)) == 3
             machine.cluster.scale(1)
-            until(lambda: len(set(s.placement)) == 1)
+            until(lambda: has(s, 1))
         assert min(r["generation"] for r in s.stats()["shards"]) >= 1
         assert "shards-lost" not in {
             e["action"] for _, e in machine.get_events("daskps")
