@@ -226,7 +226,7 @@ def test_calls_wait_for_the_adopter(machine, workers, monkeypatch):
     pickle.loads(pickle.dumps(s)).add({"v": np.ones(2)})
     entry, go_on = book(machine).stores[s.uid], held_back(machine, monkeypatch)
     kill(pids(machine)[a])
-    until(lambda: entry.adopting == {0})
+    until(lambda: set(entry.away) == {0})
     waiting = s.pull_async()
     counted = threading.Thread(target=lambda: rows.extend(s.versions))
     rows: list[int] = []
@@ -252,7 +252,7 @@ def test_store_deleted_during_its_adoption(machine, workers, monkeypatch):
     [owner, _] = owners_of(machine, s)
     entry, go_on = book(machine).stores[s.uid], held_back(machine, monkeypatch)
     kill(pids(machine)[a])
-    until(lambda: entry.adopting)
+    until(lambda: entry.away)
     waiting = s.pull_async()
     pickle.loads(pickle.dumps(s)).delete()
     with pytest.raises(daskps.StoreClosedError):
@@ -280,7 +280,7 @@ def test_no_room_to_adopt(machine, workers):
     entry = book(machine).stores[s.uid]
     share, entry.memory_share = entry.memory_share, 1e-12
     kill(pids(machine)[a])
-    until(lambda: "memory limit" in entry.waits.get(0, ""))
+    until(lambda: "memory limit" in entry.away.get(0, ""))
     with pytest.raises(TimeoutError, match=r"shard 0 .* memory limit"):
         s.pull(timeout=0.5)
     np.testing.assert_array_equal(s["w"][4:], 1.0)
@@ -292,7 +292,7 @@ def test_no_room_to_adopt(machine, workers):
     [owner, _] = owners_of(machine, s)
     entry.memory_share = 1e-12
     kill(pids(machine)[entry.owners[0]])
-    until(lambda: entry.waits)
+    until(lambda: entry.away)
     s.close()
     until(lambda: not left_of(machine, owner))
 
@@ -443,7 +443,7 @@ def killed_at_random(client, workers, rng, by_message):
     entry = book(client).stores[s.uid]
 
     def strike():
-        until(lambda: s.version >= moment or entry.adopting, 60)
+        until(lambda: s.version >= moment or entry.away, 60)
         end = time.perf_counter() + rng.uniform(0, 0.01)
         while time.perf_counter() < end:
             pass

@@ -139,7 +139,7 @@ def test_a_stopped_process_keeps_a_shard_away(machine, stopped):
     entry = book(machine).stores[s.uid]
     os.kill(pid_of(machine, owner), signal.SIGKILL)
     until(
-        lambda: f"process {pid} of its machine has locked it" in entry.waits.get(0, "")
+        lambda: f"process {pid} of its machine has locked it" in entry.away.get(0, "")
     )
     far = by_message(s)
     with pytest.raises(TimeoutError, match=rf"worker {owner}, which died .* {pid} of"):
@@ -159,14 +159,14 @@ def test_a_stopped_process_keeps_a_shard_away(machine, stopped):
     assert not entry.lost
 
 
-def hurry(patch, moves, question="look"):
+def hurry(patch, departures, question="look"):
     """Have seconds pass between two questions in no time; return those that have."""
     ask, now, passed = getattr(adopters, question), move.time_now, []
 
     async def later(*args, **more):
         found = await ask(*args, **more)
         passed.append(4.0)
-        asyncio.get_running_loop().call_soon(moves.worker_came)
+        asyncio.get_running_loop().call_soon(departures.worker_came)
         return found
 
     patch.setattr(adopters, question, later)
@@ -184,11 +184,11 @@ def test_a_slow_adopter_is_waited_for(machine, workers):
     with pytest.MonkeyPatch.context() as patch:
         # The worker that comes for the dead one would be asked, and adopt it.
         patch.setattr(candidates, "ANSWER_SECONDS", 1000.0)
-        passed = hurry(patch, book(machine).moves)
+        passed = hurry(patch, book(machine).departures)
         os.kill(pid_of(machine, a), signal.SIGKILL)
         # Longer than a shard without a sign is kept for.
         until(lambda: sum(passed) > 2 * config.load().lost_after_seconds)
-        assert "takes long to take it over" in entry.waits[0]
+        assert "takes long to take it over" in entry.away[0]
         assert not entry.lost
         machine.run(tell, workers=others)
         np.testing.assert_array_equal(s["w"].pull(), one(3))
@@ -245,14 +245,14 @@ def test_an_owner_that_hangs_is_removed_and_lives(machine, workers):
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            passed = hurry(patch, book(machine).moves, "adopt")
+            passed = hurry(patch, book(machine).departures, "adopt")
             removed(machine, a)
             until(lambda: sum(passed) > 2 * config.load().lost_after_seconds)
             why = rf"{a}, which died .*its owner, process {pid} of its machine, lives"
             with pytest.raises(TimeoutError, match=why):
                 far.pull(timeout=0.5)
             s.add({"w": one(5)}, timeout=30)
-            assert entry.adopting == {0}
+            assert set(entry.away) == {0}
             assert not entry.lost
     finally:
         os.kill(pid, signal.SIGKILL)
@@ -280,7 +280,7 @@ def test_an_owner_that_wakes_hands_its_shards_over(is_lost):
                 patch.setattr(adopters, "adopt", silent)
             with dask.config.set({"daskps.lost-after": "1ms" if is_lost else "10s"}):
                 removed(client, a)
-                until(lambda: entry.lost if is_lost else entry.adopting)
+                until(lambda: entry.lost if is_lost else entry.away)
             patch.undo()
         finally:
             os.kill(pid, signal.SIGCONT)
@@ -344,7 +344,7 @@ def test_a_run_says_what_it_waits_for_and_ends(machine, workers):
     victim = next(w for w in s.placement if w != at)
     entry.memory_share = 1e-12
     with pytest.MonkeyPatch.context() as patch:
-        hurry(patch, book(machine).moves)
+        hurry(patch, book(machine).departures)
         patch.setattr(launch.logger, "warning", lambda of, *a: said.append(of % a))
         os.kill(pid_of(machine, victim), signal.SIGKILL)
         trainer.join()

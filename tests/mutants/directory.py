@@ -27,7 +27,7 @@ MUTANTS = (
         "sight = Sight.UNKNOWN",
         "sight = Sight.ABSENT",
         (
-            "tests/cluster/directory/test_moves.py::test_without_a_sign_it_is_lost_and_comes_back_when_found",
+            "tests/cluster/directory/test_departures.py::test_without_a_sign_it_is_lost_and_comes_back_when_found",
         ),
     ),
     Mutant(
@@ -36,7 +36,7 @@ MUTANTS = (
         "return (1, 0, 2)[min(self.silent[worker], 2)]",
         "return (0, 1, 2)[min(self.silent[worker], 2)]",
         (
-            "tests/cluster/directory/test_moves.py::test_an_adopter_whose_answer_was_lost_is_asked_first",
+            "tests/cluster/directory/test_departures.py::test_an_adopter_whose_answer_was_lost_is_asked_first",
         ),
     ),
     Mutant(
@@ -45,7 +45,7 @@ MUTANTS = (
         "self.silent[worker] = 1",
         "pass",
         (
-            "tests/cluster/directory/test_moves.py::test_an_adopter_whose_answers_were_all_lost_is_asked_again",
+            "tests/cluster/directory/test_departures.py::test_an_adopter_whose_answers_were_all_lost_is_asked_again",
         ),
     ),
     Mutant(
@@ -53,7 +53,7 @@ MUTANTS = (
         "daskps.cluster.directory.adopters:adopt",
         'if not any(answer.get("silent") for answer in found):',
         "if found:",
-        ("tests/cluster/directory/test_moves.py::test_who_broke_off_is_a_stray",),
+        ("tests/cluster/directory/test_departures.py::test_who_broke_off_is_a_stray",),
     ),
     Mutant(
         "adopted-shard-of-a-store-that-has-ended",
@@ -61,7 +61,7 @@ MUTANTS = (
         'hosts.spawn(hosts.control(by, "drop", store=entry.uid))',
         "pass",
         (
-            "tests/cluster/directory/test_moves.py::test_what_was_adopted_of_a_store_that_has_ended_is_freed",
+            "tests/cluster/directory/test_departures.py::test_what_was_adopted_of_a_store_that_has_ended_is_freed",
         ),
     ),
     Mutant(
@@ -70,7 +70,7 @@ MUTANTS = (
         "rows = [[*row, entry.generations[row[0]] + 1] for row in entry.rows_of(shards)]",
         "rows = [[*row, entry.generations[row[0]]] for row in entry.rows_of(shards)]",
         (
-            "tests/cluster/directory/test_moves.py"
+            "tests/cluster/directory/test_departures.py"
             "::test_an_owner_that_lives_keeps_its_shards_away_until_it_ends",
         ),
     ),
@@ -103,7 +103,7 @@ MUTANTS = (
         "context.hosts.spawn(_end_run(context, entry, worker, run))",
         "pass",
         (
-            "tests/cluster/directory/test_moves.py::"
+            "tests/cluster/directory/test_departures.py::"
             "test_an_adopter_is_told_of_the_end_of_a_run_until_it_answers",
         ),
     ),
@@ -145,7 +145,7 @@ MUTANTS = (
     Mutant(
         "cut-without-a-shard",
         "daskps.cluster.directory.cuts:Cuts._attempt",
-        "if [i for i, _ in found] != sorted(request.shards):",
+        "if [i for i, _ in found] != sorted(cut.shards):",
         "if not found:",
         (
             "tests/cluster/directory/test_cuts.py::test_a_shard_that_leaves_after_the_cut_began_is_not_left_out",
@@ -153,9 +153,9 @@ MUTANTS = (
     ),
     Mutant(
         "shards-of-who-has-just-adopted-them",
-        "daskps.cluster.directory.moves:Moves.on_leaving",
-        "return [entry.uid for entry in entries if entry.adopting or entry.lost]",
-        "return [entry.uid for entry in entries if entry.adopting]",
+        "daskps.cluster.directory.departures:Departures.on_leaving",
+        "return [entry.uid for entry in entries if entry.without_owner]",
+        "return [entry.uid for entry in entries if entry.away]",
         (
             "tests/cluster/host/test_leaving.py::test_who_has_just_adopted_a_shard_lets_go_of_it",
         ),

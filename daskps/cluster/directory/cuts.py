@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from daskps import config
 from daskps.cluster.directory.entry import remember
 from daskps.cluster.wire.handlers import DIRECTORY
 from daskps.cluster.wire.reports import unpack_report
 from daskps.errors import (
     ConsistencyError,
     ProtocolError,
-    ShardLostError,
     StaleGenerationError,
 )
 from daskps.layout.arrays import Layout
@@ -43,29 +41,26 @@ LEASE_SECONDS = 3.0
 GRACE_SECONDS = 0.2
 #: Between two attempts.
 PAUSE_SECONDS = 0.01
-#: How often to look what a shard that is away waits for.
-LOOK_SECONDS = 0.1
 #: How long a release is waited for; a silent host hears of it when it wakes.
 RELEASE_SECONDS = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class CutRequest:
-    """One cut: its name, the shards it goes through, the parameter, if not all."""
-
-    cut: str
-    shards: Sequence[int]
-    index: int | None
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class OpenCut:
     """A cut in progress, or one of which the hosts still have copies."""
 
+    name: str
     entry: StoreEntry
     #: Client or worker that asked for it.
     owner: tuple[str, str]
-    work: asyncio.Future[dict[str, Any]]
+    #: Those it goes through.
+    shards: Sequence[int]
+    #: The parameter, None for all.
+    index: int | None
+    attempt: int = 0
+    #: For callers that it takes too long.
+    waits_for: str = "another snapshot of the store to end"
+    work: asyncio.Future[dict[str, Any]] = field(init=False)
 
 
 class Cuts:
@@ -101,7 +96,7 @@ class Cuts:
 
         Returns "versions", or after `seconds` "waited_for".
         """
-        entry, request = self._entry(uid), CutRequest(cut, shards, index)
+        entry = self._entry(uid)
         layout = Layout.from_wire(entry.layout)
         every = list(range(layout.n_shards))
         if index is not None:
@@ -114,8 +109,9 @@ class Cuts:
                 f"a cut through shards {list(shards)!r:.60} and parameter {index} of "
                 f"store {entry.name!r}"
             )
-        work = asyncio.ensure_future(self._within(entry, request, seconds))
-        self._claims[request.cut] = OpenCut(entry, (kind, name), work)
+        begun = OpenCut(cut, entry, (kind, name), shards, index)
+        work = begun.work = asyncio.ensure_future(self._within(begun, seconds))
+        self._claims[cut] = begun
         try:
             await asyncio.wait({work})
             if work.cancelled():
@@ -124,10 +120,10 @@ class Cuts:
                 return {"waited_for": "nothing, the caller has gone"}
             found = work.result()
             if "waited_for" in found:
-                self._drop(request.cut)
+                self._drop(cut)
             return found
         except BaseException:
-            self._drop(request.cut)
+            self._drop(cut)
             raise
 
     @DIRECTORY.handles("drop_cut")
@@ -148,118 +144,83 @@ class Cuts:
             self._drop(cut)
 
     def _drop(self, cut: str) -> None:
-        claim = self._claims.pop(cut, None)
         remember(self._over, cut, None)
-        if claim is not None:
-            claim.work.cancel()
-            entry = claim.entry
-            self._hosts.spawn(self._hosts.everywhere(entry, "drop_cut", cut=cut))
+        if (begun := self._claims.pop(cut, None)) is not None:
+            begun.work.cancel()
+            self._hosts.spawn(self._everywhere(begun, "drop_cut"))
 
     # -- one cut -------------------------------------------------------------
 
-    async def _within(
-        self, entry: StoreEntry, request: CutRequest, seconds: float | None
-    ) -> dict[str, Any]:
-        state = _State()
-        scope = asyncio.timeout(seconds)
+    async def _within(self, cut: OpenCut, seconds: float | None) -> dict[str, Any]:
+        entry, scope = cut.entry, asyncio.timeout(seconds)
         try:
             async with scope, entry.cutting:
-                versions = await self._until_done(entry, request, state)
+                versions = await self._until_done(cut)
                 return {"versions": versions, "where": entry.where()}
         except TimeoutError:
             if not scope.expired():
                 raise
-            return {"waited_for": state.waited_for}
+            if (away := entry.first_away) is None:
+                return {"waited_for": cut.waits_for}
+            shard, worker, why = away
+            return {"waited_for": f"shard {shard} at worker {worker}, which {why}"}
 
-    async def _until_done(
-        self, entry: StoreEntry, request: CutRequest, state: _State
-    ) -> list[tuple[int, int]]:
+    async def _until_done(self, cut: OpenCut) -> list[tuple[int, int]]:
+        entry = cut.entry
         hold = (
             HOLD_SECONDS
             + max(entry.nbytes.values(), default=0) / COPY_NBYTES_PER_SECOND
         )
         while True:
-            await self._settled(entry, state)
-            self._check(entry, request)
-            state.attempt += 1
+            await entry.wait_for_owners()
+            self._entry(entry.uid)
+            entry.check_found(cut.shards)
+            cut.attempt += 1
             try:
                 async with asyncio.timeout(hold):
-                    await self._everywhere(
-                        entry, request, "prepare_cut", index=request.index
-                    )
+                    await self._everywhere(cut, "prepare_cut", index=cut.index)
                 async with asyncio.timeout(hold):
-                    return await self._attempt(entry, request, state, hold)
+                    return await self._attempt(cut, hold)
             except (OSError, ConsistencyError) as error:
                 # An OSError is a host that cannot be reached, or is too slow.
                 if not isinstance(error, TimeoutError):
-                    state.waited_for = f"a cut that nothing disturbs ({error})"
+                    cut.waits_for = f"a cut that nothing disturbs ({error})"
                 logger.info("daskps: a cut of %s starts again: %r", entry.name, error)
-            work = self._everywhere(entry, request, "drop_cut", attempt=state.attempt)
+            work = self._everywhere(cut, "drop_cut", attempt=cut.attempt)
             await asyncio.wait({self._hosts.spawn(work)}, timeout=RELEASE_SECONDS)
             await asyncio.sleep(PAUSE_SECONDS)
 
-    async def _settled(self, entry: StoreEntry, state: _State) -> None:
-        """Wait until no shard is away, as long as a run would at most."""
-        away = config.load().run_away_seconds
-        waiting = asyncio.ensure_future(entry.settled_within(away))
-        try:
-            while not waiting.done():
-                if entry.first_away:
-                    shard, worker, why = entry.first_away
-                    state.waited_for = f"shard {shard} at worker {worker}, which {why}"
-                await asyncio.wait({waiting}, timeout=LOOK_SECONDS)
-            waiting.result()
-        finally:
-            waiting.cancel()
-
-    def _check(self, entry: StoreEntry, request: CutRequest) -> None:
-        self._entry(entry.uid)
-        for shard in request.shards:
-            if shard in entry.lost:
-                raise ShardLostError(entry.name, shard, *entry.lost[shard])
-
-    async def _attempt(
-        self, entry: StoreEntry, request: CutRequest, state: _State, hold: float
-    ) -> list[tuple[int, int]]:
-        about = {"index": request.index, "attempt": state.attempt}
+    async def _attempt(self, cut: OpenCut, hold: float) -> list[tuple[int, int]]:
+        about = {"index": cut.index, "attempt": cut.attempt}
         lease = {"lease_seconds": hold + LEASE_SECONDS}
-        rows = await self._everywhere(entry, request, "begin_cut", **about, **lease)
+        rows = await self._everywhere(cut, "begin_cut", **about, **lease)
         reports = [unpack_report(row) for of in rows for row in of]
-        if {r.shard for r in reports} != set(request.shards):
+        if {r.shard for r in reports} != set(cut.shards):
             raise StaleGenerationError("some shards of the cut are not at their hosts")
         order = _order(agree(reports))
         missing = order["missing"]
-        state.waited_for = _describe(missing)
-        work = self._everywhere(entry, request, "copy_cut", **about, order=order)
+        cut.waits_for = _describe(missing)
+        work = self._everywhere(cut, "copy_cut", **about, order=order)
         copying = asyncio.ensure_future(work)
         owners = sorted({owner for _, owner, _ in missing if owner >= 0})
         try:
             while not (await asyncio.wait({copying}, timeout=GRACE_SECONDS))[0]:
                 if gone := self._ended(owners):
-                    excused = {"producers": gone, "attempt": state.attempt}
-                    await self._everywhere(entry, request, "excuse", **excused)
+                    excused = {"producers": gone, "attempt": cut.attempt}
+                    await self._everywhere(cut, "excuse", **excused)
                     owners = [owner for owner in owners if owner not in gone]
         finally:
             copying.cancel()
         found = sorted((i, version) for of in copying.result() for i, version in of)
-        if [i for i, _ in found] != sorted(request.shards):
+        if [i for i, _ in found] != sorted(cut.shards):
             # Other hosts were asked to copy than had begun: a worker left in between.
             raise StaleGenerationError("some shards of the cut have left their hosts")
         return found
 
     def _everywhere(
-        self, entry: StoreEntry, request: CutRequest, method: str, **kwargs: Any
+        self, cut: OpenCut, method: str, **kwargs: Any
     ) -> Awaitable[list[Any]]:
-        return self._hosts.everywhere(entry, method, cut=request.cut, **kwargs)
-
-
-@dataclass(slots=True)
-class _State:
-    """How far a cut is."""
-
-    attempt: int = 0
-    #: For whoever it takes too long.
-    waited_for: str = "another snapshot of the store to end"
+        return self._hosts.everywhere(cut.entry, method, cut=cut.name, **kwargs)
 
 
 def _order(orders: Mapping[int, Order]) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from daskps.cluster import upstream
 from daskps.cluster.directory.adopters import MoveContext
 from daskps.cluster.directory.cuts import Cuts
+from daskps.cluster.directory.departures import Departures
 from daskps.cluster.directory.entry import Hosts, StoreEntry
-from daskps.cluster.directory.moves import Moves
 from daskps.cluster.directory.orphans import Orphans
 from daskps.cluster.directory.producers import Producers
 from daskps.cluster.directory.readiness import Readiness
@@ -46,7 +46,8 @@ class Directory:
         self.runs = Runs(self.hosts, self.stores.entry, self.producers.new)
         self.trainers = TrainerMessages(self.hosts, self.runs)
         self.cuts = Cuts(self.hosts, self.stores.entry, self.producers.on_ended)
-        self.moves = Moves(MoveContext(scheduler, self.hosts, self.runs, self.stores))
+        context = MoveContext(scheduler, self.hosts, self.runs, self.stores)
+        self.departures = Departures(context)
         self.readiness = Readiness(scheduler, self.hosts, self.stores)
         self.orphans = Orphans(scheduler, self.hosts, self._named)
         self._owners = DIRECTORY.owners(
@@ -56,7 +57,7 @@ class Directory:
             self.trainers,
             self.producers,
             self.cuts,
-            self.moves,
+            self.departures,
         )
         upstream.add_handlers(scheduler, {"daskps_directory": self.handle})
 
@@ -92,17 +93,21 @@ class Directory:
             If the run that asks is over.
         """
         entry = self.stores.entry(uid)
-        if wait_seconds and entry.adopting:
+        if wait_seconds and entry.away:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(entry.settled.wait(), wait_seconds)
             entry = self.stores.entry(uid)
         if run and (error := self.runs.why_over(run)):
             raise RunCancelledError(f"run {run} is over: {error}")
         lost = [(shard, *why) for shard, why in entry.lost.items()]
-        adopting = sorted(entry.adopting)
-        about = {"lost": lost, "adopting": adopting, "name": entry.name}
-        about["waits"] = list(entry.waits.items())
-        return {**entry.where(), **about, "mailboxes": self.runs.mailboxes_at(run)}
+        return {
+            **entry.where(),
+            "name": entry.name,
+            "lost": lost,
+            "adopting": sorted(entry.away),
+            "waits": list(entry.away.items()),
+            "mailboxes": self.runs.mailboxes_at(run),
+        }
 
     # -- what the cluster tells us -------------------------------------------
 
@@ -114,13 +119,13 @@ class Directory:
         """End what goes on with a store that is gone; look for what nobody can free."""
         self.runs.store_gone(entry, StoreClosedError(f"store {entry.name!r} {why}"))
         self.cuts.store_gone(entry)
-        self.moves.store_gone(entry)
-        for worker in {entry.owners[i] for i in entry.adopting | entry.lost.keys()}:
+        self.departures.store_gone(entry)
+        for worker in {entry.owners[i] for i in entry.without_owner}:
             self.orphans.worker_left(worker)
 
     def worker_came(self, worker: str) -> None:
         """Ask a new worker what it can do for shards that are away or may be."""
-        self.moves.worker_came()
+        self.departures.worker_came()
         self.readiness.worker_came(worker)
         self.orphans.worker_came(worker)
 
@@ -132,7 +137,7 @@ class Directory:
         worker, reason : str
             Its address, and why it left.
         """
-        self.moves.worker_left(worker, reason)
+        self.departures.worker_left(worker, reason)
         self.orphans.worker_left(worker)
         self.runs.worker_left(worker)
         self.cuts.left("worker", worker)
@@ -147,7 +152,7 @@ class Directory:
             rounds = self.runs.rounds_of(entry) or {"rows": []}
             rows = [*entry.segments, *rounds["rows"]]
             names.update(row[1] for row in rows)
-            if entry.adopting or entry.lost:
+            if entry.without_owner:
                 keep += rows
         return names, keep
 

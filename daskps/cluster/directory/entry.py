@@ -8,6 +8,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from daskps import config
 from daskps.cluster.wire.replies import unpack_reply
 from daskps.errors import ShardLostError
 
@@ -48,13 +49,12 @@ class StoreEntry:
     ready: bool = False
     #: Shards without a live copy: worker and reason.
     lost: dict[int, tuple[str, str]] = field(default_factory=dict)
-    #: Shards whose worker is gone and whose next owner is being looked for.
-    adopting: set[int] = field(default_factory=set)
-    #: Of each of these why its worker left, and what it waits for.
-    waits: dict[int, str] = field(default_factory=dict)
+    #: Shards whose worker is gone and whose next owner is being looked for: why it
+    #: left, and what the shard waits for.
+    away: dict[int, str] = field(default_factory=dict)
     #: Workers that were asked to adopt and did not answer.
     strays: set[str] = field(default_factory=set)
-    #: Set while no shard is being adopted.
+    #: Set while no shard is away.
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     #: Held by the cut in progress: a store takes one at a time.
     cutting: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -74,8 +74,13 @@ class StoreEntry:
     @property
     def holders(self) -> list[str]:
         """The worker of each shard that has one: neither lost nor on the move."""
-        away = self.adopting | self.lost.keys()
-        return [w for i, w in enumerate(self.owners) if i not in away]
+        without = self.without_owner
+        return [w for i, w in enumerate(self.owners) if i not in without]
+
+    @property
+    def without_owner(self) -> set[int]:
+        """The shards that are away or lost."""
+        return self.away.keys() | self.lost.keys()
 
     @property
     def hosts(self) -> list[str]:
@@ -100,8 +105,8 @@ class StoreEntry:
         self.settle(shards := sorted(new["shard"] for new in taken))
         return shards
 
-    async def settled_within(self, seconds: float | None) -> None:
-        """Wait until no shard is away, so long at most.
+    async def wait_for_owners(self) -> None:
+        """Wait until no shard is away, as long as a run would at most.
 
         Raises
         ------
@@ -109,6 +114,7 @@ class StoreEntry:
             Naming what the first one of them waits for.
         """
         with contextlib.suppress(TimeoutError):
+            seconds = config.load().run_away_seconds
             await asyncio.wait_for(self.settled.wait(), seconds)
         if shard := self.first_away:
             raise ShardLostError(self.name, *shard, True)
@@ -116,17 +122,27 @@ class StoreEntry:
     @property
     def first_away(self) -> tuple[int, str, str] | None:
         """The first shard that is away, its worker and what it waits for, if any."""
-        for shard in sorted(self.adopting):
-            return shard, self.owners[shard], self.waits.get(shard, "left")
+        for shard in sorted(self.away):
+            return shard, self.owners[shard], self.away[shard]
         return None
+
+    def check_found(self, shards: Iterable[int]) -> None:
+        """Refuse to go on where one of these shards is lost."""
+        for shard in shards:
+            if shard in self.lost:
+                raise ShardLostError(self.name, shard, *self.lost[shard])
+
+    def set_away(self, shards: Iterable[int], why: str) -> None:
+        """Note that shards are away, why, and what for."""
+        self.away |= dict.fromkeys(shards, why)
+        self.settled.clear()
 
     def settle(self, shards: Iterable[int]) -> None:
         """Note that shards are away no longer; nor lost, where they were found."""
         for shard in shards:
-            self.adopting.discard(shard)
-            self.waits.pop(shard, None)
+            self.away.pop(shard, None)
             self.lost.pop(shard, None)
-        if not self.adopting:
+        if not self.away:
             self.settled.set()
 
     def to_wire(self) -> dict[str, Any]:

@@ -148,7 +148,7 @@ class Ending:
         asked: dict[str, asyncio.Future[Mapping[int, Any]]] = {}
         try:
             while left := every - found.keys() - entry.lost.keys():
-                there = {entry.owners[i] for i in left - entry.adopting}
+                there = {entry.owners[i] for i in left - entry.away.keys()}
                 for worker in sorted(there - asked.keys()):
                     work = self._ask(worker, method, **about)
                     asked[worker] = asyncio.ensure_future(work)
@@ -176,7 +176,7 @@ class Ending:
 
     def _note(self, left: set[int], there: set[str]) -> None:
         """Say what the end waits for."""
-        away = sorted(left & self._run.entry.adopting)
+        away = sorted(left & self._run.entry.away.keys())
         if away:
             self._run.waits_for = f"shard {away[0]}, which has no owner for the moment"
         elif there:

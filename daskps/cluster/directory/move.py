@@ -15,6 +15,8 @@ from daskps.errors import ShardLostError
 from daskps.layout.arrays import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from daskps.cluster.directory.adopters import MoveContext
     from daskps.cluster.directory.entry import StoreEntry
 
@@ -59,24 +61,23 @@ class Move:
         left_by: tuple[str, str],
         shards: list[int],
     ) -> None:
-        self.entry, self._left = entry, set(shards)
+        self.entry = entry
         self._worker, self._reason = left_by
         self._context, self._hosts = context, context.hosts
         self._candidates = Candidates(context, entry, self._worker)
         settings, now = config.load(), time_now()
-        why = "there is no other worker on its machine"
-        self._verdicts = {
+        #: What is known of each shard that has no owner yet.
+        self._left = {
             shard: Verdict(
                 now,
-                why,
                 lost_after=settings.lost_after_seconds,
                 runs_end_after=settings.run_away_seconds,
             )
             for shard in shards
         }
         self._news = asyncio.Event()
-        for shard in shards:
-            self._wait_for(shard, why)
+        why = f"{self._reason}; there is no other worker on its machine"
+        entry.set_away(shards, why)
 
     async def run(self) -> None:
         """Ask until all shards have an owner, or nobody wants them any more."""
@@ -84,27 +85,26 @@ class Move:
             self._ask_around()
             self._act()
             self._news.clear()
-            wakes = min(self._verdicts[i].wakes_at() for i in self._left)
+            wakes = min(verdict.wakes_at() for verdict in self._left.values())
             with suppress(TimeoutError):
                 seconds = max(0.0, wakes - time_now())
                 await asyncio.wait_for(self._news.wait(), seconds)
 
     def wait(self) -> None:
         """Ask nobody for a moment."""
-        now = time_now()
-        for verdict in self._verdicts.values():
-            verdict.asked(now)
+        for verdict in self._left.values():
+            verdict.asked(time_now())
 
     def look_now(self) -> None:
         """Ask again at once, or stop."""
-        now = time_now()
-        for shard in self._left:
-            self._verdicts[shard].ask_now(now)
+        for verdict in self._left.values():
+            verdict.ask_now(time_now())
         self._news.set()
 
-    def give_up(self, shards: set[int]) -> None:
+    def give_up(self, shards: Iterable[int]) -> None:
         """Look for shards no longer whose memory was removed."""
-        self._left -= shards
+        for shard in shards:
+            self._left.pop(shard, None)
         self.look_now()
 
     def _is_known(self) -> bool:
@@ -115,12 +115,12 @@ class Move:
     def _ask_around(self) -> None:
         """Have workers adopt the shards that are due, and others look for them."""
         now = time_now()
-        due = [i for i in sorted(self._left) if self._verdicts[i].is_to_ask(now)]
+        due = sorted(i for i, verdict in self._left.items() if verdict.is_to_ask(now))
         if not due:
             return
         adopt, look = self._candidates.deal(due, now, self._wait_for)
         for shard in due:
-            self._verdicts[shard].asked(now)
+            self._left[shard].asked(now)
         for by, shards in adopt.items():
             self._hosts.spawn(self._adopt(by, shards))
         for by, shards in look.items():
@@ -159,15 +159,14 @@ class Move:
         """Take in what a worker says of shards."""
         for shard, (sight, why) in self._candidates.hear(by, answers).items():
             if shard in self._left:
-                self._verdicts[shard].see(sight, why, time_now())
+                self._left[shard].see(sight, time_now())
                 self._wait_for(shard, why)
         self._news.set()
 
     def _wait_for(self, shard: int, why: str) -> None:
         """Note what keeps a shard from an owner, for callers that wait for it."""
-        if why:
-            self._verdicts[shard].why = why
-            self.entry.waits[shard] = f"{self._reason}; {why}"
+        if why and shard in self.entry.away:
+            self.entry.away[shard] = f"{self._reason}; {why}"
 
     def _install(self, by: str, taken: list[dict[str, Any]]) -> None:
         """Make a worker the owner of the shards that it has adopted."""
@@ -180,11 +179,11 @@ class Move:
             return
         shards = entry.install(by, taken)
         for row in taken:
+            self._left.pop(row["shard"], None)
             if row["mailbox"]:
                 self._context.runs.mailbox_moved(
                     row["run"], row["shard"], row["mailbox"]
                 )
-        self._left.difference_update(shards)
         hosts.tell("shards-adopted", entry, shards=shards, worker=self._worker, by=by)
         logger.info(
             "daskps: %s adopted %s of store %r from %s",
@@ -200,11 +199,11 @@ class Move:
         """Do what the verdicts ask for."""
         now, found = time_now(), dict[Due, list[int]]()
         unheard = self._candidates.unheard(self._left)
-        for shard in sorted(self._left):
-            for due in self._verdicts[shard].due(now, others=shard in unheard):
+        for shard, verdict in sorted(self._left.items()):
+            for due in verdict.due(now, others=shard in unheard):
                 found.setdefault(due, []).append(shard)
         for due, shards in found.items():
-            why = self.entry.waits[shards[0]]
+            why = self.entry.away[shards[0]]
             if due is Due.SAY:
                 self._say_away(shards, why)
             elif due is Due.END_RUNS:

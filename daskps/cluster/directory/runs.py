@@ -7,7 +7,6 @@ import itertools
 import logging
 from typing import TYPE_CHECKING, Any
 
-from daskps import config
 from daskps.cluster.directory.beginning import begin_everywhere, give_up
 from daskps.cluster.directory.entry import remember
 from daskps.cluster.directory.fencing import END_SECONDS, SETTLE_SECONDS, Ending
@@ -20,7 +19,6 @@ from daskps.errors import (
     NotEnoughWorkersError,
     ProtocolError,
     RunCancelledError,
-    ShardLostError,
     StaleGenerationError,
 )
 from daskps.limits import check_trainers
@@ -94,8 +92,7 @@ class Runs:
 
     async def _free_entry(self, uid: str) -> StoreEntry:
         """Return a store that can be trained now, or refuse."""
-        away = config.load().run_away_seconds
-        await self._entry(uid).settled_within(away)
+        await self._entry(uid).wait_for_owners()
         entry = self._entry(uid)
         while runs := [r for r in self._of(entry) if r.ended or not r.fenced]:
             if not runs[0].fenced:
@@ -105,8 +102,7 @@ class Runs:
                 )
             await self._over(runs[0], OPEN_SECONDS)
             entry = self._entry(uid)
-        for shard, (worker, reason) in entry.lost.items():
-            raise ShardLostError(entry.name, shard, worker, reason)
+        entry.check_found(entry.lost)
         return entry
 
     async def _begin(

@@ -39,8 +39,6 @@ class Verdict:
     ----------
     now : float
         When the worker left.
-    why : str
-        What keeps the shard from an owner, as far as that is known.
     lost_after : float
         Seconds without evidence after which it is lost.
     runs_end_after : float or None
@@ -50,27 +48,25 @@ class Verdict:
     def __init__(
         self,
         now: float,
-        why: str,
         *,
         lost_after: float,
         runs_end_after: float | None = None,
     ) -> None:
-        self.why, self.is_lost = why, False
+        self.is_lost = False
         self._left_at = self._evident_at = self._ask_at = now
         self._lost_after = lost_after
         end = math.inf if runs_end_after is None else runs_end_after
         self._found_at, self._absent = -math.inf, False
         self._to_come = {Due.SAY: now + SAY_SECONDS, Due.END_RUNS: now + end}
 
-    def see(self, sight: Sight, why: str, now: float) -> None:
+    def see(self, sight: Sight, now: float) -> None:
         """Take in what one worker says, and when to ask again."""
-        self.why = why or self.why
         if sight is Sight.FOUND:
             self._evident_at = self._found_at = now
             self._absent = False
         elif sight is Sight.ABSENT:
             self._absent = True
-        self._ask_at = now + self._pause(now)
+        self.asked(now)
 
     def asked(self, now: float) -> None:
         """Note that a question was put; the answer may be long in coming."""

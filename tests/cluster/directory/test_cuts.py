@@ -27,11 +27,11 @@ class Answering:
             reports = [[pack_report(ShardReport(i))] for i in range(2)]
             if self.n_attempts == 1:
                 # As its worker leaves: its shard is nobody's for a moment.
-                entry.adopting.add(1)
+                entry.set_away([1], "left")
             return reports
         if method == "copy_cut":
-            copied = [[(i, 7)] for i in range(2) if i not in entry.adopting]
-            entry.adopting.clear()
+            copied = [[(i, 7)] for i in range(2) if i not in entry.away]
+            entry.settle([1])
             return copied
         return []
 

@@ -269,8 +269,7 @@ def test_shard_that_is_away_when_the_run_ends(when):
         c.one_ahead()
 
         async def dies() -> None:
-            c.entry.adopting.add(1)
-            c.entry.settled.clear()
+            c.entry.set_away([1], "left")
             raise CommClosedError("the other end has gone")
 
         c.before[B, when] = dies

@@ -9,21 +9,18 @@ from daskps.cluster.wire.reports import Sight
 
 
 def verdict(lost_after: float = 10.0, runs_end_after: float | None = None) -> Verdict:
-    return Verdict(
-        100.0, "nobody is there", lost_after=lost_after, runs_end_after=runs_end_after
-    )
+    return Verdict(100.0, lost_after=lost_after, runs_end_after=runs_end_after)
 
 
 def test_lost_without_a_sign_for_so_long() -> None:
     found = verdict()
-    found.see(Sight.UNKNOWN, "", 104.0)
+    found.see(Sight.UNKNOWN, 104.0)
     assert found.due(104.9, others=True) == []
     assert found.due(105.0, others=True) == [Due.SAY]
-    found.see(Sight.UNKNOWN, "it does not answer", 109.0)
+    found.see(Sight.UNKNOWN, 109.0)
     assert found.due(109.9, others=False) == []
     assert found.due(110.0, others=False) == [Due.LOSE]
     assert found.is_lost
-    assert found.why == "it does not answer"
     # Once.
     assert found.due(500.0, others=False) == []
 
@@ -33,7 +30,7 @@ def test_each_sign_counts_anew() -> None:
     found, said = verdict(runs_end_after=300.0), []
     for now in range(101, 500, 9):
         said += [(now, due) for due in found.due(now, others=False)]
-        found.see(Sight.FOUND, "process 7 has locked it", now)
+        found.see(Sight.FOUND, now)
     assert said == [(110, Due.SAY), (407, Due.END_RUNS)]
     assert not found.is_lost
     assert found.due(now + 10.0, others=False) == [Due.LOSE]
@@ -41,18 +38,18 @@ def test_each_sign_counts_anew() -> None:
 
 def test_lost_at_once_where_all_of_its_machine_looked() -> None:
     found = verdict()
-    found.see(Sight.ABSENT, "no file", 100.1)
+    found.see(Sight.ABSENT, 100.1)
     assert found.due(100.1, others=True) == []
-    found.see(Sight.FOUND, "", 100.2)
+    found.see(Sight.FOUND, 100.2)
     assert found.due(100.2, others=False) == []
-    found.see(Sight.ABSENT, "no file", 100.3)
+    found.see(Sight.ABSENT, 100.3)
     assert found.due(100.3, others=False) == [Due.LOSE]
 
 
 def test_a_lost_shard_stays_lost_until_somebody_has_it() -> None:
     found = verdict()
     assert found.due(110.0, others=False) == [Due.LOSE]
-    found.see(Sight.FOUND, "its owner lives", 111.0)
+    found.see(Sight.FOUND, 111.0)
     assert found.due(111.0, others=False) == []
     assert found.is_lost
     # But whoever has it may let go of it soon.
@@ -65,7 +62,7 @@ def test_questions_come_often_at_first_then_every_second() -> None:
         if found.is_to_ask(now):
             asked.append(now)
             found.asked(now)
-            found.see(Sight.FOUND, "", now)
+            found.see(Sight.FOUND, now)
         now = min(found.wakes_at(), 130.0)
         found.due(now, others=False)
     gaps = [b - a for a, b in pairwise(asked)]

@@ -135,9 +135,9 @@ def test_who_has_just_adopted_a_shard_lets_go_of_it():
     more: Any = ("C", False, {}, idle, {}, 1.0, b"", {})
     for uid in ("away", "lost", "whole"):
         made.stores[uid] = StoreEntry(uid, uid, *more)
-    made.stores["away"].adopting.add(0)
+    made.stores["away"].set_away([0], "left")
     made.stores["lost"].lost[0] = ("tcp://dead", "died")
-    assert made.moves.on_leaving("tcp://heir") == ["away", "lost"]
+    assert made.departures.on_leaving("tcp://heir") == ["away", "lost"]
 
 
 # -- hosts in one process ----------------------------------------------------

@@ -1,4 +1,4 @@
-"""New owners for the shards of workers that died, as the directory appoints them.
+"""Workers that left, and new owners for their shards, as the directory appoints them.
 
 The memory of a shard outlives its process where other processes of the machine can
 map it. The directory asks workers of that machine to take it over (``move``, one for
@@ -12,7 +12,6 @@ refused and sent again.
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import TYPE_CHECKING
 
 from distributed.core import Status
@@ -21,14 +20,14 @@ from daskps.cluster.directory.move import Move, lose_shards
 from daskps.cluster.wire.handlers import DIRECTORY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from daskps.cluster.directory.adopters import MoveContext
     from daskps.cluster.directory.entry import StoreEntry
 
 
-class Moves:
-    """The shards of workers that left, on their way to new owners."""
+class Departures:
+    """The workers that left, and the moves of their shards."""
 
     def __init__(self, context: MoveContext) -> None:
         self._context = context
@@ -45,7 +44,7 @@ class Moves:
         # Also what was given up is looked for: a worker may have hung for long.
         self.worker_came()
         entries = self._context.stores.values()
-        return [entry.uid for entry in entries if entry.adopting or entry.lost]
+        return [entry.uid for entry in entries if entry.without_owner]
 
     @DIRECTORY.handles("removed")
     def on_removed(self, worker: str, names: Sequence[str]) -> None:
@@ -69,9 +68,8 @@ class Moves:
         scheduler = self._context.scheduler
         for entry in self._context.stores.values():
             entry.nbytes.pop(worker, None)
-            away = entry.adopting | entry.lost.keys()
-            held = [i for i, w in enumerate(entry.owners) if w == worker]
-            if not (shards := [i for i in held if i not in away]):
+            held = {i for i, w in enumerate(entry.owners) if w == worker}
+            if not (shards := sorted(held - entry.without_owner)):
                 continue
             shared = {row[0] for row in entry.segments}
             running = scheduler.status == Status.running
@@ -88,18 +86,13 @@ class Moves:
         in_order: bool,
     ) -> None:
         """Look for new owners of shards that other processes can map."""
-        entry.adopting.update(shards)
-        entry.settled.clear()
         self._context.runs.shards_move(entry, left_by[0], shards)
         move = Move(self._context, entry, left_by, shards)
         if in_order:
             move.wait()
         self._moves[move] = None
         work = self._context.hosts.spawn(move.run())
-        work.add_done_callback(partial(self._end, move))
-
-    def _end(self, move: Move, work: object) -> None:
-        self._moves.pop(move, None)
+        work.add_done_callback(lambda _: self._moves.pop(move))
 
     def worker_came(self) -> None:
         """Hear that a worker came, which may find what others did not."""
@@ -108,10 +101,9 @@ class Moves:
 
     def store_gone(self, entry: StoreEntry) -> None:
         """Look for nobody any more for a store that has ended."""
-        self._give_up(entry, set())
+        self._give_up(entry, ())
 
-    def _give_up(self, entry: StoreEntry, shards: set[int]) -> None:
-        """Look for shards no longer whose memory was removed."""
+    def _give_up(self, entry: StoreEntry, shards: Iterable[int]) -> None:
         for move in self._moves:
             if move.entry is entry:
                 move.give_up(shards)

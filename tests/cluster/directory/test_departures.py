@@ -13,8 +13,8 @@ from distributed.comm.core import CommClosedError
 from distributed.core import Status
 
 from daskps.cluster.directory.adopters import END_SECONDS, MoveContext
+from daskps.cluster.directory.departures import Departures
 from daskps.cluster.directory.entry import StoreEntry
-from daskps.cluster.directory.moves import Moves
 from daskps.errors import ProtocolError, ShardLostError
 from tests import virtual
 
@@ -60,7 +60,8 @@ class Cluster:
         )
         self.runs, scheduler = runs, cast("Any", self)
         hosts: Any = self
-        self.moves = Moves(MoveContext(scheduler, hosts, runs, self.stores))
+        context = MoveContext(scheduler, hosts, runs, self.stores)
+        self.departures = Departures(context)
 
     status = Status.running
 
@@ -102,7 +103,7 @@ class Cluster:
     # -- what a test does ----------------------------------------------------
 
     def die(self) -> None:
-        self.moves.worker_left(DEAD, "died")
+        self.departures.worker_left(DEAD, "died")
 
     def told(self) -> list[tuple[float, str]]:
         return [(at, what) for at, what, _ in self.events]
@@ -116,7 +117,7 @@ def look_after(cluster: Cluster, until: float, then: Callable[[], Any] = int) ->
         await asyncio.sleep(until)
         then()
         cluster.stores.clear()
-        cluster.moves.store_gone(cluster.entry)
+        cluster.departures.store_gone(cluster.entry)
         await asyncio.sleep(60.0)
         others = asyncio.all_tasks() - {asyncio.current_task()}
         assert not others
@@ -145,7 +146,7 @@ def test_a_slow_adopter_keeps_a_shard_away() -> None:
     # Others are asked to adopt it once the first one takes very long.
     assert next(at for at, *who in cluster.asked if who == [TWO, "adopt"]) >= 15.0
     assert not cluster.entry.strays
-    assert not cluster.entry.waits
+    assert not cluster.entry.away
 
 
 def test_an_owner_that_lives_keeps_its_shards_away_until_it_ends() -> None:
@@ -199,7 +200,7 @@ def test_without_a_sign_it_is_lost_and_comes_back_when_found() -> None:
         await asyncio.sleep(30.0)
         check()
         cluster.workers[ONE] = SimpleNamespace(memory_limit=0)
-        cluster.moves.worker_came()
+        cluster.departures.worker_came()
         await asyncio.sleep(12.0)
 
     virtual.run(watch())
