@@ -120,9 +120,19 @@ MUTANTS = (
     Mutant(
         "two-runs-at-once",
         "daskps.cluster.directory.runs:Runs._free_entry",
-        "while runs := [r for r in self._of(entry) if r.ended or not r.fenced]:",
-        "while runs := [r for r in self._of(entry) if r.ended]:",
+        "runs = [r for r in self._of(entry) if r.ended or not r.fenced]",
+        "runs = [r for r in self._of(entry) if r.ended]",
         ("tests/training/test_train.py::test_two_runs_at_once",),
+    ),
+    Mutant(
+        "end-overtakes-the-beginning",
+        "daskps.cluster.directory.runs:Runs._end_late",
+        "await asyncio.wait({begun})",
+        "pass",
+        (
+            "tests/cluster/directory/test_beginning.py"
+            "::test_client_that_leaves_while_its_run_begins_leaves_no_run",
+        ),
     ),
     Mutant(
         "run-of-a-client-that-has-left",

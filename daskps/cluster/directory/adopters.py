@@ -10,6 +10,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from daskps.cluster.directory.run import rounds_lost
 from daskps.cluster.wire.reports import Sight
 from daskps.errors import DaskPSError, ProtocolError
 
@@ -66,7 +67,7 @@ async def adopt(
         entry.strays.discard(worker)
     taken = [answer for answer in found if "name" in answer]
     if rounds and any(a["stopped"] or a["run"] != rounds["run"] for a in taken):
-        context.runs.rounds_lost(entry, left_by)
+        context.runs.fence_all(entry, rounds_lost(left_by), lambda run: run.bsp)
     for run in {a["run"] for a in taken}:
         if not await _try_end_run(context, entry, worker, run):
             context.hosts.spawn(_end_run(context, entry, worker, run))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from distributed.core import Status
 
 from daskps.cluster.directory.move import Move, lose_shards
+from daskps.cluster.directory.run import rounds_lost
 from daskps.cluster.wire.handlers import DIRECTORY
 
 if TYPE_CHECKING:
@@ -86,7 +87,10 @@ class Departures:
         in_order: bool,
     ) -> None:
         """Look for new owners of shards that other processes can map."""
-        self._context.runs.shards_move(entry, left_by[0], shards)
+        worker, _ = left_by
+        self._context.runs.fence_all(
+            entry, rounds_lost(worker), lambda run: not run.survives(worker, shards)
+        )
         move = Move(self._context, entry, left_by, shards)
         if in_order:
             move.wait()

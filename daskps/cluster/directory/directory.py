@@ -99,6 +99,7 @@ class Directory:
             entry = self.stores.entry(uid)
         if run and (error := self.runs.why_over(run)):
             raise RunCancelledError(f"run {run} is over: {error}")
+        about = self.runs.open.get(run)
         lost = [(shard, *why) for shard, why in entry.lost.items()]
         return {
             **entry.where(),
@@ -106,7 +107,7 @@ class Directory:
             "lost": lost,
             "adopting": sorted(entry.away),
             "waits": list(entry.away.items()),
-            "mailboxes": self.runs.mailboxes_at(run),
+            "mailboxes": about.mailboxes_at if about else [],
         }
 
     # -- what the cluster tells us -------------------------------------------

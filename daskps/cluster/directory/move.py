@@ -180,10 +180,8 @@ class Move:
         shards = entry.install(by, taken)
         for row in taken:
             self._left.pop(row["shard"], None)
-            if row["mailbox"]:
-                self._context.runs.mailbox_moved(
-                    row["run"], row["shard"], row["mailbox"]
-                )
+            if row["mailbox"] and (run := self._context.runs.open.get(row["run"])):
+                run.mailbox_moved(row["shard"], row["mailbox"])
         hosts.tell("shards-adopted", entry, shards=shards, worker=self._worker, by=by)
         logger.info(
             "daskps: %s adopted %s of store %r from %s",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +70,9 @@ class RunState:
     #: Ended epochs and everything else the client wants to hear of.
     events: list[dict[str, Any]] = field(default_factory=list)
     first_event: int = 0
-    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    #: What its hosts were asked to begin it, each by itself.
+    begun: dict[str, asyncio.Future[Any]] = field(default_factory=dict)
     #: Whether all shards have begun it.
     began: bool = False
     #: The work that ends it on all shards, how long others wait for that, in time of
@@ -80,19 +81,17 @@ class RunState:
     end_by: float = 0.0
     waits_for: str = "its shards"
 
-    async def notify(self) -> None:
+    def notify(self) -> None:
         """Wake all tasks that wait for something of this run."""
-        async with self.changed:
-            self.changed.notify_all()
+        self.changed.set()
+        self.changed = asyncio.Event()
 
-    async def wait(self, done: Callable[[], bool], seconds: float) -> bool:
+    async def wait(self, done: Callable[[], bool], seconds: float | None) -> bool:
         """Wait until `done()` or the run is fenced; return whether it was done."""
-        timeout = None if math.isinf(seconds) else seconds
-        async with self.changed:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(
-                    self.changed.wait_for(lambda: done() or self.fenced), timeout
-                )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not (done() or self.fenced):
+                    await self.changed.wait()
         return done()
 
     def tell(self, rank: int, clock: int, loss: float | None, rows: int) -> None:

@@ -7,10 +7,9 @@ import itertools
 import logging
 from typing import TYPE_CHECKING, Any
 
-from daskps.cluster.directory.beginning import begin_everywhere, give_up
 from daskps.cluster.directory.entry import remember
 from daskps.cluster.directory.fencing import END_SECONDS, SETTLE_SECONDS, Ending
-from daskps.cluster.directory.run import RunState, rounds_lost
+from daskps.cluster.directory.run import RunState
 from daskps.cluster.wire.begin import Who, check_begin
 from daskps.cluster.wire.handlers import DIRECTORY
 from daskps.cluster.wire.wellformed import check
@@ -78,7 +77,15 @@ class Runs:
                 # takes does not count, and the scheduler may have yet to hear of it.
                 left -= clock() - began + pause
                 if left <= 0:
-                    give_up(entry, error, OPEN_SECONDS)
+                    # A host that answers says itself why it could not.
+                    if not isinstance(error, OSError):
+                        raise
+                    raise NotEnoughWorkersError(
+                        f"a run on store {entry.name!r} could not begin within "
+                        f"{OPEN_SECONDS:g} s, for a worker that holds shards does not "
+                        f"answer ({error!r}); wait for it or end it, and start the run "
+                        f"again"
+                    ) from error
                 await asyncio.sleep(pause)
         self._tell(
             "run-begun",
@@ -92,44 +99,62 @@ class Runs:
 
     async def _free_entry(self, uid: str) -> StoreEntry:
         """Return a store that can be trained now, or refuse."""
-        await self._entry(uid).wait_for_owners()
-        entry = self._entry(uid)
-        while runs := [r for r in self._of(entry) if r.ended or not r.fenced]:
+        while True:
+            await self._entry(uid).wait_for_owners()
+            entry = self._entry(uid)
+            runs = [r for r in self._of(entry) if r.ended or not r.fenced]
+            if not runs:
+                entry.check_found(entry.lost)
+                return entry
             if not runs[0].fenced:
                 raise ConsistencyError(
                     f"run {runs[0].id} is training store {entry.name!r} already; wait "
                     f"for it to end or cancel it, a store takes one run at a time"
                 )
             await self._over(runs[0], OPEN_SECONDS)
-            entry = self._entry(uid)
-        entry.check_found(entry.lost)
-        return entry
 
     async def _begin(
         self, run: RunState, begin: dict[str, Any], seconds: float
     ) -> None:
-        """Begin a run on all hosts of its store; where one fails, on none."""
+        """Begin a run on all hosts of its store; where one fails, on none.
+
+        A host may take its time, for there may be much memory to take and code to
+        compile, but not be silent meanwhile: TimeoutError when one is for `seconds`.
+        """
         self.open[run.id] = run
+        hosts, entry = self._hosts, run.entry
+        about = {"store": entry.uid, "run": run.id, "begin": begin}
+        for worker in entry.hosts:
+            work = hosts.control(worker, "begin_run", resident=not run.graph, **about)
+            run.begun[worker] = hosts.spawn(work)
         try:
-            mailboxes = await begin_everywhere(self._hosts, run, begin, seconds)
+            # Not cancelled where it takes too long: what a silent host was sent it does.
+            while (await asyncio.wait(run.begun.values(), timeout=seconds / 2))[1]:
+                async with asyncio.timeout(seconds / 2):
+                    said = (hosts.control(worker, "hello") for worker in entry.hosts)
+                    await asyncio.gather(*said)
+            rows = [row for work in run.begun.values() for row in work.result()]
             if run.fenced:
                 raise run.fenced
         except BaseException as error:
             fenced = run.fenced
-            # Also where it was fenced: that end may have come before its beginning.
             await self._undo(run)
             if fenced and isinstance(error, Exception):
                 raise fenced from None
             raise
-        run.mailboxes, run.began = mailboxes, True
+        run.mailboxes = {
+            "rows": rows,
+            "reduce": begin["reduce"],
+            "codec": begin["codec"],
+        }
+        run.began = True
 
     @DIRECTORY.handles("close_run")
     async def on_close_run(self, run: int) -> None:
         """End a run that is over."""
         if run in self.open:
-            if not self.open[run].fenced:
-                self._tell("run-ended", self.open[run])
-            await self._end(self.open[run], RunCancelledError("it has ended"))
+            error = RunCancelledError("it has ended")
+            await self._end(self.open[run], error, "run-ended")
 
     @DIRECTORY.handles("fence_run")
     async def on_fence_run(
@@ -151,24 +176,26 @@ class Runs:
 
     async def fence(self, run: RunState, error: Exception) -> None:
         """End a run whose trainers have not chosen that."""
-        if not run.fenced:
-            self._tell("run-fenced", run, reason=str(error))
-        await self._end(run, error)
+        await self._end(run, error, "run-fenced", reason=str(error))
 
-    async def _end(self, run: RunState, error: Exception) -> None:
+    async def _end(
+        self, run: RunState, error: Exception, action: str, **about: Any
+    ) -> None:
         """End a run on all shards; wait for that as long as it gets on.
 
         A store one of whose shards is away or silent stays held until that has heard
         of it, and takes no other run.
         """
         clock = asyncio.get_running_loop().time
-        run.fenced = run.fenced or error
+        if not run.fenced:
+            run.fenced = error
+            self._tell(action, run, **about)
         if not run.began:
             await self._undo(run)
         elif run.ended is None:
             run.end_by = clock() + END_SECONDS
             run.ended = self._hosts.spawn(self._settle(run))
-        await run.notify()
+        run.notify()
         while run.ended and not run.ended.done() and (left := run.end_by - clock()) > 0:
             await asyncio.wait({run.ended}, timeout=left)
 
@@ -179,13 +206,13 @@ class Runs:
             found = await Ending(self._hosts, run, how["reason"]).settle()
             how |= found.to_wire()
         finally:
-            await self._forget(run, how)
+            self._forget(run, how)
 
-    async def _forget(self, run: RunState, how: dict[str, Any]) -> None:
+    def _forget(self, run: RunState, how: dict[str, Any]) -> None:
         """Remember of a run what became of it, and nothing else."""
         self.open.pop(run.id, None)
         remember(self._ended, run.id, (run.fenced, how))
-        await run.notify()
+        run.notify()
         if run.graph:
             # On all workers: a task of the run may be at work on any of them.
             self._hosts.spawn(self._hosts.broadcast("end_graph", run=run.id))
@@ -194,10 +221,18 @@ class Runs:
         """End a run that could not begin everywhere: no shard has taken a step of it."""
         reason = "it could not begin"
         run.fenced = run.fenced or RunCancelledError(reason)
-        await self._forget(run, {"reason": reason})
-        ended = self._hosts.everywhere(run.entry, "end_run", run=run.id, reason=reason)
+        self._forget(run, {"reason": reason})
+        ended = asyncio.gather(*(self._end_late(run, *of) for of in run.begun.items()))
         # The others have ended when a silent host has not; it is told when it wakes.
         await asyncio.wait({self._hosts.spawn(ended)}, timeout=SETTLE_SECONDS)
+
+    async def _end_late(
+        self, run: RunState, worker: str, begun: asyncio.Future[Any]
+    ) -> None:
+        """Have a host end a run when it has answered whether it could begin it."""
+        await asyncio.wait({begun})
+        about = {"store": run.entry.uid, "run": run.id, "reason": str(run.fenced)}
+        await self._hosts.control(worker, "end_run", **about)
 
     async def _over(self, run: RunState, seconds: float) -> None:
         """Wait until a run that was fenced has ended on all shards, or refuse."""
@@ -253,8 +288,7 @@ class Runs:
                     f"on_trainer_lost='restart' in train, or resumable=True in run"
                 )
                 self._hosts.spawn(self.fence(run, error))
-            elif ranks:
-                self._hosts.spawn(run.notify())
+            run.notify()
 
     def client_left(self, client: str) -> None:
         """Fence the runs of a client that left."""
@@ -270,11 +304,16 @@ class Runs:
             named = ", ".join(map(str, shards[:8])) + (", ..." if shards[8:] else "")
             words = f"{which} {named} of store {entry.name!r} away: {why}"
             run.events.append({"away": words})
-            self._hosts.spawn(run.notify())
+            run.notify()
 
-    def fence_all(self, entry: StoreEntry, error: Exception) -> None:
-        """Fence the runs of a store."""
-        for run in self._of(entry):
+    def fence_all(
+        self,
+        entry: StoreEntry,
+        error: Exception,
+        hit: Callable[[RunState], bool] = lambda run: True,
+    ) -> None:
+        """Fence the runs of a store, or those that something has hit."""
+        for run in filter(hit, self._of(entry)):
             self._hosts.spawn(self.fence(run, error))
 
     def store_gone(self, entry: StoreEntry, error: Exception) -> None:
@@ -285,38 +324,15 @@ class Runs:
             run.fenced = run.fenced or error
             if run.ended is not None:
                 run.ended.cancel()
-            self._hosts.spawn(self._forget(run, {"reason": str(error)}))
+            self._forget(run, {"reason": str(error)})
 
     def _of(self, entry: StoreEntry) -> list[RunState]:
         return [run for run in self.open.values() if run.entry is entry]
 
     # -- shards that move ----------------------------------------------------
 
-    def shards_move(
-        self, entry: StoreEntry, worker: str, shards: Sequence[int]
-    ) -> None:
-        """Fence a run in rounds that does not survive a change of owners."""
-        for run in self._of(entry):
-            if not run.survives(worker, shards):
-                self._hosts.spawn(self.fence(run, rounds_lost(worker)))
-
-    def rounds_lost(self, entry: StoreEntry, worker: str) -> None:
-        """Fence a run in rounds whose open round went with a worker."""
-        for run in self._of(entry):
-            if run.bsp:
-                self._hosts.spawn(self.fence(run, rounds_lost(worker)))
-
     def rounds_of(self, entry: StoreEntry) -> dict[str, Any] | None:
         """Return what an adopter needs to know of a store's run in rounds."""
         # Also of one that is ending: its shards may have to catch up.
         found = [run.rounds for run in self._of(entry) if run.bsp]
         return found[0] if found else None
-
-    def mailboxes_at(self, run: int) -> list[Any]:
-        """Return where the mailboxes of a run are, for trainers that map them."""
-        return self.open[run].mailboxes_at if run in self.open else []
-
-    def mailbox_moved(self, run: int, shard: int, place: Sequence[Any]) -> None:
-        """Note where the mailboxes of a run are in a shard that has moved."""
-        if run in self.open:
-            self.open[run].mailbox_moved(shard, place)

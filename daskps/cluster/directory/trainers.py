@@ -7,7 +7,6 @@ the end of an epoch and when it ends.
 from __future__ import annotations
 
 import asyncio
-import math
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.directory.run import EpochReport
@@ -57,7 +56,7 @@ class TrainerMessages:
             raise error
         entry.attempts[rank] = attempt
         entry.ranks[rank] = worker
-        await entry.notify()
+        entry.notify()
         met = await entry.wait(lambda: len(entry.attempts) == entry.size, wait_seconds)
         if entry.fenced:
             raise RunCancelledError(f"run {run} is over: {entry.fenced}")
@@ -72,7 +71,7 @@ class TrainerMessages:
         return {"attempt": attempt, "mailboxes": entry.mailboxes}
 
     @DIRECTORY.handles("trains_on")
-    async def on_trains_on(self, run: int, workers: Sequence[str]) -> None:
+    def on_trains_on(self, run: int, workers: Sequence[str]) -> None:
         """Hear where the data of each rank of a graph run is."""
         entry = self._runs.get_open(run)
         if len(workers) != entry.size:
@@ -105,7 +104,7 @@ class TrainerMessages:
             self._hosts.spawn(self._hosts.control(worker, "free", **what))
 
     @DIRECTORY.handles("finishes")
-    async def on_finishes(self, run: int, rank: int, worker: str) -> None:
+    def on_finishes(self, run: int, rank: int, worker: str) -> None:
         """Refuse a trainer that would end its rank, which another one goes on with."""
         entry = self._runs.get_open(run, rank)
         if entry.ranks.get(rank) != worker or not self._hosts.has_worker(worker):
@@ -115,12 +114,12 @@ class TrainerMessages:
             )
 
     @DIRECTORY.handles("finished")
-    async def on_finished(self, run: int, rank: int, clock: int) -> None:
+    def on_finished(self, run: int, rank: int, clock: int) -> None:
         """Hear that a trainer has ended."""
         entry = self._runs.get_open(run, rank)
         entry.finished.add(rank)
         entry.clock = max(entry.clock, clock)
-        await self._announce(entry)
+        self._announce(entry)
 
     @DIRECTORY.handles("report")
     async def on_report(
@@ -140,14 +139,14 @@ class TrainerMessages:
         if epoch >= entry.announced:
             # The first report counts: a trainer that starts again repeats its last.
             entry.reports.setdefault(epoch, {}).setdefault(rank, report)
-        await self._announce(entry)
+        self._announce(entry)
         if entry.gated:
-            await entry.wait(lambda: entry.allowed > epoch, math.inf)
+            await entry.wait(lambda: entry.allowed > epoch, None)
             if entry.fenced:
                 raise RunCancelledError(f"run {run} is over: {entry.fenced}")
         return entry.stopped
 
-    async def _announce(self, run: RunState) -> None:
+    def _announce(self, run: RunState) -> None:
         """Tell the client of every epoch that all live trainers have ended."""
         while rows := run.reports.get(run.announced):
             if len(rows.keys() | run.finished) < run.size:
@@ -155,16 +154,16 @@ class TrainerMessages:
             run.events.append({"epoch": run.announced, "reports": list(rows.values())})
             del run.reports[run.announced]
             run.announced += 1
-        await run.notify()
+        run.notify()
 
     @DIRECTORY.handles("progress")
-    async def on_progress(
+    def on_progress(
         self, run: int, rank: int, *, clock: int, loss: float | None, rows: int
     ) -> None:
         """Hear how far a trainer is: its clock, and the epoch's losses and rows."""
         entry = self._runs.get_open(run, rank)
         entry.tell(rank, clock, loss, rows)
-        await entry.notify()
+        entry.notify()
 
     # -- the client ----------------------------------------------------------
 
@@ -202,9 +201,9 @@ class TrainerMessages:
         }
 
     @DIRECTORY.handles("verdict")
-    async def on_verdict(self, run: int, epoch: int, stop: bool) -> None:
+    def on_verdict(self, run: int, epoch: int, stop: bool) -> None:
         """Let the trainers of a gated run go on after an epoch, or stop."""
         entry = self._runs.get_open(run)
         entry.allowed = epoch + 1
         entry.stopped = entry.stopped or stop
-        await entry.notify()
+        entry.notify()

@@ -10,6 +10,7 @@ import pytest
 from distributed.comm.core import CommClosedError
 
 from daskps.cluster.directory.entry import StoreEntry
+from daskps.cluster.directory.run import RunState, rounds_lost
 from daskps.cluster.directory.runs import OPEN_SECONDS, Runs
 from daskps.cluster.directory.trainers import TrainerMessages
 from daskps.errors import (
@@ -118,8 +119,11 @@ def test_client_that_leaves_while_its_run_begins_leaves_no_run(answer):
         opening = asyncio.ensure_future(opened(runs))
         await asked.wait()
         hosts.clients.discard("C")
+        before = set(hosts.tasks)
         runs.client_left("C")
-        await hosts.ended.wait()
+        await asyncio.gather(*hosts.tasks - before)
+        # What its host may yet begin is ended after that.
+        assert hosts.heard == [("begin_run", 1)]
         go_on.set()
         with pytest.raises(RunCancelledError, match="client C left"):
             await opening
@@ -179,15 +183,15 @@ def test_trainer_that_was_replaced_does_not_end_its_rank():
         runs, _ = runs_on(hosts)
         run = await runs.on_open_run("w-uid", BEGIN, **{**WHO, "restartable": True})
         await TrainerMessages(runs._hosts, runs).on_register(run, 0, "tcp://b", 1.0)
-        await TrainerMessages(runs._hosts, runs).on_finishes(run, 0, "tcp://b")
+        TrainerMessages(runs._hosts, runs).on_finishes(run, 0, "tcp://b")
         hosts.workers.discard("tcp://b")
         with pytest.raises(RunCancelledError, match="tcp://b ends nothing"):
-            await TrainerMessages(runs._hosts, runs).on_finishes(run, 0, "tcp://b")
+            TrainerMessages(runs._hosts, runs).on_finishes(run, 0, "tcp://b")
         await TrainerMessages(runs._hosts, runs).on_register(run, 0, "tcp://a", 1.0)
         hosts.workers.add("tcp://b")
         with pytest.raises(RunCancelledError, match="another one goes on"):
-            await TrainerMessages(runs._hosts, runs).on_finishes(run, 0, "tcp://b")
-        await TrainerMessages(runs._hosts, runs).on_finishes(run, 0, "tcp://a")
+            TrainerMessages(runs._hosts, runs).on_finishes(run, 0, "tcp://b")
+        TrainerMessages(runs._hosts, runs).on_finishes(run, 0, "tcp://a")
 
     in_no_time(check)
 
@@ -221,16 +225,41 @@ def test_run_whose_shards_move_while_it_begins_begins_again():
 
     async def check():
         async def moving():
-            runs.shards_move(entry, "tcp://a", [0])
-            await asyncio.gather(*hosts.tasks - {asyncio.current_task()})
+            runs.fence_all(entry, rounds_lost("tcp://a"))
             return []
 
         hosts = FakeHosts(moving, fine)
         runs, entry = runs_on(hosts)
         assert await opened(runs) == 2
         assert runs.why_over(2) is None
-        assert hosts.heard[0] == ("begin_run", 1)
-        assert hosts.heard[-1] == ("begin_run", 2)
+        assert hosts.heard == [
+            ("begin_run", 1),
+            *[("end_run", 1)] * 2,
+            ("begin_run", 2),
+        ]
+
+    in_no_time(check)
+
+
+def test_shard_that_leaves_while_the_run_before_ends_is_waited_for():
+    """Else the run would begin without it."""
+
+    async def check():
+        hosts = FakeHosts(fine)
+        runs, entry = runs_on(hosts)
+        before = RunState(9, entry, "C", 1, restartable=False, gated=False)
+        before.fenced = RunCancelledError("enough")
+        before.ended = asyncio.get_running_loop().create_future()
+        runs.open[9] = before
+        opening = asyncio.ensure_future(opened(runs))
+        await asyncio.sleep(1)
+        entry.set_away([0], "left")
+        del runs.open[9]
+        before.ended.set_result(None)
+        await asyncio.sleep(1)
+        assert hosts.heard == []
+        entry.settle([0])
+        assert await opening == 1
 
     in_no_time(check)
 

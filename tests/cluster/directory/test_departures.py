@@ -53,10 +53,9 @@ class Cluster:
         )
         self.stores = {"u": self.entry}
         runs: Any = SimpleNamespace(
-            shards_move=lambda *_: None,
             rounds_of=lambda _: None,
             shards_away=lambda entry, shards, why: self.noted.append(why),
-            fence_all=lambda entry, error: self.ended.append((self.now, error)),
+            fence_all=self.fence_all,
         )
         self.runs, scheduler = runs, cast("Any", self)
         hosts: Any = self
@@ -96,6 +95,10 @@ class Cluster:
 
     def has_worker(self, worker: str) -> bool:
         return worker in self.workers
+
+    def fence_all(self, entry: StoreEntry, error: Exception, hit: Any = None) -> None:
+        if hit is None:
+            self.ended.append((self.now, error))
 
     def tell(self, action: str, entry: StoreEntry, **more: Any) -> None:
         self.events.append((self.now, action.removeprefix("shards-"), more))

@@ -66,7 +66,7 @@ def test_an_epoch_is_told_when_all_live_trainers_have_ended_it() -> None:
         await trainers.on_report(1, 0, 0, report(0, 2.0))
         await trainers.on_report(1, 1, 0, report(1, 3.0))
         assert run.events == []
-        await trainers.on_finished(1, 2, 0)
+        trainers.on_finished(1, 2, 0)
         [event] = run.events
         assert event["epoch"] == 0
         assert [row["loss"] for row in event["reports"]] == [1.0, 3.0]
