@@ -145,6 +145,15 @@ class StoreEntry:
         if not self.away:
             self.settled.set()
 
+    def summary(self) -> dict[str, Any]:
+        """Return what is told of it in lists and events."""
+        return {
+            "session": self.session,
+            "parameters": len(self.layout["parameters"]),
+            "shards": len(self.owners),
+            "workers": len(set(self.owners)),
+        }
+
     def to_wire(self) -> dict[str, Any]:
         """Return what a handle needs."""
         return {

@@ -60,8 +60,8 @@ class Stores(dict[str, StoreEntry]):
         self._tell_made, self._tell_gone = made, gone
         self._names: dict[str, str] = {}
         self._freed: dict[str, str] = {}
-        #: Futures of the clients that wait for a store of a name.
-        self._awaited: dict[str, set[asyncio.Future[None]]] = {}
+        #: Set when a store gets a name, and then replaced.
+        self._named = asyncio.Event()
 
     @DIRECTORY.handles("create")
     async def on_create(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -113,9 +113,8 @@ class Stores(dict[str, StoreEntry]):
                 replaced = "was replaced by overwrite=True"
                 self.free(self._names[entry.name], replaced, "store-deleted")
             self._names[entry.name] = uid
-            for made in self._awaited.get(entry.name, ()):
-                if not made.done():
-                    made.set_result(None)
+            self._named.set()
+            self._named = asyncio.Event()
             # As published data is: the keys are wanted by a client of no person.
             self._scheduler.client_desires_keys(anchors, holder_of(uid))
         entry.ready = True
@@ -123,28 +122,17 @@ class Stores(dict[str, StoreEntry]):
         self._hosts.tell(
             "store-created",
             entry,
-            session=entry.session,
-            parameters=len(entry.layout["parameters"]),
-            shards=len(entry.owners),
-            workers=len(set(entry.owners)),
             nbytes=sum(entry.nbytes.values()),
+            **entry.summary(),
         )
 
     @DIRECTORY.handles("await_store")
     async def on_await_store(self, name: str, wait_seconds: float) -> None:
         """Wait until a store has this name, or `wait_seconds` are over."""
-        if name in self._names:
-            return
-        made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = self._awaited.setdefault(name, set())
-        waiting.add(made)
-        try:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(made, wait_seconds)
-        finally:
-            waiting.discard(made)
-            if not waiting:
-                self._awaited.pop(name, None)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_seconds):
+                while name not in self._names:
+                    await self._named.wait()
 
     @DIRECTORY.handles("find")
     def on_find(
@@ -193,11 +181,8 @@ class Stores(dict[str, StoreEntry]):
             {
                 "name": e.name,
                 "uid": e.uid,
-                "session": e.session,
-                "parameters": len(e.layout["parameters"]),
-                "shards": len(e.owners),
-                "workers": len(set(e.owners)),
                 "nbytes": Layout.from_wire(e.layout).nbytes,
+                **e.summary(),
             }
             for e in self.values()
             if e.ready
@@ -241,10 +226,8 @@ class Stores(dict[str, StoreEntry]):
         # Callers that wait for an adoption hear of it at once.
         entry.settled.set()
         self._tell_gone(entry, why)
-        hosts, strays = self._hosts, entry.strays - set(entry.hosts)
-        dropping = [hosts.control(w, "drop", store=uid) for w in strays]
-        every = hosts.everywhere(entry, "drop")
-        return [hosts.spawn(work) for work in (every, *dropping)]
+        hosts, workers = self._hosts, dict.fromkeys([*entry.hosts, *entry.strays])
+        return [hosts.spawn(hosts.control(w, "drop", store=uid)) for w in workers]
 
     def _release_anchors(self, holder: str) -> None:
         """Let go of the anchors of a named store, and of the client that held them."""

@@ -218,7 +218,7 @@ async def test_nothing_is_handed_over_of_a_store_that_was_freed(c, s, a, b):
     async def silent(*args, **kwargs):
         return None
 
-    book.hosts.everywhere = silent
+    book.hosts.control = silent
     book.restarted()
     await a.close()
     assert len(os.listdir(path)) == 2
