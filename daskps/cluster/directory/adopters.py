@@ -60,18 +60,24 @@ async def adopt(
     rounds = context.runs.rounds_of(entry)
     rows = [[*row, entry.generations[row[0]] + 1] for row in entry.rows_of(shards)]
     more = {"store": entry.uid, "about": about, "rows": rows, "rounds": rounds}
-    # Until it has answered it may have done so: it is told when the store ends.
+    # Until it has answered it may have done so: it is told when the store ends, and
+    # has no room for others.
     entry.strays.add(worker)
-    found = await _ask(context, worker, "adopt", shards, **more)
-    if not any(answer.get("silent") for answer in found):
-        entry.strays.discard(worker)
-    taken = [answer for answer in found if "name" in answer]
-    if rounds and any(a["stopped"] or a["run"] != rounds["run"] for a in taken):
-        context.runs.fence_all(entry, rounds_lost(left_by), lambda run: run.bsp)
-    for run in {a["run"] for a in taken}:
-        if not await _try_end_run(context, entry, worker, run):
-            context.hosts.spawn(_end_run(context, entry, worker, run))
-    return found
+    need = sum(int(row[2]) for row in rows)
+    entry.charge(worker, need)
+    try:
+        found = await _ask(context, worker, "adopt", shards, **more)
+        if not any(answer.get("silent") for answer in found):
+            entry.strays.discard(worker)
+        taken = [answer for answer in found if "name" in answer]
+        if rounds and any(a["stopped"] or a["run"] != rounds["run"] for a in taken):
+            context.runs.fence_all(entry, rounds_lost(left_by), lambda run: run.bsp)
+        for run in {a["run"] for a in taken}:
+            if not await _try_end_run(context, entry, worker, run):
+                context.hosts.spawn(_end_run(context, entry, worker, run))
+        return found
+    finally:
+        entry.charge(worker, -need)
 
 
 async def look(

@@ -36,9 +36,10 @@ class _Asked:
     """What workers were asked of one shard, and what they have said."""
 
     nbytes: int
-    #: Since when which worker is asked to adopt it, and which is to look for it.
-    adopting: dict[str, float] = field(default_factory=dict)
-    looking: set[str] = field(default_factory=set)
+    #: Since when which worker is asked to adopt it, and which to look for it.
+    asking: dict[str, dict[str, float]] = field(
+        default_factory=lambda: {"adopt": {}, "look": {}}
+    )
     #: How often a worker was asked; which cannot have it.
     n: Counter[str] = field(default_factory=Counter)
     refused: set[str] = field(default_factory=set)
@@ -47,9 +48,10 @@ class _Asked:
 
     def askable(self, may: list[str], now: float) -> list[str]:
         """Return the workers that can be asked to adopt it now."""
-        if any(now - at < ANSWER_SECONDS for at in self.adopting.values()):
+        adopting = self.asking["adopt"]
+        if any(now - at < ANSWER_SECONDS for at in adopting.values()):
             return []
-        return [w for w in may if w not in self.adopting]
+        return [w for w in may if w not in adopting]
 
     def turn(self, worker: str) -> int:
         """Return the next worker: first one that may hold it, last one asked again."""
@@ -73,7 +75,7 @@ class _Asked:
             if not is_near:
                 # Perhaps it is not on that machine.
                 sight = Sight.UNKNOWN
-        others = [worker for worker in self.adopting if worker != by]
+        others = [worker for worker in self.asking["adopt"] if worker != by]
         if sight is Sight.FOUND and not why and others:
             why = f"worker {others[-1]} takes long to take it over"
         return sight, why
@@ -108,14 +110,14 @@ class Candidates:
 
     def deal(
         self, due: Iterable[int], now: float, wait_for: Callable[[int, str], None]
-    ) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
-        """Deal shards out to workers that are to adopt them, and to look for them.
+    ) -> dict[tuple[str, str], list[int]]:
+        """Deal shards out to workers that are to adopt them, or to look for them.
 
-        `wait_for` hears of a shard that a worker has no room for, and why.
+        `wait_for` hears of a shard that a worker has no room for, and why. Returns by
+        question, "adopt" or "look", and worker the shards.
         """
         near, held = self._near(), held_bytes(self._stores.values())
-        n = Counter(self._entry.holders)
-        adopt, look = dict[str, list[int]](), dict[str, list[int]]()
+        n, found = Counter(self._entry.holders), dict[tuple[str, str], list[int]]()
         for shard in due:
             asked, rank = self._asked[shard], dict[str, tuple[float, ...]]()
             may = [w for w in near if w not in asked.refused]
@@ -127,19 +129,18 @@ class Candidates:
                 else:
                     rank[w] = asked.turn(w), not near[w], asked.n[w], n[w], held[w]
             if rank:
-                by = min(rank, key=rank.__getitem__)
-                adopt.setdefault(by, []).append(shard)
-                asked.adopting[by] = now
+                question, by = "adopt", min(rank, key=rank.__getitem__)
                 n[by] += 1
                 held[by] += asked.nbytes
-            elif can := [w for w in may if w not in asked.looking]:
+            elif can := [w for w in may if w not in asked.asking["look"]]:
+                question = "look"
                 by = min(can, key=lambda w: (not near[w], asked.n[w]))
-                look.setdefault(by, []).append(shard)
-                asked.looking.add(by)
             else:
                 continue
+            found.setdefault((question, by), []).append(shard)
+            asked.asking[question][by] = now
             asked.n[by] += 1
-        return adopt, look
+        return found
 
     def _check_room(self, worker: str, nbytes: int, held: Mapping[str, int]) -> None:
         limit = self._scheduler.workers[worker].memory_limit
@@ -148,15 +149,10 @@ class Candidates:
 
     # -- answers -------------------------------------------------------------
 
-    def end_adoption(self, by: str, shards: Iterable[int]) -> None:
-        """Note that a worker asked to adopt shards has answered, or failed."""
+    def end_question(self, question: str, by: str, shards: Iterable[int]) -> None:
+        """Note that a worker has answered a question about shards, or failed."""
         for shard in shards:
-            del self._asked[shard].adopting[by]
-
-    def end_look(self, by: str, shards: Iterable[int]) -> None:
-        """Note that a worker asked to look for shards has answered, or failed."""
-        for shard in shards:
-            self._asked[shard].looking.discard(by)
+            del self._asked[shard].asking[question][by]
 
     def hear(
         self, by: str, answers: Iterable[dict[str, Any]]

@@ -100,10 +100,17 @@ class StoreEntry:
             shard = new["shard"]
             owners[shard], generations[shard] = worker, new["generation"]
             rows[shard] = (shard, new["name"], new["nbytes"], new["nonce"])
+            self.charge(worker, new["nbytes"])
         self.owners, self.generations = tuple(owners), tuple(generations)
         self.segments = [rows[shard] for shard in sorted(rows)]
         self.settle(shards := sorted(new["shard"] for new in taken))
         return shards
+
+    def charge(self, worker: str, nbytes: int) -> None:
+        """Note that a worker holds so many bytes more, or fewer."""
+        self.nbytes[worker] = self.nbytes.get(worker, 0) + nbytes
+        if self.nbytes[worker] <= 0:
+            del self.nbytes[worker]
 
     async def wait_for_owners(self) -> None:
         """Wait until no shard is away, as long as a run would at most.

@@ -118,39 +118,24 @@ class Move:
         due = sorted(i for i, verdict in self._left.items() if verdict.is_to_ask(now))
         if not due:
             return
-        adopt, look = self._candidates.deal(due, now, self._wait_for)
+        dealt = self._candidates.deal(due, now, self._wait_for)
         for shard in due:
             self._left[shard].asked(now)
-        for by, shards in adopt.items():
-            self._hosts.spawn(self._adopt(by, shards))
-        for by, shards in look.items():
-            self._hosts.spawn(self._look(by, shards))
+        for (question, by), shards in dealt.items():
+            self._hosts.spawn(self._ask(question, by, shards))
 
-    async def _look(self, by: str, shards: list[int]) -> None:
-        """Have a worker look for shards."""
+    async def _ask(self, question: str, by: str, shards: list[int]) -> None:
+        """Have a worker adopt shards, or look for them."""
+        about = self._context, self.entry, by, shards
         try:
-            answers = await adopters.look(self._context, self.entry, by, shards)
+            if question == "adopt":
+                answers = await adopters.adopt(*about, left_by=self._worker)
+            else:
+                answers = await adopters.look(*about)
         finally:
-            self._candidates.end_look(by, shards)
+            self._candidates.end_question(question, by, shards)
         self._hear(by, answers)
-
-    async def _adopt(self, by: str, shards: list[int]) -> None:
-        """Have a worker adopt shards; meanwhile it has no room for others."""
-        entry = self.entry
-        need = sum(int(row[2]) for row in entry.rows_of(shards))
-        entry.nbytes[by] = entry.nbytes.get(by, 0) + need
-        try:
-            answers = await adopters.adopt(
-                self._context, entry, by, shards, left_by=self._worker
-            )
-        finally:
-            self._candidates.end_adoption(by, shards)
-        taken = [answer for answer in answers if "name" in answer]
-        kept = entry.nbytes.pop(by, 0) - need + sum(a["nbytes"] for a in taken)
-        if kept > 0:
-            entry.nbytes[by] = kept
-        self._hear(by, answers)
-        if taken:
+        if taken := [answer for answer in answers if "name" in answer]:
             self._install(by, taken)
 
     # -- answers -------------------------------------------------------------
