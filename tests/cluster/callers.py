@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from daskps.cluster.caller.far import Counters
-from daskps.cluster.caller.near import NearRoute, call_near
+from daskps.cluster.caller.near import NearRoute
+from daskps.cluster.caller.near_call import call_near
 from daskps.cluster.caller.routes import ReadSlice, Reply, Request, Target
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.host.hosted import HostedShard

@@ -35,7 +35,7 @@ MUTANTS = (
     Mutant(
         "partial-push-says-it-goes-everywhere",
         "daskps.cluster.caller.routes:_made",
-        "touched = None if len(cuts) == n else _runs(sorted(cuts))",
+        "touched = None if len(slices) == n else _runs(sorted(slices))",
         "touched = None",
         (
             "tests/cluster/wire/test_saying.py::test_a_push_says_which_shards_it_goes_to",
@@ -86,7 +86,7 @@ MUTANTS = (
     ),
     Mutant(
         "push-handed-back-is-forgotten",
-        "daskps.cluster.caller.near:NearCall._begin",
+        "daskps.cluster.caller.near_call:NearCall._begin",
         "self._send(request, self._back)",
         "self._send(request.waiting(), self._back)",
         (
@@ -95,7 +95,7 @@ MUTANTS = (
     ),
     Mutant(
         "push-that-was-accepted-is-sent-again",
-        "daskps.cluster.caller.near:NearCall._take_outcome",
+        "daskps.cluster.caller.near_call:NearCall._take_outcome",
         "(self._waiting if ticket.applied else self._back).append(part.shard)",
         "self._back.append(part.shard)",
         (

@@ -60,7 +60,7 @@ def _by_host(
         w: [[] for _ in contributions] for w in where.hosts
     }
     for rank, arrays in enumerate(contributions):
-        for shard, of in route_of(meta, tuple(arrays), ()).cuts.items():
+        for shard, of in route_of(meta, tuple(arrays), ()).slices.items():
             hosts[where.owners[shard]][rank] += [
                 (shard, position, pack_array(arrays[index][start:stop]))
                 for position, index, start, stop in of

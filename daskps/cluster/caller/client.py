@@ -13,7 +13,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.caller.far import Far, gather
-from daskps.cluster.caller.near import NearRoute, call_near
+from daskps.cluster.caller.near import NearRoute
+from daskps.cluster.caller.near_call import call_near
 from daskps.cluster.caller.reads import Reads
 from daskps.cluster.caller.routes import Reply, Request, Route
 from daskps.cluster.caller.shard_map import Prepared
@@ -114,7 +115,7 @@ class ShardClient:
 
     async def call_async(self, request: Request, deadline: Deadline) -> Reply:
         """Make a call to shards from the event loop; see :meth:`call`."""
-        return await self.far.call(request, request.route.cuts, deadline)
+        return await self.far.call(request, request.route.slices, deadline)
 
     def close(self) -> None:
         """Let go of the shards' memory, which goes with its last user."""

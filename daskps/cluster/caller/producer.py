@@ -76,8 +76,7 @@ class Producer:
         """Hold a sequence number while its push is under way."""
         with self._turn:
             while (turn := self._begin()) is None:
-                left = deadline.left()
-                self._turn.wait(None if left == float("inf") else left)
+                self._turn.wait(deadline.remaining())
         with self._held(turn, announce):
             yield turn
 

@@ -45,7 +45,7 @@ __all__ = ["ADD", "ASSIGN", "GRADIENT", "MODEL", "Step"]
 #: What a read outside runs says.
 _OUTSIDE = Step()
 #: Position of a piece in its shard, which array, and its elements there.
-PieceCut = tuple[int, Any, int, int]
+PieceSlice = tuple[int, Any, int, int]
 
 
 class ReadSlice(NamedTuple):
@@ -82,7 +82,7 @@ class Route:
 
     where: ShardMap
     #: By shard, in order.
-    cuts: Mapping[int, tuple[PieceCut, ...]]
+    slices: Mapping[int, tuple[PieceSlice, ...]]
     #: The shards as runs, None for all of the store.
     touched: Intervals | None
 
@@ -155,8 +155,8 @@ class Request(NamedTuple):
         arrays = self.arrays
         if not arrays:
             return ()
-        cuts = self.route.cuts[shard]
-        return tuple([Item(p, 0, arrays[name][a:b]) for p, name, a, b in cuts])
+        slices = self.route.slices[shard]
+        return tuple([Item(p, 0, arrays[name][a:b]) for p, name, a, b in slices])
 
     def step_of(self, shard: int, generation: int, *, check: bool = False) -> Step:
         """Return what is said to one shard."""
@@ -299,12 +299,12 @@ def pieces(
     meta: StoreMap, arrays: Mapping[int, Mapping[int, Array]], step: Step
 ) -> Request:
     """Return the call that delivers pieces, by shard and position, which it may keep."""
-    cuts = {
+    slices = {
         shard: tuple((p, (shard, p), 0, len(array)) for p, array in of.items())
         for shard, of in sorted(arrays.items())
     }
     named = {(s, p): array for s, of in arrays.items() for p, array in of.items()}
-    return Request(Route(meta.where, cuts, None), step, named, given=True)
+    return Request(Route(meta.where, slices, None), step, named, given=True)
 
 
 def barrier(meta: StoreMap, step: Step) -> Request:
@@ -327,17 +327,17 @@ def _made(
     meta: StoreMap, indices: Iterable[int], shards: Iterable[int] | None
 ) -> Route:
     where, n = meta.where, meta.layout.n_shards
-    cuts: dict[int, list[PieceCut]] = {}
+    slices: dict[int, list[PieceSlice]] = {}
     for shard in range(n) if shards is None else shards:
-        cuts[shard] = []
+        slices[shard] = []
     for index in indices:
         for piece in meta.layout.pieces_of[index]:
             if piece.start < piece.stop:
                 position = meta.layout.positions[piece.shard, index]
-                cut = position, index, piece.start, piece.stop
-                cuts.setdefault(piece.shard, []).append(cut)
-    touched = None if len(cuts) == n else _runs(sorted(cuts))
-    return Route(where, {s: tuple(cuts[s]) for s in sorted(cuts)}, touched)
+                one = position, index, piece.start, piece.stop
+                slices.setdefault(piece.shard, []).append(one)
+    touched = None if len(slices) == n else _runs(sorted(slices))
+    return Route(where, {s: tuple(slices[s]) for s in sorted(slices)}, touched)
 
 
 def _runs(shards: Sequence[int]) -> tuple[tuple[int, int], ...]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from daskps import config
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.client import ShardClient
-from daskps.cluster.caller.near import NearCall, NearRoute
+from daskps.cluster.caller.near import NearRoute
+from daskps.cluster.caller.near_call import NearCall
 from daskps.cluster.caller.routes import GRADIENT, Reply, Request, Target
 from daskps.cluster.caller.shard_map import MOST_ROUTES
 from daskps.cluster.caller.uncommitted import Uncommitted

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -128,19 +126,11 @@ async def take_snapshot(
         took = upstream.computed(*_distinct(futures))
         await link.within(took, deadline.remaining(), deadline.what)
     finally:
-        # Shielded: a snapshot that is cancelled must not leave its half behind.
-        await asyncio.shield(_forget(shards, cut))
-    return Taken(meta.uid, meta.name, meta.layout, meta.owners, version, futures)
-
-
-async def _forget(shards: ShardClient, cut: str) -> None:
-    if not shards.link.live:
         # The directory forgets the cuts of a client that left by itself.
-        return
-    # A scheduler that cannot be reached has gone, and the hosts with it.
-    with contextlib.suppress(OSError):
-        told = shards.link.directory("drop_cut", cut=cut)
-        await asyncio.wait_for(told, MARGIN_SECONDS)
+        if link.live:
+            # A snapshot that is cancelled must not leave its half behind.
+            await link.wind_up(link.over("drop_cut", cut=cut))
+    return Taken(meta.uid, meta.name, meta.layout, meta.owners, version, futures)
 
 
 def _submit(

@@ -37,7 +37,7 @@ def meta() -> StoreMap:
 def push(meta: StoreMap, *indices: int, **more: Any) -> dict[str, Call]:
     arrays = {index: np.ones(4) for index in indices}
     request = routes.push(meta, arrays, Step(kind=GRADIENT), **more)
-    hosts = {meta.owners[shard]: [shard] for shard in request.route.cuts}
+    hosts = {meta.owners[shard]: [shard] for shard in request.route.slices}
     return {w: request.call(meta, shards, 1.0, "") for w, shards in hosts.items()}
 
 

@@ -1,0 +1,312 @@
+"""Calls to shards that this process can reach itself, from a thread of it.
+
+All shards get their part as a ticket before the thread waits for any of them: under BSP
+another trainer may wait for this one on the next shard. What only the owner of a shard
+can do, and what is at another machine, is sent by message, under the same sequence
+number.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from daskps.cluster.caller.far import joined
+from daskps.cluster.caller.interrupts import shielded
+from daskps.cluster.caller.routes import Reply
+from daskps.cluster.host.hosted import LOCK_SECONDS
+from daskps.cluster.machine.pauses import Pause
+from daskps.cluster.wire.encoding import cache_dir, widened_step
+from daskps.errors import ShardBusyError, StaleGenerationError
+from daskps.kernels import finite
+from daskps.shards.deputy import NotHereError
+from daskps.shards.memory.publication import PAST_NBYTES
+from daskps.shards.steps import Ready, Ticket
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from daskps.cluster.caller.far import Far
+    from daskps.cluster.caller.finite_check import FiniteCheck
+    from daskps.cluster.caller.link import CallFuture
+    from daskps.cluster.caller.near import NearPart, NearRoute
+    from daskps.cluster.caller.routes import Request
+    from daskps.cluster.wire.deadline import Deadline
+
+#: How long to wait for the lock of a shard before its owner is asked.
+PATIENCE_SECONDS = 1.0
+#: How long to wait for a message that was called off, and for a ticket.
+STOP_SECONDS, TAKE_BACK_SECONDS = 5.0, 1.0
+#: How long a call looks at shared shards without sleeping in between.
+SPIN_SECONDS = 0.0005
+#: What a read gets to wait for its turn, however late it is.
+MIN_SECONDS = 0.01
+#: What leaves a part of a call to the owner of the shard.
+HANDED_BACK = (NotHereError, StaleGenerationError)
+
+
+def call_near(far: Far, request: Request, near: NearRoute, deadline: Deadline) -> Reply:
+    """Call shards that this process reaches, and the others by message.
+
+    Parameters
+    ----------
+    far : Far
+        Sends the messages.
+    request : Request
+        What is said; what it reads is in its target afterwards.
+    near : NearRoute
+        The shards of its route.
+    deadline : Deadline
+        Its end.
+
+    Returns
+    -------
+    Reply
+        What the shards have said.
+    """
+    call = NearCall(far, request, near, deadline)
+    return shielded(call.run, call.stop)
+
+
+class NearCall:
+    """One call from a thread of this process; at its end nothing of it is left.
+
+    Parameters
+    ----------
+    far, request, near, deadline
+        As for :func:`call_near`.
+    taken : sequence of (int, int)
+        Shards that have taken it before, with their versions.
+    parts : sequence of NearPart, optional
+        The shards of `near` that have not; all by default.
+    """
+
+    def __init__(
+        self,
+        far: Far,
+        request: Request,
+        near: NearRoute,
+        deadline: Deadline,
+        *,
+        taken: Sequence[tuple[int, int]] = (),
+        parts: Sequence[NearPart] | None = None,
+    ) -> None:
+        self._far, self._request, self._near = far, request, near
+        self._deadline = deadline
+        self._parts = near.parts if parts is None else parts
+        self._versions = [*taken]
+        self._tickets: list[tuple[NearPart, Ticket]] = []
+        #: Shards whose owners must have it, as it is and without what was accepted.
+        self._back: list[int] = []
+        self._waiting: list[int] = []
+        self._sent: list[CallFuture[Reply]] = []
+        self._lag = 0
+        self._woken: threading.Event | None = None
+        self._is_stopped = False
+
+    def run(self) -> Reply:
+        """Carry it out, in a thread that Ctrl-C does not interrupt."""
+        try:
+            self._begin()
+            if self._tickets:
+                self._finish()
+            reply = Reply(self._versions, self._lag)
+            if self._sent:
+                return joined([reply, *(sent.result() for sent in self._sent)])
+            return reply
+        except BaseException:
+            self._call_off()
+            raise
+        finally:
+            # This call is their owner: such a cycle would keep the memory of shards
+            # mapped until it is collected.
+            self._tickets.clear()
+
+    def stop(self) -> None:
+        """Make the thread that is at it end soon, with an error."""
+        self._is_stopped = True
+        self.one_done()
+        for sent in [*self._sent]:
+            sent.stop()
+
+    def one_done(self) -> None:
+        """Hear that a ticket is done, from whoever has served its shard."""
+        if (woken := self._woken) is not None:
+            woken.set()
+
+    # -- all shards get their part ---------------------------------------------
+
+    def _begin(self) -> None:
+        near, request = self._near, self._request
+        parts = self._parts
+        self._far.counters.local_calls += near.n_hosts
+        if near.far:
+            self._send(request, near.far)
+        if time.monotonic() > near.next_look and not near.is_live():
+            # What is pushed to a worker that is gone would be acknowledged, and lost.
+            self._back = [p.shard for p in parts if not p.serving.is_live()]
+            parts = [p for p in parts if p.shard not in self._back]
+        seconds = PATIENCE_SECONDS
+        if self._deadline.timeout is not None:
+            seconds = min(self._left(parts), seconds)
+        if request.check is not None and not request.check.done:
+            parts = self._begin_checked(request.check, parts, seconds)
+        for part in parts:
+            ticket = self._offer(part, seconds)
+            if ticket is None:
+                self._back.append(part.shard)
+            elif isinstance(ticket.outcome, Ready) and request.target is None:
+                version = ticket.version or ticket.outcome.version
+                self._heed(part.shard, version, ticket.outcome)
+            else:
+                self._tickets.append((part, ticket))
+        if self._back:
+            self._send(request, self._back)
+            self._back = []
+
+    def _offer(
+        self, part: NearPart, seconds: float, *, check: bool = False
+    ) -> Ticket | None:
+        """Give a shard its part; it may be done at once. None leaves it to the owner."""
+        request = self._request
+        step = request.step_of(part.shard, part.generation, check=check)
+        if request.codec:
+            # What is handed back goes by message, as it is.
+            pieces = part.hosted.layout.pieces[part.shard]
+            step = widened_step(step, request.codec, pieces, part.serving.empty)
+        ticket = Ticket(step, owner=self)
+        try:
+            if step.producer:
+                part.serving.make_room(part.hosted, step.producer, seconds)
+            part.hosted.offer(ticket, seconds)
+        except ShardBusyError:
+            # Its holder may be stopped: by message this hears of a fence.
+            return None
+        return None if isinstance(ticket.outcome, HANDED_BACK) else ticket
+
+    def _heed(self, shard: int, version: int, outcome: Ready) -> None:
+        """Take what a shard has said into the reply."""
+        self._versions.append((shard, version))
+        self._lag = max(self._lag, outcome.lag)
+
+    def _begin_checked(
+        self, check: FiniteCheck, parts: Sequence[NearPart], seconds: float
+    ) -> Sequence[NearPart]:
+        """Have the first shard look at its part of the gradients while it applies them.
+
+        Until it has, no other one has seen anything. Returns what is left to offer.
+        """
+        if self._sent or self._back or not self._may_look_later(parts):
+            check()
+            return parts
+        first, *others = parts
+        if ticket := self._offer(first, seconds, check=True):
+            if isinstance(ticket.outcome, Ready):
+                check.done = True
+                self._tickets.append((first, ticket))
+                return others
+            first.hosted.take_back(ticket, TAKE_BACK_SECONDS)
+        check()
+        return parts
+
+    def _may_look_later(self, parts: Sequence[NearPart]) -> bool:
+        """Look at all that does not go to the first shard; return whether it is fine."""
+        first, *others = parts
+        arrays, cache = self._request.arrays, cache_dir()
+        return first.hosted.shard.segment.weights_nbytes >= PAST_NBYTES and all(
+            finite(arrays[name][a:b], cache_dir=cache)
+            for part in others
+            for _, name, a, b in part.slices
+        )
+
+    # -- then it waits -----------------------------------------------------------
+
+    def _finish(self) -> None:
+        end = time.monotonic() + self._left([part for part, _ in self._tickets])
+        self._wait(end)
+        for part, ticket in self._tickets:
+            self._take_outcome(part, ticket, end)
+        # The owners wait as well, and say why where it is in vain.
+        if self._back:
+            self._send(self._request, self._back)
+        if self._waiting:
+            self._send(self._request.waiting(), self._waiting)
+
+    def _undone(self) -> list[tuple[NearPart, Ticket]]:
+        return [(p, ticket) for p, ticket in self._tickets if ticket.outcome is None]
+
+    def _wait(self, end: float) -> None:
+        """Wait for the tickets as long as that makes sense here; take the rest back."""
+        if not (undone := self._undone()):
+            return
+        patience = min(part.serving.patience for part, _ in undone)
+        seconds = min(patience, end - time.monotonic())
+        self._woken, pause = threading.Event(), Pause(SPIN_SECONDS)
+        while (undone := self._undone()) and not self._is_stopped:
+            if pause.seconds >= seconds:
+                break
+            shared = [part.hosted for part, _ in undone if part.hosted.is_shared]
+            # Who publishes in another process wakes nobody here.
+            for hosted in shared:
+                hosted.look()
+            if shared:
+                pause()
+            else:
+                self._woken.wait(seconds - pause.seconds)
+                self._woken.clear()
+        for part, ticket in undone:
+            part.hosted.take_back(ticket, TAKE_BACK_SECONDS)
+        if self._is_stopped:
+            raise concurrent.futures.CancelledError
+
+    def _take_outcome(self, part: NearPart, ticket: Ticket, end: float) -> None:
+        outcome = ticket.outcome
+        if outcome is None:
+            (self._waiting if ticket.applied else self._back).append(part.shard)
+        elif isinstance(outcome, HANDED_BACK):
+            self._back.append(part.shard)
+        elif isinstance(outcome, Exception):
+            raise outcome
+        else:
+            version = ticket.version or outcome.version
+            target = self._request.target
+            if target and (ranges := target.ranges(part.shard)):
+                left = max(MIN_SECONDS, min(end - time.monotonic(), LOCK_SECONDS))
+                outs = target.outs(part.shard)
+                try:
+                    outcome = part.hosted.read(ticket, ranges, outs, left)
+                except (ShardBusyError, NotHereError):
+                    self._waiting.append(part.shard)
+                    return
+                version = outcome.version
+            self._heed(part.shard, version, outcome)
+
+    # -- by message --------------------------------------------------------------
+
+    def _send(self, request: Request, shards: Sequence[int]) -> None:
+        """Send a part of the call as messages."""
+        if request.check is not None:
+            request.check()
+        self._sent.append(self._far.start(request, shards, self._deadline))
+        if self._is_stopped:
+            self._sent[-1].stop()
+
+    def _left(self, parts: Sequence[NearPart]) -> float:
+        """Return the seconds left, or say which shards were too late."""
+        try:
+            return self._deadline.left()
+        except TimeoutError:
+            far, shards = self._far, [part.shard for part in parts]
+            late = partial(far.late, self._deadline, self._request, shards)
+            raise far.link.run(late) from None
+
+    def _call_off(self) -> None:
+        for part, ticket in self._tickets:
+            part.hosted.take_back(ticket, TAKE_BACK_SECONDS)
+        for sent in self._sent:
+            sent.stop()
+        # Until then the loop may read or fill the caller's arrays.
+        concurrent.futures.wait(self._sent, STOP_SECONDS)
