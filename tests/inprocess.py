@@ -387,14 +387,7 @@ def cluster(n_workers: int = 2) -> Iterator[Cluster]:
         with (
             using(made.link),
             mock.patch.object(upstream, "future_of", made.future_of),
-            mock.patch.object(upstream, "settled", settled),
         ):
             yield made
     finally:
         made.close()
-
-
-async def settled(futures: Sequence[Result]) -> None:
-    """Wait until futures are done, and raise the first error among them."""
-    for future in futures:
-        await future._result()
