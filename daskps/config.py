@@ -181,6 +181,7 @@ class Config:
     correct_memory: bool = _setting("correct-memory", _flag, _FLAG)
     process_way: bool = _setting("ways.process", _flag, _FLAG)
     machine_way: bool = _setting("ways.machine", _flag, _FLAG)
+    lane_way: bool = _setting("ways.lane", _flag, _FLAG)
     locked_reads: bool = _setting("ways.locked-reads", _locked_reads, '"auto" or true')
     inline_nbytes: int = _setting("inline-nbytes", _nbytes, _NBYTES)
     warn_pull_nbytes: int = _setting("warn-pull-size", _nbytes, _NBYTES)

@@ -438,10 +438,11 @@ ROOMS: dict[str, set[str]] = {
     "upstream": {"keys"},
     "wire": {"keys", "upstream"},
     "machine": {"keys", "upstream"},
+    "lane": {"keys", "upstream", "wire"},
     "directory": {"keys", "upstream", "wire"},
-    "host": {"keys", "upstream", "wire", "machine"},
+    "host": {"keys", "upstream", "wire", "lane", "machine"},
     "plugins": {"keys", "upstream", "wire", "machine", "host", "directory"},
-    "caller": {"keys", "upstream", "wire", "machine", "host", "plugins"},
+    "caller": {"keys", "upstream", "wire", "lane", "machine", "host", "plugins"},
     "runs": {"keys", "upstream", "wire", "machine", "host", "plugins", "caller"},
 }
 #: The scheduler's part knows of shards their sizes, their reports and where runs stand.

@@ -14,6 +14,7 @@ from daskps.cluster.directory.directory import Directory
 from daskps.cluster.host import (
     adoption,
     cuts,
+    lanes,
     leaving,
     reductions,
     runs,
@@ -67,6 +68,7 @@ class HostPlugin(WorkerPlugin):
         host = HOSTS.get(worker.address)
         if host is None or host.worker.server is not worker:
             host = ShardHost(WorkerNode(worker), HOST, self._machine)
+            lanes.give_lanes(host)
             HOSTS[worker.address] = host
             accounting.begin_accounting(worker)
             threads.allow(config.load().update_threads)

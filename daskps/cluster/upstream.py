@@ -336,6 +336,30 @@ def _check_takeable(comm: Any) -> None:
     raise OSError(f"{why}; it cannot be taken over")
 
 
+class _AtClose:
+    """What a client or worker has among its timers, to hear when it closes."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self.stop = function
+
+    def start(self) -> None:
+        """Do nothing: it is no timer."""
+
+    def is_running(self) -> bool:
+        """Return that nothing need be started."""
+        return True
+
+
+def at_close(node: Any, name: str, function: Callable[[], None]) -> None:
+    """Have a function called when a client or worker closes, once for each name.
+
+    On its event loop. The function may be called more than once.
+    """
+    is_client = isinstance(node, Client)
+    timers = node._periodic_callbacks if is_client else node.periodic_callbacks
+    timers.setdefault(name, _AtClose(function))
+
+
 async def register(client: Client, plugin: Any) -> None:
     """Register a scheduler plugin, once."""
     await client._register_plugin(plugin, plugin.name, True)

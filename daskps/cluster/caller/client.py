@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.caller.far import Far, gather
+from daskps.cluster.caller.interrupts import shielded
 from daskps.cluster.caller.near import NearRoute
 from daskps.cluster.caller.near_call import call_near
 from daskps.cluster.caller.reads import Reads
@@ -109,6 +110,10 @@ class ShardClient:
         if not near.parts:
             if request.check is not None:
                 request.check()
+            if not self.link.asynchronous:
+                by_lane = self.far.by_lane(request, near.far, deadline)
+                if by_lane is not None:
+                    return shielded(by_lane.run, by_lane.stop)
             work = self.far.call
             return self.link.run(lambda: work(request, near.far, deadline))
         return call_near(self.far, request, near, deadline)
@@ -122,6 +127,8 @@ class ShardClient:
         self.reads.clear()
         self._near.clear()
         self.ways.close()
+        if self.far.lanes is not None:
+            self.far.lanes.close()
 
     # -- control -------------------------------------------------------------
 

@@ -13,15 +13,16 @@ import contextlib
 import itertools
 import logging
 import uuid
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from daskps import config
+from daskps.cluster.caller.lanes import LaneCall, Lanes
 from daskps.cluster.caller.liveness import Liveness, check_located
-from daskps.cluster.caller.routes import Reply, Request
-from daskps.cluster.caller.wires import DaskWire
+from daskps.cluster.caller.routes import Reply, Request, joined
+from daskps.cluster.caller.wires import Counters, DaskWire
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.machine.blocks import owner_of, pid_of
 from daskps.errors import DaskPSError, StaleGenerationError
@@ -51,16 +52,6 @@ ASK_SECONDS = 0.5
 BACKOFF_SECONDS = (0.01, 0.05, 0.2, 0.5)
 
 
-@dataclass(slots=True)
-class Counters:
-    """What a handle has done: messages, calls without one, their bytes, retries."""
-
-    messages: int = 0
-    local_calls: int = 0
-    nbytes: int = 0
-    retries: int = 0
-
-
 class Far:
     """Calls by message to the shards of one store, from an event loop.
 
@@ -79,6 +70,10 @@ class Far:
     def __init__(self, link: Link, meta: StoreMap, ways: Ways, size: int) -> None:
         self.link, self._meta, self._ways = link, meta, ways
         self.counters = Counters()
+        #: Sockets to the hosts, for calls from threads.
+        self.lanes: Lanes | None = None
+        if config.load().lane_way:
+            self.lanes = Lanes(link, meta.uid, self.counters)
         self._wire: Wire = DaskWire(link)
         self._name, self._numbers = uuid.uuid4().hex, itertools.count()
         #: What shards that were away when they were last looked for wait for.
@@ -91,7 +86,29 @@ class Far:
         self, request: Request, shards: Sequence[int], deadline: Deadline
     ) -> CallFuture[Reply]:
         """Begin a call from a thread; see :meth:`call`."""
-        return self.link.start(partial(self.call, request, shards, deadline))
+        by_lane = self.by_lane(request, shards, deadline)
+        if by_lane is None:
+            return self.link.start(partial(self.call, request, shards, deadline))
+        by_lane.begin()
+        return by_lane
+
+    def by_lane(
+        self, request: Request, shards: Sequence[int], deadline: Deadline
+    ) -> LaneCall | None:
+        """Return a call that takes lanes where it can; None where it may take none."""
+        # Pieces that a caller gives away are of a form of their own each time.
+        if self.lanes is None or request.given:
+            return None
+        return LaneCall(
+            self.lanes,
+            request,
+            hosts=self._hosts_of(shards),
+            make=lambda said, of, seconds: said.call(self._meta, of, seconds, ""),
+            send=lambda said, of: self.link.start(
+                partial(self.call, said, of, deadline)
+            ),
+            deadline=deadline,
+        )
 
     async def call(
         self,
@@ -167,10 +184,7 @@ class Far:
                 continue
             if not any(a.parked for a in answers):
                 _fill(request.target, answers)
-                return Reply(
-                    [(a.shard, a.version) for a in answers],
-                    max(a.lag for a in answers),
-                )
+                return Reply.of(answers)
             if all(a.applied for a in answers):
                 request = request.waiting()
 
@@ -286,16 +300,6 @@ class Far:
         for shard, why in sorted(self._waits.items()):
             return f"shard {shard} at worker {self._meta.owners[shard]}, which {why}"
         return ""
-
-
-def joined(replies: Iterable[Reply]) -> Reply:
-    """Return what several hosts have said as one reply."""
-    versions: list[tuple[int, int]] = []
-    lag = 0
-    for reply in replies:
-        versions += reply.versions
-        lag = max(lag, reply.lag)
-    return Reply(versions, lag)
 
 
 def raise_first(answers: Sequence[Answer]) -> None:

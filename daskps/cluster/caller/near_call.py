@@ -14,9 +14,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from daskps.cluster.caller.far import joined
 from daskps.cluster.caller.interrupts import shielded
-from daskps.cluster.caller.routes import Reply
+from daskps.cluster.caller.routes import Reply, joined
 from daskps.cluster.host.hosted import LOCK_SECONDS
 from daskps.cluster.machine.pauses import Pause
 from daskps.cluster.wire.encoding import cache_dir, widened_step

@@ -31,10 +31,10 @@ from daskps.typing import Array
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
-    from daskps.cluster.caller.far import Counters
     from daskps.cluster.caller.routes import ReadSlice
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.ways import Ways
+    from daskps.cluster.caller.wires import Counters
     from daskps.cluster.host.copy_routine import Copy
     from daskps.shards.memory.segment import Segment
 

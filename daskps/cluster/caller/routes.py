@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from daskps.cluster.upstream import loads
-from daskps.cluster.wire.messages import Call, Part, Range
+from daskps.cluster.wire.messages import Answer, Call, Part, Range
 from daskps.shards.steps import (
     ADD,
     ASSIGN,
@@ -95,11 +95,29 @@ class Reply(NamedTuple):
     #: Clocks by which the slowest live trainer was behind.
     lag: int = 0
 
+    @classmethod
+    def of(cls, answers: Sequence[Answer]) -> Reply:
+        """Return what the shards of one host have said, none of which waits."""
+        return cls(
+            [(a.shard, a.version) for a in answers],
+            max(a.lag for a in answers),
+        )
+
     @property
     def version(self) -> Version:
         """The version that the call has led to."""
         self.versions.sort()
         return Version.of(self.versions)
+
+
+def joined(replies: Iterable[Reply]) -> Reply:
+    """Return what several hosts have said as one reply."""
+    versions: list[tuple[int, int]] = []
+    lag = 0
+    for reply in replies:
+        versions += reply.versions
+        lag = max(lag, reply.lag)
+    return Reply(versions, lag)
 
 
 class Request(NamedTuple):

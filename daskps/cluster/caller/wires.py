@@ -6,6 +6,7 @@ A wire knows nothing of calls that are late, or of shards that have moved: that 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from daskps.cluster.wire.messages import pack_call, unpack_answers
@@ -13,6 +14,26 @@ from daskps.cluster.wire.messages import pack_call, unpack_answers
 if TYPE_CHECKING:
     from daskps.cluster.caller.link import Link
     from daskps.cluster.wire.messages import Answer, Call
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a handle has done: messages, calls without one, their bytes, retries."""
+
+    messages: int = 0
+    local_calls: int = 0
+    nbytes: int = 0
+    retries: int = 0
+    #: Lanes that are open, calls that they took, and the bytes of their arrays.
+    lanes: int = 0
+    lane_calls: int = 0
+    lane_nbytes: int = 0
+    #: How often a call went on by message, or a lane did not open, by the reason.
+    fallbacks: dict[str, int] = field(default_factory=dict)
+
+    def fell_back(self, why: str) -> None:
+        """Count what was left to messages."""
+        self.fallbacks[why] = self.fallbacks.get(why, 0) + 1
 
 
 class Wire(Protocol):

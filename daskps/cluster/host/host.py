@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from daskps import config
 from daskps.cluster.host.calls import answers_of, start_call
@@ -60,6 +60,16 @@ MIN_SECONDS = 0.1
 LOOK_SECONDS = 0.0005
 
 
+class Ends(Protocol):
+    """What ends with a store, or with the host."""
+
+    def drop(self, store: str) -> None:
+        """End what belongs to a store that is gone."""
+
+    def close(self) -> None:
+        """End all of it."""
+
+
 class ShardHost(NearShards):
     """Shards of one worker.
 
@@ -101,6 +111,8 @@ class ShardHost(NearShards):
         self._looking: asyncio.Future[None] | None = None
         #: Shards that were dropped while somebody was at them.
         self._leaving: list[HostedShard] = []
+        #: Sockets that callers have, where they may have any.
+        self.lanes: Ends | None = None
         self.is_leaving = False
         self._loop_thread = threading.get_ident()
         self._executor = ThreadPoolExecutor(
@@ -353,6 +365,9 @@ class ShardHost(NearShards):
 
         Returns the names of what went with this worker as the last of its machine.
         """
+        if self.lanes is not None:
+            # Or they would go on answering.
+            self.lanes.close()
         for (_, index), hosted in list(self.shards.items()):
             error = ShardLostError(hosted.name, index, self.worker.address, reason)
             hosted.run(partial(Shard.abandon, error=error))

@@ -18,7 +18,7 @@ from daskps import codecs, errors
 from daskps.cluster.upstream import frame, unframe
 from daskps.cluster.wire.replies import pack_error, unpack_error, unpack_reply
 from daskps.cluster.wire.wellformed import MOST_SECONDS
-from daskps.layout.arrays import Layout, compute_dtype
+from daskps.layout.arrays import Layout, Piece, compute_dtype
 from daskps.shards.steps import (
     ADD,
     ASSIGN,
@@ -266,6 +266,12 @@ def _codec(name: str, kind: str) -> Codec | None:
     return codecs.named(name)
 
 
+def dtype_of_item(piece: Piece, kind: str) -> str:
+    """Return of which dtype the numbers are that go to a piece."""
+    dtype = piece.parameter.dtype
+    return compute_dtype(dtype) if kind in (GRADIENT, MODEL) else dtype
+
+
 def unpack_item(
     layout: Layout,
     shard: int,
@@ -289,10 +295,7 @@ def unpack_item(
             f"element {start!r:.60} on"
         )
     piece = pieces[position]
-    dtype = piece.parameter.dtype
-    if kind in (GRADIENT, MODEL):
-        dtype = compute_dtype(dtype)
-    array = unpack_array(data, codec.dtype if codec else dtype)
+    array = unpack_array(data, codec.dtype if codec else dtype_of_item(piece, kind))
     if array.ndim != 1 or start < 0 or start + len(array) > piece.size:
         raise errors.PushRejectedError(
             f"{len(array)} elements at {start} do not fit the {piece.size} elements of "

@@ -26,7 +26,17 @@ SHARD = {
     "parked",
     "calls",
 }
-HANDLE = {"ways", "messages", "local_calls", "nbytes", "retries"}
+HANDLE = {
+    "ways",
+    "messages",
+    "local_calls",
+    "nbytes",
+    "retries",
+    "lanes",
+    "lane_calls",
+    "lane_nbytes",
+    "fallbacks",
+}
 
 
 def in_task(s):

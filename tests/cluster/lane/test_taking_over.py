@@ -17,7 +17,6 @@ from distributed.security import Security
 from tornado.ioloop import IOLoop
 
 from daskps.cluster import upstream
-from tests.support import gen_test
 
 #: Sizes of what is sent there and back: within a segment of TCP, and beyond any buffer.
 SIZES = (1, 8, 1000, 70_000, 300_000)
@@ -95,8 +94,7 @@ def talk(taken: socket.socket, seed: int) -> None:
 
 @pytest.mark.parametrize("scheme", ["tcp", "tls"])
 def test_no_byte_is_lost_and_dask_has_no_part_in_it(scheme):
-    @gen_test(timeout=60)
-    async def test():
+    async def test() -> None:
         async with Echo(scheme) as echoing:
 
             async def one(seed: int) -> None:
@@ -111,57 +109,58 @@ def test_no_byte_is_lost_and_dask_has_no_part_in_it(scheme):
             assert echoing.watched == {False}
             assert not echoing.server._comms
 
-    test()
+    asyncio.run(test())
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "tls"])
 def test_a_handler_that_does_not_agree_keeps_its_connection(scheme):
-    @gen_test()
-    async def test():
+    async def test() -> None:
         async with Echo(scheme) as echoing:
             assert await echoing.ask(wrong=True) == ({"status": "refused"}, None)
             # As Dask answers where nobody handles the message.
             assert await echoing.ask(op="no_such") == (None, None)
             assert not echoing.threads
 
-    test()
+    asyncio.run(test())
 
 
 @pytest.mark.parametrize("scheme", ["inproc", "ws"])
 def test_what_has_no_socket_is_refused(scheme):
-    @gen_test()
-    async def test():
+    async def test() -> None:
         async with Echo(scheme) as echoing:
             with pytest.raises(OSError):  # noqa: PT011 - whose text is Dask's
                 await echoing.ask()
             (error,) = echoing.refused
             assert "has no socket of its own" in str(error)
 
-    test()
+    asyncio.run(test())
 
 
-@gen_test()
-async def test_a_caller_that_does_not_wait_for_the_answer_is_cut():
+def test_a_caller_that_does_not_wait_for_the_answer_is_cut():
     """What it has sent already is with Dask: bytes would be lost."""
-    async with Echo("tcp") as echoing:
-        comm: Any = await connect(echoing.server.address)
-        begun = asyncio.Event()
-        give = upstream.give_socket
 
-        async def late(comm: Any, reply: Any) -> Any:
-            # As if the loop had gone on between the answer and this.
-            await comm.stream.read_bytes(3)
-            begun.set()
-            return await give(comm, reply)
+    async def test() -> None:
+        async with Echo("tcp") as echoing:
+            comm: Any = await connect(echoing.server.address)
+            begun = asyncio.Event()
+            give = upstream.give_socket
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(upstream, "give_socket", late)
-            await comm.write({"op": "daskps_lane"})
-            await comm.stream.write(b"raw bytes, too early")
-            await begun.wait()
-            with pytest.raises(OSError):  # noqa: PT011 - whose text is Dask's
-                await comm.read()
-        (error,) = echoing.refused
-        assert "bytes are under way" in str(error)
-        with contextlib.suppress(OSError):
-            comm.abort()
+            async def late(comm: Any, reply: Any) -> Any:
+                # As if the loop had gone on between the answer and this.
+                await comm.stream.read_bytes(3)
+                begun.set()
+                return await give(comm, reply)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(upstream, "give_socket", late)
+                await comm.write({"op": "daskps_lane"})
+                await comm.stream.write(b"raw bytes, too early")
+                await begun.wait()
+                with pytest.raises(OSError):  # noqa: PT011 - whose text is Dask's
+                    await comm.read()
+            (error,) = echoing.refused
+            assert "bytes are under way" in str(error)
+            with contextlib.suppress(OSError):
+                comm.abort()
+
+    asyncio.run(test())

@@ -1,0 +1,1 @@
+"""A lane: one socket between a caller and a host, and what travels on it."""

@@ -1,0 +1,249 @@
+"""Forms: what stays the same from call to call on a lane, said once.
+
+To which shards of which generation, which elements come and go, of which run and rank,
+or of which producer. A call then says the number of its form, and what has changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps import codecs
+from daskps.cluster.lane.frames import (
+    CALL,
+    HAS_LEAST,
+    HAS_LR,
+    Head,
+    pack_head,
+)
+from daskps.cluster.wire.messages import (
+    Call,
+    dtype_of_item,
+    pack_call,
+    unpack_call,
+)
+from daskps.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator, Sequence
+
+    from daskps.layout.arrays import Layout
+    from daskps.shards.steps import Item
+    from daskps.typing import Array
+
+#: A version to wait for, in front of the arrays of a call.
+LEAST = np.dtype("int64")
+#: Longest wait that a head can say, in milliseconds.
+_MOST_MS = 2**32 - 1
+#: More elements than any shard has.
+_MOST_ELEMENTS = 2**48
+
+
+def form_of(call: Call) -> Hashable:
+    """Return what is the same for all calls of a form, and for no others."""
+    step = call.step
+    return (
+        call.codec,
+        step.kind,
+        step.run,
+        step.rank,
+        step.tick,
+        step.producer,
+        step.touched,
+        step.whole,
+        tuple(
+            (p.shard, p.step.generation, p.step.wait, p.ranges, _sizes(p.step.items))
+            for p in call.parts
+        ),
+    )
+
+
+def _sizes(items: Sequence[Item]) -> tuple[tuple[int, int, int, int], ...]:
+    """Return position, start, length and number of ids of each item; -1 for none."""
+    return tuple(
+        [
+            (i.position, i.start, len(i.data), -1 if i.ids is None else len(i.ids))
+            for i in items
+        ]
+    )
+
+
+def say_form(call: Call) -> Any:
+    """Return the form of a call as plain values."""
+    parts = tuple(
+        p._replace(step=p.step._replace(items=(), **_NEUTRAL)) for p in call.parts
+    )
+    packed = pack_call(call._replace(parts=parts, wait_seconds=0, token=""))
+    return {**packed, "sizes": [_sizes(p.step.items) for p in call.parts]}
+
+
+#: What the head of a frame says, or its body, in place of the form.
+_NEUTRAL: dict[str, Any] = {
+    "clock": 0,
+    "sequence": 0,
+    "floor": 0,
+    "weight": 1.0,
+    "lr": None,
+    "at_least": 0,
+}
+
+
+def pack_frame(call: Call, form: int, number: int) -> list[Any]:
+    """Return a call as the buffers of its frame.
+
+    Parameters
+    ----------
+    call : Call
+        The call.
+    form : int
+        Number of its form.
+    number : int
+        Number of the frame.
+    """
+    step, flags, body = call.step, 0, list[Any]()
+    if step.lr is not None:
+        flags |= HAS_LR
+    if any(p.step.at_least for p in call.parts):
+        flags |= HAS_LEAST
+        body.append(np.array([p.step.at_least for p in call.parts], LEAST))
+    for part in call.parts:
+        for item in part.step.items:
+            body.append(item.data)
+            if item.ids is not None:
+                body.append(item.ids)
+    body = [np.ascontiguousarray(array) for array in body if array.nbytes]
+    head = Head(
+        CALL,
+        sum([array.nbytes for array in body]),
+        number,
+        form,
+        flags,
+        step.clock,
+        step.sequence,
+        step.floor,
+        step.weight,
+        step.lr or 0.0,
+        min(int(1000 * call.wait_seconds), _MOST_MS),
+    )
+    return [pack_head(head), *body]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A form as a host has it."""
+
+    #: A call of that form; its arrays have the right lengths and no memory.
+    template: Call
+    #: Dtype and length of each array, in the order in which they come.
+    arrays: tuple[tuple[str, int], ...]
+    #: Bytes of these.
+    nbytes: int
+
+    def check(self, head: Head) -> None:
+        """Refuse a head whose body is none of this form.
+
+        Raises
+        ------
+        ProtocolError
+            Before memory is taken for it.
+        """
+        least = LEAST.itemsize * len(self.template.parts)
+        wanted = self.nbytes + (least if head.flags & HAS_LEAST else 0)
+        if head.nbytes != wanted:
+            raise ProtocolError(
+                f"a call with a body of {head.nbytes:,} bytes, of a form that has "
+                f"{wanted:,}"
+            )
+
+    def call(
+        self, head: Head, least: Sequence[int] | None, arrays: Iterator[Array]
+    ) -> Call:
+        """Return the call that a frame of this form is.
+
+        Parameters
+        ----------
+        head : Head
+            Its head.
+        least : sequence of int or None
+            Versions to wait for, by part.
+        arrays : iterator of ndarray
+            Its arrays, in their order.
+        """
+        lr = head.lr if head.flags & HAS_LR else None
+        parts = []
+        for position, part in enumerate(self.template.parts):
+            items = tuple(
+                [
+                    i._replace(
+                        data=next(arrays), ids=None if i.ids is None else next(arrays)
+                    )
+                    for i in part.step.items
+                ]
+            )
+            step = part.step._replace(
+                items=items,
+                clock=head.clock,
+                sequence=head.sequence,
+                floor=head.floor,
+                weight=head.weight,
+                lr=lr,
+                at_least=least[position] if least else 0,
+            )
+            parts.append(part._replace(step=step))
+        return self.template._replace(
+            parts=tuple(parts), wait_seconds=head.wait_ms / 1000
+        )
+
+
+def read_form(said: Any, layout_of: Callable[[str, int], Layout]) -> Form:
+    """Return the form that a caller has said.
+
+    Parameters
+    ----------
+    said : object
+        As :func:`say_form` returns it.
+    layout_of : callable
+        Returns the layout of a store by its name and one of its shards, or raises.
+
+    Raises
+    ------
+    ProtocolError, PushRejectedError, StaleGenerationError
+        Where no call can be of that form. Others are of a text that is malformed.
+    """
+    protocol, head, parts, sizes = (
+        said[name] for name in ("protocol", "head", "parts", "sizes")
+    )
+    layout = layout_of(str(head[0]), parts[0][0])
+    # No call has a codec but for gradients; `unpack_call` says so.
+    kind, codec = head[1], codecs.named(head[-1]) if head[-1] else None
+    for part, rows in zip(parts, sizes, strict=True):
+        part[3] = []
+        pieces = layout.pieces[part[0]]
+        for position, start, n, n_ids in rows:
+            if not (type(position) is int and 0 <= position < len(pieces)):
+                raise ProtocolError(f"piece {position!r:.60} of shard {part[0]!r:.60}")
+            dtype = codec.dtype if codec else dtype_of_item(pieces[position], kind)
+            ids = None if n_ids == -1 else _sized(n_ids, "int64")
+            if n_ids > n:
+                raise ProtocolError(f"{n_ids:,} rows of {n:,} elements")
+            part[3].append([position, start, _sized(n, dtype), ids])
+    template = unpack_call(protocol, head, parts, layout, owned=True)
+    arrays = tuple(
+        (array.dtype.name, len(array))
+        for part in template.parts
+        for item in part.step.items
+        for array in (item.data, item.ids)
+        if array is not None
+    )
+    nbytes = sum(np.dtype(dtype).itemsize * n for dtype, n in arrays)
+    return Form(template, arrays, nbytes)
+
+
+def _sized(n: int, dtype: str) -> Array:
+    """Return an array of a length that takes no memory."""
+    if type(n) is not int or not 0 <= n <= _MOST_ELEMENTS:
+        raise ProtocolError(f"an array of {n!r:.60} elements")
+    return np.broadcast_to(np.zeros((), dtype), (n,))

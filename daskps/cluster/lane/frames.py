@@ -1,0 +1,193 @@
+"""What travels on a lane: frames, each a head of 64 bytes and a body of plain bytes.
+
+A caller sends a *form* once: all that stays the same from call to call, as text. Then it
+sends calls: the number of their form, what changes, and arrays. A host answers each
+frame with one of its own. Nothing here is ever unpickled, and how long a body may be
+is known before memory is taken for it.
+
+Pure: bytes in, bytes out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from daskps.cluster.wire.messages import Answer
+from daskps.cluster.wire.replies import sendable
+from daskps.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from daskps.cluster.wire.messages import Call
+
+#: What every frame begins with; two ends that disagree on the format differ here.
+MAGIC = 0x31_6C_70_64
+_HEAD = struct.Struct("<IBBHQqqqddII")
+HEAD_NBYTES = _HEAD.size
+#: Kinds of frames, the callers' first.
+FORM: Final = 1
+CALL: Final = 2
+ANSWER: Final = 3
+REFUSAL: Final = 4
+#: Flags of a call: it has a learning rate; its body begins with versions to wait for.
+HAS_LR, HAS_LEAST = 1, 2
+#: Forms that a host keeps for one lane, and the longest text: a form, or errors.
+MOST_FORMS = 64
+MOST_TEXT = 2**20
+#: Characters of why a call is refused.
+MOST_SAID = 1000
+
+#: One shard of an answer: shard, version, lag, and what else there is to say.
+_ROW = struct.Struct("<qqqq")
+ROW_NBYTES = _ROW.size
+_PARKED, _APPLIED = 1, 2
+_ALL = 3
+
+
+class Head(NamedTuple):
+    """The head of a frame."""
+
+    kind: int
+    #: Bytes of the body.
+    nbytes: int = 0
+    #: Which frame of its lane it is, or answers.
+    number: int = 0
+    form: int = 0
+    flags: int = 0
+    clock: int = 0
+    sequence: int = 0
+    floor: int = 0
+    weight: float = 1.0
+    lr: float = 0.0
+    #: Longest the caller is kept waiting.
+    wait_ms: int = 0
+
+
+def pack_head(head: Head) -> bytes:
+    """Return a head as bytes."""
+    kind, nbytes, number, form, flags, clock, sequence, floor, weight, lr, ms = head
+    return _HEAD.pack(
+        MAGIC,
+        kind,
+        flags,
+        form,
+        nbytes,
+        clock,
+        sequence,
+        floor,
+        weight,
+        lr,
+        ms,
+        number & 0xFFFF_FFFF,
+    )
+
+
+def unpack_head(data: bytes | bytearray | memoryview) -> Head:
+    """Return the head that 64 bytes are.
+
+    Raises
+    ------
+    ProtocolError
+        For bytes that are none, or a head that no end of a lane sends.
+    """
+    magic, kind, flags, form, nbytes, clock, sequence, floor, weight, lr, ms, number = (
+        _HEAD.unpack(data)
+    )
+    if magic != MAGIC:
+        raise ProtocolError(f"bytes that are no frame of a lane: {bytes(data[:8])!r}")
+    head = Head(
+        kind, nbytes, number, form, flags, clock, sequence, floor, weight, lr, ms
+    )
+    if (
+        not FORM <= kind <= REFUSAL
+        or flags & ~(HAS_LR | HAS_LEAST)
+        or form >= MOST_FORMS
+        or min(clock, sequence, floor) < -1
+        or not math.isfinite(weight)
+        or (kind in (FORM, REFUSAL) and nbytes > MOST_TEXT)
+    ):
+        raise ProtocolError(f"a frame that no end of a lane sends: {head!r:.200}")
+    return head
+
+
+def pack_text(kind: int, value: object, number: int, form: int = 0) -> list[Any]:
+    """Return the frame of a form or of a refusal, as buffers.
+
+    Raises
+    ------
+    ProtocolError
+        For a text that is too long for a lane.
+    """
+    text = json.dumps(value, separators=(",", ":")).encode()
+    if len(text) > MOST_TEXT:
+        raise ProtocolError(f"{len(text):,} bytes of text, more than a lane takes")
+    return [pack_head(Head(kind, len(text), number, form)), text]
+
+
+def unpack_text(text: bytes | bytearray | memoryview) -> Any:
+    """Return what a text says.
+
+    Raises
+    ------
+    ProtocolError
+        For bytes that are none.
+    """
+    try:
+        return json.loads(bytes(text))
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"{len(text)} bytes that are no text of a lane") from error
+
+
+def pack_refusal(error: Exception, number: int) -> list[Any]:
+    """Return the frame that says why a lane does not answer, as buffers.
+
+    The caller takes a message then, and hears the error itself.
+    """
+    why = sendable(f"{type(error).__name__}: {error}")
+    return pack_text(REFUSAL, why[:MOST_SAID], number)
+
+
+def pack_answers(answers: Sequence[Answer], number: int) -> list[Any]:
+    """Return the frame that answers a call, as buffers.
+
+    Where a shard has an error all of it is a refusal.
+    """
+    for answer in answers:
+        if answer.error is not None:
+            return pack_refusal(answer.error, number)
+    rows, arrays = bytearray(), list[Any]()
+    for a in answers:
+        code = _PARKED * a.parked | _APPLIED * a.applied
+        rows += _ROW.pack(a.shard, a.version, a.lag, code)
+        arrays += [array for array in a.arrays if array.nbytes]
+    nbytes = len(rows) + sum(array.nbytes for array in arrays)
+    return [pack_head(Head(ANSWER, nbytes, number)) + rows, *arrays]
+
+
+def unpack_rows(data: bytes | bytearray | memoryview, call: Call) -> list[Answer]:
+    """Return the answers of a frame without their arrays, which come behind them.
+
+    Parameters
+    ----------
+    data : bytes-like
+        The rows.
+    call : Call
+        What is answered.
+
+    Raises
+    ------
+    ProtocolError
+        For rows that do not answer that call.
+    """
+    found = []
+    for row, part in zip(_ROW.iter_unpack(data), call.parts, strict=True):
+        shard, version, lag, code = row
+        if shard != part.shard or not 0 <= code <= _ALL:
+            raise ProtocolError(f"a row {row} that answers no call to {part.shard}")
+        parked, applied = bool(code & _PARKED), bool(code & _APPLIED)
+        found.append(Answer(shard, None, parked, applied, version, lag))
+    return found

@@ -1,0 +1,173 @@
+"""One end of a lane: whole frames, however their bytes come, and ends of all kinds."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daskps.cluster.lane import channel
+from daskps.cluster.lane.channel import BUFFER_NBYTES, Channel
+from daskps.cluster.lane.frames import CALL, Head, pack_head
+from daskps.errors import ProtocolError
+from tests.cluster.forks import child
+
+Ends = tuple[Channel, socket.socket]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    here, there = socket.socketpair()
+    mine = Channel(here, 30.0)
+    yield mine, there
+    mine.close()
+    there.close()
+
+
+def trickle(there: socket.socket, data: bytes, sizes: list[int]) -> threading.Thread:
+    """Send bytes in pieces of these sizes, from another thread."""
+
+    def run() -> None:
+        at = 0
+        for size in sizes:
+            there.sendall(data[at : at + size])
+            at += size
+        there.sendall(data[at:])
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("n", [0, 1, 1000, BUFFER_NBYTES - 64, BUFFER_NBYTES, 300_001])
+@pytest.mark.parametrize("cut", [1, 63, 64, 65, 1000])
+def test_frames_arrive_whole_however_they_are_cut(ends, n, cut):
+    mine, there = ends
+    body = random.Random(n).randbytes(n)
+    frame = pack_head(Head(CALL, n, number=1)) + body
+    thread = trickle(there, 2 * frame, [cut, 1, cut])
+    for _ in range(2):
+        head = mine.receive_head()
+        assert (head.nbytes, head.number) == (n, 1)
+        found = np.empty(head.nbytes, "u1")
+        mine.receive_into(found)
+        assert found.tobytes() == body
+    mine.end_frame()
+    thread.join()
+
+
+def test_arrays_are_filled_where_they_are(ends):
+    mine, there = ends
+    arrays = [np.arange(5, dtype="f4"), np.arange(40_000, dtype="f8"), np.ones(1, "i8")]
+    other = Channel(there, 30.0)
+    thread = threading.Thread(target=other.send, args=([b"head", *arrays],))
+    thread.start()
+    assert mine.receive_bytes(4) == b"head"
+    for array in arrays:
+        found = np.empty_like(array)
+        mine.receive_into(found)
+        assert found.tolist() == array.tolist()
+    thread.join()
+
+
+def test_more_buffers_than_one_call_of_the_kernel_takes(ends, monkeypatch):
+    monkeypatch.setattr(channel, "MOST_BUFFERS", 3)
+    mine, there = ends
+    sent = [bytes([i]) * i for i in range(50)]
+    thread = threading.Thread(target=mine.send, args=(sent,))
+    thread.start()
+    assert Channel(there, 30.0).receive_bytes(sum(range(50))) == b"".join(sent)
+    thread.join()
+
+
+def test_bytes_that_nobody_has_asked_for_are_found(ends):
+    mine, there = ends
+    there.sendall(pack_head(Head(CALL)) + b"more")
+    mine.receive_head()
+    with pytest.raises(ProtocolError, match="answer nothing"):
+        mine.end_frame()
+
+
+def test_an_http_client_is_told_from_a_caller(ends):
+    mine, there = ends
+    there.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nUser-Agent: curl\r\n\r\n" * 2)
+    with pytest.raises(ProtocolError, match="no frame of a lane"):
+        mine.receive_head()
+
+
+def test_an_end_in_the_middle_of_a_frame(ends):
+    mine, there = ends
+    there.sendall(pack_head(Head(CALL, 10))[:40])
+    there.close()
+    with pytest.raises(ConnectionResetError):
+        mine.receive_head(idle=True)
+
+
+def test_an_idle_lane_waits_and_one_within_a_frame_does_not(ends):
+    mine, there = ends
+    mine.begin(0.001, 30.0)
+    found: list[Head] = []
+    thread = threading.Thread(target=lambda: found.append(mine.receive_head(idle=True)))
+    thread.start()
+    there.sendall(pack_head(Head(CALL, 7)))
+    thread.join()
+    assert found[0].nbytes == 7
+    there.sendall(b"abc")
+    with pytest.raises(TimeoutError):
+        mine.receive_bytes(7)
+
+
+def test_who_sends_a_byte_now_and_then_is_too_slow(ends):
+    mine, there = ends
+    mine.begin(30.0, 0.0)
+    there.sendall(b"a")
+    with pytest.raises(TimeoutError, match="too slow"):
+        mine.receive_bytes(2)
+
+
+def test_who_does_not_read_is_given_up(ends):
+    mine, _ = ends
+    mine.begin(0.001, 30.0)
+    with pytest.raises(TimeoutError):
+        mine.send([bytes(10**7)])
+
+
+def test_another_thread_wakes_who_waits(ends):
+    mine, _ = ends
+    found: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            mine.receive_head(idle=True)
+        except OSError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    mine.shut()
+    thread.join()
+    assert found
+    assert not mine.is_open
+    mine.close()
+    mine.shut()  # of what is closed nothing
+
+
+def test_a_forked_process_leaves_the_lane_to_its_parent(ends):
+    mine, there = ends
+    number = mine._socket.fileno()
+
+    def closed(pipe: Any) -> None:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(number)
+        assert not mine.is_open
+
+    with child(closed) as forked:
+        assert forked.end() == 0
+    there.sendall(pack_head(Head(CALL, 1)))
+    assert mine.receive_head().nbytes == 1

@@ -1,0 +1,417 @@
+"""Calls by lanes: what they do, and what goes on by message instead."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client
+from distributed.security import Security
+
+import daskps
+from daskps import optim
+from daskps.cluster import upstream
+from daskps.cluster.caller import lanes
+from daskps.cluster.host.host import HOSTS
+from daskps.cluster.lane.channel import Channel
+from daskps.cluster.lane.frames import CALL, FORM, Head, pack_head, pack_text
+from daskps.cluster.wire.messages import PROTOCOL
+from tests.support import cleaned, local_cluster, store, until
+
+LANE = {
+    "daskps.ways.process": False,
+    "daskps.ways.machine": False,
+    "daskps.ways.lane": True,
+    "distributed.worker.profile.enabled": False,
+}
+#: Two workers in this process that talk by TCP: both ends of a lane are here.
+HERE: dict[str, Any] = {"processes": False, "protocol": "tcp"}
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane is opened at the first call, and soon again."""
+    monkeypatch.setattr(lanes, "CALLS_BEFORE", 1)
+    monkeypatch.setattr(lanes, "PAUSE_SECONDS", 0.0)
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Client]:
+    with dask.config.set(LANE), local_cluster(**HERE) as client:
+        yield client
+
+
+@pytest.fixture
+def client(here: Client) -> Iterator[Client]:
+    with dask.config.set(LANE), cleaned(here):
+        yield here
+
+
+def handle(s: Any) -> dict[str, Any]:
+    found: dict[str, Any] = s.stats()["handle"]
+    return found
+
+
+def opened(s: Any, n: int | None = None) -> dict[str, Any]:
+    """Pull until there are lanes to all hosts; return what the handle counts then."""
+    n = len(s.placement) if n is None else n
+
+    def is_open() -> bool:
+        s.pull()
+        return handle(s)["lanes"] >= n
+
+    until(is_open)
+    return handle(s)
+
+
+def given() -> int:
+    """Return how many lanes the hosts here have."""
+    ends: Any = [host.lanes for host in HOSTS.values()]
+    return sum(map(len, filter(None, ends)))
+
+
+def test_a_handle_takes_lanes_once_they_are_open(client):
+    with store(client, params={"w": np.zeros(10, "f4"), "b": np.float64(0)}) as s:
+        before = opened(s)
+        assert given() >= 2
+        out = s.pull()
+        for k in range(1, 4):
+            s.push({"w": np.full(10, 10, "f4"), "b": np.float64(10)})
+            s.pull(out=out)
+            assert out["w"].tolist() == [-k] * 10
+            assert out["b"] == -k
+        s["w"].add(np.ones(10, "f4"))
+        s["b"].assign(np.float64(5))
+        back = s.pushpull({"w": np.zeros(10, "f4")})
+        assert back["w"].tolist() == [-2] * 10
+        assert back["b"] == 5
+        after = handle(s)
+        assert after["messages"] == before["messages"]
+        assert after["lane_calls"] > before["lane_calls"] + 14
+        assert after["lane_nbytes"] > before["lane_nbytes"]
+        assert (after["retries"], after["fallbacks"]) == (0, {})
+        # Every push once on each shard it goes to.
+        assert [row["duplicates"] for row in s.stats()["shards"]] == [0, 0]
+    until(lambda: given() == 0)
+
+
+@pytest.mark.parametrize("n", [0, 1, 20_000, 3_000_000])
+def test_arrays_of_all_sizes_and_dtypes(client, n):
+    values = {
+        d: (np.arange(n) % 100).astype(d)
+        for d in ("float32", "float64", "int64", "float16")
+    }
+    with store(client, params=values, optimizer=None) as s:
+        before = opened(s)
+        found = s.pull()
+        for name, value in values.items():
+            assert found[name].dtype == value.dtype
+            assert (found[name] == value).all()
+            s[name].assign(value[::-1].copy())
+        found = s.pull()
+        for name, value in values.items():
+            assert (found[name] == value[::-1]).all()
+        assert handle(s)["messages"] == before["messages"]
+
+
+def test_what_a_host_refuses_is_heard_by_message_and_keeps_the_lane(client):
+    with store(client, params={"w": np.zeros(4, "i8")}, optimizer=None) as s:
+        opened(s)
+        s.pull()
+        [host, *_] = [HOSTS[w] for w in s.placement]
+
+        def refuse(*_: Any) -> None:
+            raise daskps.errors.LayoutError("the reason itself")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(host, "get_shard", refuse)
+            with pytest.raises(daskps.errors.LayoutError, match="the reason itself"):
+                s.pull()
+        after = handle(s)
+        assert after["fallbacks"] == {"refused: LayoutError": 1}
+        assert after["lanes"] == 2
+        assert s.pull()["w"].tolist() == [0] * 4
+        assert handle(s)["messages"] == after["messages"]
+
+
+def test_what_has_to_be_waited_for_goes_on_by_message(client, monkeypatch):
+    monkeypatch.setattr(lanes, "WAIT_SECONDS", 0.01)
+    with store(client, params={"w": np.zeros(4)}) as s:
+        before = opened(s)
+        with pytest.raises(TimeoutError, match=r"shards? 0"):
+            s.pull(min_version=s.version + 5, timeout=0.1)
+        seen: list[Any] = []
+        wanted = s.version + 1
+        reader = threading.Thread(
+            target=lambda: seen.append(s.pull(min_version=wanted)["w"])
+        )
+        reader.start()
+        until(lambda: handle(s)["messages"] > before["messages"])
+        s.push({"w": np.ones(4)})
+        reader.join()
+        assert (seen[0] < 0).all()
+        assert handle(s)["fallbacks"]["it has to be waited for"] >= 2
+        assert handle(s)["lanes"] >= 2
+
+
+def test_calls_at_the_same_time_take_a_lane_each(client):
+    with store(client, params={"w": np.zeros(1000)}, optimizer=optim.SGD(1.0)) as s:
+        opened(s)
+
+        def push() -> None:
+            for _ in range(50):
+                s.push({"w": np.ones(1000)})
+
+        threads = [threading.Thread(target=push) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (s.pull()["w"] == -300).all()
+        assert 2 <= handle(s)["lanes"] <= 2 * lanes.MOST_LANES
+        assert [row["pushes"] for row in s.stats()["shards"]] == [300, 300]
+
+
+def test_nothing_on_a_lane_is_unpickled(client, monkeypatch):
+    """Neither by the threads of hosts, nor by those that call."""
+    seen: set[str] = set()
+    serialize = sys.modules["distributed.protocol.serialize"]
+
+    def watched(function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            seen.add(threading.current_thread().name)
+            return function(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(pickle, "loads", watched(pickle.loads))
+    for name in ("deserialize", "pickle_loads"):
+        monkeypatch.setattr(serialize, name, watched(getattr(serialize, name)))
+    with store(client, params={"w": np.zeros(50_000)}) as s:
+        before = opened(s)
+        seen.clear()
+
+        def use() -> None:
+            s.push({"w": np.ones(50_000)})
+            s.pull()
+
+        caller = threading.Thread(target=use, name="caller")
+        caller.start()
+        caller.join()
+        assert handle(s)["lane_calls"] == before["lane_calls"] + 4
+        assert not seen & {"daskps-lane", "caller"}
+        pickle.loads(pickle.dumps(1))
+        assert seen & {threading.current_thread().name}
+
+
+def loop(trainer: Any, part: int) -> Any:
+    out = trainer.pull()
+    for k in range(20):
+        trainer.push({"w": np.sin(np.arange(len(out["w"])) + part + k).astype("f4")})
+        trainer.pull(out=out)
+    last = trainer.pushpull({"w": np.ones(len(out["w"]), "f4")})
+    return last["w"], trainer._session.shards.counters
+
+
+@pytest.mark.parametrize("sync", ["bsp", "ssp", "asp"])
+@pytest.mark.parametrize("codec", [None, "bf16"])
+def test_a_run_by_lanes_has_the_bits_of_one_by_message(client, sync, codec):
+    results = []
+    for lane in (True, False):
+        with (
+            dask.config.set({"daskps.ways.lane": lane}),
+            store(client, params={"w": np.zeros(600, "f4")}) as s,
+        ):
+            rows = daskps.run(s, loop, [0, 1], sync=sync, codec=codec)
+            results.append(s.pull()["w"].tobytes())
+            assert s.version == (21 if sync == "bsp" else 42)
+            taken = [counters.lane_calls for _, counters in rows]
+            assert all(taken) if lane else not any(taken)
+    if sync == "bsp":
+        assert results[0] == results[1]
+    until(lambda: given() == 0)
+
+
+def test_lanes_by_tls():
+    security = Security.temporary()
+    tls: dict[str, Any] = {"security": security, **HERE, "protocol": "tls"}
+    with (
+        dask.config.set(LANE),
+        local_cluster(**tls) as client,
+        store(client, params={"w": np.zeros(500_000)}, optimizer=optim.SGD(1.0)) as s,
+    ):
+        before = opened(s)
+        for _ in range(3):
+            s.push({"w": np.ones(500_000)})
+        assert (s.pull()["w"] == -3).all()
+        after = handle(s)
+        assert after["messages"] == before["messages"]
+        assert after["lane_calls"] == before["lane_calls"] + 8
+
+
+# -- ends, and what is no lane --------------------------------------------------------
+
+
+class Cut:
+    """Cuts a lane after so many bytes that one of its ends sends."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, by_host: bool) -> None:
+        self.left: int | None = None
+        self.by_host, self.sent = by_host, 0
+        whole = Channel.send
+
+        def send(channel: Channel, buffers: Any) -> None:
+            of_host = threading.current_thread().name == "daskps-lane"
+            if of_host is not self.by_host:
+                whole(channel, buffers)
+                return
+            data = b"".join(bytes(memoryview(b).cast("B")) for b in buffers)
+            self.sent = len(data)
+            if self.left is None:
+                whole(channel, [data])
+                return
+            whole(channel, [data[: self.left]])
+            self.left = None
+            channel.shut()
+
+        monkeypatch.setattr(Channel, "send", send)
+
+    def begin(self, position: int) -> None:
+        self.left = position
+
+    @property
+    def is_on(self) -> bool:
+        return self.left is not None
+
+
+@pytest.mark.parametrize("by_host", [True, False], ids=["answer", "push"])
+def test_a_lane_that_is_cut_anywhere_applies_each_push_once(
+    client, monkeypatch, by_host
+):
+    cut = Cut(monkeypatch, by_host=by_host)
+    sgd = optim.SGD(1.0)
+    with store(client, params={"w": np.zeros(4)}, optimizer=sgd, shards=1) as s:
+        opened(s)
+        s.push({"w": np.ones(4)})  # its form is known from here on
+        # Head, and 32 bytes: a row of one answer, or four numbers.
+        n, pushes = cut.sent, 1
+        assert n == 96
+        for position in range(0, n + 1, 5):
+            opened(s)
+            s.push({"w": np.ones(4)})
+            cut.begin(position)
+            s.push({"w": np.ones(4)})
+            assert not cut.is_on
+            pushes += 2
+            assert s.pull()["w"].tolist() == [-pushes] * 4
+        [row] = s.stats()["shards"]
+        assert row["pushes"] == pushes
+
+
+def ask(client: Client, **message: Any) -> Any:
+    """Ask the first worker for a lane, as any process of the cluster can."""
+    address = next(iter(client.nthreads()))
+    message = {"op": "daskps_lane", "protocol": PROTOCOL, "token": "t", **message}
+    work = upstream.ask_for_socket(client.rpc, address, message, 30)
+    loop: Any = client.loop
+    return asyncio.run_coroutine_threadsafe(work, loop.asyncio_loop).result()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"protocol": 1}, "protocol 1 was asked for"),
+        ({"protocol": None}, "protocol None"),
+        ({"store": "other"}, "holds no shard of store"),
+        ({"store": 7}, "a lane to store 7"),
+        ({"token": "x" * 65}, "a lane to store"),
+        ({"token": None}, "a lane to store"),
+    ],
+)
+def test_a_lane_that_nobody_can_have_is_refused_as_a_message(client, wrong, why):
+    with store(client) as s:
+        reply, taken = ask(client, **{"store": s.uid, **wrong})
+        assert taken is None
+        assert reply["status"] == "refused"
+        assert why in str(reply["error"])
+        assert given() == 0
+
+
+def test_hosts_give_no_more_lanes_than_they_have_threads_for(client, monkeypatch):
+    monkeypatch.setattr("daskps.cluster.host.lanes.MOST_LANES", 0)
+    with store(client) as s:
+        reply, _ = ask(client, store=s.uid)
+        assert "has 0 lanes already" in str(reply["error"])
+        s.pull()
+        until(lambda: s.pull() and any(handle(s)["fallbacks"]))
+        assert handle(s)["lanes"] == 0
+
+
+FORM_OF_NOTHING = pack_text(FORM, {"protocol": PROTOCOL}, 1)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: worker\r\nAccept: */*\r\n\r\n".ljust(64),
+        bytes(64),
+        pack_head(Head(CALL, 2**63, form=1)),
+        pack_head(Head(CALL, 0, form=63)),
+        pack_head(Head(FORM, 2**40)),
+        pack_head(Head(3)),
+        pack_head(Head(CALL))[:63],
+        pack_head(Head(FORM, 100)) + b"{",
+    ],
+    ids=["http", "zeros", "huge", "unknown form", "long", "answer", "cut", "half"],
+)
+def test_garbage_ends_that_lane_and_no_other(client, data):
+    with store(client) as s:
+        opened(s)
+        before = given()
+        _, taken = ask(client, store=s.uid)
+        assert given() == before + 1
+        with taken:
+            taken.sendall(data)
+            if len(data) % 64:
+                taken.shutdown(1)
+            assert taken.recv(1000) == b""
+        until(lambda: given() == before)
+        assert s.pull()["w"].shape == (10,)
+        assert handle(s)["lanes"] == 2
+
+
+def test_a_form_of_nothing_is_refused_and_the_lane_goes_on(client):
+    with store(client) as s:
+        _, taken = ask(client, store=s.uid)
+        with taken:
+            for _ in range(3):
+                taken.sendall(b"".join(FORM_OF_NOTHING))
+                assert b"KeyError" in taken.recv(10_000)
+
+
+def test_lanes_end_with_their_client():
+    with dask.config.set(LANE), local_cluster(**HERE) as client:
+        with Client(client.scheduler.address, set_as_default=False) as other:
+            x = daskps.create({"w": np.zeros(4)}, name="kept", client=other)
+            opened(x)
+            assert given() == 2
+        until(lambda: given() == 0)
+        daskps.open("kept", client=client).delete()
+
+
+def test_lanes_end_with_their_worker():
+    with dask.config.set(LANE), local_cluster(**HERE) as client:
+        s = store(client, name="kept")
+        opened(s)
+        names = [t.name for t in threading.enumerate()]
+        assert names.count("daskps-lane") == 2
+        client.retire_workers(list(client.nthreads())[:1])
+        until(lambda: given() == 1)
+    until(lambda: "daskps-lane" not in [t.name for t in threading.enumerate()])
