@@ -134,6 +134,8 @@ class Session:
             # What was pushed before the tick is with the owners of the shards.
             if tick and codec is None and not self._open and apart:
                 near = self._find_near(tuple(arrays))
+            if codec is not None:
+                arrays = self._encoded(arrays, codec)
             number = self._next_number(kind, tick)
             try:
                 if near is not None:
@@ -142,8 +144,6 @@ class Session:
                         near, step, arrays, timeout=timeout, look=look
                     )
                 else:
-                    if codec is not None:
-                        arrays = self._encoded(arrays, codec)
                     request = routes.push(
                         self.meta,
                         arrays,
