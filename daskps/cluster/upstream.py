@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pickle import UnpicklingError
@@ -41,6 +40,7 @@ from daskps.errors import ProtocolError
 from daskps.usercode import holding_interrupts, user_code
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import (
         AsyncIterator,
         Awaitable,
@@ -306,6 +306,13 @@ async def give_socket(comm: Any, reply: Mapping[str, Any]) -> socket.socket:
     return _take_socket(comm)
 
 
+class _Gone:
+    """What a stream has in place of its socket: it takes no descriptor, so never fails."""
+
+    def close(self) -> None:
+        """Do nothing: the socket is somebody else's."""
+
+
 def _take_socket(comm: Any) -> socket.socket:
     """Leave a comm without its socket, and that to the caller, in blocking mode."""
     _check_takeable(comm)
@@ -314,7 +321,7 @@ def _take_socket(comm: Any) -> socket.socket:
     stream.io_loop.remove_handler(taken.fileno())
     # Or closing the stream would close the socket, and end what the loop does with it.
     stream._state = None
-    stream.socket = socket.socket()
+    stream.socket = _Gone()
     comm.abort()
     taken.setblocking(True)
     return taken

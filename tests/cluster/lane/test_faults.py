@@ -1,0 +1,237 @@
+"""Lanes whose ends are killed, stopped, fenced or interrupted: each push counts once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client
+
+import daskps
+from daskps.cluster.caller import lanes
+from daskps.cluster.host import lanes as host_lanes
+from daskps.cluster.host.host import HOSTS
+from tests.support import local_cluster, store, until
+
+LANE = {
+    "daskps.ways.process": False,
+    "daskps.ways.machine": False,
+    "daskps.ways.lane": True,
+}
+N = 16
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane is opened at the first call, and soon again."""
+    monkeypatch.setattr(lanes, "CALLS_BEFORE", 1)
+    monkeypatch.setattr(lanes, "PAUSE_SECONDS", 0.0)
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    """Three workers that share memory; this process reaches them by lanes alone."""
+    with (
+        dask.config.set({"daskps.ways.lane": True}),
+        local_cluster(n_workers=3, threads=1) as client,
+    ):
+        yield client
+
+
+def by_lane(handle: Any) -> Any:
+    far = pickle.loads(pickle.dumps(handle))
+    with dask.config.set(LANE):
+        far._attached()
+    return far
+
+
+def one(at: int) -> Any:
+    delta = np.zeros(N)
+    delta[at] = 1.0
+    return delta
+
+
+def counts(s: Any) -> dict[str, Any]:
+    found: dict[str, Any] = s.stats()["handle"]
+    return found
+
+
+def opened(s: Any, n: int) -> None:
+    def is_open() -> bool:
+        s.pull()
+        return bool(counts(s)["lanes"] >= n)
+
+    until(is_open)
+
+
+def pid_of(client: Client, address: str) -> int:
+    pid: int = client.run(os.getpid, workers=[address])[address]
+    return pid
+
+
+class Adder(threading.Thread):
+    """Adds one element after the other until it is stopped, and keeps what it added."""
+
+    def __init__(self, s: Any) -> None:
+        super().__init__()
+        self.s, self.added = s, np.zeros(N)
+        self.ended = threading.Event()
+        self.errors: list[BaseException] = []
+
+    def run(self) -> None:
+        k = 0
+        try:
+            while not self.ended.is_set():
+                self.s.add({"w": one(k % N)})
+                self.added[k % N] += 1
+                k += 1
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            self.errors.append(error)
+
+    def more(self, n: int) -> None:
+        """Wait until it has added so many more."""
+        goal = self.added.sum() + n
+        until(lambda: self.added.sum() >= goal or self.errors)
+
+
+def is_gone(client: Client, victim: str) -> bool:
+    return victim not in client.nthreads()
+
+
+def has_more_calls(s: Any, n: int) -> bool:
+    return bool(counts(s)["lane_calls"] > n)
+
+
+def test_owners_that_are_killed_apply_each_push_once(client):
+    names = list(client.nthreads())[:2]
+    s = by_lane(daskps.create({"w": np.zeros(N)}, name="kept", servers=names, shards=2))
+    opened(s, 2)
+    adder = Adder(s)
+    adder.start()
+    try:
+        for _ in range(2):
+            adder.more(50)
+            before = counts(s)["lane_calls"]
+            victim = s.stats()["shards"][0]["worker"]
+            os.kill(pid_of(client, victim), signal.SIGKILL)
+            until(partial(is_gone, client, victim))
+            adder.more(50)
+            until(partial(has_more_calls, s, before + 20))
+    finally:
+        adder.ended.set()
+        adder.join()
+    assert not adder.errors
+    np.testing.assert_array_equal(s.pull()["w"], adder.added)
+    pushes = [row["version"] for row in s.stats()["shards"]]
+    assert sum(pushes) >= adder.added.sum()
+    s.delete()
+
+
+def test_an_owner_that_is_stopped_is_left_to_messages(client):
+    """Those time out as they would, and go on once it does."""
+    name = next(iter(client.nthreads()))
+    s = by_lane(daskps.create({"w": np.zeros(N)}, name="kept", servers=[name]))
+    opened(s, 1)
+    pid = pid_of(client, name)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(TimeoutError, match="shard 0 at worker"):
+            s.add({"w": one(1)}, timeout=0.2)
+        adder = threading.Thread(target=s.add, args=({"w": one(2)},))
+        adder.start()
+        until(lambda: counts_of(s).fallbacks.get("TimeoutError", 0) >= 1)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    adder.join()
+    found = s.pull()["w"]
+    assert found[2] == 1.0
+    assert found[1] in (0.0, 1.0)
+    assert s.version == found.sum()
+    s.delete()
+
+
+def counts_of(s: Any) -> Any:
+    """Return a handle's counters without asking the hosts."""
+    return s._shards.counters
+
+
+# -- in this process --------------------------------------------------------------------
+
+
+@pytest.fixture
+def here() -> Iterator[Client]:
+    options: dict[str, Any] = {"processes": False, "protocol": "tcp"}
+    with (
+        dask.config.set({**LANE, "distributed.worker.profile.enabled": False}),
+        local_cluster(**options) as client,
+    ):
+        yield client
+
+
+class DeliberateError(Exception):
+    pass
+
+
+def loop(trainer: Any, part: int) -> None:
+    for k in range(100):
+        if part and k == 30:
+            raise DeliberateError("of rank 1")
+        trainer.push({"w": np.ones(N, "f4")})
+        trainer.pull()
+
+
+def test_a_fence_ends_what_waits_on_lanes(here):
+    with store(here, params={"w": np.zeros(N, "f4")}) as s:
+        with pytest.raises(DeliberateError, match="of rank 1"):
+            daskps.run(s, loop, [0, 1])
+        assert s.version == 30
+        opened(s, 2)
+        s.push({"w": np.ones(N, "f4")})
+        assert s.version == 31
+
+
+def test_interrupted_in_a_call_by_lane(here, monkeypatch):
+    monkeypatch.setattr(lanes, "WAIT_SECONDS", 60.0)
+    monkeypatch.setattr(lanes, "PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(host_lanes, "MOST_WAIT_SECONDS", 60.0)
+    with store(here, params={"w": np.zeros(N)}) as s:
+        opened(s, 2)
+        shards = [h for host in HOSTS.values() for h in host.shards.values()]
+
+        def interrupt() -> None:
+            with contextlib.suppress(AssertionError):
+                until(lambda: all(h.shard.waiting for h in shards), 30)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            s.pull(min_version=s.version + 1, timeout=None)
+        thread.join()
+        assert counts_of(s).lanes == 0
+        s.push({"w": np.ones(N)})
+        opened(s, 2)
+        assert s.version == 1
+
+
+def test_no_descriptor_is_left(here, monkeypatch):
+    """Opening fails, and calls go on by message."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(24, "Too many open files")
+
+    with store(here, params={"w": np.zeros(N)}) as s:
+        monkeypatch.setattr("daskps.cluster.upstream._connect", fail)
+        until(lambda: s.pull() and any(counts(s)["fallbacks"]))
+        assert counts(s)["lanes"] == 0
+        s.push({"w": np.ones(N)})
+        assert s.version == 1
