@@ -7,16 +7,16 @@ leave its thread, its event loop and the process with it: `SystemExit` of a call
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
-#: What a function is that waits for the end of a future.
-CALLBACK = "the callback of a future"
 #: How many times the main thread is inside of `holding_interrupts`.
 _held = 0
 
@@ -99,6 +99,17 @@ def guarded(function: Callable[..., T], what: str) -> Callable[..., T]:
             return function(*args)
 
     return call
+
+
+class UserFuture(Future[T]):
+    """A future that the user holds: it can also be awaited, whatever its callbacks do."""
+
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        """Have a function called with this future, at its end."""
+        super().add_done_callback(guarded(fn, "the callback of a future"))
+
+    def __await__(self) -> Any:
+        return asyncio.wrap_future(self).__await__()
 
 
 class holding_interrupts:  # noqa: N801  (as `user_code`)

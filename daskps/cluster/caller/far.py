@@ -26,6 +26,7 @@ from daskps.cluster.caller.wires import Counters, DaskWire
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.machine.blocks import owner_of, pid_of
 from daskps.errors import DaskPSError, StaleGenerationError
+from daskps.shards.steps import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Sequence
@@ -266,7 +267,8 @@ class Far:
         if why := await self._who_keeps(worker, shards):
             where += f", {why}"
         # In a run, what waits on may be the rest of a push that was accepted.
-        return deadline.error(where, changes=request.changes or bool(request.step.run))
+        changes = request.step.kind != NOTHING or bool(request.step.run)
+        return deadline.error(where, changes=changes)
 
     async def _who_keeps(self, worker: str, shards: Sequence[int]) -> str:
         await self._look_who_is_away()

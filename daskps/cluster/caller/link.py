@@ -12,7 +12,6 @@ import contextlib
 import logging
 import os
 import threading
-from concurrent.futures import Future as ThreadFuture
 from concurrent.futures import InvalidStateError
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,10 +24,11 @@ from daskps.cluster import upstream
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.machine.machine import HERE, Machine
 from daskps.cluster.plugins import DirectoryPlugin
+from daskps.cluster.wire.deadline import Deadline
 from daskps.cluster.wire.messages import identity
 from daskps.cluster.wire.replies import unpack_reply
 from daskps.errors import ProtocolError
-from daskps.usercode import CALLBACK, guarded
+from daskps.usercode import UserFuture
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -144,10 +144,7 @@ class Link(SyncMethodMixin):
         except TimeoutError:
             if not scope.expired():
                 raise
-            raise TimeoutError(
-                f"timed out waiting for {what} after {seconds:g} s; pass a larger "
-                f"timeout=, or None to wait for ever"
-            ) from None
+            raise Deadline(seconds, what).error(changes=False) from None
 
     async def wind_up(self, work: Awaitable[Any]) -> None:
         """Await for a moment what a call leaves behind; then it goes on alone.
@@ -162,14 +159,9 @@ class Link(SyncMethodMixin):
     async def over(self, method: str, **kwargs: Any) -> None:
         """Tell the directory that what a call began is over; for `wind_up`.
 
-        Where that fails it is logged: the caller has an error that says more.
+        Where that fails the caller has an error that says more.
         """
-        try:
-            await asyncio.wait_for(self.directory(method, **kwargs), OVER_SECONDS)
-        except Exception as error:  # noqa: BLE001 - the first error is the one to report
-            logger.info(
-                "could not tell the scheduler: %s %r: %r", method, kwargs, error
-            )
+        await asyncio.wait_for(self.directory(method, **kwargs), OVER_SECONDS)
 
     def _wound_up(self, task: asyncio.Future[Any]) -> None:
         self._background.discard(task)
@@ -217,11 +209,8 @@ class Link(SyncMethodMixin):
         return future
 
 
-class CallFuture(ThreadFuture[T]):
-    """A `concurrent.futures.Future` that can also be awaited.
-
-    Cancelling it cancels the work behind it.
-    """
+class CallFuture(UserFuture[T]):
+    """A future of work on an event loop; cancelling it cancels that."""
 
     def __init__(self, link: Link) -> None:
         super().__init__()
@@ -230,10 +219,6 @@ class CallFuture(ThreadFuture[T]):
         self._told = threading.Lock()
         #: Kept so that it is not collected half way.
         self.task: asyncio.Future[T] | None = None
-
-    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
-        """Have a function called with this future, at its end."""
-        super().add_done_callback(guarded(fn, CALLBACK))
 
     def take(self, task: asyncio.Future[T]) -> None:
         """Take over the outcome of the task behind it."""
@@ -270,9 +255,6 @@ class CallFuture(ThreadFuture[T]):
                 self.task.cancel()
 
         self._link.loop.add_callback(cancel)
-
-    def __await__(self) -> Any:
-        return asyncio.wrap_future(self).__await__()
 
 
 _LINKS: dict[int, Link] = {}

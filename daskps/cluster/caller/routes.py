@@ -140,11 +140,6 @@ class Request(NamedTuple):
     #: Looks for what is not finite in gradients that nobody has looked at.
     check: FiniteCheck | None = None
 
-    @property
-    def changes(self) -> bool:
-        """Whether it does more than read."""
-        return self.step.kind != NOTHING or self.step.tick
-
     def waiting(self) -> Request:
         """Return the same without its arrays: they were accepted, it waits on."""
         step = self.step

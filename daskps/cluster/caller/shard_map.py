@@ -102,13 +102,12 @@ class StoreMap:
         #: How calls reach the shards, by what these bring and where they go.
         self.routes: Prepared[Any, Any] = Prepared(self)
 
-    def update(self, located: Mapping[str, Any]) -> bool:
-        """Take over where the directory says the shards are; whether any has moved."""
+    def update(self, located: Mapping[str, Any]) -> None:
+        """Take over where the directory says the shards are."""
         where = ShardMap.of(located)
-        if where == self.where:
-            return False
-        self.where = where
-        return True
+        # What was made ready for the one that is known is kept.
+        if where != self.where:
+            self.where = where
 
     @property
     def owners(self) -> tuple[str, ...]:
@@ -119,11 +118,6 @@ class StoreMap:
     def hosts(self) -> dict[str, list[int]]:
         """Shards of each host, in order."""
         return self.where.hosts
-
-    @property
-    def segments(self) -> Mapping[int, BlockAddress]:
-        """Memory of the shards that processes of their machine can map."""
-        return self.where.segments
 
 
 class Prepared(Generic[Key, Made]):

@@ -55,7 +55,7 @@ class Taken:
     @property
     def groups(self) -> list[Future[CopyGroup]]:
         """The futures, each once."""
-        return _distinct(self.futures)
+        return list({future.key: future for future in self.futures.values()}.values())
 
     @property
     def client(self) -> Client | None:
@@ -64,10 +64,6 @@ class Taken:
             client: Client = future.client
             return client
         return None
-
-
-def _distinct(futures: Mapping[int, Future[CopyGroup]]) -> list[Future[CopyGroup]]:
-    return list({future.key: future for future in futures.values()}.values())
 
 
 async def take_snapshot(
@@ -122,15 +118,16 @@ async def take_snapshot(
         meta.update(found["where"])
         version = Version.of((shard, v) for shard, v in found["versions"])
         futures = _submit(shards, index, version)
+        taken = Taken(meta.uid, meta.name, meta.layout, meta.owners, version, futures)
         # Also these may have to wait: for a thread of a busy worker.
-        took = upstream.computed(*_distinct(futures))
+        took = upstream.computed(*taken.groups)
         await link.within(took, deadline.remaining(), deadline.what)
     finally:
         # The directory forgets the cuts of a client that left by itself.
         if link.live:
             # A snapshot that is cancelled must not leave its half behind.
             await link.wind_up(link.over("drop_cut", cut=cut))
-    return Taken(meta.uid, meta.name, meta.layout, meta.owners, version, futures)
+    return taken
 
 
 def _submit(

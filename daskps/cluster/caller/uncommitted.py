@@ -41,7 +41,7 @@ class Uncommitted:
     def add(self, arrays: Mapping[int, Array]) -> None:
         """Keep a push that was accepted; the arrays stay the caller's."""
         # Shards in private memory go with their owner: nobody would ask.
-        if not self._meta.segments:
+        if not self._meta.where.segments:
             return
         for index, array in self._numbers(arrays).items():
             known = self._sums.get(index)

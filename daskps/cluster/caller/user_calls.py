@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections.abc import Awaitable, Callable
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from daskps.cluster.caller.link import CallFuture, Link
+    from daskps.cluster.caller.link import Link
 
 T = TypeVar("T")
 #: Calls a function of the user's where the user's code runs.
 UserCall = Callable[..., Awaitable[Any]]
+#: How long a run that was cancelled may take to clean up.
+CLEAN_UP_SECONDS = 10.0
 
 
 class Pump:
@@ -40,19 +43,10 @@ class Pump:
                 self._answer(link, *entry)
         except BaseException:
             pending.stop()
-            self._drain(pending)
+            # Let a cancelled run clean up before its caller goes on.
+            wait([pending], CLEAN_UP_SECONDS)
             raise
         return pending.result()
-
-    def _drain(self, pending: CallFuture[Any]) -> None:
-        """Let a cancelled run clean up before its caller goes on."""
-        while not pending.done():
-            try:
-                entry = self._calls.get(timeout=10)
-            except queue.Empty:
-                return
-            if entry is None:
-                return
 
     def _answer(
         self, link: Link, future: Any, function: Callable[..., Any], args: Any

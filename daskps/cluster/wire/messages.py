@@ -86,15 +86,10 @@ class Call(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays that come and go."""
-        return sum(p.step.nbytes for p in self.parts) + self.nbytes_read
-
-    @property
-    def nbytes_read(self) -> int:
-        """Bytes of the arrays asked for."""
         return sum(
-            (stop - start) * np.dtype(dtype).itemsize
-            for p in self.parts
-            for dtype, start, stop in p.ranges
+            part.step.nbytes
+            + sum((b - a) * np.dtype(dtype).itemsize for dtype, a, b in part.ranges)
+            for part in self.parts
         )
 
 

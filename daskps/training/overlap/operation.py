@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from daskps.usercode import CALLBACK, guarded
+from daskps.usercode import UserFuture
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,7 +12,7 @@ if TYPE_CHECKING:
     from daskps.cluster.wire.deadline import Deadline
 
 
-class Operation(Future[Any]):
+class Operation(UserFuture[Any]):
     """The future of an exchange; it can also be awaited, and not be cancelled.
 
     Parameters
@@ -60,10 +58,6 @@ class Operation(Future[Any]):
                 raise
             raise self._deadline.error() from error
 
-    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
-        """Have a function called with this future, at its end."""
-        super().add_done_callback(guarded(fn, CALLBACK))
-
     def result(self, timeout: float | None = None) -> Any:
         """Return what came of it, waiting for it, or raise its error."""
         if error := self.exception(timeout):
@@ -78,6 +72,3 @@ class Operation(Future[Any]):
         if error is not None:
             self._heard(error)
         return error
-
-    def __await__(self) -> Any:
-        return asyncio.wrap_future(self).__await__()

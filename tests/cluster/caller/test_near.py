@@ -26,7 +26,17 @@ from daskps.shards.memory.format import GENERATION
 from daskps.shards.memory.segment import Segment
 from daskps.shards.rounds.words import N_IN
 from daskps.shards.shard import Shard
-from daskps.shards.steps import ADD, GRADIENT, MODEL, READ, Item, Step, Tick, Ticket
+from daskps.shards.steps import (
+    ADD,
+    GRADIENT,
+    MODEL,
+    NOTHING,
+    READ,
+    Item,
+    Step,
+    Tick,
+    Ticket,
+)
 from tests.cluster.callers import ALL, Far, Ways, call, target_in
 from tests.cluster.hosted import shared_shard
 from tests.shards.making import held
@@ -159,7 +169,7 @@ def test_what_was_accepted_is_not_sent_again(hosted: HostedShard) -> None:
     [(sent, shards)] = far.sent
     assert shards == [0]
     assert not sent.arrays
-    assert (sent.step.clock, sent.step.tick, sent.changes) == (1, False, False)
+    assert (sent.step.clock, sent.step.tick, sent.step.kind) == (1, False, NOTHING)
 
 
 def test_a_shard_that_another_process_keeps_is_asked_by_message(

@@ -16,7 +16,7 @@ LAYOUT = Layout.build({"w": ((5,), "float32"), "h": ((3,), "float16")}, 2)
 
 
 def uncommitted(codec: Any = None, segments: Any = (0, 1)) -> Uncommitted:
-    meta: Any = SimpleNamespace(layout=LAYOUT, segments=segments)
+    meta: Any = SimpleNamespace(layout=LAYOUT, where=SimpleNamespace(segments=segments))
     return Uncommitted(meta, codec, np.empty)
 
 
