@@ -126,7 +126,16 @@ class normal:
 
 
 @dataclass(frozen=True, slots=True)
-class fan_in:
+class _Scaled:
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale < math.inf:
+            raise ValueError(f"{self} needs a finite scale above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class fan_in(_Scaled):
     """Draw from the normal distribution with variance ``scale / fan_in``.
 
     For a parameter of shape (out, in, ...), as in torch, ``fan_in`` is the product of
@@ -149,15 +158,9 @@ class fan_in:
     np.float32(0.1)
     """
 
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.scale < math.inf:
-            raise ValueError(f"{self} needs a finite scale above 0")
-
 
 @dataclass(frozen=True, slots=True)
-class fan_avg:
+class fan_avg(_Scaled):
     """Draw uniformly with variance ``scale / mean(fan_in, fan_out)``.
 
     For a parameter of shape (out, in, ...), as in torch, ``fan_in`` is the product of
@@ -181,12 +184,6 @@ class fan_avg:
     >>> bool(abs(store["w"].pull()).max() <= (6 / 150) ** 0.5)
     True
     """
-
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.scale < math.inf:
-            raise ValueError(f"{self} needs a finite scale above 0")
 
 
 Drawn: TypeAlias = uniform | normal | fan_in | fan_avg

@@ -11,6 +11,7 @@ import asyncio
 import signal
 import threading
 from concurrent.futures import Future
+from contextlib import ContextDecorator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ def is_main() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-class user_code:  # noqa: N801  (a context, named like those of contextlib)
-    """The context in which code of the user's runs.
+class user_code(ContextDecorator):  # noqa: N801  (named like those of contextlib)
+    """The context in which code of the user's runs; called with a function it guards that.
 
     Exceptions pass; all else becomes a RuntimeError. Only in the main thread, and not
     where Ctrl-C is held, a KeyboardInterrupt passes too: it is the user's Ctrl-C.
@@ -78,35 +79,12 @@ def _deed(error: BaseException) -> str:
     return f"raised {type(error).__name__}{f' ({said})' if said else ''}"
 
 
-def guarded(function: Callable[..., T], what: str) -> Callable[..., T]:
-    """Return a function of the user's that raises no more than an `Exception`.
-
-    Parameters
-    ----------
-    function : callable
-        The user's.
-    what : str
-        As of :class:`user_code`.
-
-    Returns
-    -------
-    callable
-        Takes and returns the same.
-    """
-
-    def call(*args: Any) -> T:
-        with user_code(what):
-            return function(*args)
-
-    return call
-
-
 class UserFuture(Future[T]):
     """A future that the user holds: it can also be awaited, whatever its callbacks do."""
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
         """Have a function called with this future, at its end."""
-        super().add_done_callback(guarded(fn, "the callback of a future"))
+        super().add_done_callback(user_code("the callback of a future")(fn))
 
     def __await__(self) -> Any:
         return asyncio.wrap_future(self).__await__()

@@ -16,7 +16,7 @@ from daskps.cluster.host.rules import initial_slots
 from daskps.cluster.upstream import dumps, loads
 from daskps.optim import Rule, bind
 from daskps.training import callbacks
-from daskps.usercode import guarded, holding_interrupts, user_code
+from daskps.usercode import holding_interrupts, user_code
 
 CASES = [
     (SystemExit(3), r"called sys.exit\(3\); raise an error instead"),
@@ -44,16 +44,16 @@ def raising(error):
 @pytest.mark.parametrize(("error", "said"), CASES)
 def test_what_is_no_error_becomes_one(error, said):
     with pytest.raises(RuntimeError, match="the gradient " + said) as found:
-        elsewhere(guarded(raising(error), "the gradient"))
+        elsewhere(user_code("the gradient")(raising(error)))
     assert found.value.__cause__ is error
 
 
 def test_errors_and_results_pass_as_they_are():
     error = ValueError("no")
     with pytest.raises(ValueError, match="no") as found:
-        guarded(raising(error), "the gradient")()
+        user_code("the gradient")(raising(error))()
     assert found.value is error
-    assert guarded(max, "the gradient")(1, 2) == 2
+    assert user_code("the gradient")(max)(1, 2) == 2
 
 
 @pytest.mark.usefixtures("interruptible")

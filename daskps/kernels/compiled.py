@@ -34,19 +34,15 @@ class Module:
     May be used from several threads at once.
     """
 
-    #: Functions taken from the disk and functions compiled, by this object.
-    cache_hits: int
-    cache_misses: int
     #: Where it is kept; None in memory, also where that cannot be written.
     cache_dir: str | None
 
     def __init__(self, source: str, cache_dir: str | None) -> None:
-        self.cache_hits = 0
-        self.cache_misses = 0
         self._source = source
         self.cache_dir = cache_dir
         self._module: ModuleType | None = None
-        self._functions: dict[str, Callable[..., Any]] = {}
+        #: Those that were asked for, by name: Numba's dispatchers.
+        self.functions: dict[str, Callable[..., Any]] = {}
 
     def function(self, name: str) -> Callable[..., Any]:
         """Return a compiled function.
@@ -66,29 +62,12 @@ class Module:
         TypeError
             If Numba cannot compile it.
         """
-        function = self._functions.get(name)
+        function = self.functions.get(name)
         if function is None:
             with _lock:
-                function = self._functions.get(name) or self._compile(name)
-                self._functions[name] = function
+                function = self.functions.get(name) or self._compile(name)
+                self.functions[name] = function
         return function
-
-    def llvm(self, name: str) -> str:
-        """Return the optimised LLVM code of a function compiled in this process.
-
-        Parameters
-        ----------
-        name : str
-            One of the module's SIGNATURES.
-
-        Returns
-        -------
-        str
-            Code with its wrappers. Numba has none, and warns, for a function that
-            came from the disk.
-        """
-        dispatcher: Any = self.function(name)
-        return str(dispatcher.inspect_llvm(dispatcher.signatures[0]))
 
     def _compile(self, name: str) -> Callable[..., Any]:
         if self.cache_dir is None:
@@ -116,8 +95,6 @@ class Module:
                 f"(w, *slots)."
             ) from error
         dispatcher.disable_compile()
-        self.cache_hits += sum(dispatcher.stats.cache_hits.values())
-        self.cache_misses += sum(dispatcher.stats.cache_misses.values())
         compiled: Callable[..., Any] = dispatcher
         return compiled
 

@@ -4,18 +4,20 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
 from daskps.kernels import threads
-from daskps.kernels.compiled import Module
+from daskps.kernels.compiled import module_of
 from daskps.kernels.interface import Kernel
 from daskps.kernels.source import update_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from daskps.kernels.compiled import Module
     from daskps.kernels.interface import Arrays, Fixed, Scalars
     from daskps.typing import Array
 
@@ -212,7 +214,7 @@ class _Widened(Kernel):
         self.module.function("inplace")
 
 
-_kernels: dict[tuple[str, str | None], Kernel] = {}
+_native = functools.cache(_Native)
 
 
 def build(
@@ -259,9 +261,5 @@ def build(
         return _Widened(inner, dtype)
     if dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
         raise ValueError(f"no kernel for {dtype}: use float16, float32 or float64")
-    key = update_source(update, n_slots, n_scalars, dtype), cache_dir
-    if key not in _kernels:
-        # To make one compiles nothing: where two threads do, one is kept.
-        kernel = _Native(Module(*key), dtype, (n_slots, n_scalars))
-        return _kernels.setdefault(key, kernel)
-    return _kernels[key]
+    source = update_source(update, n_slots, n_scalars, dtype)
+    return _native(module_of(source, cache_dir), dtype, (n_slots, n_scalars))

@@ -64,15 +64,13 @@ def _check(rule: Any, where: str) -> Rule:
 def _match(rules: Mapping[str, Rule], names: list[str]) -> dict[str, Rule]:
     chosen: dict[str, Rule] = {}
     for name in names:
-        for pattern, rule in rules.items():
-            if fnmatchcase(name, pattern):
-                chosen[name] = rule
-                break
-        else:
+        pattern = next((p for p in rules if fnmatchcase(name, p)), None)
+        if pattern is None:
             raise LayoutError(
                 f"no optimizer for parameter {name!r}: none of the patterns "
                 f"{list(rules)} matches it. Add one, for example '*' at the end."
             )
+        chosen[name] = rules[pattern]
     for pattern in rules:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise LayoutError(

@@ -25,7 +25,7 @@ from daskps.training.functions import metrics_of
 from daskps.training.graph import GraphBody
 from daskps.training.resident import FitLoop
 from daskps.training.result import Epoch, Progress, TrainResult
-from daskps.usercode import guarded
+from daskps.usercode import user_code
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -230,7 +230,7 @@ class Job:
         await self._enter(event, self.store.pull_async)
         stop = False
         if self.stop is not None:
-            stopping = guarded(self.stop, "stop")
+            stopping = user_code("stop")(self.stop)
             stop = bool(await self._call(stopping, list(self.progress.history)))
         await self._decide(event["epoch"], stop=stop)
         return stop
@@ -258,7 +258,7 @@ class Job:
         """Enter an epoch into the history, with the metrics of its parameters."""
         metrics: dict[str, float] = {}
         if self.validate is not None:
-            validate = guarded(self.validate, "validate")
+            validate = user_code("validate")(self.validate)
             found = await self._call(validate, await params())
             metrics = metrics_of(found)
         reports = sorted(event["reports"], key=lambda r: int(r["rank"]))

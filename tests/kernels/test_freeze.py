@@ -10,6 +10,7 @@ import pytest
 
 from daskps import kernels
 from daskps.kernels.source import update_source
+from tests.kernels.compiling import llvm
 
 F4 = np.dtype("f4")
 RATE = 0.1
@@ -75,7 +76,7 @@ def test_numbers_take_the_compute_dtype(update):
     """No number of the function may widen float32 arithmetic to float64."""
     kernel = kernels.build(update, 0, 0, "f4")
     for name in ("inplace", "publish"):
-        assert "double" not in kernel.module.llvm(name)
+        assert "double" not in llvm(kernel.module, name)
     w, g = np.linspace(1, 2, 33), np.linspace(0.1, 3, 33)
     expected = []
     for pair in zip(w, g, strict=True):

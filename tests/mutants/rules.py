@@ -54,7 +54,7 @@ MUTANTS = (
     Mutant(
         "first-pattern-does-not-win",
         "daskps.optim.patterns:_match",
-        "chosen[name] = rule",
+        "chosen[name] = rules[pattern]",
         "chosen[name] = list(rules.values())[-1]",
         ("tests/optim/test_patterns.py::test_first_match_in_mapping_order_holds",),
     ),

@@ -1,0 +1,29 @@
+"""What Numba says of the functions of a generated module."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from daskps.kernels.compiled import Module
+
+
+def hits(module: Module) -> int:
+    """Return how many functions were taken from the disk."""
+    return _sum_of(module, "cache_hits")
+
+
+def misses(module: Module) -> int:
+    """Return how many functions were compiled."""
+    return _sum_of(module, "cache_misses")
+
+
+def _sum_of(module: Module, what: str) -> int:
+    made: list[Any] = list(module.functions.values())
+    return sum(sum(getattr(f.stats, what).values()) for f in made)
+
+
+def llvm(module: Module, name: str) -> str:
+    """Return the optimised LLVM code of a function compiled in this process."""
+    dispatcher: Any = module.function(name)
+    return str(dispatcher.inspect_llvm(dispatcher.signatures[0]))
