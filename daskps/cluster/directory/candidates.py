@@ -19,7 +19,7 @@ from daskps.errors import LayoutError
 from daskps.layout.placement import check_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from daskps.cluster.directory.adopters import MoveContext
     from daskps.cluster.directory.entry import StoreEntry
@@ -117,13 +117,15 @@ class Candidates:
         question, "adopt" or "look", and worker the shards.
         """
         near, held = self._near(), held_bytes(self._stores.values())
-        n, found = Counter(self._entry.holders), dict[tuple[str, str], list[int]]()
+        n, share = Counter(self._entry.holders), self._entry.memory_share
+        found = dict[tuple[str, str], list[int]]()
         for shard in due:
             asked, rank = self._asked[shard], dict[str, tuple[float, ...]]()
             may = [w for w in near if w not in asked.refused]
             for w in asked.askable(may, now):
+                limits = {w: self._scheduler.workers[w].memory_limit}
                 try:
-                    self._check_room(w, asked.nbytes, held)
+                    check_memory({w: asked.nbytes}, held, limits, share)
                 except LayoutError as error:
                     wait_for(shard, str(error))
                 else:
@@ -141,11 +143,6 @@ class Candidates:
             asked.asking[question][by] = now
             asked.n[by] += 1
         return found
-
-    def _check_room(self, worker: str, nbytes: int, held: Mapping[str, int]) -> None:
-        limit = self._scheduler.workers[worker].memory_limit
-        share = self._entry.memory_share
-        check_memory({worker: nbytes}, held, {worker: limit}, share)
 
     # -- answers -------------------------------------------------------------
 

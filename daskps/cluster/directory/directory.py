@@ -16,6 +16,7 @@ from daskps.cluster.directory.cuts import Cuts
 from daskps.cluster.directory.departures import Departures
 from daskps.cluster.directory.entry import Hosts, StoreEntry
 from daskps.cluster.directory.orphans import Orphans
+from daskps.cluster.directory.placement import check_protocol
 from daskps.cluster.directory.producers import Producers
 from daskps.cluster.directory.readiness import Readiness
 from daskps.cluster.directory.runs import Runs
@@ -23,12 +24,8 @@ from daskps.cluster.directory.stores import Stores
 from daskps.cluster.directory.trainers import TrainerMessages
 from daskps.cluster.keys import is_gradient, store_of_anchor
 from daskps.cluster.wire.handlers import DIRECTORY
-from daskps.cluster.wire.messages import PROTOCOL, identity
-from daskps.errors import (
-    ProtocolError,
-    RunCancelledError,
-    StoreClosedError,
-)
+from daskps.cluster.wire.messages import identity
+from daskps.errors import RunCancelledError, StoreClosedError
 
 if TYPE_CHECKING:
     from distributed import Scheduler
@@ -68,13 +65,7 @@ class Directory:
     @DIRECTORY.handles("hello")
     def on_hello(self, protocol: int, version: str) -> dict[str, Any]:
         """Compare protocols with a client."""
-        if protocol != PROTOCOL:
-            mine = identity()
-            raise ProtocolError(
-                f"the client speaks protocol {protocol} (daskps {version}), the "
-                f"scheduler {PROTOCOL} (daskps {mine['version']}); install the same "
-                f"daskps everywhere"
-            )
+        check_protocol("the client", protocol, version)
         return identity()
 
     @DIRECTORY.handles("locate")

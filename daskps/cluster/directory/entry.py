@@ -129,9 +129,10 @@ class StoreEntry:
     @property
     def first_away(self) -> tuple[int, str, str] | None:
         """The first shard that is away, its worker and what it waits for, if any."""
-        for shard in sorted(self.away):
-            return shard, self.owners[shard], self.away[shard]
-        return None
+        if not self.away:
+            return None
+        shard = min(self.away)
+        return shard, self.owners[shard], self.away[shard]
 
     def check_found(self, shards: Iterable[int]) -> None:
         """Refuse to go on where one of these shards is lost."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from daskps.cluster.directory.entry import Hosts, StoreEntry
-from daskps.cluster.wire.messages import PROTOCOL
+from daskps.cluster.wire.messages import PROTOCOL, identity
 from daskps.errors import NotEnoughWorkersError, ProtocolError
 from daskps.layout.arrays import Layout
 from daskps.layout.placement import check_memory, place
@@ -136,15 +136,19 @@ async def check_hosts(hosts: Hosts, entry: StoreEntry) -> None:
     """
 
     async def hello(worker: str) -> None:
-        theirs = await hosts.control(worker, "hello")
-        if theirs["protocol"] != PROTOCOL:
-            raise ProtocolError(
-                f"worker {worker} speaks protocol {theirs['protocol']} (daskps "
-                f"{theirs['version']}), the scheduler {PROTOCOL}; install the same "
-                f"daskps everywhere"
-            )
+        check_protocol(f"worker {worker}", **await hosts.control(worker, "hello"))
 
     await asyncio.gather(*map(hello, entry.nbytes))
+
+
+def check_protocol(who: str, protocol: int, version: str) -> None:
+    """Refuse to talk to a client or worker of another protocol."""
+    if protocol != PROTOCOL:
+        mine = identity()
+        raise ProtocolError(
+            f"{who} speaks protocol {protocol} (daskps {version}), the scheduler "
+            f"{PROTOCOL} (daskps {mine['version']}); install the same daskps everywhere"
+        )
 
 
 def held_bytes(stores: Iterable[StoreEntry]) -> Counter[str]:

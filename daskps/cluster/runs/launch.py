@@ -168,13 +168,11 @@ async def _first_error(work: asyncio.Future[Any], watch: asyncio.Future[Any]) ->
             await asyncio.wait({watch}, timeout=LAST_WORDS_SECONDS)
     elif isinstance(watch.exception(), RunCancelledError):
         await asyncio.wait({work}, timeout=LAST_WORDS_SECONDS)
-    own = work.exception() if work.done() else None
-    if own is not None and not isinstance(own, RunCancelledError):
-        raise own
-    if watch.done() and (error := watch.exception()):
+    error = work.exception() if work.done() else None
+    if watch.done() and (error is None or isinstance(error, RunCancelledError)):
+        error = watch.exception() or error
+    if error is not None:
         raise error
-    if own is not None:
-        raise own
 
 
 class _News:

@@ -64,10 +64,9 @@ class Trainers:
         await sent(self.link, self._start_all)
         tasks = [asyncio.ensure_future(self._one(rank)) for rank in self.futures]
         try:
-            errors = await _errors(tasks)
-            own = [e for e in errors if not isinstance(e, RunCancelledError)]
-            for error in own or errors:
-                raise error
+            if errors := await _errors(tasks):
+                # The first one of a trainer's own, if there is one.
+                raise min(errors, key=lambda e: isinstance(e, RunCancelledError))
             return [task.result() for task in tasks]
         finally:
             for task in tasks:
