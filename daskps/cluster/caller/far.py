@@ -239,9 +239,9 @@ class Far:
             work = self._locate(self._ways.run, wait_seconds=min(left / 2, wait))
             seconds = None if left == float("inf") else left
             located = await self.link.within(work, seconds, deadline.what)
-            self._waits, wait = dict(located["waits"]), ADOPT_SECONDS
+            self._waits, wait = dict(located["away"]), ADOPT_SECONDS
             check_located(self._meta.name, located, shards)
-            if not set(shards) & set(located["adopting"]):
+            if not set(shards) & self._waits.keys():
                 break
         self.counters.retries += 1
         logger.debug("%s: try %d: %r", deadline.what, tries + 2, error)
@@ -294,7 +294,7 @@ class Far:
         """Ask what shards wait for that are away, but not for long."""
         with contextlib.suppress(OSError, DaskPSError):
             located = await asyncio.wait_for(self._locate(self._ways.run), ASK_SECONDS)
-            self._waits = dict(located["waits"])
+            self._waits = dict(located["away"])
 
     async def who_is_away(self) -> str:
         """Return which shard is away, and what it waits for, in words."""

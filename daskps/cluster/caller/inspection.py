@@ -96,7 +96,7 @@ async def find_store(address: str, name: str, seconds: float) -> StoreView | Non
         meta = StoreMap(await _ask(scheduler, "find", uid=uid))
         located = await _ask(scheduler, "locate", uid=uid)
     lost = {shard: f"lost: {reason}" for shard, _, reason in located["lost"]}
-    lost |= {shard: f"away: its worker {why}" for shard, why in located["waits"]}
+    lost |= {shard: f"away: its worker {why}" for shard, why in located["away"]}
     rows = await asyncio.gather(
         *(
             _counters(worker, meta, shards, lost)

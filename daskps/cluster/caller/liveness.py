@@ -140,7 +140,7 @@ def check_located(
         if shard in shards:
             raise ShardLostError(store, shard, owner, reason)
     for shard in shards if worker else ():
-        if located["owners"][shard] != worker or shard in located["adopting"]:
+        if located["owners"][shard] != worker or shard in dict(located["away"]):
             raise StaleGenerationError(
                 f"shard {shard} of store {store!r} is no longer at worker {worker}; "
                 f"ask the directory where it lives"

@@ -96,8 +96,7 @@ class Directory:
             **entry.where(),
             "name": entry.name,
             "lost": lost,
-            "adopting": sorted(entry.away),
-            "waits": list(entry.away.items()),
+            "away": list(entry.away.items()),
             "mailboxes": about.mailboxes_at if about else [],
         }
 

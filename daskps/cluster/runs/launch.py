@@ -107,7 +107,7 @@ async def _say_away(link: Link, spec: Launch) -> None:
     """Say why a run cannot begin, once that takes long."""
     await asyncio.sleep(SAY_SECONDS)
     located = await link.directory("locate", uid=spec.uid)
-    for shard, why in sorted(located["waits"])[:1]:
+    for shard, why in sorted(located["away"])[:1]:
         worker = located["owners"][shard]
         logger.warning(
             "daskps: a run on store %r waits to begin: shard %d is away, for worker "

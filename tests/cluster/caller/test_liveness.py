@@ -26,7 +26,7 @@ class Asked:
         self.runs.append(run)
         if self.error is not None:
             raise self.error
-        return {"owners": OWNERS, "adopting": [], "lost": [(7, OWNERS[7], "died")]}
+        return {"owners": OWNERS, "away": [], "lost": [(7, OWNERS[7], "died")]}
 
 
 async def waiting(look: Liveness, run: int, over: asyncio.Event) -> list[Any]:

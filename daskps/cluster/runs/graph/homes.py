@@ -45,7 +45,7 @@ class DataHomes:
         missing: dict[str, list[int]] = {}
         for rank, part in enumerate(self._parts):
             part.check(rank)
-            if any(not upstream.is_future(block) for block in part.blocks):
+            if part.values:
                 if not self._is_there(rank, workers):
                     home = self._home(rank, part, workers)
                     missing.setdefault(home, []).append(rank)
@@ -68,11 +68,10 @@ class DataHomes:
         return workers[rank * len(workers) // len(self._parts)]
 
     def _is_there(self, rank: int, workers: Sequence[str]) -> bool:
-        sent = self._sent.get(rank)
         return (
-            sent is not None
+            rank in self._sent
             and self.workers[rank] in workers
-            and all(future.status == "finished" for future in sent)
+            and all(future.status == "finished" for future in self._sent[rank])
         )
 
     async def _send(self, home: str, ranks: Sequence[int]) -> None:
