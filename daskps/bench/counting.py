@@ -10,6 +10,8 @@ from unittest import mock
 
 from distributed.comm.tcp import TCP
 
+from daskps.cluster.wire.messages import Answer
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -40,7 +42,8 @@ def wire() -> Iterator[Counter[str]]:
     async def counted(self: TCP, msg: Any, *args: Any, **kwargs: Any) -> int:
         nbytes: int = await write(self, msg, *args, **kwargs)
         if isinstance(msg, dict):
-            is_request, is_reply = msg.get("op") == "daskps_call", "answers" in msg
+            is_request = msg.get("op") == "daskps_call"
+            is_reply = _has_answers(msg.get("value"))
             found["requests"] += is_request
             found["replies"] += is_reply
             found["nbytes"] += nbytes * (is_request or is_reply)
@@ -49,6 +52,13 @@ def wire() -> Iterator[Counter[str]]:
     # Every connection of Dask's goes through this one method.
     with mock.patch.object(TCP, "write", counted):
         yield found
+
+
+def _has_answers(value: Any) -> bool:
+    """Return whether what a host replies is what its shards answer to a call."""
+    return isinstance(value, list) and any(
+        isinstance(row, list) and len(row) == len(Answer._fields) for row in value
+    )
 
 
 @contextmanager

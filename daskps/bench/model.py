@@ -102,17 +102,16 @@ def request(shape: StoreShape, rank: int, host: int, clock: int | None) -> int:
     # The calls of a trainer are numbered as they leave.
     number = (0 if clock is None else clock + 1) * shape.hosts + host
     pushes = clock is not None
-    items = [[0, 0, _array(n)]] if pushes and n else []
+    items = [[0, 0, _array(n), None]] if pushes and n else []
     store, call = "u" * 32, f"{'t' * 32}-{number}"
     kind = "gradient" if pushes else "nothing"
-    wait = "no" if pushes else "read"  # what is pushed to waits where it is read, too
-    head = [store, kind, shape.run, rank, step, pushes, 0, step, 1.0, None, wait]
-    head += [20.0, step if pushes else 0, None, call, False, ""]
+    head = [store, kind, shape.run, rank, step, pushes, 0, step, 1.0, None]
+    head += [step if pushes else 0, None, False, 20.0, call, ""]
     ranges = [["float32", 0, n]] if n else []
     message = {
         "protocol": PROTOCOL,
         "head": head,
-        "parts": [[host, 1, 0, items, ranges]],
+        "parts": [[host, 1, 0, items, ranges, "read"]],
         "op": "daskps_call",
         "reply": True,
     }
@@ -124,8 +123,8 @@ def reply(shape: StoreShape, host: int, clock: int | None) -> int:
     n = shape.sizes[host]
     version = shape.version + (0 if clock is None else clock + 1)
     arrays = [_array(n)] if n else []
-    row = [host, None, False, True, version, False, 0, arrays]
-    return _message({"status": "OK", "answers": [row]}, [n] if n else [])
+    row = [host, None, False, True, version, 0, arrays]
+    return _message({"status": "OK", "value": [row]}, [n] if n else [])
 
 
 def _array(n: int) -> Any:
