@@ -8,8 +8,8 @@ MUTANTS = (
     Mutant(
         "task-of-an-attempt-that-was-given-up",
         "daskps.cluster.host.contributions:Contributions._here",
-        "if _order(place) < _order(here.place):",
-        "if _order(place) == _order(here.place) and here.place != place:",
+        "if place < here.place:",
+        "if place > here.place and here.place == place:",
         (
             "tests/cluster/runs/graph/test_graph.py"
             "::test_a_task_of_an_attempt_that_was_given_up_changes_nothing",
@@ -46,7 +46,7 @@ MUTANTS = (
     Mutant(
         "later-round-is-freed",
         "daskps.cluster.host.contributions:Contributions.free",
-        "if here and _order(here.place) <= (attempt, last):",
+        "if here and here.place <= RoundId(run, attempt, last):",
         "if here:",
         (
             "tests/cluster/runs/graph/test_graph.py::test_contributions_are_freed_with_their_tasks_and_their_run",

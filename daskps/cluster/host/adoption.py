@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +68,7 @@ async def adopt(
     if members is None:
         return [_said(row[0], *_unknown(where)) for row in rows]
     name = about["name"]
-    taker = _Taker(members, where, about, _Rounds.of(rounds))
+    taker = _Taker(members, where, about, rounds)
     hosted_shards = await host.in_thread(partial(taker.take_all, host, store, rows))
     if store in host.dropped:
         for hosted in hosted_shards:
@@ -155,37 +154,6 @@ def _row(hosted: HostedShard) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class _Rounds:
-    """A run in rounds that goes on."""
-
-    run: int
-    mailboxes: Mapping[int, BlockAddress]
-    reduce: Any
-    codec: str
-    #: Whether they are tasks of the graph.
-    graph: bool = False
-
-    @classmethod
-    def of(cls, wire: Mapping[str, Any] | None) -> _Rounds:
-        """Return what the directory says; of no run nothing is there."""
-        if wire is None:
-            return cls(0, {}, None, "")
-        places = {row[0]: BlockAddress(*row[1:]) for row in wire["rows"]}
-        reduce, codec, graph = loads(wire["reduce"]), wire["codec"], wire["graph"]
-        return cls(wire["run"], places, reduce, codec, graph)
-
-    def at(self, run: int, shard: int) -> tuple[BlockAddress | None, Any]:
-        """Return where the mailboxes of a shard are, and how they are reduced.
-
-        A run of the task graph needs none.
-        """
-        place = self.mailboxes.get(shard)
-        if run != self.run or (place is None and not self.graph):
-            raise WayClosed("nobody else can have it")
-        return place, self.reduce
-
-
 class _Taker:
     """Takes over shards of one store."""
 
@@ -194,13 +162,19 @@ class _Taker:
         members: Membership,
         where: str,
         about: Mapping[str, Any],
-        rounds: _Rounds,
+        rounds: Mapping[str, Any] | None,
     ) -> None:
         self._members, self._where = members, where
+        #: The run that is to go on, and where its mailboxes are by shard.
+        self._rounds = rounds
+        self._mailboxes = {
+            shard: BlockAddress(*address)
+            for shard, *address in (rounds["rows"] if rounds else ())
+        }
         #: How long the next lock is waited for; a stopped process may hold many.
         self._patience = LOCK_SECONDS
         self._name, self._layout = about["name"], Layout.from_wire(about["layout"])
-        self._rules, self._rounds = Rules(self._layout, about["rules"]), rounds
+        self._rules = Rules(self._layout, about["rules"])
         self._is_warm = False
         #: What became of each shard, as the directory has to know it.
         self.found: list[dict[str, Any]] = []
@@ -277,8 +251,8 @@ class _Taker:
         if not self._is_warm:
             self._is_warm = True
             self._rules.warm(durable=True)
-            if self._rounds.codec:
-                encoding.warm(codecs.named(self._rounds.codec))
+            if self._rounds and self._rounds["codec"]:
+                encoding.warm(codecs.named(self._rounds["codec"]))
 
     def _open_round(
         self, mine: Shard, shard: int, is_released: bool
@@ -289,13 +263,15 @@ class _Taker:
         fixed, block = mine.segment.current.fixed, None
         run, n_ranks = int(fixed[RUN]), int(fixed[N_RANKS])
         try:
-            address, reduce = self._rounds.at(run, shard)
-            if address is None:
-                mine.run_state.attach_rounds(run, n_ranks, reduce, None)
-                return None
-            address = self._members.find(address)
-            block = self._members.adopt(address, released=is_released)
-            buffer = block.buffer[PAGE_NBYTES:]
+            wire, address = self._rounds, self._mailboxes.get(shard)
+            # Tasks of the graph need no mailboxes.
+            if not (wire and wire["run"] == run and (address or wire["graph"])):
+                raise WayClosed("nobody else can have it")
+            reduce = loads(wire["reduce"])
+            if address:
+                address = self._members.find(address)
+                block = self._members.adopt(address, released=is_released)
+            buffer = block.buffer[PAGE_NBYTES:] if block else None
             mine.run_state.attach_rounds(run, n_ranks, reduce, buffer)
         except (WayClosed, ProtocolError) as error:
             if block is not None:
@@ -304,7 +280,7 @@ class _Taker:
             reason = f"its open round went with a worker: {error}"
             mine.run_state.stop(run, run_record.ended(run, reason))
             return None
-        return run, block
+        return (run, block) if block else None
 
 
 @HOST.handles("orphans")

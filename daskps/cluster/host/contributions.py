@@ -35,7 +35,7 @@ MOST_RECEIPTS = 64
 
 
 # It travels with each task; with slots it would be pickled half as fast.
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class RoundId:
     """Which round of which run: attempt counts how often rounds were begun anew."""
 
@@ -157,10 +157,8 @@ class Contributions:
             self._here(place).by_rank[rank] = contribution
 
     def _here(self, place: RoundId) -> _RunHere:
-        if place.run in self._ended:
-            raise RunCancelledError(f"run {place.run} is over")
-        here = self._runs.setdefault(place.run, _RunHere(place))
-        if _order(place) < _order(here.place):
+        here = self._known(place.run)
+        if place < here.place:
             raise ContributionLostError(
                 f"run {place.run} is at {here.place} on worker {self._worker}, {place} "
                 f"came too late"
@@ -173,8 +171,6 @@ class Contributions:
     def shared(self, run: int, key: Any, make: Callable[[], Any]) -> Any:
         """Return what the tasks of a run share on this worker, made the first time."""
         with self._lock:
-            if run in self._ended:
-                raise RunCancelledError(f"run {run} is over")
             known = self._known(run).shared
         # Outside the lock: two tasks may both make it, one of them is kept.
         if key not in known:
@@ -182,6 +178,8 @@ class Contributions:
         return known[key]
 
     def _known(self, run: int) -> _RunHere:
+        if run in self._ended:
+            raise RunCancelledError(f"run {run} is over")
         return self._runs.setdefault(run, _RunHere(RoundId(run, 0, 0)))
 
     def note(self, run: int, number: int, receipts: Sequence[Any]) -> None:
@@ -197,7 +195,8 @@ class Contributions:
     def receipts(self, run: int, since: int) -> list[tuple[int, list[Any]]]:
         """Return the receipts of the rounds from `since` on; forget older ones."""
         with self._lock:
-            known = self._known(run).receipts
+            here = self._runs.get(run)
+            known = {} if here is None else here.receipts
             for number in [n for n in known if n < since]:
                 del known[number]
             return sorted(known.items())
@@ -251,7 +250,7 @@ class Contributions:
         """Drop the contributions of an attempt up to a round."""
         with self._lock:
             here = self._runs.get(run)
-            if here and _order(here.place) <= (attempt, last):
+            if here and here.place <= RoundId(run, attempt, last):
                 here.by_rank.clear()
 
     def end(self, run: int) -> None:
@@ -274,10 +273,6 @@ class Contributions:
         with self._lock:
             kept = [c for here in self._runs.values() for c in here.by_rank.values()]
         return sum(c.nbytes for c in kept)
-
-
-def _order(place: RoundId) -> tuple[int, int]:
-    return place.attempt, place.round
 
 
 def _sum(

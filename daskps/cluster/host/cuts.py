@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.host.calls import Countdown
-from daskps.cluster.host.snapshot_copies import Room, spans_of
+from daskps.cluster.host.snapshot_copies import ShardCopy, spans_of
 from daskps.cluster.keys import copy_key
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.reports import OrderWire, pack_report
@@ -21,7 +22,7 @@ from daskps.shards.cuts.cut import Order, broken
 from daskps.shards.steps import Ready, Step, Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
@@ -52,9 +53,9 @@ async def prepare_cut(host: ShardHost, store: str, cut: str, index: int | None) 
 
     def allocate() -> None:
         for hosted in hosted_shards:
-            if hosted.index not in claim.rooms:
+            if hosted.index not in claim.begun:
                 spans = spans_of(hosted.layout, hosted.index, index)
-                claim.rooms[hosted.index] = Room.of(spans)
+                claim.begun[hosted.index] = ShardCopy.begin(spans)
 
     await host.in_thread(allocate)
 
@@ -116,7 +117,7 @@ async def copy_cut(
     check(OrderWire, order, "the order of a cut")
     hosted_shards = _concerned(host, store, index)
     claim = host.snapshots.claim(store, cut)
-    if not claim.rooms.keys() >= {hosted.index for hosted in hosted_shards}:
+    if not claim.begun.keys() >= {hosted.index for hosted in hosted_shards}:
         raise broken("no memory was taken for it")
     lacks: dict[int, list[tuple[int, int]]] = {
         hosted.index: [] for hosted in hosted_shards
@@ -130,10 +131,10 @@ async def copy_cut(
         what = Order(lacking, order["run"], order["rounds"])
         ready = await _reached(host, hosted, _attempt(cut, attempt), what)
         # Taken out: should the cut begin again meanwhile, it reads into other memory.
-        room = claim.rooms.pop(hosted.index)
+        made, parts = claim.begun.pop(hosted.index)
         # Without the mutex: pulls go on, and no push can write into what is read.
-        read = partial(hosted.shard.segment.copy, ready.flip, room.parts)
-        whole = read() if host.is_small(hosted) else await host.in_thread(read)
+        read = partial(hosted.shard.segment.copy, ready.flip, parts)
+        whole = await host.run_for(hosted, read)
         held: list[bool] = []
 
         def end(shard: Shard) -> list[Ticket]:
@@ -144,7 +145,7 @@ async def copy_cut(
         if not whole or held != [True]:
             raise broken("updates ran into the copy")
         key = copy_key(store, index, hosted.index, ready.version)
-        claim.copies[key] = room.filled()
+        claim.copies[key] = made
         return hosted.index, ready.version
 
     found = await asyncio.gather(*map(copy, hosted_shards), return_exceptions=True)
@@ -161,26 +162,16 @@ async def _reached(
     host: ShardHost, hosted: HostedShard, name: str, order: Order
 ) -> Ready:
     """Wait until a shard has reached the cut."""
-    loop = asyncio.get_running_loop()
-    reached: asyncio.Future[None] = loop.create_future()
-
-    def wake() -> None:
-        if not reached.done():
-            reached.set_result(None)
-
-    pending = Countdown(1, lambda: _call(loop, wake))
+    reached = Future[None]()
+    pending = Countdown(1, lambda: reached.set_result(None))
     ticket = Ticket(Step(), owner=pending)
     take = partial(cut_requests.follow_order, name=name, order=order, ticket=ticket)
     await host.under(hosted, take)
     # Ends at the latest with the cut itself: by its release, its lease, the store.
-    await reached
+    await asyncio.shield(asyncio.wrap_future(reached))
     if isinstance(ticket.outcome, Ready):
         return ticket.outcome
     raise ticket.outcome or broken("it ended without a word")
-
-
-def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    loop.call_soon_threadsafe(function)
 
 
 @HOST.handles("drop_cut")

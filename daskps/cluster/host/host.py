@@ -129,24 +129,17 @@ class ShardHost(NearShards):
     ) -> dict[str, Any]:
         """Serve one message of another process."""
         try:
-            call = self._unpacked(protocol, head, parts)
+            if not parts:
+                raise ValueError("a call to no shard at all")
+            layout = self.get_shard(head[0], parts[0][0]).layout
+            owned = not self.worker.address.startswith("inproc")
+            call = unpack_call(protocol, head, parts, layout, owned=owned)
         except Exception as error:  # noqa: BLE001 - its sender gets a refusal
             return refusal(refused(error, "a call"))
         try:
             return pack_answers(await self.call(call))
         except (DaskPSError, ValueError, TypeError) as error:
             return refusal(error)
-
-    def _unpacked(self, protocol: int, head: Sequence[Any], parts: Any) -> Call:
-        """Return the call that a message is, or raise."""
-        layout = self._layout(head[0], parts)
-        owned = not self.worker.address.startswith("inproc")
-        return unpack_call(protocol, head, parts, layout, owned=owned)
-
-    def _layout(self, store: str, parts: Sequence[Sequence[Any]]) -> Any:
-        for part in parts:
-            return self.get_shard(store, part[0]).layout
-        raise ValueError("a call to no shard at all")
 
     async def call(self, call: Call) -> list[Answer]:
         """Serve a call from the event loop; waits without blocking it."""
@@ -162,6 +155,7 @@ class ShardHost(NearShards):
             layout = self.get_shard(call.store, call.parts[0].shard).layout
             work = partial(widened, call, layout, self.empty)
             call = work() if small else await self.in_thread(work)
+        # Not before these waits: a shard may go meanwhile.
         hosted_shards = [self.get_shard(call.store, part.shard) for part in call.parts]
         pending, tickets = start_call(hosted_shards, call, self._waker(loop, woken))
         small = small and all(self.is_small(hosted) for hosted, _, _ in tickets)
@@ -296,6 +290,10 @@ class ShardHost(NearShards):
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, function)
 
+    async def run_for(self, hosted: HostedShard, function: Callable[[], T]) -> T:
+        """Run `function`, on the event loop if the shard it is about is small."""
+        return function() if self.is_small(hosted) else await self.in_thread(function)
+
     def of(self, store: str) -> list[HostedShard]:
         """Return the shards of a store held here, or refuse."""
         found = [hosted for (uid, _), hosted in self.shards.items() if uid == store]
@@ -347,12 +345,8 @@ class ShardHost(NearShards):
     async def _look(self) -> None:
         while waiting := self._waiting():
             for hosted in waiting:
-                if not hosted.needs_look:
-                    continue
-                if self.is_small(hosted):
-                    hosted.look()
-                else:
-                    await self.in_thread(hosted.look)
+                if hosted.needs_look:
+                    await self.run_for(hosted, hosted.look)
             await asyncio.sleep(LOOK_SECONDS)
 
     def _waiting(self) -> list[HostedShard]:

@@ -18,7 +18,6 @@ from daskps.layout.arrays import counted
 
 if TYPE_CHECKING:
     from daskps.cluster.host.host import ShardHost
-    from daskps.cluster.host.hosted import HostedShard
 
 logger = logging.getLogger(__name__)
 #: How long the directory may take to say whose shards others may have. A nanny gives
@@ -70,20 +69,13 @@ async def _let_go(host: ShardHost, wanted: list[str] | None) -> None:
     end = asyncio.get_running_loop().time() + LOCK_SECONDS
     while waiting := [hosted for hosted in released if not hosted.is_released]:
         for hosted in waiting:
-            await _try(host, hosted)
+            # If nobody else is at it.
+            await host.run_for(hosted, hosted.serve)
         if asyncio.get_running_loop().time() > end:
             # The worker that adopts it takes this one for dead.
             logger.info("%d shards stayed locked by other processes", len(waiting))
             return
         await asyncio.sleep(PAUSE_SECONDS)
-
-
-async def _try(host: ShardHost, hosted: HostedShard) -> None:
-    """Serve what waits at a shard, if nobody else is at it."""
-    if host.is_small(hosted):
-        hosted.serve()
-    else:
-        await host.in_thread(hosted.serve)
 
 
 async def _ask(host: ShardHost) -> list[str] | None:

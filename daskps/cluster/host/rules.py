@@ -32,7 +32,7 @@ class Rules:
     """
 
     def __init__(self, layout: Layout, pickled: bytes) -> None:
-        self._layout, self._pickled = layout, pickled
+        self.layout, self._pickled = layout, pickled
         self._bound: dict[int, Bound | None] = {}
         #: Parameters that share a rule share its kernels and scalars.
         self._shared: dict[tuple[int, str], Bound] = {}
@@ -61,7 +61,7 @@ class Rules:
         return self._bound[index]
 
     def _bind(self, index: int, rule: Rule) -> Bound:
-        dtype = self._layout.parameters[index].dtype
+        dtype = self.layout.parameters[index].dtype
         key = id(rule), dtype
         if key not in self._shared:
             self._shared[key] = bind(rule, dtype, cache_dir=self.cache_dir)
@@ -69,9 +69,9 @@ class Rules:
 
     def warm(self, *, durable: bool) -> None:
         """Compile what there is to compile, so that the first push finds it ready."""
-        copy_routine.warm(self._layout.nbytes)
+        copy_routine.warm(self.layout.nbytes)
         words.compiled(self.cache_dir)
-        nbytes = -(-self._layout.nbytes // self._layout.n_shards)
+        nbytes = -(-self.layout.nbytes // self.layout.n_shards)
         for index in self.by_index:
             bound = self.get(index)
             if bound is not None:

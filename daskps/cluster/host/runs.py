@@ -64,10 +64,8 @@ async def begin_run(
     n_ranks: int = begin["n_ranks"]
     hosted_shards = host.of(store)
     if isinstance(rule, BSP):
-        take = partial(
-            _take_mailboxes, host, hosted_shards, run, (n_ranks, function, resident)
-        )
-        await host.in_thread(take)
+        of = n_ranks, function, resident
+        await host.in_thread(partial(_take_mailboxes, host, hosted_shards, run, of))
 
     def start(hosted: HostedShard) -> list[Ticket]:
         _refuse_old(hosted, run)
@@ -121,10 +119,7 @@ def _take_mailboxes(
 ) -> None:
     """Take the memory of a run's mailboxes, shared where the shards are."""
     n_ranks, reduce, resident = of
-    if all(
-        hosted.mailbox is not None and hosted.mailbox[0] == run
-        for hosted in hosted_shards
-    ):
+    if all(s.mailboxes_of(run) is not None for s in hosted_shards):
         return
     for hosted in hosted_shards:
         _refuse_old(hosted, run)
@@ -191,7 +186,7 @@ async def end_run(
 
     await host.each(hosted_shards, end)
     for hosted in hosted_shards:
-        if hosted.mailbox is not None and hosted.mailbox[0] == run:
+        if hosted.mailboxes_of(run) is not None:
             hosted.free_mailbox()
     logger.info(
         "%s ends run %d of store %r: %s",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -23,12 +23,15 @@ if TYPE_CHECKING:
     from daskps.layout.arrays import Layout
     from daskps.typing import Array
 
+    #: What is read into a copy, and where it goes.
+    Parts: TypeAlias = list[tuple[Span, Array]]
+
 #: Copies of so much together at most are one Dask task's.
 GROUP_NBYTES = 64 * 2**20
 
 
 #: Where elements of a piece begin in a copy's memory: their dtype, the first, the byte.
-RoomPlace = tuple[str, int, int]
+CopyPlace = tuple[str, int, int]
 
 
 class ShardCopy:
@@ -38,15 +41,31 @@ class ShardCopy:
     ----------
     memory : ndarray, shape (nbytes,), uint8
         All of them.
-    places : mapping of (str, int) to RoomPlace
+    places : mapping of (str, int) to CopyPlace
         By area and position what of it is where.
     """
 
     def __init__(
-        self, memory: Array, places: Mapping[tuple[str, int], RoomPlace]
+        self, memory: Array, places: Mapping[tuple[str, int], CopyPlace]
     ) -> None:
         self._memory, self._places = memory, dict(places)
         memory.flags.writeable = False
+
+    @classmethod
+    def begin(cls, spans: Sequence[tuple[Span, str]]) -> tuple[ShardCopy, Parts]:
+        """Return a copy of elements, each with their dtype, and where they are to go.
+
+        Its memory is touched before a push must wait for it.
+        """
+        memory, at = private(nbytes_of(spans)), 0
+        parts: Parts = []
+        places = {}
+        for span, dtype in spans:
+            size = (span.stop - span.start) * np.dtype(dtype).itemsize
+            parts.append((span, memory[at : at + size].view(dtype)))
+            places[span.area, span.position] = dtype, span.start, at
+            at += align(size)
+        return cls(memory, places), parts
 
     def __reduce__(self) -> Any:
         return type(self), (self._memory, self._places)
@@ -127,42 +146,11 @@ class Edges:
 
 
 @dataclass(slots=True)
-class Room:
-    """Memory for a copy, touched before a push must wait for it."""
-
-    memory: Array
-    #: What goes there, and where to.
-    parts: list[tuple[Span, Array]]
-    _places: dict[tuple[str, int], RoomPlace]
-
-    @classmethod
-    def of(cls, spans: Sequence[tuple[Span, str]]) -> Room:
-        """Return room for elements of a shard, each with their dtype."""
-        memory, at = private(nbytes_of(spans)), 0
-        parts, places = [], {}
-        for span, dtype in spans:
-            size = (span.stop - span.start) * np.dtype(dtype).itemsize
-            parts.append((span, memory[at : at + size].view(dtype)))
-            places[span.area, span.position] = dtype, span.start, at
-            at += align(size)
-        return cls(memory, parts, places)
-
-    def filled(self) -> ShardCopy:
-        """Return the copy that was read."""
-        return ShardCopy(self.memory, self._places)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the memory."""
-        return self.memory.nbytes
-
-
-@dataclass(slots=True)
 class CutHere:
     """What one cut has of one store on this host."""
 
-    #: Memory by shard, and copies by key.
-    rooms: dict[int, Room] = field(default_factory=dict)
+    #: By shard those that are to be read, and by key those that were.
+    begun: dict[int, tuple[ShardCopy, Parts]] = field(default_factory=dict)
     copies: dict[str, ShardCopy] = field(default_factory=dict)
     #: The last that has begun.
     attempt: int = 0
@@ -225,8 +213,8 @@ class Copies:
     def nbytes(self) -> int:
         """Bytes held."""
         found = list(self._claims.values())
-        rooms = sum(room.nbytes for c in found for room in list(c.rooms.values()))
-        return rooms + sum(x.nbytes for c in found for x in list(c.copies.values()))
+        begun = sum(copy.nbytes for c in found for copy, _ in list(c.begun.values()))
+        return begun + sum(x.nbytes for c in found for x in list(c.copies.values()))
 
 
 def spans_of(layout: Layout, shard: int, index: int | None) -> list[tuple[Span, str]]:

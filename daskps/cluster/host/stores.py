@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.cluster.host.allocation import make_shards
+from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.upstream import loads
 from daskps.cluster.wire.handlers import HOST
@@ -18,15 +20,23 @@ from daskps.errors import ProtocolError, PushRejectedError, StoreClosedError
 from daskps.init import fill
 from daskps.layout.arrays import counted
 from daskps.reduction import Node, check_reduce, reduce_all
-from daskps.shards.memory.format import N_APPLIED, N_DUPLICATES, VERSION
+from daskps.shards.memory.format import (
+    GENERATION,
+    N_APPLIED,
+    N_DUPLICATES,
+    NONCE,
+    VERSION,
+)
+from daskps.shards.memory.segment import Segment
+from daskps.shards.shard import Shard
 from daskps.shards.steps import ASSIGN, GRADIENT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.cluster.host.host import ShardHost
-    from daskps.cluster.host.hosted import HostedShard
-    from daskps.shards.memory.segment import Segment
+    from daskps.cluster.machine.blocks import Block
+    from daskps.cluster.machine.membership import Membership
 
 logger = logging.getLogger(__name__)
 #: A compilation that takes longer is worth a line in the log.
@@ -65,10 +75,15 @@ async def create(
         bound, members = Rules(made, rules), host.members(cluster)
         began = time.perf_counter()
         bound.warm(durable=members is not None)
-        _log_compile(host, name, time.perf_counter() - began)
-        hosted_shards = make_shards(
-            members, bound, name=name, layout=made, shards=shards
-        )
+        if (seconds := time.perf_counter() - began) > SLOW_COMPILE_SECONDS:
+            logger.info(
+                "%s compiled the optimizer of store %r in %.1f s; the cache directory "
+                "keeps the result for other processes and later stores",
+                host.worker.address,
+                name,
+                seconds,
+            )
+        hosted_shards = _make(members, bound, name, shards)
         try:
             initializers, seed = loads(fills)
             for hosted in hosted_shards:
@@ -101,6 +116,26 @@ async def create(
     return [(s.index, *s.block.address) for s in built if s.block is not None]
 
 
+def _make(
+    members: Membership | None, rules: Rules, name: str, shards: Sequence[int]
+) -> list[HostedShard]:
+    """Make shards in memory that other processes can map, where there is such."""
+    layout, slots = rules.layout, rules.slots
+    blocks: list[Block] = []
+    if members is not None:
+        need = partial(Segment.needed_nbytes, layout, slots=slots, durable=True)
+        blocks = members.make_all([need(shard) for shard in shards])
+    made = []
+    for shard, block in itertools.zip_longest(shards, blocks):
+        buffer = None if block is None else block.buffer
+        segment = Segment(layout, shard, slots, buffer, durable=block is not None)
+        segment.words[GENERATION] = 1
+        segment.words[NONCE] = 0 if block is None else block.nonce
+        machine = Shard(segment, rules, cache_dir=rules.cache_dir)
+        made.append(HostedShard(name, layout, shard, machine, block=block))
+    return made
+
+
 def _fill(segment: Segment, initializers: Mapping[int, Any], seed: int) -> None:
     for piece, weights in zip(segment.pieces, segment.weights[0], strict=True):
         if piece.parameter.index in initializers:
@@ -112,17 +147,6 @@ def _fill(segment: Segment, initializers: Mapping[int, Any], seed: int) -> None:
                 seed=seed,
                 start=piece.start,
             )
-
-
-def _log_compile(host: ShardHost, name: str, seconds: float) -> None:
-    if seconds > SLOW_COMPILE_SECONDS:
-        logger.info(
-            "%s compiled the optimizer of store %r in %.1f s; the cache directory "
-            "keeps the result for other processes and later stores",
-            host.worker.address,
-            name,
-            seconds,
-        )
 
 
 @HOST.handles("load")

@@ -1,15 +1,63 @@
-"""Memory that goes back when the last array that looks at it is gone."""
+"""What ends anywhere: memory whose last array is gone, and memberships that are over."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import threading
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from daskps.typing import Array
+
+T = TypeVar("T")
+
+
+class DeferredEnds(Generic[T]):
+    """A lock, and what is over and yet to be undone under it.
+
+    The garbage collector may end something anywhere, also in a thread that holds the
+    lock: it is noted, and the next thread that has had the lock undoes it.
+
+    Parameters
+    ----------
+    undo : callable
+        Undoes one of them, under the lock.
+    """
+
+    def __init__(self, undo: Callable[[T], None]) -> None:
+        self._lock, self._undo = threading.Lock(), undo
+        self._over: deque[T] = deque()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the lock."""
+        try:
+            with self._lock:
+                yield
+        finally:
+            self._settle()
+
+    def end(self, what: T) -> None:
+        """Undo something now, or let the thread with the lock do it."""
+        self._over.append(what)
+        self._settle()
+
+    def _settle(self) -> None:
+        while self._over and self._lock.acquire(blocking=False):
+            try:
+                while self._over:
+                    self._undo(self._over.popleft())
+            finally:
+                self._lock.release()
+
+    def forked(self) -> None:
+        """Begin in a forked child: another thread of the parent may have held the lock."""
+        self._lock = threading.Lock()
 
 
 class _Lease:

@@ -18,6 +18,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from daskps.cluster.machine.folder import try_lock
 from daskps.cluster.machine.pauses import Pause
 from daskps.errors import IllegalStateError, ShardBusyError
 from daskps.shards.memory.format import HEADER_WORDS, HOLDER, WANTED
@@ -74,13 +75,9 @@ class FileLock:
         if not self._file.mutex.acquire(blocking=False):
             return self._pid
         try:
-            fcntl.lockf(self._file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
-            fcntl.lockf(self._file.fd, fcntl.LOCK_UN, 1)
-        except (BlockingIOError, PermissionError):
-            return self.holder
+            return 0 if try_lock(self._file.fd, 0, fcntl.LOCK_EX) else self.holder
         finally:
             self._file.mutex.release()
-        return 0
 
     def try_acquire(self) -> bool:
         """Take the lock if it is free and it is not the turn of a process that waits.

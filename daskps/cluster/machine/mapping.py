@@ -12,13 +12,12 @@ import mmap
 import os
 import sys
 import threading
-from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from daskps.cluster.machine.folder import Inode, inode_of
-from daskps.cluster.machine.leases import leased
+from daskps.cluster.machine.leases import DeferredEnds, leased
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,9 +54,7 @@ class Files:
 
     def __init__(self) -> None:
         self._files: dict[Inode, Mapped] = {}
-        self._lock = threading.Lock()
-        # A lease may end anywhere, also in a thread that holds the lock.
-        self._ended: deque[Mapped] = deque()
+        self._ends = DeferredEnds(self._end_view)
 
     def find(
         self, inode: Inode, open_file: Callable[[], Mapped]
@@ -78,34 +75,16 @@ class Files:
         ndarray, shape (nbytes,), uint8
             A view of all of it.
         """
-        try:
-            with self._lock:
-                if inode not in self._files:
-                    self._files[inode] = open_file()
-                file = self._files[inode]
-                return file, self._view(file)
-        finally:
-            self._clean()
+        with self._ends.held():
+            if inode not in self._files:
+                self._files[inode] = open_file()
+            file = self._files[inode]
+            file.n_leases += 1
+            memory: Array = np.frombuffer(file.memory, np.uint8)
+            return file, leased(memory, self._ends.end, file)
 
-    def _view(self, file: Mapped) -> Array:
-        file.n_leases += 1
-        memory: Array = np.frombuffer(file.memory, np.uint8)
-        return leased(memory, self._end, file)
-
-    def _end(self, file: Mapped) -> None:
-        self._ended.append(file)
-        self._clean()
-
-    def _clean(self) -> None:
-        """Close files without views; the thread that holds the lock does it for others."""
-        while self._ended and self._lock.acquire(blocking=False):
-            try:
-                while self._ended:
-                    self._end_one(self._ended.popleft())
-            finally:
-                self._lock.release()
-
-    def _end_one(self, file: Mapped) -> None:
+    def _end_view(self, file: Mapped) -> None:
+        """Close a file that has no views any more."""
         file.n_leases -= 1
         if not file.n_leases:
             # Unmapped with its last reference; before 3.13 it has a second descriptor.
@@ -121,7 +100,7 @@ class Files:
 
     def forked(self) -> None:
         """Begin in a forked child, which has the mappings but owns nothing."""
-        self._lock = threading.Lock()
+        self._ends.forked()
         for file in self._files.values():
             file.mutex = threading.Lock()
             file.is_owned = False

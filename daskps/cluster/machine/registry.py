@@ -11,11 +11,8 @@ import atexit
 import fcntl
 import os
 import secrets
-import threading
 import time
-from collections import deque
-from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING
+from contextlib import ExitStack, suppress
 
 from daskps.cluster.machine.folder import (
     PRESENT_AT,
@@ -30,9 +27,7 @@ from daskps.cluster.machine.folder import (
     try_lock,
     unlock,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from daskps.cluster.machine.leases import DeferredEnds
 
 #: An owner number: random bits, then the bits of a process id.
 PID_BITS, RANDOM_BITS = 22, 40
@@ -116,11 +111,8 @@ class Registry:
 
 #: Registries that this process has open, by the inode of their folder.
 _open: dict[Inode, Registry] = {}
-#: Held while any of this changes.
-_lock = threading.Lock()
-#: Memberships that are over. The garbage collector may end one anywhere, also in a thread
-#: that holds the lock: it is noted, and the next thread with the lock undoes it.
-_over: deque[tuple[Registry, bool]] = deque()
+#: Held while any of this changes, with the memberships that are over.
+_ends = DeferredEnds[tuple[Registry, bool]](lambda over: over[0].drop(over[1]))
 
 
 def enter(path: str, member: bool) -> Registry:
@@ -169,8 +161,7 @@ def leave(registry: Registry, member: bool) -> None:
 
     While another thread is at work here, that one does it before it returns.
     """
-    _over.append((registry, member))
-    _settle()
+    _ends.end((registry, member))
 
 
 def _try_enter(path: str, member: bool) -> Registry | None:
@@ -198,14 +189,8 @@ def _try_enter(path: str, member: bool) -> Registry | None:
     return None
 
 
-@contextmanager
-def locked() -> Iterator[None]:
-    """Let no other thread of this process enter or leave a folder."""
-    try:
-        with _lock:
-            yield
-    finally:
-        _settle()
+#: Lets no other thread of this process enter or leave a folder.
+locked = _ends.held
 
 
 def is_in(inode: Inode) -> bool:
@@ -213,19 +198,8 @@ def is_in(inode: Inode) -> bool:
     return inode in _open
 
 
-def _settle() -> None:
-    """End what is over, unless another thread has the lock, which does it then."""
-    while _over and _lock.acquire(blocking=False):
-        try:
-            while _over:
-                registry, member = _over.popleft()
-                registry.drop(member)
-        finally:
-            _lock.release()
-
-
 def _leave_all() -> None:
-    with _lock:
+    with locked():
         for registry in list(_open.values()):
             if registry.n_members:
                 registry.end_membership()
@@ -235,9 +209,7 @@ def _leave_all() -> None:
 
 def _forget() -> None:
     """Be nobody in a forked child; closing does not touch its parent's locks."""
-    global _lock
-    # Another thread of the parent may have held it.
-    _lock = threading.Lock()
+    _ends.forked()
     for registry in list(_open.values()):
         registry.close()
 

@@ -82,7 +82,9 @@ class Cluster:
             await before()
         of = [i for i, w in enumerate(self.entry.owners) if w == worker]
         hosted_shards = [
-            SimpleNamespace(index=i, name="w", shard=self.shards[i], mailbox=None)
+            SimpleNamespace(
+                index=i, name="w", shard=self.shards[i], mailboxes_of=lambda run: None
+            )
             for i in of
         ]
 

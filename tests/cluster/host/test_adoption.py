@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from daskps.cluster.host import adoption
-from daskps.cluster.host.adoption import _Rounds, _Taker
+from daskps.cluster.host.adoption import _Taker
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.machine.membership import Membership
 from daskps.errors import StoreClosedError
@@ -82,7 +82,7 @@ def rows(hosted: HostedShard) -> list[Any]:
 
 
 def take(heir: Any, hosted: HostedShard) -> tuple[list[HostedShard], Any]:
-    taker = _Taker(heir.members("a"), "tcp://heir", ABOUT, _Rounds.of(None))
+    taker = _Taker(heir.members("a"), "tcp://heir", ABOUT, None)
     hosted_shards = taker.take_all(heir, "s", rows(hosted))
     [found] = taker.found
     return hosted_shards, found

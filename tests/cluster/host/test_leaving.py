@@ -25,7 +25,7 @@ from daskps.cluster.directory import adopters
 from daskps.cluster.directory.directory import Directory
 from daskps.cluster.directory.entry import StoreEntry
 from daskps.cluster.host import leaving
-from daskps.cluster.host.adoption import _Rounds, _Taker
+from daskps.cluster.host.adoption import _Taker
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.machine.folder import folder_of
 from daskps.cluster.machine.membership import Membership
@@ -117,11 +117,11 @@ def test_a_shard_that_could_not_be_taken_over_is_released(tmp_path, monkeypatch)
 
     with monkeypatch.context() as patch:
         patch.setattr(Shard, "take_over", full)
-        taker = _Taker(memory, "tcp://a", about, _Rounds.of(None))
+        taker = _Taker(memory, "tcp://a", about, None)
         assert taker.take_all(host, "s", rows) == []
         assert taker.found == [{"shard": 0, "sight": "found", "why": ANY}]
     assert gate_of(hosted.shard.segment) == RELEASED
-    taker = _Taker(memory, "tcp://a", about, _Rounds.of(None))
+    taker = _Taker(memory, "tcp://a", about, None)
     [taken] = taker.take_all(host, "s", rows)
     assert gate_of(hosted.shard.segment) == OPEN
     taken.close()
