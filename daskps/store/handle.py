@@ -111,9 +111,8 @@ class Handle:
                 f"store {self.name!r} has not met this cluster yet; await one of its "
                 f"methods first"
             )
-        what = f"store {self.name!r}"
-        left = config.deadline() if deadline is None else deadline.remaining()
-        return link.run(lambda: link.within(self._attach(link), left, what))
+        within = deadline or Deadline(config.deadline(), f"store {self.name!r}")
+        return link.run(lambda: self._attach_within(link, within))
 
     def bound(self) -> Self:
         """Return a handle for threads that a task starts.

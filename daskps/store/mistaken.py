@@ -41,26 +41,20 @@ def refuses_arithmetic(cls: T) -> T:
 
     Those with an array on the other side stay NumPy's, which pulls the parameter.
     """
-    for name, symbol in (_BINARY | _COMPARISONS).items():
-        setattr(cls, f"__{name}__", _binary(cls, f"{{}} {symbol} ..."))
-    for name, symbol in _BINARY.items():
-        setattr(cls, f"__r{name}__", _binary(cls, f"... {symbol} {{}}"))
-    for name, form in _UNARY.items():
-        setattr(cls, f"__{name}__", _unary(form))
+    forms = {
+        name: f"{{}} {sign} ..." for name, sign in (_BINARY | _COMPARISONS).items()
+    }
+    forms |= {f"r{name}": f"... {sign} {{}}" for name, sign in _BINARY.items()}
+    for name, form in (forms | _UNARY).items():
+        setattr(cls, f"__{name}__", _operator(cls, form))
     return cls
 
 
-def _binary(cls: type, form: str) -> Callable[[Any, Any], Any]:
-    def operator(self: Any, other: Any) -> Any:
-        if hasattr(type(other), "__array__") and not isinstance(other, cls):
-            return NotImplemented
-        raise _not_here(self.name, form)
-
-    return operator
-
-
-def _unary(form: str) -> Callable[[Any], Any]:
-    def operator(self: Any) -> Any:
+def _operator(cls: type, form: str) -> Callable[..., Any]:
+    def operator(self: Any, *others: Any) -> Any:
+        for other in others:
+            if hasattr(type(other), "__array__") and not isinstance(other, cls):
+                return NotImplemented
         raise _not_here(self.name, form)
 
     return operator
