@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps import codecs, config
@@ -184,7 +184,9 @@ def train(  # noqa: PLR0913 - the public contract
     _choice("execution", execution, EXECUTIONS)
     _choice("average", average, AVERAGES)
     _choice("on_trainer_lost", on_trainer_lost, ("restart", "raise"))
-    _check_execution(execution, chosen)
+    if execution == "graph":
+        why = "a round of the task graph is a synchronous one; use execution='resident'"
+        _check_rounds("execution='graph'", chosen, why)
     every = _sync_every(sync_every)
     chosen_codec = codecs.choose(codec)
     if average == "models":
@@ -313,18 +315,14 @@ def run(  # noqa: PLR0913 - the public contract
         callbacks=callbacks_module.chosen(callbacks),
         codec=codecs.choose(codec),
     )
-    return job.start(lambda: job.run_loops(_Loop(loop), given), timeout)
+    body = partial(_call_loop, loop)
+    return job.start(lambda: job.run_loops(body, given), timeout)
 
 
-@dataclass(frozen=True)
-class _Loop:
-    """A user's loop, given a trainer for its session."""
-
-    loop: Callable[[Trainer, Any], Any]
-
-    def __call__(self, session: Session, part: Any) -> Any:
-        with Background(session) as background, user_code("the loop"):
-            return self.loop(Trainer(session, background), part)
+def _call_loop(loop: Callable[[Trainer, Any], Any], session: Session, part: Any) -> Any:
+    """Call a user's loop with a trainer for its session, in the trainer's task."""
+    with Background(session) as background, user_code("the loop"):
+        return loop(Trainer(session, background), part)
 
 
 def _listed(parts: Any) -> list[Any]:
@@ -348,20 +346,16 @@ def _may_read_ahead(chosen: Policy) -> bool:
 
 def _checked_run(chosen: Policy, reduce: Any) -> Policy:
     check_reduce(reduce)
-    if callable(reduce) and not isinstance(chosen, BSP):
-        raise ValueError(
-            f"a reduce function needs sync='bsp', found {chosen.name!r}: elsewhere "
-            f"every push is a step of its own"
-        )
+    if callable(reduce):
+        why = "elsewhere every push is a step of its own"
+        _check_rounds("a reduce function", chosen, why)
     return chosen
 
 
-def _check_execution(execution: str, chosen: Policy) -> None:
-    if execution == "graph" and not isinstance(chosen, BSP):
-        raise ValueError(
-            f"execution='graph' needs sync='bsp', found {chosen.name!r}: a round of "
-            f"the task graph is a synchronous one; use execution='resident'"
-        )
+def _check_rounds(what: str, chosen: Policy, why: str) -> None:
+    """Refuse what only a policy with rounds has."""
+    if not isinstance(chosen, BSP):
+        raise ValueError(f"{what} needs sync='bsp', found {chosen.name!r}: {why}")
 
 
 def _check_averaging(chosen: Policy, reduce: Any, codec: codecs.Codec | None) -> None:
@@ -371,11 +365,8 @@ def _check_averaging(chosen: Policy, reduce: Any, codec: codecs.Codec | None) ->
             f"average='models' takes no codec, found codec={codec.name!r}: what travels "
             f"are weights, and it would round them; leave it at None"
         )
-    if not isinstance(chosen, BSP):
-        raise ValueError(
-            f"average='models' needs sync='bsp', found {chosen.name!r}: outside a "
-            f"round there is nothing to average"
-        )
+    why = "outside a round there is nothing to average"
+    _check_rounds("average='models'", chosen, why)
     if reduce != "mean":
         raise ValueError("average='models' is a mean; leave reduce at 'mean'")
 

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from daskps.training.data.row_blocks import rows_of
 from daskps.training.data.rows import n_rows
-from daskps.training.steps import FitPlan, Stepper
+from daskps.training.steps import Stepper
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.routes import Computed
-    from daskps.cluster.caller.shard_map import StoreMap
 
 #: Returns what the tasks of a run share on a worker, made by the function if need be.
 Shared = Callable[[Any, Callable[[], Any]], Any]
-
-
-@dataclass(frozen=True)
-class GraphBody:
-    """Makes the stepper of a thread."""
-
-    plan: FitPlan
-
-    def __call__(self, meta: StoreMap) -> GraphStepper:
-        """Return the user's function with buffers for this store."""
-        return GraphStepper(self.plan, meta)
 
 
 class GraphStepper(Stepper):

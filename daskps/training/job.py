@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps import config, limits
@@ -22,8 +23,8 @@ from daskps.training import advice
 from daskps.training import callbacks as callbacks_module
 from daskps.training.data.parts import parts_of
 from daskps.training.functions import metrics_of
-from daskps.training.graph import GraphBody
-from daskps.training.resident import FitLoop
+from daskps.training.graph import GraphStepper
+from daskps.training.resident import train_part
 from daskps.training.result import Epoch, Progress, TrainResult
 from daskps.usercode import user_code
 
@@ -157,7 +158,7 @@ class Job:
             lengths = [part.rows for part in parts]
             plan = replace(plan, rounds=plan.n_groups(max(lengths)))
             graph = await self._graph(plan, lengths)
-            body = FitLoop(plan) if graph is None else GraphBody(plan)
+            body = partial(train_part if graph is None else GraphStepper, plan)
             self.progress.rounds = plan.epochs * plan.rounds
             self.stats["moved_parts"] = sum(part.moved for part in parts)
             await self._notify("on_start")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,27 +13,21 @@ from daskps.cluster.wire.deadline import Deadline
 from daskps.training.data.row_blocks import rows_of
 from daskps.training.data.rows import n_rows
 from daskps.training.overlap.background import Background
-from daskps.training.steps import FitPlan, Stepper
+from daskps.training.steps import Stepper
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.cluster.caller.session import Session
     from daskps.training.overlap.operation import Operation
-    from daskps.training.steps import Batch
+    from daskps.training.steps import Batch, FitPlan
     from daskps.typing import Array
 
 
-@dataclass(frozen=True)
-class FitLoop:
-    """The body of a trainer's task."""
-
-    plan: FitPlan
-
-    def __call__(self, session: Session, part: tuple[Any, Any]) -> None:
-        """Train to the end of the last epoch, or until told to stop."""
-        with Background(session) as background:
-            _Loop(self.plan, session, background, rows_of(part)).run()
+def train_part(plan: FitPlan, session: Session, part: tuple[Any, Any]) -> None:
+    """Train to the end of the last epoch, or until told to stop: a trainer's task."""
+    with Background(session) as background:
+        _Loop(plan, session, background, rows_of(part)).run()
 
 
 class _Loop:

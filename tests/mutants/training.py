@@ -98,7 +98,7 @@ MUTANTS = (
         "daskps.training.steps:Stepper._checked",
         "i: a.copy() if self._is_ours(a) else a",
         "i: a",
-        ("tests/training/test_train.py::test_gradient_may_be_its_params",),
+        ("tests/training/test_steps.py::test_a_gradient_that_is_its_params_is_copied",),
     ),
     Mutant(
         "loss-is-not-over-rows",

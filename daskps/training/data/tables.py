@@ -82,33 +82,28 @@ def array_of(data: Any, name: str) -> Any:
             f"pandas.concat or pyarrow.concat_tables, or give a list of futures, one for "
             f"each trainer, as client.scatter returns it"
         )
-    for make in (_from_dask, _from_pandas, _from_arrow):
-        if (found := make(data, name)) is not None:
-            return found
-    return data
+    if (lazy := _from_dask(data, name)) is not None:
+        return lazy
+    found = _columns(data, name)
+    if isinstance(found, _Column):
+        return _checked(found).values()
+    return data if found is None else _matrix(found, name)
 
 
-def _from_pandas(data: Any, name: str) -> Array | None:
-    pandas = sys.modules.get("pandas")
-    if pandas is None:
-        return None
-    if isinstance(data, pandas.DataFrame):
-        named = [(c, data.iloc[:, i]) for i, c in enumerate(data.columns)]
-        return _matrix([_of_pandas(s, _named(c, name)) for c, s in named], name)
-    if isinstance(data, (pandas.Series, pandas.Index)):
-        return _checked(_of_pandas(data, name)).values()
-    return None
-
-
-def _from_arrow(data: Any, name: str) -> Array | None:
-    arrow = sys.modules.get("pyarrow")
-    if arrow is None:
-        return None
-    if isinstance(data, (arrow.Table, arrow.RecordBatch)):
-        named = list(zip(data.schema.names, data.columns, strict=True))
-        return _matrix([_of_arrow(s, _named(c, name)) for c, s in named], name)
-    if isinstance(data, (arrow.Array, arrow.ChunkedArray)):
-        return _checked(_of_arrow(data, name)).values()
+def _columns(data: Any, name: str) -> list[_Column] | _Column | None:
+    """Return the columns of a table in memory, or the one it is; None for all else."""
+    if (pandas := sys.modules.get("pandas")) is not None:
+        if isinstance(data, pandas.DataFrame):
+            named = [(c, data.iloc[:, i]) for i, c in enumerate(data.columns)]
+            return [_of_pandas(s, _named(c, name)) for c, s in named]
+        if isinstance(data, (pandas.Series, pandas.Index)):
+            return _of_pandas(data, name)
+    if (arrow := sys.modules.get("pyarrow")) is not None:
+        if isinstance(data, (arrow.Table, arrow.RecordBatch)):
+            named = list(zip(data.schema.names, data.columns, strict=True))
+            return [_of_arrow(s, _named(c, name)) for c, s in named]
+        if isinstance(data, (arrow.Array, arrow.ChunkedArray)):
+            return _of_arrow(data, name)
     return None
 
 
