@@ -47,15 +47,8 @@ class Directory:
         self.departures = Departures(context)
         self.readiness = Readiness(scheduler, self.hosts, self.stores)
         self.orphans = Orphans(scheduler, self.hosts, self._named)
-        self._owners = DIRECTORY.owners(
-            self,
-            self.stores,
-            self.runs,
-            self.trainers,
-            self.producers,
-            self.cuts,
-            self.departures,
-        )
+        # Any part may serve messages.
+        self._owners = DIRECTORY.owners(self, *vars(self).values())
         upstream.add_handlers(scheduler, {"daskps_directory": self.handle})
 
     async def handle(self, method: str, **kwargs: Any) -> dict[str, Any]:

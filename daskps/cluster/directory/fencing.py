@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from daskps.errors import DaskPSError
 from daskps.shards.steps import Standing
@@ -38,16 +37,11 @@ END_SECONDS = 1.0
 LOOK_SECONDS, PAUSE_SECONDS = 0.005, 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(NamedTuple):
     """How a run ends: after so many rounds, and at which version at least."""
 
     rounds: int | None = None
     version: int = 0
-
-    def to_wire(self) -> dict[str, Any]:
-        """Return what hosts are told."""
-        return {"rounds": self.rounds, "version": self.version}
 
 
 def agree(found: Collection[Standing]) -> Settlement:
@@ -95,7 +89,7 @@ class Ending:
                 found = await self._held()
             finally:
                 refusing.cancel()
-        await self._every("end_run", reason=self._reason, **found.to_wire())
+        await self._every("end_run", reason=self._reason, **found._asdict())
         return found
 
     async def _held(self) -> Settlement:

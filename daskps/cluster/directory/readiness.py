@@ -63,9 +63,8 @@ class Readiness:
     async def _ask(self, worker: str, entry: StoreEntry) -> None:
         about = {"layout": entry.layout, "rules": entry.rules}
         for _ in range(MOST_TRIES):
-            if worker not in self._scheduler.workers:
-                return
-            if self._stores.get(entry.uid) is not entry:
+            is_known = self._stores.get(entry.uid) is entry
+            if not is_known or worker not in self._scheduler.workers:
                 return
             try:
                 await self._hosts.control(worker, "warm", **about)

@@ -120,8 +120,7 @@ class RunState:
     @property
     def mailboxes_at(self) -> list[Any]:
         """Where the mailboxes are."""
-        found: list[Any] = self.mailboxes.get("rows", [])
-        return found
+        return list(self.mailboxes.get("rows", ()))
 
     @property
     def rounds(self) -> dict[str, Any] | None:

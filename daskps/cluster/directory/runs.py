@@ -204,7 +204,7 @@ class Runs:
         how: dict[str, Any] = {"reason": str(run.fenced)}
         try:
             found = await Ending(self._hosts, run, how["reason"]).settle()
-            how |= found.to_wire()
+            how |= found._asdict()
         finally:
             self._forget(run, how)
 
