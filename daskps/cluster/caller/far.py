@@ -170,7 +170,9 @@ class Far:
             try:
                 left = deadline.left()
                 answers = await self._send(worker, request, shards, left)
-                raise_first(answers)
+                for answer in answers:
+                    if answer.error is not None:
+                        raise answer.error
             except TimeoutError:
                 raise await self.late(deadline, request, shards) from None
             except (OSError, StaleGenerationError) as error:
@@ -302,13 +304,6 @@ class Far:
         for shard, why in sorted(self._waits.items()):
             return f"shard {shard} at worker {self._meta.owners[shard]}, which {why}"
         return ""
-
-
-def raise_first(answers: Sequence[Answer]) -> None:
-    """Raise the first error among answers."""
-    for answer in answers:
-        if answer.error is not None:
-            raise answer.error
 
 
 def _fill(target: Target | None, answers: Sequence[Answer]) -> None:
