@@ -3,7 +3,7 @@
 Whoever maps a shard's segment and has its lock may advance it: all that a shard knows
 lies in there. What the owner alone keeps (why a run has ended, what a cut holds back,
 which steps were not meant for all shards) a deputy cannot answer for; it hands the
-step back untouched, and its caller sends it to the owner.
+step back untouched (:mod:`daskps.shards.refusals`), and its caller sends it to the owner.
 
 The owner says in the segment's *gate* how far deputies may go.
 """

@@ -53,8 +53,7 @@ if TYPE_CHECKING:
 class Shard:
     """State machine over a segment.
 
-    Not safe for threads: whoever calls holds the segment's lock. Readers need not: what
-    they do is in :mod:`daskps.shards.reads`.
+    Not safe for threads: whoever calls holds the segment's lock; readers need not.
 
     Parameters
     ----------
