@@ -23,7 +23,7 @@ from daskps.cluster.directory import stores
 from daskps.cluster.directory.directory import Directory
 from daskps.cluster.directory.entry import StoreEntry
 from daskps.cluster.host.host import HOSTS
-from daskps.cluster.machine.mapping import mapped_nbytes
+from daskps.cluster.machine.mapping import FILES
 from daskps.cluster.plugins import DirectoryPlugin, HostPlugin
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.replies import unpack_reply
@@ -152,19 +152,19 @@ def test_an_ended_store_keeps_no_memory(machine_cluster, end):
     """Neither its owners nor who has mapped it: the next store needs the room."""
     with machine_cluster.as_current():
         daskps.list_stores()  # gives the workers their hosts
-        there, mapped = held(machine_cluster), mapped_nbytes()
+        there, mapped = held(machine_cluster), FILES.nbytes()
         gc.disable()
         try:
             for _ in range(5):
                 s = daskps.create({"w": W}, name="n" if end == "delete" else None)
                 copy = pickle.loads(pickle.dumps(s))
                 np.testing.assert_array_equal(copy["w"].pull(), s["w"].pull())
-                assert mapped_nbytes() > mapped
+                assert FILES.nbytes() > mapped
                 # Of another handle, when that goes.
                 del copy
                 getattr(s, end)()
                 assert held(machine_cluster) == there
-                until(lambda: mapped_nbytes() == mapped)
+                until(lambda: FILES.nbytes() == mapped)
         finally:
             gc.enable()
 
@@ -172,17 +172,17 @@ def test_an_ended_store_keeps_no_memory(machine_cluster, end):
 def test_a_closed_handle_keeps_no_memory_of_a_store_that_goes_on(machine_cluster):
     """Nor does one whose client is gone: whoever deletes the store frees it all."""
     with machine_cluster.as_current():
-        s, mapped = daskps.create({"w": W}, name="n"), mapped_nbytes()
+        s, mapped = daskps.create({"w": W}, name="n"), FILES.nbytes()
         opened = daskps.open("n")
         np.testing.assert_array_equal(opened["w"].pull(), W)
-        assert mapped_nbytes() > mapped
+        assert FILES.nbytes() > mapped
         opened.close()
-        until(lambda: mapped_nbytes() == mapped)
+        until(lambda: FILES.nbytes() == mapped)
         with Client(machine_cluster.scheduler.address, set_as_default=False) as other:
             left = daskps.create({"w": W}, client=other)
             np.testing.assert_array_equal(left["w"].pull(), W)
         left.close()
-        until(lambda: mapped_nbytes() == mapped)
+        until(lambda: FILES.nbytes() == mapped)
         s.delete()
 
 

@@ -25,7 +25,7 @@ from distributed.diagnostics.plugin import NannyPlugin
 from daskps import config
 from daskps.cluster import upstream
 from daskps.cluster.machine.blocks import pid_of
-from daskps.cluster.machine.mapping import mapped_nbytes, owned_nbytes
+from daskps.cluster.machine.mapping import FILES
 from daskps.cluster.machine.warnings import warn_once
 
 if TYPE_CHECKING:
@@ -181,12 +181,12 @@ def _corrected(measure: Callable[[], int]) -> int:
     # A large block that goes at this moment is in one of the three.
     before, charged = _ours_nbytes(), measure()
     ours = max(before, _ours_nbytes())
-    return charged - min(ours, charged) + owned_nbytes()
+    return charged - min(ours, charged) + FILES.nbytes(owned=True)
 
 
 def _ours_nbytes() -> int:
     """Return the bytes of blocks that this process is charged for."""
-    mapped = mapped_nbytes()
+    mapped = FILES.nbytes()
     # Never more than is ours: a user's code may share memory of its own.
     return min(_shared_nbytes() or 0, mapped) if mapped else 0
 

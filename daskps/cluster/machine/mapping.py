@@ -94,7 +94,7 @@ class Files:
             os.close(file.fd)
 
     def nbytes(self, owned: bool = False) -> int:
-        """Return the bytes mapped in this process, or those it answers for."""
+        """Return the bytes mapped in this process, or those it made or adopted."""
         files = list(self._files.values())
         return sum(f.nbytes for f in files if f.is_owned or not owned)
 
@@ -115,13 +115,3 @@ def _map(fd: int, nbytes: int) -> mmap.mmap:
 #: Those of this process.
 FILES = Files()
 os.register_at_fork(after_in_child=FILES.forked)
-
-
-def mapped_nbytes() -> int:
-    """Return the bytes of shared memory that are mapped in this process."""
-    return FILES.nbytes()
-
-
-def owned_nbytes() -> int:
-    """Return the bytes of it that this process made or adopted."""
-    return FILES.nbytes(owned=True)

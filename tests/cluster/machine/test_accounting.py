@@ -24,6 +24,7 @@ from daskps.cluster.machine.accounting import (
     foreign_nbytes,
 )
 from daskps.cluster.machine.blocks import BlockAddress
+from daskps.cluster.machine.mapping import FILES
 from daskps.cluster.machine.membership import Membership
 from daskps.cluster.plugins import DirectoryPlugin
 from tests.cluster.forks import child
@@ -193,9 +194,12 @@ def test_a_block_that_comes_or_goes_meanwhile_is_not_charged(
     """What a worker counts that the system charges for 10, before and after."""
     asked: list[int] = []
     now = lambda of: of[min(len(asked), 1)]  # noqa: E731 - two of them, of one line
-    monkeypatch.setattr(accounting, "mapped_nbytes", lambda: now(mapped))
+
+    def nbytes(owned: bool = False) -> int:
+        return 0 if owned else now(mapped)
+
+    monkeypatch.setattr(FILES, "nbytes", nbytes)
     monkeypatch.setattr(accounting, "_shared_nbytes", lambda: now(shared))
-    monkeypatch.setattr(accounting, "owned_nbytes", lambda: 0)
 
     def measure() -> int:
         asked.append(1)

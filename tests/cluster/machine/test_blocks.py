@@ -20,7 +20,7 @@ from daskps.cluster.machine import warnings
 from daskps.cluster.machine.blocks import Block, BlockAddress
 from daskps.cluster.machine.folder import WayClosed
 from daskps.cluster.machine.machine import HERE
-from daskps.cluster.machine.mapping import FILES, mapped_nbytes, owned_nbytes
+from daskps.cluster.machine.mapping import FILES
 from daskps.cluster.machine.membership import Membership
 from daskps.errors import IllegalStateError
 from daskps.shards.memory.format import FORMAT_AT, MAGIC_AT, NONCE
@@ -39,7 +39,7 @@ def memory(tmp_path: Path) -> Iterator[Membership]:
     yield found
     found.leave()
     assert left(tmp_path) == before
-    assert mapped_nbytes() == owned_nbytes() == 0
+    assert FILES.nbytes() == FILES.nbytes(owned=True) == 0
 
 
 def test_a_block_is_a_zeroed_file_of_its_own(memory: Membership) -> None:
@@ -53,7 +53,7 @@ def test_a_block_is_a_zeroed_file_of_its_own(memory: Membership) -> None:
     assert (status.st_size, status.st_mode & 0o7777) == (N, 0o600)
     # Allocated, not sparse: a later write cannot fail.
     assert status.st_blocks * 512 >= N
-    assert (mapped_nbytes(), owned_nbytes()) == (N + 1, N + 1)
+    assert (FILES.nbytes(), FILES.nbytes(owned=True)) == (N + 1, N + 1)
     assert 0 <= block.nonce < 2**63
     assert block.nonce != other.nonce
     for each in (block, other):
@@ -72,9 +72,9 @@ def test_views_outlive_their_block(memory: Membership) -> None:
     assert memory.names() == []
     view[:] = 3
     assert view.sum() == 48
-    assert owned_nbytes() == N
+    assert FILES.nbytes(owned=True) == N
     del view
-    assert owned_nbytes() == 0
+    assert FILES.nbytes(owned=True) == 0
 
 
 def test_many_blocks_leave_nothing(tmp_path: Path, memory: Membership) -> None:
@@ -115,7 +115,7 @@ def test_a_full_directory_gives_private_memory(
     for _ in range(2):
         assert memory.make_all([N, N, N, N]) == []
         assert left(tmp_path) == before
-        assert mapped_nbytes() == 0
+        assert FILES.nbytes() == 0
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "No space left" in record.getMessage()
@@ -141,7 +141,7 @@ def user(pipe: Connection, base: Path, block: Block) -> None:
     """Attach in another process, add one, and stay."""
     registry = Membership.visit(base, "a")
     own = registry.attach(block.address)
-    pipe.send((int(own.buffer[200]), mapped_nbytes(), owned_nbytes()))
+    pipe.send((int(own.buffer[200]), FILES.nbytes(), FILES.nbytes(owned=True)))
     pipe.recv()
     own.buffer[200] += 1
     own.free()
@@ -223,10 +223,10 @@ def test_what_is_not_the_segment_is_refused(
 
     def stranger(pipe: Connection) -> None:
         own = Membership.visit(Path(memory.path).parent, "a")
-        before = mapped_nbytes(), len(os.listdir("/proc/self/fd"))
+        before = FILES.nbytes(), len(os.listdir("/proc/self/fd"))
         with pytest.raises(WayClosed, match=reason):
             own.attach(block.address)
-        assert (mapped_nbytes(), len(os.listdir("/proc/self/fd"))) == before
+        assert (FILES.nbytes(), len(os.listdir("/proc/self/fd"))) == before
 
     for refused in (stranger, lambda pipe: in_new_process(stranger, pipe)):
         with child(refused) as other:
@@ -286,9 +286,9 @@ def test_adoption_of_what_a_dead_process_left(
         with pytest.raises(WayClosed, match="an owner that lives"):
             memory.adopt(BlockAddress(name, N, nonce))
         other.kill()
-    assert owned_nbytes() == 0
+    assert FILES.nbytes(owned=True) == 0
     block = memory.adopt(BlockAddress(name, N, nonce))
-    assert (block.buffer[200], block.nonce, owned_nbytes()) == (42, nonce, N)
+    assert (block.buffer[200], block.nonce, FILES.nbytes(owned=True)) == (42, nonce, N)
     # Ours: nobody sweeps it, nobody else adopts it, old views stay.
     assert memory.names() == [block.name]
     assert memory.orphans() == []
@@ -332,7 +332,7 @@ def test_a_forked_child_removes_nothing(memory: Membership) -> None:
     block, spare = memory.make_all([N, N])
 
     def forked(pipe: Connection) -> None:
-        assert (mapped_nbytes(), owned_nbytes()) == (2 * N, 0)
+        assert (FILES.nbytes(), FILES.nbytes(owned=True)) == (2 * N, 0)
         block.buffer[5] = 6
         block.free()
         memory.leave()
@@ -380,7 +380,7 @@ def test_threads_attach_and_let_go(memory: Membership) -> None:
     for thread in threads:
         thread.join()
     assert not errors
-    assert (mapped_nbytes(), owned_nbytes()) == (N, N)
+    assert (FILES.nbytes(), FILES.nbytes(owned=True)) == (N, N)
     assert memory.names() == [block.name]
     block.free()
 
