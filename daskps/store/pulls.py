@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import config
 from daskps.cluster.caller import routes
+from daskps.store.arguments import least_version
 from daskps.store.handle import Handle
-from daskps.store.targets import least_version, target_of
+from daskps.store.targets import target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

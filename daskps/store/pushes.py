@@ -9,8 +9,9 @@ from daskps.cluster.caller import routes
 from daskps.cluster.caller.routes import ADD, ASSIGN, GRADIENT, Request, Step, Target
 from daskps.errors import PushRejectedError, UnknownParameterError
 from daskps.store import intake
+from daskps.store.arguments import flag, number
 from daskps.store.pulls import Readable
-from daskps.store.targets import flag, number, target_of
+from daskps.store.targets import target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

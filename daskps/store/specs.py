@@ -13,8 +13,8 @@ from daskps.errors import LayoutError
 from daskps.layout.arrays import DTYPES, FLOATS, flatten
 from daskps.limits import STORE_NAME_NBYTES, check_parameters, check_shards
 from daskps.optim import Rule, resolve
+from daskps.store.arguments import flag, whole
 from daskps.store.intake import spec_of
-from daskps.store.targets import flag, whole
 
 if TYPE_CHECKING:
     from daskps.typing import Array

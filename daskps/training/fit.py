@@ -11,7 +11,7 @@ from daskps import codecs, config
 from daskps.consistency import ASP, BSP, SSP, Policy, policy
 from daskps.limits import MOST_TRAINERS, check_trainers
 from daskps.reduction import check_reduce
-from daskps.store.targets import flag, whole
+from daskps.store.arguments import flag, whole
 from daskps.training import callbacks as callbacks_module
 from daskps.training.data.parts import check
 from daskps.training.data.tables import array_of

@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 #: Trainers per thread of the cluster above which "auto" takes to the task graph.
 MOST_PER_THREAD = 4
+#: What is counted while a run goes on.
+_COUNTED = ("lost_trainers", "retried_rounds", "moved_parts")
 #: How long the end of a run waits for what is to be said of it.
 ADVICE_SECONDS = 5.0
 
@@ -69,13 +71,7 @@ class Job:
     #: Calls functions of the user's where their code runs.
     _call: UserCall = call_directly
     _validation: asyncio.Task[None] | None = None
-    stats: dict[str, Any] = field(
-        default_factory=lambda: {
-            "lost_trainers": 0,
-            "retried_rounds": 0,
-            "moved_parts": 0,
-        }
-    )
+    stats: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0))
 
     def __post_init__(self) -> None:
         self.progress = Progress(self.store, self.epochs)

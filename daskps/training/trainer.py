@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from daskps.store.targets import chosen_names, flag, sign_of, target_of
+from daskps.store.arguments import flag
+from daskps.store.targets import chosen_names, sign_of, target_of
 from daskps.training.overlap.ahead import Ahead
 
 if TYPE_CHECKING:

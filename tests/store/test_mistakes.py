@@ -23,7 +23,7 @@ from daskps.errors import (
     UnknownParameterError,
 )
 from daskps.layout.arrays import MOST_LEVELS, Layout, flatten
-from daskps.store.targets import least_version, number
+from daskps.store.arguments import least_version, number
 from tests.support import store
 
 # -- without a cluster ---------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from daskps.limits import MOST_PARTS
-from daskps.store.targets import whole
+from daskps.store.arguments import whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -10,7 +10,8 @@ from daskps.cluster.caller.finite_check import LOOK_LATER_NBYTES, FiniteCheck
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import ClockError
 from daskps.store import intake
-from daskps.store.targets import flag, number, target_of, whole
+from daskps.store.arguments import flag, number, whole
+from daskps.store.targets import target_of
 from daskps.training.overlap.prefetch import Prefetch
 
 if TYPE_CHECKING:

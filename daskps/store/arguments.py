@@ -1,0 +1,60 @@
+"""Numbers and flags that a caller hands over, or the error that says what is one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from daskps.version import Version
+
+#: What the word that holds a version can count to.
+_LARGEST = 2**63 - 1
+
+
+def number(value: Any, what: str, least: float | None = None) -> float:
+    """Return a finite float, or refuse what is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+        raise TypeError(f"{what} is a number, found {value!r}")
+    try:
+        found = float(value)
+    except OverflowError:
+        found = math.inf
+    if not math.isfinite(found):
+        raise ValueError(f"{what} must be a finite number, found {value!r:.60}")
+    if least is not None and found < least:
+        raise ValueError(f"{what} must be at least {least:g}, found {value!r}")
+    return found
+
+
+def whole(value: Any, what: str, least: int | None = None) -> int:
+    """Return a whole number, or refuse what is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{what} is an int, found {value!r}")
+    if least is not None and value < least:
+        raise ValueError(f"{what} must be at least {least}, found {value}")
+    return int(value)
+
+
+def flag(value: Any, what: str) -> bool:
+    """Return a bool, or refuse what is none: "no" would mean yes."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{what} is True or False, found {value!r}")
+    return bool(value)
+
+
+def least_version(value: Any) -> int | None:
+    """Return the version that a pull waits for, or refuse what is none."""
+    if value is None or isinstance(value, Version):
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(
+            f"min_version is a Version that a push returned, or an int, found {value!r}"
+        )
+    if not 0 <= value <= _LARGEST:
+        raise ValueError(
+            f"min_version must be from 0 to {_LARGEST}, found {value!r:.60}; a store "
+            f"begins at 0 and each update adds 1"
+        )
+    return int(value)
