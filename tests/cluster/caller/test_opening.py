@@ -15,14 +15,14 @@ from tests.support import gen_cluster, until
 W = np.arange(4.0)
 
 
-def waiting(s, name):
-    """Who waits for a name at the directory."""
+def waiting(s):
+    """Who waits for the names of new stores at the directory."""
     found = s.extensions.get("daskps-directory")
-    return list(found.stores._awaited.get(name, ())) if found else []
+    return list(found.stores._named._waiters) if found else []
 
 
-async def until_awaited(s, name, n=1):
-    await asyncio.to_thread(until, lambda: len(waiting(s, name)) >= n)
+async def until_awaited(s, n=1):
+    await asyncio.to_thread(until, lambda: len(waiting(s)) >= n)
 
 
 @gen_cluster(client=True)
@@ -30,8 +30,7 @@ async def test_everybody_who_waits_is_answered(c, s, a, b):
     first = asyncio.ensure_future(daskps.open("x", client=c, wait=60))
     second = asyncio.ensure_future(daskps.open("x", client=c, wait=math.inf))
     other = asyncio.ensure_future(daskps.open("y", client=c, wait=60))
-    await until_awaited(s, "x", 2)
-    await until_awaited(s, "y")
+    await until_awaited(s, 3)
     store = await daskps.create({"w": W}, client=c, name="x")
     for opened in (await first, await second):
         assert opened == store
@@ -45,7 +44,7 @@ async def test_everybody_who_waits_is_answered(c, s, a, b):
 async def test_end_of_the_wait_says_what_and_how_long(c, s, a, b):
     with pytest.raises(daskps.StoreNotFoundError, match=r"waited 0\.05 s: .*'nobody'"):
         await daskps.open("nobody", client=c, wait="50ms")
-    assert not waiting(s, "nobody")
+    assert not waiting(s)
     with pytest.raises(daskps.StoreNotFoundError, match=r"^no store named 'nobody'"):
         await daskps.open("nobody", client=c, wait=0)
     # A store that goes leaves no name behind.
@@ -59,7 +58,7 @@ async def test_end_of_the_wait_says_what_and_how_long(c, s, a, b):
 async def test_default_timeout_does_not_cut_the_wait(c, s, a, b):
     with dask.config.set({"daskps.timeout": "0.2s"}):
         opening = asyncio.ensure_future(daskps.open("x", client=c, wait="60s"))
-        await until_awaited(s, "x")
+        await until_awaited(s)
         done, _ = await asyncio.wait({opening}, timeout=0.5)
         assert not done
         store = await daskps.create({"w": W}, client=c, name="x", timeout=30)
@@ -79,7 +78,7 @@ async def test_long_waits_ask_again(c, s, a, b):
         seen: list[object] = []
 
         def asked_thrice():
-            seen.extend(f for f in waiting(s, "x") if f not in seen)
+            seen.extend(f for f in waiting(s) if f not in seen)
             return len(seen) >= 3
 
         await asyncio.to_thread(until, asked_thrice)
