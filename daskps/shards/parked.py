@@ -46,7 +46,7 @@ class ParkedTickets:
 
     def take_stale(self) -> list[Ticket]:
         """Hand all of them out, to be asked again, where that may end a wait."""
-        if not self.is_stale:
+        if not self.tickets or not self.is_stale:
             return []
         self._asked = self._sight()
         waiting, self.tickets = self.tickets, []

@@ -218,10 +218,10 @@ class Shard:
 
         A deputy hands back whatever the owner would refuse, or alone can take.
         """
-        served_by = self.segment, self.run_state, self.generation
-        error = self._abandoned or find_refusal(ticket, *served_by)
-        if self.run_state.is_deputy and (
-            error is not None or is_for_owner(ticket.step, *served_by)
+        segment, state, generation = self.segment, self.run_state, self.generation
+        error = self._abandoned or find_refusal(ticket, segment, state, generation)
+        if state.is_deputy and (
+            error is not None or is_for_owner(ticket.step, segment, state, generation)
         ):
             error = NotHereError()
         ticket.outcome = error
