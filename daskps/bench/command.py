@@ -27,6 +27,7 @@ NAMES = {
     "ends": "what the ends of workers cost: kills under pushes, closing a cluster",
     "graph": "rounds in the task graph, beside plain Dask",
     "kernels": "compiled loops, beside torch and copying memory",
+    "lanes": "calls by lanes, beside messages and a bare socket",
     "memory": "workers with a model as large as their memory",
     "mixed": "a small push right after a large one, beside one after a small one",
     "overlap": "steps whose transfer and computation overlap",
