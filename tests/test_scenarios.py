@@ -206,7 +206,8 @@ def test_s4_pull_before_the_store_has_its_value(way, where):
         return daskps.open("early", wait="60s", client=client)["w"].pull()
 
     def awaited(dask_scheduler):
-        return "early" in dask_scheduler.extensions["daskps-directory"].stores._awaited
+        directory = dask_scheduler.extensions["daskps-directory"]
+        return len(directory.stores._named._waiters)
 
     daskps.list_stores()  # there is a directory
     with ThreadPoolExecutor(1) as pool:
