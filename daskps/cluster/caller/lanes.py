@@ -58,6 +58,8 @@ CALLS_BEFORE, MOST_LANES = 4, 4
 WAIT_SECONDS = 0.5
 #: Without a byte for so long, a lane is given up.
 PATIENCE_SECONDS = 1.5
+#: What a host takes in and applies in a second at least: that adds to the patience.
+SLOW_NBYTES = 100_000_000
 #: How long to wait for messages that were called off.
 STOP_SECONDS = 5.0
 #: How long a lane may take to open, and pauses after one that failed.
@@ -103,16 +105,14 @@ class Lane:
         if head.nbytes < row_nbytes:
             raise ProtocolError(f"an answer of {head.nbytes} bytes")
         answers = unpack_rows(self.channel.receive_bytes(row_nbytes), call)
-        waiting = iter(outs)
+        waiting, wanted = iter(outs), list[Any]()
         for answer, part in zip(answers, call.parts, strict=True):
             arrays = [next(waiting) for _ in part.ranges]
-            for out in arrays if not answer.parked else ():
-                row_nbytes += out.nbytes
-                if head.nbytes < row_nbytes:
-                    raise ProtocolError(f"an answer of {head.nbytes} bytes")
-                self._receive_array(out)
-        if row_nbytes != head.nbytes:
+            wanted += [] if answer.parked else arrays
+        if head.nbytes != row_nbytes + sum(out.nbytes for out in wanted):
             raise ProtocolError(f"an answer of {head.nbytes} bytes")
+        for out in wanted:
+            self._receive_array(out)
         self.channel.end_frame()
         return answers
 
@@ -219,6 +219,8 @@ class Lanes:
         self._is_closed = True
         with self._lock:
             lanes = [lane for of in self._lanes.values() for lane in of]
+            self._lanes.clear()
+            self.counters.lanes = 0
         for lane in lanes:
             self._close_idle(lane)
 
@@ -272,7 +274,7 @@ class Lanes:
             logger.info("no lane to %s: %r", worker, error)
             if taken is not None:
                 taken.close()
-            self._failed(worker, f"no lane: {error}")
+            self._failed(worker, f"no lane: {type(error).__name__}")
             return
         finally:
             self._opening.discard(worker)
@@ -280,10 +282,11 @@ class Lanes:
             return
         lane = Lane(Channel(taken, PATIENCE_SECONDS))
         with self._lock:
-            self._lanes.setdefault(worker, []).append(lane)
-            self.counters.lanes += 1
-        if self._is_closed:
-            self._close_idle(lane)
+            if not self._is_closed:
+                self._lanes.setdefault(worker, []).append(lane)
+                self.counters.lanes += 1
+                return
+        lane.channel.close()
 
     def _failed(self, worker: str, why: str) -> None:
         self.counters.fell_back(why)
@@ -375,7 +378,8 @@ class LaneCall(CallFuture[Reply]):
             return
         self._under_way.append((worker, lane, call))
         try:
-            lane.channel.begin(min(left, PATIENCE_SECONDS), left)
+            patience = PATIENCE_SECONDS + call.nbytes / SLOW_NBYTES
+            lane.channel.begin(min(left, patience), left)
             lane.send(call)
         except (OSError, ProtocolError, LaneRefusedError) as error:
             self._under_way.pop()

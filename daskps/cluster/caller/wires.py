@@ -33,7 +33,8 @@ class Counters:
 
     def fell_back(self, why: str) -> None:
         """Count what was left to messages."""
-        self.fallbacks[why] = self.fallbacks.get(why, 0) + 1
+        # Anew: another thread may be looking through them.
+        self.fallbacks = {**self.fallbacks, why: self.fallbacks.get(why, 0) + 1}
 
 
 class Wire(Protocol):

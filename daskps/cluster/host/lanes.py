@@ -95,6 +95,8 @@ class HostLanes:
         with self._lock:
             self._lanes[lane] = None
         lane.start(self._ended)
+        if self._is_closed:  # meanwhile
+            lane.stop()
         return Status.dont_reply
 
     def _check(self, protocol: Any, store: Any, token: Any) -> None:

@@ -256,6 +256,34 @@ def test_calls_of_one_form_say_the_same_form(a, b):
     assert (form_of(a) == form_of(b)) == (say_form(a) == say_form(b))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": ASSIGN},
+        {"run": 3},
+        {"rank": 3},
+        {"tick": True},
+        {"producer": 3},
+        {"generation": 3},
+        {"wait": READ},
+        {"touched": ((0, 1),)},
+        {"whole": True},
+        {"items": (Item(0, 1, np.zeros(5, "f4")),)},
+        {"items": (Item(0, 0, np.zeros(4, "f4")),)},
+        {"items": (Item(0, 0, np.zeros(5, "f4"), np.arange(5)),)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_no_head_says_makes_another_form(change):
+    part = PUSH.parts[0]
+    other = PUSH._replace(parts=(part._replace(step=part.step._replace(**change)),))
+    assert form_of(other) != form_of(PUSH)
+    assert say_form(other) != say_form(PUSH)
+    assert form_of(PUSH._replace(codec="bf16")) != form_of(PUSH)
+    read = PUSH._replace(parts=(part._replace(ranges=(("float32", 0, 1),)),))
+    assert form_of(read) != form_of(PUSH)
+
+
 def test_a_form_takes_no_memory_for_its_arrays():
     data = np.zeros(7, "f4")
     call = Call("store", (Part(0, Step(kind=GRADIENT, items=(Item(0, 0, data),))),))

@@ -1,0 +1,156 @@
+"""The caller's end of a lane, against a host that says what answers nothing."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from daskps.cluster.caller.lanes import Lane, LaneRefusedError
+from daskps.cluster.lane.channel import Channel
+from daskps.cluster.lane.frames import (
+    ANSWER,
+    CALL,
+    HEAD_NBYTES,
+    MOST_FORMS,
+    Head,
+    pack_answers,
+    pack_head,
+    pack_refusal,
+    unpack_head,
+)
+from daskps.cluster.wire.messages import Answer, Call, Part
+from daskps.errors import ProtocolError
+from daskps.shards.steps import GRADIENT, Item, Step
+
+READ = Call("store", (Part(0, Step(), (("float64", 0, 3),)),))
+NUMBERS = np.array([1.0, 2.0, 3.0])
+WELL = Answer(0, version=7, arrays=(NUMBERS,))
+
+
+class Host:
+    """The other end: it answers the form by itself, and what it is told then."""
+
+    def __init__(self, there: socket.socket) -> None:
+        self._channel = Channel(there, 30.0)
+
+    def send(self, *buffers: bytes) -> None:
+        self._channel.send(buffers)
+
+    def head(self) -> Head:
+        head = self._channel.receive_head()
+        self._channel.receive_bytes(head.nbytes)
+        return head
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Lane, Host]]:
+    here, there = socket.socketpair()
+    with here, there:
+        yield Lane(Channel(here, 30.0)), Host(there)
+
+
+def ask(lane: Lane, host: Host, call: Call = READ) -> None:
+    """Send a call whose form the host takes; the number of its frame is 2."""
+    host.send(pack_head(Head(ANSWER, number=1)))
+    lane.send(call)
+
+
+def frames(*answers: Answer, number: int = 2) -> bytes:
+    return b"".join(bytes(b) for b in pack_answers(answers, number))
+
+
+def test_an_answer_fills_the_arrays_of_its_caller(ends):
+    lane, host = ends
+    ask(lane, host)
+    host.send(frames(WELL))
+    out = np.zeros(6)[::2]
+    assert lane.receive(READ, [out]) == [Answer(0, version=7)]
+    assert out.tolist() == [1, 2, 3]
+
+
+def test_a_part_that_waits_has_no_arrays(ends):
+    lane, host = ends
+    ask(lane, host)
+    host.send(frames(Answer(0, parked=True, applied=False)))
+    out = np.zeros(3)
+    [answer] = lane.receive(READ, [out])
+    assert (answer.parked, answer.applied) == (True, False)
+    assert out.tolist() == [0, 0, 0]
+
+
+LONG = pack_head(Head(ANSWER, 32 + 32, 2)) + frames(WELL)[HEAD_NBYTES:] + bytes(8)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        frames(WELL, number=1),
+        frames(WELL) + b"more",
+        frames(Answer(1, arrays=(NUMBERS,))),
+        frames(Answer(0, arrays=(NUMBERS[:2],))),
+        LONG,
+        pack_head(Head(ANSWER, 0, 2)),
+        pack_head(Head(ANSWER, 2**60, 2)) + bytes(32),
+        pack_head(Head(CALL, 0, 2)),
+        b"HTTP/1.1 400 Bad Request\r\n".ljust(64),
+    ],
+    ids=["old", "more", "shard", "short", "long", "empty", "huge", "call", "http"],
+)
+def test_what_answers_nothing_is_found(ends, said):
+    lane, host = ends
+    ask(lane, host)
+    host.send(said)
+    with pytest.raises(ProtocolError):
+        lane.receive(READ, [np.zeros(3)])
+
+
+def test_a_refusal_leaves_the_lane_as_it_was(ends):
+    lane, host = ends
+    ask(lane, host)
+    host.send(b"".join(pack_refusal(ValueError("the reason"), 2)))
+    with pytest.raises(LaneRefusedError, match="ValueError: the reason"):
+        lane.receive(READ, [np.zeros(3)])
+    lane.send(READ)
+    host.send(frames(WELL, number=3))
+    assert lane.receive(READ, [np.zeros(3)])[0].version == 7
+
+
+def test_a_form_is_said_once_and_the_oldest_is_forgotten(ends):
+    lane, host = ends
+
+    def push(clock: int, run: int) -> list[Head]:
+        """Return the heads of what is sent for a push of a run."""
+        step = Step(GRADIENT, (Item(0, 0, NUMBERS),), run=run, clock=clock)
+        before, known = lane._number, len(lane._forms)
+        # In case that it asks; else it answers nothing, and nobody looks.
+        if run not in runs:
+            host.send(pack_head(Head(ANSWER, number=before + 1)))
+        lane.send(Call("store", (Part(0, step),)))
+        assert len(lane._forms) >= known
+        return [host.head() for _ in range(lane._number - before)]
+
+    runs: set[int] = set()
+    for run in range(MOST_FORMS):
+        form, call = push(0, run)
+        assert (form.form, call.form) == (run, run)
+        runs.add(run)
+    [call] = push(1, 5)
+    assert (call.form, call.clock, call.nbytes) == (5, 1, 24)
+    form, call = push(0, MOST_FORMS)
+    assert (form.form, call.form) == (0, 0)
+    runs.discard(0)
+    form, call = push(0, 0)
+    assert form.form == call.form == 1
+
+
+def test_a_host_that_refuses_a_form_is_heard(ends):
+    lane, host = ends
+    host.send(b"".join(pack_refusal(ProtocolError("no such piece"), 1)))
+    with pytest.raises(LaneRefusedError, match="no such piece"):
+        lane.send(READ)
+    assert unpack_head(pack_head(host.head())).kind != CALL
+    host.send(pack_head(Head(ANSWER, number=2)))
+    lane.send(READ)  # it is said again

@@ -1,0 +1,68 @@
+"""Lanes: what is taken for a frame, and what goes on by message."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+FRAMES = "tests/cluster/lane/test_frames.py"
+ENDS = "tests/cluster/lane/test_ends.py"
+LANES = "tests/cluster/lane/test_lanes.py"
+
+MUTANTS = (
+    Mutant(
+        "any-bytes-are-a-head",
+        "daskps.cluster.lane.frames:unpack_head",
+        "if magic != MAGIC:",
+        "if magic < 0:",
+        (f"{FRAMES}::test_bytes_are_no_head",),
+    ),
+    Mutant(
+        "body-shorter-than-its-form",
+        "daskps.cluster.lane.forms:Form.check",
+        "if head.nbytes != wanted:",
+        "if head.nbytes > wanted:",
+        (f"{FRAMES}::test_a_body_of_another_length_is_refused",),
+    ),
+    Mutant(
+        "error-of-a-shard-is-an-answer",
+        "daskps.cluster.lane.frames:pack_answers",
+        "if answer.error is not None:",
+        "if answer.error is not None and answer.parked:",
+        (f"{FRAMES}::test_an_error_of_one_shard_refuses_the_call",),
+    ),
+    Mutant(
+        "form-without-its-generation",
+        "daskps.cluster.lane.forms:form_of",
+        "(p.shard, p.step.generation, p.step.wait, p.ranges, _sizes(p.step.items))",
+        "(p.shard, p.step.wait, p.ranges, _sizes(p.step.items))",
+        (f"{FRAMES}::test_what_no_head_says_makes_another_form",),
+    ),
+    Mutant(
+        "old-answer-of-a-lane",
+        "daskps.cluster.caller.lanes:Lane._receive_head",
+        "if head.number != self._number & 0xFFFF_FFFF:",
+        "if head.number > self._number & 0xFFFF_FFFF:",
+        (f"{ENDS}::test_what_answers_nothing_is_found",),
+    ),
+    Mutant(
+        "bytes-that-nobody-asked-for",
+        "daskps.cluster.lane.channel:Channel.end_frame",
+        "if self._to > self._from:",
+        "if self._to < self._from:",
+        (f"{ENDS}::test_what_answers_nothing_is_found",),
+    ),
+    Mutant(
+        "lane-of-another-protocol",
+        "daskps.cluster.host.lanes:HostLanes._check",
+        "if protocol != PROTOCOL:",
+        "if protocol is None:",
+        (f"{LANES}::test_a_lane_that_nobody_can_have_is_refused_as_a_message",),
+    ),
+    Mutant(
+        "lost-answer-is-success",
+        "daskps.cluster.caller.lanes:LaneCall._fall_back",
+        "self._say(self._request, call)",
+        "self._say(self._request.waiting(), call)",
+        (f"{LANES}::test_a_lane_that_is_cut_anywhere_applies_each_push_once",),
+    ),
+)
