@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -385,6 +386,22 @@ def test_garbage_ends_that_lane_and_no_other(client, data):
         until(lambda: given() == before)
         assert s.pull()["w"].shape == (10,)
         assert handle(s)["lanes"] == 2
+
+
+def test_a_stranger_at_the_port_of_a_worker_harms_nobody(client):
+    """Dask's handshake gives it no lane: it has to be a peer to ask for one."""
+    with store(client) as s:
+        before = opened(s)
+        for worker in s.placement:
+            place, _, port = worker.removeprefix("tcp://").rpartition(":")
+            for data in (b"GET / HTTP/1.1\r\n\r\n", bytes(64), b"\xff" * 64):
+                with socket.create_connection((place, int(port))) as there:
+                    there.sendall(data)
+                    # Dask's own greeting, and nothing of ours.
+                    assert b"daskps" not in there.recv(1000)
+        s.push({"w": np.ones(10, "f4")})
+        assert s.version == 1
+        assert handle(s)["messages"] == before["messages"]
 
 
 def test_a_form_of_nothing_is_refused_and_the_lane_goes_on(client):
