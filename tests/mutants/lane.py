@@ -60,7 +60,7 @@ MUTANTS = (
     ),
     Mutant(
         "lost-answer-is-success",
-        "daskps.cluster.caller.lanes:LaneCall._fall_back",
+        "daskps.cluster.caller.lane_call:LaneCall._fall_back",
         "self._say(self._request, call)",
         "self._say(self._request.waiting(), call)",
         (f"{LANES}::test_a_lane_that_is_cut_anywhere_applies_each_push_once",),

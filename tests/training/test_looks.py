@@ -56,8 +56,10 @@ def mixed(trainer, part):
 def looks(trainer, part):
     """Return how many gradients of a push are looked at before it."""
     with (
-        mock.patch.object(intake, "is_finite", wraps=intake.is_finite) as look,
-        mock.patch("daskps.cluster.caller.near.finite", wraps=kernels.finite) as later,
+        mock.patch.object(intake, "finite_of", wraps=kernels.finite) as look,
+        mock.patch(
+            "daskps.cluster.caller.near_call.finite", wraps=kernels.finite
+        ) as later,
     ):
         trainer.push(gradient())
     # What the first shard does not get is looked at by a loop that is kept on disk.

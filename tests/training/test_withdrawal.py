@@ -98,7 +98,8 @@ def loses_its_way(trainer: Any, part: Any) -> None:
         session = trainer._session
         if trainer.rank and trainer.clock == GOOD:
             arrays = {i: np.atleast_1d(a) for i, a in enumerate(given.values())}
-            step = session._step("gradient", tick=True)
+            number = session._next_number("gradient", True)
+            step = session._step(number, "gradient", tick=True)
             request = routes.push(session.meta, arrays, step, everywhere=True)
             until(marker.exists)
             half = session.shards.far.start(request, [to], Deadline(30, "half a step"))

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from daskps import config
-from daskps.cluster.caller.lanes import LaneCall, Lanes
+from daskps.cluster.caller.lane_call import LaneCall
+from daskps.cluster.caller.lanes import Lanes
 from daskps.cluster.caller.liveness import Liveness, check_located
 from daskps.cluster.caller.routes import Reply, Request, joined
 from daskps.cluster.caller.wires import Counters, DaskWire

@@ -19,7 +19,7 @@ from distributed.security import Security
 import daskps
 from daskps import optim
 from daskps.cluster import upstream
-from daskps.cluster.caller import lanes
+from daskps.cluster.caller import lane_call, lanes
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.lane.channel import Channel
 from daskps.cluster.lane.frames import CALL, FORM, Head, pack_head, pack_text
@@ -143,7 +143,7 @@ def test_what_a_host_refuses_is_heard_by_message_and_keeps_the_lane(client):
 
 
 def test_what_has_to_be_waited_for_goes_on_by_message(client, monkeypatch):
-    monkeypatch.setattr(lanes, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(lane_call, "WAIT_SECONDS", 0.01)
     with store(client, params={"w": np.zeros(4)}) as s:
         before = opened(s)
         with pytest.raises(TimeoutError, match=r"shards? 0"):
