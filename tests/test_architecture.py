@@ -14,7 +14,11 @@ PAGE = DOCS / "architecture.md"
 HISTORY = {DOCS / "changelog.md"}
 PAGES = sorted({ROOT / "README.md", *DOCS.glob("*.md")} - HISTORY)
 #: The packages whose files the tree of the page lists.
-LISTED = ("store", "training", "cluster", "shards", "layout")
+LISTED = (
+    *("store", "training", "cluster", "shards"),
+    *("layout", "optim", "kernels", "codecs"),
+    *("cli", "demo", "bench", "testing"),
+)
 NAMED = re.compile(r"`((?:[a-z_]+/)*[a-z_0-9]+\.(?:py|yaml))(?:::\w+)?`")
 FOLDER = re.compile(r"`((?:[a-z_]+/)+)`")
 
