@@ -19,14 +19,12 @@ LAYERS = {
     "": 4,  # daskps itself: what users import
     "bench": 5,
     "cli": 5,
-    "compat": 5,
     "demo": 5,
     "preload": 5,
     "testing": 5,
     "store": 4,
     "training": 4,
     "cluster": 3,
-    "checkpoint": 2,
     "shards": 2,
     "codecs": 1,
     "consistency": 1,
@@ -36,7 +34,6 @@ LAYERS = {
     "optim": 1,
     "reduction": 1,
     "version": 1,
-    "backend": 0,
     "config": 0,
     "errors": 0,
     "limits": 0,
@@ -182,7 +179,7 @@ def stdlib_fault(module: Module, package: str) -> str | None:
     compiles |= module.name == "kernels.threads" and package == "queue"
     if package in CONCURRENCY and module.layer in (1, 2) and not compiles:
         return f"layer {module.layer} has no threads, locks or event loop"
-    does_files = module.name == "kernels.cache" or module.part == "checkpoint"
+    does_files = module.name == "kernels.cache"
     # Of it only the hook for forks.
     does_files |= module.name == "kernels.threads" and package == "os"
     if package in INPUT_OUTPUT and module.layer in (1, 2) and not does_files:
@@ -195,8 +192,6 @@ def package_fault(module: Module, package: str) -> str | None:
     allowed = set(PACKAGES[module.layer])
     if module.name == "config":
         allowed |= {"dask", "yaml"}
-    if module.name == "backend":
-        allowed |= {"cupy"}
     if module.part == "kernels":
         allowed |= {"llvmlite", "numba"}  # Numba's back end
     if module.name == "training.bars":

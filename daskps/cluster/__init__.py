@@ -1,4 +1,4 @@
-"""Layer 3: the only importers of distributed.
+"""Layer 3: below the entries the only importers of distributed.
 
 May import layers 2, 1 and 0 and ``distributed``.
 """

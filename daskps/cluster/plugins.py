@@ -147,6 +147,9 @@ class DirectoryPlugin(SchedulerPlugin):
     def valid_workers_downscaling(
         self, scheduler: Scheduler, workers: list[WorkerState]
     ) -> list[WorkerState]:
-        """Keep workers that hold shards: until shards can move, they must stay."""
+        """Keep workers that hold shards where Dask picks whom to close.
+
+        One that is closed by its name has its shards handed over.
+        """
         busy = self._directory.busy_workers()
         return [ws for ws in workers if ws.address not in busy]

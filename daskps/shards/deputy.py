@@ -17,8 +17,9 @@ from daskps.shards.memory.format import GATE
 if TYPE_CHECKING:
     from daskps.shards.memory.segment import Segment
 
-#: Deputies may do anything, may only read, may do nothing any more: the shard is being
-#: freed, or its owner has let go of it and the next one has yet to come.
+#: Deputies may do anything; may only read; may do nothing any more, for the shard is being
+#: freed; may take no ticket, for its owner has let go of it and the next one has yet to
+#: come. Then reads that need no lock go on.
 OPEN: Final = 0
 READING: Final = 1
 CLOSED: Final = 2

@@ -432,7 +432,7 @@ def add_and_pull(handle):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3)
 async def test_downscaling_keeps_workers_with_shards(c, s, a, b, d):
-    """Until shards can move; afterwards any worker may go."""
+    """Dask picks others to close; once the store is gone any worker may go."""
     made = await daskps.create({"w": W}, servers=[a.address, b.address], client=c)
     assert s.workers_to_close(n=3) == [d.address]
     assert s.workers_to_close(n=1) == [d.address]

@@ -43,8 +43,9 @@ class Turn:
 
 
 class Producer:
-    """Identity and sequence numbers of the pushes of one handle or task.
+    """Identity and sequence numbers of the pushes of one task, or of all handles.
 
+    Those of all handles of a store in this process share one, see :func:`producer_of`.
     Sequence numbers leave in order, and none leaves while one 32 or more older is
     unanswered: the shards can tell repeats only within a window.
     """

@@ -159,7 +159,7 @@ class Record:
 
     @property
     def version(self) -> int:
-        """Number of updates applied."""
+        """Number of the state: it rises with updates, and with a round withdrawn."""
         return self.plain[VERSION]
 
     @property
