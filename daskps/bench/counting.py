@@ -42,10 +42,9 @@ def wire() -> Iterator[Counter[str]]:
     async def counted(self: TCP, msg: Any, *args: Any, **kwargs: Any) -> int:
         nbytes: int = await write(self, msg, *args, **kwargs)
         if isinstance(msg, dict):
-            is_request = msg.get("op") == "daskps_call"
-            is_reply = _has_answers(msg.get("value"))
-            found["requests"] += is_request
-            found["replies"] += is_reply
+            is_request, rows = msg.get("op") == "daskps_call", msg.get("value")
+            is_reply = isinstance(rows, list) and any(map(_is_answer, rows))
+            found.update(requests=is_request, replies=is_reply)
             found["nbytes"] += nbytes * (is_request or is_reply)
         return nbytes
 
@@ -54,11 +53,9 @@ def wire() -> Iterator[Counter[str]]:
         yield found
 
 
-def _has_answers(value: Any) -> bool:
-    """Return whether what a host replies is what its shards answer to a call."""
-    return isinstance(value, list) and any(
-        isinstance(row, list) and len(row) == len(Answer._fields) for row in value
-    )
+def _is_answer(row: Any) -> bool:
+    """Return whether it is what a shard answers to a call."""
+    return isinstance(row, list) and len(row) == len(Answer._fields)
 
 
 @contextmanager

@@ -8,11 +8,10 @@ or with ``--device`` a wait, as for an accelerator.
 
 from __future__ import annotations
 
-import functools
 import os
 import statistics
 import time
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,9 +112,7 @@ class Steps:
 KINDS = ("compute", "exchange", "in_a_row", "prefetch", "layers")
 
 
-def _loop(
-    trainer: daskps.Trainer, part: tuple[int, int, bool]
-) -> dict[str, list[float]]:
+def _loop(trainer: daskps.Trainer, part: Any) -> dict[str, list[float]]:
     """Return the seconds of a step of each kind, pair by pair."""
     pairs, n, device = part
     steps = Steps(trainer, device)
@@ -126,7 +123,7 @@ def _loop(
     return found
 
 
-@functools.cache
+@cache
 def _computed(length: float, device: bool, shapes: tuple[Any, ...]) -> Any:
     grads = {name: np.full(shape, 1e-9, "f4") for name, shape in shapes}
     return Computation(length, device), grads
