@@ -173,8 +173,11 @@ class Trainer(Ahead):
         RunCancelledError, ShardLostError
             For what its name says.
         TimeoutError
-            Each shard took it once or not at all and the clock stays: push again.
-            Under BSP a shard that took it keeps it and takes no other for this clock.
+            Each shard took it once or not at all, and the clock stays. Under BSP, push
+            again: with a tick, a shard that took it keeps it and takes no other for
+            this clock; without, it counts only if it is pushed again. Under SSP and
+            ASP it is a push of its own: pushed again, it counts twice where it was
+            taken.
 
         Examples
         --------

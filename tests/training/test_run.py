@@ -107,6 +107,39 @@ def several_pushes(trainer, part):
     return {n: -float(v[0]) for n, v in trainer.pull().items()}
 
 
+def half_pushed(trainer, part):
+    """Push 10 to one of two shards, which ends too late; then what `part` says."""
+    session = trainer._session
+    call = session._call
+
+    def half(request, deadline):
+        session._call = call
+        session.shards.far.start(request, [0], deadline).result()
+        raise TimeoutError("half way")
+
+    trainer.push(full(1.0, 1.0), tick=False)
+    session._call = half
+    with pytest.raises(TimeoutError, match="half way"):
+        trainer.push(full(10.0, 10.0), tick=False)
+    if "again" in part:
+        trainer.push(full(10.0, 10.0), tick=False)
+    if "more" in part:
+        trainer.push(full(100.0, 100.0), tick=False)
+    trainer.tick()
+    trainer.pushpull(full(1000.0, 1000.0))
+    return trainer.clock
+
+
+@mostly_inside(
+    "part,pushed",
+    [("", 1001), ("again", 1011), ("again, and more", 1111), ("more", 1101)],
+)
+def test_a_push_that_some_shards_have_counts_only_if_pushed_again(way, part, pushed):
+    with counting() as store:
+        assert daskps.run(store, half_pushed, [part]) == [2]
+        assert pulled(store) == {"a": pushed, "b": pushed}
+
+
 @mostly_inside()
 def test_bsp_pushes_without_a_tick_join_the_step(way):
     """Equal names are summed, the ticking push has the weight, 3 against 1."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -71,6 +72,8 @@ class Session:
         self.rows = 0
         #: Whether pushes were accepted since the last tick, and what they were.
         self._open = False
+        #: Whether one of them ended with an error: shards differ in what they have.
+        self._is_torn = False
         #: Whether the last push ended with an error, which the caller may have caught.
         self._failed = False
         self._uncommitted = Uncommitted(meta, joined.codec, self._pool.empty)
@@ -160,6 +163,9 @@ class Session:
             except RunCancelledError:
                 raise
             except BaseException:
+                if self.bsp and not tick:
+                    # Some shards may have it: the next step says what all of them have.
+                    self._open = self._is_torn = True
                 self.shards.settle(-1 - self.rank, self.sequence, self.run)
                 raise
             self.clock += tick
@@ -219,18 +225,22 @@ class Session:
         return None if near.far else near
 
     def _send(self, request: Request, timeout: float | None) -> Reply:
-        """Send a push; where a shard has lost those before it, all of the clock."""
+        """Send a push; where a shard lacks or keeps some of those before, all of them."""
         deadline, asked = self._deadline(timeout, "a push"), request.step
-        try:
-            return self._call(request, deadline)
-        except ContributionLostError:
-            meta, target, tick = self.meta, request.target, asked.tick
-            arrays = self._uncommitted.with_last(request.arrays)
-            kind = GRADIENT if asked.kind == NOTHING and arrays else asked.kind
-            number = self._next_number(kind, tick)
-            step = self._step(number, kind, tick, asked.weight)._replace(whole=True)
-            again = routes.push(meta, arrays, step, everywhere=tick, target=target)
-            return self._call(again._replace(by_owner=request.by_owner), deadline)
+        if not self._is_torn:
+            with contextlib.suppress(ContributionLostError):
+                return self._call(request, deadline)
+        tick = asked.tick
+        arrays = self._uncommitted.with_last(request.arrays)
+        kind = GRADIENT if asked.kind == NOTHING and arrays else asked.kind
+        number = self._next_number(kind, tick)
+        step = self._step(number, kind, tick, asked.weight)._replace(whole=True)
+        again = routes.push(
+            self.meta, arrays, step, everywhere=True, target=request.target
+        )
+        reply = self._call(again._replace(by_owner=request.by_owner), deadline)
+        self._is_torn = False
+        return reply
 
     def _encoded(self, arrays: Mapping[int, Array], codec: Codec) -> dict[int, Array]:
         layout, empty = self.meta.layout, self._pool.empty

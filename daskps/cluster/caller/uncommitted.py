@@ -1,8 +1,9 @@
 """What a trainer has pushed at its clock before the tick, kept to push it again.
 
 Until the tick these arrays are with the owners of the shards alone, and these may die. The
-shard's next owner then asks for all of the clock. It gets one sum, made as the shard
-would have made it: the same bits.
+shard's next owner then asks for all of the clock. So does the next step after a push
+that ended with an error, which some shards have and others have not. They get one sum,
+made as the shard would have made it: the same bits.
 """
 
 from __future__ import annotations
@@ -40,9 +41,6 @@ class Uncommitted:
 
     def add(self, arrays: Mapping[int, Array]) -> None:
         """Keep a push that was accepted; the arrays stay the caller's."""
-        # Shards in private memory go with their owner: nobody would ask.
-        if not self._meta.where.segments:
-            return
         for index, array in self._numbers(arrays).items():
             known = self._sums.get(index)
             if known is not None:

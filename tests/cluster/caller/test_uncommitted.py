@@ -15,8 +15,8 @@ from daskps.layout.arrays import Layout
 LAYOUT = Layout.build({"w": ((5,), "float32"), "h": ((3,), "float16")}, 2)
 
 
-def uncommitted(codec: Any = None, segments: Any = (0, 1)) -> Uncommitted:
-    meta: Any = SimpleNamespace(layout=LAYOUT, where=SimpleNamespace(segments=segments))
+def uncommitted(codec: Any = None) -> Uncommitted:
+    meta: Any = SimpleNamespace(layout=LAYOUT)
     return Uncommitted(meta, codec, np.empty)
 
 
@@ -33,12 +33,6 @@ def test_sums_are_those_of_the_shard_and_the_arrays_stay_the_caller_s():
         np.testing.assert_array_equal(found[1], 1)
     assert (w == np.float32(0.7)).all()
     kept.clear()
-    assert kept.with_last({}) == {}
-
-
-def test_nothing_is_kept_where_shards_go_with_their_owner():
-    kept = uncommitted(segments=())
-    kept.add({0: np.ones(5, "f4")})
     assert kept.with_last({}) == {}
 
 
