@@ -158,15 +158,15 @@ class SimMembers(Membership):
         """Remove a block; whether it was there."""
         return self._machine.blocks.pop(name, None) is not None
 
-    def leave(self) -> list[str]:
+    def leave(self, *, keeps: bool = False) -> list[str]:
         """Stop being a member; the last one removes what is there, and names it."""
         machine = self._machine
         machine.owners.pop(self.owner, None)
         if self.owner not in machine.members:
             return []
         machine.members.discard(self.owner)
-        others = any(self.lives(owner) for owner in machine.members)
-        removed = [] if others else [n for n in self.names() if self.remove(n)]
+        stays = keeps or any(self.lives(owner) for owner in machine.members)
+        removed = [] if stays else [n for n in self.names() if self.remove(n)]
         machine.is_freed = machine.is_freed or bool(removed)
         return removed
 

@@ -32,7 +32,8 @@ class Departures:
 
     def __init__(self, context: MoveContext) -> None:
         self._context = context
-        self._moves: dict[Move, None] = {}
+        #: Whether their worker closed in order.
+        self._moves: dict[Move, bool] = {}
 
     @DIRECTORY.handles("leaving")
     def on_leaving(self, worker: str) -> list[str]:
@@ -46,6 +47,19 @@ class Departures:
         self.worker_came()
         entries = self._context.stores.values()
         return [entry.uid for entry in entries if entry.without_owner]
+
+    @DIRECTORY.handles("awaits")
+    def awaits_shards(self, worker: str) -> bool:
+        """Return whether shards of workers that died may have an owner again.
+
+        Then their memory must outlast a worker that closes, were it the last of its
+        machine: one may come that adopts them. The worker itself has not died, even if
+        its connection has ended first.
+        """
+        for move in self._moves:
+            self._moves[move] |= move.worker == worker
+        died = [move for move, in_order in self._moves.items() if not in_order]
+        return any(move.is_open for move in died)
 
     @DIRECTORY.handles("removed")
     def on_removed(self, worker: str, names: Sequence[str]) -> None:
@@ -94,7 +108,7 @@ class Departures:
         move = Move(self._context, entry, left_by, shards)
         if in_order:
             move.wait()
-        self._moves[move] = None
+        self._moves[move] = in_order
         work = self._context.hosts.spawn(move.run())
         work.add_done_callback(lambda _: self._moves.pop(move))
 

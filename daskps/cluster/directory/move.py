@@ -62,9 +62,9 @@ class Move:
         shards: list[int],
     ) -> None:
         self.entry = entry
-        self._worker, self._reason = left_by
+        self.worker, self._reason = left_by
         self._context, self._hosts = context, context.hosts
-        self._candidates = Candidates(context, entry, self._worker)
+        self._candidates = Candidates(context, entry, self.worker)
         settings, now = config.load(), time_now()
         #: What is known of each shard that has no owner yet.
         self._left = {
@@ -89,6 +89,11 @@ class Move:
             with suppress(TimeoutError):
                 seconds = max(0.0, wakes - time_now())
                 await asyncio.wait_for(self._news.wait(), seconds)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether some of its shards have no owner yet, and are not lost."""
+        return not self._left.keys() <= self.entry.lost.keys()
 
     def wait(self) -> None:
         """Ask nobody for a moment."""
@@ -129,7 +134,7 @@ class Move:
         about = self._context, self.entry, by, shards
         try:
             if question == "adopt":
-                answers = await adopters.adopt(*about, left_by=self._worker)
+                answers = await adopters.adopt(*about, left_by=self.worker)
             else:
                 answers = await adopters.look(*about)
         finally:
@@ -167,13 +172,13 @@ class Move:
             self._left.pop(row["shard"], None)
             if row["mailbox"] and (run := self._context.runs.open.get(row["run"])):
                 run.mailbox_moved(row["shard"], row["mailbox"])
-        hosts.tell("shards-adopted", entry, shards=shards, worker=self._worker, by=by)
+        hosts.tell("shards-adopted", entry, shards=shards, worker=self.worker, by=by)
         logger.info(
             "daskps: %s adopted %s of store %r from %s",
             by,
             counted(len(shards), "shard"),
             entry.name,
-            self._worker,
+            self.worker,
         )
 
     # -- verdicts ------------------------------------------------------------
@@ -190,18 +195,18 @@ class Move:
             if due is Due.SAY:
                 self._say_away(shards, why)
             elif due is Due.END_RUNS:
-                about = self.entry.name, shards[0], self._worker, why, True
+                about = self.entry.name, shards[0], self.worker, why, True
                 self._context.runs.fence_all(self.entry, ShardLostError(*about))
             else:
                 why = why.replace("; ", "; nobody could adopt it: ", 1)
-                left_by = self._worker, why
+                left_by = self.worker, why
                 lose_shards(self._context, self.entry, shards, left_by)
 
     def _say_away(self, shards: list[int], why: str) -> None:
         """Say that shards have been away for a while, also to callers that wait."""
         entry = self.entry
         self._hosts.tell(
-            "shards-away", entry, shards=shards, worker=self._worker, reason=why
+            "shards-away", entry, shards=shards, worker=self.worker, reason=why
         )
         self._context.runs.shards_away(entry, shards, why)
         logger.warning(

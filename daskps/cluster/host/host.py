@@ -354,10 +354,11 @@ class ShardHost(NearShards):
         shared = [hosted for hosted in self.shards.values() if hosted.is_shared]
         return [hosted for hosted in shared if hosted.waits] + self._leaving
 
-    def close(self, reason: str) -> list[str]:
+    def close(self, reason: str, *, keeps: bool = False) -> list[str]:
         """End every waiting call with ShardLostError and free the shards.
 
-        Returns the names of what went with this worker as the last of its machine.
+        Returns the names of what went with this worker as the last of its machine. With
+        `keeps` what dead workers have left stays.
         """
         if self.lanes is not None:
             # Or they would go on answering.
@@ -369,7 +370,7 @@ class ShardHost(NearShards):
             hosted.close()
         self.shards.clear()
         members, self._members = self._members, None
-        removed = [] if members is None else members.leave()
+        removed = [] if members is None else members.leave(keeps=keeps)
         self.snapshots.clear()
         self._executor.shutdown(wait=False, cancel_futures=True)
         return removed

@@ -4,7 +4,8 @@ However a worker closes (SIGTERM, Ctrl-C, `cluster.scale`, retirement, a heartbe
 the scheduler does not know), Dask ends its plugins before its connections. The host
 tells the directory, which begins to look for new owners, then lets go of each shard
 under its lock, and then leaves the machine's members. Who is a member takes shards
-over; who leaves does not. The last one of a machine frees all that is there.
+over; who leaves does not. The last one of a machine frees all that is there, unless the
+directory still looks for shards of workers that have died.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ async def leave(host: ShardHost, reason: str) -> None:
             logger.info("%s %s, with %s", where, reason, n)
             await _let_go(host, await _ask(host))
     finally:
-        removed = host.close(reason)
+        # Also where the stream to the scheduler has ended: Dask ends it first, at SIGTERM.
+        keeps = await _tell(host, "awaits", LATE_SECONDS)
+        removed = host.close(reason, keeps=bool(keeps))
     if removed:
         await _tell(host, "removed", LATE_SECONDS, names=removed)
 

@@ -368,11 +368,17 @@ class Membership:
         """
         return [n for n in self.orphans() if n in names and self.remove(n)]
 
-    def leave(self) -> list[str]:
+    def leave(self, *, keeps: bool = False) -> list[str]:
         """End this membership; the last member that leaves removes the folder.
 
         Calling it again, or in a forked child, does nothing. While another thread is at
         work here, that one does it before it returns.
+
+        Parameters
+        ----------
+        keeps : bool
+            Whether the folder stays in any case, as after a crash of all: memory that
+            dead members have left there is still looked for.
 
         Returns
         -------
@@ -383,5 +389,6 @@ class Membership:
         if self._left:
             return []
         self._left = True
+        self._registry.keeps = keeps
         leave(self._registry, self._member)
         return self._registry.removed

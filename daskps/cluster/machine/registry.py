@@ -44,6 +44,8 @@ class Registry:
         self.n_members = self.n_visitors = 0
         #: What went with this process, where it was the last member to leave.
         self.removed: list[str] = []
+        #: Whether it leaves what is there also as the last one, for members to come.
+        self.keeps = False
 
     @property
     def is_open(self) -> bool:
@@ -94,9 +96,9 @@ class Registry:
         # First out, then alone: of two that turn their shared lock into an exclusive one
         # neither would succeed.
         unlock(self.fd, PRESENT_AT)
-        removed = remove_without_members(self.path, self.folder_fd, self.fd)
-        if removed is not None:
-            self.removed = removed
+        if not self.keeps:
+            removed = remove_without_members(self.path, self.folder_fd, self.fd)
+            self.removed = removed or self.removed
         # What this process leaves there is nobody's, also while it lives on.
         unlock(self.fd, self.owner)
         self.lock_owner()

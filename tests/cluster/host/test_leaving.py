@@ -24,6 +24,7 @@ from daskps import config, optim
 from daskps.cluster.directory import adopters
 from daskps.cluster.directory.directory import Directory
 from daskps.cluster.directory.entry import StoreEntry
+from daskps.cluster.directory.move import Move
 from daskps.cluster.host import leaving
 from daskps.cluster.host.adoption import _Taker
 from daskps.cluster.host.host import HOSTS
@@ -138,6 +139,32 @@ def test_who_has_just_adopted_a_shard_lets_go_of_it():
     made.stores["away"].set_away([0], "left")
     made.stores["lost"].lost[0] = ("tcp://dead", "died")
     assert made.departures.on_leaving("tcp://heir") == ["away", "lost"]
+
+
+@pytest.mark.parametrize(
+    ("in_order", "is_lost", "waits"),
+    [(False, False, True), (True, False, False), (False, True, False)],
+)
+@pytest.mark.parametrize("itself", [False, True])
+def test_memory_of_the_dead_is_awaited_until_it_is_lost(
+    in_order, is_lost, waits, itself
+):
+    """Else the last worker to close would take it along, as one that hardly came."""
+
+    async def asked() -> bool:
+        left_by = "tcp://127.0.0.1:1", "left"
+        scheduler: Any = SimpleNamespace(handlers={})
+        made = Directory(scheduler)
+        more: Any = ("C", False, {}, (left_by[0],), {}, 1.0, b"", {})
+        entry = made.stores["s"] = StoreEntry("s", "s", *more)
+        move = Move(made.departures._context, entry, left_by, [0])
+        made.departures._moves[move] = in_order
+        if is_lost:
+            entry.lost[0] = left_by
+        who = left_by[0] if itself else "tcp://127.0.0.1:2"
+        return made.departures.awaits_shards(who)
+
+    assert asyncio.run(asked()) == (waits and not itself)
 
 
 # -- hosts in one process ----------------------------------------------------

@@ -301,6 +301,20 @@ def test_adoption_of_what_a_dead_process_left(
     assert memory.names() == []
 
 
+def test_what_the_dead_left_outlasts_the_last_one_to_close(tmp_path: Path) -> None:
+    """One that comes can adopt it, as after the death of all."""
+    last = Membership.join(tmp_path, "a")
+    with child(owner, tmp_path) as other:
+        name, nonce = other.receive()
+        other.kill()
+    assert last.leave(keeps=True) == []
+    heir = Membership.join(tmp_path, "a")
+    block = heir.adopt(BlockAddress(name, N, nonce))
+    assert block.buffer[200] == 42
+    assert heir.leave() == [block.name]
+    assert not os.listdir(tmp_path)
+
+
 def adopter(pipe: Connection, base: Path, name: str, nonce: int) -> None:
     pipe.send(Membership.join(base, "a").adopt(BlockAddress(name, N, nonce)).name)
     pipe.recv()
