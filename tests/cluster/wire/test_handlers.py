@@ -29,7 +29,7 @@ TO_THE_DIRECTORY = {
     "directory.cuts": "cut drop_cut",
     "directory.directory": "hello locate",
     "directory.stores": "create commit await_store find list delete close",
-    "directory.departures": "leaving removed",
+    "directory.departures": "leaving awaits removed",
     "directory.producers": "producer ended",
     "directory.runs": "open_run close_run fence_run",
     "directory.trainers": "register trains_on finishes finished report progress watch verdict",
