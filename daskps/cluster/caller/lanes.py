@@ -198,10 +198,7 @@ class Lanes:
 
     def end(self, worker: str, lane: Lane) -> None:
         """Close a lane that ended inside of a call; another one is opened in a while."""
-        with self._lock:
-            pause = self._pauses.get(worker, PAUSE_SECONDS)
-            self._pauses[worker] = min(2 * pause, MOST_PAUSE_SECONDS)
-            self._not_before[worker] = time.monotonic() + pause
+        self._pause(worker)
         self._end(worker, lane)
 
     def close(self) -> None:
@@ -264,7 +261,8 @@ class Lanes:
             logger.info("no lane to %s: %r", worker, error)
             if taken is not None:
                 taken.close()
-            self._failed(worker, f"no lane: {type(error).__name__}")
+            self.counters.fell_back(f"no lane: {type(error).__name__}")
+            self._pause(worker)
             return
         finally:
             self._opening.discard(worker)
@@ -278,8 +276,8 @@ class Lanes:
                 return
         lane.channel.close()
 
-    def _failed(self, worker: str, why: str) -> None:
-        self.counters.fell_back(why)
+    def _pause(self, worker: str) -> None:
+        """Open no lane to a worker for a while, longer each time in a row."""
         with self._lock:
             pause = self._pauses.get(worker, PAUSE_SECONDS)
             self._pauses[worker] = min(2 * pause, MOST_PAUSE_SECONDS)
