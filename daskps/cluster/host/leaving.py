@@ -43,16 +43,16 @@ async def leave(host: ShardHost, reason: str) -> None:
     reason : str
         Why, for callers of a shard that goes with it.
     """
-    host.is_leaving = True
+    host.is_leaving, keeps = True, False
     try:
         if host.shards:
             where, n = host.worker.address, counted(len(host.shards), "shard")
             logger.info("%s %s, with %s", where, reason, n)
             await _let_go(host, await _ask(host))
-    finally:
         # Also where the stream to the scheduler has ended: Dask ends it first, at SIGTERM.
-        keeps = await _tell(host, "awaits", LATE_SECONDS)
-        removed = host.close(reason, keeps=bool(keeps))
+        keeps = bool(await _tell(host, "awaits", LATE_SECONDS))
+    finally:
+        removed = host.close(reason, keeps=keeps)
     if removed:
         await _tell(host, "removed", LATE_SECONDS, names=removed)
 

@@ -167,6 +167,23 @@ def test_memory_of_the_dead_is_awaited_until_it_is_lost(
     assert asyncio.run(asked()) == (waits and not itself)
 
 
+def test_a_host_ends_whatever_becomes_of_its_question():
+    ended: list[bool] = []
+
+    async def directory(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the pool of connections is closed")
+
+    def close(reason: str, *, keeps: bool) -> list[str]:
+        ended.append(keeps)
+        return []
+
+    worker = SimpleNamespace(directory=directory, address="tcp://a:1")
+    host: Any = SimpleNamespace(shards={}, worker=worker, close=close)
+    with pytest.raises(RuntimeError, match="is closed"):
+        asyncio.run(leaving.leave(host, "closes"))
+    assert ended == [False]
+
+
 # -- hosts in one process ----------------------------------------------------
 
 
