@@ -243,6 +243,22 @@ class Lanes:
         self.link.start(partial(self._open, worker))
 
     async def _open(self, worker: str) -> None:
+        lane = None
+        try:
+            lane = await self._opened(worker)
+        finally:
+            with self._lock:
+                # At once with its lane: who wants one in between would open one too many.
+                self._opening.discard(worker)
+                is_kept = lane is not None and not self._is_closed
+                if lane is not None and is_kept:
+                    self._lanes.setdefault(worker, []).append(lane)
+                    self.counters.lanes += 1
+        if lane is not None and not is_kept:
+            lane.channel.close()
+
+    async def _opened(self, worker: str) -> Lane | None:
+        """Ask a worker for a lane; None, and a pause, where it gives none."""
         node = self.link.node
         upstream.at_close(node, "daskps-lanes", partial(_close_of, node))
         message = {
@@ -263,18 +279,8 @@ class Lanes:
                 taken.close()
             self.counters.fell_back(f"no lane: {type(error).__name__}")
             self._pause(worker)
-            return
-        finally:
-            self._opening.discard(worker)
-        if taken is None:
-            return
-        lane = Lane(Channel(taken, PATIENCE_SECONDS))
-        with self._lock:
-            if not self._is_closed:
-                self._lanes.setdefault(worker, []).append(lane)
-                self.counters.lanes += 1
-                return
-        lane.channel.close()
+            return None
+        return None if taken is None else Lane(Channel(taken, PATIENCE_SECONDS))
 
     def _pause(self, worker: str) -> None:
         """Open no lane to a worker for a while, longer each time in a row."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from daskps.cluster.caller.lanes import Lane, LaneRefusedError
+from daskps.cluster import upstream
+from daskps.cluster.caller import lanes
+from daskps.cluster.caller.lanes import Lane, LaneRefusedError, Lanes
+from daskps.cluster.caller.wires import Counters
 from daskps.cluster.lane.channel import Channel
 from daskps.cluster.lane.frames import (
     ANSWER,
@@ -154,3 +160,31 @@ def test_a_host_that_refuses_a_form_is_heard(ends):
     assert unpack_head(pack_head(host.head())).kind != CALL
     host.send(pack_head(Head(ANSWER, number=2)))
     lane.send(READ)  # it is said again
+
+
+def test_who_wants_a_lane_while_the_last_one_opens_opens_no_other(monkeypatch):
+    """Wherever the event loop is with it: it says so until the lane is there."""
+    monkeypatch.setattr(lanes, "CALLS_BEFORE", 1)
+    monkeypatch.setattr(lanes, "MOST_LANES", 1)
+    monkeypatch.setattr(upstream, "at_close", lambda *_: None)
+    here, there = socket.socketpair()
+    started: list[Any] = []
+    link: Any = SimpleNamespace(node=None, pool=None, start=started.append)
+    of = Lanes(link, "store", Counters())
+
+    async def ask_for_socket(*_: Any) -> Any:
+        of.take("a")
+        return {"status": "OK", "value": None}, here
+
+    def channel(*args: Any) -> Channel:
+        of.take("a")  # as another thread's call does meanwhile
+        return Channel(*args)
+
+    monkeypatch.setattr(upstream, "ask_for_socket", ask_for_socket)
+    monkeypatch.setattr(lanes, "Channel", channel)
+    of.take("a")
+    asyncio.run(started[0]())
+    assert len(started) == 1
+    assert of.counters.lanes == 1
+    of.close()
+    there.close()
