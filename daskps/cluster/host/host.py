@@ -61,10 +61,7 @@ LOOK_SECONDS = 0.0005
 
 
 class Ends(Protocol):
-    """What ends with a store, or with the host."""
-
-    def drop(self, store: str) -> None:
-        """End what belongs to a store that is gone."""
+    """What ends with the host."""
 
     def close(self) -> None:
         """End all of it."""

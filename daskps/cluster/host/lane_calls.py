@@ -48,14 +48,12 @@ class LaneCalls:
     ----------
     host : ShardHost
         Whose shards they reach.
-    store : str
-        The store that the lane was asked for; it serves no other one.
     channel : Channel
         Where the bodies of frames come from.
     """
 
-    def __init__(self, host: ShardHost, store: str, channel: Channel) -> None:
-        self._host, self._store, self._channel = host, store, channel
+    def __init__(self, host: ShardHost, channel: Channel) -> None:
+        self._host, self._channel = host, channel
         self._forms: dict[int, Form] = {}
         #: Set for whoever waits here: what it waits for is done, or the lane ends.
         self._woken = threading.Event()
@@ -94,8 +92,6 @@ class LaneCalls:
             return pack_refusal(refused(error, "a call"), head.number)
 
     def _layout(self, store: str, shard: int) -> Layout:
-        if store != self._store:
-            raise ProtocolError(f"a form of store {store!r:.60} on a lane of another")
         return self._host.get_shard(store, shard).layout
 
     def _receive(self, form: Form, head: Head) -> Call:

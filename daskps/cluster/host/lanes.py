@@ -71,7 +71,7 @@ class HostLanes:
         except OSError as error:
             logger.info("no lane for %.60s: %s", token, error)
             return Status.dont_reply
-        lane = HostLane(self._host, store, Channel(taken, PATIENCE_SECONDS))
+        lane = HostLane(self._host, Channel(taken, PATIENCE_SECONDS))
         with self._lock:
             self._lanes[lane] = None
         lane.start(self._ended)
@@ -98,13 +98,6 @@ class HostLanes:
         with self._lock:
             self._lanes.pop(lane, None)
 
-    def drop(self, store: str) -> None:
-        """End the lanes to a store that is gone."""
-        with self._lock:
-            lanes = [lane for lane in self._lanes if lane.store == store]
-        for lane in lanes:
-            lane.stop()
-
     def close(self) -> None:
         """End all lanes: none answers any more when this returns."""
         self._is_closed = True
@@ -127,16 +120,13 @@ class HostLane:
     ----------
     host : ShardHost
         Whose shards it reaches.
-    store : str
-        The store that it was asked for; it serves no other one.
     channel : Channel
         Its end of the lane.
     """
 
-    def __init__(self, host: ShardHost, store: str, channel: Channel) -> None:
-        self.store = store
+    def __init__(self, host: ShardHost, channel: Channel) -> None:
         self._channel = channel
-        self._calls = LaneCalls(host, store, channel)
+        self._calls = LaneCalls(host, channel)
         self.thread = threading.Thread(
             target=self._run, name="daskps-lane", daemon=True
         )
@@ -159,9 +149,9 @@ class HostLane:
         except OSError:
             pass  # its caller is gone, or this was stopped
         except ProtocolError as error:
-            logger.warning("a lane to store %s was closed: %s", self.store, error)
+            logger.warning("a lane was closed: %s", error)
         except Exception:
-            logger.exception("a lane to store %s failed", self.store)
+            logger.exception("a lane failed")
         finally:
             self._channel.close()
             self._ended(self)

@@ -172,8 +172,6 @@ async def drop(host: ShardHost, store: str) -> int:
     dropped = [host.shards.pop(key) for key in list(host.shards) if key[0] == store]
     for hosted in dropped:
         host.drop(hosted)
-    if host.lanes is not None:
-        host.lanes.drop(store)
     host.snapshots.drop(store)
     if dropped:
         nbytes = sum(hosted.nbytes for hosted in dropped)
