@@ -15,7 +15,7 @@ from distributed.core import Status
 
 from daskps import config
 from daskps.cluster import upstream
-from daskps.cluster.host.lane_calls import LaneCalls
+from daskps.cluster.host.lane_calls import LaneCalls, Parked
 from daskps.cluster.lane.channel import Channel
 from daskps.cluster.wire.messages import PROTOCOL
 from daskps.cluster.wire.replies import refusal
@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 MOST_LANES = 64
 #: Seconds without a byte after which a caller is given up in the middle of a frame.
 PATIENCE_SECONDS = 30.0
+#: How long a call waits for the lock of a shard.
+LOCK_SECONDS = 1.0
 #: How long a closing host waits for the threads of its lanes, all together.
 JOIN_SECONDS = 1.0
 
@@ -126,7 +128,9 @@ class HostLane:
 
     def __init__(self, host: ShardHost, channel: Channel) -> None:
         self._channel = channel
-        self._calls = LaneCalls(host, channel)
+        self._calls = LaneCalls(host)
+        #: Set for the thread that waits: what it waits for is done, or the lane ends.
+        self._woken = threading.Event()
         self.thread = threading.Thread(
             target=self._run, name="daskps-lane", daemon=True
         )
@@ -139,13 +143,19 @@ class HostLane:
     def stop(self) -> None:
         """Have its thread end soon; from any thread."""
         self._channel.shut()
-        self._calls.wake()
+        self._woken.set()
 
     def _run(self) -> None:
         try:
             while True:
                 head = self._channel.receive_head(idle=True)
-                self._channel.send(self._calls.answer(head))
+                body = self._calls.wanted(head)
+                for buffer in body:
+                    self._channel.receive_into(buffer)
+                found = self._calls.begin(head, body, LOCK_SECONDS)
+                if isinstance(found, Parked):
+                    found = self._wait(found)
+                self._channel.send(found)
         except OSError:
             pass  # its caller is gone, or this was stopped
         except ProtocolError as error:
@@ -155,3 +165,11 @@ class HostLane:
         finally:
             self._channel.close()
             self._ended(self)
+
+    def _wait(self, parked: Parked) -> list[Any]:
+        """Wait until a call is done, or its time is up; return what answers it."""
+        self._woken.clear()
+        parked.then(self._woken.set)
+        if self._channel.is_open:
+            self._woken.wait(max(0.0, parked.end - time.monotonic()))
+        return parked.finish(LOCK_SECONDS)

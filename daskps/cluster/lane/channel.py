@@ -116,6 +116,8 @@ class Channel:
 
     def receive_into(self, buffer: Any) -> None:
         """Receive as many bytes as a buffer has."""
+        if not len(buffer):
+            return  # of such an array no bytes can be had
         view = _flat(buffer)
         ready = min(self._to - self._from, len(view))
         view[:ready] = self._buffer[self._from : self._from + ready]

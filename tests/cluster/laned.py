@@ -1,0 +1,157 @@
+"""The host's end of a lane without a cluster, and one who calls it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from daskps import optim
+from daskps.cluster.host.host import ShardHost
+from daskps.cluster.host.hosted import HostedShard
+from daskps.cluster.host.lane_calls import LaneCalls, Parked
+from daskps.cluster.lane.channel import Channel
+from daskps.cluster.lane.forms import form_of, pack_frame, say_form
+from daskps.cluster.lane.frames import (
+    ANSWER,
+    FORM,
+    HEAD_NBYTES,
+    REFUSAL,
+    ROW_NBYTES,
+    Head,
+    pack_text,
+    unpack_head,
+    unpack_rows,
+    unpack_text,
+)
+from daskps.cluster.wire.encoding import cache_dir
+from daskps.cluster.wire.messages import Answer, Call
+from daskps.layout.arrays import Layout
+from daskps.optim import Rule
+from daskps.shards.memory.segment import Segment
+from daskps.shards.shard import Shard
+
+#: Three shards of two dtypes.
+LAYOUT = Layout.build({"w": ((90,), "float32"), "b": ((2, 3), "float64")}, 3)
+
+
+#: Kept between tests: what is compiled once is compiled for all of them.
+RULE = optim.Adam(0.1)
+
+
+def hosted_shards(
+    layout: Layout = LAYOUT, rule: Rule | None = RULE
+) -> list[HostedShard]:
+    """Return all shards of a store, in this process's own memory."""
+    found = []
+    for index in range(layout.n_shards):
+        bound = {} if rule is None else bindings(layout, rule)
+        slots = {i: [0.0] * len(b.rule.slots) for i, b in bound.items()}
+        segment = Segment(layout, index, slots)
+        shard = Shard(segment, bound, cache_dir=cache_dir())
+        found.append(HostedShard("s", layout, index, shard))
+    return found
+
+
+def bindings(layout: Layout, rule: Rule) -> dict[int, Any]:
+    """Return a rule for all parameters that can have one."""
+    return {
+        p.index: optim.bind(rule, p.dtype, cache_dir=cache_dir())
+        for p in layout.parameters
+        if p.dtype[0] == "f"
+    }
+
+
+class RefusedError(Exception):
+    """What a lane leaves to messages."""
+
+
+class Caller:
+    """Calls a host by a lane whose other end this thread serves too.
+
+    Parameters
+    ----------
+    host : ShardHost
+        Of the shards of store "s".
+    """
+
+    def __init__(self, host: ShardHost, here: socket.socket, there: socket.socket):
+        self.socket = here
+        #: How long the host's thread waits for locks.
+        self.seconds = 1.0
+        self.channel, self.there = Channel(here, 30.0), Channel(there, 30.0)
+        self.calls = LaneCalls(host)
+        self._forms: dict[Any, int] = {}
+        self._number = 0
+
+    def begin(self, call: Call) -> list[Any] | Parked:
+        """Send a call and have the host begin it."""
+        key = form_of(call)
+        if key not in self._forms:
+            number = len(self._forms)
+            frame = pack_text(FORM, say_form(call), self._next(), number)
+            answer = self.serve(frame)
+            assert not isinstance(answer, Parked)
+            self.answers(answer, call, is_form=True)
+            self._forms[key] = number
+        return self.serve(pack_frame(call, self._forms[key], self._next()))
+
+    def serve(self, frame: Sequence[Any]) -> list[Any] | Parked:
+        """Send a frame and have the host begin it."""
+        self.channel.send(frame)
+        head = self.there.receive_head()
+        body = self.calls.wanted(head)
+        for buffer in body:
+            self.there.receive_into(buffer)
+        return self.calls.begin(head, body, self.seconds)
+
+    def call(self, call: Call) -> list[Answer]:
+        """Return what a host answers to a call that need not wait."""
+        found = self.begin(call)
+        assert not isinstance(found, Parked)
+        return self.answers(found, call)
+
+    def answers(
+        self, frame: Sequence[Any], call: Call, *, is_form: bool = False
+    ) -> list[Answer]:
+        """Return the answers of a frame, with their arrays."""
+        data = b"".join(bytes(memoryview(b).cast("B")) for b in frame)
+        head, body = unpack_head(data[:HEAD_NBYTES]), data[HEAD_NBYTES:]
+        assert head.number == self._number
+        assert head.nbytes == len(body)
+        if head.kind == REFUSAL:
+            raise RefusedError(unpack_text(body))
+        assert head.kind == ANSWER
+        if is_form:
+            assert not body
+            return []
+        at = ROW_NBYTES * len(call.parts)
+        found = []
+        for row, part in zip(unpack_rows(body[:at], call), call.parts, strict=True):
+            arrays = []
+            for dtype, start, stop in () if row.parked else part.ranges:
+                array = np.frombuffer(body, dtype, stop - start, at)
+                arrays.append(array)
+                at += array.nbytes
+            found.append(row._replace(arrays=tuple(arrays)))
+        assert at == len(body)
+        return found
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+    def head(self, **said: Any) -> Head:
+        """Return the head of the next frame."""
+        return Head(number=self._next(), **said)
+
+
+@contextmanager
+def calling(host: ShardHost) -> Iterator[Caller]:
+    """Have a lane to a host."""
+    here, there = socket.socketpair()
+    with here, there:
+        yield Caller(host, here, there)
