@@ -16,9 +16,26 @@ from hypothesis import settings
 
 from tests import support
 from tests.completeness import Completeness
-from tests.support import client, cluster, machine_cluster, rpc_cluster, train, way
+from tests.support import (
+    TOLD,
+    client,
+    cluster,
+    lane_cluster,
+    machine_cluster,
+    rpc_cluster,
+    train,
+    way,
+)
 
-__all__ = ["client", "cluster", "machine_cluster", "rpc_cluster", "train", "way"]
+__all__ = [
+    "client",
+    "cluster",
+    "lane_cluster",
+    "machine_cluster",
+    "rpc_cluster",
+    "train",
+    "way",
+]
 
 # Or every worker, scheduler and nanny that a test starts compiles all of daskps: that
 # took as long as everything else it imports (0.8 s instead of 0.4 s).
@@ -32,7 +49,15 @@ os.environ["DASKPS_TEST_SEED"] = str(SEED)
 settings.register_profile("daskps", deadline=None, print_blob=True)
 settings.load_profile("daskps")
 #: Fixtures that stand for a cluster.
-CLUSTERS = {"client", "cluster", "loop", "machine_cluster", "rpc_cluster", "way"}
+CLUSTERS = {
+    "client",
+    "cluster",
+    "lane_cluster",
+    "loop",
+    "machine_cluster",
+    "rpc_cluster",
+    "way",
+}
 _FDS = Path("/proc/self/fd")
 #: Nothing but what it does when it is imported, by the process that workers come from.
 collect_ignore = ["preloaded.py"]
@@ -46,6 +71,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header() -> str:
     return f"daskps: DASKPS_TEST_SEED={SEED}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for what, said in TOLD.items():
+        terminalreporter.write_line(f"daskps: {what}: {said}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

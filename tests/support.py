@@ -24,13 +24,14 @@ from distributed.utils_test import gen_test, popen
 import daskps
 from daskps import optim
 from daskps.cluster.wire.handlers import HOST, Handler
-from tests import inprocess
+from tests import by_lane, inprocess
 
 __all__ = [
     "client",
     "cluster",
     "gen_cluster",
     "gen_test",
+    "lane_cluster",
     "local_cluster",
     "machine_cluster",
     "mostly_inside",
@@ -66,8 +67,8 @@ PATIENCE = 240.0
 #: For each way to a shard the configuration of workers that leave open no other but
 #: messages.
 WAYS = {
-    name: {"daskps.ways.process": name == "process", "daskps.ways.machine": machine}
-    for name, machine in (("process", False), ("machine", True), ("rpc", False))
+    way: {f"daskps.ways.{name}": name == way for name in ("process", "machine", "lane")}
+    for way in ("process", "machine", "rpc", "lane")
 }
 
 
@@ -107,7 +108,8 @@ def ways_cluster(way: str) -> Iterator[Client]:
     """Two worker processes that reach shards in one way, or by message."""
     with ExitStack() as stack:
         # Only while its workers start: other clusters of the session are as they are.
-        with dask.config.set(WAYS[way]):
+        preload = {"distributed.worker.preload": ["tests.by_lane"] * (way == "lane")}
+        with dask.config.set(WAYS[way] | preload):
             client = stack.enter_context(local_cluster())
         yield client
 
@@ -170,6 +172,23 @@ def rpc_cluster() -> Iterator[Client]:
         yield client
 
 
+@pytest.fixture(scope="session")
+def lane_cluster() -> Iterator[Client]:
+    """Two worker processes that everybody reaches by lanes, from the first call on."""
+    by_lane.install()
+    with ways_cluster("lane") as client:
+        yield client
+        tally = by_lane.Tally(
+            [by_lane.counted(), *client.run(by_lane.counted).values()]
+        )
+        TOLD["the fourth way"] = str(tally)
+        assert tally.is_enough, tally
+
+
+#: What a run of the tests says at its end.
+TOLD: dict[str, str] = {}
+
+
 #: Clusters without Dask's inside this process, by how shards are reached there.
 INSIDE = {"inside": "process", "queue": "rpc"}
 
@@ -183,7 +202,9 @@ def way(request: pytest.FixtureRequest) -> Iterator[Any]:
         return
     name = {"process": "cluster"}.get(request.param, f"{request.param}_cluster")
     found: Client = request.getfixturevalue(name)
-    with cleaned(found):
+    # Of the others only the tasks have what is nearer than a message.
+    mine = {"daskps.ways.lane": WAYS[request.param]["daskps.ways.lane"]}
+    with dask.config.set(mine), cleaned(found):
         yield found
 
 

@@ -327,7 +327,8 @@ async def counts(s, get):
     assert all(row["pushes"] == 1 and row["duplicates"] == 0 for row in rows)
     assert all(row["parked"] == 0 and row["nbytes"] > 0 for row in rows)
     assert found["handle"]["retries"] == 0
-    assert found["handle"]["messages"] + found["handle"]["local_calls"] >= 1
+    calls = [found["handle"][n] for n in ("messages", "local_calls", "lane_calls")]
+    assert sum(calls) >= 1
 
 
 async def closes(s, get):
@@ -394,11 +395,11 @@ def drive(contract, store):
 
 
 def used(store):
-    """Return how often this handle called in the process and by message."""
+    """Return how often this handle called in the process, by message and by lane."""
     if store._shards is None:
-        return 0, 0
+        return 0, 0, 0
     c = store._shards.counters
-    return c.local_calls, c.messages
+    return c.local_calls, c.messages, c.lane_calls
 
 
 def in_task(contract, store):
@@ -449,13 +450,18 @@ def calls_without(contract):
 
 def check_way(contract, used, name):
     """Tell that a contract went the way it was meant to go."""
-    local, messages = used
+    local, messages, by_lane = used
     if calls_without(contract) or contract in (aggregates, attributes):
         return
+    if name == "lane" and contract is not futures:
+        assert local == 0
+        assert by_lane > 0
+        return
+    assert by_lane == 0
     if name == "machine" and contract in (futures, waits_for_a_version):
         # Awaited on the event loop, which must not wait for another process.
         assert messages > 0
-    elif name != "rpc":
+    elif name in ("process", "machine"):
         assert local > 0
         assert messages == 0
     else:
@@ -463,12 +469,13 @@ def check_way(contract, used, name):
         assert messages > 0
 
 
-@pytest.mark.parametrize("name", ["process", "rpc"])
+@pytest.mark.parametrize("name", ["process", "rpc", "lane"])
 @pytest.mark.parametrize("contract", CONTRACTS)
 def test_from_client(contract, name, request):
-    which = "threads_cluster" if name == "process" else "rpc_cluster"
+    which = "threads_cluster" if name == "process" else f"{name}_cluster"
     client = request.getfixturevalue(which)
-    with dask.config.set(IN_PROCESS), client.as_current(), new(client) as s:
+    ways = {"daskps.ways.process": True, "daskps.ways.lane": name == "lane"}
+    with dask.config.set(ways), client.as_current(), new(client) as s:
         check_way(contract, drive(contract, s), name)
 
 
@@ -487,7 +494,7 @@ def test_from_task(contract, where, way, request):
 def test_from_task_with_shards_near_and_far(contract, cluster):
     """Some shards in the process of the task, some on another worker."""
     with cluster.as_current(), new(cluster) as s:
-        local, messages = cluster.submit(in_task, contract, s).result(timeout=60)
+        local, messages, _ = cluster.submit(in_task, contract, s).result(timeout=60)
         assert messages > 0
         assert local > 0 or contract is futures
 

@@ -1,0 +1,190 @@
+"""Lanes from a process's first call on, and a count of the calls that took none.
+
+Workers of the fourth way have this as a preload of Dask's, the process of the tests calls
+:func:`install`. Only what the configuration gives lanes is changed by it: a call waits
+for the lane to its host to be open, and one that has ended is opened anew at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import Any
+
+from daskps.cluster.caller import lanes
+from daskps.cluster.caller.client import ShardClient
+from daskps.cluster.caller.far import Far
+from daskps.cluster.caller.lanes import Lanes
+from daskps.cluster.caller.wires import Counters
+
+#: How many of the calls that may take a lane have to, and how many of a run of only a few
+#: tests may do without: what tests refuse and interrupt goes by message.
+SHARE, MOST_WITHOUT = 0.99, 20
+#: How long a call waits for its lane.
+OPEN_SECONDS = 30.0
+#: What a handle counts of calls that a lane has answered: they have to be waited for, or
+#: are not what the shards take, and the rest of it goes by message.
+ANSWERED = frozenset(
+    ["it has to be waited for"]
+    + [f"refused: {name}" for name in ("ConsistencyError", "RunCancelledError")]
+    + [f"refused: {name}" for name in ("PushRejectedError", "ValueError")]
+)
+
+#: Those of all handles and trainers of this process that have lanes.
+_counters: list[Counters] = []
+#: Messages that could be nothing else, by why; calls that found no lane, by why.
+_by_contract: Counter[str] = Counter()
+_without: Counter[str] = Counter()
+_lock = threading.Lock()
+_is_async: ContextVar[bool] = ContextVar("_is_async", default=False)
+_installed: list[bool] = []
+
+
+def count(of: Counter[str], why: str) -> None:
+    """Count something that threads count at the same time."""
+    with _lock:
+        of[why] += 1
+
+
+def install() -> None:
+    """Change this process, once."""
+    if _installed:
+        return
+    _installed.append(True)
+    lanes.CALLS_BEFORE, lanes.PAUSE_SECONDS = 1, 0.0
+    patches: Any = (
+        (Far, "__init__", noting),
+        (Far, "_send", tallying),
+        (Lanes, "take", waiting),
+        (ShardClient, "call_async", on_loop),
+    )
+    for owner, name, of in patches:
+        whole = getattr(owner, name)
+        setattr(owner, name, functools.wraps(whole)(of(whole)))
+
+
+def noting(begin: Any) -> Any:
+    """Note what a way to other processes counts in, where it has lanes."""
+
+    def noted(self: Far, *args: Any, **kwargs: Any) -> None:
+        begin(self, *args, **kwargs)
+        if self.lanes is not None:
+            _counters.append(self.counters)
+
+    return noted
+
+
+def waiting(take: Any) -> Any:
+    """Wait for a lane that is being opened; count calls that find none."""
+
+    def taken(self: Lanes, worker: str) -> Any:
+        lane, tries = take(self, worker), 0
+        # Others may be faster at those that are opened meanwhile.
+        while lane is None and tries < lanes.MOST_LANES and opened(self, worker):
+            lane, tries = take(self, worker), tries + 1
+        if lane is None:
+            if len(self._lanes.get(worker, ())) >= lanes.MOST_LANES:
+                count(_by_contract, "all lanes to the host are in calls")
+            else:
+                count(_without, "no lane")
+        return lane
+
+    return taken
+
+
+def opened(of: Lanes, worker: str) -> bool:
+    """Wait until no lane to a worker is being opened; tell whether one was."""
+    with contextlib.suppress(RuntimeError):
+        # It may be this loop that opens it.
+        asyncio.get_running_loop()
+        return False
+    pause, is_opening = threading.Event(), worker in of._opening
+    while worker in of._opening:
+        pause.wait(0.002)
+    return is_opening
+
+
+def tallying(send: Any) -> Any:
+    """Count the messages that nobody could have sent by a lane."""
+
+    async def tallied(
+        self: Far, worker: str, request: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self.lanes is not None and _is_async.get():
+            count(_by_contract, "on an event loop")
+        elif self.lanes is not None and request.given:
+            count(_by_contract, "pieces that are given away")
+        return await send(self, worker, request, *args, **kwargs)
+
+    return tallied
+
+
+def on_loop(call_async: Any) -> Any:
+    """Mark the calls that an event loop makes, which go by message."""
+
+    async def marked(self: ShardClient, *args: Any, **kwargs: Any) -> Any:
+        token = _is_async.set(True)
+        try:
+            return await call_async(self, *args, **kwargs)
+        finally:
+            _is_async.reset(token)
+
+    return marked
+
+
+def dask_setup(_: Any) -> None:
+    """Change a worker that has this as a preload."""
+    install()
+
+
+class Tally:
+    """What the handles and trainers of some processes have counted."""
+
+    def __init__(self, processes: Iterable[dict[str, Any]]) -> None:
+        self.calls = self.messages = 0
+        self.by_contract, self.without = Counter[str](), Counter[str]()
+        for found in processes:
+            self.calls += found["calls"]
+            self.messages += found["messages"]
+            self.by_contract += found["by_contract"]
+            self.without += found["without"]
+
+    @property
+    def missed(self) -> int:
+        """Messages that a lane could have carried."""
+        answered = sum(self.without[why] for why in ANSWERED)
+        return max(0, self.messages - self.by_contract.total() - answered)
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether nearly all calls took a lane that could."""
+        allowed = (1 - SHARE) * (self.calls + self.missed)
+        return self.missed <= max(allowed, MOST_WITHOUT)
+
+    def __str__(self) -> str:
+        def said(of: Counter[str]) -> str:
+            return ", ".join(f"{n} {why!r}" for why, n in of.most_common()) or "none"
+
+        return (
+            f"{self.calls:,} calls by lane, {self.missed:,} without that could have "
+            f"(noted: {said(self.without)}), by message as agreed: "
+            f"{said(self.by_contract)}"
+        )
+
+
+def counted() -> dict[str, Any]:
+    """Return what this process has counted, as plain values."""
+    without = Counter(_without)
+    for one in _counters:
+        without.update(one.fallbacks)
+    return {
+        "calls": sum(one.lane_calls for one in _counters),
+        "messages": sum(one.messages for one in _counters),
+        "by_contract": Counter(_by_contract),
+        "without": without,
+    }
