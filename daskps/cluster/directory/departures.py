@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from daskps.cluster.directory.adopters import MoveContext
     from daskps.cluster.directory.entry import StoreEntry
 
+#: What is said of a shard that nobody else of its machine can map.
+WAS_PRIVATE = (
+    "; its memory was private, so that nobody could adopt it: daskps.ways.machine is "
+    "false there or where the store was created, or the worker's log says why it shares "
+    "none"
+)
+
 
 class Departures:
     """The workers that left, and the moves of their shards."""
@@ -91,7 +98,8 @@ class Departures:
             if entry.ready and running and shared.issuperset(shards):
                 self._begin(entry, (worker, reason), shards, in_order)
             else:
-                lose_shards(self._context, entry, shards, (worker, reason))
+                why = reason + WAS_PRIVATE * (entry.ready and running)
+                lose_shards(self._context, entry, shards, (worker, why))
 
     def _begin(
         self,

@@ -246,6 +246,21 @@ def test_no_room_keeps_a_shard_away() -> None:
     assert {what for _, _, what in cluster.asked} == {"look"}
 
 
+@pytest.mark.parametrize("running", [True, False])
+def test_lost_at_once_where_its_memory_was_private(running: bool) -> None:
+    """It says so, unless the whole cluster is being closed."""
+    cluster = Cluster(ONE)
+    cluster.entry.segments = []
+    cluster.status = Status.running if running else Status.closing
+    look_after(cluster, 1.0)
+    [(at, what, more)] = cluster.events
+    assert (at, what) == (0.0, "lost")
+    assert more["reason"].startswith("died")
+    [(_, error)] = cluster.ended
+    assert ("daskps.ways.machine is false" in str(error)) is running
+    assert not cluster.asked
+
+
 def test_an_adopter_whose_answer_was_lost_is_asked_first() -> None:
     """It may have the memory, under a name of its own."""
     cluster = Cluster(ONE, TWO)
