@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 FRAMES = "tests/cluster/lane/test_frames.py"
 ENDS = "tests/cluster/lane/test_ends.py"
 LANES = "tests/cluster/lane/test_lanes.py"
+FETCHES = "tests/cluster/lane/test_fetches.py"
 
 MUTANTS = (
     Mutant(
@@ -64,5 +65,19 @@ MUTANTS = (
         "self._say(self._request, call)",
         "self._say(self._request.waiting(), call)",
         (f"{LANES}::test_a_lane_that_is_cut_anywhere_applies_each_push_once",),
+    ),
+    Mutant(
+        "fetched-arrays-of-another-length",
+        "daskps.cluster.lane.fetches:check_fetched",
+        "if head.nbytes != wanted:",
+        "if head.nbytes < wanted:",
+        (f"{FETCHES}::test_what_answers_no_fetch_is_found",),
+    ),
+    Mutant(
+        "text-longer-than-its-answer",
+        "daskps.cluster.lane.fetches:text_nbytes",
+        "if not 0 < head.sequence <= min(head.nbytes, MOST_TEXT):",
+        "if not 0 < head.sequence <= MOST_TEXT:",
+        (f"{FETCHES}::test_what_answers_no_fetch_is_found",),
     ),
 )

@@ -182,11 +182,13 @@ async def test_the_reply_with_sums_names_the_codec(s):
     held = kept({0: 3.0, 1: 2.0})
     host: Any = SimpleNamespace(contributions=held, inline_nbytes=2**40)
     ask = partial(sums, host, place=(1, 0, 0), shards=[0], ranks=[0, 1])
-    [[(name, scale, rows), (_, other, _)]] = await ask(nodes=[(0, 1), (1, 2)])
+    [[(name, scale, rows), (_, other, _)]], words = await ask(nodes=[(0, 1), (1, 2)])
     assert (name, scale, other) == ("bf16", 3.0, 2.0)
-    assert [weight for _, weight, _ in rows] == [3.0, 3.0]
-    [[(name, scale, _)]] = await ask(nodes=[(0, 2)])
+    assert [weight for _, weight in rows] == [3.0, 3.0]
+    assert len(words) == 4
+    [[(name, scale, _)]], numbers = await ask(nodes=[(0, 2)])
     assert (name, scale) == ("", 1.0)
+    assert len(numbers[0]) == 2 * len(words[0])
 
 
 @gen_cluster(

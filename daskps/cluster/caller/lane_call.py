@@ -11,6 +11,7 @@ from daskps.cluster.caller.lanes import (
     PATIENCE_SECONDS,
     SLOW_NBYTES,
     LaneRefusedError,
+    reason_of,
 )
 from daskps.cluster.caller.link import CallFuture
 from daskps.cluster.caller.routes import Reply, joined
@@ -164,7 +165,7 @@ class LaneCall(CallFuture[Reply]):
             self._lanes.give_back(worker, lane)
         else:
             self._lanes.end(worker, lane)
-        self._lanes.counters.fell_back(_reason(error))
+        self._lanes.counters.fell_back(reason_of(error))
         self._say(self._request, call)
 
     def _say(self, request: Request, call: Call) -> None:
@@ -181,10 +182,3 @@ class LaneCall(CallFuture[Reply]):
             sent.stop()
         # Until then the loop may read or fill the caller's arrays.
         concurrent.futures.wait(self._sent, STOP_SECONDS)
-
-
-def _reason(error: Exception) -> str:
-    """Return why a lane had no answer, in as many texts as there are kinds of it."""
-    if isinstance(error, LaneRefusedError):
-        return f"refused: {str(error).partition(':')[0]}"
-    return type(error).__name__

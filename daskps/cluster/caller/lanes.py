@@ -20,6 +20,7 @@ import numpy as np
 
 from daskps.cluster import upstream
 from daskps.cluster.lane.channel import Channel
+from daskps.cluster.lane.fetches import check_fetched, pack_fetch, text_nbytes
 from daskps.cluster.lane.forms import form_of, pack_frame, say_form
 from daskps.cluster.lane.frames import (
     ANSWER,
@@ -38,7 +39,7 @@ from daskps.errors import ProtocolError
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from daskps.cluster.caller.link import Link
     from daskps.cluster.caller.wires import Counters
@@ -106,6 +107,36 @@ class Lane:
         self.channel.end_frame()
         return answers
 
+    def fetch(self, what: str, about: Mapping[str, Any]) -> None:
+        """Ask for what :meth:`fetched` returns."""
+        self._number += 1
+        self.channel.send(pack_fetch(what, about, self._number))
+
+    def fetched(
+        self, make: Callable[[Any], Sequence[Array]]
+    ) -> tuple[Any, Sequence[Array]]:
+        """Return what was asked for: what is said of it, and arrays.
+
+        Parameters
+        ----------
+        make : callable
+            Returns arrays to receive into, for what is said of them. It refuses what
+            is no answer.
+
+        Raises
+        ------
+        OSError, LaneRefusedError, ProtocolError
+            As :meth:`receive`.
+        """
+        head = self._receive_head()
+        value = unpack_text(self.channel.receive_bytes(text_nbytes(head)))
+        arrays = make(value)
+        check_fetched(head, arrays)
+        for array in arrays:
+            self._receive_array(array)
+        self.channel.end_frame()
+        return value, arrays
+
     def _receive_head(self) -> Head:
         """Return the head of the answer to the last frame, unless it is a refusal."""
         head = self.channel.receive_head()
@@ -147,6 +178,13 @@ class Lane:
 
 class LaneRefusedError(Exception):
     """A host leaves a call to messages; the lane is as it was."""
+
+
+def reason_of(error: Exception) -> str:
+    """Return why a lane had no answer, in as many texts as there are kinds of it."""
+    if isinstance(error, LaneRefusedError):
+        return f"refused: {str(error).partition(':')[0]}"
+    return type(error).__name__
 
 
 class Lanes:

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.cluster.host.calls import Countdown, Started, answers_of, start_call
+from daskps.cluster.host.lane_fetches import answer_fetch
 from daskps.cluster.lane.forms import LEAST, Form, read_form
 from daskps.cluster.lane.frames import (
     ANSWER,
     CALL,
+    FETCH,
     FORM,
     HAS_LEAST,
     Head,
@@ -164,7 +166,7 @@ class LaneCalls:
         ProtocolError
             Where what follows cannot be told from the body of this frame.
         """
-        if head.kind == FORM:
+        if head.kind in (FORM, FETCH):
             return [bytearray(head.nbytes)]
         form = self._forms.get(head.form)
         if head.kind != CALL or form is None:
@@ -194,6 +196,8 @@ class LaneCalls:
             if head.kind == FORM:
                 self._learn(head, body[0])
                 return [pack_head(Head(ANSWER, number=head.number))]
+            if head.kind == FETCH:
+                return answer_fetch(self._host, body[0], head.number)
             parked = self._start(head, body, seconds)
         except Exception as error:  # noqa: BLE001 - its caller gets a refusal
             return refusal_of(error, head.number)

@@ -2,18 +2,48 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from daskps.cluster.host.contributions import PartialSum, RoundId
-from daskps.cluster.wire.handlers import HOST
+from daskps.cluster.host.contributions import RoundId
+from daskps.cluster.wire.handlers import FETCHES, HOST
 from daskps.cluster.wire.messages import pack_array
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from daskps.cluster.host.host import ShardHost
+    from daskps.typing import Array
 
-Packed = tuple[str, float, list[tuple[int, float, Any]]]
+#: By shard and node of the rank tree: the codec of words, "" for numbers, what to
+#: multiply those by, and for each array position and weight.
+Said = list[list[tuple[str, float, list[tuple[int, float]]]]]
+
+
+@FETCHES.handles("sums")
+def sums_here(
+    host: ShardHost,
+    *,
+    place: tuple[int, int, int],
+    shards: Sequence[int],
+    ranks: Sequence[int],
+    nodes: Sequence[tuple[int, int]],
+) -> tuple[Said, list[Array]]:
+    """Return what this worker's contributions to a round come to, for other shards.
+
+    What is said of the arrays, and these in its order.
+    """
+    rows = host.contributions.sums(
+        RoundId(*place), shards, ranks, [(lo, hi) for lo, hi in nodes]
+    )
+    said, arrays = Said(), list[Any]()
+    for row in rows:
+        said.append([])
+        for (found, weights), codec, scale in row:
+            about = [(position, weights[position]) for position in found]
+            said[-1].append((codec.name if codec else "", scale, about))
+            arrays += found.values()
+    return said, arrays
 
 
 @HOST.handles("sums")
@@ -24,27 +54,14 @@ async def sums(
     shards: Sequence[int],
     ranks: Sequence[int],
     nodes: Sequence[tuple[int, int]],
-) -> list[list[Packed]]:
-    """Return what this worker's contributions to a round come to, for other shards.
-
-    By shard and node of the rank tree: the codec of words, "" for numbers, what to
-    multiply those by, and rows of (position, weight, data).
-    """
-
-    def work() -> list[list[Packed]]:
-        rows = host.contributions.sums(RoundId(*place), shards, ranks, nodes)
-        return [[_packed(parcel) for parcel in row] for row in rows]
-
-    if host.contributions.nbytes <= host.inline_nbytes:
-        return work()
-    found: list[list[Packed]] = await host.in_thread(work)
-    return found
-
-
-def _packed(parcel: PartialSum) -> Packed:
-    arrays, weights = parcel.node
-    rows = [(p, weights[p], pack_array(a)) for p, a in arrays.items()]
-    return parcel.codec.name if parcel.codec else "", parcel.scale, rows
+) -> tuple[Said, list[Any]]:
+    """Return the same by message."""
+    work = partial(
+        sums_here, host, place=place, shards=shards, ranks=ranks, nodes=nodes
+    )
+    small = host.contributions.nbytes <= host.inline_nbytes
+    said, arrays = work() if small else await host.in_thread(work)
+    return said, [pack_array(array) for array in arrays]
 
 
 @HOST.handles("note")

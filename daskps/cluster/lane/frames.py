@@ -33,9 +33,10 @@ FORM: Final = 1
 CALL: Final = 2
 ANSWER: Final = 3
 REFUSAL: Final = 4
+FETCH: Final = 5
 #: Flags of a call: it has a learning rate; its body begins with versions to wait for.
 HAS_LR, HAS_LEAST = 1, 2
-#: Forms that a host keeps for one lane, and the longest text: a form, or errors.
+#: Forms that a host keeps for one lane, and the longest text: a form, or why not.
 MOST_FORMS = 64
 MOST_TEXT = 2**20
 #: Characters of why a call is refused.
@@ -103,19 +104,31 @@ def unpack_head(data: bytes | bytearray | memoryview) -> Head:
         kind, nbytes, number, form, flags, clock, sequence, floor, weight, lr, ms
     )
     if (
-        not FORM <= kind <= REFUSAL
+        not FORM <= kind <= FETCH
         or flags & ~(HAS_LR | HAS_LEAST)
         or form >= MOST_FORMS
         or min(clock, sequence, floor) < -1
         or not math.isfinite(weight)
-        or (kind in (FORM, REFUSAL) and nbytes > MOST_TEXT)
+        or (kind in (FORM, REFUSAL, FETCH) and nbytes > MOST_TEXT)
     ):
         raise ProtocolError(f"a frame that no end of a lane sends: {head!r:.200}")
     return head
 
 
 def pack_text(kind: int, value: object, number: int, form: int = 0) -> list[Any]:
-    """Return the frame of a form or of a refusal, as buffers.
+    """Return a frame that is a text, as buffers.
+
+    Raises
+    ------
+    ProtocolError
+        For a text that is too long for a lane.
+    """
+    text = text_of(value)
+    return [pack_head(Head(kind, len(text), number, form)), text]
+
+
+def text_of(value: object) -> bytes:
+    """Return plain values as text.
 
     Raises
     ------
@@ -125,7 +138,7 @@ def pack_text(kind: int, value: object, number: int, form: int = 0) -> list[Any]
     text = json.dumps(value, separators=(",", ":")).encode()
     if len(text) > MOST_TEXT:
         raise ProtocolError(f"{len(text):,} bytes of text, more than a lane takes")
-    return [pack_head(Head(kind, len(text), number, form)), text]
+    return text
 
 
 def unpack_text(text: bytes | bytearray | memoryview) -> Any:

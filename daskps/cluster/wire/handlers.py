@@ -143,6 +143,8 @@ def _has(kind: type, function: Callable[..., Any]) -> bool:
 
 #: Messages to the host of a worker, from clients, trainers and the directory.
 HOST = Handlers("a host", expected=(DaskPSError, ValueError, TypeError))
+#: What lanes fetch from it; these functions are no coroutines.
+FETCHES = Handlers("a host", expected=())
 #: Messages to the directory; its handlers are methods of its parts.
 DIRECTORY = Handlers(
     "the directory",

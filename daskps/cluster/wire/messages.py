@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 #: Raised whenever a message changes its meaning; two ends must agree.
-PROTOCOL = 6
+PROTOCOL = 7
 #: Arrays up to this size travel inside the message, larger ones as frames of their
 #: own without a copy. (Wrapping an array costs about as much as copying 16 kB.)
 INLINE_NBYTES = 16_384

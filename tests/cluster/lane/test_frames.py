@@ -106,7 +106,7 @@ def test_a_damaged_head_is_refused_or_one_that_may_be(head, position, byte):
     "wrong",
     [
         {"kind": 0},
-        {"kind": 5},
+        {"kind": 6},
         {"flags": 4},
         {"form": MOST_FORMS},
         {"clock": -2},

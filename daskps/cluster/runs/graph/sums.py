@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import astuple
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps import codecs
-from daskps.cluster.caller.far import gather
+from daskps.cluster.caller.fetching import Fetch, Fetched, fetch_all
 from daskps.cluster.host.contributions import PartialSum
+from daskps.cluster.host.reductions import Said
 from daskps.cluster.wire.messages import unpack_array
-from daskps.errors import ContributionLostError, StaleGenerationError
+from daskps.cluster.wire.wellformed import fits
+from daskps.errors import ContributionLostError, ProtocolError, StaleGenerationError
 from daskps.layout.arrays import compute_dtype
 from daskps.reduction import Node, cover, fold, mean, reduce_all
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from daskps.cluster.host.contributions import Receipt, RoundId
     from daskps.cluster.runs.graph.context import TaskContext
+    from daskps.typing import Array
 
 
 class Sums:
@@ -46,13 +50,17 @@ class Sums:
 
     def fetch(self) -> dict[int, dict[int, Any]]:
         """Return the reduced arrays of each shard, by position of the piece."""
-        link = self.context.link
         here = self.context.worker
         far = [w for w in self.ranks if w != here]
-        started = link.start(lambda: gather(*map(self._ask, far))) if far else None
-        rows = {here: self._here(here)} if here in self.ranks else {}
-        if started is not None:
-            rows.update(zip(far, started.result(), strict=True))
+        rows: dict[str, list[list[PartialSum]]] = {}
+
+        def sum_here() -> None:
+            if here in self.ranks:
+                rows[here] = self._here(here)
+
+        lanes = self.context.shards.far.lanes
+        found = fetch_all([*map(self._asked_of, far)], lanes, sum_here)
+        rows |= {w: self._parcels(*of) for w, of in zip(far, found, strict=True)}
         return {
             shard: self._reduced(
                 [(w, self._opened(shard, rows[w][i])) for w in self.ranks]
@@ -69,41 +77,74 @@ class Sums:
             self.place, self.shards, self.ranks[worker], self.nodes[worker]
         )
 
-    async def _ask(self, worker: str) -> list[list[PartialSum]]:
+    def _asked_of(self, worker: str) -> Fetch:
+        """Return what is fetched from a worker."""
+        about = {
+            "place": astuple(self.place),
+            "shards": self.shards,
+            "ranks": self.ranks[worker],
+            "nodes": self.nodes[worker],
+        }
+        layout = self.context.meta.layout
+        nbytes = sum(map(layout.shard_nbytes, self.shards)) * len(self.nodes[worker])
+        start = self.context.link.start
+        return Fetch(
+            worker,
+            "sums",
+            about,
+            make=partial(self._room, worker),
+            ask=lambda: start(partial(self._ask, worker, about)),
+            nbytes=nbytes,
+        )
+
+    async def _ask(self, worker: str, about: dict[str, Any]) -> Fetched:
         try:
             shards = self.context.meta.hosts.get(worker, ())
             async with self.context.shards.far.liveness.over(
                 worker, shards, self.place.run
             ):
-                rows = await self.context.link.control(
-                    worker,
-                    "sums",
-                    place=astuple(self.place),
-                    shards=self.shards,
-                    ranks=self.ranks[worker],
-                    nodes=self.nodes[worker],
-                )
+                said, packed = await self.context.link.control(worker, "sums", **about)
         except (OSError, StaleGenerationError) as error:
             raise ContributionLostError(
                 f"worker {worker} went with what it had computed for {self.place}; "
                 f"the round is begun anew"
             ) from error
-        return [
-            [self._unpacked(shard, node) for node in row]
-            for shard, row in zip(self.shards, rows, strict=True)
-        ]
+        dtypes = [dtype for dtype, _ in self._sizes(said)]
+        return Fetched(said, [*map(unpack_array, packed, dtypes)])
 
-    def _unpacked(
-        self, shard: int, packed: tuple[str, float, Sequence[Any]]
-    ) -> PartialSum:
-        name, scale, rows = packed
-        codec = codecs.named(name) if name else None
-        pieces = self.context.meta.layout.pieces[shard]
-        arrays = {}
-        for p, _, data in rows:
-            numbers = compute_dtype(pieces[p].parameter.dtype)
-            arrays[p] = unpack_array(data, codec.dtype if codec else numbers)
-        return PartialSum((arrays, {p: weight for p, weight, _ in rows}), codec, scale)
+    def _room(self, worker: str, said: Any) -> list[Array]:
+        """Return arrays for what a host says that it sends, and refuse what is none."""
+        n, layout = len(self.nodes[worker]), self.context.meta.layout
+        if not fits(said, Said) or any(len(row) != n for row in said):
+            raise ProtocolError(f"worker {worker} has other sums than were asked for")
+        for shard, row in zip(self.shards, said, strict=True):
+            for _, _, about in row:
+                # Each piece once: what is named twice would take memory twice.
+                if not dict(about).keys() <= set(range(len(layout.pieces[shard]))):
+                    raise ProtocolError(f"sums of pieces that shard {shard} has not")
+                if len(dict(about)) < len(about):
+                    raise ProtocolError(f"sums of a piece of shard {shard} twice")
+        return [self.context.host.pool.empty(n, d) for d, n in self._sizes(said)]
+
+    def _sizes(self, said: Said) -> Iterator[tuple[str, int]]:
+        """Give dtype and length of each array."""
+        layout = self.context.meta.layout
+        for shard, row in zip(self.shards, said, strict=True):
+            for name, _, about in row:
+                for position, _ in about:
+                    piece = layout.pieces[shard][position]
+                    numbers = compute_dtype(piece.parameter.dtype)
+                    yield codecs.named(name).dtype if name else numbers, piece.size
+
+    def _parcels(self, said: Said, arrays: Sequence[Array]) -> list[list[PartialSum]]:
+        """Put what a host has sent together, by shard and node."""
+        coming = iter(arrays)
+
+        def parcel(name: str, scale: float, about: Sequence[Any]) -> PartialSum:
+            node = {p: next(coming) for p, _ in about}, dict(about)
+            return PartialSum(node, codecs.named(name) if name else None, scale)
+
+        return [[parcel(*of) for of in row] for row in said]
 
     def _reduced(self, rows: Sequence[tuple[str, list[Node]]]) -> dict[int, Any]:
         reduce = self.context.reduce

@@ -1,0 +1,154 @@
+"""Fetching from other hosts, in the thread of a task: by lanes, else by message.
+
+What a lane has no answer to is asked once more by message; fetching changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from daskps.cluster.caller.lanes import (
+    PATIENCE_SECONDS,
+    SLOW_NBYTES,
+    LaneRefusedError,
+    reason_of,
+)
+from daskps.errors import DaskPSError, IllegalStateError, ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from daskps.cluster.caller.lanes import Lane, Lanes
+    from daskps.cluster.caller.link import CallFuture
+    from daskps.typing import Array
+
+#: How long all of an answer by lane may take to come, however it does.
+MOST_SECONDS = 20.0
+
+
+class Fetched(NamedTuple):
+    """What a host says of arrays, in plain values, and these."""
+
+    said: Any
+    arrays: Sequence[Array]
+
+
+@dataclass(eq=False, slots=True)
+class Fetch:
+    """What is fetched from one host.
+
+    One thread begins and ends it.
+    """
+
+    worker: str
+    #: Its name, and which of it.
+    what: str
+    about: Mapping[str, Any]
+    #: Returns arrays to receive into for what is said of them, or raises.
+    make: Callable[[Any], Sequence[Array]]
+    #: Starts the same by message.
+    ask: Callable[[], CallFuture[Fetched]]
+    #: About how many bytes come: a host may take longer for more.
+    nbytes: int = 0
+    _lanes: Lanes | None = field(init=False, default=None)
+    _lane: Lane | None = field(init=False, default=None)
+    _asked: CallFuture[Fetched] | None = field(init=False, default=None)
+
+    def begin(self, lanes: Lanes | None) -> None:
+        """Ask the host; the answer is waited for later."""
+        self._lanes = lanes
+        if lanes is None or (lane := lanes.take(self.worker)) is None:
+            self._asked = self.ask()
+            return
+        self._lane = lane
+        try:
+            slow = self.nbytes / SLOW_NBYTES
+            lane.channel.begin(PATIENCE_SECONDS + slow, MOST_SECONDS + slow)
+            lane.fetch(self.what, self.about)
+        except (OSError, ProtocolError) as error:
+            self._fall_back(lanes, lane, error)
+
+    def result(self) -> Fetched:
+        """Return what the host answers.
+
+        Raises
+        ------
+        Exception
+            What it refuses by message, or that it cannot be reached.
+        """
+        lanes, lane = self._lanes, self._lane
+        if lanes is not None and lane is not None:
+            try:
+                found = Fetched(*lane.fetched(self._made))
+            except (OSError, ProtocolError, LaneRefusedError) as error:
+                self._fall_back(lanes, lane, error)
+            else:
+                self._lane = None
+                lanes.give_back(self.worker, lane)
+                lanes.counters.lane_calls += 1
+                lanes.counters.lane_nbytes += sum(a.nbytes for a in found.arrays)
+                return found
+        if self._asked is None:
+            raise IllegalStateError(f"a fetch of {self.what} was never begun")
+        return self._asked.result()
+
+    def end(self) -> None:
+        """Let go of what nobody takes the result of any more; twice is fine."""
+        if self._lanes is not None and self._lane is not None:
+            # An answer may come by it yet.
+            self._lanes.end(self.worker, self._lane)
+            self._lane = None
+        if self._asked is not None:
+            self._asked.stop()
+
+    def _made(self, said: Any) -> Sequence[Array]:
+        try:
+            return self.make(said)
+        except (DaskPSError, ValueError, TypeError, LookupError) as error:
+            raise ProtocolError(
+                f"an answer to a fetch of {self.what} that is none: {error}"
+            ) from error
+
+    def _fall_back(self, lanes: Lanes, lane: Lane, error: Exception) -> None:
+        self._lane = None
+        if isinstance(error, LaneRefusedError):
+            lanes.give_back(self.worker, lane)
+        else:
+            lanes.end(self.worker, lane)
+        lanes.counters.fell_back(reason_of(error))
+        self._asked = self.ask()
+
+
+def fetch_all(
+    fetches: Sequence[Fetch], lanes: Lanes | None, meanwhile: Callable[[], None]
+) -> list[Fetched]:
+    """Fetch from several hosts at once, from a thread that may wait.
+
+    Parameters
+    ----------
+    fetches : sequence of Fetch
+        What is asked of each.
+    lanes : Lanes, optional
+        The lanes to them.
+    meanwhile : callable
+        Called before the answers are waited for.
+
+    Returns
+    -------
+    list of Fetched
+        What each says.
+
+    Raises
+    ------
+    Exception
+        The first error of any; the others are called off.
+    """
+    try:
+        for one in fetches:
+            one.begin(lanes)
+        meanwhile()
+        return [one.result() for one in fetches]
+    finally:
+        for one in fetches:
+            one.end()

@@ -1,0 +1,285 @@
+"""Fetching by a lane: what graph rounds and snapshots ask of other hosts."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client
+
+import daskps
+from daskps import optim
+from daskps.cluster.caller import lanes
+from daskps.cluster.caller.lanes import Lane, LaneRefusedError
+from daskps.cluster.host.lane_calls import LaneCalls
+from daskps.cluster.lane.channel import Channel
+from daskps.cluster.lane.fetches import pack_fetched, unpack_fetch
+from daskps.cluster.lane.frames import (
+    ANSWER,
+    FETCH,
+    HEAD_NBYTES,
+    MOST_TEXT,
+    Head,
+    pack_head,
+    pack_text,
+    unpack_head,
+)
+from daskps.cluster.wire.handlers import FETCHES, HOST, Handler
+from daskps.errors import ContributionLostError, ProtocolError
+from tests.support import cleaned, local_cluster, served_by
+
+#: Nobody gets to it.
+NO_HOST: Any = SimpleNamespace()
+NUMBERS = np.array([1.0, 2.0, 3.0])
+LANE = {
+    "daskps.ways.process": False,
+    "daskps.ways.machine": False,
+    "daskps.ways.lane": True,
+    "distributed.worker.profile.enabled": False,
+}
+
+
+def room(said: Any) -> list[Any]:
+    """Return arrays as long as an answer says."""
+    return [np.empty(n) for n in said]
+
+
+Ends = tuple[Lane, Channel]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    here, there = socket.socketpair()
+    with here, there:
+        yield Lane(Channel(here, 30.0)), Channel(there, 30.0)
+
+
+def answer(value: Any, *arrays: Any, number: int = 1) -> bytes:
+    buffers = pack_fetched(value, arrays, number)
+    return b"".join(bytes(memoryview(b).cast("B")) for b in buffers)
+
+
+def test_a_fetch_brings_a_text_and_arrays(ends):
+    lane, host = ends
+    lane.fetch("sums", {"place": (1, 0, 2), "weight": 0.1})
+    head = host.receive_head()
+    assert (head.kind, head.number) == (FETCH, 1)
+    what, about = unpack_fetch(host.receive_bytes(head.nbytes))
+    assert (what, about) == ("sums", {"place": [1, 0, 2], "weight": 0.1})
+    host.send([answer([3, 0, 3], NUMBERS, NUMBERS[:0], 2 * NUMBERS)])
+    said, arrays = lane.fetched(room)
+    assert said == [3, 0, 3]
+    assert [a.tolist() for a in arrays] == [[1, 2, 3], [], [2, 4, 6]]
+
+
+WELL = answer([3], NUMBERS)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        answer([3], NUMBERS, number=7),
+        WELL + b"more",
+        answer([2], NUMBERS),
+        answer([4], NUMBERS),
+        pack_head(Head(ANSWER, 0, 1)),
+        pack_head(Head(ANSWER, 24, 1, sequence=25)) + bytes(24),
+        pack_head(Head(ANSWER, 2**60, 1, sequence=2**50)),
+        pack_head(Head(ANSWER, 2**60, 1, sequence=3)) + b"[3]",
+        pack_head(Head(ANSWER, 24, 1, sequence=24)) + bytes(24),
+        pack_head(Head(FETCH, 3, 1, sequence=3)) + b"[3]",
+    ],
+    ids=[
+        *("old", "more", "short", "long", "empty", "text", "much text", "huge"),
+        *("garbage", "fetch"),
+    ],
+)
+def test_what_answers_no_fetch_is_found(ends, said):
+    lane, host = ends
+    lane.fetch("sums", {})
+    host.send([said])
+    with pytest.raises(ProtocolError):
+        lane.fetched(room)
+
+
+def test_a_fetch_that_is_refused_leaves_the_lane_as_it_was(ends):
+    lane, host = ends
+    calls = LaneCalls(NO_HOST)
+    for asked in ("nothing", "sums"):
+        lane.fetch(asked, {})
+        serve(host, calls)
+        with pytest.raises(LaneRefusedError, match=asked):
+            lane.fetched(room)
+    lane.fetch("sums", {})
+    host.send([answer([3], NUMBERS, number=3)])
+    assert lane.fetched(room)[1][0].tolist() == [1, 2, 3]
+
+
+def serve(host: Channel, calls: LaneCalls) -> None:
+    """Serve one frame."""
+    head = host.receive_head()
+    body = calls.wanted(head)
+    for buffer in body:
+        host.receive_into(buffer)
+    found = calls.begin(head, body, 1.0)
+    assert isinstance(found, list)
+    host.send(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [[], {}, ["sums"], ["sums", []], [1, {}], "sums", ["sums", {}, 1], ["x" * 99, {}]],
+)
+def test_what_asks_for_nothing_is_refused(ends, text):
+    lane, host = ends
+    lane.fetch("sums", {})  # its number
+    host.receive_bytes(host.receive_head().nbytes)
+    lane.channel.send(pack_text(FETCH, text, 1))
+    serve(host, LaneCalls(NO_HOST))
+    with pytest.raises(LaneRefusedError):
+        lane.fetched(room)
+
+
+def test_a_fetch_of_more_text_than_a_lane_has_is_none():
+    with pytest.raises(ProtocolError, match="more than a lane takes"):
+        pack_text(FETCH, ["sums", {"ranks": "1" * MOST_TEXT}], 1)
+    with pytest.raises(ProtocolError, match="no end of a lane"):
+        unpack_head(pack_head(Head(FETCH, MOST_TEXT + 1)))
+
+
+# -- graph rounds -------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane is opened at the first call, and soon again."""
+    monkeypatch.setattr(lanes, "CALLS_BEFORE", 1)
+    monkeypatch.setattr(lanes, "PAUSE_SECONDS", 0.0)
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Client]:
+    with (
+        dask.config.set(LANE),
+        local_cluster(processes=False, protocol="tcp") as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+def client(here: Client) -> Iterator[Client]:
+    with dask.config.set(LANE), cleaned(here):
+        yield here
+
+
+class Counted:
+    """Counts who asks for sums, by lane and by message."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lanes, self.messages, self.lost = 0, 0, 0
+        by_lane, by_message = FETCHES.by_name["sums"], HOST.by_name["sums"].function
+        #: Whether a host has lost what it is asked for by lane.
+        self.loses = False
+
+        def lane(host: Any, **about: Any) -> Any:
+            assert threading.current_thread() is not threading.main_thread()
+            assert "IO" not in threading.current_thread().name
+            self.lanes += 1
+            if self.loses and self.lanes % 3 == 0:
+                self.lost += 1
+                raise ContributionLostError("gone")
+            return by_lane.function(host, **about)
+
+        async def message(host: Any, **about: Any) -> Any:
+            self.messages += 1
+            return await by_message(host, **about)
+
+        patches: Any = {"sums": Handler(lane)}
+        monkeypatch.setattr(FETCHES, "by_name", patches)
+        monkeypatch.setitem(HOST.by_name, "sums", served_by("sums", message))
+        # What it takes is what the function says that it stands for.
+        wrapped: Any = lane
+        wrapped.__wrapped__ = by_lane.function
+        wrapped.__module__ = by_lane.function.__module__
+
+
+def half(params: Any, X: Any, y: Any) -> Any:
+    w = params["w"]
+    return float(w.sum()), {"w": np.sin(w + X[0, 0])}
+
+
+def train(client: Client, n: int = 40, **options: Any) -> bytes:
+    """Return the weights after some rounds in the graph."""
+    spec = {"w": np.linspace(-1, 1, n, dtype="f4"), "unused": np.zeros(3)}
+    X = np.arange(80.0).reshape(-1, 1)
+    adam = optim.Adam(0.05)
+    with daskps.create(spec, optimizer=adam, client=client, shards=3) as s:
+        daskps.train(s, half, X, trainers=4, batch_size=1, execution="graph", **options)
+        assert s.versions == (20, 20, 20)
+        return s.pull()["w"].tobytes()
+
+
+def median(stacked: Any, weights: Any) -> Any:
+    return np.median(stacked, axis=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "n"),
+    [({}, 40), ({"codec": "bf16"}, 40), ({"reduce": median}, 40), ({}, 100_000)],
+    ids=["mean", "codec", "callable", "large"],
+)
+def test_sums_come_by_lane_with_the_bits_of_messages(client, monkeypatch, options, n):
+    counted = Counted(monkeypatch)
+    found = train(client, n, **options)
+    assert counted.lanes + counted.messages == 2 * 20
+    assert counted.lanes > 20
+    counted.lanes = counted.messages = 0
+    with dask.config.set({"daskps.ways.lane": False}):
+        assert train(client, n, **options) == found
+    assert (counted.lanes, counted.messages) == (0, 2 * 20)
+
+
+def test_what_a_host_has_lost_is_asked_for_by_message(client, monkeypatch):
+    counted = Counted(monkeypatch)
+    expected = train(client)
+    counted.loses, counted.messages = True, 0
+    assert train(client) == expected
+    assert counted.lost > 3
+    assert counted.messages >= counted.lost
+
+
+@pytest.mark.parametrize("by_host", [True, False], ids=["answer", "question"])
+def test_a_lane_that_is_cut_inside_a_fetch(client, monkeypatch, by_host):
+    """Every few fetches one is cut, at another byte each time; no round notices."""
+    counted = Counted(monkeypatch)
+    expected = train(client)
+    positions = iter(range(0, 10_000, 7))
+    cuts = []
+    send = Channel.send
+
+    def cut(channel: Channel, buffers: Any) -> None:
+        data = b"".join(bytes(memoryview(b).cast("B")) for b in buffers)
+        head = unpack_head(data[:HEAD_NBYTES]) if len(data) >= HEAD_NBYTES else None
+        is_answer = head and head.kind == ANSWER and head.sequence
+        is_asked = head and head.kind == FETCH
+        if not (is_answer if by_host else is_asked):
+            send(channel, buffers)
+            return
+        position = next(positions) % len(data)
+        cuts.append(position)
+        send(channel, [data[:position]])
+        channel.shut()
+
+    with mock.patch.object(Channel, "send", cut):
+        counted.messages = 0
+        assert train(client) == expected
+    assert len(cuts) > 3
+    # Each that was cut was asked by message.
+    assert counted.messages >= len(cuts)
