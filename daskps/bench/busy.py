@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -16,22 +16,38 @@ from daskps.bench.sides import ways_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from distributed import Client
 
     from daskps.bench.jobs import StepJob
 
+Measured = TypeVar("Measured")
 #: In the worker that is kept busy: whether it is, and whether it may stop.
 _BUSY, _OVER = threading.Event(), threading.Event()
+_LARGE = np.zeros(2**20, np.float32)
 
 
-def _spin() -> None:
-    """Compute in pure Python, which lets no other thread of the process run for long."""
+def _python() -> None:
+    """Compute without NumPy, which lets no other thread of the process run for long."""
+    sum(range(1000))
+
+
+def _numpy() -> None:
+    """Compute with NumPy, which lets others run meanwhile."""
+    np.add(_LARGE, 1.0, out=_LARGE)
+
+
+#: What a busy worker can do.
+WORK = {"Python": _python, "NumPy": _numpy}
+
+
+def _spin(work: str) -> None:
+    """Do one of `WORK` again and again."""
     _OVER.clear()
     _BUSY.set()
     while not _OVER.is_set():
-        sum(range(1000))
+        WORK[work]()
     _BUSY.clear()
 
 
@@ -61,7 +77,7 @@ def compare(
             pull = partial(run, _pull, store, job.elements)
             steps = steps_in(options.seconds, pull)
             idle = partial(pull, steps)
-            busy = partial(_beside, client, server, idle)
+            busy = partial(beside, client, server, "Python", idle)
             found = alternate(busy, idle, options.pairs)
             ways = tuple(run(ways_of, store))
         yield Comparison(
@@ -73,14 +89,15 @@ def _run(client: Client, worker: str, function: Any, *args: Any) -> Any:
     return client.submit(function, *args, workers=[worker], pure=False).result()
 
 
-def _beside(client: Client, server: str, measure: Any) -> float:
-    """Measure while a task keeps a worker busy."""
-    spinning = client.submit(_spin, workers=[server], pure=False)
+def beside(
+    client: Client, server: str, work: str, measure: Callable[[], Measured]
+) -> Measured:
+    """Measure while a task keeps a worker busy with one of `WORK`."""
+    spinning = client.submit(_spin, work, workers=[server], pure=False)
     while not client.run(_is_busy, workers=[server])[server]:
         time.sleep(0.01)
     try:
-        seconds: float = measure()
+        return measure()
     finally:
         client.run(_stop, workers=[server])
         spinning.result()
-    return seconds

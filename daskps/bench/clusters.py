@@ -30,6 +30,11 @@ def configured(settings: dict[str, object]) -> AbstractContextManager[object]:
     return setting
 
 
+def configure(settings: dict[str, object]) -> None:
+    """Change Dask's configuration for good, in a worker that is measured."""
+    configured(settings)
+
+
 def started(workers: int, **options: Any) -> LocalCluster:
     """Start worker processes on loopback, of one thread and without a memory limit.
 

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 #: The benchmarks.
 NAMES = {
     "batches": "shuffled batches of data in blocks, beside those of one array",
+    "bf16": "gradients as bfloat16 in large messages",
     "ends": "what the ends of workers cost: kills under pushes, closing a cluster",
     "graph": "rounds in the task graph, beside plain Dask",
     "kernels": "compiled loops, beside torch and copying memory",
-    "lanes": "calls by lanes, beside messages and a bare socket",
     "memory": "workers with a model as large as their memory",
     "mixed": "a small push right after a large one, beside one after a small one",
     "overlap": "steps whose transfer and computation overlap",
@@ -38,7 +38,7 @@ NAMES = {
     "startup": "imports, first pushes, and a worker that comes",
     "train": "logistic regression",
     "tree": "steps of this checkout, beside those of another one",
-    "wire": "gradients as bfloat16 in large messages",
+    "wire": "calls between machines, beside messages, bare sockets and others",
 }
 
 

@@ -1,86 +1,159 @@
-"""What gradients as bfloat16 save in large messages.
+"""Calls between machines: by lane and by message, beside bare sockets and other systems.
 
-Both kinds alternate in one run: medians of the time, of the CPU time of both processes
-and of their page faults. CPU time says more on a busy machine.
+Ways alternate within one run. Memory that is shared on one machine is closed: what a
+worker reaches without a message is in its own process, as between machines.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
 import resource
-import statistics
-from functools import partial
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from distributed import Client
 
-import daskps
-from daskps import optim
-from daskps.bench import bare, clusters
-from daskps.bench.options import number
-from daskps.bench.pairs import seconds
+from daskps.bench import clusters, report
+from daskps.bench.between import bars, namespaces
+from daskps.bench.between.calls import Pair
+from daskps.bench.between.crowd import CrowdError
+from daskps.bench.between.rows import HEADER, Row
+from daskps.bench.options import JSON, duration, number
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
-#: Calls per measurement.
-CALLS = 3
-
-
-def usage() -> list[float]:
-    """Return this process's milliseconds of CPU time, and its page faults."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return [1e3 * (used.ru_utime + used.ru_stime), float(used.ru_minflt)]
-
-
-def install(dask_worker: Any) -> None:
-    """Let a worker be asked what it has used."""
-
-    async def asked() -> dict[str, Any]:
-        return {"status": "OK", "data": usage()}
-
-    dask_worker.handlers["bare_usage"] = asked
+#: Rows by the name that chooses them, in the order of the table.
+ROWS: dict[str, Callable[[Pair, Namespace], Iterable[Row | str]]] = {
+    "small": bars.small,
+    "step": bars.steps,
+    "peers": bars.peers,
+    "large": bars.large,
+    "busy": bars.busy_server,
+    "many": bars.many,
+    "tls": bars.tls,
+}
+NETWORK = "network"
+NAMES = [*ROWS, NETWORK]
+#: Open files that a thousand connections need, at both ends.
+FILES = 8192
 
 
-def _measure(peer: str, action: Callable[[], object]) -> list[float]:
-    """Return milliseconds, milliseconds of CPU time and page faults of one call."""
-    before = np.add(usage(), bare.call(peer, "usage")["data"])
-    ms = 1e3 * seconds(action, CALLS)
-    used = np.add(usage(), bare.call(peer, "usage")["data"]) - before
-    return [ms, *(used / CALLS)]
+@contextmanager
+def _local(*, tls: bool) -> Iterator[Pair]:
+    """Start two workers that share no memory."""
+    options: dict[str, Any] = {}
+    if tls:
+        from distributed.security import Security
+
+        options = {"security": Security.temporary(), "protocol": "tls"}
+    with (
+        clusters.configured({"daskps.ways.lane": True}),
+        clusters.local(2, close=["machine"], **options) as client,
+    ):
+        yield Pair.of(client, tls=tls)
 
 
-def _pushed(trainer: daskps.Trainer, part: int, *, peer: str, n: int) -> list[float]:
-    """Measure pushes of the trainer of rank 1, which is on the second worker."""
-    if not part:
-        return []
-    push = partial(trainer.push, {"w": np.ones(n, "f4")})
-    push()
-    return _measure(peer, push)
+def _room() -> None:
+    """Let this process and its workers open so many files, where they may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < FILES:
+        most = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-OPTIONS = (number("--mib", 16, "of one message"), number("--pairs", 15))
+class _Table:
+    """Measures rows and prints them."""
+
+    def __init__(self, options: Namespace) -> None:
+        self._options = options
+        #: What was measured, and what was left out.
+        self.rows: list[dict[str, Any]] = []
+        self.missing: list[str] = []
+
+    def add(self, found: Iterable[Row | str]) -> None:
+        """Measure and print rows; print why others are not there."""
+        try:
+            for row in found:
+                if isinstance(row, str):
+                    self.leave_out(row)
+                    continue
+                row.measure(self._options.rounds)
+                print("\n".join(row.lines()), flush=True)
+                self.rows.append(row.plain())
+        except CrowdError as error:
+            self.leave_out(f"left out the rest of these rows: {error}")
+
+    def leave_out(self, why: str) -> None:
+        """Print why something was not measured."""
+        self.missing.append(why)
+        print(why, flush=True)
+
+    def network(self) -> None:
+        """Measure between two network namespaces, in processes of their own."""
+        options = self._options
+        if reason := namespaces.missing():
+            self.leave_out(f"left out two network namespaces: {reason}")
+            return
+        print(f"between two network namespaces, {options.rate}:", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "rows"
+            given = [f"--rounds={options.rounds}", f"--calls={options.calls}"]
+            status = namespaces.run(options.rate, ["wire", *given, "--json", str(file)])
+            if status or not file.exists():
+                self.leave_out(f"left out the rest of these: they ended with {status}")
+                return
+            found = json.loads(file.read_text("utf-8"))["rows"]
+        self.rows += [row | {"rate": options.rate} for row in found]
+
+    def end(self) -> None:
+        """Print how many bars are kept."""
+        kept = [bar["kept"] for row in self.rows for bar in row["bars"]]
+        print(f"{sum(kept)} bars of {len(kept)} kept")
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := set(names) - set(NAMES):
+        raise argparse.ArgumentTypeError(
+            f"no rows {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}"
+        )
+    return names
+
+
+OPTIONS = (
+    number("--rounds", 5),
+    number("--calls", 400, "of one sample, fewer of large arrays"),
+    duration("--seconds", 1.0, "of a sample of many connections"),
+    ("--only", {"type": _names, "default": NAMES, "help": f"of {', '.join(NAMES)}"}),
+    ("--rate", {"default": "1gbit", "help": "between namespaces [%(default)s]"}),
+    ("--scheduler", {"metavar": "ADDRESS", "help": "two workers of your own cluster"}),
+    JSON,
+)
 
 
 def run(options: Namespace) -> None:
     """Measure and print."""
-    n, pairs = options.mib * 2**20 // 4, options.pairs
-    with clusters.local(2, close=clusters.WAYS) as client:
-        client.run(install)
-        a, _ = client.nthreads()
-        spec = {"w": daskps.ArraySpec((n,), "float32")}
-        store = daskps.create(spec, optimizer=optim.SGD(0.1), servers=[a])
-        found: dict[str, list[list[float]]] = {}
-        loop = partial(_pushed, peer=a, n=n)
-        for k in range(2 * pairs):
-            codec = "bf16" if (k + k // 2) % 2 else None
-            how: dict[str, Any] = {"sync": "asp", "codec": codec, "callbacks": ()}
-            rows = daskps.run(store, loop, [0, 1], **how)
-            found.setdefault(f"step, {codec or 'float32'}", []).append(rows[1])
-    print(f"{f'{options.mib} MiB':<22}{'ms':>9}{'CPU ms':>9}{'faults':>9}")
-    for name, rows in found.items():
-        ms, cpu, faults = (statistics.median(of) for of in zip(*rows, strict=True))
-        print(f"{name:<22}{ms:>9.2f}{cpu:>9.2f}{faults:>9.0f}")
-    both = zip(found["step, float32"], found["step, bf16"], strict=True)
-    ms, cpu = np.median([np.divide(a[:2], b[:2]) for a, b in both], axis=0)
-    print(f"{'float32 / bf16':<22}{ms:>9.2f}{cpu:>9.2f}")
+    load, table = os.getloadavg()[0], _Table(options)
+    if options.scheduler is not None:
+        with Client(options.scheduler) as client:
+            table.add(bars.between(Pair.of(client), options))
+    else:
+        _room()
+        print(f"{report.machine(load)}\n{HEADER}")
+        for tls in (False, True):
+            names = [name for name in options.only if name in ROWS]
+            names = [name for name in names if (name == "tls") is tls]
+            if names:
+                with _local(tls=tls) as pair:
+                    for name in names:
+                        table.add(ROWS[name](pair, options))
+        if NETWORK in options.only:
+            table.network()
+        table.end()
+    report.write("wire", options, load, rows=table.rows, missing=table.missing)

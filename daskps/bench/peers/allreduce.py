@@ -40,6 +40,12 @@ MPI = Peer(
     mpi.missing,
     covers,
 )
+MPI_TCP = Peer(
+    "MPI allreduce, TCP",
+    lambda n, *_: mpi.launched("allreduce:by_mpi", n, tcp=True),
+    mpi.missing,
+    covers,
+)
 
 
 @contextmanager

@@ -39,6 +39,8 @@ _QUIET = {
     "OMPI_MCA_btl": "self,sm",
     "PMIX_MCA_ptl_tcp_if_include": "lo",
 }
+#: As between machines.
+_TCP = {"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_btl_tcp_if_include": "lo"}
 
 
 def missing() -> str | None:
@@ -59,19 +61,25 @@ def _launcher() -> tuple[str, str | None]:
 
 
 def launched(
-    module: str, trainers: int, servers: int = 0
+    module: str, trainers: int, servers: int = 0, *, tcp: bool = False
 ) -> AbstractContextManager[Measure]:
-    """Start a gang with mpirun."""
+    """Start a gang with mpirun; its messages go through shared memory, or by TCP."""
     command, reason = _launcher()
     if reason:
         raise PeerError(reason)
     n = str(trainers + servers)
     launcher = [command, "-n", n, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+    environment = _QUIET | (_TCP if tcp else {})
     return gang.launched(
-        module, trainers, servers, launcher=launcher, environment=_QUIET
+        module, trainers, servers, launcher=launcher, environment=environment
     )
 
 
+TCP = Peer(
+    "MPI parameter server, TCP",
+    lambda n, m, _: launched("mpi", n, m, tcp=True),
+    missing,
+)
 PEER = Peer("MPI parameter server", lambda n, m, _: launched("mpi", n, m), missing)
 
 

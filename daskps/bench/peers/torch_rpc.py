@@ -1,6 +1,7 @@
 """torch.distributed.rpc: functions called on the servers, by TensorPipe.
 
-A round is a push, a barrier of the trainers and a pull.
+A round is a push, a barrier of the trainers and a pull. Without servers of their own
+the trainers' processes hold the model, a slice each.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from daskps.bench.peers import Peer, gang, lacking
 from daskps.bench.peers.limit import sgd
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from daskps.bench.jobs import Measure, StepJob
@@ -59,6 +60,12 @@ PEER = Peer("torch RPC", _opened, partial(lacking, "torch"))
 
 
 class _Trainer(gang.SlicedTrainer):
+    def __init__(
+        self, job: StepJob, barrier: Callable[[], object], servers: Sequence[int]
+    ) -> None:
+        super().__init__(job, barrier)
+        self._servers = servers
+
     def pull(self) -> None:
         found = [self._call(index, _pull) for index in range(len(self.cuts))]
         for cut, future in zip(self.cuts, found, strict=True):
@@ -78,7 +85,7 @@ class _Trainer(gang.SlicedTrainer):
     def _call(self, index: int, function: Any, *args: Any) -> Any:
         from torch.distributed import rpc
 
-        name = f"server{index}"
+        name = f"process{self._servers[index]}"
         return rpc.rpc_async(name, function, args=(self.job, index, *args))
 
 
@@ -89,23 +96,24 @@ def joined(place: gang.Place) -> Iterator[Measure]:
     from torch.distributed import rpc
 
     torch.set_num_threads(1)
-    index = place.rank - place.trainers
-    if index >= 0:
+    size = place.trainers + place.servers
+    servers = range(place.trainers if place.servers else 0, size)
+    if place.rank in servers:
         _applied()
     rpc.init_rpc(
-        f"server{index}" if index >= 0 else f"trainer{place.rank}",
+        f"process{place.rank}",
         rank=place.rank,
-        world_size=place.trainers + place.servers,
+        world_size=size,
         rpc_backend_options=rpc.TensorPipeRpcBackendOptions(
             init_method=(place.folder / "rpc").as_uri()
         ),
     )
-    clocks = gang.Clocks(place) if index < 0 else None
+    clocks = gang.Clocks(place) if place.rank < place.trainers else None
 
     def run(job: StepJob, steps: int) -> float:
         if clocks is None:  # its threads answer
             return 0.0
-        side = _Trainer(job, clocks.barrier)
+        side = _Trainer(job, clocks.barrier, servers)
         return gang.measured(job, side, place.rank, steps, barrier=side.barrier)
 
     try:

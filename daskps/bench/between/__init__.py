@@ -1,0 +1,1 @@
+"""What calls between machines take, beside bare sockets doing the same work."""
