@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import resource
+import socket
+import sys
+from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from distributed import Client
 
-from daskps.bench import command, model
+import daskps
+from daskps import optim
+from daskps.bench import clusters, command, model
 from daskps.bench.model import RoundWork, StoreShape, Times
+from daskps.cluster import upstream
 
 
 def test_messages_and_payload_of_a_round() -> None:
@@ -92,7 +100,65 @@ def test_what_is_counted_on_the_wire_is_what_the_model_says(
     assert "NO" not in capsys.readouterr().out
 
 
+@pytest.mark.leaky  # a cluster in this process
+def test_bytes_of_calls_by_lane_are_what_the_model_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[socket.socket] = []
+    take = upstream._take_socket
+
+    def noted(comm: Any) -> socket.socket:
+        found = take(comm)
+        taken.append(found.dup())
+        return found
+
+    def came() -> int:
+        """Return the bytes that have come to both ends, as the kernel counts them."""
+        ask = (socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+        infos = [end.getsockopt(*ask) for end in taken]
+        return sum(int.from_bytes(info[128:], sys.byteorder) for info in infos)
+
+    def of_a_call(call: Callable[[], object]) -> int:
+        """Return the bytes of one by lane; a lane hears of a form before the first."""
+        by_lane = 0
+        while by_lane < 3:
+            before, handle = came(), store.stats()["handle"]
+            call()
+            by_lane += store.stats()["handle"]["lane_calls"] - handle["lane_calls"]
+        return came() - before
+
+    monkeypatch.setattr(upstream, "_take_socket", noted)
+    with clusters.inside(1, lane=True) as cluster, Client(cluster) as client:
+        spec, sgd = {"w": daskps.ArraySpec((999,), "float32")}, optim.SGD(1e-3)
+        with daskps.create(spec, client=client, optimizer=sgd) as store:
+            out, grads = store.pull(), {"w": np.ones(999, np.float32)}
+            pull = of_a_call(lambda: store.pull(out=out))
+            push = of_a_call(lambda: store.push(grads))
+    for end in taken:
+        end.close()
+    shape = StoreShape(trainers=1, hosts=1, elements=999, lane=True)
+    assert pull == shape.nbytes([None])
+    # A push and the pull after it take one call more than `pushpull`.
+    assert push + pull == shape.nbytes([0]) + model.PER_FRAMES_NBYTES
+    assert shape.framed == 0
+
+
+@pytest.mark.leaky  # a cluster in this process
+def test_rounds_by_lane_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "found.json"
+    given = ["--workers", "2", "--kib", "1", "--pairs", "1", "--seconds", "1e-9"]
+    command.main(["scaling", "--lanes", *given, "--no-graph", "--json", str(file)])
+    (row,) = json.loads(file.read_text("utf-8"))["resident"]
+    assert row["shape"]["lane"]
+    # A lane leaves a call to messages where the machine is slow: then there are more.
+    assert 0 < row["replies"] <= row["requests"]
+    assert row["steps"] * 4 <= row["requests"]
+    assert row["nbytes"] == row["replies"] * (model.PER_FRAMES_NBYTES + 1024)
+
+
 def test_too_many_open_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda what: (256, 1024))
-    with pytest.raises(SystemExit, match=r"64 workers .* need 3528 open files"):
+    with pytest.raises(SystemExit, match=r"64 workers .* need 5576 open files"):
         command.main(["scaling"])

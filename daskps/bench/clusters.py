@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from contextlib import AbstractContextManager
 
-#: Ways that the configuration can close.
-WAYS = ("process", "machine")
+#: Ways that the configuration can close: all but messages.
+WAYS = ("process", "machine", "lane")
 
 
 def closed(ways: Collection[str]) -> AbstractContextManager[object]:
@@ -62,14 +62,15 @@ def local(
 
 
 @contextmanager
-def inside(workers: int) -> Iterator[LocalCluster]:
+def inside(workers: int, *, lane: bool = False) -> Iterator[LocalCluster]:
     """Start workers in this process that talk over TCP, as those of many machines do.
 
-    All ways but messages are closed. So is Dask's profiler, which looks at all threads
-    of the process a hundred times a second for each of its workers.
+    All ways but messages are closed, or all but lanes and messages. So is Dask's
+    profiler, which looks at all threads of the process a hundred times a second for
+    each of its workers.
     """
     with (
-        closed(WAYS),
+        closed([way for way in WAYS if not (lane and way == "lane")]),
         configured({"distributed.worker.profile.enabled": False}),
         started(workers, processes=False, protocol="tcp") as cluster,
     ):

@@ -12,6 +12,7 @@ import numpy as np
 
 import daskps
 from daskps.bench import counting
+from daskps.bench.model import PER_FRAMES_NBYTES
 from daskps.bench.pairs import seconds
 
 if TYPE_CHECKING:
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
     from distributed import Scheduler
 
     from daskps.bench.model import StoreShape
+    from daskps.typing import Array
 
-#: Steps before those that are measured.
-WARM = 2
+#: Steps before those that are measured; by lanes, which are opened meanwhile.
+WARM, WARM_LANES = 2, 30
 #: Rounds of a run in the task graph.
 GRAPH_ROUNDS = 32
 
@@ -31,13 +33,25 @@ _COUNTS: dict[str, Counter[Any]] = {}
 
 
 def _loop(
-    n: int, steps: int, trainer: daskps.Trainer, part: Any
-) -> tuple[float, float]:
-    """Return seconds and CPU seconds of a step of a trainer, on n weights."""
-    grads = {"w": np.full(n, 1e-3, np.float32)}
+    shape: StoreShape, steps: int, trainer: daskps.Trainer, part: Any
+) -> tuple[tuple[float, float], Array]:
+    """Return seconds and CPU seconds of a step of a trainer.
+
+    And what the steps have added to the trainer's counters: messages, calls by lanes,
+    bytes of their arrays.
+    """
+    # Nothing public counts the calls of a trainer.
+    counters = trainer._session.shards.counters  # noqa: SLF001
+
+    def counted() -> Array:
+        found = counters.messages, counters.lane_calls, counters.lane_nbytes
+        return np.array(found)
+
+    grads = {"w": np.full(shape.elements, 1e-3, np.float32)}
     pushpull = partial(trainer.pushpull, grads, out=trainer.pull())
-    for _ in range(WARM):
+    for _ in range(WARM_LANES if shape.lane else WARM):
         pushpull()
+    before = counted()
     if trainer.rank == 0:
         _COUNTS["before"] = _COUNTS["now"].copy()
     used = time.process_time()
@@ -45,7 +59,7 @@ def _loop(
     used = time.process_time() - used
     if trainer.rank == 0:
         _COUNTS["after"] = _COUNTS["now"].copy()
-    return took, used / steps
+    return (took, used / steps), counted() - before
 
 
 @dataclass(frozen=True)
@@ -58,7 +72,7 @@ class Sample:
     #: Of one round: on the clock, and of all threads of this process.
     seconds: float
     cpu: float
-    #: Counted from the first pull to the last step.
+    #: Counted from the first pull to the last step; by lanes, of those measured.
     requests: int
     replies: int
     nbytes: int
@@ -71,6 +85,8 @@ class Sample:
     def is_exact(self) -> bool:
         """Whether all messages and bytes are those of the model."""
         clocks = [None, *range(WARM + self.steps)]
+        if self.shape.lane:
+            clocks = [*range(self.steps)]
         messages = self.shape.messages * len(clocks)
         expected = (messages, messages, self.shape.nbytes(clocks))
         return expected == (self.requests, self.replies, self.nbytes)
@@ -83,14 +99,17 @@ def resident(
 
     The scheduler and its workers are in this process; the store has a shard on each host.
     """
-    loop, ranks = partial(_loop, shape.elements, steps), list(range(shape.trainers))
+    loop, ranks = partial(_loop, shape, steps), list(range(shape.trainers))
     with counting.wire() as wire, counting.scheduler(server) as counts:
         _COUNTS["now"] = counts
-        times = daskps.run(store, loop, ranks, callbacks=())
+        found = daskps.run(store, loop, ranks, callbacks=())
     during = _COUNTS["after"] - _COUNTS["before"]
-    took, cpu = np.array(times).max(axis=0).tolist()
+    took, cpu = np.array([times for times, _ in found]).max(axis=0).tolist()
     asked = {key[1]: n for key, n in during.items() if type(key) is tuple}
     sent = wire["requests"], wire["replies"], wire["nbytes"]
+    if shape.lane:
+        messages, calls, nbytes = sum(counts for _, counts in found).tolist()
+        sent = calls + messages, calls, calls * PER_FRAMES_NBYTES + nbytes
     return Sample(shape, steps, took, cpu, *sent, asked, during["events"])
 
 

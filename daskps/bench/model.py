@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgpack import packb
 
+from daskps.cluster.lane.frames import HEAD_NBYTES, ROW_NBYTES
 from daskps.cluster.wire.messages import PROTOCOL
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ INLINE_NBYTES = 16_384
 #: What Dask puts before each message, and before each of its frames.
 PRELUDE_NBYTES = 16
 PER_FRAME_NBYTES = 8
+#: What a call by lane has besides its arrays, to one shard and back.
+PER_FRAMES_NBYTES = 2 * HEAD_NBYTES + ROW_NBYTES
 
 _FRAME = {"__Serialized__": 1}
 
@@ -40,7 +43,10 @@ class RoundWork:
 
 @dataclass(frozen=True)
 class StoreShape:
-    """A BSP run on one float32 parameter, cut into one shard per host."""
+    """A BSP run on one float32 parameter, cut into one shard per host.
+
+    By lanes bytes are those of calls; forms, once for each lane, come besides.
+    """
 
     trainers: int
     hosts: int
@@ -49,6 +55,8 @@ class StoreShape:
     run: int = 1
     #: Of the store before the run.
     version: int = 0
+    #: Whether calls take lanes, and none a message.
+    lane: bool = False
 
     @property
     def messages(self) -> int:
@@ -69,7 +77,7 @@ class StoreShape:
     @property
     def framed(self) -> int:
         """Messages of a round whose arrays are frames of their own."""
-        return self.trainers * sum(map(_is_framed, self.sizes))
+        return 0 if self.lane else self.trainers * sum(map(_is_framed, self.sizes))
 
     @property
     def work(self) -> RoundWork:
@@ -87,6 +95,12 @@ class StoreShape:
         These are the numbers of rounds, from 0; None stands for the pull of each trainer
         before its first round.
         """
+        if self.lane:
+            clocks = list(clocks)
+            pulls = clocks.count(None)
+            gradients = self.payload // 2 * (len(clocks) - pulls)
+            weights = self.payload // 2 * len(clocks)
+            return self.messages * len(clocks) * PER_FRAMES_NBYTES + gradients + weights
         return sum(
             request(self, rank, host, clock) + reply(self, host, clock)
             for clock in clocks
@@ -217,6 +231,7 @@ def apart(times: Times, shape: StoreShape) -> Apart:
     each = astuple(times)[1:]
     half = Times(times.fixed, *(seconds / 2 for seconds in each))
     n, largest = shape.trainers, max(shape.sizes)
-    host = RoundWork(n, n * _is_framed(largest), n * 2 * 4 * largest)
+    framed = 0 if shape.lane else n * _is_framed(largest)
+    host = RoundWork(n, framed, n * 2 * 4 * largest)
     trainer = RoundWork(*(whole // n for whole in astuple(shape.work)))
     return Apart(half.round(host), half.round(trainer))

@@ -2,7 +2,8 @@
 
 Every worker has a TCP address of its own and no other way to a shard is open, so each
 trainer sends each host one message a step, as between machines. Messages and bytes are
-counted where they are written, and must be those of :mod:`daskps.bench.model`.
+counted where they are written, and must be those of :mod:`daskps.bench.model`. With
+``--lanes`` these are calls by lanes, as the trainers count them.
 
 In one process the work of all workers is done one after the other. So the time of a
 round grows with its messages and bytes, and what one of them costs can be told: fitted
@@ -24,7 +25,7 @@ from daskps import optim
 from daskps.bench import clusters, report
 from daskps.bench.inprocess import WARM, GraphSample, Point, Sample, graph, resident
 from daskps.bench.model import StoreShape, Times, apart, fitted
-from daskps.bench.options import JSON, duration, number, numbers
+from daskps.bench.options import JSON, duration, number, numbers, switch
 
 if TYPE_CHECKING:
     import argparse
@@ -119,14 +120,14 @@ def measured(
     """Measure all sizes of model, and the task graph, on so many workers."""
     hosts = min(workers, options.hosts)
     with ExitStack() as stack:
-        cluster = stack.enter_context(clusters.inside(workers))
+        cluster = stack.enter_context(clusters.inside(workers, lane=options.lanes))
         client = stack.enter_context(Client(cluster))
         server: Any = cluster.scheduler
         servers, runs = list(client.nthreads())[:hosts], 0
         stores: dict[StoreShape, daskps.ParameterStore] = {}
         samples: dict[StoreShape, list[Sample]] = {}
         for kib in options.kib:
-            shape = StoreShape(workers, hosts, kib * 256)
+            shape = StoreShape(workers, hosts, kib * 256, lane=options.lanes)
             params = {"w": daskps.ArraySpec((shape.elements,), "float32")}
             made = daskps.create(params, optimizer=optim.SGD(1e-3), servers=servers)
             stores[shape] = stack.enter_context(made)
@@ -147,7 +148,9 @@ def measured(
 
 def _room(workers: int, hosts: int) -> None:
     """See to it that so many connections can be open."""
-    need = FILES + FILES_OF_WORKER * workers + 2 * workers * min(hosts, workers)
+    need = FILES + FILES_OF_WORKER * workers
+    # A connection of Dask's and a lane, with both ends in this process.
+    need += 2 * 2 * workers * min(hosts, workers)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and need > hard:
         raise SystemExit(
@@ -165,6 +168,7 @@ OPTIONS = (
     number("--hosts", 16, "at most so many"),
     numbers("--kib", [1, 1024], "of the models"),
     duration("--seconds", 2.0, "of a sample"),
+    switch("--lanes", "by lane instead of by message"),
     ("--no-graph", {"dest": "graph", "action": "store_false", "help": "only trainers"}),
 )
 

@@ -52,10 +52,7 @@ def _local(*, tls: bool) -> Iterator[Pair]:
         from distributed.security import Security
 
         options = {"security": Security.temporary(), "protocol": "tls"}
-    with (
-        clusters.configured({"daskps.ways.lane": True}),
-        clusters.local(2, close=["machine"], **options) as client,
-    ):
+    with clusters.local(2, close=["machine"], **options) as client:
         yield Pair.of(client, tls=tls)
 
 
