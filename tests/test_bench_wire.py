@@ -162,6 +162,9 @@ def pair(here: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
 def test_each_row_has_its_ways(pair: Pair, rows: Any, ways: set[str]) -> None:
     seen = set()
     for found in rows(pair, FEW):
+        if isinstance(found, str):
+            assert "3 lanes take of their host: " in found
+            continue
         found.measure(1)
         seen |= {*found.found}
         for way, (sample,) in found.found.items():

@@ -69,33 +69,33 @@ class _Table:
 
     def __init__(self, options: Namespace) -> None:
         self._options = options
-        #: What was measured, and what was left out.
+        #: What was measured, and what there is to say besides: also what was left out.
         self.rows: list[dict[str, Any]] = []
-        self.missing: list[str] = []
+        self.notes: list[str] = []
 
     def add(self, found: Iterable[Row | str]) -> None:
-        """Measure and print rows; print why others are not there."""
+        """Measure and print rows, and lines between them."""
         try:
             for row in found:
                 if isinstance(row, str):
-                    self.leave_out(row)
+                    self.say(row)
                     continue
                 row.measure(self._options.rounds)
                 print("\n".join(row.lines()), flush=True)
                 self.rows.append(row.plain())
         except CrowdError as error:
-            self.leave_out(f"left out the rest of these rows: {error}")
+            self.say(f"left out the rest of these rows: {error}")
 
-    def leave_out(self, why: str) -> None:
-        """Print why something was not measured."""
-        self.missing.append(why)
-        print(why, flush=True)
+    def say(self, line: str) -> None:
+        """Print a line that is none of a row."""
+        self.notes.append(line)
+        print(line, flush=True)
 
     def network(self) -> None:
         """Measure between two network namespaces, in processes of their own."""
         options = self._options
         if reason := namespaces.missing():
-            self.leave_out(f"left out two network namespaces: {reason}")
+            self.say(f"left out two network namespaces: {reason}")
             return
         print(f"between two network namespaces, {options.rate}:", flush=True)
         with tempfile.TemporaryDirectory() as folder:
@@ -103,10 +103,11 @@ class _Table:
             given = [f"--rounds={options.rounds}", f"--calls={options.calls}"]
             status = namespaces.run(options.rate, ["wire", *given, "--json", str(file)])
             if status or not file.exists():
-                self.leave_out(f"left out the rest of these: they ended with {status}")
+                self.say(f"left out the rest of these: they ended with {status}")
                 return
-            found = json.loads(file.read_text("utf-8"))["rows"]
-        self.rows += [row | {"rate": options.rate} for row in found]
+            found = json.loads(file.read_text("utf-8"))
+        self.rows += [row | {"rate": options.rate} for row in found["rows"]]
+        self.notes += found["notes"]
 
     def end(self) -> None:
         """Print how many bars are kept."""
@@ -153,4 +154,4 @@ def run(options: Namespace) -> None:
         if NETWORK in options.only:
             table.network()
         table.end()
-    report.write("wire", options, load, rows=table.rows, missing=table.missing)
+    report.write("wire", options, load, rows=table.rows, notes=table.notes)

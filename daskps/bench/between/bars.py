@@ -178,7 +178,7 @@ def busy_server(pair: Pair, options: Namespace) -> Iterator[Row]:
         )
 
 
-def many(pair: Pair, options: Namespace) -> Iterator[Row]:
+def many(pair: Pair, options: Namespace) -> Iterator[Row | str]:
     """Yield a thousand connections to one host: at work, and idle beside one that is."""
     seconds, (_, peer) = options.seconds, pair.pids
 
@@ -201,6 +201,12 @@ def many(pair: Pair, options: Namespace) -> Iterator[Row]:
     )
     title = f"{CROWD:,} connections push 64 B: the longest call of each"
     yield Row(title, {"lane": lane, "bare selector": selector}, bars)
+    with pair.store(crowd.ELEMENTS) as store:
+        files, kib, threads = pair.run(crowd.taken, store, pair.there, CROWD, peer)
+        yield (
+            f"  {CROWD:,} lanes take of their host: {files:,} open files, "
+            f"{kib / 1024:.1f} MiB, {threads} threads"
+        )
     with pair.store(SMALL) as store:
         one = partial(handle, store, "get", options.calls, lane=True, peer=peer)
         yield Row(

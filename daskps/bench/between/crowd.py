@@ -13,6 +13,7 @@ import socket
 import time
 import uuid
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -225,6 +226,25 @@ def by_selector(where: tuple[str, int], n: int, seconds: float, peer: int) -> Wa
         for one in here:
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return drive(here, BarePushes(), seconds, peer)
+
+
+def held(pid: int) -> tuple[int, int, int]:
+    """Return the open files, the KiB of memory and the threads of a process."""
+    folder = Path(f"/proc/{pid}")
+    status = dict(
+        line.split(":", 1) for line in (folder / "status").read_text().splitlines()
+    )
+    kib = int(status["VmRSS"].split()[0])
+    return len(list((folder / "fd").iterdir())), kib, int(status["Threads"])
+
+
+def taken(store: daskps.ParameterStore, address: str, n: int, peer: int) -> list[int]:
+    """Return what so many lanes that have been used take of their host, in a task."""
+    before = held(peer)
+    with lanes(address, store.uid, n) as here:
+        drive(here, LanePushes(here, store.uid), 0.0, peer)
+        found = held(peer)
+    return [b - a for a, b in zip(before, found, strict=True)]
 
 
 def beside(
