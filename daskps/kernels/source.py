@@ -16,8 +16,8 @@ from daskps.kernels.rows import rows_source
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-#: Raised whenever the generated code, `ahead.py`, `returns.py` or `streaming.py` changes
-#: its meaning.
+#: Raised whenever the generated code, `ahead.py`, `intrinsics.py`, `returns.py` or
+#: `streaming.py` changes its meaning.
 _FORMAT = 2
 
 _HEADER = """\
@@ -145,8 +145,12 @@ WORDS = write(types.int64)
 F4, F8 = write(types.float32), write(types.float64)
 R4, R8 = read(types.float32), read(types.float64)
 {numbers}
-# They take less time than to give the interpreter to another thread.
-_jit = njit(error_model="numpy", cache=CACHE)
+_jit = njit(error_model="numpy", nogil={alone}, cache=CACHE)
+"""
+#: Without these, functions take less time than to give the interpreter to another thread.
+_ALONE = """\
+from daskps.kernels.intrinsics import copy, errno, load, poll, recv, send, settle
+
 """
 
 _PLAIN_FUNCTION = """
@@ -276,7 +280,11 @@ def finite_source(dtype: np.dtype[Any]) -> str:
 
 
 def plain_source(
-    numbers: Mapping[str, int], codes: Mapping[str, str], signatures: Mapping[str, str]
+    numbers: Mapping[str, int],
+    codes: Mapping[str, str],
+    signatures: Mapping[str, str],
+    *,
+    alone: bool,
 ) -> str:
     """Return the module of plain functions.
 
@@ -288,14 +296,18 @@ def plain_source(
         The code of each, from `freeze.written`.
     signatures : mapping of str to str
         The types of the arguments of each.
+    alone : bool
+        Whether they run without the interpreter's lock.
 
     Returns
     -------
     str
         Python source.
     """
-    text = _HEADER + _PLAIN.format(
-        numbers="".join(f"{name} = {n}\n" for name, n in sorted(numbers.items()))
+    text = _HEADER + _ALONE * alone
+    text += _PLAIN.format(
+        numbers="".join(f"{name} = {n}\n" for name, n in sorted(numbers.items())),
+        alone=alone,
     )
     return text + "".join(
         _PLAIN_FUNCTION.format(name=name, code=code, types=signatures[name])

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 def plain(
-    functions: Mapping[Callable[..., Any], str], *, cache_dir: str | None = None
+    functions: Mapping[Callable[..., Any], str],
+    *,
+    cache_dir: str | None = None,
+    alone: bool = False,
 ) -> Module:
     """Return functions, compiled for one signature each.
 
@@ -28,24 +31,37 @@ def plain(
     functions : mapping of function to str
         The types of the arguments of each, as Python text in which `WORDS` is an array
         of int64, `F4` and `F8` one of float32 or float64, `R4` and `R8` such a one that
-        is only read, and `types` is Numba's. A function may use NumPy and numbers of its
-        module; those are taken as they are now.
+        is only read, and `types` is Numba's. A function may use NumPy, the functions
+        before it and numbers of its module; those are taken as they are now.
     cache_dir : str, optional
         Where the compiled code is kept, as in `build`.
+    alone : bool, default False
+        Whether they run without the interpreter's lock, and may use what
+        :mod:`daskps.kernels.system` has.
 
     Returns
     -------
     Module
         Its functions have the names of those. Nothing is compiled before the first use.
+
+    Raises
+    ------
+    ValueError
+        If two modules have different numbers of one name.
     """
     numbers: dict[str, int] = {}
     codes = {}
     for function in functions:
         known, code = function.__globals__, function.__code__
-        numbers |= {n: known[n] for n in code.co_names if _is_int(n, known)}
+        for name in code.co_names:
+            if (
+                _is_int(name, known)
+                and numbers.setdefault(name, known[name]) != (known[name])
+            ):
+                raise ValueError(f"{name} of {function.__module__} has another value")
         codes[function.__name__] = written(code, code.co_code, _constants(code))
     signatures = {f.__name__: signature for f, signature in functions.items()}
-    return Module(plain_source(numbers, codes, signatures), cache_dir)
+    return Module(plain_source(numbers, codes, signatures, alone=alone), cache_dir)
 
 
 def _constants(code: CodeType) -> Iterator[str]:

@@ -45,7 +45,7 @@ MOST_SAID = 1000
 #: One shard of an answer: shard, version, lag, and what else there is to say.
 _ROW = struct.Struct("<qqqq")
 ROW_NBYTES = _ROW.size
-_PARKED, _APPLIED = 1, 2
+_PARKED, APPLIED = 1, 2
 _ALL = 3
 
 
@@ -174,7 +174,7 @@ def pack_answers(answers: Sequence[Answer], number: int) -> list[Any]:
             return pack_refusal(answer.error, number)
     rows, arrays = bytearray(), list[Any]()
     for a in answers:
-        code = _PARKED * a.parked | _APPLIED * a.applied
+        code = _PARKED * a.parked | APPLIED * a.applied
         rows += _ROW.pack(a.shard, a.version, a.lag, code)
         arrays += [array for array in a.arrays if array.nbytes]
     nbytes = len(rows) + sum(array.nbytes for array in arrays)
@@ -201,6 +201,6 @@ def unpack_rows(data: bytes | bytearray | memoryview, call: Call) -> list[Answer
         shard, version, lag, code = row
         if shard != part.shard or not 0 <= code <= _ALL:
             raise ProtocolError(f"a row {row} that answers no call to {part.shard}")
-        parked, applied = bool(code & _PARKED), bool(code & _APPLIED)
+        parked, applied = bool(code & _PARKED), bool(code & APPLIED)
         found.append(Answer(shard, None, parked, applied, version, lag))
     return found

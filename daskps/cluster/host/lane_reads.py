@@ -1,0 +1,195 @@
+"""The plain reads of one lane that are answered without the interpreter's lock.
+
+A read is plain whose shards are read without a lock, and which says nothing else. What it
+reads is looked up once, when its form is said; then :mod:`daskps.cluster.lane.plain_reads`
+answers it. A shard that is freed, moved or adopted says so in words of its memory. That
+stays where it is as long as it is known here; a host that frees it has its lanes look.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daskps import config
+from daskps.cluster.lane.frames import HEAD_NBYTES, MOST_FORMS, ROW_NBYTES
+from daskps.cluster.lane.plain_reads import (
+    ANSWER_AT,
+    FD,
+    HELD,
+    LENGTH,
+    N_NBYTES,
+    N_READS,
+    PATIENCE,
+    POLLED,
+    POLLED_AT,
+    ROOM,
+    ROOM_NBYTES,
+    SENT,
+    STATE_WORDS,
+    WANTED,
+)
+from daskps.kernels import system
+from daskps.shards.addressed import part_of
+from daskps.shards.memory.format import MAX_RANKS, integers
+from daskps.shards.steps import NOTHING, READ
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from daskps.cluster.host.hosted import HostedShard
+    from daskps.cluster.wire.messages import Call, Part
+    from daskps.typing import Array
+
+    #: :func:`daskps.cluster.lane.plain_reads.serve_reads`, compiled.
+    Loop = Callable[[Array, Array, Array], int]
+
+#: What is received at once: more than the head of a frame is the body of a push.
+ROOM_WORDS = 512
+#: An answer that is longer is for Python: what it waits for the interpreter is little then.
+MOST_NBYTES = 2**20
+
+
+def is_possible() -> bool:
+    """Return whether reads may be answered so, on this machine and as it is set up."""
+    return system.IS_KNOWN and not config.load().locked_reads
+
+
+class LaneReads:
+    """What one lane answers without the interpreter.
+
+    One thread has it; others may read what it has counted.
+
+    Parameters
+    ----------
+    loop : callable
+        The compiled loop.
+    fd : int
+        The lane's socket, over TCP and without TLS.
+    patience : float
+        Seconds for which the other end may be silent within a frame.
+    """
+
+    def __init__(self, loop: Loop, fd: int, patience: float) -> None:
+        self._loop = loop
+        self._room = np.zeros(ROOM_WORDS, np.int64)
+        self._said = np.zeros(0, np.int64)
+        #: By form: its entry, the bytes of its answer, and whose memory that is about.
+        self._known: dict[int, tuple[list[int], int, Sequence[HostedShard]]] = {}
+        self._state = np.zeros(STATE_WORDS, np.int64)
+        self._words = words = integers(self._state)
+        words[FD], words[PATIENCE] = fd, int(1000 * patience)
+        words[ROOM], words[ROOM_NBYTES] = self._room.ctypes.data, self._room.nbytes
+        words[POLLED_AT] = self._state.ctypes.data + 8 * POLLED
+        self._bytes = self._room.data.cast("B")
+        self._lay_out()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        """Reads that were answered here, and the bytes of the answers."""
+        return self._words[N_READS], self._words[N_NBYTES]
+
+    def learn(
+        self, form: int, template: Call, hosted_shards: Sequence[HostedShard]
+    ) -> bool:
+        """Take a form that was said, in place of an earlier one; return whether it can.
+
+        Parameters
+        ----------
+        form : int
+            Its number.
+        template : Call
+            A call of it.
+        hosted_shards : sequence of HostedShard
+            The shards of its parts.
+        """
+        self.forget(form)
+        parts = [*zip(template.parts, hosted_shards, strict=True)]
+        if template.codec or not all(_is_plain(*pair) for pair in parts):
+            return False
+        step = template.step
+        entry, nbytes = [len(parts), step.run], HEAD_NBYTES + ROW_NBYTES * len(parts)
+        for part, hosted in parts:
+            segment, reader = hosted.shard.segment, (step.run, step.rank)
+            shard = part.shard, part.step.generation
+            words = part_of(segment, shard, reader, part.ranges)
+            entry += [1 + len(words), *words]
+            nbytes += sum(
+                (b - a) * np.dtype(dtype).itemsize for dtype, a, b in part.ranges
+            )
+        if nbytes > MOST_NBYTES or 8 * len(parts) > self._room.nbytes - HEAD_NBYTES:
+            return False
+        self._known[form] = entry, nbytes, hosted_shards
+        self._lay_out()
+        return True
+
+    def forget(self, form: int) -> None:
+        """Let go of a form, and of the memory that it reads."""
+        if self._known.pop(form, None) is not None:
+            self._lay_out()
+
+    def wake(self) -> None:
+        """Have its thread come back soon, as WOKEN; from any thread."""
+        self._words[WANTED] = 1
+
+    def keep(self, is_there: Callable[[HostedShard], bool]) -> None:
+        """Let go of the forms of shards that are there no more, having been woken."""
+        # First: what goes from here on is to be looked for again.
+        self._words[WANTED] = 0
+        for form, (_, _, hosted_shards) in list(self._known.items()):
+            if not all(map(is_there, hosted_shards)):
+                self.forget(form)
+
+    def _lay_out(self) -> None:
+        """Make the table and the room for the longest answer anew."""
+        words = [0] * MOST_FORMS
+        for form, (entry, _, _) in self._known.items():
+            words[form] = len(words)
+            words += entry
+        self._table = np.array(words, np.int64)
+        longest = max((n for _, n, _ in self._known.values()), default=HEAD_NBYTES)
+        if self._said.nbytes < longest or not self._known:
+            self._said = np.zeros(-(-longest // 8), np.int64)
+            self._answer = self._said.data.cast("B")
+            self._words[ANSWER_AT] = self._said.ctypes.data
+
+    def serve(self, has: bytes = b"") -> tuple[int, bytes, bytes]:
+        """Answer reads until something else is to be done.
+
+        Parameters
+        ----------
+        has : bytes
+            What was received of frames and not looked at, at most a room of it.
+
+        Returns
+        -------
+        why : int
+            ASKED, ENDED, LATE, UNSENT or WOKEN, of the loop.
+        bytes
+            What was received and is not answered.
+        bytes
+            What is still to be sent before anything else.
+        """
+        words, room = self._words, self._bytes
+        room[: len(has)] = has
+        words[HELD] = len(has)
+        why = self._loop(self._state, self._table, self._said)
+        rest = self._answer[words[SENT] : words[LENGTH]]
+        return why, bytes(room[: words[HELD]]), bytes(rest)
+
+
+def _is_plain(part: Part, hosted: HostedShard) -> bool:
+    """Return whether a part of a call does nothing but read."""
+    step = part.step
+    return (
+        step.kind == NOTHING
+        and step.wait == READ
+        and not (step.items or step.tick or step.producer)
+        and (0 <= step.rank < MAX_RANKS if step.run else step.rank == -1)
+        and step.generation == hosted.shard.generation
+        and not hosted.locks_reads
+    )

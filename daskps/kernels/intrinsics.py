@@ -1,0 +1,97 @@
+"""What :mod:`daskps.kernels.system` has, compiled; imported by generated modules only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]  # has no type hints
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_BYTE, _INT, _WORD = ir.IntType(8).as_pointer(), ir.IntType(32), ir.IntType(64)
+
+
+def _foreign(builder: Any, name: str, result: Any, kinds: Any) -> Any:
+    """Return a function of the C library, which every process has loaded."""
+    kind, declare = ir.FunctionType(result, kinds), cgutils.get_or_insert_function
+    return declare(builder.module, kind, name)  # type: ignore[no-untyped-call]
+
+
+@intrinsic
+def load(_: Any, address: Any) -> Any:
+    """Return the int64 at an address, before anything that comes later is read."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        at = builder.inttoptr(args[0], _WORD.as_pointer())
+        return builder.load_atomic(at, ordering="acquire", align=8)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def settle(_: Any) -> Any:
+    """Let nothing that was read so far be read any later than this."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.fence("acquire")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def copy(_: Any, to: Any, source: Any, nbytes: Any) -> Any:
+    """Copy bytes from one address to another; the two may overlap."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        move = _foreign(builder, "memmove", _BYTE, (_BYTE, _BYTE, _WORD))
+        to, source = (builder.inttoptr(arg, _BYTE) for arg in args[:2])
+        builder.call(move, (to, source, args[2]))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+def _transfer(name: str) -> Any:
+    """Return `recv` or `send` of the C library."""
+
+    def typed(_: Any, fd: Any, address: Any, nbytes: Any, flags: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            fd, address, nbytes, flags = args
+            call = _foreign(builder, name, _WORD, (_INT, _BYTE, _WORD, _INT))
+            narrow = [builder.trunc(value, _INT) for value in (fd, flags)]
+            where = builder.inttoptr(address, _BYTE)
+            return builder.call(call, (narrow[0], where, nbytes, narrow[1]))
+
+        return types.int64(*[types.int64] * 4), generate
+
+    return intrinsic(typed)
+
+
+recv = _transfer("recv")
+send = _transfer("send")
+
+
+@intrinsic
+def poll(_: Any, address: Any, milliseconds: Any) -> Any:
+    """Wait for one descriptor."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        call = _foreign(builder, "poll", _INT, (_BYTE, _WORD, _INT))
+        where, limit = builder.inttoptr(args[0], _BYTE), builder.trunc(args[1], _INT)
+        found = builder.call(call, (where, _WORD(1), limit))
+        return builder.sext(found, _WORD)
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic
+def errno(_: Any) -> Any:
+    """Return why the last of these calls failed in this thread."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        where = _foreign(builder, "__errno_location", _INT.as_pointer(), ())
+        return builder.sext(builder.load(builder.call(where, ())), _WORD)
+
+    return types.int64(), generate

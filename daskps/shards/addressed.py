@@ -1,0 +1,231 @@
+"""Reads of a shard by the addresses of its words: without a lock, an array or Python.
+
+What :mod:`daskps.shards.reads` decides for a reader with arrays is written here once more
+for one that is compiled and runs beside the interpreter: which flip may be read, the copy,
+and whether it was whole. A part of a *table* of numbers says where a shard's words are and
+what of it is read. The table keeps no memory alive: who uses it holds the segments.
+
+Where processors reorder stores it must not be used: writers are other threads.
+"""
+# ruff: noqa: PLR0911, PLR0917  (compiled functions take numbers, and by position)
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.kernels.system import copy, load, settle
+from daskps.shards.deputy import CLOSED
+from daskps.shards.memory.format import (
+    CLOCK,
+    FLIP,
+    GATE,
+    GENERATION,
+    LIVE,
+    MAX_RANKS,
+    MIXED,
+    N_RANKS,
+    POLICY,
+    RANK_WORDS,
+    ROUNDS,
+    RUN,
+    SIDE,
+    STALENESS,
+    VERSION,
+    WRITING,
+)
+from daskps.shards.reads import ASK, BSP, NOT_YET, SSP
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from daskps.shards.memory.segment import Segment
+    from daskps.typing import Array
+
+#: Words of a part of a table: addresses of the header and of both records, and how many
+#: bytes from there the ranks begin; who reads; the shard's number and generation, and how
+#: many ranges are read.
+HEADER_AT, RECORDS_AT, RANKS_FROM = 0, 1, 3
+RUN_OF, RANK_OF, SHARD, GENERATION_OF, N_RANGES, PART_WORDS = range(4, 10)
+#: Then of each range: its addresses in both buffers, its bytes, and how many pieces it is
+#: cut from; of each of these where its side stands, its first byte in the range, its bytes.
+NBYTES, N_PIECES, RANGE_WORDS, PIECE_OF_RANGE = 2, 3, 4, 3
+#: Pieces of one part. One that has more is read here only where all are on one side.
+MOST_PIECES = 256
+#: Words of what is said of a part: shard, version, lag and a code.
+ROW_WORDS = 4
+#: How often a copy that updates run into is tried again.
+TRIES = 4
+
+
+def part_of(
+    segment: Segment,
+    shard: tuple[int, int],
+    reader: tuple[int, int],
+    ranges: Sequence[tuple[str, int, int]],
+) -> list[int]:
+    """Return the part of a table for the reads of one shard.
+
+    Parameters
+    ----------
+    segment : Segment
+        The shard's memory.
+    shard : (int, int)
+        Its number, and the generation that is read.
+    reader : (int, int)
+        Run and rank of a trainer; 0 and -1 outside runs.
+    ranges : sequence of (str, int, int)
+        What is read: elements of its vector of a dtype.
+
+    Raises
+    ------
+    ValueError
+        For a rank that no run has.
+    """
+    if not -1 <= reader[1] < MAX_RANKS:
+        raise ValueError(f"rank {reader[1]} of at most {MAX_RANKS}")
+    records = [_address(record.words) for record in segment.records]
+    found = [_address(segment.words), *records, 8 * len(segment.records[0].fixed)]
+    found += [*reader, *shard, len(ranges)]
+    for dtype, start, stop in ranges:
+        vectors = [v[dtype][start:stop] for v in segment.vectors]
+        pieces = [*_pieces(segment, (dtype, start, stop))]
+        if len(pieces) > MOST_PIECES:
+            pieces = []
+        found += [*map(_address, vectors), vectors[0].nbytes, len(pieces)]
+        found += [number for piece in pieces for number in piece]
+    return found
+
+
+def _address(array: Array) -> int:
+    return int(array.ctypes.data)
+
+
+def _pieces(
+    segment: Segment, part: tuple[str, int, int]
+) -> Iterator[tuple[int, int, int]]:
+    """Yield where the side of each piece stands, where it begins, and its bytes."""
+    (dtype, start, stop), n = part, len(segment.pieces)
+    size, sides = np.dtype(dtype).itemsize, len(segment.records[0].fixed) - n
+    for at, position in zip(*segment.places[dtype], strict=True):
+        low, high = max(start, at), min(stop, at + segment.pieces[position].size)
+        if low < high:
+            yield 8 * (sides + position), size * (low - start), size * (high - low)
+
+
+# -- compiled -------------------------------------------------------------------------
+
+
+def find_flip(table: Array, part: int, bound: int) -> int:
+    """Return the flip that may be read at a clock or a version; or NOT_YET, or ASK."""
+    header = table[part + HEADER_AT]
+    flip = load(header + 8 * FLIP)
+    record = table[part + RECORDS_AT + (flip & 1)]
+    if load(header + 8 * GATE) == CLOSED:
+        return ASK
+    if load(header + 8 * GENERATION) != table[part + GENERATION_OF]:
+        return ASK
+    if table[part + RUN_OF] == 0:
+        return flip if load(record + 8 * VERSION) >= bound else ASK
+    rank = table[part + RANK_OF]
+    if load(record + 8 * RUN) != table[part + RUN_OF]:
+        return ASK
+    if not 0 <= rank < load(record + 8 * N_RANKS):
+        return ASK
+    policy = load(record + 8 * POLICY)
+    if policy == BSP:
+        ahead = bound - load(record + 8 * ROUNDS)
+        if ahead > 0:
+            return NOT_YET
+        row = record + table[part + RANKS_FROM] + 8 * rank * RANK_WORDS
+        return flip if ahead == 0 and load(row + 8 * LIVE) != 0 else ASK
+    if policy != SSP:
+        return flip
+    lag = find_lag(table, part, record, bound)
+    return NOT_YET if lag > load(record + 8 * STALENESS) else flip
+
+
+def find_lag(table: Array, part: int, record: int, clock: int) -> int:
+    """Return the clocks by which the slowest trainer that is waited for is behind."""
+    # A record that is being written may say anything.
+    n_ranks = min(load(record + 8 * N_RANKS), MAX_RANKS)
+    slowest, has_any = clock, False
+    for rank in range(n_ranks):
+        row = record + table[part + RANKS_FROM] + 8 * rank * RANK_WORDS
+        if load(row + 8 * LIVE) != 0:
+            its = load(row + 8 * CLOCK)
+            slowest = its if not has_any or its < slowest else slowest
+            has_any = True
+    return clock - slowest
+
+
+def copy_ranges(table: Array, part: int, record: int, to: int) -> int:
+    """Copy what is read to an address; return its bytes, -1 where that is not possible.
+
+    That is good once it was seen that nobody has written there meanwhile.
+    """
+    side, began = load(record + 8 * SIDE), to
+    at = part + PART_WORDS
+    for _ in range(table[part + N_RANGES]):
+        nbytes, n_pieces = table[at + NBYTES], table[at + N_PIECES]
+        if 0 <= side <= 1:
+            copy(to, table[at + side], nbytes)
+        elif side != MIXED or (n_pieces == 0 and nbytes > 0):
+            return -1
+        for i in range(n_pieces if side == MIXED else 0):
+            piece = at + RANGE_WORDS + i * PIECE_OF_RANGE
+            one, start = load(record + table[piece]), table[piece + 1]
+            if not 0 <= one <= 1:
+                return -1
+            copy(to + start, table[at + one] + start, table[piece + 2])
+        to += nbytes
+        at += RANGE_WORDS + n_pieces * PIECE_OF_RANGE
+    return to - began
+
+
+def read_part(
+    table: Array, part: int, bound: int, said: Array, row: int, to: int
+) -> int:
+    """Read one shard; return how many bytes that is, -1 where it must be asked.
+
+    Parameters
+    ----------
+    table : ndarray
+        The table.
+    part : int
+        Where its part of the table begins.
+    bound : int
+        Clock of the trainer; outside runs the least version.
+    said : ndarray
+        Takes shard, version and lag, from word `row` on.
+    row : int
+        That word.
+    to : int
+        Address for what is read.
+    """
+    header = table[part + HEADER_AT]
+    for _ in range(TRIES):
+        flip = find_flip(table, part, bound)
+        if flip < 0:
+            return -1
+        record, lag = table[part + RECORDS_AT + (flip & 1)], 0
+        if table[part + RUN_OF] != 0 and load(record + 8 * POLICY) != BSP:
+            lag = max(0, find_lag(table, part, record, bound))
+        said[row], said[row + 1] = table[part + SHARD], load(record + 8 * VERSION)
+        said[row + 2] = lag
+        nbytes = copy_ranges(table, part, record, to)
+        settle()
+        is_whole = load(header + 8 * WRITING) <= flip + 1
+        if nbytes >= 0 and is_whole and load(header + 8 * FLIP) >= flip:
+            return nbytes
+    return -1
+
+
+#: The functions above, and what they are compiled for.
+SIGNATURES: dict[Callable[..., Any], str] = {
+    find_lag: "WORDS, types.int64, types.int64, types.int64",
+    find_flip: "WORDS, types.int64, types.int64",
+    copy_ranges: "WORDS, types.int64, types.int64, types.int64",
+    read_part: "WORDS, types.int64, types.int64, WORDS, types.int64, types.int64",
+}

@@ -1,0 +1,509 @@
+"""The loop that answers plain reads: what it says, and what it leaves to Python."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daskps.cluster.host.hosted import HostedShard
+from daskps.cluster.host.lane_reads import MOST_NBYTES, LaneReads
+from daskps.cluster.lane import plain_reads
+from daskps.cluster.lane.frames import (
+    ANSWER,
+    CALL,
+    FORM,
+    HAS_LEAST,
+    HAS_LR,
+    MOST_FORMS,
+    Head,
+    pack_answers,
+    pack_head,
+    unpack_head,
+)
+from daskps.cluster.lane.plain_reads import ASKED, ENDED, LATE, UNSENT, WOKEN
+from daskps.cluster.wire.encoding import cache_dir
+from daskps.cluster.wire.messages import Answer, Call, Part
+from daskps.kernels import system
+from daskps.layout.arrays import Layout
+from daskps.shards.deputy import CLOSED, set_gate
+from daskps.shards.memory.format import VERSION, integers
+from daskps.shards.memory.publication import Publication
+from daskps.shards.shard import Shard
+from daskps.shards.steps import ADD, BARRIER, GRADIENT, READ, Item, Step
+from tests.shards.making import RUN, bsp, make, send, step
+
+pytestmark = pytest.mark.skipif(not system.IS_KNOWN, reason="no such C library")
+
+LAYOUT = Layout.build({"w": ((9,), "float32"), "b": ((4,), "float64")}, 2)
+
+
+def interpreted(state: Any, table: Any, said: Any) -> int:
+    """Run the loop as it is written."""
+    words: list[Any] = [integers(array) for array in (state, table, said)]
+    return plain_reads.serve_reads(*words)
+
+
+@pytest.fixture(scope="module", params=["python", "compiled"])
+def loop(request) -> Any:
+    python = request.param == "python"
+    return interpreted if python else plain_reads.compiled(cache_dir())
+
+
+def hosted_of(shard: Shard, layout: Layout = LAYOUT, index: int = 0) -> HostedShard:
+    return HostedShard("s", layout, index, shard)
+
+
+class Lane:
+    """Both ends of a lane, and two shards that it reads."""
+
+    def __init__(self, loop: Any, patience: float = 5.0) -> None:
+        self.here, self.there = socket.socketpair()
+        self.here.settimeout(10.0)
+        self.reads = LaneReads(loop, self.there.fileno(), patience)
+        self.shards = [make(LAYOUT, index, ruled=()) for index in (0, 1)]
+        self.hosted = [hosted_of(s, LAYOUT, i) for i, s in enumerate(self.shards)]
+        self.parts = tuple(Part(i, Step(wait=READ), self.ranges(i)) for i in (0, 1))
+
+    def ranges(self, index: int) -> tuple[tuple[str, int, int], ...]:
+        low, high = LAYOUT.extent(index, "float32")
+        return ("float32", 1, high - low), ("float64", 0, 2)
+
+    def learn(self, form: int = 0) -> None:
+        assert self.reads.learn(form, Call("s", self.parts), self.hosted)
+
+    def add(self, value: float = 1.0) -> None:
+        for shard in self.shards:
+            add(shard, value)
+
+    def wanted(self, number: int) -> bytes:
+        """Return what answers a frame of that number."""
+        answers = []
+        for part, shard in zip(self.parts, self.shards, strict=True):
+            record = shard.segment.current
+            vectors = shard.segment.vectors[record.side]
+            arrays = tuple(vectors[dtype][a:b] for dtype, a, b in part.ranges)
+            answers.append(Answer(part.shard, version=record.version, arrays=arrays))
+        return b"".join(bytes(b) for b in pack_answers(answers, number))
+
+    def received(self) -> bytes:
+        self.here.setblocking(False)
+        try:
+            return self.here.recv(1 << 20)
+        except BlockingIOError:
+            return b""
+        finally:
+            self.here.settimeout(10.0)
+
+
+def add(shard: Shard, value: float = 1.0) -> None:
+    given = tuple(
+        Item(at, 0, np.full(piece.size, value, piece.parameter.dtype))
+        for at, piece in enumerate(shard.segment.pieces)
+    )
+    send(shard, Step(ADD, given, producer=1, sequence=shard.segment.flip))
+
+
+@pytest.fixture
+def lane(loop) -> Iterator[Lane]:
+    made = Lane(loop)
+    with made.here, made.there:
+        yield made
+
+
+def head(**said: Any) -> bytes:
+    return pack_head(Head(CALL, **said))
+
+
+#: What is no read that the loop may answer, whatever it is.
+OTHER = head(form=1, number=99)
+
+
+# -- what it answers ----------------------------------------------------------------
+
+
+def test_it_says_what_python_would(lane):
+    lane.learn()
+    for number in (1, 2**31, 2**32 - 1):
+        lane.add(number)
+        lane.here.sendall(head(number=number) + OTHER)
+        assert lane.reads.serve() == (ASKED, OTHER, b"")
+        assert lane.received() == lane.wanted(number)
+    assert lane.reads.counted == (3, 3 * len(lane.wanted(0)))
+
+
+def test_what_came_before_is_answered_first(lane):
+    lane.learn()
+    lane.here.sendall(OTHER[5:])
+    assert lane.reads.serve(head(number=4) + OTHER[:5]) == (ASKED, OTHER, b"")
+    assert lane.received() == lane.wanted(4)
+
+
+def test_reads_wait_for_versions(lane):
+    lane.learn()
+    lane.add()
+    for least in ((1, 1), (0, 1)):
+        frame = head(flags=HAS_LEAST, nbytes=16) + struct.pack("<qq", *least)
+        lane.here.sendall(frame + OTHER)
+        assert lane.reads.serve() == (ASKED, OTHER, b"")
+        assert lane.received() == lane.wanted(0)
+    late = head(flags=HAS_LEAST, nbytes=16) + struct.pack("<qq", 1, 2)
+    lane.here.sendall(late)
+    # With its body: where there is less of it, the frame is none yet.
+    assert lane.reads.serve() == (ASKED, late, b"")
+    assert lane.received() == b""
+
+
+def test_a_trainer_reads_at_its_clock(loop):
+    shard = bsp(2)
+    hosted = hosted_of(shard)
+    with_run = Step(run=RUN, rank=1, clock=7, wait=READ)
+    call = Call("s", (Part(0, with_run, (("float64", 0, 6),)),))
+    here, there = socket.socketpair()
+    with here, there:
+        reads = LaneReads(loop, there.fileno(), 30.0)
+        assert reads.learn(3, call, [hosted])
+        here.sendall(head(form=3, clock=0) + head(form=3, clock=1))
+        assert reads.serve()[:2] == (ASKED, head(form=3, clock=1))
+        assert unpack_head(here.recv(64)).nbytes == len(here.recv(1000)) == 32 + 48
+        send(shard, step(0, 0), step(1, 0))
+        here.sendall(OTHER)
+        assert reads.serve(head(form=3, clock=1))[:2] == (ASKED, OTHER)
+        assert np.frombuffer(here.recv(1000)[96:]).tolist() == [1, 1, 0, 0, 0, 0]
+        # A version is nothing that a trainer waits for.
+        other = head(form=3, clock=1, flags=HAS_LEAST, nbytes=8) + bytes(8)
+        assert reads.serve(other)[:2] == (ASKED, other)
+
+
+# -- what it leaves -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        OTHER,
+        head(nbytes=8),
+        head(flags=HAS_LEAST),
+        head(flags=HAS_LEAST, nbytes=8),
+        head(flags=HAS_LR),
+        head(flags=HAS_LR | HAS_LEAST, nbytes=16),
+        pack_head(Head(FORM, 10, 1, 0)),
+        pack_head(Head(ANSWER)),
+        head(clock=-2),
+        head(sequence=-2),
+        head(floor=-2),
+        head(weight=float("inf")),
+        head(weight=float("nan")),
+        head(form=MOST_FORMS),
+        head(form=2**16 - 1),
+        b"GET / HTTP/1.1\r\n".ljust(64),
+        b"\xff" * 64,
+    ],
+)
+def test_a_frame_that_is_no_plain_read_is_left_as_it_came(lane, frame):
+    lane.learn()
+    lane.here.sendall(frame + b"body")
+    assert lane.reads.serve() == (ASKED, frame + b"body", b"")
+    assert lane.received() == b""
+    assert lane.reads.counted == (0, 0)
+
+
+def close(lane: Lane) -> None:
+    set_gate(lane.shards[1].segment, CLOSED)
+
+
+def forget(lane: Lane) -> None:
+    lane.reads.forget(0)
+
+
+def overwrite(lane: Lane) -> None:
+    """Leave a shard with a publication before the last that was begun too."""
+    lane.shards[1].segment.writing += 2
+
+
+@pytest.mark.parametrize("change", [close, forget, overwrite])
+def test_a_shard_that_cannot_be_read_is_left(lane, change: Callable[[Lane], None]):
+    lane.learn()
+    change(lane)
+    lane.here.sendall(head(number=1))
+    assert lane.reads.serve() == (ASKED, head(number=1), b"")
+    assert lane.received() == b""
+
+
+@given(st.data())
+def test_no_byte_is_lost_or_looked_at_twice(data):
+    """Whatever comes, in whatever pieces: reads are answered, the rest goes on."""
+    lane = Lane(interpreted)
+    with lane.here, lane.there:
+        lane.learn()
+        n = data.draw(st.integers(0, 3))
+        frames = [head(number=i, clock=i) for i in range(n)]
+        rest = data.draw(st.sampled_from([OTHER, b"x" * 64, head(nbytes=5)]))
+        stream = b"".join(frames) + rest + data.draw(st.binary(max_size=9))
+        has = data.draw(st.integers(0, len(stream)))
+        before, found = stream[:has], b""
+        cuts = sorted(data.draw(st.lists(st.integers(has, len(stream)), max_size=4)))
+        cut = zip([has, *cuts], [*cuts, len(stream)], strict=True)
+        later = [stream[a:b] for a, b in cut if a < b]
+        poll = system.poll
+
+        def next_piece(address: int, milliseconds: int) -> int:
+            if later:
+                lane.here.sendall(later.pop(0))
+            return poll(address, milliseconds)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(plain_reads, "poll", next_piece)
+            why, left, unsent = lane.reads.serve(before)
+        assert why == ASKED
+        assert not unsent
+        while later:
+            lane.here.sendall(later.pop(0))
+        lane.there.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            found = lane.there.recv(1000)
+        assert left + found == stream[64 * n :]
+        assert lane.received() == b"".join(lane.wanted(i) for i in range(n))
+
+
+# -- ends ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("held", [b"", OTHER[:63]])
+def test_it_ends_with_the_other_end(lane, held):
+    lane.learn()
+    lane.here.sendall(held)
+    lane.here.shutdown(socket.SHUT_WR)
+    assert lane.reads.serve() == (ENDED, held, b"")
+
+
+def test_it_ends_where_its_answer_is_wanted_no_more(lane):
+    lane.learn()
+    lane.here.sendall(head())
+    lane.here.close()
+    assert lane.reads.serve()[0] == ENDED
+
+
+def test_shutting_the_socket_ends_it(loop):
+    """In the thread that waits, by another one."""
+    lane = Lane(loop)
+    with lane.here, lane.there:
+        lane.learn()
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.append(lane.reads.serve()))
+        thread.start()
+        lane.here.sendall(head(number=1))
+        assert lane.here.recv(1000) == lane.wanted(1)
+        lane.there.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+        assert found == [(ENDED, b"", b"")]
+
+
+def test_who_is_silent_within_a_frame_is_late(loop):
+    lane = Lane(loop, patience=0.001)
+    with lane.here, lane.there:
+        lane.learn()
+        lane.here.sendall(OTHER[:10])
+        assert lane.reads.serve() == (LATE, OTHER[:10], b"")
+
+
+def test_what_is_not_taken_of_an_answer_is_for_python(loop):
+    layout = Layout.build({"w": ((2**17,), "float32")}, 1)
+    shard = make(layout, ruled=())
+    add(shard, 2.5)
+    here, there = socket.socketpair()
+    with here, there:
+        reads = LaneReads(loop, there.fileno(), 0.001)
+        part = Part(0, Step(wait=READ), (("float32", 0, 2**17),))
+        assert reads.learn(0, Call("s", (part,)), [hosted_of(shard, layout)])
+        here.sendall(head(number=3) + OTHER)
+        why, left, unsent = reads.serve()
+        assert (why, left) == (UNSENT, OTHER)
+        assert 0 < len(unsent) < 2**19
+        there.settimeout(10)
+        sender = threading.Thread(target=there.sendall, args=(bytes(unsent),))
+        sender.start()
+        found = bytearray()
+        while len(found) < 96 + 2**19:
+            found += here.recv(1 << 20)
+        sender.join(10)
+        assert set(np.frombuffer(bytes(found[96:]), "f4")) == {2.5}
+
+
+def test_a_thread_that_is_wanted_comes_and_lets_go(lane):
+    lane.learn()
+    lane.learn(2)
+    lane.reads.wake()
+    assert lane.reads.serve() == (WOKEN, b"", b"")
+    lane.reads.keep(lambda _: True)
+    assert len(lane.reads) == 2
+    lane.reads.keep(lambda hosted: hosted is not lane.hosted[1])
+    assert len(lane.reads) == 0
+    lane.here.sendall(head())
+    assert lane.reads.serve() == (ASKED, head(), b"")
+
+
+# -- what is learnt -----------------------------------------------------------------
+
+
+def test_forms_take_the_place_of_others(lane):
+    for form in (0, MOST_FORMS - 1, 0):
+        lane.learn(form)
+    assert len(lane.reads) == 2
+    lane.here.sendall(head(form=MOST_FORMS - 1, number=1) + head(number=2))
+    lane.here.shutdown(socket.SHUT_WR)
+    assert lane.reads.serve()[0] == ENDED
+    assert lane.received() == lane.wanted(1) + lane.wanted(2)
+    pushing = Step(GRADIENT, (Item(0, 0, np.zeros(1)),), wait=READ)
+    assert not lane.reads.learn(0, Call("s", (Part(0, pushing),)), lane.hosted[:1])
+    assert len(lane.reads) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"wait": BARRIER},
+        {"generation": 2},
+        {"kind": GRADIENT},
+        {"run": RUN, "rank": 0, "tick": True},
+        {"run": RUN, "rank": -1},
+        {"run": RUN, "rank": 2**40},
+        {"rank": 1},
+        {"producer": 1},
+    ],
+)
+def test_only_plain_reads_are_learnt(lane, other):
+    said = Step(**{"wait": READ, **other})
+    assert not lane.reads.learn(0, Call("s", (Part(0, said),)), lane.hosted[:1])
+
+
+def test_neither_words_nor_locked_nor_long_reads_are_learnt(lane):
+    part, hosted = lane.parts[0], lane.hosted[0]
+    assert not lane.reads.learn(0, Call("s", (part,), codec="bf16"), [hosted])
+    hosted.locks_reads = True
+    assert not lane.reads.learn(0, Call("s", (part,)), [hosted])
+    layout = Layout.build({"w": ((MOST_NBYTES,), "int8")}, 1)
+    shard = make(layout, ruled=())
+    for n, may in ((MOST_NBYTES - 96, True), (MOST_NBYTES - 95, False)):
+        long = Part(0, Step(wait=READ), (("int8", 0, n),))
+        found = lane.reads.learn(0, Call("s", (long,)), [hosted_of(shard, layout)])
+        assert found == may
+
+
+# -- beside others ------------------------------------------------------------------
+
+
+class Served:
+    """A lane that a thread of its own serves, to one shard."""
+
+    def __init__(self, shard: Shard, layout: Layout) -> None:
+        self.here, self.there = socket.socketpair()
+        fd = self.there.fileno()
+        self.reads = LaneReads(plain_reads.compiled(cache_dir()), fd, 30.0)
+        ranges = tuple((dtype, 0, n) for dtype, n in layout.lengths.items())
+        call = Call("s", (Part(0, Step(wait=READ), ranges),))
+        assert self.reads.learn(0, call, [hosted_of(shard, layout)])
+        self.nbytes = 96 + sum(np.dtype(d).itemsize * n for d, _, n in ranges)
+        #: Reads that an update ran into so often that the shard would have been asked.
+        self.n_asked = 0
+        self.thread = threading.Thread(target=self._serve)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        why, left, _ = self.reads.serve()
+        while why == ASKED:
+            self.n_asked += 1
+            why, left, _ = self.reads.serve(left)
+
+    def read(self, number: int) -> np.ndarray:
+        """Return an answer."""
+        self.here.sendall(head(number=number))
+        out = np.empty(self.nbytes, np.uint8)
+        view: Any = memoryview(out.data)
+        while view:
+            view = view[self.here.recv_into(view) :]
+        return out
+
+    def close(self) -> None:
+        self.here.close()
+        self.thread.join(10)
+        self.there.close()
+
+
+@contextlib.contextmanager
+def beside(work: Callable[[], object]) -> Iterator[None]:
+    """Have a thread do something again and again."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.is_set():
+            work()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(10)
+
+
+def test_no_answer_is_torn():
+    """By a thread that publishes about as often as an answer is copied."""
+    layout = Layout.build({"w": ((2**16,), "int64"), "v": ((64,), "int32")}, 1)
+    shard, rng = make(layout, ruled=()), np.random.default_rng(0)
+    segment, pauses = shard.segment, rng.integers(0, 20_000, 1000).tolist()
+
+    def publish() -> None:
+        publication = Publication(segment)
+        side, version = 1 - publication.old.weight_sides[0], publication.flip
+        for at, weights in enumerate(segment.weights[side]):
+            publication.record.weight_sides[at] = side
+            # What is copied first and last: more would only make it slower.
+            weights[0] = weights[-1] = version
+        publication.record.plain[VERSION] = version
+        publication.finish()
+        sum(range(pauses[version % 1000]))
+
+    lane, versions = Served(shard, layout), list[int]()
+    try:
+        with beside(publish):
+            for number in range(400):
+                said = lane.read(number)
+                assert unpack_head(said[:64].tobytes()).number == number
+                w, v = said[96 : 96 + 2**19].view("i8"), said[96 + 2**19 :].view("i4")
+                found = {*said[72:80].view("i8").tolist(), *w[[0, -1]], *v[[0, -1]]}
+                assert len(found) == 1
+                versions += found
+    finally:
+        lane.close()
+    assert versions == sorted(versions)
+    assert versions[-1] > 10
+
+
+def test_a_read_needs_no_interpreter():
+    """This thread keeps it all the time, from the question to the answer."""
+    layout = Layout.build({"w": ((64,), "int64")}, 1)
+    lane = Served(make(layout, ruled=()), layout)
+    # The C library, called without letting go of the interpreter.
+    library, asked = ctypes.PyDLL(None), head(number=7)
+    try:
+        lane.read(1)
+        fd = lane.here.fileno()
+        polled = ctypes.c_int64(fd | select.POLLIN << 32)
+        assert library.send(fd, asked, len(asked), 0) == len(asked)
+        assert library.poll(ctypes.byref(polled), ctypes.c_ulong(1), 20_000) == 1
+        assert unpack_head(lane.here.recv(64)).number == 7
+    finally:
+        lane.close()
+    assert lane.reads.counted == (2, 2 * lane.nbytes)

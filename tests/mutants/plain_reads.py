@@ -1,0 +1,85 @@
+"""Reads that a lane answers without Python: what is torn, and what is no read."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+PLAIN = "tests/cluster/lane/test_plain_reads.py"
+ADDRESSED = "tests/shards/test_addressed.py"
+
+MUTANTS = (
+    Mutant(
+        "torn-copy-is-an-answer",
+        "daskps.shards.addressed:read_part",
+        "is_whole = load(header + 8 * WRITING) <= flip + 1",
+        "is_whole = load(header + 8 * WRITING) <= flip + 2",
+        (f"{ADDRESSED}::test_a_copy_that_updates_run_into_is_made_again",),
+    ),
+    Mutant(
+        "copy-of-a-flip-to-come",
+        "daskps.shards.addressed:read_part",
+        "if nbytes >= 0 and is_whole and load(header + 8 * FLIP) >= flip:",
+        "if nbytes >= 0 and is_whole:",
+        (f"{ADDRESSED}::test_a_copy_of_a_flip_that_came_back_is_none",),
+    ),
+    Mutant(
+        "read-of-another-generation",
+        "daskps.shards.addressed:find_flip",
+        "if load(header + 8 * GENERATION) != table[part + GENERATION_OF]:",
+        "if load(header + 8 * GENERATION) < table[part + GENERATION_OF]:",
+        (f"{ADDRESSED}::test_outside_runs_a_shard_that_is_gone_is_asked",),
+    ),
+    Mutant(
+        "read-of-a-shard-that-is-freed",
+        "daskps.shards.addressed:find_flip",
+        "if load(header + 8 * GATE) == CLOSED:",
+        "if load(header + 8 * GATE) > CLOSED:",
+        (f"{ADDRESSED}::test_outside_runs_a_shard_that_is_gone_is_asked",),
+    ),
+    Mutant(
+        "rank-beyond-its-run",
+        "daskps.shards.addressed:find_flip",
+        "if not 0 <= rank < load(record + 8 * N_RANKS):",
+        "if not 0 <= rank:",
+        (f"{ADDRESSED}::test_the_shard_says_whatever_else_there_is_to_say",),
+    ),
+    Mutant(
+        "more-ranks-than-a-record-has",
+        "daskps.shards.addressed:find_lag",
+        "n_ranks = min(load(record + 8 * N_RANKS), MAX_RANKS)",
+        "n_ranks = load(record + 8 * N_RANKS)",
+        (
+            f"{ADDRESSED}::test_words_of_a_record_that_is_being_written_lead_nowhere_else",
+        ),
+    ),
+    Mutant(
+        "side-that-there-is-none",
+        "daskps.shards.addressed:copy_ranges",
+        "if not 0 <= one <= 1:",
+        "if one < 0:",
+        (
+            f"{ADDRESSED}::test_words_of_a_record_that_is_being_written_lead_nowhere_else",
+        ),
+    ),
+    Mutant(
+        "push-is-taken-for-a-read",
+        "daskps.cluster.lane.plain_reads:find_entry",
+        "if load(head + 8 * NBYTES_AT) != nbytes:",
+        "if load(head + 8 * NBYTES_AT) < nbytes:",
+        (f"{PLAIN}::test_a_frame_that_is_no_plain_read_is_left_as_it_came",),
+    ),
+    Mutant(
+        "bytes-behind-a-read-are-lost",
+        "daskps.cluster.lane.plain_reads:serve_reads",
+        "copy(state[ROOM], state[ROOM] + asked, state[HELD])",
+        "copy(state[ROOM], state[ROOM] + 8, state[HELD])",
+        (f"{PLAIN}::test_no_byte_is_lost_or_looked_at_twice",),
+    ),
+    Mutant(
+        "memory-that-an-idle-lane-keeps",
+        "daskps.cluster.host.lane_reads:LaneReads.keep",
+        "if not all(map(is_there, hosted_shards)):",
+        "if not any(map(is_there, hosted_shards)):",
+        (f"{PLAIN}::test_a_thread_that_is_wanted_comes_and_lets_go",),
+    ),
+)
