@@ -106,13 +106,25 @@ def copy_key(store: str, index: int | None, shard: int, version: int) -> str:
 
 
 def group_key(
-    store: str, index: int | None, versions: Sequence[tuple[int, int]]
+    store: str,
+    index: int | None,
+    versions: Sequence[tuple[int, int]],
+    edges: Sequence[Any] = (),
 ) -> str:
-    """Return the key of a group of copies: what it contains follows from these."""
+    """Return the key of a group of copies: what it contains follows from these.
+
+    Parameters
+    ----------
+    store : str
+        Uid of the store.
+    index : int or None
+        The only parameter, None for all.
+    versions : sequence of (int, int)
+        Shard and version of each copy.
+    edges : sequence
+        What it has of other shards.
+    """
     first = copy_key(store, index, *versions[0])
-    return first if len(versions) == 1 else f"{first}-{tokenize(versions)}"
-
-
-def edge_key(group: Any, spans: Sequence[Any]) -> str:
-    """Return the key of a few elements that are cut out of a group of copies."""
-    return f"daskps-edge-{group}-{tokenize(spans)}"
+    if len(versions) == 1 and not edges:
+        return first
+    return f"{first}-{tokenize(versions, edges)}"

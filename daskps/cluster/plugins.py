@@ -14,6 +14,7 @@ from daskps.cluster.directory.directory import Directory
 from daskps.cluster.host import (
     adoption,
     cuts,
+    edges,
     lanes,
     leaving,
     reductions,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 EXTENSION = "daskps-directory"
 #: What serves the messages of a host: each registers its handlers with `HOST`.
-SERVING = (adoption, stores, cuts, reductions, runs, warming)
+SERVING = (adoption, stores, cuts, edges, reductions, runs, warming)
 _UNFINISHED = (Status.closing, Status.closed, Status.failed)
 
 

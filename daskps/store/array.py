@@ -10,6 +10,7 @@ import numpy as np
 
 from daskps import config
 from daskps.cluster.caller import routes
+from daskps.layout.chunks import chunks_of
 from daskps.store.indexing import split_index
 from daskps.store.mistaken import (
     no_array_attribute,
@@ -17,7 +18,7 @@ from daskps.store.mistaken import (
     refuses_arithmetic,
 )
 from daskps.store.repr import array_html
-from daskps.store.snapshot import chunks_of, dask_array, taken_by
+from daskps.store.snapshot import dask_array, taken_by
 from daskps.store.targets import target_of
 
 if TYPE_CHECKING:

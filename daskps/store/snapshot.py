@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dask.tokenize import tokenize
 
 from daskps.cluster.caller import snapshots
-from daskps.layout.spans import WEIGHTS, Span
+from daskps.layout.chunks import chunks_of
 from daskps.store.repr import snapshot_html, snapshot_line
 
 if TYPE_CHECKING:
@@ -19,9 +17,10 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.snapshots import Taken
-    from daskps.cluster.host.snapshot_copies import CopyGroup, Edges
+    from daskps.cluster.host.snapshot_copies import CopyGroup
     from daskps.cluster.wire.deadline import Deadline
-    from daskps.layout.arrays import Layout, Parameter, Piece
+    from daskps.layout.arrays import Layout, Parameter
+    from daskps.layout.spans import Span
     from daskps.store.handle import Handle
     from daskps.typing import Array
     from daskps.version import Version
@@ -139,48 +138,6 @@ class Snapshot(Mapping[str, Any]):
         return snapshot_html(taken.name, int(taken.version), taken.layout)
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Some rows of a parameter, and where their elements are."""
-
-    rows: int
-    #: Shard and span of each part, in order.
-    parts: tuple[tuple[int, Span], ...]
-
-    @property
-    def home(self) -> int:
-        """Shard of the largest part, on whose owner the chunk is put together."""
-        return max(self.parts, key=lambda part: part[1].stop - part[1].start)[0]
-
-
-def chunks_of(layout: Layout, parameter: Parameter) -> list[Chunk]:
-    """Cut a parameter that is not empty into whole rows near its shards' borders."""
-    pieces, shape = layout.pieces_of[parameter.index], parameter.shape
-    rows = shape[0] if shape else 1
-    width = pieces[-1].stop // rows
-    found, first = [], 0
-    for piece in pieces:
-        last = rows if piece is pieces[-1] else round(piece.stop / width)
-        if last > first:
-            parts = _parts(layout, pieces, first * width, last * width)
-            found.append(Chunk(last - first, parts))
-            first = last
-    return found
-
-
-def _parts(
-    layout: Layout, pieces: Sequence[Piece], start: int, stop: int
-) -> tuple[tuple[int, Span], ...]:
-    parts = []
-    for piece in pieces:
-        a, b = max(start, piece.start), min(stop, piece.stop)
-        if a < b:
-            position = layout.positions[piece.shard, piece.parameter.index]
-            span = Span(WEIGHTS, position, a - piece.start, b - piece.start)
-            parts.append((piece.shard, span))
-    return tuple(parts)
-
-
 def dask_array(taken: Taken, parameter: Parameter, *, alone: bool = False) -> Any:
     """Return one parameter of a snapshot as a dask array.
 
@@ -210,17 +167,14 @@ def dask_array(taken: Taken, parameter: Parameter, *, alone: bool = False) -> An
     told = [(piece.shard, versions[piece.shard]) for piece in pieces]
     token = tokenize(taken.uid, parameter.index, told, alone)
     name = f"daskps-snapshot-array-{token}"
-    sources = _sources(taken, chunks)
+    # Also what a row has in another shard is with its home, see `take_copies`.
+    homes = [taken.futures[chunk.home] for chunk in chunks]
     layer: dict[Any, Any] = {}
-    for i, (chunk, futures) in enumerate(zip(chunks, sources, strict=True)):
-        used = list({future.key: None for future in futures})
-        refs = [TaskRef(key) for key in used]
-        where = [used.index(future.key) for future in futures]
+    for i, (chunk, future) in enumerate(zip(chunks, homes, strict=True)):
         key = (name, i, *(0,) * (len(shape) - 1)) if shape else (name,)
         wanted = (chunk.rows, *shape[1:]) if shape else ()
-        parts = list(zip(where, chunk.parts, strict=True))
-        layer[key] = Task(key, assemble, parts, wanted, *refs)
-    base = {future.key: future for futures in sources for future in futures}
+        layer[key] = Task(key, assemble, chunk.parts, wanted, TaskRef(future.key))
+    base = {future.key: future for future in homes}
     graph = HighLevelGraph(
         {f"copies-{name}": base, name: layer},
         {f"copies-{name}": set(), name: {f"copies-{name}"}},
@@ -231,43 +185,14 @@ def dask_array(taken: Taken, parameter: Parameter, *, alone: bool = False) -> An
     return array(graph, name, along + rest, dtype=np.dtype(parameter.dtype))
 
 
-def _sources(taken: Taken, chunks: Sequence[Chunk]) -> list[list[Any]]:
-    """Return for each chunk of a parameter the future that each part is taken from.
-
-    Where the largest part of a chunk is, it is put together; parts of the same group
-    are taken out of it there. The others are cut out by their owners, into futures of
-    their own: as tasks of the array they would be fused with the chunk, and the whole
-    copies would travel. What one group gets from another is one future.
-    """
-    futures = taken.futures
-
-    def way(chunk: Chunk, shard: int) -> tuple[Any, Any]:
-        return futures[shard].key, futures[chunk.home].key
-
-    parts = defaultdict(list)
-    for chunk in chunks:
-        for shard, span in chunk.parts:
-            parts[way(chunk, shard)].append((shard, span))
-    found = {}
-    for (group, home), spans in parts.items():
-        future = futures[spans[0][0]]
-        stays = group == home
-        found[group, home] = (
-            future if stays else snapshots.submit_edges(taken, future, spans)
-        )
-    return [[found[way(chunk, shard)] for shard, _ in chunk.parts] for chunk in chunks]
-
-
 def assemble(
-    parts: Sequence[tuple[int, tuple[int, Span]]],
-    shape: tuple[int, ...],
-    *sources: CopyGroup | Edges,
+    parts: Sequence[tuple[int, Span]], shape: tuple[int, ...], copies: CopyGroup
 ) -> Array:
-    """Put a chunk together: of each part its source, and where it is in that.
+    """Put a chunk together out of the copies of its home.
 
-    A single part is a view of the copy, which nobody may write to.
+    A single part is a view of a copy, which nobody may write to.
     """
-    arrays = [sources[i].get(shard, span) for i, (shard, span) in parts]
+    arrays = [copies.get(shard, span) for shard, span in parts]
     whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
     found: Array = whole.reshape(shape)
     return found

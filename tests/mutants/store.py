@@ -53,10 +53,10 @@ MUTANTS = (
     ),
     Mutant(
         "element-in-two-chunks",
-        "daskps.store.snapshot:chunks_of",
+        "daskps.layout.chunks:chunks_of",
         "last = rows if piece is pieces[-1] else round(piece.stop / width)",
         "last = rows if piece is pieces[-1] else -(-piece.stop // width)",
-        ("tests/store/test_snapshot.py::test_chunks_end_near_the_borders",),
+        ("tests/layout/test_chunks.py::test_chunks_end_near_the_borders",),
     ),
     Mutant(
         "name-below-a-name",

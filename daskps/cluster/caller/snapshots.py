@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.cluster import upstream
+from daskps.cluster.caller.edges import EdgeOf, fetch_edges
 from daskps.cluster.caller.link import task_link
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.host.snapshot_copies import (
     CopyGroup,
-    Edges,
+    ShardCopy,
     groups_of,
     nbytes_of,
     spans_of,
 )
-from daskps.cluster.keys import copy_key, edge_key, group_key
+from daskps.cluster.keys import copy_key, group_key
 from daskps.errors import SnapshotLostError
+from daskps.layout.chunks import edges_of
 from daskps.layout.spans import WEIGHTS, Span
 from daskps.version import Version
 
@@ -135,17 +137,29 @@ def _submit(
 ) -> dict[int, Future[CopyGroup]]:
     """Have each owner take its copies over into Dask's own memory."""
     meta, client = shards.meta, shards.link.client
-    versions = dict(version.pairs)
+    versions, edges = dict(version.pairs), edges_of(meta.layout, index)
     sizes = {s: nbytes_of(spans_of(meta.layout, s, index)) for s in versions}
     futures: dict[int, Future[CopyGroup]] = {}
+
+    def key_of(shard: int) -> str:
+        return copy_key(meta.uid, index, shard, versions[shard])
+
     for owner, group in groups_of(sizes, meta.owners):
         pairs = [(shard, versions[shard]) for shard in group]
+        lacking = [
+            EdgeOf(edge, meta.owners[edge.shard], key_of(edge.shard))
+            for shard in group
+            for edge in edges.get(shard, ())
+            if edge.shard not in group
+        ]
+        others = [(edge, key) for edge, _, key in lacking]
         future = client.submit(
             take_copies,
-            [(shard, copy_key(meta.uid, index, shard, v)) for shard, v in pairs],
+            [(shard, key_of(shard)) for shard in group],
+            lacking,
             meta.name,
             owner,
-            key=group_key(meta.uid, index, pairs),
+            key=group_key(meta.uid, index, pairs, others),
             workers=[owner],
             allow_other_workers=True,
             pure=False,
@@ -154,42 +168,44 @@ def _submit(
     return futures
 
 
-def take_copies(keys: Sequence[tuple[int, str]], name: str, owner: str) -> CopyGroup:
+def take_copies(
+    keys: Sequence[tuple[int, str]], lacking: Sequence[EdgeOf], name: str, owner: str
+) -> CopyGroup:
     """Take copies from the host of this worker: the task behind a snapshot's shards.
+
+    With them what their rows have in shards of others. Now, while these keep their
+    copies: later it would take tasks of theirs, or the whole copies would travel.
 
     Raises
     ------
     SnapshotLostError
         On any worker but the owner, and wherever it runs a second time.
     """
-    host, found = HOSTS.get(task_link().node.address), {}
-    for shard, key in keys:
+    link = task_link()
+    host = HOSTS.get(link.node.address)
+
+    def here(shard: int, key: str) -> ShardCopy:
         copy = None if host is None else host.snapshots.find(key)
         if copy is None:
             raise SnapshotLostError(name, shard, owner, "no longer has the copy")
-        found[shard] = copy
-    return CopyGroup(found)
+        return copy
 
-
-def take_edges(copies: CopyGroup, spans: Sequence[tuple[int, Span]]) -> Edges:
-    """Take a few elements of copies, for neighbours whose rows end in these shards."""
-    return Edges({(s, span): np.array(copies.get(s, span)) for s, span in spans})
-
-
-def submit_edges(
-    taken: Taken, future: Future[CopyGroup], spans: Sequence[tuple[int, Span]]
-) -> Future[Edges]:
-    """Have the owner of some shards cut a few elements out of their copies."""
-    edges: Future[Edges] = future.client.submit(
-        take_edges,
-        future,
-        list(spans),
-        key=edge_key(future.key, spans),
-        workers=[taken.owners[spans[0][0]]],
-        allow_other_workers=True,
-        pure=False,
-    )
-    return edges
+    found = {shard: here(shard, key) for shard, key in keys}
+    near = [one for one in lacking if one.owner == link.node.address]
+    edges = {
+        (e.shard, e.span): np.array(here(e.shard, key).get(e.span))
+        for e, _, key in near
+    }
+    if far := [one for one in lacking if one not in near]:
+        # The cut has been given up once it keeps nothing here.
+        edges |= fetch_edges(
+            link,
+            None,
+            far,
+            store=name,
+            is_over=lambda: host is None or host.snapshots.find(keys[0][1]) is None,
+        )
+    return CopyGroup(found, edges)
 
 
 async def values(taken: Taken) -> dict[str, Array]:

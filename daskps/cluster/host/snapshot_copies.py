@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 GROUP_NBYTES = 64 * 2**20
 
 
-#: Where elements of a piece begin in a copy's memory: their dtype, the first, the byte.
-CopyPlace = tuple[str, int, int]
+#: Where elements of a piece are in a copy's memory: dtype, the first, the end, the byte.
+CopyPlace = tuple[str, int, int, int]
 
 
 class ShardCopy:
@@ -63,7 +63,7 @@ class ShardCopy:
         for span, dtype in spans:
             size = (span.stop - span.start) * np.dtype(dtype).itemsize
             parts.append((span, memory[at : at + size].view(dtype)))
-            places[span.area, span.position] = dtype, span.start, at
+            places[span.area, span.position] = dtype, span.start, span.stop, at
             at += align(size)
         return cls(memory, places), parts
 
@@ -82,8 +82,16 @@ class ShardCopy:
         return object.__sizeof__(self) + self.nbytes
 
     def get(self, span: Span) -> Array:
-        """Return elements of the shard, a view."""
-        dtype, first, at = self._places[span.area, span.position]
+        """Return elements of the shard, a view.
+
+        Raises
+        ------
+        LookupError
+            For elements that it has not.
+        """
+        dtype, first, end, at = self._places[span.area, span.position]
+        if not first <= span.start <= span.stop <= end:
+            raise IndexError(f"elements {span} of a copy that has {first} to {end}")
         size = np.dtype(dtype).itemsize
         at += (span.start - first) * size
         return self._memory[at : at + (span.stop - span.start) * size].view(dtype)
@@ -96,13 +104,21 @@ class CopyGroup:
     ----------
     copies : mapping of int to ShardCopy
         By shard.
+    edges : mapping of (int, Span) to ndarray
+        A few elements of other shards, for rows that end there.
     """
 
-    def __init__(self, copies: Mapping[int, ShardCopy]) -> None:
-        self._copies = dict(copies)
+    def __init__(
+        self,
+        copies: Mapping[int, ShardCopy],
+        edges: Mapping[tuple[int, Span], Array],
+    ) -> None:
+        self._copies, self._edges = dict(copies), dict(edges)
+        for values in self._edges.values():
+            values.flags.writeable = False
 
     def __reduce__(self) -> Any:
-        return type(self), (self._copies,)
+        return type(self), (self._copies, self._edges)
 
     def __repr__(self) -> str:
         return f"<copies of {len(self._copies)} shards, {self.nbytes} bytes>"
@@ -110,39 +126,16 @@ class CopyGroup:
     @property
     def nbytes(self) -> int:
         """Bytes of the values."""
-        return sum(copy.nbytes for copy in self._copies.values())
+        edges = sum(values.nbytes for values in self._edges.values())
+        return edges + sum(copy.nbytes for copy in self._copies.values())
 
     def __sizeof__(self) -> int:
         return object.__sizeof__(self) + self.nbytes
 
     def get(self, shard: int, span: Span) -> Array:
-        """Return elements of a shard, a view."""
-        return self._copies[shard].get(span)
-
-
-class Edges:
-    """A few elements of some shards, for neighbours whose rows end in these shards.
-
-    Parameters
-    ----------
-    found : mapping of (int, Span) to ndarray
-        By shard and what of it.
-    """
-
-    def __init__(self, found: Mapping[tuple[int, Span], Array]) -> None:
-        self._found = dict(found)
-        for values in self._found.values():
-            values.flags.writeable = False
-
-    def __reduce__(self) -> Any:
-        return type(self), (self._found,)
-
-    def __sizeof__(self) -> int:
-        return object.__sizeof__(self) + sum(a.nbytes for a in self._found.values())
-
-    def get(self, shard: int, span: Span) -> Array:
-        """Return elements that were asked for."""
-        return self._found[shard, span]
+        """Return elements of a shard, a view; of others those that were asked for."""
+        copy = self._copies.get(shard)
+        return self._edges[shard, span] if copy is None else copy.get(span)
 
 
 @dataclass(slots=True)

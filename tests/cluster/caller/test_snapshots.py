@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -24,12 +25,22 @@ import daskps
 from daskps import optim
 from daskps.bench.snapshot import Oracle, check
 from daskps.cluster.caller import routes, snapshots
+from daskps.cluster.caller.edges import EdgeOf, fetch_edges
+from daskps.cluster.caller.link import link_of
 from daskps.cluster.caller.producer import Producer
-from daskps.cluster.host import cuts
+from daskps.cluster.host import cuts, snapshot_copies
 from daskps.cluster.host.host import HOSTS
-from daskps.cluster.host.snapshot_copies import GROUP_NBYTES, CopyGroup, groups_of
-from daskps.cluster.keys import copy_key
+from daskps.cluster.host.snapshot_copies import (
+    GROUP_NBYTES,
+    CopyGroup,
+    ShardCopy,
+    groups_of,
+)
+from daskps.cluster.keys import copy_key, group_key
 from daskps.cluster.wire.deadline import Deadline
+from daskps.cluster.wire.replies import unpack_reply
+from daskps.layout.chunks import Edge
+from daskps.layout.spans import WEIGHTS, Span
 from daskps.shards.memory.segment import Segment
 from tests.support import gen_cluster, local_cluster, store, until
 
@@ -200,19 +211,110 @@ async def test_snapshot_of_an_asynchronous_client(c, s, a, b):
 
 @gen_cluster(client=True)
 async def test_a_snapshot_takes_one_task_per_host_however_many_shards(c, s, a, b):
-    """And its arrays one more for what rows at the border of two hosts lack."""
+    """And its arrays none, also for what rows at the border of two hosts lack."""
     params = {"w": np.arange(303.0).reshape(101, 3), "b": np.arange(40)}
     made = await daskps.create(params, client=c, shards=40)
     before = set(s.tasks)
     snapshot = await made.snapshot()
     assert len(set(s.tasks) - before) == 2
     array = snapshot["w"]
+    assert len(set(s.tasks) - before) == 2
     assert array.numblocks == (40, 1)
     same(await c.compute(array), params["w"])
-    assert len([key for key in s.tasks if "daskps-edge" in str(key)]) <= 2
     same(await c.compute(await made["w"].to_dask_array()), params["w"])
     found = await c.submit(lambda x: x["b"].sum().compute(), snapshot)
     assert found == params["b"].sum()
+    await made.close()
+
+
+def test_copies_of_one_host_lack_nothing_of_each_other(client, monkeypatch):
+    """Also where each has a task of its own; a row of half a store has a home too."""
+    monkeypatch.setattr(snapshot_copies, "GROUP_NBYTES", 1)
+    monkeypatch.setattr(snapshots, "fetch_edges", no_fetch)
+    values = np.arange(3.0 * 1001).reshape(3, 1001)
+    one = list(client.scheduler_info()["workers"])[:1]
+    s = store(client, params={"w": values}, shards=7, servers=one)
+    same(s.snapshot()["w"].compute(), values)
+
+
+def no_fetch(*args, **kwargs):
+    raise AssertionError("nothing of it is anywhere else")
+
+
+def test_rows_that_end_at_another_host_are_of_one_moment(client):
+    """Threads push; a snapshot has all of a push in every row, or nothing of it."""
+    s = store(client, params={"w": np.zeros((3, 1001))}, shards=4)
+    over = threading.Event()
+
+    def push():
+        while not over.is_set():
+            s.add({"w": np.ones((3, 1001))})
+
+    threads = [threading.Thread(target=push) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        found = [s.snapshot()["w"].compute() for _ in range(8)]
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    moments = [values[0, 0] for values in found]
+    for values, moment in zip(found, moments, strict=True):
+        assert (values == moment).all()
+    assert moments == sorted(moments)
+    assert moments[0] < moments[-1]
+
+
+def test_groups_with_other_edges_have_other_keys():
+    versions, edge = [(0, 3)], Edge(1, Span(WEIGHTS, 0, 0, 5), "float32")
+    keys = {
+        group_key("uid", None, versions),
+        group_key("uid", None, versions, [(edge, copy_key("uid", None, 1, 3))]),
+        group_key("uid", None, versions, [(edge, copy_key("uid", None, 1, 4))]),
+    }
+    assert len(keys) == 3
+
+
+def test_nobody_waits_for_a_silent_host_once_the_cut_is_over(client, monkeypatch):
+    monkeypatch.setattr("daskps.cluster.caller.edges.LOOK_SECONDS", 0.01)
+    link = link_of(client)
+    monkeypatch.setattr(link, "control", lambda *_, **__: asyncio.Event().wait())
+    asked = iter([False, False, True])
+    lacking = EdgeOf(Edge(1, Span(WEIGHTS, 0, 0, 5), "float32"), "tcp://there", "key")
+    with pytest.raises(daskps.SnapshotLostError, match="nobody waits") as lost:
+        fetch_edges(
+            link, None, [lacking], store="name", is_over=functools.partial(next, asked)
+        )
+    assert (lost.value.shard, lost.value.worker) == (1, "tcp://there")
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_a_host_gives_no_edges_that_it_has_not(c, s, a):
+    made = await daskps.create({"w": np.arange(6.0), "b": np.ones(2)}, client=c)
+    host = HOSTS[a.address]
+    span = Span(WEIGHTS, 0, 0, 6)
+    copy, [(_, into)] = ShardCopy.begin([(span, "float64")])
+    into[:] = np.arange(6)
+    host.snapshots.claim(made.uid, "cut").copies["key"] = copy
+
+    async def ask(key, *span):
+        said = await host.handle_control("edges", wanted=[(key, span)])
+        return unpack_reply(said, "the host")
+
+    [found] = await ask("key", WEIGHTS, 0, 2, 5)
+    assert np.frombuffer(found).tolist() == [2, 3, 4]
+    for wrong in [
+        ("other", WEIGHTS, 0, 0, 1),
+        ("key", WEIGHTS, 1, 0, 1),
+        ("key", "slot0", 0, 0, 1),
+        ("key", WEIGHTS, 0, -1, 1),
+        ("key", WEIGHTS, 0, 3, 2),
+        ("key", WEIGHTS, 0, 0, 7),
+    ]:
+        with pytest.raises(daskps.errors.ConsistencyError):
+            await ask(*wrong)
+    host.snapshots.drop(made.uid)
     await made.close()
 
 

@@ -20,6 +20,7 @@ TO_HOSTS = {
     "host.adoption": "adopt look orphans sweep",
     "host.stores": "hello create load drop give_up aggregate versions locked stats",
     "host.cuts": "prepare_cut begin_cut copy_cut drop_cut excuse settle",
+    "host.edges": "edges",
     "host.reductions": "sums note receipts free end_graph",
     "host.runs": "begin_run end_run finish resume hold goes_on rounds changed",
     "host.warming": "warm",

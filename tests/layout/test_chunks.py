@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daskps.layout.arrays import Layout
+from daskps.layout.chunks import chunks_of
 from daskps.layout.spans import WEIGHTS
-from daskps.store.snapshot import chunks_of
 
 
 def joined(shapes, n_shards, name):

@@ -1,0 +1,53 @@
+"""Edges of a snapshot's copies, for hosts whose rows end in shards of this one.
+
+They are fetched while the cut keeps the copies here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from daskps.cluster.wire.handlers import FETCHES, HOST
+from daskps.cluster.wire.messages import pack_array
+from daskps.errors import ConsistencyError
+from daskps.layout.spans import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from daskps.cluster.host.host import ShardHost
+    from daskps.typing import Array
+
+
+@FETCHES.handles("edges")
+def edges_here(
+    host: ShardHost, *, wanted: Sequence[tuple[str, tuple[str, int, int, int]]]
+) -> tuple[None, list[Array]]:
+    """Return elements of copies, each by the key of its copy and a span.
+
+    Raises
+    ------
+    ConsistencyError
+        Where one of the copies, or what is wanted of it, is not here.
+    """
+    found = []
+    for key, span in wanted:
+        copy = host.snapshots.find(key)
+        if copy is None:
+            raise ConsistencyError(
+                f"worker {host.worker.address} no longer has copy {key}"
+            )
+        try:
+            found.append(copy.get(Span(*span)))
+        except LookupError as error:
+            raise ConsistencyError(f"copy {key} has no {span}") from error
+    return None, found
+
+
+@HOST.handles("edges")
+async def edges(
+    host: ShardHost, wanted: Sequence[tuple[str, tuple[str, int, int, int]]]
+) -> list[Any]:
+    """Return the same by message."""
+    _, arrays = edges_here(host, wanted=wanted)
+    return [pack_array(array) for array in arrays]

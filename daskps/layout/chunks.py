@@ -1,0 +1,97 @@
+"""How a parameter is cut into whole rows near the borders of its shards.
+
+A row that ends in another shard is put together where most of it is: what a shard's host
+needs of others for that are its *edges*.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from daskps.layout.spans import WEIGHTS, Span
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from daskps.layout.arrays import Layout, Parameter, Piece
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some rows of a parameter, and where their elements are."""
+
+    rows: int
+    #: Shard and span of each part, in order.
+    parts: tuple[tuple[int, Span], ...]
+
+    @property
+    def home(self) -> int:
+        """Shard of the largest part, on whose owner the chunk is put together."""
+        return max(self.parts, key=lambda part: part[1].stop - part[1].start)[0]
+
+
+class Edge(NamedTuple):
+    """Elements of another shard, for rows that end there."""
+
+    shard: int
+    span: Span
+    dtype: str
+
+
+def chunks_of(layout: Layout, parameter: Parameter) -> list[Chunk]:
+    """Cut a parameter that is not empty into whole rows near its shards' borders."""
+    pieces, shape = layout.pieces_of[parameter.index], parameter.shape
+    rows = shape[0] if shape else 1
+    width = pieces[-1].stop // rows
+    found, first = [], 0
+    for piece in pieces:
+        last = rows if piece is pieces[-1] else round(piece.stop / width)
+        if last > first:
+            parts = _parts(layout, pieces, first * width, last * width)
+            found.append(Chunk(last - first, parts))
+            first = last
+    return found
+
+
+def _parts(
+    layout: Layout, pieces: Sequence[Piece], start: int, stop: int
+) -> tuple[tuple[int, Span], ...]:
+    parts = []
+    for piece in pieces:
+        a, b = max(start, piece.start), min(stop, piece.stop)
+        if a < b:
+            position = layout.positions[piece.shard, piece.parameter.index]
+            span = Span(WEIGHTS, position, a - piece.start, b - piece.start)
+            parts.append((piece.shard, span))
+    return tuple(parts)
+
+
+def edges_of(layout: Layout, index: int | None) -> Mapping[int, list[Edge]]:
+    """Return what shards need of others, for all parameters or for one.
+
+    Parameters
+    ----------
+    layout : Layout
+        The store's.
+    index : int, optional
+        The only parameter that is looked at.
+
+    Returns
+    -------
+    mapping of int to list of Edge
+        By shard that is home of a chunk.
+    """
+    found = defaultdict(list)
+    for parameter in layout.parameters:
+        # Few have more than one: a border of two shards cuts one of each dtype.
+        if index not in (None, parameter.index):
+            continue
+        if len(layout.pieces_of.get(parameter.index, ())) < 2:
+            continue
+        for chunk in chunks_of(layout, parameter):
+            for shard, span in chunk.parts:
+                if shard != chunk.home:
+                    found[chunk.home].append(Edge(shard, span, parameter.dtype))
+    return found
