@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SMALL, LARGE, LARGEST = 2**8, 2**18, 2**22
 #: Of large arrays so many fewer calls, and so many at least.
 FEWER = {SMALL: 1, LARGE: 10, LARGEST: 50}
-LEAST = 8
+LEAST = 5
 #: What a contribution costs at the floor: microseconds under the interpreter's lock.
 FLOOR_WORK = 40
 FLOOR = Path(__file__).with_name("floor.py")

@@ -83,7 +83,7 @@ def handle(
         act()
         while lane and not counted()[0] and time.monotonic() < end:
             act()
-        for _ in range(min(WARM, calls)):
+        for _ in range(min(WARM, 1 + calls // 4)):
             act()
         before = counted()
         return with_lanes(timed(act, calls, peer), before, counted())
@@ -97,7 +97,7 @@ def bare(
     context = connection.get("ssl_context") if tls else None
     with contextlib.closing(sockets.BareCaller(where, n, context)) as caller:
         act = getattr(caller, verb)
-        for _ in range(min(WARM, calls)):
+        for _ in range(min(WARM, 1 + calls // 4)):
             act()
         return timed(act, calls, peer)
 

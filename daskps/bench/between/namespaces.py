@@ -28,6 +28,8 @@ NEEDS = ("unshare", "nsenter", "ip", "tc", "mount")
 HERE, THERE = "10.77.0.1", "10.77.0.2"
 #: What the rate lets through at once, and how long bytes may queue.
 BURST, LATENCY = "256kb", "50ms"
+#: How long a scheduler without tasks stays.
+IDLE = "2 minutes"
 LANES = {"DASK_DASKPS__WAYS__LANE": "true"}
 _SHARED = "mount -t tmpfs tmpfs /dev/shm && ip link set lo up"
 
@@ -126,7 +128,8 @@ def _cluster(far: int) -> Iterator[str]:
             )
             stack.enter_context(_ended(process))
 
-        start("scheduler", HERE, "--port", "0")
+        # It ends by itself where this process is killed; the workers end with it.
+        start("scheduler", HERE, "--port", "0", "--idle-timeout", IDLE)
         for host in (HERE, THERE):
             local = ["--local-directory", str(folder / host), "--no-nanny"]
             start("worker", host, *local, "--nthreads", "1", "--memory-limit", "0")
