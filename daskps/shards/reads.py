@@ -122,6 +122,10 @@ class TrainerReads:
         """Return which buffer holds the weights of a piece at a flip."""
         return self._segment.records[flip & 1].weight_sides[position]
 
+    def version(self, flip: int) -> int:
+        """Return the version at a flip."""
+        return self._records[flip & 1][VERSION]
+
     def is_whole(self, flip: int) -> bool:
         """Return whether what was copied since belongs to that flip."""
         header = self._header

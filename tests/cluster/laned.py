@@ -19,6 +19,7 @@ from daskps.cluster.lane.frames import (
     ANSWER,
     FORM,
     HEAD_NBYTES,
+    MOST_FORMS,
     REFUSAL,
     ROW_NBYTES,
     Head,
@@ -31,6 +32,7 @@ from daskps.cluster.wire.encoding import cache_dir
 from daskps.cluster.wire.messages import Answer, Call
 from daskps.layout.arrays import Layout
 from daskps.optim import Rule
+from daskps.shards.memory.format import GENERATION
 from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 
@@ -52,6 +54,7 @@ def hosted_shards(
         slots = {i: [0.0] * len(b.rule.slots) for i, b in bound.items()}
         segment = Segment(layout, index, slots)
         shard = Shard(segment, bound, cache_dir=cache_dir())
+        segment.words[GENERATION] = shard.generation
         found.append(HostedShard("s", layout, index, shard))
     return found
 
@@ -91,6 +94,8 @@ class Caller:
         """Send a call and have the host begin it."""
         key = form_of(call)
         if key not in self._forms:
+            if len(self._forms) == MOST_FORMS:
+                self._forms.clear()
             number = len(self._forms)
             frame = pack_text(FORM, say_form(call), self._next(), number)
             answer = self.serve(frame)

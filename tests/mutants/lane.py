@@ -8,6 +8,8 @@ FRAMES = "tests/cluster/lane/test_frames.py"
 ENDS = "tests/cluster/lane/test_ends.py"
 LANES = "tests/cluster/lane/test_lanes.py"
 FETCHES = "tests/cluster/lane/test_fetches.py"
+CALLS = "tests/cluster/lane/test_lane_calls.py"
+SAME = "tests/cluster/lane/test_same_answers.py"
 
 MUTANTS = (
     Mutant(
@@ -79,5 +81,47 @@ MUTANTS = (
         "if not 0 < head.sequence <= min(head.nbytes, MOST_TEXT):",
         "if not 0 < head.sequence <= MOST_TEXT:",
         (f"{FETCHES}::test_what_answers_no_fetch_is_found",),
+    ),
+    Mutant(
+        "form-knows-its-shards-for-ever",
+        "daskps.cluster.host.lane_forms:HostForm._is_current",
+        "if shards.get(key) is not hosted or hosted.is_released:",
+        "if hosted.is_released:",
+        (f"{CALLS}::test_a_shard_of_the_same_name_is_read_and_not_the_one_before",),
+    ),
+    Mutant(
+        "released-shard-is-read-by-lane",
+        "daskps.cluster.host.lane_forms:HostForm._is_current",
+        "if shards.get(key) is not hosted or hosted.is_released:",
+        "if shards.get(key) is not hosted:",
+        (f"{CALLS}::test_a_released_shard_serves_nobody",),
+    ),
+    Mutant(
+        "form-of-another-generation-is-tried",
+        "daskps.cluster.host.lane_forms:HostForm._find",
+        "or hosted.shard.generation != step.generation",
+        "or hosted.shard.generation < step.generation",
+        (f"{CALLS}::test_a_shard_that_came_back_is_asked_under_its_generation",),
+    ),
+    Mutant(
+        "torn-copy-is-answered",
+        "daskps.cluster.host.shard_reads:ShardRead.read",
+        "if looks.is_whole(flip):",
+        "if looks.is_whole(flip) or flip:",
+        (f"{CALLS}::test_a_read_that_an_update_runs_into_begins_again",),
+    ),
+    Mutant(
+        "accepted-step-is-said-again",
+        "daskps.cluster.host.parked_calls:Parked.offer",
+        "step = step._replace(kind=NOTHING, items=(), clock=clock, tick=False)",
+        "step = step._replace(clock=clock)",
+        (f"{SAME}::test_calls_of_trainers",),
+    ),
+    Mutant(
+        "question-that-reads-nothing-is-a-read",
+        "daskps.cluster.host.lane_forms:HostForm.__init__",
+        "self._only_reads = not changes(step) and all(part.ranges for part in parts)",
+        "self._only_reads = not changes(step)",
+        (f"{SAME}::test_calls_of_trainers",),
     ),
 )

@@ -31,15 +31,20 @@ from daskps.errors import ProtocolError
 from daskps.shards.steps import Item, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
     from daskps.layout.arrays import Layout
+    from daskps.reduction import Empty
     from daskps.typing import Array
 
 #: A version to wait for, in front of the arrays of a call.
 LEAST = np.dtype("int64")
 #: Longest wait that a head can say, in milliseconds.
 _MOST_MS = 2**32 - 1
+#: The body of a frame that has none.
+_NO_BYTES = np.empty(0, np.uint8)
+#: Bodies up to this size are received into one buffer.
+SMALL_NBYTES = 65_536
 #: More elements than any shard has.
 _MOST_ELEMENTS = 2**48
 
@@ -143,6 +148,8 @@ class Form:
     arrays: tuple[tuple[str, int], ...]
     #: Bytes of these.
     nbytes: int
+    #: Where each of them lies in a small body that is one buffer; None for others.
+    places: tuple[tuple[np.dtype[Any], int, int], ...] | None
 
     def check(self, head: Head) -> None:
         """Refuse a head whose body is none of this form.
@@ -159,6 +166,39 @@ class Form:
                 f"a call with a body of {head.nbytes:,} bytes, of a form that has "
                 f"{wanted:,}"
             )
+
+    def wanted(self, head: Head, empty: Empty) -> list[Array]:
+        """Return the buffers for a body of this form: arrays, or one for all of it.
+
+        Raises
+        ------
+        ProtocolError
+            Before memory is taken for it.
+        """
+        self.check(head)
+        if not head.nbytes:
+            return []
+        if self.places is not None:
+            return [np.empty(head.nbytes, np.uint8)]
+        arrays = [empty(n, dtype) for dtype, n in self.arrays]
+        if head.flags & HAS_LEAST:
+            arrays.insert(0, np.empty(len(self.template.parts), LEAST))
+        return arrays
+
+    def taken(
+        self, head: Head, body: Sequence[Array]
+    ) -> tuple[list[int] | None, Sequence[Array]]:
+        """Return the versions to wait for, by part, and the arrays of a body."""
+        least: list[int] | None = None
+        if self.places is None:
+            if head.flags & HAS_LEAST:
+                least, body = body[0].tolist(), body[1:]
+            return least, body
+        data = body[0] if body else _NO_BYTES
+        if head.flags & HAS_LEAST:
+            n = LEAST.itemsize * len(self.template.parts)
+            least, data = data[:n].view(LEAST).tolist(), data[n:]
+        return least, [data[a:b].view(dtype) for dtype, a, b in self.places]
 
     def call(
         self, head: Head, least: Sequence[int] | None, arrays: Iterator[Array]
@@ -252,7 +292,22 @@ def read_form(said: Any, layout_of: Callable[[str, int], Layout]) -> Form:
         if array is not None
     )
     nbytes = sum(np.dtype(dtype).itemsize * n for dtype, n in arrays)
-    return Form(template, arrays, nbytes)
+    return Form(template, arrays, nbytes, _places(arrays))
+
+
+def _places(
+    arrays: Iterable[tuple[str, int]],
+) -> tuple[tuple[np.dtype[Any], int, int], ...] | None:
+    """Return where arrays lie in one buffer, if that is small and suits all of them."""
+    found, at = [], 0
+    for name, n in arrays:
+        dtype = np.dtype(name)
+        end = at + n * dtype.itemsize
+        if at % dtype.alignment or end > SMALL_NBYTES:
+            return None
+        found.append((dtype, at, end))
+        at = end
+    return tuple(found)
 
 
 def _sized(n: int, dtype: str) -> Array:

@@ -45,7 +45,9 @@ MOST_SAID = 1000
 #: One shard of an answer: shard, version, lag, and what else there is to say.
 _ROW = struct.Struct("<qqqq")
 ROW_NBYTES = _ROW.size
-_PARKED, APPLIED = 1, 2
+_PARKED = 1
+#: What a row says of a shard that is done.
+APPLIED: Final = 2
 _ALL = 3
 
 
@@ -179,6 +181,33 @@ def pack_answers(answers: Sequence[Answer], number: int) -> list[Any]:
         arrays += [array for array in a.arrays if array.nbytes]
     nbytes = len(rows) + sum(array.nbytes for array in arrays)
     return [pack_head(Head(ANSWER, nbytes, number)) + rows, *arrays]
+
+
+class AnswerHead:
+    """Head and rows of the answers of a form, whose shards are done.
+
+    Parameters
+    ----------
+    n : int
+        Number of shards.
+    nbytes : int
+        Bytes of the arrays that follow.
+    """
+
+    def __init__(self, n: int, nbytes: int) -> None:
+        self._struct = struct.Struct(_HEAD.format + n * _ROW.format[1:])
+        #: Bytes of head and rows.
+        self.nbytes = self._struct.size
+        body = self.nbytes - HEAD_NBYTES + nbytes
+        self._said = MAGIC, ANSWER, 0, 0, body, 0, 0, 0, 1.0, 0.0, 0
+
+    def pack(self, number: int, rows: Sequence[int]) -> bytes:
+        """Return them, with shard, version, lag and code of each row."""
+        return self._struct.pack(*self._said, number, *rows)
+
+    def pack_into(self, buffer: Any, number: int, rows: Sequence[int]) -> None:
+        """Write them at the beginning of a buffer."""
+        self._struct.pack_into(buffer, 0, *self._said, number, *rows)
 
 
 def unpack_rows(data: bytes | bytearray | memoryview, call: Call) -> list[Answer]:

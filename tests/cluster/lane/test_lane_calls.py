@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from daskps import consistency
+from daskps.cluster.host import shard_reads
 from daskps.cluster.host.host import ShardHost
+from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.host.lane_calls import Parked
 from daskps.cluster.wire.messages import Call, Part
-from daskps.shards.steps import GRADIENT, READ, Item, Step
+from daskps.errors import StoreClosedError
+from daskps.kernels import copying
+from daskps.layout.arrays import Layout
+from daskps.shards.memory.format import GENERATION
+from daskps.shards.reads import TrainerReads
+from daskps.shards.steps import (
+    ASSIGN,
+    GRADIENT,
+    NO_WAIT,
+    READ,
+    Item,
+    Step,
+    Ticket,
+)
 from tests.cluster.hosted import bare_host
 from tests.cluster.laned import Caller, RefusedError, calling, hosted_shards
+from tests.shards.making import held
 
 RUN, N_RANKS = 7, 2
 
@@ -60,6 +77,12 @@ def pushpull(rank: int, clock: int, *shards: int) -> Call:
         part = Part(shard, step(rank, clock)._replace(items=items), ranges)
         parts.append(part)
     return Call("s", tuple(parts), wait_seconds=30.0)
+
+
+class Nobody:
+    """Owns tickets that are done at once."""
+
+    def one_done(self) -> None: ...
 
 
 # -- calls that wait ---------------------------------------------------------------
@@ -141,3 +164,207 @@ def test_arrays_of_no_elements_are_received(host, caller):
     push = Step(GRADIENT, items, producer=3, sequence=1, owned=True)
     call = Call("s", (part._replace(step=push, ranges=()),))
     assert [row.version for row in caller.call(call)] == [1]
+
+
+# -- what is done at once, without a ticket --------------------------------------------
+
+
+def pull(*shards: int, **said: Any) -> Call:
+    """What a handle reads, or a trainer."""
+    ranges = (("float32", 0, 30), ("float64", 0, 2))
+    parts = (Part(s, Step(wait=READ, owned=True, **said), ranges) for s in shards)
+    return Call("s", tuple(parts), wait_seconds=30.0)
+
+
+def push(shard: int, sequence: int, **said: Any) -> Call:
+    """A push outside runs."""
+    items = (Item(0, 0, np.ones(30, "f4")),)
+    step = Step(GRADIENT, items, producer=3, sequence=sequence, owned=True)
+    return Call("s", (Part(shard, step._replace(**said)),))
+
+
+def no_tickets(monkeypatch: Any) -> None:
+    def offer(*_: Any) -> None:
+        raise AssertionError("a ticket")
+
+    monkeypatch.setattr(HostedShard, "offer", offer)
+    monkeypatch.setattr(HostedShard, "put", offer)
+
+
+def test_weights_are_read_without_a_ticket(host, caller, monkeypatch):
+    caller.call(push(1, 1))
+    no_tickets(monkeypatch)
+    rows = caller.call(pull(0, 1, 2))
+    assert [row.version for row in rows] == [0, 1, 0]
+    assert [row.arrays[0].any() for row in rows] == [False, True, False]
+
+
+def test_a_step_that_joins_its_round_needs_no_ticket(host, caller, monkeypatch):
+    begin(host)
+    no_tickets(monkeypatch)
+    quiet = [
+        Part(p.shard, p.step._replace(wait=NO_WAIT))
+        for p in pushpull(0, 0, 0, 1, 2).parts
+    ]
+    rows = caller.call(Call("s", tuple(quiet)))
+    assert [(row.version, row.applied) for row in rows] == [(0, True)] * 3
+    # It completes the round, and reads it.
+    rows = caller.call(pushpull(1, 0, 0, 1, 2))
+    assert [row.version for row in rows] == [1] * 3
+    assert all(row.arrays[0].any() for row in rows)
+    rows = caller.call(pull(0, 1, 2, run=RUN, rank=0, clock=1))
+    assert [row.version for row in rows] == [1] * 3
+
+
+def test_a_shard_that_somebody_is_at_gets_a_ticket(host, caller):
+    begin(host)
+    hosted = host.get_shard("s", 1)
+    with hosted._mutex:
+        parked = caller.begin(pushpull(0, 0, 0, 1))
+        assert isinstance(parked, Parked)
+        assert hosted.waits
+    hosted.serve()
+    with calling(host) as other:
+        other.call(pushpull(1, 0, 0, 1))
+    assert parked.done
+    rows = caller.answers(parked.finish(0), pushpull(0, 0, 0, 1))
+    assert [row.version for row in rows] == [1, 1]
+
+
+def test_reads_that_take_the_lock_are_asked_for(host, caller):
+    for hosted in host.shards.values():
+        hosted.locks_reads = True
+    caller.call(push(0, 1))
+    (row,) = caller.call(pull(0))
+    assert row.arrays[0].any()
+
+
+def test_a_read_that_an_update_runs_into_begins_again(host, caller, monkeypatch):
+    """An update after each copy; the last one leaves the shard to its lock."""
+    hosted = host.get_shard("s", 0)
+    caller.call(push(0, 1))
+    n, whole = 0, TrainerReads.is_whole
+
+    def is_whole(looks: TrainerReads, flip: int) -> bool:
+        nonlocal n
+        n += 1
+        if n <= limit:
+            for _ in range(2):
+                hosted.shard.segment.writing += 1
+                hosted.shard.segment.flip += 1
+        return whole(looks, flip)
+
+    monkeypatch.setattr(TrainerReads, "is_whole", is_whole)
+    for limit in (1, 2, 100):
+        n = 0
+        (row,) = caller.call(pull(0))
+        # With a ticket it is tried once more.
+        assert n == min(limit + 1, 2 * shard_reads.TRIES)
+        assert row.arrays[0].tobytes() == held(hosted.shard.segment)[0].tobytes()
+
+
+def test_large_answers_are_in_memory_that_is_used_again(monkeypatch):
+    layout = Layout.build({"w": ((100_000,), "float32")}, 1)
+    monkeypatch.setattr(copying, "LARGE_NBYTES", 2**18)
+    with bare_host(None, *hosted_shards(layout)) as host, calling(host) as caller:
+        data = np.arange(100_000, dtype="f4")
+        assign = Step(ASSIGN, (Item(0, 0, data),), producer=1, sequence=1, owned=True)
+        host.shards["s", 0].offer(Ticket(assign, owner=Nobody()), 0)
+        read = Call("s", (Part(0, Step(wait=READ), (("float32", 0, 100_000),)),))
+        for _ in range(2):
+            (row,) = caller.call(read)
+            assert (row.arrays[0] == data).all()
+            del row
+        assert host.pool.nbytes == 401_408
+
+
+# -- shards that are not what they were ---------------------------------------------
+
+
+def test_a_shard_that_has_gone_is_refused(host, caller):
+    caller.call(pull(0))
+    caller.call(push(0, 1))
+    gone = host.shards.pop(("s", 0))
+    for call in (pull(0), push(0, 2), pull(1, 0)):
+        with pytest.raises(
+            RefusedError, match=r"StaleGenerationError.*holds no shard 0"
+        ):
+            caller.call(call)
+    assert gone.shard.segment.current.version == 1
+    # What of its store is still here goes on.
+    caller.call(pull(1))
+
+
+def test_a_shard_that_came_back_is_asked_under_its_generation(host, caller):
+    caller.call(pull(0))
+    anew = hosted_shards()[0]
+    anew.shard.generation = 2
+    anew.shard.segment.words[GENERATION] = 2
+    host.shards["s", 0] = anew
+    for call in (pull(0), push(0, 1)):
+        with pytest.raises(RefusedError, match=r"StaleGenerationError.*generation 1"):
+            caller.call(call)
+    assert anew.shard.segment.current.version == 0
+    assert caller.call(push(0, 1, generation=2))[0].version == 1
+    assert caller.call(pull(0, generation=2))[0].arrays[0].any()
+
+
+def test_a_shard_of_the_same_name_is_read_and_not_the_one_before(host, caller):
+    """As where a host lets go of a shard and takes it again."""
+    caller.call(pull(0))
+    before, anew = host.get_shard("s", 0), hosted_shards()[0]
+    host.shards["s", 0] = anew
+    caller.call(push(0, 1))
+    (row,) = caller.call(pull(0))
+    assert row.arrays[0].any()
+    assert row.arrays[0].tobytes() == held(anew.shard.segment)[0].tobytes()
+    assert before.shard.segment.current.version == 0
+
+
+def test_a_released_shard_serves_nobody(host, caller):
+    begin(host)
+    hosted = host.get_shard("s", 0)
+    trainer = pull(0, run=RUN, rank=0, clock=0)
+    caller.call(pull(0))
+    caller.call(trainer)
+    before = hosted.shard.segment.buffer.tobytes()
+    hosted.release(StoreClosedError("another process has it"))
+    hosted.serve()
+    for call in (pull(0), trainer, pushpull(0, 0, 0)):
+        with pytest.raises(RefusedError, match="StoreClosedError: another process"):
+            caller.call(call)
+    assert hosted.shard.segment.buffer.tobytes() == before
+
+
+def test_a_shard_that_is_freed_is_not_read(host, caller):
+    """While its host still has it: its memory may be another's a moment later."""
+    hosted = host.get_shard("s", 0)
+    caller.call(pull(0))
+    hosted.run(lambda shard: shard.abandon(StoreClosedError("it was deleted")))
+    hosted.serve()
+    hosted.close()
+    for call in (pull(0), push(0, 1)):
+        with pytest.raises(RefusedError, match="StoreClosedError: it was deleted"):
+            caller.call(call)
+
+
+def test_a_run_that_is_over_is_refused(host, caller):
+    begin(host)
+    trainer = pull(0, run=RUN, rank=0, clock=0)
+    caller.call(trainer)
+    hosted = host.get_shard("s", 0)
+    hosted.run(lambda shard: shard.end_run(RUN, "the test ends it"))
+    hosted.serve()
+    for call in (trainer, pushpull(0, 0, 0)):
+        with pytest.raises(RefusedError, match="RunCancelledError"):
+            caller.call(call)
+
+
+def test_a_step_of_negative_weight_is_refused(host, caller):
+    """A round divides by the sum of its weights; messages are looked at the same way."""
+    begin(host)
+    (part,) = pushpull(0, 0, 0).parts
+    wrong = part._replace(step=part.step._replace(weight=-1.0))
+    with pytest.raises(RefusedError, match=r"ProtocolError: a call of weight -1\.0"):
+        caller.call(Call("s", (wrong,)))
+    assert not host.get_shard("s", 0).waits

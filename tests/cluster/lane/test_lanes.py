@@ -21,6 +21,7 @@ from daskps import optim
 from daskps.cluster import upstream
 from daskps.cluster.caller import lane_call, lanes
 from daskps.cluster.host.host import HOSTS
+from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.lane.channel import Channel
 from daskps.cluster.lane.frames import CALL, FORM, Head, pack_head, pack_text
 from daskps.cluster.wire.messages import PROTOCOL
@@ -133,6 +134,8 @@ def test_what_a_host_refuses_is_heard_by_message_and_keeps_the_lane(client):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(host, "get_shard", refuse)
+            # Else the host does not look for the shards that it knows.
+            patch.setattr(HostedShard, "is_released", property(lambda _: True))
             with pytest.raises(daskps.errors.LayoutError, match="the reason itself"):
                 s.pull()
         after = handle(s)

@@ -1,0 +1,308 @@
+"""Forms of a lane at the shards of a host: looked up once, then used by each call.
+
+Nearly all frames ask for what can be done at once: a step joins its round, a push is
+applied, weights are read without a lock. That is tried first, shard by shard. What has
+to wait is a ticket there, and the call is parked with its tickets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from functools import partial
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.cluster.host.calls import answers_of
+from daskps.cluster.host.parked_calls import Parked
+from daskps.cluster.host.shard_reads import ShardRead
+from daskps.cluster.lane.frames import (
+    APPLIED,
+    AnswerHead,
+    Head,
+    pack_answers,
+    pack_refusal,
+)
+from daskps.cluster.wire.encoding import widened
+from daskps.cluster.wire.wellformed import refused
+from daskps.errors import DaskPSError, ProtocolError, ShardBusyError
+from daskps.shards.run_record import changes
+from daskps.shards.steps import ASK, NO_WAIT, READ, Ready, Tick
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from daskps.cluster.host.calls import Started
+    from daskps.cluster.host.host import ShardHost
+    from daskps.cluster.host.hosted import HostedShard
+    from daskps.cluster.host.parked_calls import Finish
+    from daskps.cluster.lane.forms import Form
+    from daskps.cluster.wire.messages import Call
+    from daskps.typing import Array
+
+logger = logging.getLogger(__name__)
+#: How long a call may wait here before its caller takes a message.
+MOST_WAIT_SECONDS = 1.0
+#: How long a step that is simple waits for a shard's lock before it becomes a ticket.
+SOON_SECONDS = 0.05
+#: Answers up to this size are one buffer.
+SMALL_NBYTES = 65_536
+
+
+class HostForm:
+    """A form at the shards of a host, and the calls of that form.
+
+    Parameters
+    ----------
+    host : ShardHost
+        The host.
+    form : Form
+        What stays the same from call to call.
+    """
+
+    def __init__(self, host: ShardHost, form: Form) -> None:
+        self.form, self._host = form, host
+        parts, step = form.template.parts, form.template.step
+        self._run, self._step = step.run, step
+        self._shards = [part.shard for part in parts]
+        self._keys = [(form.template.store, shard) for shard in self._shards]
+        self._only_reads = not changes(step) and all(part.ranges for part in parts)
+        #: In place of the versions that steps lead to, where there are only reads.
+        self._no_versions = (0,) * len(parts)
+        #: Whether all that it waits for is to read something, or nothing at all.
+        self._is_plain = (not step.run or step.rank >= 0) and all(
+            part.step.wait == (READ if part.ranges else NO_WAIT) for part in parts
+        )
+        #: By part the pieces of a step that may join a round as it is; else None.
+        self._positions = _positions(form.template) if self._is_plain else None
+        self._has_reads = any(part.ranges for part in parts)
+        self._nbytes = sum(
+            (stop - start) * np.dtype(dtype).itemsize
+            for part in parts
+            for dtype, start, stop in part.ranges
+        )
+        self._is_small = self._nbytes <= SMALL_NBYTES
+        self._head = AnswerHead(len(parts), self._nbytes)
+        #: The shards as they were found last; none before the first call.
+        self._found: list[HostedShard] = []
+        self._reads: list[ShardRead | None] = []
+        #: Whether these shards are asked without tickets at first.
+        self._tries = False
+
+    # -- the shards ------------------------------------------------------------
+
+    def _is_current(self) -> bool:
+        """Return whether the shards are those that were found last, and still here."""
+        shards, found = self._host.shards, self._found
+        for key, hosted in zip(self._keys, found, strict=False):
+            if shards.get(key) is not hosted or hosted.is_released:
+                return False
+        return bool(found)
+
+    def _find(self) -> None:
+        """Look the shards up.
+
+        Raises
+        ------
+        StaleGenerationError
+            Where one of them is not here.
+        """
+        self._found = []
+        found = [self._host.get_shard(*key) for key in self._keys]
+        parts, at = self.form.template.parts, 0
+        self._reads, self._tries = [], self._is_plain
+        for hosted, part in zip(found, parts, strict=True):
+            step, read = part.step, None
+            if part.ranges:
+                read = ShardRead(hosted.shard.segment, step, part.ranges, at)
+                at += read.nbytes
+            self._reads.append(read)
+            if (
+                hosted.locks_reads
+                or hosted.is_released
+                or hosted.shard.generation != step.generation
+            ):
+                self._tries = False
+        self._found = found
+
+    # -- a call ------------------------------------------------------------------
+
+    def begin(
+        self, head: Head, body: Sequence[Any], seconds: float
+    ) -> list[Any] | Parked:
+        """Return the frame that answers a call, or the call that waits.
+
+        Parameters
+        ----------
+        head : Head
+            Its head.
+        body : sequence of buffers
+            Its body.
+        seconds : float
+            How long this thread waits for the lock of a shard, or for room at one.
+
+        Raises
+        ------
+        Exception
+            For which the call is refused. Nothing of it waits then.
+        """
+        if self._run and head.weight < 0:
+            raise ProtocolError(f"a call of weight {head.weight} in run {self._run}")
+        if not self._is_current():
+            self._find()
+        least, arrays = self.form.taken(head, body)
+        if self._run:
+            bounds: Iterable[int] = repeat(head.clock + self._step.tick)
+        else:
+            bounds = least or repeat(0)
+        versions: Sequence[int] = ()
+        if self._tries and (self._only_reads or self._positions is not None):
+            versions = self._try_step(head, arrays, seconds)
+            if ASK not in versions:
+                frame = self._read(head.number, bounds, versions)
+                if frame is not None:
+                    return frame
+        call = self.form.call(head, least, iter(arrays))
+        return self._ask(call, versions, partial(self._answer, head, bounds), seconds)
+
+    def _try_step(
+        self, head: Head, arrays: Sequence[Array], seconds: float
+    ) -> Sequence[int]:
+        """Have each shard take a trainer's step; return the versions, or ASK."""
+        if self._positions is None:
+            return self._no_versions
+        step, given, versions = self._step, iter(arrays), []
+        run, rank, kind = step.run, step.rank, step.kind
+        tick = Tick(run, rank, head.clock, head.sequence, kind, head.weight)
+        soon = min(seconds, SOON_SECONDS)
+        for hosted, places in zip(self._found, self._positions, strict=True):
+            # The places first: of what is left nothing must be lost.
+            mine = dict(zip(places, given, strict=False))
+            try:
+                versions.append(hosted.try_step(tick, mine, soon))
+            except ShardBusyError:
+                versions.append(ASK)
+        return versions
+
+    def _ask(
+        self, call: Call, versions: Sequence[int], answer: Finish, seconds: float
+    ) -> list[Any] | Parked:
+        """Give the shards their parts as tickets, but for the steps that they have."""
+        host, found = self._host, self._found
+        if call.step.producer:
+            for hosted in found:
+                host.make_room(hosted, call.step.producer, seconds)
+        if call.codec:
+            call = widened(call, found[0].layout, host.empty)
+        if not versions or self._only_reads:
+            versions = [ASK] * len(found)
+        end = time.monotonic() + min(call.wait_seconds, MOST_WAIT_SECONDS)
+        parked = Parked(host, end, answer)
+        try:
+            for hosted, part, version in zip(found, call.parts, versions, strict=True):
+                parked.offer(hosted, part, version, seconds)
+        except BaseException:
+            parked.cancel()
+            raise
+        if parked.done:
+            # A read whose turn does not come waits as well.
+            with contextlib.suppress(ShardBusyError):
+                return parked.finish(seconds)
+        parked.keep_looking()
+        return parked
+
+    # -- its answer ----------------------------------------------------------------
+
+    def _answer(
+        self,
+        head: Head,
+        bounds: Iterable[int],
+        started: Sequence[Started],
+        seconds: float,
+    ) -> list[Any]:
+        """Return the frame that answers a call with tickets, done or not."""
+        versions = []
+        for _, _, ticket in started if self._tries else ():
+            outcome = ticket.outcome
+            if type(outcome) is not Ready:
+                break
+            versions.append(ticket.version or outcome.version)
+        if len(versions) == len(started):
+            frame = self._read(head.number, bounds, versions)
+            if frame is not None:
+                return frame
+        try:
+            answers = answers_of(started, self._host.empty, seconds=seconds)
+            return pack_answers(answers, head.number)
+        except ShardBusyError:
+            raise  # with no time to wait
+        except Exception as error:  # noqa: BLE001 - its caller gets a refusal
+            return refusal_of(error, head.number)
+
+    def _read(
+        self, number: int, bounds: Iterable[int], versions: Iterable[int]
+    ) -> list[Any] | None:
+        """Return the frame that answers a call, with what it reads.
+
+        Parameters
+        ----------
+        number : int
+            Number of the frame.
+        bounds : iterable of int
+            How far each shard must be for what is read of it.
+        versions : iterable of int
+            What its step has led to, at shards of which nothing is read.
+
+        Returns
+        -------
+        list of buffers or None
+            None where a shard must be asked.
+        """
+        head, rows = self._head, list[int]()
+        if not self._has_reads:
+            for shard, version in zip(self._shards, versions, strict=True):
+                rows += (shard, version, 0, APPLIED)
+            return [head.pack(number, rows)]
+        if self._is_small:
+            whole = np.empty(head.nbytes + self._nbytes, np.uint8)
+            out = whole[head.nbytes :]
+        else:
+            out = self._host.empty(self._nbytes, np.uint8)
+        for shard, read, bound, version in zip(
+            self._shards, self._reads, bounds, versions, strict=False
+        ):
+            lag = 0
+            if read is not None:
+                version = read.read(bound, out)
+                if version < 0:
+                    return None
+                lag = read.looks.lag
+            rows += (shard, version, lag, APPLIED)
+        if not self._is_small:
+            return [head.pack(number, rows), out]
+        head.pack_into(whole, number, rows)
+        return [whole]
+
+
+def _positions(template: Call) -> list[tuple[int, ...]] | None:
+    """Return the pieces of a step that may join a round as it is, by part."""
+    step, found = template.step, []
+    if not (step.run and step.tick) or step.whole or template.codec:
+        return None
+    for part in template.parts:
+        items = part.step.items
+        if any(item.start or item.ids is not None for item in items):
+            return None
+        found.append(tuple(item.position for item in items))
+    return found
+
+
+def refusal_of(error: Exception, number: int) -> list[Any]:
+    """Return the frame that refuses a call, after an error that its shards gave none."""
+    if isinstance(error, (DaskPSError, ValueError, TypeError)):
+        return pack_refusal(error, number)
+    logger.error("a call by a lane failed", exc_info=error)
+    return pack_refusal(refused(error, "a call"), number)
