@@ -125,6 +125,12 @@ def test_namespaces_that_are_refused_are_told(monkeypatch: pytest.MonkeyPatch) -
     assert "not permitted" in (namespaces.missing() or "")
 
 
+def test_a_cluster_of_one_worker_is_refused() -> None:
+    client: Any = SimpleNamespace(nthreads=lambda: {"tcp://a": 1})
+    with pytest.raises(SystemExit, match="two workers are needed, there are 1"):
+        Pair.of(client)
+
+
 # -- every row on a cluster ----------------------------------------------------
 
 

@@ -142,7 +142,10 @@ class Pair:
     @classmethod
     def of(cls, client: Client, *, tls: bool = False) -> Pair:
         """Return the first two workers of a cluster."""
-        here, there, *_ = client.nthreads()
+        workers = list(client.nthreads())
+        if len(workers) < 2:
+            raise SystemExit(f"two workers are needed, there are {len(workers)}")
+        here, there = workers[:2]
         pids = client.run(os.getpid, workers=[here, there])
         return cls(client, here, there, (pids[here], pids[there]), tls)
 
