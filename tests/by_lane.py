@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from daskps.cluster.caller import lanes
+from daskps.cluster.caller.by_lane import FarByLane
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.far import Far
 from daskps.cluster.caller.lanes import Lanes
@@ -73,7 +74,7 @@ def noting(begin: Any) -> Any:
 
     def noted(self: Far, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
-        if self.lanes is not None:
+        if isinstance(self, FarByLane):
             _counters.append(self.counters)
 
     return noted
@@ -82,13 +83,13 @@ def noting(begin: Any) -> Any:
 def waiting(take: Any) -> Any:
     """Wait for a lane that is being opened; count calls that find none."""
 
-    def taken(self: Lanes, worker: str) -> Any:
-        lane, tries = take(self, worker), 0
+    def taken(self: Lanes, worker: str, store: str) -> Any:
+        lane, tries = take(self, worker, store), 0
         # Others may be faster at those that are opened meanwhile.
         while lane is None and tries < lanes.MOST_LANES and opened(self, worker):
-            lane, tries = take(self, worker), tries + 1
+            lane, tries = take(self, worker, store), tries + 1
         if lane is None:
-            if len(self._lanes.get(worker, ())) >= lanes.MOST_LANES:
+            if self.count([worker]) >= lanes.MOST_LANES:
                 count(_by_contract, "all lanes to the host are in calls")
             else:
                 count(_without, "no lane")
@@ -115,9 +116,9 @@ def tallying(send: Any) -> Any:
     async def tallied(
         self: Far, worker: str, request: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        if self.lanes is not None and _is_async.get():
+        if isinstance(self, FarByLane) and _is_async.get():
             count(_by_contract, "on an event loop")
-        elif self.lanes is not None and request.given:
+        elif isinstance(self, FarByLane) and request.given:
             count(_by_contract, "pieces that are given away")
         return await send(self, worker, request, *args, **kwargs)
 

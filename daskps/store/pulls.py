@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from daskps import config
@@ -202,8 +201,11 @@ class Readable(Handle):
             and the calls its host has served for all its shards ("calls"). "handle":
             of this handle in this process, the way that verbs take from here to each
             worker ("ways": "process" is a call, "machine" acts on the shards' memory,
-            "message" goes over the network), messages, calls without one
-            ("local_calls"), bytes of the arrays in messages ("nbytes"), and retries.
+            "message" goes over the network, "lane" too, by a socket of its own),
+            messages, calls without one ("local_calls"), bytes of the arrays in messages
+            ("nbytes"), and retries; "lanes" that this process has to those workers,
+            calls that took them and the bytes of their arrays ("lane_calls",
+            "lane_nbytes"), and "fallbacks", how often a message went instead and why.
 
         Raises
         ------
@@ -223,7 +225,7 @@ class Readable(Handle):
             found = sorted((r for rs in rows for r in rs), key=lambda r: r["shard"])
             handle: dict[str, Any] = {}
             if (shards := self._shards) is not None:
-                handle = {"ways": shards.ways.names(on_loop), **asdict(shards.counters)}
+                handle = shards.stats(on_loop)
             return {"shards": found, "handle": handle}
 
         return self._ask("stats", finish, timeout)

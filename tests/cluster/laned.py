@@ -14,15 +14,19 @@ from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.host.lane_calls import LaneCalls, Parked
 from daskps.cluster.lane.channel import Channel
-from daskps.cluster.lane.forms import form_of, pack_frame, say_form
+from daskps.cluster.lane.forms import LEAST, say_form
 from daskps.cluster.lane.frames import (
     ANSWER,
+    CALL,
     FORM,
+    HAS_LEAST,
+    HAS_LR,
     HEAD_NBYTES,
     MOST_FORMS,
     REFUSAL,
     ROW_NBYTES,
     Head,
+    pack_head,
     pack_text,
     unpack_head,
     unpack_rows,
@@ -68,6 +72,46 @@ def bindings(layout: Layout, rule: Rule) -> dict[int, Any]:
     }
 
 
+def pack_frame(call: Call, form: int, number: int) -> list[Any]:
+    """Return a call as the buffers of its frame.
+
+    Parameters
+    ----------
+    call : Call
+        The call.
+    form : int
+        Number of its form.
+    number : int
+        Number of the frame.
+    """
+    step, flags, body = call.step, 0, list[Any]()
+    if step.lr is not None:
+        flags |= HAS_LR
+    if any(p.step.at_least for p in call.parts):
+        flags |= HAS_LEAST
+        body.append(np.array([p.step.at_least for p in call.parts], LEAST))
+    for part in call.parts:
+        for item in part.step.items:
+            body.append(item.data)
+            if item.ids is not None:
+                body.append(item.ids)
+    body = [np.ascontiguousarray(array) for array in body if array.nbytes]
+    head = Head(
+        CALL,
+        sum([array.nbytes for array in body]),
+        number,
+        form,
+        flags,
+        step.clock,
+        step.sequence,
+        step.floor,
+        step.weight,
+        step.lr or 0.0,
+        min(int(1000 * call.wait_seconds), 2**32 - 1),
+    )
+    return [pack_head(head), *body]
+
+
 class RefusedError(Exception):
     """What a lane leaves to messages."""
 
@@ -92,7 +136,7 @@ class Caller:
 
     def begin(self, call: Call) -> list[Any] | Parked:
         """Send a call and have the host begin it."""
-        key = form_of(call)
+        key = repr(say_form(call))
         if key not in self._forms:
             if len(self._forms) == MOST_FORMS:
                 self._forms.clear()
@@ -134,8 +178,9 @@ class Caller:
             assert not body
             return []
         at = ROW_NBYTES * len(call.parts)
+        shards = [part.shard for part in call.parts]
         found = []
-        for row, part in zip(unpack_rows(body[:at], call), call.parts, strict=True):
+        for row, part in zip(unpack_rows(body[:at], shards), call.parts, strict=True):
             arrays = []
             for dtype, start, stop in () if row.parked else part.ranges:
                 array = np.frombuffer(body, dtype, stop - start, at)

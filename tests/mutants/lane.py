@@ -35,16 +35,16 @@ MUTANTS = (
     ),
     Mutant(
         "form-without-its-generation",
-        "daskps.cluster.lane.forms:form_of",
-        "(p.shard, p.step.generation, p.step.wait, p.ranges, _sizes(p.step.items))",
-        "(p.shard, p.step.wait, p.ranges, _sizes(p.step.items))",
+        "daskps.cluster.wire.messages:pack_call",
+        "p.step.generation,",
+        "1,",
         (f"{FRAMES}::test_what_no_head_says_makes_another_form",),
     ),
     Mutant(
         "old-answer-of-a-lane",
-        "daskps.cluster.caller.lanes:Lane._receive_head",
-        "if head.number != self._number & 0xFFFF_FFFF:",
-        "if head.number > self._number & 0xFFFF_FFFF:",
+        "daskps.cluster.caller.lane:Lane._receive_own",
+        "if head.number != self._number:",
+        "if head.number > self._number:",
         (f"{ENDS}::test_what_answers_nothing_is_found",),
     ),
     Mutant(
@@ -64,8 +64,8 @@ MUTANTS = (
     Mutant(
         "lost-answer-is-success",
         "daskps.cluster.caller.lane_call:LaneCall._fall_back",
-        "self._say(self._request, call)",
-        "self._say(self._request.waiting(), call)",
+        "self._left.append((self._make(), form.shards))",
+        "self._left.append((self._make().waiting(), form.shards))",
         (f"{LANES}::test_a_lane_that_is_cut_anywhere_applies_each_push_once",),
     ),
     Mutant(

@@ -26,7 +26,7 @@ ALLOWED = {
     "cluster/host/contributions.py": "contributions of the task graph",
     "cluster/runs/graph/context.py": "weights that a task has read",
     # Reads of a segment's memory into the caller's, past the caches where that pays.
-    "cluster/caller/lanes.py": "bytes that came for an array with gaps",
+    "cluster/caller/lane_form.py": "versions that are waited for, as bytes",
     "cluster/caller/reads.py": "takes another road where the copy is NumPy's",
     "cluster/host/copy_routine.py": "chooses the copy of a read",
     "shards/reads.py": "the default of that choice",

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from daskps import config
+from daskps.cluster.caller.by_lane import FarByLane, call_of
 from daskps.cluster.caller.far import Far, gather
-from daskps.cluster.caller.interrupts import shielded
 from daskps.cluster.caller.near import NearRoute
 from daskps.cluster.caller.near_call import call_near
 from daskps.cluster.caller.reads import Reads
@@ -62,7 +64,8 @@ class ShardClient:
     ) -> None:
         self.link, self.meta = link, meta
         self.ways = Ways(link, meta, joined, rank=rank, bsp=bsp)
-        self.far = Far(link, meta, self.ways, joined.size if joined else 1)
+        make = FarByLane if config.load().lane_way else Far
+        self.far: Far = make(link, meta, self.ways, joined.size if joined else 1)
         self.counters = self.far.counters
         self.reads = Reads(meta, self.ways, self.counters)
         #: What this process reaches of a route.
@@ -111,9 +114,9 @@ class ShardClient:
             if request.check is not None:
                 request.check()
             if not self.link.asynchronous:
-                by_lane = self.far.by_lane(request, near.far, deadline)
-                if by_lane is not None:
-                    return shielded(by_lane.run, by_lane.stop)
+                route = self.far.find_lanes(request, near.far)
+                if route is not None:
+                    return call_of(self.far, route, request, deadline).run()
             work = self.far.call
             return self.link.run(lambda: work(request, near.far, deadline))
         return call_near(self.far, request, near, deadline)
@@ -122,13 +125,27 @@ class ShardClient:
         """Make a call to shards from the event loop; see :meth:`call`."""
         return await self.far.call(request, request.route.slices, deadline)
 
+    def stats(self, on_loop: bool) -> dict[str, Any]:
+        """Return how calls reach each host, and what they have been.
+
+        Parameters
+        ----------
+        on_loop : bool
+            Whether they come from the event loop.
+        """
+        ways = self.ways.names(on_loop)
+        for worker, way in ways.items():
+            if way == "message" and not on_loop and self.far.lanes_to([worker]):
+                ways[worker] = "lane"
+        counted = asdict(self.counters)
+        counted["fallbacks"] = self.far.fallbacks()
+        return {"ways": ways, **counted, "lanes": self.far.lanes_to(ways)}
+
     def close(self) -> None:
         """Let go of the shards' memory, which goes with its last user."""
         self.reads.clear()
         self._near.clear()
         self.ways.close()
-        if self.far.lanes is not None:
-            self.far.lanes.close()
 
     # -- control -------------------------------------------------------------
 

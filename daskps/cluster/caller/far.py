@@ -18,9 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from daskps import config
-from daskps.cluster.caller.lane_call import LaneCall
-from daskps.cluster.caller.lanes import Lanes
 from daskps.cluster.caller.liveness import Liveness, check_located
 from daskps.cluster.caller.routes import Reply, Request, joined
 from daskps.cluster.caller.wires import Counters, DaskWire
@@ -32,6 +29,8 @@ from daskps.shards.steps import NOTHING
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Sequence
 
+    from daskps.cluster.caller.lane_route import LaneRoute
+    from daskps.cluster.caller.lanes import Lanes
     from daskps.cluster.caller.link import CallFuture, Link
     from daskps.cluster.caller.routes import Target
     from daskps.cluster.caller.shard_map import StoreMap
@@ -70,12 +69,10 @@ class Far:
     """
 
     def __init__(self, link: Link, meta: StoreMap, ways: Ways, size: int) -> None:
-        self.link, self._meta, self._ways = link, meta, ways
+        self.link, self.meta, self._ways = link, meta, ways
         self.counters = Counters()
         #: Sockets to the hosts, for calls from threads.
         self.lanes: Lanes | None = None
-        if config.load().lane_way:
-            self.lanes = Lanes(link, meta.uid, self.counters)
         self._wire: Wire = DaskWire(link)
         self._name, self._numbers = uuid.uuid4().hex, itertools.count()
         #: What shards that were away when they were last looked for wait for.
@@ -84,33 +81,33 @@ class Far:
         self._locate = partial(_locate, link, meta.uid)
         self.liveness = Liveness(self._locate, meta.name, size)
 
+    def send(
+        self, request: Request, shards: Sequence[int], deadline: Deadline
+    ) -> CallFuture[Reply]:
+        """Begin a call by message from a thread; see :meth:`call`."""
+        return self.link.start(partial(self.call, request, shards, deadline))
+
     def start(
         self, request: Request, shards: Sequence[int], deadline: Deadline
     ) -> CallFuture[Reply]:
-        """Begin a call from a thread; see :meth:`call`."""
-        by_lane = self.by_lane(request, shards, deadline)
-        if by_lane is None:
-            return self.link.start(partial(self.call, request, shards, deadline))
-        by_lane.begin()
-        return by_lane
+        """Begin a call from a thread, however it goes."""
+        return self.send(request, shards, deadline)
 
-    def by_lane(
-        self, request: Request, shards: Sequence[int], deadline: Deadline
-    ) -> LaneCall | None:
-        """Return a call that takes lanes where it can; None where it may take none."""
-        # Pieces that a caller gives away are of a form of their own each time.
-        if self.lanes is None or request.given:
-            return None
-        return LaneCall(
-            self.lanes,
-            request,
-            hosts=self._hosts_of(shards),
-            make=lambda said, of, seconds: said.call(self._meta, of, seconds, ""),
-            send=lambda said, of: self.link.start(
-                partial(self.call, said, of, deadline)
-            ),
-            deadline=deadline,
-        )
+    def find_lanes(self, request: Request, shards: Sequence[int]) -> LaneRoute | None:
+        """Return how a call takes lanes; None where it may take none."""
+        return None
+
+    def lanes_to(self, workers: Iterable[str]) -> int:
+        """Return how many lanes to some workers this process has."""
+        return self.lanes.count(workers) if self.lanes else 0
+
+    def fallbacks(self) -> dict[str, int]:
+        """Return how often a call went by message that might have had a lane, and why.
+
+        Also how often no lane could be opened, for whichever handle.
+        """
+        failures = self.lanes.failures if self.lanes else {}
+        return {**self.counters.fallbacks, **failures}
 
     async def call(
         self,
@@ -149,7 +146,7 @@ class Far:
     def _hosts_of(self, shards: Iterable[int]) -> dict[str, list[int]]:
         """Return the shards by the worker that owns them."""
         hosts: dict[str, list[int]] = {}
-        owners = self._meta.where.owners
+        owners = self.meta.where.owners
         for shard in shards:
             hosts.setdefault(owners[shard], []).append(shard)
         return hosts
@@ -196,7 +193,7 @@ class Far:
         self, worker: str, request: Request, shards: Sequence[int], left: float
     ) -> list[Answer]:
         token, run = f"{self._name}-{next(self._numbers)}", request.step.run
-        call = request.call(self._meta, shards, min(left, WAIT_SECONDS), token)
+        call = request.call(self.meta, shards, min(left, WAIT_SECONDS), token)
         async with self.liveness.over(worker, shards, run):
             if (
                 self._ways.is_near(worker)
@@ -235,7 +232,7 @@ class Far:
 
         Returns how often it was tried in vain where the shards still are.
         """
-        where, wait = self._meta.where, FIRST_SECONDS
+        where, wait = self.meta.where, FIRST_SECONDS
         while True:
             left = deadline.left()
             # For half of what is left at most: an answer says what keeps them.
@@ -243,13 +240,13 @@ class Far:
             seconds = None if left == float("inf") else left
             located = await self.link.within(work, seconds, deadline.what)
             self._waits, wait = dict(located["away"]), ADOPT_SECONDS
-            check_located(self._meta.name, located, shards)
+            check_located(self.meta.name, located, shards)
             if not set(shards) & self._waits.keys():
                 break
         self.counters.retries += 1
         logger.debug("%s: try %d: %r", deadline.what, tries + 2, error)
         self._ways.moved(located)
-        if self._meta.where != where:
+        if self.meta.where != where:
             return 0
         if isinstance(error, StaleGenerationError) and tries >= 3:
             logger.warning("%s gives up: %s", deadline.what, error)
@@ -264,7 +261,7 @@ class Far:
         self, deadline: Deadline, request: Request, shards: Sequence[int]
     ) -> TimeoutError:
         """Return the error that says what a call has waited for, and who keeps it."""
-        worker = self._meta.where.owners[shards[0]]
+        worker = self.meta.where.owners[shards[0]]
         named = ", ".join(map(str, shards[:8])) + (", ..." if len(shards) > 8 else "")
         where = f"{'shards' if len(shards) > 1 else 'shard'} {named} at worker {worker}"
         if why := await self._who_keeps(worker, shards):
@@ -281,12 +278,12 @@ class Far:
         why = ""
         try:
             asked = self.link.control(
-                worker, "locked", store=self._meta.uid, shards=shards
+                worker, "locked", store=self.meta.uid, shards=shards
             )
             for shard, pid in await asyncio.wait_for(asked, ASK_SECONDS):
                 why = f"where process {pid} of its machine has locked shard {shard}"
         except (OSError, DaskPSError):
-            places = self._meta.where.segments
+            places = self.meta.where.segments
             names = [places[i].name for i in shards if i in places]
             pid = pid_of(owner_of(names[0])) if names else 0
             process = f" (process {pid} of its machine)" if names else ""
@@ -303,7 +300,7 @@ class Far:
         """Return which shard is away, and what it waits for, in words."""
         await self._look_who_is_away()
         for shard, why in sorted(self._waits.items()):
-            return f"shard {shard} at worker {self._meta.owners[shard]}, which {why}"
+            return f"shard {shard} at worker {self.meta.owners[shard]}, which {why}"
         return ""
 
 

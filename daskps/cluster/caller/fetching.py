@@ -8,18 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from daskps.cluster.caller.lanes import (
-    PATIENCE_SECONDS,
-    SLOW_NBYTES,
-    LaneRefusedError,
-    reason_of,
-)
+from daskps.cluster.caller.lane import LaneRefusedError, reason_of
+from daskps.cluster.caller.lanes import PATIENCE_SECONDS, SLOW_NBYTES
+from daskps.cluster.caller.wires import Counters
 from daskps.errors import DaskPSError, IllegalStateError, ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from daskps.cluster.caller.lanes import Lane, Lanes
+    from daskps.cluster.caller.lane import Lane
+    from daskps.cluster.caller.lanes import Lanes
     from daskps.cluster.caller.link import CallFuture
     from daskps.typing import Array
 
@@ -52,19 +50,20 @@ class Fetch:
     #: About how many bytes come: a host may take longer for more.
     nbytes: int = 0
     _lanes: Lanes | None = field(init=False, default=None)
+    _counters: Counters = field(init=False, default_factory=Counters)
     _lane: Lane | None = field(init=False, default=None)
     _asked: CallFuture[Fetched] | None = field(init=False, default=None)
 
-    def begin(self, lanes: Lanes | None) -> None:
+    def begin(self, lanes: Lanes | None, counters: Counters, store: str) -> None:
         """Ask the host; the answer is waited for later."""
-        self._lanes = lanes
-        if lanes is None or (lane := lanes.take(self.worker)) is None:
+        self._lanes, self._counters = lanes, counters
+        if lanes is None or (lane := lanes.take(self.worker, store)) is None:
             self._asked = self.ask()
             return
         self._lane = lane
         try:
             slow = self.nbytes / SLOW_NBYTES
-            lane.channel.begin(PATIENCE_SECONDS + slow, MOST_SECONDS + slow)
+            lane.begin(PATIENCE_SECONDS + slow, MOST_SECONDS + slow)
             lane.fetch(self.what, self.about)
         except (OSError, ProtocolError) as error:
             self._fall_back(lanes, lane, error)
@@ -86,8 +85,8 @@ class Fetch:
             else:
                 self._lane = None
                 lanes.give_back(self.worker, lane)
-                lanes.counters.lane_calls += 1
-                lanes.counters.lane_nbytes += sum(a.nbytes for a in found.arrays)
+                self._counters.lane_calls += 1
+                self._counters.lane_nbytes += sum(a.nbytes for a in found.arrays)
                 return found
         if self._asked is None:
             raise IllegalStateError(f"a fetch of {self.what} was never begun")
@@ -116,12 +115,17 @@ class Fetch:
             lanes.give_back(self.worker, lane)
         else:
             lanes.end(self.worker, lane)
-        lanes.counters.fell_back(reason_of(error))
+        self._counters.fell_back(reason_of(error))
         self._asked = self.ask()
 
 
 def fetch_all(
-    fetches: Sequence[Fetch], lanes: Lanes | None, meanwhile: Callable[[], None]
+    fetches: Sequence[Fetch],
+    lanes: Lanes | None,
+    meanwhile: Callable[[], None],
+    *,
+    counters: Counters | None = None,
+    store: str = "",
 ) -> list[Fetched]:
     """Fetch from several hosts at once, from a thread that may wait.
 
@@ -133,6 +137,10 @@ def fetch_all(
         The lanes to them.
     meanwhile : callable
         Called before the answers are waited for.
+    counters : Counters, optional
+        What is counted in.
+    store : str
+        A store that has shards there, for which a lane may be opened.
 
     Returns
     -------
@@ -144,9 +152,10 @@ def fetch_all(
     Exception
         The first error of any; the others are called off.
     """
+    counters = counters or Counters()
     try:
         for one in fetches:
-            one.begin(lanes)
+            one.begin(lanes, counters, store)
         meanwhile()
         return [one.result() for one in fetches]
     finally:

@@ -1,4 +1,10 @@
-"""One call by lanes, from the thread that makes it."""
+"""One call by lanes, from the thread that makes it.
+
+A lane carries what a message would. It only ever takes a call that is answered at once
+and without an error. All else goes on by message, under the same sequence numbers: what
+is late, refused, or cut off half way, and what has to be waited for. So there is one
+road for that, `far`.
+"""
 
 from __future__ import annotations
 
@@ -7,178 +13,236 @@ import math
 import threading
 from typing import TYPE_CHECKING
 
-from daskps.cluster.caller.lanes import (
-    PATIENCE_SECONDS,
-    SLOW_NBYTES,
-    LaneRefusedError,
-    reason_of,
-)
+from daskps.cluster.caller.interrupts import shielded
+from daskps.cluster.caller.lane import LaneRefusedError, reason_of
+from daskps.cluster.caller.lane_form import least_of
+from daskps.cluster.caller.lanes import PATIENCE_SECONDS, SLOW_NBYTES
 from daskps.cluster.caller.link import CallFuture
 from daskps.cluster.caller.routes import Reply, joined
+from daskps.cluster.lane.frames import APPLIED, PARKED
 from daskps.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from daskps.cluster.caller.lanes import Lane, Lanes
+    from daskps.cluster.caller.far import Far
+    from daskps.cluster.caller.lane import Lane, LaneSaid
+    from daskps.cluster.caller.lane_form import LaneForm
+    from daskps.cluster.caller.lane_route import LaneRoute
+    from daskps.cluster.caller.link import Link
     from daskps.cluster.caller.routes import Request
     from daskps.cluster.wire.deadline import Deadline
-    from daskps.cluster.wire.messages import Call
-    from daskps.typing import Array
 
 #: How long a call may wait at its host on a lane; by message it waits on.
 WAIT_SECONDS = 0.5
 #: How long to wait for messages that were called off.
 STOP_SECONDS = 5.0
+#: What leaves a call to messages.
+_LEFT = (OSError, ProtocolError, LaneRefusedError)
 
 
-class LaneCall(CallFuture[Reply]):
+class LaneCall:
     """One call from a thread to shards of other processes, by lanes where there are any.
-
-    The thread that begins it takes its result.
 
     Parameters
     ----------
-    lanes : Lanes
-        The lanes.
-    request : Request
-        What is said; what it reads is in its target afterwards.
-    hosts : mapping of str to list of int
-        The shards, by the worker that owns them.
+    far : Far
+        Sends the messages.
+    route : LaneRoute
+        Who is told what, on which lanes.
+    said : LaneSaid
+        What else it says.
     make : callable
-        Returns the call to some shards of one host, that may wait for so many seconds.
-    send : callable
-        Starts a request to shards by message.
+        Returns the same call as it goes by message.
     deadline : Deadline
         Its end.
+    min_version : int, optional
+        What a read outside runs waits for.
     """
+
+    __slots__ = (
+        "_deadline",
+        "_far",
+        "_is_stopped",
+        "_lag",
+        "_left",
+        "_make",
+        "_min_version",
+        "_route",
+        "_said",
+        "_sent",
+        "_under_way",
+        "_versions",
+    )
 
     def __init__(
         self,
-        lanes: Lanes,
-        request: Request,
+        far: Far,
+        route: LaneRoute,
+        said: LaneSaid,
         *,
-        hosts: Mapping[str, Sequence[int]],
-        make: Callable[[Request, Sequence[int], float], Call],
-        send: Callable[[Request, Sequence[int]], CallFuture[Reply]],
+        make: Callable[[], Request],
         deadline: Deadline,
+        min_version: int | None = None,
     ) -> None:
-        super().__init__(lanes.link)
-        self._lanes, self._request, self._hosts = lanes, request, hosts
-        self._make, self._send, self._deadline = make, send, deadline
+        self._far, self._route, self._said, self._make = far, route, said, make
+        self._deadline, self._min_version = deadline, min_version
         #: Lanes that have the call and have not answered yet.
-        self._under_way: list[tuple[str, Lane, Call]] = []
+        self._under_way: list[tuple[LaneForm, Lane]] = []
+        #: What is to go by message, and what has gone.
+        self._left: list[tuple[Request, Sequence[int]]] = []
         self._sent: list[CallFuture[Reply]] = []
-        self._owner = 0
+        self._versions: list[tuple[int, int]] = []
+        self._lag = 0
         self._is_stopped = False
 
     def run(self) -> Reply:
-        """Begin it, and return what the shards have said."""
+        """Begin it, and return what the shards have said.
+
+        On lanes Ctrl-C may end it anywhere: what is not given back is nobody's. What
+        goes by message is another thread's, where this is the main one.
+        """
         self.begin()
-        return self.result()
+        try:
+            while self._under_way and not self._left:
+                self._receive()
+            if not self._left:
+                return Reply(self._versions, self._lag)
+        except BaseException:
+            self.call_off()
+            raise
+        return shielded(self.finish, self.stop)
 
     def begin(self) -> None:
-        """Send it to all hosts."""
-        self._owner = threading.get_ident()
-        left = math.inf
-        if self._deadline.timeout is not None and not self._deadline.is_over:
-            left = self._deadline.left()
+        """Send it to all hosts that there is a lane to."""
+        left, wait_ms = math.inf, int(1000 * WAIT_SECONDS)
+        deadline = self._deadline
+        if deadline.timeout is not None and not deadline.is_over:
+            left = deadline.left()
+            wait_ms = min(int(1000 * left), wait_ms)
+        take, least = self._route.lanes.take, b""
         try:
-            for worker, shards in self._hosts.items():
-                self._begin_at(worker, shards, left)
+            for form in self._route.forms:
+                lane = take(form.worker, form.store)
+                if lane is None:
+                    self._left.append((self._make(), form.shards))
+                    continue
+                self._under_way.append((form, lane))
+                if self._min_version is not None:
+                    least = least_of(form, self._min_version)
+                try:
+                    patience = PATIENCE_SECONDS + form.call_nbytes / SLOW_NBYTES
+                    lane.begin(min(left, patience), left)
+                    lane.ask(form, self._said, least, wait_ms)
+                except _LEFT as error:
+                    self._fall_back(-1, error)
         except BaseException:
-            self._call_off()
+            self.call_off()
             raise
 
-    def _begin_at(self, worker: str, shards: Sequence[int], left: float) -> None:
-        call = self._make(self._request, shards, min(left, WAIT_SECONDS))
-        lane = self._lanes.take(worker)
-        if lane is None:
-            self._say(self._request, call)
-            return
-        self._under_way.append((worker, lane, call))
+    def finish(self) -> Reply:
+        """Return what the shards have said, by message or by lane."""
         try:
-            patience = PATIENCE_SECONDS + call.nbytes / SLOW_NBYTES
-            lane.channel.begin(min(left, patience), left)
-            lane.send(call)
-        except (OSError, ProtocolError, LaneRefusedError) as error:
-            self._under_way.pop()
-            self._fall_back(worker, lane, call, error)
+            while self._left or self._under_way:
+                self.send_left()
+                if self._under_way:
+                    self._receive()
+            replies = [sent.result() for sent in self._sent]
+            return joined([Reply(self._versions, self._lag), *replies])
+        except BaseException:
+            self.call_off()
+            raise
 
-    def result(self, timeout: float | None = None) -> Reply:
-        """Return what the shards have said, once they have."""
-        if not self.done():
-            self._finish()
-        return super().result(timeout)
+    def send_left(self) -> None:
+        """Send by message what no lane has."""
+        while self._left:
+            if self._is_stopped:
+                raise concurrent.futures.CancelledError
+            request, shards = self._left.pop(0)
+            self._sent.append(self._far.send(request, shards, self._deadline))
 
     def stop(self) -> None:
-        """Make it end soon, from any thread; the thread that began it ends it itself."""
+        """Make it end soon, from any thread; the thread that is at it ends it itself."""
         self._is_stopped = True
-        for _, lane, _ in [*self._under_way]:
-            lane.channel.shut()
+        for _, lane in [*self._under_way]:
+            lane.shut()
         for sent in [*self._sent]:
             sent.stop()
-        if threading.get_ident() == self._owner:
-            self._call_off()
-            self._cancel()
 
-    def _finish(self) -> None:
-        try:
-            replies = []
-            while self._under_way:
-                reply = self._receive(*self._under_way[0])
-                replies += [reply] if reply is not None else []
-            replies += [sent.result() for sent in self._sent]
-        except BaseException as error:  # noqa: BLE001 - raised by `result`
-            self._call_off()
-            self.set_exception(error)
-        else:
-            self.set_result(joined(replies))
-
-    def _receive(self, worker: str, lane: Lane, call: Call) -> Reply | None:
-        """Return what a host answers by its lane; None where it goes on by message."""
-        outs: list[Array] = []
-        if (target := self._request.target) is not None:
-            for part in call.parts:
-                outs += target.outs(part.shard) if part.ranges else ()
-        try:
-            answers = lane.receive(call, outs)
-        except (OSError, ProtocolError, LaneRefusedError) as error:
-            self._under_way.pop(0)
-            self._fall_back(worker, lane, call, error)
-            return None
-        self._under_way.pop(0)
-        self._lanes.give_back(worker, lane)
-        counters = self._lanes.counters
-        counters.lane_calls += 1
-        counters.lane_nbytes += call.nbytes
-        if not any(a.parked for a in answers):
-            return Reply.of(answers)
-        applied = all(a.applied for a in answers)
-        counters.fell_back("it has to be waited for")
-        self._say(self._request.waiting() if applied else self._request, call)
-        return None
-
-    def _fall_back(self, worker: str, lane: Lane, call: Call, error: Exception) -> None:
-        """Have a call go on by message that its lane has no answer to."""
-        if isinstance(error, LaneRefusedError):
-            self._lanes.give_back(worker, lane)
-        else:
-            self._lanes.end(worker, lane)
-        self._lanes.counters.fell_back(reason_of(error))
-        self._say(self._request, call)
-
-    def _say(self, request: Request, call: Call) -> None:
-        if self._is_stopped:
-            raise concurrent.futures.CancelledError
-        self._sent.append(self._send(request, [part.shard for part in call.parts]))
-
-    def _call_off(self) -> None:
+    def call_off(self) -> None:
         """End the lanes that are inside of it, and the messages."""
         while self._under_way:
-            worker, lane, _ = self._under_way.pop()
-            self._lanes.end(worker, lane)
+            form, lane = self._under_way.pop()
+            self._route.lanes.end(form.worker, lane)
         for sent in self._sent:
             sent.stop()
         # Until then the loop may read or fill the caller's arrays.
         concurrent.futures.wait(self._sent, STOP_SECONDS)
+
+    def _receive(self) -> None:
+        """Take what the first host that has not answered yet says by its lane."""
+        form, lane = self._under_way[0]
+        try:
+            rows = lane.answer(form, self._said.outs)
+        except _LEFT as error:
+            self._fall_back(0, error)
+            return
+        del self._under_way[0]
+        self._route.lanes.give_back(form.worker, lane)
+        counters = self._far.counters
+        counters.lane_calls += 1
+        counters.lane_nbytes += form.call_nbytes
+        codes = rows[3::4]
+        if codes == form.applied or not any(code & PARKED for code in codes):
+            self._versions += zip(form.shards, rows[1::4], strict=True)
+            self._lag = max(self._lag, *rows[2::4])
+            return
+        counters.fell_back("it has to be waited for")
+        request = self._make()
+        if all(code & APPLIED for code in codes):
+            request = request.waiting()
+        self._left.append((request, form.shards))
+
+    def _fall_back(self, at: int, error: Exception) -> None:
+        """Leave to messages what a lane has no answer to."""
+        form, lane = self._under_way.pop(at)
+        if isinstance(error, LaneRefusedError):
+            self._route.lanes.give_back(form.worker, lane)
+        else:
+            self._route.lanes.end(form.worker, lane)
+        self._far.counters.fell_back(reason_of(error))
+        self._left.append((self._make(), form.shards))
+
+
+class LaneFuture(CallFuture[Reply]):
+    """A call that its thread has sent to all hosts, and takes the result of later.
+
+    Parameters
+    ----------
+    link : Link
+        The way to the cluster.
+    call : LaneCall
+        The call, not begun yet.
+    """
+
+    def __init__(self, link: Link, call: LaneCall) -> None:
+        super().__init__(link)
+        self._call, self._owner = call, threading.get_ident()
+        call.begin()
+        call.send_left()
+
+    def result(self, timeout: float | None = None) -> Reply:
+        """Return what the shards have said, once they have."""
+        if not self.done():
+            try:
+                self.set_result(self._call.finish())
+            except BaseException as error:  # noqa: BLE001 - raised below
+                self.set_exception(error)
+        return super().result(timeout)
+
+    def stop(self) -> None:
+        """Make it end soon, from any thread; the thread that began it ends it itself."""
+        self._call.stop()
+        if threading.get_ident() == self._owner:
+            self._call.call_off()
+            self._cancel()

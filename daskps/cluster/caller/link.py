@@ -69,6 +69,8 @@ class Link(SyncMethodMixin):
         #: Identities of pushes by store and task, and anchors by store.
         self.producers: dict[Any, Any] = {}
         self.anchors: dict[str, Any] = {}
+        #: Sockets to the hosts, where these may be taken.
+        self.lanes: Any = None
         #: What goes on after its call: the event loop alone would not keep it.
         self._background: set[asyncio.Future[Any]] = set()
 

@@ -24,11 +24,10 @@ class Counters:
     local_calls: int = 0
     nbytes: int = 0
     retries: int = 0
-    #: Lanes that are open, calls that they took, and the bytes of their arrays.
-    lanes: int = 0
+    #: Calls that lanes took, and the bytes of their arrays.
     lane_calls: int = 0
     lane_nbytes: int = 0
-    #: How often a call went on by message, or a lane did not open, by the reason.
+    #: How often a call went on by message that had a lane, by the reason.
     fallbacks: dict[str, int] = field(default_factory=dict)
 
     def fell_back(self, why: str) -> None:

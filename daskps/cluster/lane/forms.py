@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps import codecs
-from daskps.cluster.lane.frames import (
-    CALL,
-    HAS_LEAST,
-    HAS_LR,
-    Head,
-    pack_head,
-)
+from daskps.cluster.lane.frames import HAS_LEAST, HAS_LR, Head
 from daskps.cluster.wire.messages import (
     Call,
     Part,
@@ -31,7 +25,7 @@ from daskps.errors import ProtocolError
 from daskps.shards.steps import Item, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from daskps.layout.arrays import Layout
     from daskps.reduction import Empty
@@ -39,33 +33,12 @@ if TYPE_CHECKING:
 
 #: A version to wait for, in front of the arrays of a call.
 LEAST = np.dtype("int64")
-#: Longest wait that a head can say, in milliseconds.
-_MOST_MS = 2**32 - 1
 #: The body of a frame that has none.
 _NO_BYTES = np.empty(0, np.uint8)
 #: Bodies up to this size are received into one buffer.
 SMALL_NBYTES = 65_536
 #: More elements than any shard has.
 _MOST_ELEMENTS = 2**48
-
-
-def form_of(call: Call) -> Hashable:
-    """Return what is the same for all calls of a form, and for no others."""
-    step = call.step
-    return (
-        call.codec,
-        step.kind,
-        step.run,
-        step.rank,
-        step.tick,
-        step.producer,
-        step.touched,
-        step.whole,
-        tuple(
-            (p.shard, p.step.generation, p.step.wait, p.ranges, _sizes(p.step.items))
-            for p in call.parts
-        ),
-    )
 
 
 def _sizes(items: Sequence[Item]) -> tuple[tuple[int, int, int, int], ...]:
@@ -96,46 +69,6 @@ _NEUTRAL: dict[str, Any] = {
     "lr": None,
     "at_least": 0,
 }
-
-
-def pack_frame(call: Call, form: int, number: int) -> list[Any]:
-    """Return a call as the buffers of its frame.
-
-    Parameters
-    ----------
-    call : Call
-        The call.
-    form : int
-        Number of its form.
-    number : int
-        Number of the frame.
-    """
-    step, flags, body = call.step, 0, list[Any]()
-    if step.lr is not None:
-        flags |= HAS_LR
-    if any(p.step.at_least for p in call.parts):
-        flags |= HAS_LEAST
-        body.append(np.array([p.step.at_least for p in call.parts], LEAST))
-    for part in call.parts:
-        for item in part.step.items:
-            body.append(item.data)
-            if item.ids is not None:
-                body.append(item.ids)
-    body = [np.ascontiguousarray(array) for array in body if array.nbytes]
-    head = Head(
-        CALL,
-        sum([array.nbytes for array in body]),
-        number,
-        form,
-        flags,
-        step.clock,
-        step.sequence,
-        step.floor,
-        step.weight,
-        step.lr or 0.0,
-        min(int(1000 * call.wait_seconds), _MOST_MS),
-    )
-    return [pack_head(head), *body]
 
 
 @dataclass(frozen=True, slots=True)

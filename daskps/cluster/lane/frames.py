@@ -22,12 +22,12 @@ from daskps.errors import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from daskps.cluster.wire.messages import Call
-
 #: What every frame begins with; two ends that disagree on the format differ here.
 MAGIC = 0x31_6C_70_64
-_HEAD = struct.Struct("<IBBHQqqqddII")
-HEAD_NBYTES = _HEAD.size
+HEAD: Final = struct.Struct("<IBBHQqqqddII")
+HEAD_NBYTES = HEAD.size
+#: Of the head of an answer what says that it is one, how long, and to which frame.
+ANSWERED: Final = struct.Struct("<IBxxxQ44xI")
 #: Kinds of frames, the callers' first.
 FORM: Final = 1
 CALL: Final = 2
@@ -45,7 +45,7 @@ MOST_SAID = 1000
 #: One shard of an answer: shard, version, lag, and what else there is to say.
 _ROW = struct.Struct("<qqqq")
 ROW_NBYTES = _ROW.size
-_PARKED = 1
+PARKED: Final = 1
 #: What a row says of a shard that is done.
 APPLIED: Final = 2
 _ALL = 3
@@ -73,7 +73,7 @@ class Head(NamedTuple):
 def pack_head(head: Head) -> bytes:
     """Return a head as bytes."""
     kind, nbytes, number, form, flags, clock, sequence, floor, weight, lr, ms = head
-    return _HEAD.pack(
+    return HEAD.pack(
         MAGIC,
         kind,
         flags,
@@ -98,7 +98,7 @@ def unpack_head(data: bytes | bytearray | memoryview) -> Head:
         For bytes that are none, or a head that no end of a lane sends.
     """
     magic, kind, flags, form, nbytes, clock, sequence, floor, weight, lr, ms, number = (
-        _HEAD.unpack(data)
+        HEAD.unpack(data)
     )
     if magic != MAGIC:
         raise ProtocolError(f"bytes that are no frame of a lane: {bytes(data[:8])!r}")
@@ -176,7 +176,7 @@ def pack_answers(answers: Sequence[Answer], number: int) -> list[Any]:
             return pack_refusal(answer.error, number)
     rows, arrays = bytearray(), list[Any]()
     for a in answers:
-        code = _PARKED * a.parked | APPLIED * a.applied
+        code = PARKED * a.parked | APPLIED * a.applied
         rows += _ROW.pack(a.shard, a.version, a.lag, code)
         arrays += [array for array in a.arrays if array.nbytes]
     nbytes = len(rows) + sum(array.nbytes for array in arrays)
@@ -195,7 +195,7 @@ class AnswerHead:
     """
 
     def __init__(self, n: int, nbytes: int) -> None:
-        self._struct = struct.Struct(_HEAD.format + n * _ROW.format[1:])
+        self._struct = struct.Struct(HEAD.format + n * _ROW.format[1:])
         #: Bytes of head and rows.
         self.nbytes = self._struct.size
         body = self.nbytes - HEAD_NBYTES + nbytes
@@ -210,15 +210,17 @@ class AnswerHead:
         self._struct.pack_into(buffer, 0, *self._said, number, *rows)
 
 
-def unpack_rows(data: bytes | bytearray | memoryview, call: Call) -> list[Answer]:
+def unpack_rows(
+    data: bytes | bytearray | memoryview, shards: Sequence[int]
+) -> list[Answer]:
     """Return the answers of a frame without their arrays, which come behind them.
 
     Parameters
     ----------
     data : bytes-like
         The rows.
-    call : Call
-        What is answered.
+    shards : sequence of int
+        What is answered: a call to these.
 
     Raises
     ------
@@ -226,10 +228,10 @@ def unpack_rows(data: bytes | bytearray | memoryview, call: Call) -> list[Answer
         For rows that do not answer that call.
     """
     found = []
-    for row, part in zip(_ROW.iter_unpack(data), call.parts, strict=True):
+    for row, asked in zip(_ROW.iter_unpack(data), shards, strict=True):
         shard, version, lag, code = row
-        if shard != part.shard or not 0 <= code <= _ALL:
-            raise ProtocolError(f"a row {row} that answers no call to {part.shard}")
-        parked, applied = bool(code & _PARKED), bool(code & APPLIED)
+        if shard != asked or not 0 <= code <= _ALL:
+            raise ProtocolError(f"a row {row} that answers no call to {asked}")
+        parked, applied = bool(code & PARKED), bool(code & APPLIED)
         found.append(Answer(shard, None, parked, applied, version, lag))
     return found

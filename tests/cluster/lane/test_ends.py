@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
+import struct
+import termios
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,14 +17,18 @@ import pytest
 
 from daskps.cluster import upstream
 from daskps.cluster.caller import lanes
-from daskps.cluster.caller.lanes import Lane, LaneRefusedError, Lanes
-from daskps.cluster.caller.wires import Counters
-from daskps.cluster.lane.channel import Channel
+from daskps.cluster.caller.lane import Lane, LaneRefusedError, LaneSaid
+from daskps.cluster.caller.lane_form import LaneForm
+from daskps.cluster.caller.lanes import Lanes
+from daskps.cluster.caller.routes import ReadSlice
+from daskps.cluster.lane.channel import BUFFER_NBYTES, Channel
 from daskps.cluster.lane.frames import (
     ANSWER,
+    APPLIED,
     CALL,
     HEAD_NBYTES,
     MOST_FORMS,
+    PARKED,
     Head,
     pack_answers,
     pack_head,
@@ -31,7 +39,15 @@ from daskps.cluster.wire.messages import Answer, Call, Part
 from daskps.errors import ProtocolError
 from daskps.shards.steps import GRADIENT, Item, Step
 
-READ = Call("store", (Part(0, Step(), (("float64", 0, 3),)),))
+
+def read_of(n: int) -> LaneForm:
+    """Return a read of so many numbers from the one shard."""
+    asked = ("float64", 0, n)
+    call = Call("store", (Part(0, Step(), (asked,)),))
+    return LaneForm("a", call, (), {0: [ReadSlice(asked, 0, slice(0, n))]})
+
+
+READ = read_of(3)
 NUMBERS = np.array([1.0, 2.0, 3.0])
 WELL = Answer(0, version=7, arrays=(NUMBERS,))
 
@@ -40,10 +56,16 @@ class Host:
     """The other end: it answers the form by itself, and what it is told then."""
 
     def __init__(self, there: socket.socket) -> None:
-        self._channel = Channel(there, 30.0)
+        self._channel, self._there = Channel(there, 30.0), there
 
     def send(self, *buffers: bytes) -> None:
         self._channel.send(buffers)
+
+    def left(self) -> int:
+        """Return how many bytes the other end has not taken yet."""
+        asked = fcntl.ioctl(self._there, termios.TIOCOUTQ, bytes(4))
+        found: int = struct.unpack("i", asked)[0]
+        return found
 
     def head(self) -> Head:
         head = self._channel.receive_head()
@@ -55,13 +77,13 @@ class Host:
 def ends() -> Iterator[tuple[Lane, Host]]:
     here, there = socket.socketpair()
     with here, there:
-        yield Lane(Channel(here, 30.0)), Host(there)
+        yield Lane(here, 30.0), Host(there)
 
 
-def ask(lane: Lane, host: Host, call: Call = READ) -> None:
+def ask(lane: Lane, host: Host, form: LaneForm = READ) -> None:
     """Send a call whose form the host takes; the number of its frame is 2."""
     host.send(pack_head(Head(ANSWER, number=1)))
-    lane.send(call)
+    lane.ask(form, LaneSaid())
 
 
 def frames(*answers: Answer, number: int = 2) -> bytes:
@@ -73,8 +95,33 @@ def test_an_answer_fills_the_arrays_of_its_caller(ends):
     ask(lane, host)
     host.send(frames(WELL))
     out = np.zeros(6)[::2]
-    assert lane.receive(READ, [out]) == [Answer(0, version=7)]
+    assert lane.answer(READ, [out]) == (0, 7, 0, APPLIED)
     assert out.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("n", [1, 3, BUFFER_NBYTES // 8, 100_000])
+@pytest.mark.parametrize("cut", [1, 64, 96, 97])
+def test_an_answer_that_comes_in_pieces_is_the_same(ends, n, cut):
+    lane, host = ends
+    form, numbers, out = read_of(n), np.arange(n, dtype="f8"), np.zeros(n)
+    ask(lane, host, form)
+    data = frames(Answer(0, version=7, arrays=(numbers,)))
+
+    def send() -> None:
+        host.send(data[:cut])
+        while host.left():
+            pass
+        host.send(data[cut:])
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    assert lane.answer(form, [out]) == (0, 7, 0, APPLIED)
+    thread.join()
+    assert out.tolist() == numbers.tolist()
+    # Nothing of it is left for the next one.
+    lane.ask(form, LaneSaid())
+    host.send(frames(Answer(0, parked=True, applied=False), number=3))
+    assert lane.answer(form, [out]) == (0, 0, 0, PARKED)
 
 
 def test_a_part_that_waits_has_no_arrays(ends):
@@ -82,8 +129,7 @@ def test_a_part_that_waits_has_no_arrays(ends):
     ask(lane, host)
     host.send(frames(Answer(0, parked=True, applied=False)))
     out = np.zeros(3)
-    [answer] = lane.receive(READ, [out])
-    assert (answer.parked, answer.applied) == (True, False)
+    assert lane.answer(READ, [out]) == (0, 0, 0, PARKED)
     assert out.tolist() == [0, 0, 0]
 
 
@@ -110,7 +156,7 @@ def test_what_answers_nothing_is_found(ends, said):
     ask(lane, host)
     host.send(said)
     with pytest.raises(ProtocolError):
-        lane.receive(READ, [np.zeros(3)])
+        lane.answer(READ, [np.zeros(3)])
 
 
 def test_a_refusal_leaves_the_lane_as_it_was(ends):
@@ -118,10 +164,10 @@ def test_a_refusal_leaves_the_lane_as_it_was(ends):
     ask(lane, host)
     host.send(b"".join(pack_refusal(ValueError("the reason"), 2)))
     with pytest.raises(LaneRefusedError, match="ValueError: the reason"):
-        lane.receive(READ, [np.zeros(3)])
-    lane.send(READ)
+        lane.answer(READ, [np.zeros(3)])
+    lane.ask(READ, LaneSaid())
     host.send(frames(WELL, number=3))
-    assert lane.receive(READ, [np.zeros(3)])[0].version == 7
+    assert lane.answer(READ, [np.zeros(3)])[1] == 7
 
 
 def test_a_form_is_said_once_and_the_oldest_is_forgotten(ends):
@@ -129,12 +175,13 @@ def test_a_form_is_said_once_and_the_oldest_is_forgotten(ends):
 
     def push(clock: int, run: int) -> list[Head]:
         """Return the heads of what is sent for a push of a run."""
-        step = Step(GRADIENT, (Item(0, 0, NUMBERS),), run=run, clock=clock)
+        step = Step(GRADIENT, (Item(0, 0, NUMBERS),), run=run)
+        form = LaneForm("a", Call("store", (Part(0, step),)), [("w", 1, 4)])
         before, known = lane._number, len(lane._forms)
         # In case that it asks; else it answers nothing, and nobody looks.
         if run not in runs:
             host.send(pack_head(Head(ANSWER, number=before + 1)))
-        lane.send(Call("store", (Part(0, step),)))
+        lane.ask(form, LaneSaid(clock, arrays={"w": np.zeros(5)}))
         assert len(lane._forms) >= known
         return [host.head() for _ in range(lane._number - before)]
 
@@ -156,10 +203,10 @@ def test_a_host_that_refuses_a_form_is_heard(ends):
     lane, host = ends
     host.send(b"".join(pack_refusal(ProtocolError("no such piece"), 1)))
     with pytest.raises(LaneRefusedError, match="no such piece"):
-        lane.send(READ)
+        lane.ask(READ, LaneSaid())
     assert unpack_head(pack_head(host.head())).kind != CALL
     host.send(pack_head(Head(ANSWER, number=2)))
-    lane.send(READ)  # it is said again
+    lane.ask(READ, LaneSaid())  # it is said again
 
 
 def test_who_wants_a_lane_while_the_last_one_opens_opens_no_other(monkeypatch):
@@ -170,21 +217,22 @@ def test_who_wants_a_lane_while_the_last_one_opens_opens_no_other(monkeypatch):
     here, there = socket.socketpair()
     started: list[Any] = []
     link: Any = SimpleNamespace(node=None, pool=None, start=started.append)
-    of = Lanes(link, "store", Counters())
+    of = Lanes(link)
 
     async def ask_for_socket(*_: Any) -> Any:
-        of.take("a")
+        of.take("a", "store")
         return {"status": "OK", "value": None}, here
 
-    def channel(*args: Any) -> Channel:
-        of.take("a")  # as another thread's call does meanwhile
-        return Channel(*args)
+    def lane(*args: Any) -> Lane:
+        of.take("a", "store")  # as another thread's call does meanwhile
+        return Lane(*args)
 
     monkeypatch.setattr(upstream, "ask_for_socket", ask_for_socket)
-    monkeypatch.setattr(lanes, "Channel", channel)
-    of.take("a")
+    monkeypatch.setattr(lanes, "Lane", lane)
+    of.take("a", "store")
     asyncio.run(started[0]())
     assert len(started) == 1
-    assert of.counters.lanes == 1
+    assert of.count(["a"]) == 1
     of.close()
+    assert of.count(["a"]) == 0
     there.close()

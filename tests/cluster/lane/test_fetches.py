@@ -17,7 +17,7 @@ from distributed import Client
 import daskps
 from daskps import optim
 from daskps.cluster.caller import lanes
-from daskps.cluster.caller.lanes import Lane, LaneRefusedError
+from daskps.cluster.caller.lane import Lane, LaneRefusedError
 from daskps.cluster.host.lane_calls import LaneCalls
 from daskps.cluster.lane.channel import Channel
 from daskps.cluster.lane.fetches import pack_fetched, unpack_fetch
@@ -58,7 +58,7 @@ Ends = tuple[Lane, Channel]
 def ends() -> Iterator[Ends]:
     here, there = socket.socketpair()
     with here, there:
-        yield Lane(Channel(here, 30.0)), Channel(there, 30.0)
+        yield Lane(here, 30.0), Channel(there, 30.0)
 
 
 def answer(value: Any, *arrays: Any, number: int = 1) -> bytes:
@@ -141,7 +141,7 @@ def test_what_asks_for_nothing_is_refused(ends, text):
     lane, host = ends
     lane.fetch("sums", {})  # its number
     host.receive_bytes(host.receive_head().nbytes)
-    lane.channel.send(pack_text(FETCH, text, 1))
+    lane.send(pack_text(FETCH, text, 1))
     serve(host, LaneCalls(NO_HOST))
     with pytest.raises(LaneRefusedError):
         lane.fetched(room)

@@ -19,7 +19,8 @@ from distributed.security import Security
 import daskps
 from daskps import optim
 from daskps.cluster import upstream
-from daskps.cluster.caller import lane_call, lanes
+from daskps.cluster.caller import lane, lane_call, lanes
+from daskps.cluster.caller.link import _LINKS
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.lane.channel import Channel
@@ -54,6 +55,12 @@ def here() -> Iterator[Client]:
 def client(here: Client) -> Iterator[Client]:
     with dask.config.set(LANE), cleaned(here):
         yield here
+    # Else the lanes are those of the next test too: of this client, and of the workers.
+    for link in [*_LINKS.values()]:
+        of, link.lanes = link.lanes, None
+        if of is not None:
+            of.close()
+    until(lambda: given() == 0)
 
 
 def handle(s: Any) -> dict[str, Any]:
@@ -101,7 +108,40 @@ def test_a_handle_takes_lanes_once_they_are_open(client):
         assert (after["retries"], after["fallbacks"]) == (0, {})
         # Every push once on each shard it goes to.
         assert [row["duplicates"] for row in s.stats()["shards"]] == [0, 0]
-    until(lambda: given() == 0)
+        assert set(after["ways"].values()) == {"lane"}
+
+
+def test_all_handles_and_trainers_of_a_process_have_its_lanes(client):
+    """Also one that is made from another one's bytes and calls only once."""
+    with store(client) as s:
+        opened(s)
+        lanes = given()
+        other = pickle.loads(pickle.dumps(s))
+        other.push({"w": np.ones(10, "f4")})
+        assert other.pull()["w"].shape == (10,)
+        found = handle(other)
+        assert (found["messages"], found["lane_calls"], found["lanes"]) == (0, 4, 2)
+        other.close()
+        assert given() == lanes
+    with store(client) as s:
+        s.pull()
+        assert handle(s)["messages"] == 0
+        assert given() == lanes
+
+
+def test_a_call_to_a_store_that_is_gone_leaves_the_lane_to_others(client):
+    with store(client) as s, store(client, name="gone") as gone:
+        opened(s)
+        gone.pull()
+        assert handle(gone)["messages"] == 0
+        other = daskps.open("gone")
+        other.pull()
+        gone.delete()
+        with pytest.raises(daskps.errors.DaskPSError):
+            other.pull()
+        before = handle(s)
+        s.pull()
+        assert handle(s)["messages"] == before["messages"]
 
 
 @pytest.mark.parametrize("n", [0, 1, 20_000, 3_000_000])
@@ -228,19 +268,18 @@ def loop(trainer: Any, part: int) -> Any:
 @pytest.mark.parametrize("codec", [None, "bf16"])
 def test_a_run_by_lanes_has_the_bits_of_one_by_message(client, sync, codec):
     results = []
-    for lane in (True, False):
+    for is_lane in (True, False):
         with (
-            dask.config.set({"daskps.ways.lane": lane}),
+            dask.config.set({"daskps.ways.lane": is_lane}),
             store(client, params={"w": np.zeros(600, "f4")}) as s,
         ):
             rows = daskps.run(s, loop, [0, 1], sync=sync, codec=codec)
             results.append(s.pull()["w"].tobytes())
             assert s.version == (21 if sync == "bsp" else 42)
             taken = [counters.lane_calls for _, counters in rows]
-            assert all(taken) if lane else not any(taken)
+            assert all(taken) if is_lane else not any(taken)
     if sync == "bsp":
         assert results[0] == results[1]
-    until(lambda: given() == 0)
 
 
 def test_lanes_by_tls():
@@ -286,6 +325,8 @@ class Cut:
             channel.shut()
 
         monkeypatch.setattr(Channel, "send", send)
+        # Or the caller's frames take no step in Python.
+        monkeypatch.setattr(lane, "MOST_BUFFERS", 0)
 
     def begin(self, position: int) -> None:
         self.left = position

@@ -58,8 +58,11 @@ class Sums:
             if here in self.ranks:
                 rows[here] = self._here(here)
 
-        lanes = self.context.shards.far.lanes
-        found = fetch_all([*map(self._asked_of, far)], lanes, sum_here)
+        asked = [*map(self._asked_of, far)]
+        far_way, store = self.context.shards.far, self.context.meta.uid
+        found = fetch_all(
+            asked, far_way.lanes, sum_here, counters=far_way.counters, store=store
+        )
         rows |= {w: self._parcels(*of) for w, of in zip(far, found, strict=True)}
         return {
             shard: self._reduced(

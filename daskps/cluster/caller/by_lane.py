@@ -1,0 +1,103 @@
+"""Calls to shards of other processes by lanes, where there are any, else by message."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from daskps.cluster.caller.far import Far
+from daskps.cluster.caller.lane import LaneSaid
+from daskps.cluster.caller.lane_call import LaneCall, LaneFuture
+from daskps.cluster.caller.lane_route import LaneRoute
+from daskps.cluster.caller.lanes import Lanes, lanes_of
+from daskps.cluster.caller.shard_map import Prepared
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from daskps.cluster.caller.link import CallFuture, Link
+    from daskps.cluster.caller.routes import Reply, Request
+    from daskps.cluster.caller.shard_map import StoreMap
+    from daskps.cluster.caller.ways import Ways
+    from daskps.cluster.wire.deadline import Deadline
+
+#: How many routes are ready for lanes: those of reads, of pushes, and of both at once.
+MOST_ROUTES = 24
+
+
+class FarByLane(Far):
+    """Calls to the shards of one store, by the lanes of this process.
+
+    Parameters
+    ----------
+    link : Link
+        The way to the cluster.
+    meta : StoreMap
+        The store.
+    ways : Ways
+        How this process reaches its hosts.
+    size : int
+        How many callers may wait at once: the trainers of a run.
+    """
+
+    def __init__(self, link: Link, meta: StoreMap, ways: Ways, size: int) -> None:
+        super().__init__(link, meta, ways, size)
+        self.lanes: Lanes = lanes_of(link)
+        self._routes: Prepared[Hashable, LaneRoute] = Prepared(meta, MOST_ROUTES)
+
+    def start(
+        self, request: Request, shards: Sequence[int], deadline: Deadline
+    ) -> CallFuture[Reply]:
+        """Begin a call from a thread, which takes its result."""
+        route = self.find_lanes(request, shards)
+        if route is None:
+            return self.send(request, shards, deadline)
+        return LaneFuture(self.link, call_of(self, route, request, deadline))
+
+    def find_lanes(self, request: Request, shards: Sequence[int]) -> LaneRoute | None:
+        """Return how a call takes lanes; None where it may take none."""
+        # Pieces that a caller gives away are of a form of their own each time.
+        if request.given:
+            return None
+        step, target = request.step, request.target
+        key = (
+            request.route,
+            *shards,
+            step.kind,
+            step.run,
+            step.rank,
+            step.tick,
+            step.producer,
+            step.wait,
+            step.whole,
+            request.codec,
+            target is None,
+        )
+        known, where = self._routes.find(key), self.meta.where
+        if known is None or not known.reads_as(target):
+            known = LaneRoute(self.lanes, self.meta, request, shards)
+            self._routes.keep(key, known, where)
+        return known
+
+
+def call_of(
+    far: Far, route: LaneRoute, request: Request, deadline: Deadline
+) -> LaneCall:
+    """Return a call by lanes that is not begun yet."""
+    step, target = request.step, request.target
+    said = LaneSaid(
+        step.clock,
+        step.sequence,
+        step.floor,
+        step.weight,
+        step.lr,
+        request.arrays,
+        () if target is None else target.flats,
+    )
+    return LaneCall(
+        far,
+        route,
+        said,
+        make=lambda: request,
+        deadline=deadline,
+        min_version=request.min_version,
+    )

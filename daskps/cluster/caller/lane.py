@@ -1,0 +1,304 @@
+"""The caller's end of one lane: whole calls in few calls of Python, and of the kernel.
+
+What nearly all calls are has a way of its own here: the frame goes in one piece, its
+answer comes in one piece, and says of each shard that it is done. All else is looked at
+as :class:`Channel` does.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from daskps.cluster.lane.channel import MOST_BUFFERS, Channel
+from daskps.cluster.lane.fetches import check_fetched, pack_fetch, text_nbytes
+from daskps.cluster.lane.frames import (
+    ANSWER,
+    ANSWERED,
+    CALL,
+    FORM,
+    HAS_LEAST,
+    HAS_LR,
+    HEAD,
+    HEAD_NBYTES,
+    MAGIC,
+    MOST_FORMS,
+    REFUSAL,
+    Head,
+    pack_text,
+    unpack_rows,
+    unpack_text,
+)
+from daskps.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from daskps.cluster.caller.lane_form import LaneForm
+    from daskps.typing import Array
+
+#: Seconds, and microseconds of the next one, as the kernel takes them.
+_TIME = struct.Struct("ll")
+#: Numbers of frames go round.
+_MOST_NUMBER = 0xFFFF_FFFF
+
+
+class LaneSaid(NamedTuple):
+    """What a call says that its form does not."""
+
+    clock: int = 0
+    sequence: int = 0
+    floor: int = 0
+    weight: float = 1.0
+    lr: float | None = None
+    #: What it brings, by the names that the form has for them.
+    arrays: Mapping[Any, Array] = MappingProxyType({})
+    #: Flat arrays where goes what it reads.
+    outs: Sequence[Array] = ()
+
+
+class LaneRefusedError(Exception):
+    """A host leaves a call to messages; the lane is as it was."""
+
+
+def reason_of(error: Exception) -> str:
+    """Return why a lane had no answer, in as many texts as there are kinds of it."""
+    if isinstance(error, LaneRefusedError):
+        return f"refused: {str(error).partition(':')[0]}"
+    # Of a socket whose thread waits in the kernel: it has waited too long.
+    late = isinstance(error, BlockingIOError)
+    return "TimeoutError" if late else type(error).__name__
+
+
+class Lane(Channel):
+    """The caller's end of one lane; one thread at a time has it.
+
+    Parameters
+    ----------
+    taken : socket.socket
+        The socket, which nobody else uses.
+    patience : float
+        Seconds without a byte after which the host is given up.
+    """
+
+    def __init__(self, taken: socket.socket, patience: float) -> None:
+        super().__init__(taken, patience)
+        if not self._is_tls:
+            # The kernel looks at the time itself: half as many calls of it.
+            taken.settimeout(None)
+            self._set_patience(patience)
+        self._recv_into = taken.recv_into
+        #: Numbers of the forms that the host has been told, the latest last.
+        self._forms: dict[bytes, int] = {}
+        self._number = 0
+
+    def begin(self, patience: float, seconds: float) -> None:
+        """Give the next frames a patience, and all of them so many seconds."""
+        if patience != self._patience:
+            self._set_patience(patience)
+        self._until = time.monotonic() + seconds
+
+    def _set_patience(self, patience: float) -> None:
+        self._patience = patience
+        seconds = max(patience, 0.001)
+        if self._is_tls:
+            self._socket.settimeout(seconds)
+            return
+        whole = int(min(seconds, 1e9))
+        packed = _TIME.pack(whole, int(1e6 * (seconds - whole)) % 1_000_000)
+        for which in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self._socket.setsockopt(socket.SOL_SOCKET, which, packed)
+
+    def ask(
+        self,
+        form: LaneForm,
+        said: LaneSaid,
+        least: bytes = b"",
+        wait_ms: int = 0,
+    ) -> None:
+        """Send a call, and before it its form where the host does not know it.
+
+        Parameters
+        ----------
+        form : LaneForm
+            What all calls like it say.
+        said : LaneSaid
+            What else it says.
+        least : bytes
+            Versions to wait for, as a body has them.
+        wait_ms : int
+            Longest that the host may keep the caller waiting.
+        """
+        known = self._forms.get(form.key)
+        if known is None:
+            known = self._tell(form)
+        clock, sequence, floor, weight, lr, arrays, _ = said
+        self._number = number = (self._number + 1) & _MOST_NUMBER
+        flags = HAS_LEAST if least else 0
+        if lr is None:
+            lr = 0.0
+        else:
+            flags |= HAS_LR
+        nbytes = form.nbytes + len(least)
+        head = HEAD.pack(
+            MAGIC,
+            CALL,
+            flags,
+            known,
+            nbytes,
+            clock,
+            sequence,
+            floor,
+            weight,
+            lr,
+            wait_ms,
+            number,
+        )
+        buffers: list[Any] = [head + least]
+        for name, start, stop in form.slices:
+            buffers.append(arrays[name][start:stop])
+        if self._is_tls or len(buffers) > MOST_BUFFERS:
+            self.send(buffers)
+            return
+        sent = self._socket.sendmsg(buffers)
+        if sent < HEAD_NBYTES + nbytes:
+            self._send_rest(buffers, sent)
+
+    def _send_rest(self, buffers: Sequence[Any], sent: int) -> None:
+        rest = []
+        for buffer in buffers:
+            view = memoryview(buffer).cast("B")
+            if view[sent:]:
+                rest.append(view[sent:])
+            sent = max(0, sent - len(view))
+        if time.monotonic() > self._until:
+            raise TimeoutError("the other end of a lane is too slow")
+        self.send(rest)
+
+    def answer(self, form: LaneForm, outs: Sequence[Array]) -> tuple[int, ...]:
+        """Return the rows that answer the last call, one after the other.
+
+        What was read is in `outs` then, but of shards that wait.
+
+        Parameters
+        ----------
+        form : LaneForm
+            The call's.
+        outs : sequence of ndarray, shape (n,)
+            The arrays of its target.
+
+        Raises
+        ------
+        OSError
+            Where the host is gone, or silent for too long.
+        LaneRefusedError
+            Where it leaves the call to messages.
+        ProtocolError
+            Where it says what answers nothing.
+        """
+        buffer, nbytes = self._buffer, form.answer_nbytes
+        is_small = form.first_nbytes == nbytes
+        got = self._recv_into(buffer, 0 if is_small else form.first_nbytes)
+        if got == form.first_nbytes and ANSWERED.unpack_from(buffer) == (
+            MAGIC,
+            ANSWER,
+            nbytes - HEAD_NBYTES,
+            self._number,
+        ):
+            rows = form.rows.unpack_from(buffer, HEAD_NBYTES)
+            if rows[::4] == form.shards and rows[3::4] == form.applied:
+                for number, where, dtype, n, at in form.places:
+                    if is_small:
+                        outs[number][where] = np.frombuffer(buffer, dtype, n, at)
+                    else:
+                        self.receive_into(outs[number][where])
+                return rows
+        return self._read_answer(form, outs, got)
+
+    def _read_answer(
+        self, form: LaneForm, outs: Sequence[Array], got: int
+    ) -> tuple[int, ...]:
+        """As :meth:`answer`, of whatever begins with the bytes in the buffer."""
+        self._from, self._to = 0, got
+        if not got:
+            raise ConnectionResetError("the other end of a lane has closed it")
+        head = self._receive_own()
+        if head.nbytes < form.rows.size:
+            raise ProtocolError(f"an answer of {head.nbytes} bytes")
+        rows = self.receive_bytes(form.rows.size)
+        wanted = [
+            outs[one.number][one.where]
+            for said, of in zip(unpack_rows(rows, form.shards), form.reads, strict=True)
+            if not said.parked
+            for one in of
+        ]
+        if head.nbytes != form.rows.size + sum(out.nbytes for out in wanted):
+            raise ProtocolError(f"an answer of {head.nbytes} bytes")
+        for out in wanted:
+            if out.nbytes:
+                self.receive_into(out)
+        self.end_frame()
+        return form.rows.unpack(rows)
+
+    def fetch(self, what: str, about: Mapping[str, Any]) -> None:
+        """Ask for what :meth:`fetched` returns."""
+        self._number = (self._number + 1) & _MOST_NUMBER
+        self.send(pack_fetch(what, about, self._number))
+
+    def fetched(
+        self, make: Callable[[Any], Sequence[Array]]
+    ) -> tuple[Any, Sequence[Array]]:
+        """Return what was asked for: what is said of it, and arrays.
+
+        Parameters
+        ----------
+        make : callable
+            Returns arrays to receive into, for what is said of them. It refuses what
+            is no answer.
+
+        Raises
+        ------
+        OSError, LaneRefusedError, ProtocolError
+            As :meth:`answer`.
+        """
+        self._from = self._to = 0
+        head = self._receive_own()
+        value = unpack_text(self.receive_bytes(text_nbytes(head)))
+        arrays = make(value)
+        check_fetched(head, arrays)
+        for array in arrays:
+            if array.nbytes:
+                self.receive_into(array)
+        self.end_frame()
+        return value, arrays
+
+    def _receive_own(self) -> Head:
+        """Return the head of the answer to the last frame, unless it is a refusal."""
+        head = self.receive_head()
+        if head.number != self._number:
+            raise ProtocolError(f"an answer to frame {head.number} of a lane")
+        if head.kind == REFUSAL:
+            text = self.receive_bytes(head.nbytes)
+            self.end_frame()
+            raise LaneRefusedError(str(unpack_text(text)))
+        if head.kind != ANSWER:
+            raise ProtocolError(f"an answer of kind {head.kind}")
+        return head
+
+    def _tell(self, form: LaneForm) -> int:
+        """Tell the host a form, and return its number there."""
+        number = len(self._forms)
+        if number == MOST_FORMS:
+            number = self._forms.pop(next(iter(self._forms)))
+        self._number = (self._number + 1) & _MOST_NUMBER
+        self.send(pack_text(FORM, form.said, self._number, number))
+        self._from = self._to = 0
+        if self._receive_own().nbytes:
+            raise ProtocolError("an answer to a form that says more than that")
+        self._forms[form.key] = number
+        return number

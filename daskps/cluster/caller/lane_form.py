@@ -1,0 +1,108 @@
+"""What a host is told on lanes along a route, made ready once.
+
+From one call to the next only numbers and the contents of arrays change. How long the
+arrays are, where in the caller's they begin, what the answer looks like and where its
+arrays go: all of that stays while the shards are where they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.cluster.caller.routes import at_least
+from daskps.cluster.lane.channel import BUFFER_NBYTES
+from daskps.cluster.lane.forms import LEAST, say_form
+from daskps.cluster.lane.frames import APPLIED, HEAD_NBYTES, ROW_NBYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from daskps.cluster.caller.routes import ReadSlice
+    from daskps.cluster.wire.messages import Call
+
+#: Which array of a target, which of its elements, dtype and number of these, and where
+#: they are in a frame that is received at once.
+LanePlace = tuple[int, slice, Any, int, int]
+#: Which array of a request, and its elements from where to where.
+LaneSlice = tuple[Any, int, int]
+
+
+class LaneForm:
+    """What one host is told: all but the numbers of a call, and its arrays.
+
+    Parameters
+    ----------
+    worker : str
+        The host's.
+    call : Call
+        A call of this form.
+    slices : sequence of (name, start, stop)
+        Which elements of the caller's arrays its arrays are, in their order.
+    reads : mapping of int to sequence of ReadSlice, optional
+        What it reads of a shard and where that goes.
+    """
+
+    __slots__ = (
+        "answer_nbytes",
+        "applied",
+        "call_nbytes",
+        "first_nbytes",
+        "key",
+        "nbytes",
+        "places",
+        "reads",
+        "rows",
+        "said",
+        "shards",
+        "slices",
+        "store",
+        "worker",
+    )
+
+    def __init__(
+        self,
+        worker: str,
+        call: Call,
+        slices: Sequence[LaneSlice] = (),
+        reads: Mapping[int, Sequence[ReadSlice]] | None = None,
+    ) -> None:
+        self.worker, self.store = worker, call.store
+        #: What the host is told once for each lane, and what that is known by.
+        self.said = say_form(call)
+        text = json.dumps(self.said, separators=(",", ":")).encode()
+        self.key = hashlib.blake2b(text, digest_size=16).digest()
+        self.slices = tuple((n, a, b) for n, a, b in slices if b > a)
+        #: Bytes of the arrays that go, and with those that come.
+        self.nbytes = sum(part.step.nbytes for part in call.parts)
+        self.call_nbytes = call.nbytes
+        self.shards = tuple(part.shard for part in call.parts)
+        n_shards = len(self.shards)
+        #: The rows of an answer, and what they say where nothing is waited for.
+        self.rows = struct.Struct(f"<{4 * n_shards}q")
+        self.applied = (APPLIED,) * n_shards
+        at = rows_end = HEAD_NBYTES + ROW_NBYTES * n_shards
+        places: list[LanePlace] = []
+        #: What is read of each of them, and where that goes.
+        self.reads = tuple([tuple((reads or {}).get(s, ())) for s in self.shards])
+        for (dtype, start, stop), number, where in chain.from_iterable(self.reads):
+            if n := stop - start:
+                places.append((number, where, np.dtype(dtype), n, at))
+                at += n * np.dtype(dtype).itemsize
+        self.places = tuple(places)
+        self.answer_nbytes = at
+        #: What is received at first: all of it, or what comes before large arrays.
+        self.first_nbytes = at if at < BUFFER_NBYTES else rows_end
+
+
+def least_of(form: LaneForm, min_version: int | None) -> bytes:
+    """Return the versions that the shards of a form are waited for, as a body has them."""
+    if min_version is None:
+        return b""
+    found = [at_least(shard, min_version) for shard in form.shards]
+    return np.array(found, LEAST).tobytes() if any(found) else b""
