@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.kernels.system import copy, load, settle
-from daskps.shards.deputy import CLOSED
+from daskps.shards.deputy import CLOSED, RELEASED
 from daskps.shards.memory.format import (
     CLOCK,
     FLIP,
@@ -117,19 +117,22 @@ def _pieces(
 # -- compiled -------------------------------------------------------------------------
 
 
-def find_flip(table: Array, part: int, bound: int) -> int:
-    """Return the flip that may be read at a clock or a version; or NOT_YET, or ASK."""
-    header = table[part + HEADER_AT]
+def find_flip(part: int, bound: int) -> int:
+    """Return the flip that may be read at a clock or a version; or NOT_YET, or ASK.
+
+    It reads for the shard's owner: where that has let go of it, others are asked.
+    """
+    header = load(part + 8 * HEADER_AT)
     flip = load(header + 8 * FLIP)
-    record = table[part + RECORDS_AT + (flip & 1)]
-    if load(header + 8 * GATE) == CLOSED:
+    record = load(part + 8 * (RECORDS_AT + (flip & 1)))
+    if load(header + 8 * GATE) in (CLOSED, RELEASED):
         return ASK
-    if load(header + 8 * GENERATION) != table[part + GENERATION_OF]:
+    if load(header + 8 * GENERATION) != load(part + 8 * GENERATION_OF):
         return ASK
-    if table[part + RUN_OF] == 0:
+    if load(part + 8 * RUN_OF) == 0:
         return flip if load(record + 8 * VERSION) >= bound else ASK
-    rank = table[part + RANK_OF]
-    if load(record + 8 * RUN) != table[part + RUN_OF]:
+    rank = load(part + 8 * RANK_OF)
+    if load(record + 8 * RUN) != load(part + 8 * RUN_OF):
         return ASK
     if not 0 <= rank < load(record + 8 * N_RANKS):
         return ASK
@@ -138,21 +141,21 @@ def find_flip(table: Array, part: int, bound: int) -> int:
         ahead = bound - load(record + 8 * ROUNDS)
         if ahead > 0:
             return NOT_YET
-        row = record + table[part + RANKS_FROM] + 8 * rank * RANK_WORDS
+        row = record + load(part + 8 * RANKS_FROM) + 8 * rank * RANK_WORDS
         return flip if ahead == 0 and load(row + 8 * LIVE) != 0 else ASK
     if policy != SSP:
         return flip
-    lag = find_lag(table, part, record, bound)
+    lag = find_lag(part, record, bound)
     return NOT_YET if lag > load(record + 8 * STALENESS) else flip
 
 
-def find_lag(table: Array, part: int, record: int, clock: int) -> int:
+def find_lag(part: int, record: int, clock: int) -> int:
     """Return the clocks by which the slowest trainer that is waited for is behind."""
     # A record that is being written may say anything.
     n_ranks = min(load(record + 8 * N_RANKS), MAX_RANKS)
     slowest, has_any = clock, False
     for rank in range(n_ranks):
-        row = record + table[part + RANKS_FROM] + 8 * rank * RANK_WORDS
+        row = record + load(part + 8 * RANKS_FROM) + 8 * rank * RANK_WORDS
         if load(row + 8 * LIVE) != 0:
             its = load(row + 8 * CLOCK)
             slowest = its if not has_any or its < slowest else slowest
@@ -160,41 +163,37 @@ def find_lag(table: Array, part: int, record: int, clock: int) -> int:
     return clock - slowest
 
 
-def copy_ranges(table: Array, part: int, record: int, to: int) -> int:
+def copy_ranges(part: int, record: int, to: int) -> int:
     """Copy what is read to an address; return its bytes, -1 where that is not possible.
 
     That is good once it was seen that nobody has written there meanwhile.
     """
     side, began = load(record + 8 * SIDE), to
-    at = part + PART_WORDS
-    for _ in range(table[part + N_RANGES]):
-        nbytes, n_pieces = table[at + NBYTES], table[at + N_PIECES]
+    at = part + 8 * PART_WORDS
+    for _ in range(load(part + 8 * N_RANGES)):
+        nbytes, n_pieces = load(at + 8 * NBYTES), load(at + 8 * N_PIECES)
         if 0 <= side <= 1:
-            copy(to, table[at + side], nbytes)
+            copy(to, load(at + 8 * side), nbytes)
         elif side != MIXED or (n_pieces == 0 and nbytes > 0):
             return -1
         for i in range(n_pieces if side == MIXED else 0):
-            piece = at + RANGE_WORDS + i * PIECE_OF_RANGE
-            one, start = load(record + table[piece]), table[piece + 1]
+            piece = at + 8 * (RANGE_WORDS + i * PIECE_OF_RANGE)
+            one, start = load(record + load(piece)), load(piece + 8)
             if not 0 <= one <= 1:
                 return -1
-            copy(to + start, table[at + one] + start, table[piece + 2])
+            copy(to + start, load(at + 8 * one) + start, load(piece + 16))
         to += nbytes
-        at += RANGE_WORDS + n_pieces * PIECE_OF_RANGE
+        at += 8 * (RANGE_WORDS + n_pieces * PIECE_OF_RANGE)
     return to - began
 
 
-def read_part(
-    table: Array, part: int, bound: int, said: Array, row: int, to: int
-) -> int:
+def read_part(part: int, bound: int, said: Array, row: int, to: int) -> int:
     """Read one shard; return how many bytes that is, -1 where it must be asked.
 
     Parameters
     ----------
-    table : ndarray
-        The table.
     part : int
-        Where its part of the table begins.
+        Address of its part of a table.
     bound : int
         Clock of the trainer; outside runs the least version.
     said : ndarray
@@ -204,17 +203,17 @@ def read_part(
     to : int
         Address for what is read.
     """
-    header = table[part + HEADER_AT]
+    header = load(part + 8 * HEADER_AT)
     for _ in range(TRIES):
-        flip = find_flip(table, part, bound)
+        flip = find_flip(part, bound)
         if flip < 0:
             return -1
-        record, lag = table[part + RECORDS_AT + (flip & 1)], 0
-        if table[part + RUN_OF] != 0 and load(record + 8 * POLICY) != BSP:
-            lag = max(0, find_lag(table, part, record, bound))
-        said[row], said[row + 1] = table[part + SHARD], load(record + 8 * VERSION)
+        record, lag = load(part + 8 * (RECORDS_AT + (flip & 1))), 0
+        if load(part + 8 * RUN_OF) != 0 and load(record + 8 * POLICY) != BSP:
+            lag = max(0, find_lag(part, record, bound))
+        said[row], said[row + 1] = load(part + 8 * SHARD), load(record + 8 * VERSION)
         said[row + 2] = lag
-        nbytes = copy_ranges(table, part, record, to)
+        nbytes = copy_ranges(part, record, to)
         settle()
         is_whole = load(header + 8 * WRITING) <= flip + 1
         if nbytes >= 0 and is_whole and load(header + 8 * FLIP) >= flip:
@@ -224,8 +223,8 @@ def read_part(
 
 #: The functions above, and what they are compiled for.
 SIGNATURES: dict[Callable[..., Any], str] = {
-    find_lag: "WORDS, types.int64, types.int64, types.int64",
-    find_flip: "WORDS, types.int64, types.int64",
-    copy_ranges: "WORDS, types.int64, types.int64, types.int64",
-    read_part: "WORDS, types.int64, types.int64, WORDS, types.int64, types.int64",
+    find_lag: "types.int64, types.int64, types.int64",
+    find_flip: "types.int64, types.int64",
+    copy_ranges: "types.int64, types.int64, types.int64",
+    read_part: "types.int64, types.int64, WORDS, types.int64, types.int64",
 }

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daskps import config
 from daskps.cluster.lane.frames import HEAD_NBYTES, MOST_FORMS, ROW_NBYTES
 from daskps.cluster.lane.plain_reads import (
     ANSWER_AT,
     FD,
-    HELD,
+    IDLE,
     LENGTH,
+    MOST_PARTS,
     N_NBYTES,
     N_READS,
     PATIENCE,
@@ -28,9 +28,10 @@ from daskps.cluster.lane.plain_reads import (
     ROOM_NBYTES,
     SENT,
     STATE_WORDS,
+    TABLE,
+    UNSENT,
     WANTED,
 )
-from daskps.kernels import system
 from daskps.shards.addressed import part_of
 from daskps.shards.memory.format import MAX_RANKS, integers
 from daskps.shards.steps import NOTHING, READ
@@ -43,47 +44,35 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
     #: :func:`daskps.cluster.lane.plain_reads.serve_reads`, compiled.
-    Loop = Callable[[Array, Array, Array], int]
+    Loop = Callable[[Array, Array], int]
 
-#: What is received at once: more than the head of a frame is the body of a push.
-ROOM_WORDS = 512
 #: An answer that is longer is for Python: what it waits for the interpreter is little then.
 MOST_NBYTES = 2**20
+#: Milliseconds for which the other end may take nothing of an answer.
+PATIENCE_MS = 250
 
 
-def is_possible() -> bool:
-    """Return whether reads may be answered so, on this machine and as it is set up."""
-    return system.IS_KNOWN and not config.load().locked_reads
-
-
-class LaneReads:
+class CompiledReads:
     """What one lane answers without the interpreter.
 
-    One thread has it; others may read what it has counted.
+    One thread at a time has it; others may wake that one, and read what was counted.
 
     Parameters
     ----------
-    loop : callable
-        The compiled loop.
     fd : int
         The lane's socket, over TCP and without TLS.
-    patience : float
-        Seconds for which the other end may be silent within a frame.
     """
 
-    def __init__(self, loop: Loop, fd: int, patience: float) -> None:
-        self._loop = loop
-        self._room = np.zeros(ROOM_WORDS, np.int64)
-        self._said = np.zeros(0, np.int64)
+    def __init__(self, fd: int) -> None:
+        self._room = np.zeros(ROOM_NBYTES // 8, np.int64)
+        self._table = self._said = np.zeros(0, np.int64)
         #: By form: its entry, the bytes of its answer, and whose memory that is about.
         self._known: dict[int, tuple[list[int], int, Sequence[HostedShard]]] = {}
         self._state = np.zeros(STATE_WORDS, np.int64)
         self._words = words = integers(self._state)
-        words[FD], words[PATIENCE] = fd, int(1000 * patience)
-        words[ROOM], words[ROOM_NBYTES] = self._room.ctypes.data, self._room.nbytes
+        words[FD], words[ROOM] = fd, self._room.ctypes.data
+        words[PATIENCE] = PATIENCE_MS
         words[POLLED_AT] = self._state.ctypes.data + 8 * POLLED
-        self._bytes = self._room.data.cast("B")
-        self._lay_out()
 
     def __len__(self) -> int:
         return len(self._known)
@@ -121,7 +110,7 @@ class LaneReads:
             nbytes += sum(
                 (b - a) * np.dtype(dtype).itemsize for dtype, a, b in part.ranges
             )
-        if nbytes > MOST_NBYTES or 8 * len(parts) > self._room.nbytes - HEAD_NBYTES:
+        if nbytes > MOST_NBYTES or len(parts) > MOST_PARTS:
             return False
         self._known[form] = entry, nbytes, hosted_shards
         self._lay_out()
@@ -146,40 +135,43 @@ class LaneReads:
 
     def _lay_out(self) -> None:
         """Make the table and the room for the longest answer anew."""
+        entries = {form: entry for form, (entry, _, _) in self._known.items()}
+        at = {}
         words = [0] * MOST_FORMS
-        for form, (entry, _, _) in self._known.items():
-            words[form] = len(words)
+        for form, entry in entries.items():
+            at[form] = len(words)
             words += entry
         self._table = np.array(words, np.int64)
-        longest = max((n for _, n, _ in self._known.values()), default=HEAD_NBYTES)
-        if self._said.nbytes < longest or not self._known:
-            self._said = np.zeros(-(-longest // 8), np.int64)
-            self._answer = self._said.data.cast("B")
-            self._words[ANSWER_AT] = self._said.ctypes.data
+        address = self._table.ctypes.data
+        for form, start in at.items():
+            self._table[form] = address + 8 * start
+        longest = max((n for _, n, _ in self._known.values()), default=0)
+        self._said = np.zeros(-(-longest // 8), np.int64)
+        self._words[TABLE], self._words[ANSWER_AT] = address, self._said.ctypes.data
 
-    def serve(self, has: bytes = b"") -> tuple[int, bytes, bytes]:
+    def serve(self, loop: Loop, idle_ms: int) -> tuple[int, bytes]:
         """Answer reads until something else is to be done.
 
         Parameters
         ----------
-        has : bytes
-            What was received of frames and not looked at, at most a room of it.
+        loop : callable
+            The compiled loop.
+        idle_ms : int
+            Milliseconds for which nothing may come.
 
         Returns
         -------
         why : int
-            ASKED, ENDED, LATE, UNSENT or WOKEN, of the loop.
-        bytes
-            What was received and is not answered.
+            ASKED, UNSENT, QUIET, WOKEN or TORN, of the loop.
         bytes
             What is still to be sent before anything else.
         """
-        words, room = self._words, self._bytes
-        room[: len(has)] = has
-        words[HELD] = len(has)
-        why = self._loop(self._state, self._table, self._said)
-        rest = self._answer[words[SENT] : words[LENGTH]]
-        return why, bytes(room[: words[HELD]]), bytes(rest)
+        words = self._words
+        words[IDLE] = idle_ms
+        why = loop(self._state, self._said)
+        if why != UNSENT:
+            return why, b""
+        return why, bytes(self._said.data.cast("B")[words[SENT] : words[LENGTH]])
 
 
 def _is_plain(part: Part, hosted: HostedShard) -> bool:
