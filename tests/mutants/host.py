@@ -125,4 +125,14 @@ MUTANTS = (
             "tests/cluster/caller/test_snapshots.py::test_cut_given_up_while_it_begins_holds_nothing",
         ),
     ),
+    Mutant(
+        "round-that-is-complete-wakes-nobody",
+        "daskps.cluster.host.hosted:HostedShard.try_step",
+        "if version != ASK and shard.parked.tickets:",
+        "if version == ASK and shard.parked.tickets:",
+        (
+            "tests/cluster/host/test_inbox.py"
+            "::test_a_step_without_a_ticket_ends_the_wait_of_those_that_have_one",
+        ),
+    ),
 )

@@ -71,8 +71,7 @@ class HostedShard:
         *,
         block: Block | None = None,
     ) -> None:
-        self.name, self.layout = name, layout
-        self.index, self.shard = index, shard
+        self.name, self.layout, self.index, self.shard = name, layout, index, shard
         self.nbytes = shard.segment.nbytes
         self.block = block
         #: Run and memory of the mailboxes that trainers here may fill themselves.
@@ -225,18 +224,22 @@ class HostedShard:
         """
         if self._inbox or not self._mutex.acquire(blocking=False):
             return ASK
-        lock = self._lock
+        shard, lock = self.shard, self._lock
+        done: Sequence[Ticket] = ()
         try:
-            if lock is None:
-                version = self.shard.try_step(tick, arrays)
-            else:
+            if lock is not None:
                 lock.acquire(seconds)
-                try:
-                    version = self.shard.try_step(tick, arrays)
-                finally:
+            try:
+                version = shard.try_step(tick, arrays, alone=False)
+                if version != ASK and shard.parked.tickets:
+                    done = shard.submit(())  # it may be what they wait for
+            finally:
+                if lock is not None:
                     lock.release()
         finally:
             self._mutex.release()
+        for ticket in done:
+            ticket.owner.one_done()
         if self._inbox:
             self.serve()
         return version
@@ -270,8 +273,7 @@ class HostedShard:
             try:
                 done = self._submit([ticket])
             finally:
-                if self._lock is not None:
-                    self._lock.release()
+                self._leave()
         finally:
             self._mutex.release()
         for other in done:
@@ -307,8 +309,7 @@ class HostedShard:
             self._lock.release()
 
     def _serve_once(self) -> list[Ticket]:
-        tickets: list[Ticket] = []
-        done: list[Ticket] = []
+        tickets, done = list[Ticket](), list[Ticket]()
         while self._inbox:
             entry = self._inbox.popleft()
             if isinstance(entry, Ticket):
@@ -390,8 +391,7 @@ class HostedShard:
     def _latest(self, ready: Ready) -> Ready:
         segment = self.shard.segment
         flip = segment.flip
-        version = segment.record(flip).version
-        return Ready(flip, version, ready.duplicate, ready.lag)
+        return Ready(flip, segment.record(flip).version, ready.duplicate, ready.lag)
 
 
 def _ready(ticket: Ticket) -> Ready:

@@ -12,13 +12,14 @@ from daskps.cluster.host.calls import Countdown
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.wire.messages import Call, Part
+from daskps.consistency import BSP
 from daskps.errors import ShardBusyError, ShardLostError, StoreClosedError
 from daskps.layout.arrays import Layout
 from daskps.shards import producers
-from daskps.shards.memory.format import WANTED
+from daskps.shards.memory.format import GENERATION, WANTED
 from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
-from daskps.shards.steps import ADD, GRADIENT, READ, Item, Ready, Step, Ticket
+from daskps.shards.steps import ADD, GRADIENT, READ, Item, Ready, Step, Tick, Ticket
 from tests.cluster.hosted import bare_host, shared_shard
 from tests.shards.making import Momentum, held
 
@@ -213,3 +214,25 @@ def test_push_goes_by_message_where_room_is_not_made_in_time(tmp_path, monkeypat
         loop.call_soon_threadsafe(loop.call_soon, loop.stop)
         thread.join(30)
         loop.close()
+
+
+def test_a_step_without_a_ticket_ends_the_wait_of_those_that_have_one():
+    """Two trainers: one waits for the round that the other one completes."""
+    hosted, segment = a_shard()
+    segment.words[GENERATION] = hosted.shard.generation
+    hosted.shard.begin_run(1, BSP(), 2)
+    owner = Owner()
+    tick = Tick(1, 0, 0, 0, GRADIENT, 1.0)
+    assert hosted.try_step(tick, {0: GRADS[0]}, 0) == 0
+    waiting = Ticket(Step(run=1, rank=0, clock=1, wait=READ), owner=owner)
+    hosted.offer(waiting, 0)
+    assert (waiting.outcome, owner.n) == (None, 0)
+    # Of the next round, and so too early.
+    early = Step(GRADIENT, (Item(0, 0, GRADS[1]),), 1, 0, 1, tick=True, sequence=1)
+    hosted.offer(Ticket(early, owner=owner), 0)
+    assert hosted.try_step(tick._replace(rank=1), {0: GRADS[2]}, 0) == 1
+    assert isinstance(waiting.outcome, Ready)
+    assert owner.n == 2
+    assert not hosted.waits
+    assert hosted.shard.round is not None
+    assert hosted.shard.round.next_sequences == [2, 1]
