@@ -8,10 +8,25 @@ FRAMES = "tests/cluster/lane/test_frames.py"
 ENDS = "tests/cluster/lane/test_ends.py"
 LANES = "tests/cluster/lane/test_lanes.py"
 FETCHES = "tests/cluster/lane/test_fetches.py"
+TLS = "tests/cluster/lane/test_tls.py"
 CALLS = "tests/cluster/lane/test_lane_calls.py"
 SAME = "tests/cluster/lane/test_same_answers.py"
 
 MUTANTS = (
+    Mutant(
+        "end-of-a-lane-in-the-clear",
+        "daskps.cluster.lane.channel:Channel.shut",
+        "socket.socket.shutdown(self._socket, socket.SHUT_RDWR)",
+        "self._socket.shutdown(socket.SHUT_RDWR)",
+        (f"{TLS}::test_what_ends_says_nothing_in_the_clear",),
+    ),
+    Mutant(
+        "small-frame-in-many-records",
+        "daskps.cluster.lane.channel:Channel.send",
+        "if sum(map(len, views)) <= BUFFER_NBYTES:",
+        "if not views:",
+        (f"{TLS}::test_a_small_frame_is_one_record",),
+    ),
     Mutant(
         "any-bytes-are-a-head",
         "daskps.cluster.lane.frames:unpack_head",

@@ -73,23 +73,33 @@ def is_watched(taken: socket.socket) -> bool:
 
 
 def echo(taken: socket.socket) -> None:
+    """Send everything back that comes, each once it is whole."""
     with taken:
-        while got := taken.recv(2**20):
-            taken.sendall(got)
+        while head := taken.recv(8):
+            head += received(taken, 8 - len(head))
+            taken.sendall(received(taken, int.from_bytes(head)))
+
+
+def received(taken: socket.socket, n: int) -> bytes:
+    got = b""
+    while len(got) < n:
+        more = taken.recv(n - len(got))
+        assert more
+        got += more
+    return got
 
 
 def talk(taken: socket.socket, seed: int) -> None:
-    """Send bytes that have to come back as they are."""
+    """Send bytes that have to come back as they are.
+
+    One after the other, as lanes do: a connection by TLS is one thread's at a time.
+    """
     with taken:
         rng = random.Random(seed)
         for size in rng.sample(SIZES, len(SIZES)):
-            sent, got = rng.randbytes(size), bytearray()
-            sender = threading.Thread(target=taken.sendall, args=(sent,))
-            sender.start()
-            while len(got) < size:
-                got += taken.recv(2**20)
-            sender.join()
-            assert got == sent
+            sent = rng.randbytes(size)
+            taken.sendall(size.to_bytes(8) + sent)
+            assert received(taken, size) == sent
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "tls"])
