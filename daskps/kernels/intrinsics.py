@@ -9,13 +9,15 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+#: Of `clock_gettime`.
+_MONOTONIC = 1
 _BYTE, _INT, _WORD = ir.IntType(8).as_pointer(), ir.IntType(32), ir.IntType(64)
 
 
 def _foreign(builder: Any, name: str, result: Any, kinds: Any) -> Any:
     """Return a function of the C library, which every process has loaded."""
-    kind, declare = ir.FunctionType(result, kinds), cgutils.get_or_insert_function
-    return declare(builder.module, kind, name)  # type: ignore[no-untyped-call]
+    declare: Any = cgutils.get_or_insert_function
+    return declare(builder.module, ir.FunctionType(result, kinds), name)
 
 
 @intrinsic
@@ -27,6 +29,18 @@ def load(_: Any, address: Any) -> Any:
         return builder.load_atomic(at, ordering="acquire", align=8)
 
     return types.int64(types.int64), generate
+
+
+@intrinsic
+def store(_: Any, address: Any, value: Any) -> Any:
+    """Write an int64 to an address, after all that was written before."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        at = builder.inttoptr(args[0], _WORD.as_pointer())
+        builder.store_atomic(args[1], at, ordering="release", align=8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
 
 
 @intrinsic
@@ -84,6 +98,35 @@ def poll(_: Any, address: Any, milliseconds: Any) -> Any:
         return builder.sext(found, _WORD)
 
     return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic
+def epoll_wait(_: Any, fd: Any, address: Any, most: Any, milliseconds: Any) -> Any:
+    """Wait for one of many descriptors."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        call = _foreign(builder, "epoll_wait", _INT, (_INT, _BYTE, _INT, _INT))
+        fd, most, limit = (builder.trunc(args[i], _INT) for i in (0, 2, 3))
+        found = builder.call(call, (fd, builder.inttoptr(args[1], _BYTE), most, limit))
+        return builder.sext(found, _WORD)
+
+    return types.int64(*[types.int64] * 4), generate
+
+
+@intrinsic
+def monotonic(_: Any) -> Any:
+    """Return milliseconds of the clock that never goes back."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        call = _foreign(builder, "clock_gettime", _INT, (_INT, _BYTE))
+        allocate: Any = cgutils.alloca_once
+        time = allocate(builder, _WORD, size=2)
+        builder.call(call, (_INT(_MONOTONIC), builder.bitcast(time, _BYTE)))
+        seconds, rest = (builder.load(builder.gep(time, [_INT(i)])) for i in range(2))
+        millis = builder.sdiv(rest, _WORD(1_000_000))
+        return builder.add(builder.mul(seconds, _WORD(1000)), millis)
+
+    return types.int64(), generate
 
 
 @intrinsic

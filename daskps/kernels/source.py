@@ -149,7 +149,9 @@ _jit = njit(error_model="numpy", nogil={alone}, cache=CACHE)
 """
 #: Without these, functions take less time than to give the interpreter to another thread.
 _ALONE = """\
-from daskps.kernels.intrinsics import copy, errno, load, poll, recv, send, settle
+from daskps.kernels.intrinsics import (
+    copy, epoll_wait, errno, load, monotonic, poll, recv, send, settle, store
+)
 
 """
 

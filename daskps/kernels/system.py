@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import platform
 import sys
+import time
 from typing import Any
 
 #: Whether there is a C library that has them as they are called here.
-IS_KNOWN = sys.platform.startswith("linux")
+IS_KNOWN = sys.platform.startswith("linux") and platform.machine() == "x86_64"
 
 
 @functools.cache
@@ -24,6 +26,11 @@ def _library() -> Any:
 def load(address: int) -> int:
     """Return the int64 at an address, before anything that comes later is read."""
     return ctypes.c_int64.from_address(address).value
+
+
+def store(address: int, value: int) -> None:
+    """Write an int64 to an address, after all that was written before."""
+    ctypes.c_int64.from_address(address).value = value
 
 
 def settle() -> None:
@@ -71,6 +78,35 @@ def poll(address: int, milliseconds: int) -> int:
     call = _library().poll
     found: int = call(ctypes.c_void_p(address), ctypes.c_ulong(1), milliseconds)
     return found
+
+
+def epoll_wait(fd: int, address: int, most: int, milliseconds: int) -> int:
+    """Wait for one of many descriptors.
+
+    Parameters
+    ----------
+    fd : int
+        Of the set of them.
+    address : int
+        Of room for as many events: 12 bytes each, what it is and then the descriptor.
+    most : int
+        How many.
+    milliseconds : int
+        How long, -1 for ever.
+
+    Returns
+    -------
+    int
+        How many events there are, 0 when that time is over, or -1.
+    """
+    call = _library().epoll_wait
+    found: int = call(fd, ctypes.c_void_p(address), most, milliseconds)
+    return found
+
+
+def monotonic() -> int:
+    """Return milliseconds of the clock that never goes back."""
+    return time.monotonic_ns() // 1_000_000
 
 
 def errno() -> int:

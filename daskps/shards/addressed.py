@@ -7,7 +7,7 @@ what of it is read. The table keeps no memory alive: who uses it holds the segme
 
 Where processors reorder stores it must not be used: writers are other threads.
 """
-# ruff: noqa: PLR0911, PLR0917  (compiled functions take numbers, and by position)
+# ruff: noqa: PLR0911  (compiled functions take numbers, and by position)
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.kernels.system import copy, load, settle
+from daskps.kernels.system import copy, load, settle, store
 from daskps.shards.deputy import CLOSED, RELEASED
 from daskps.shards.memory.format import (
     CLOCK,
@@ -53,8 +53,6 @@ RUN_OF, RANK_OF, SHARD, GENERATION_OF, N_RANGES, PART_WORDS = range(4, 10)
 NBYTES, N_PIECES, RANGE_WORDS, PIECE_OF_RANGE = 2, 3, 4, 3
 #: Pieces of one part. One that has more is read here only where all are on one side.
 MOST_PIECES = 256
-#: Words of what is said of a part: shard, version, lag and a code.
-ROW_WORDS = 4
 #: How often a copy that updates run into is tried again.
 TRIES = 4
 
@@ -187,7 +185,7 @@ def copy_ranges(part: int, record: int, to: int) -> int:
     return to - began
 
 
-def read_part(part: int, bound: int, said: Array, row: int, to: int) -> int:
+def read_part(part: int, bound: int, row: int, to: int) -> int:
     """Read one shard; return how many bytes that is, -1 where it must be asked.
 
     Parameters
@@ -196,12 +194,8 @@ def read_part(part: int, bound: int, said: Array, row: int, to: int) -> int:
         Address of its part of a table.
     bound : int
         Clock of the trainer; outside runs the least version.
-    said : ndarray
-        Takes shard, version and lag, from word `row` on.
-    row : int
-        That word.
-    to : int
-        Address for what is read.
+    row, to : int
+        Addresses for shard, version and lag, and for what is read.
     """
     header = load(part + 8 * HEADER_AT)
     for _ in range(TRIES):
@@ -211,8 +205,9 @@ def read_part(part: int, bound: int, said: Array, row: int, to: int) -> int:
         record, lag = load(part + 8 * (RECORDS_AT + (flip & 1))), 0
         if load(part + 8 * RUN_OF) != 0 and load(record + 8 * POLICY) != BSP:
             lag = max(0, find_lag(part, record, bound))
-        said[row], said[row + 1] = load(part + 8 * SHARD), load(record + 8 * VERSION)
-        said[row + 2] = lag
+        store(row, load(part + 8 * SHARD))
+        store(row + 8, load(record + 8 * VERSION))
+        store(row + 16, lag)
         nbytes = copy_ranges(part, record, to)
         settle()
         is_whole = load(header + 8 * WRITING) <= flip + 1
@@ -226,5 +221,5 @@ SIGNATURES: dict[Callable[..., Any], str] = {
     find_lag: "types.int64, types.int64, types.int64",
     find_flip: "types.int64, types.int64",
     copy_ranges: "types.int64, types.int64, types.int64",
-    read_part: "types.int64, types.int64, WORDS, types.int64, types.int64",
+    read_part: "types.int64, types.int64, types.int64, types.int64",
 }

@@ -6,13 +6,25 @@ import errno as errors
 import os
 import select
 import socket
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 
 from daskps.kernels import plain, system
-from daskps.kernels.system import copy, errno, load, poll, recv, send, settle
+from daskps.kernels.system import (
+    copy,
+    epoll_wait,
+    errno,
+    load,
+    monotonic,
+    poll,
+    recv,
+    send,
+    settle,
+    store,
+)
 from tests.kernels import compiling
 
 INT = "types.int64"
@@ -20,6 +32,7 @@ INT = "types.int64"
 
 def loads(address: int) -> int:
     """Return the word at an address."""
+    store(address + 8, load(address) + 1)
     return load(address)
 
 
@@ -41,6 +54,16 @@ def sends(fd: int, address: int, nbytes: int, flags: int) -> int:
     return found if found >= 0 else -errno()
 
 
+def times(more: int) -> int:
+    """Return the time, and some more."""
+    return monotonic() + more
+
+
+def events(fd: int, address: int, most: int, milliseconds: int) -> int:
+    """Wait for events."""
+    return epoll_wait(fd, address, most, milliseconds)
+
+
 def polls(address: int, milliseconds: int) -> int:
     """Wait."""
     return poll(address, milliseconds)
@@ -52,6 +75,8 @@ SIGNATURES: dict[Any, str] = {
     receives: ", ".join([INT] * 4),
     sends: ", ".join([INT] * 4),
     polls: f"{INT}, {INT}",
+    events: ", ".join([INT] * 4),
+    times: INT,
 }
 
 
@@ -79,7 +104,9 @@ pytestmark = pytest.mark.skipif(not system.IS_KNOWN, reason="no such C library")
 def test_memory_is_read_and_copied_by_address(of):
     words = np.array([1, -(2**63), 3, 4])
     at = words.ctypes.data
-    assert of["loads"](at + 8) == -(2**63)
+    assert of["loads"](at) == 1
+    assert words.tolist() == [1, 2, 3, 4]
+    words[1] = -(2**63)
     of["copies"](at, at + 8, 24)
     assert words.tolist() == [-(2**63), 3, 4, 4]
     of["copies"](at + 16, at, 0)
@@ -113,6 +140,24 @@ def test_one_descriptor_is_waited_for(of):
     finally:
         os.close(reading)
         os.close(writing)
+
+
+def test_one_of_many_is_waited_for(of):
+    here, there = socket.socketpair()
+    found = np.zeros(24, np.uint8)
+    with here, there, select.epoll() as epoll:
+        epoll.register(here, select.EPOLLIN)
+        said = epoll.fileno(), found.ctypes.data, 2
+        assert of["events"](*said, 0) == 0
+        there.sendall(b"x")
+        assert of["events"](*said, -1) == 1
+        assert found[:8].view(np.int32).tolist() == [select.EPOLLIN, here.fileno()]
+    assert of["events"](*said, 0) == -1
+
+
+def test_the_clock_is_that_of_python(of):
+    before = time.monotonic_ns() // 1_000_000
+    assert before <= of["times"](0) <= time.monotonic_ns() // 1_000_000
 
 
 def one() -> int:

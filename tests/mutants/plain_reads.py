@@ -76,6 +76,20 @@ MUTANTS = (
         (f"{PLAIN}::test_reads_wait_for_versions",),
     ),
     Mutant(
+        "another-lane-is-at-fault",
+        "daskps.cluster.lane.plain_reads:serve_many",
+        "store(desk + 8 * WHOSE, fd)",
+        "store(desk + 8 * WHOSE, i)",
+        (f"{PLAIN}::test_the_lane_at_fault_is_named",),
+    ),
+    Mutant(
+        "answer-longer-than-its-room",
+        "daskps.cluster.lane.plain_reads:answer_next",
+        "if entry == 0 or load(entry + 16) > load(desk + 8 * MOST_NBYTES):",
+        "if entry == 0:",
+        (f"{PLAIN}::test_a_long_answer_is_for_others",),
+    ),
+    Mutant(
         "memory-that-an-idle-lane-keeps",
         "daskps.cluster.host.compiled_reads:CompiledReads.keep",
         "if not all(map(is_there, hosted_shards)):",

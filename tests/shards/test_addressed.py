@@ -23,7 +23,6 @@ from daskps.shards.memory.format import (
     MAX_RANKS,
     N_RANKS,
     SIDE,
-    integers,
 )
 from daskps.shards.memory.publication import Publication
 from daskps.shards.reads import (
@@ -52,9 +51,9 @@ def table_of(
 
 def read(table: Any, bound: int, nbytes: int = 80) -> tuple[list[int], np.ndarray]:
     """Return what is said of a shard, and what is read; nothing where it must be asked."""
-    said: Any = integers(np.zeros(4, np.int64))
-    out = np.zeros(nbytes, np.uint8)
-    found = read_part(table.ctypes.data, bound, said, 0, out.ctypes.data)
+    said, out = np.zeros(4, np.int64), np.zeros(nbytes, np.uint8)
+    at = table.ctypes.data, bound, said.ctypes.data, out.ctypes.data
+    found = read_part(*at)
     return ([], out) if found < 0 else (said.tolist()[:3], out[:found])
 
 

@@ -14,22 +14,12 @@ import numpy as np
 
 from daskps.cluster.lane.frames import HEAD_NBYTES, MOST_FORMS, ROW_NBYTES
 from daskps.cluster.lane.plain_reads import (
-    ANSWER_AT,
     FD,
-    IDLE,
-    LENGTH,
+    LANE_WORDS,
     MOST_PARTS,
     N_NBYTES,
     N_READS,
-    PATIENCE,
-    POLLED,
-    POLLED_AT,
-    ROOM,
-    ROOM_NBYTES,
-    SENT,
-    STATE_WORDS,
     TABLE,
-    UNSENT,
     WANTED,
 )
 from daskps.shards.addressed import part_of
@@ -41,15 +31,9 @@ if TYPE_CHECKING:
 
     from daskps.cluster.host.hosted import HostedShard
     from daskps.cluster.wire.messages import Call, Part
-    from daskps.typing import Array
-
-    #: :func:`daskps.cluster.lane.plain_reads.serve_reads`, compiled.
-    Loop = Callable[[Array, Array], int]
 
 #: An answer that is longer is for Python: what it waits for the interpreter is little then.
 MOST_NBYTES = 2**20
-#: Milliseconds for which the other end may take nothing of an answer.
-PATIENCE_MS = 250
 
 
 class CompiledReads:
@@ -64,15 +48,15 @@ class CompiledReads:
     """
 
     def __init__(self, fd: int) -> None:
-        self._room = np.zeros(ROOM_NBYTES // 8, np.int64)
-        self._table = self._said = np.zeros(0, np.int64)
-        #: By form: its entry, the bytes of its answer, and whose memory that is about.
-        self._known: dict[int, tuple[list[int], int, Sequence[HostedShard]]] = {}
-        self._state = np.zeros(STATE_WORDS, np.int64)
-        self._words = words = integers(self._state)
-        words[FD], words[ROOM] = fd, self._room.ctypes.data
-        words[PATIENCE] = PATIENCE_MS
-        words[POLLED_AT] = self._state.ctypes.data + 8 * POLLED
+        self._table = np.zeros(0, np.int64)
+        #: By form: its entry, and whose memory that is about.
+        self._known: dict[int, tuple[list[int], Sequence[HostedShard]]] = {}
+        self._lane = np.zeros(LANE_WORDS, np.int64)
+        self._words = integers(self._lane)
+        self._words[FD] = fd
+        #: Where the loops find it.
+        self.address: int = self._lane.ctypes.data
+        self._lay_out()
 
     def __len__(self) -> int:
         return len(self._known)
@@ -101,7 +85,7 @@ class CompiledReads:
         if template.codec or not all(_is_plain(*pair) for pair in parts):
             return False
         step = template.step
-        entry, nbytes = [len(parts), step.run], HEAD_NBYTES + ROW_NBYTES * len(parts)
+        entry, nbytes = [len(parts), step.run, 0], HEAD_NBYTES + ROW_NBYTES * len(parts)
         for part, hosted in parts:
             segment, reader = hosted.shard.segment, (step.run, step.rank)
             shard = part.shard, part.step.generation
@@ -112,7 +96,8 @@ class CompiledReads:
             )
         if nbytes > MOST_NBYTES or len(parts) > MOST_PARTS:
             return False
-        self._known[form] = entry, nbytes, hosted_shards
+        entry[2] = nbytes
+        self._known[form] = entry, hosted_shards
         self._lay_out()
         return True
 
@@ -129,49 +114,21 @@ class CompiledReads:
         """Let go of the forms of shards that are there no more, having been woken."""
         # First: what goes from here on is to be looked for again.
         self._words[WANTED] = 0
-        for form, (_, _, hosted_shards) in list(self._known.items()):
+        for form, (_, hosted_shards) in list(self._known.items()):
             if not all(map(is_there, hosted_shards)):
                 self.forget(form)
 
     def _lay_out(self) -> None:
-        """Make the table and the room for the longest answer anew."""
-        entries = {form: entry for form, (entry, _, _) in self._known.items()}
-        at = {}
+        """Make the table anew."""
         words = [0] * MOST_FORMS
-        for form, entry in entries.items():
-            at[form] = len(words)
+        for form, (entry, _) in self._known.items():
+            words[form] = len(words)
             words += entry
         self._table = np.array(words, np.int64)
         address = self._table.ctypes.data
-        for form, start in at.items():
-            self._table[form] = address + 8 * start
-        longest = max((n for _, n, _ in self._known.values()), default=0)
-        self._said = np.zeros(-(-longest // 8), np.int64)
-        self._words[TABLE], self._words[ANSWER_AT] = address, self._said.ctypes.data
-
-    def serve(self, loop: Loop, idle_ms: int) -> tuple[int, bytes]:
-        """Answer reads until something else is to be done.
-
-        Parameters
-        ----------
-        loop : callable
-            The compiled loop.
-        idle_ms : int
-            Milliseconds for which nothing may come.
-
-        Returns
-        -------
-        why : int
-            ASKED, UNSENT, QUIET, WOKEN or TORN, of the loop.
-        bytes
-            What is still to be sent before anything else.
-        """
-        words = self._words
-        words[IDLE] = idle_ms
-        why = loop(self._state, self._said)
-        if why != UNSENT:
-            return why, b""
-        return why, bytes(self._said.data.cast("B")[words[SENT] : words[LENGTH]])
+        for form in self._known:
+            self._table[form] = address + 8 * words[form]
+        self._words[TABLE] = address
 
 
 def _is_plain(part: Part, hosted: HostedShard) -> bool:

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daskps.cluster.host import compiled_reads
 from daskps.cluster.host.compiled_reads import MOST_NBYTES, CompiledReads
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.lane import plain_reads
+from daskps.cluster.lane.desk import Desk, SharedDesk
 from daskps.cluster.lane.frames import (
     ANSWER,
     CALL,
@@ -33,13 +33,13 @@ from daskps.cluster.lane.frames import (
     pack_head,
     unpack_head,
 )
-from daskps.cluster.lane.plain_reads import ASKED, QUIET, TORN, UNSENT, WOKEN
+from daskps.cluster.lane.plain_reads import ASKED, QUIET, TORN, UNSENT, WOKEN, Loops
 from daskps.cluster.wire.encoding import cache_dir
 from daskps.cluster.wire.messages import Answer, Call, Part
 from daskps.kernels import system
 from daskps.layout.arrays import Layout
 from daskps.shards.deputy import CLOSED, set_gate
-from daskps.shards.memory.format import VERSION, integers
+from daskps.shards.memory.format import VERSION
 from daskps.shards.memory.publication import Publication
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, BARRIER, GRADIENT, READ, Item, Step
@@ -50,16 +50,14 @@ pytestmark = pytest.mark.skipif(not system.IS_KNOWN, reason="no such C library")
 LAYOUT = Layout.build({"w": ((9,), "float32"), "b": ((4,), "float64")}, 2)
 
 
-def interpreted(state: Any, said: Any) -> int:
-    """Run the loop as it is written."""
-    words: list[Any] = [integers(array) for array in (state, said)]
-    return plain_reads.serve_reads(*words)
+#: As they are written.
+INTERPRETED = Loops(plain_reads.serve_one, plain_reads.serve_many)
 
 
 @pytest.fixture(scope="module", params=["python", "compiled"])
-def loop(request) -> Any:
+def loops(request) -> Any:
     python = request.param == "python"
-    return interpreted if python else plain_reads.compiled(cache_dir())
+    return INTERPRETED if python else plain_reads.compiled(cache_dir())
 
 
 def hosted_of(shard: Shard, layout: Layout = LAYOUT, index: int = 0) -> HostedShard:
@@ -69,8 +67,8 @@ def hosted_of(shard: Shard, layout: Layout = LAYOUT, index: int = 0) -> HostedSh
 class Lane:
     """Both ends of a lane, and two shards that it reads."""
 
-    def __init__(self, loop: Any) -> None:
-        self._loop = loop
+    def __init__(self, loops: Loops) -> None:
+        self.desk = Desk(loops, MOST_NBYTES, 1)
         self.here, self.there = socket.socketpair()
         self.here.settimeout(10.0)
         self.reads = CompiledReads(self.there.fileno())
@@ -84,8 +82,7 @@ class Lane:
 
     def serve(self, idle_ms: int = 10_000) -> tuple[int, bytes]:
         """Return why the loop ends, and what is still in the socket."""
-        why, unsent = self.reads.serve(self._loop, idle_ms)
-        assert not unsent
+        why = self.desk.serve(self.reads.address, idle_ms)
         self.there.setblocking(False)
         try:
             return why, self.there.recv(1 << 16)
@@ -128,8 +125,8 @@ def add(shard: Shard, value: float = 1.0) -> None:
 
 
 @pytest.fixture
-def lane(loop) -> Iterator[Lane]:
-    made = Lane(loop)
+def lane(loops) -> Iterator[Lane]:
+    made = Lane(loops)
     with made.here, made.there:
         yield made
 
@@ -172,23 +169,23 @@ def test_reads_wait_for_versions(lane):
     assert lane.received() == b""
 
 
-def test_a_trainer_reads_at_its_clock(loop):
+def test_a_trainer_reads_at_its_clock(loops):
     shard = bsp(2)
     hosted = hosted_of(shard)
     with_run = Step(run=RUN, rank=1, clock=7, wait=READ)
     call = Call("s", (Part(0, with_run, (("float64", 0, 6),)),))
     here, there = socket.socketpair()
     with here, there:
-        reads = CompiledReads(there.fileno())
+        reads, desk = CompiledReads(there.fileno()), Desk(loops, 1000, 1)
         assert reads.learn(3, call, [hosted])
         here.sendall(head(form=3, clock=0) + head(form=3, clock=1))
-        assert reads.serve(loop, 10_000) == (ASKED, b"")
+        assert desk.serve(reads.address, 10_000) == ASKED
         assert unpack_head(here.recv(64)).nbytes == len(here.recv(1000)) == 32 + 48
         send(shard, step(0, 0), step(1, 0))
         # A version is nothing that a trainer waits for.
         other = head(form=3, clock=1, flags=HAS_LEAST, nbytes=8) + bytes(8)
         here.sendall(other)
-        assert reads.serve(loop, 10_000) == (ASKED, b"")
+        assert desk.serve(reads.address, 10_000) == ASKED
         assert there.recv(1000) == other
         assert np.frombuffer(here.recv(1000)[96:]).tolist() == [1, 1, 0, 0, 0, 0]
 
@@ -253,7 +250,7 @@ def test_a_shard_that_cannot_be_read_is_left(lane, change: Callable[[Lane], None
 )
 def test_no_byte_is_lost_or_looked_at_twice(n, rest, data):
     """Whatever comes, in whatever pieces: Python finds what was not answered."""
-    lane = Lane(interpreted)
+    lane = Lane(INTERPRETED)
     with lane.here, lane.there:
         lane.learn()
         stream = b"".join(head(number=i, clock=i) for i in range(n)) + rest
@@ -293,9 +290,9 @@ def test_it_is_torn_where_its_answer_is_wanted_no_more(lane):
     assert lane.serve() == (TORN, b"")
 
 
-def test_shutting_the_socket_ends_it(loop):
+def test_shutting_the_socket_ends_it(loops):
     """In the thread that waits, by another one."""
-    lane = Lane(loop)
+    lane = Lane(loops)
     with lane.here, lane.there:
         lane.learn()
         found: list[Any] = []
@@ -313,19 +310,18 @@ def test_who_says_nothing_is_quiet(lane):
     assert lane.serve(1) == (QUIET, b"")
 
 
-def test_what_is_not_taken_of_an_answer_is_for_python(loop, monkeypatch):
-    monkeypatch.setattr(compiled_reads, "PATIENCE_MS", 1)
+def test_what_is_not_taken_of_an_answer_is_for_python(loops):
     layout = Layout.build({"w": ((2**17,), "float32")}, 1)
     shard = make(layout, ruled=())
     add(shard, 2.5)
     here, there = socket.socketpair()
     with here, there:
-        reads = CompiledReads(there.fileno())
+        reads, desk = CompiledReads(there.fileno()), Desk(loops, MOST_NBYTES, 1)
         part = Part(0, Step(wait=READ), (("float32", 0, 2**17),))
         assert reads.learn(0, Call("s", (part,)), [hosted_of(shard, layout)])
         here.sendall(head(number=3) + OTHER)
-        why, unsent = reads.serve(loop, 10_000)
-        assert why == UNSENT
+        assert desk.serve(reads.address, 10_000) == UNSENT
+        unsent = desk.unsent
         assert there.recv(1000) == OTHER
         assert 0 < len(unsent) < 2**19
         there.settimeout(10)
@@ -398,6 +394,89 @@ def test_neither_words_nor_locked_nor_long_reads_are_learnt(lane):
         assert found == may
 
 
+# -- many lanes of one thread -------------------------------------------------------
+
+
+@pytest.fixture
+def many(loops) -> Iterator[tuple[list[Lane], SharedDesk, select.epoll]]:
+    """Give three lanes, of which the desk answers the first two."""
+    lanes = [Lane(loops) for _ in range(3)]
+    with select.epoll() as epoll:
+        desk = SharedDesk(loops, 500, epoll.fileno())
+        for lane in lanes:
+            lane.learn()
+            epoll.register(lane.there, select.EPOLLIN)
+        for lane in lanes[:2]:
+            desk.put(lane.there.fileno(), lane.reads.address)
+        yield lanes, desk, epoll
+        for lane in lanes:
+            lane.here.close()
+            lane.there.close()
+
+
+def test_one_thread_answers_the_reads_of_many(many):
+    lanes, desk, _ = many
+    assert desk.wait(0) == ([], 0, 0)
+    for number, lane in enumerate(lanes):
+        lane.here.sendall(head(number=number))
+    # The third is for Python, which finds all of it.
+    third = lanes[2].there.fileno()
+    assert desk.wait(10_000) == ([(third, select.EPOLLIN)], 0, 0)
+    assert [lane.received() for lane in lanes] == [
+        lanes[0].wanted(0),
+        lanes[1].wanted(1),
+        b"",
+    ]
+    assert lanes[2].there.recv(100) == head(number=2)
+    assert desk.wait(1) == ([], 0, 0)
+    lanes[0].here.sendall(OTHER)
+    lanes[1].here.close()
+    events, why, _ = desk.wait(-1)
+    assert why == 0
+    assert {fd for fd, _ in events} == {lane.there.fileno() for lane in lanes[:2]}
+    assert lanes[0].there.recv(100) == OTHER
+
+
+def test_a_lane_is_taken_from_its_thread(many):
+    lanes, desk, _ = many
+    number = lanes[0].there.fileno()
+    desk.put(number, 0)
+    desk.put(10_000, 0)
+    lanes[0].here.sendall(head())
+    assert desk.wait(-1) == ([(number, select.EPOLLIN)], 0, 0)
+
+
+def test_a_long_answer_is_for_others(many):
+    lanes, _, epoll = many
+    number = lanes[0].there.fileno()
+    desk = SharedDesk(INTERPRETED, len(lanes[0].wanted(0)) - 1, epoll.fileno())
+    desk.put(number, lanes[0].reads.address)
+    lanes[0].here.sendall(head())
+    assert desk.wait(-1) == ([(number, select.EPOLLIN)], 0, 0)
+
+
+def test_the_lane_at_fault_is_named(many):
+    lanes, desk, _ = many
+    fd = lanes[1].there.fileno()
+    lanes[1].there.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    n = 0
+    while True:
+        # Nobody takes the answers.
+        n += 1
+        lanes[1].here.sendall(head(number=n))
+        found = desk.wait(0)
+        if found != ([], 0, 0):
+            break
+    assert found == ([], UNSENT, fd)
+    taken = bytearray()
+    sent = n * len(lanes[1].wanted(0)) - len(desk.unsent)
+    while len(taken) < sent:
+        taken += lanes[1].here.recv(sent - len(taken))
+    wanted = b"".join(lanes[1].wanted(i + 1) for i in range(n))
+    assert bytes(taken) + desk.unsent == wanted
+    lanes[1].here.close()
+
+
 # -- beside others ------------------------------------------------------------------
 
 
@@ -407,7 +486,7 @@ class Served:
     def __init__(self, shard: Shard, layout: Layout) -> None:
         self.here, self.there = socket.socketpair()
         fd = self.there.fileno()
-        self._loop = plain_reads.compiled(cache_dir())
+        self._desk = Desk(plain_reads.compiled(cache_dir()), MOST_NBYTES, 1000)
         self.reads = CompiledReads(fd)
         ranges = tuple((dtype, 0, n) for dtype, n in layout.lengths.items())
         call = Call("s", (Part(0, Step(wait=READ), ranges),))
@@ -421,7 +500,7 @@ class Served:
 
     def _serve(self) -> None:
         while self.is_open:
-            why, _ = self.reads.serve(self._loop, 10_000)
+            why = self._desk.serve(self.reads.address, 10_000)
             self.n_asked += why == ASKED
 
     def read(self, number: int) -> np.ndarray:
