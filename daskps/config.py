@@ -15,6 +15,7 @@ import platform
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import dask.config
@@ -202,6 +203,11 @@ _PARSERS = {
     f.metadata["key"]: (f.metadata["parse"], f.metadata["allowed"])
     for f in fields(Config)
 }
+#: What every call of a verb reads, and the values of these that were parsed last.
+_OFTEN = ("timeout", "finite")
+_PARSED: dict[str, tuple[object, Any]] = {}
+#: Values that are not changed in place.
+_PLAIN = (str, int, float, NoneType)
 #: Values that meant something once, by key, and what holds in their place.
 _RETIRED: dict[str, tuple[object, object]] = {"update-threads": ("auto", 1)}
 
@@ -358,17 +364,26 @@ def deadline(timeout: Timeout = DEFAULT, what: str = "timeout") -> float | None:
 
 def _read(key: str) -> Any:
     """Return the parsed value of one key."""
-    value = dask.config.get(f"daskps.{key}")
+    # Keys of one word are as Dask keeps them: asked of every call, without `get`.
+    value = dask.config.config.get("daskps", {}).get(key, _PARSED)
+    if value is _PARSED:
+        value = dask.config.get(f"daskps.{key}")
+    raw, parsed = _PARSED.get(key, (_PARSED, None))
+    if raw is value:
+        return parsed
     if key in _RETIRED and value == _RETIRED[key][0]:
         value = _RETIRED[key][1]
         _say_retired(key)
     parse, allowed = _PARSERS[key]
     try:
-        return parse(value)
+        parsed = parse(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(
             f"the configuration value daskps.{key} is {value!r}; give {allowed}"
         ) from error
+    if type(value) in _PLAIN and key in _OFTEN:
+        _PARSED[key] = value, parsed
+    return parsed
 
 
 @functools.cache

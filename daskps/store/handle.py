@@ -161,6 +161,13 @@ class Handle:
     def _deadline(self, timeout: Any, what: str) -> Deadline:
         return Deadline(config.deadline(timeout), f"{what} of store {self.name!r}")
 
+    def _pull_again(self, names: Any, out: Any, timeout: Any) -> Any:
+        """Repeat a pull that is known here; None where it is not, or may not wait."""
+        shards, link = self._shards, self._link
+        if self._closed or shards is None or link is None or not link.may_wait():
+            return None
+        return shards.reads.read(names, out, 0, self._deadline(timeout, "a pull"))
+
     def _do(
         self,
         make: Callable[[StoreMap], Request],
@@ -168,8 +175,12 @@ class Handle:
         what: str,
         *,
         producer: bool = False,
+        again: tuple[Any, Any] | None = None,
     ) -> Any:
-        """Make a call and carry it out, in a thread or as an awaitable."""
+        """Make a call and carry it out, in a thread or as an awaitable.
+
+        A pull with `again`, its names and `out`, is made ready to be repeated.
+        """
         deadline = self._deadline(timeout, what)
         link = self._bind()
         source = self._producer_here(link) if producer else None
@@ -178,7 +189,10 @@ class Handle:
         shards = self._attached(deadline)
         if source is None:
             request = make(shards.meta)
-            return self._finish(request, shards.pull(request, deadline))
+            found = self._finish(request, shards.pull(request, deadline))
+            if again is not None and request.target is not None:
+                shards.reads.learn(*again, request.target)
+            return found
         if not source.id:
             left = deadline.remaining()
             link.run(lambda: link.within(source.identify(link), left, deadline.what))

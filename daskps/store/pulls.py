@@ -81,8 +81,14 @@ class Readable(Handle):
         >>> store.pull("w", out={"w": buffer})["w"] is buffer
         True
         """
+        again = None
+        if out is not None and min_version is None:
+            found = self._pull_again(names, out, timeout)
+            if found is not None:
+                return found
+            again = names, out
         make = self._pulling(names, out, min_version)
-        return self._do(make, timeout, "a pull")
+        return self._do(make, timeout, "a pull", again=again)
 
     def pull_async(
         self,

@@ -92,12 +92,6 @@ def call_of(
         step.lr,
         request.arrays,
         () if target is None else target.flats,
+        request.min_version,
     )
-    return LaneCall(
-        far,
-        route,
-        said,
-        make=lambda: request,
-        deadline=deadline,
-        min_version=request.min_version,
-    )
+    return LaneCall(far, route, said, make=lambda: request, deadline=deadline)

@@ -67,7 +67,7 @@ class ShardClient:
         make = FarByLane if config.load().lane_way else Far
         self.far: Far = make(link, meta, self.ways, joined.size if joined else 1)
         self.counters = self.far.counters
-        self.reads = Reads(meta, self.ways, self.counters)
+        self.reads = Reads(meta, self.ways, self.far)
         #: What this process reaches of a route.
         self._near: Prepared[tuple[Route, bool], NearRoute] = Prepared(meta)
 

@@ -7,6 +7,7 @@ as :class:`Channel` does.
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 import time
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from daskps.cluster.caller.lane_form import least_of
 from daskps.cluster.lane.channel import MOST_BUFFERS, Channel
 from daskps.cluster.lane.fetches import check_fetched, pack_fetch, text_nbytes
 from daskps.cluster.lane.frames import (
@@ -60,6 +62,8 @@ class LaneSaid(NamedTuple):
     arrays: Mapping[Any, Array] = MappingProxyType({})
     #: Flat arrays where goes what it reads.
     outs: Sequence[Array] = ()
+    #: What a read outside runs waits for.
+    min_version: int | None = None
 
 
 class LaneRefusedError(Exception):
@@ -118,7 +122,7 @@ class Lane(Channel):
         self,
         form: LaneForm,
         said: LaneSaid,
-        least: bytes = b"",
+        left: float = math.inf,
         wait_ms: int = 0,
     ) -> None:
         """Send a call, and before it its form where the host does not know it.
@@ -129,17 +133,23 @@ class Lane(Channel):
             What all calls like it say.
         said : LaneSaid
             What else it says.
-        least : bytes
-            Versions to wait for, as a body has them.
+        left : float
+            Seconds that all of it may take.
         wait_ms : int
             Longest that the host may keep the caller waiting.
         """
+        patience = min(left, form.patience)
+        if patience != self._patience:
+            self._set_patience(patience)
+        self._until = time.monotonic() + left
         known = self._forms.get(form.key)
         if known is None:
             known = self._tell(form)
-        clock, sequence, floor, weight, lr, arrays, _ = said
+        clock, sequence, floor, weight, lr, arrays, _, min_version = said
         self._number = number = (self._number + 1) & _MOST_NUMBER
-        flags = HAS_LEAST if least else 0
+        flags, least = 0, b""
+        if min_version is not None and (least := least_of(form, min_version)):
+            flags = HAS_LEAST
         if lr is None:
             lr = 0.0
         else:

@@ -11,12 +11,11 @@ from __future__ import annotations
 import concurrent.futures
 import math
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from daskps.cluster.caller.interrupts import shielded
 from daskps.cluster.caller.lane import LaneRefusedError, reason_of
-from daskps.cluster.caller.lane_form import least_of
-from daskps.cluster.caller.lanes import PATIENCE_SECONDS, SLOW_NBYTES
 from daskps.cluster.caller.link import CallFuture
 from daskps.cluster.caller.routes import Reply, joined
 from daskps.cluster.lane.frames import APPLIED, PARKED
@@ -56,8 +55,6 @@ class LaneCall:
         Returns the same call as it goes by message.
     deadline : Deadline
         Its end.
-    min_version : int, optional
-        What a read outside runs waits for.
     """
 
     __slots__ = (
@@ -67,7 +64,6 @@ class LaneCall:
         "_lag",
         "_left",
         "_make",
-        "_min_version",
         "_route",
         "_said",
         "_sent",
@@ -83,10 +79,9 @@ class LaneCall:
         *,
         make: Callable[[], Request],
         deadline: Deadline,
-        min_version: int | None = None,
     ) -> None:
         self._far, self._route, self._said, self._make = far, route, said, make
-        self._deadline, self._min_version = deadline, min_version
+        self._deadline = deadline
         #: Lanes that have the call and have not answered yet.
         self._under_way: list[tuple[LaneForm, Lane]] = []
         #: What is to go by message, and what has gone.
@@ -115,12 +110,11 @@ class LaneCall:
 
     def begin(self) -> None:
         """Send it to all hosts that there is a lane to."""
-        left, wait_ms = math.inf, int(1000 * WAIT_SECONDS)
-        deadline = self._deadline
-        if deadline.timeout is not None and not deadline.is_over:
-            left = deadline.left()
-            wait_ms = min(int(1000 * left), wait_ms)
-        take, least = self._route.lanes.take, b""
+        left, wait_ms, end = math.inf, int(1000 * WAIT_SECONDS), self._deadline.end
+        # Where it is over already: what is answered at once is.
+        if end is not None and (until := end - time.monotonic()) > 0:
+            left, wait_ms = until, min(int(1000 * until), wait_ms)
+        take = self._route.lanes.take
         try:
             for form in self._route.forms:
                 lane = take(form.worker, form.store)
@@ -128,12 +122,8 @@ class LaneCall:
                     self._left.append((self._make(), form.shards))
                     continue
                 self._under_way.append((form, lane))
-                if self._min_version is not None:
-                    least = least_of(form, self._min_version)
                 try:
-                    patience = PATIENCE_SECONDS + form.call_nbytes / SLOW_NBYTES
-                    lane.begin(min(left, patience), left)
-                    lane.ask(form, self._said, least, wait_ms)
+                    lane.ask(form, self._said, left, wait_ms)
                 except _LEFT as error:
                     self._fall_back(-1, error)
         except BaseException:

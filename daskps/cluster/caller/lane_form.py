@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.routes import ReadSlice
     from daskps.cluster.wire.messages import Call
 
+#: Without a byte for so long, a lane is given up.
+PATIENCE_SECONDS = 1.5
+#: What a host takes in and applies in a second at least: that adds to the patience.
+SLOW_NBYTES = 100_000_000
+
 #: Which array of a target, which of its elements, dtype and number of these, and where
 #: they are in a frame that is received at once.
 LanePlace = tuple[int, slice, Any, int, int]
@@ -55,6 +60,7 @@ class LaneForm:
         "first_nbytes",
         "key",
         "nbytes",
+        "patience",
         "places",
         "reads",
         "rows",
@@ -81,6 +87,7 @@ class LaneForm:
         #: Bytes of the arrays that go, and with those that come.
         self.nbytes = sum(part.step.nbytes for part in call.parts)
         self.call_nbytes = call.nbytes
+        self.patience = PATIENCE_SECONDS + self.call_nbytes / SLOW_NBYTES
         self.shards = tuple(part.shard for part in call.parts)
         n_shards = len(self.shards)
         #: The rows of an answer, and what they say where nothing is waited for.
@@ -100,9 +107,7 @@ class LaneForm:
         self.first_nbytes = at if at < BUFFER_NBYTES else rows_end
 
 
-def least_of(form: LaneForm, min_version: int | None) -> bytes:
+def least_of(form: LaneForm, min_version: int) -> bytes:
     """Return the versions that the shards of a form are waited for, as a body has them."""
-    if min_version is None:
-        return b""
     found = [at_least(shard, min_version) for shard in form.shards]
     return np.array(found, LEAST).tobytes() if any(found) else b""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from daskps.cluster import upstream
 from daskps.cluster.caller.lane import Lane
+from daskps.cluster.caller.lane_form import PATIENCE_SECONDS
 from daskps.cluster.wire.messages import PROTOCOL
 from daskps.cluster.wire.replies import unpack_reply
 
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 #: Calls to a host by message before a lane to it is opened, and lanes to one host.
 CALLS_BEFORE, MOST_LANES = 4, 4
-#: Without a byte for so long, a lane is given up.
-PATIENCE_SECONDS = 1.5
-#: What a host takes in and applies in a second at least: that adds to the patience.
-SLOW_NBYTES = 100_000_000
 #: How long a lane may take to open, and pauses after one that failed.
 OPEN_SECONDS, PAUSE_SECONDS, MOST_PAUSE_SECONDS = 10.0, 1.0, 60.0
 

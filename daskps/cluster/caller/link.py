@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distributed import Client, Worker, get_client, get_worker
+from distributed.core import Status
 from distributed.utils import SyncMethodMixin
 
 from daskps import config
@@ -82,6 +83,24 @@ class Link(SyncMethodMixin):
         status = self.node.status
         name = status if isinstance(status, str) else status.name
         return name not in ("closed", "closing", "failed")
+
+    def may_wait(self) -> bool:
+        """Return whether this thread may wait for a call, of a node that runs.
+
+        In few steps, for every call; where it says no, `live` and `asynchronous` know.
+        """
+        status = self.node.status
+        if status is not Status.running and status != "running":
+            return False
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = None
+        return (
+            not self._asynchronous
+            and (loop is None or loop is not self.loop.asyncio_loop)
+            and self.pid == os.getpid()
+        )
 
     @property
     def client(self) -> Client:

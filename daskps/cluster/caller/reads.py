@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from daskps.cluster.caller.routes import Target
+from daskps.cluster.caller.lane_read import LaneRead
+from daskps.cluster.caller.routes import Step, Target
 from daskps.cluster.caller.shard_map import Prepared
 from daskps.cluster.host.copy_routine import copier
 from daskps.cluster.machine.pauses import Pause
+from daskps.cluster.wire.deadline import Deadline
 from daskps.shards.memory.format import MIXED
 from daskps.shards.memory.sides import runs
 from daskps.shards.reads import NOT_YET, LatestReads, TrainerReads
@@ -31,10 +33,10 @@ from daskps.typing import Array
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
+    from daskps.cluster.caller.far import Far
     from daskps.cluster.caller.routes import ReadSlice
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.ways import Ways
-    from daskps.cluster.caller.wires import Counters
     from daskps.cluster.host.copy_routine import Copy
     from daskps.shards.memory.segment import Segment
 
@@ -190,15 +192,29 @@ class NamedRead:
     ----------
     ways : Ways
         How this process reaches their shards.
+    far : Far
+        The way to those of other processes.
     out : mapping of str to ndarray
         The arrays, in the order in which the target has them.
     target : Target
         The same read.
     """
 
-    def __init__(self, ways: Ways, out: Mapping[str, Array], target: Target) -> None:
+    def __init__(
+        self, ways: Ways, far: Far, out: Mapping[str, Array], target: Target
+    ) -> None:
         self._wanted = [(array.shape, array.dtype) for array in out.values()]
         self.prepared = PreparedRead(ways, target.slices)
+        #: The same by lanes, where all of it is far.
+        self.by_lane: LaneRead | None = None
+        if not any(ways.find_shard(shard) for shard in target.slices):
+            step = Step(run=ways.run, rank=ways.rank)
+            self.by_lane = LaneRead.of(far, target.slices, step)
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether it is worth being kept."""
+        return self.prepared.is_possible or self.by_lane is not None
 
     def flats(self, out: Mapping[str, Array]) -> list[Array] | None:
         """Return the arrays as vectors; None for others to look at them."""
@@ -231,12 +247,14 @@ class Reads:
         The store.
     ways : Ways
         How this process reaches its shards, and whose reads these are.
-    counters : Counters
-        What they count in.
+    far : Far
+        The way to those of other processes.
     """
 
-    def __init__(self, meta: StoreMap, ways: Ways, counters: Counters) -> None:
-        self._meta, self._ways, self._counters = meta, ways, counters
+    def __init__(self, meta: StoreMap, ways: Ways, far: Far) -> None:
+        self._meta, self._ways, self._far = meta, ways, far
+        self._counters = far.counters
+        self._forever = Deadline(None, "a pull")
         self._named: Prepared[tuple[str, ...] | None, NamedRead] = Prepared(meta)
         #: What was read last, under the one key: loops read the same again.
         self._latest: Prepared[None, PreparedRead] = Prepared(meta, most=1)
@@ -250,15 +268,27 @@ class Reads:
         for known in (self._named, self._latest, self._seen):
             known.clear()
 
-    def read(self, names: Any, out: Any, clock: int) -> dict[str, Array] | None:
-        """Repeat a read that is known; None where it is not, or has to wait."""
+    def read(
+        self, names: Any, out: Any, clock: int, deadline: Deadline | None = None
+    ) -> dict[str, Array] | None:
+        """Repeat a read that is known; None where it is not, or has to wait.
+
+        By lanes it waits as well.
+        """
         known = self._named.find(_asked(names, out))
-        if known is None:
+        if known is None or (flats := known.flats(out)) is None:
             return None
-        flats, prepared = known.flats(out), known.prepared
-        if flats is None or not prepared.read(repeat(clock), flats):
+        if (far := known.by_lane) is not None:
+            if time.monotonic() > far.until:
+                self._named.forget(_asked(names, out))
+                return None
+            lag = far.read(clock, flats, deadline or self._forever)
+        elif known.prepared.read(repeat(clock), flats):
+            self._counters.local_calls += known.prepared.n_hosts
+            lag = known.prepared.lag
+        else:
             return None
-        self.lag = max(self.lag, prepared.lag)
+        self.lag = max(self.lag, lag)
         return dict(out)
 
     def target(self, names: Any, out: Any) -> Target | None:
@@ -270,8 +300,8 @@ class Reads:
         """Make a read ready for the next time, unless it is."""
         asked, where = _asked(names, out), self._meta.where
         if asked is not None and self._named.find(asked) is None:
-            made = NamedRead(self._ways, out, target)
-            if made.prepared.is_possible:
+            made = NamedRead(self._ways, self._far, out, target)
+            if made.is_possible:
                 self._named.keep(asked, made, where)
 
     def fill(self, target: Target, bounds: Iterable[int]) -> bool:

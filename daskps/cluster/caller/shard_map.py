@@ -155,6 +155,11 @@ class Prepared(Generic[Key, Made]):
                     del self._known[next(iter(self._known))]
                 self._known[key] = made
 
+    def forget(self, key: Key) -> None:
+        """Forget what was kept under a key."""
+        with self._lock:
+            self._known.pop(key, None)
+
     def clear(self) -> None:
         """Forget all of it."""
         with self._lock:

@@ -19,25 +19,26 @@ class Deadline:
     def __init__(self, timeout: float | None, what: str) -> None:
         self.what = what
         self.timeout = timeout
-        self._end = None if timeout is None else time.monotonic() + timeout
+        #: When that is, by `time.monotonic`; None for never.
+        self.end = None if timeout is None else time.monotonic() + timeout
 
     @property
     def is_over(self) -> bool:
         """Whether it has passed."""
-        return self._end is not None and time.monotonic() >= self._end
+        return self.end is not None and time.monotonic() >= self.end
 
     def left(self) -> float:
         """Return the seconds left, or raise TimeoutError."""
-        if self._end is None:
+        if self.end is None:
             return float("inf")
-        left = self._end - time.monotonic()
+        left = self.end - time.monotonic()
         if left <= 0:
             raise self.error()
         return left
 
     def remaining(self) -> float | None:
         """Return the seconds left as a timeout for the next part of a call."""
-        return None if self._end is None else self.left()
+        return None if self.end is None else self.left()
 
     def error(self, where: str = "", *, changes: bool = True) -> TimeoutError:
         """Return the error that says what was waited for, and where.

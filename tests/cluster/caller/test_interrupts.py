@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import signal
 import threading
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -55,7 +56,9 @@ def test_main_thread_takes_no_lock(ways, lockers):
     assert threading.main_thread() not in lockers
     lockers.clear()
     pulled = target()
-    assert Reads(ways.meta, ways, Counters()).fill(pulled, [0])
+    assert Reads(
+        ways.meta, ways, cast("Any", SimpleNamespace(counters=Counters()))
+    ).fill(pulled, [0])
     assert set(pulled.flats[0]) == {1.0}
     assert not lockers
 

@@ -117,7 +117,10 @@ def test_a_read_is_made_ready_anew_when_a_shard_has_moved(
     hosted: HostedShard, tmp_path: Path
 ) -> None:
     ways: Any = Ways(hosted, RUN)
-    reads, out = Reads(ways.meta, ways, Counters()), np.empty(1000)
+    reads, out = (
+        Reads(ways.meta, ways, cast("Any", SimpleNamespace(counters=Counters()))),
+        np.empty(1000),
+    )
     target = target_in(out)
     assert reads.fill(target, [0])
     assert set(out) == {0.0}
@@ -264,7 +267,11 @@ def test_a_client_of_a_run_reads_exactly_the_round_of_its_step(tmp_path: Path) -
     out, ways = np.zeros(1000), Ways(hosted, RUN)
     client: Any = SimpleNamespace(
         ways=ways,
-        reads=Reads(ways.meta, cast("Any", ways), Counters()),
+        reads=Reads(
+            ways.meta,
+            cast("Any", ways),
+            cast("Any", SimpleNamespace(counters=Counters())),
+        ),
         call=lambda request, deadline: call(ways, request)[0],
     )
     found = {}

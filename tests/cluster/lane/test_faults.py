@@ -17,7 +17,7 @@ import pytest
 from distributed import Client
 
 import daskps
-from daskps.cluster.caller import lane_call, lanes
+from daskps.cluster.caller import lane_call, lane_form, lanes
 from daskps.cluster.host import lane_forms
 from daskps.cluster.host.host import HOSTS
 from tests.support import local_cluster, store, until
@@ -202,7 +202,7 @@ def test_a_fence_ends_what_waits_on_lanes(here):
 @pytest.mark.usefixtures("interruptible")
 def test_interrupted_in_a_call_by_lane(here, monkeypatch):
     monkeypatch.setattr(lane_call, "WAIT_SECONDS", 60.0)
-    monkeypatch.setattr(lane_call, "PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(lane_form, "PATIENCE_SECONDS", 60.0)
     monkeypatch.setattr(lane_forms, "MOST_WAIT_SECONDS", 60.0)
     with store(here, params={"w": np.zeros(N)}) as s:
         opened(s, 2)

@@ -1,0 +1,75 @@
+"""Reads by lanes, made ready once, as those of near shards are."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from daskps.cluster.caller import routes
+from daskps.cluster.caller.lane import LaneSaid
+from daskps.cluster.caller.lane_call import LaneCall
+from daskps.cluster.caller.near import AGAIN_SECONDS
+from daskps.cluster.caller.routes import Request, Step, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from daskps.cluster.caller.far import Far
+    from daskps.cluster.caller.lane_route import LaneRoute
+    from daskps.cluster.caller.routes import ReadSlice
+    from daskps.cluster.wire.deadline import Deadline
+    from daskps.typing import Array
+
+
+class LaneRead:
+    """One read of shards of other processes, ready to be repeated into whatever arrays.
+
+    It holds none of them: what a loop has let go of must not be kept alive here.
+
+    Parameters
+    ----------
+    far : Far
+        The way to the shards.
+    request : Request
+        The read, which may go to any arrays.
+    route : LaneRoute
+        How that takes lanes.
+    """
+
+    def __init__(self, far: Far, request: Request, route: LaneRoute) -> None:
+        self._far, self._request, self._route = far, request, route
+        #: Until when it holds: a way that is closed today may be open soon.
+        self.until = time.monotonic() + AGAIN_SECONDS
+
+    @classmethod
+    def of(
+        cls, far: Far, slices: Mapping[int, Sequence[ReadSlice]], step: Step
+    ) -> LaneRead | None:
+        """Return a read of slices; None where no lane may be taken."""
+        target = Target({s: tuple(of) for s, of in slices.items()}, (), dict)
+        request = routes.read(far.meta, target, None, step)
+        route = far.find_lanes(request, tuple(slices))
+        return None if route is None else cls(far, request, route)
+
+    def read(self, clock: int, outs: Sequence[Array], deadline: Deadline) -> int:
+        """Read into arrays; return by how many clocks the slowest trainer was behind.
+
+        Parameters
+        ----------
+        clock : int
+            The trainer's; outside runs 0.
+        outs : sequence of ndarray, shape (n,)
+            Where it goes.
+        deadline : Deadline
+            Its end.
+        """
+
+        def make() -> Request:
+            request = self._request
+            step = request.step._replace(clock=clock)
+            target = Target(self._route.slices, outs, dict)
+            return request._replace(step=step, target=target)
+
+        said = LaneSaid(clock, outs=outs)
+        call = LaneCall(self._far, self._route, said, make=make, deadline=deadline)
+        return call.run().lag
