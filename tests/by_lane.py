@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import functools
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable
 from contextvars import ContextVar
@@ -35,6 +36,8 @@ ANSWERED = frozenset(
     + [f"refused: {name}" for name in ("ConsistencyError", "RunCancelledError")]
     + [f"refused: {name}" for name in ("PushRejectedError", "ValueError")]
 )
+#: How long a call waits for its lane.
+OPEN_SECONDS = 5.0
 
 #: Those of all handles and trainers of this process that have lanes.
 _counters: list[Counters] = []
@@ -105,7 +108,11 @@ def opened(of: Lanes, worker: str) -> bool:
         asyncio.get_running_loop()
         return False
     pause, is_opening = threading.Event(), worker in of._opening
+    end = time.monotonic() + OPEN_SECONDS
     while worker in of._opening:
+        # Of a worker that is gone it takes long to hear.
+        if time.monotonic() > end:
+            return False
         pause.wait(0.002)
     return is_opening
 
