@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from daskps import config
 from daskps.cluster.caller.fetching import Fetch, Fetched, fetch_all
+from daskps.cluster.caller.lanes import lanes_of
 from daskps.cluster.wire.messages import unpack_array
 from daskps.errors import ConsistencyError, DaskPSError, SnapshotLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from daskps.cluster.caller.lanes import Lanes
     from daskps.cluster.caller.link import Link
     from daskps.layout.chunks import Edge
     from daskps.layout.spans import Span
@@ -35,10 +36,9 @@ class EdgeOf(NamedTuple):
 
 def fetch_edges(
     link: Link,
-    lanes: Lanes | None,
     wanted: Sequence[EdgeOf],
     *,
-    store: str,
+    store: tuple[str, str],
     is_over: Callable[[], bool],
 ) -> dict[tuple[int, Span], Array]:
     """Fetch edges of other hosts' copies, from a thread that may wait.
@@ -47,12 +47,10 @@ def fetch_edges(
     ----------
     link : Link
         The way to them.
-    lanes : Lanes, optional
-        Lanes to them.
     wanted : sequence of EdgeOf
         What is fetched.
-    store : str
-        The store's name, for errors.
+    store : (str, str)
+        Uid and name of the store.
     is_over : callable
         Says whether nobody waits for them any more.
 
@@ -70,10 +68,13 @@ def fetch_edges(
     for one in wanted:
         hosts.setdefault(one.owner, []).append(one)
     fetches = [
-        _fetch(link, owner, of, store, is_over=is_over) for owner, of in hosts.items()
+        _fetch(link, owner, of, store[1], is_over=is_over)
+        for owner, of in hosts.items()
     ]
     every = [one.edge for of in hosts.values() for one in of]
-    arrays = [a for f in fetch_all(fetches, lanes, lambda: None) for a in f.arrays]
+    lanes = lanes_of(link) if config.load().lane_way else None
+    found = fetch_all(fetches, lanes, lambda: None, store=store[0])
+    arrays = [array for fetched in found for array in fetched.arrays]
     return {(e.shard, e.span): a for e, a in zip(every, arrays, strict=True)}
 
 

@@ -157,7 +157,7 @@ def _submit(
             take_copies,
             [(shard, key_of(shard)) for shard in group],
             lacking,
-            meta.name,
+            (meta.uid, meta.name),
             owner,
             key=group_key(meta.uid, index, pairs, others),
             workers=[owner],
@@ -169,7 +169,10 @@ def _submit(
 
 
 def take_copies(
-    keys: Sequence[tuple[int, str]], lacking: Sequence[EdgeOf], name: str, owner: str
+    keys: Sequence[tuple[int, str]],
+    lacking: Sequence[EdgeOf],
+    store: tuple[str, str],
+    owner: str,
 ) -> CopyGroup:
     """Take copies from the host of this worker: the task behind a snapshot's shards.
 
@@ -187,7 +190,7 @@ def take_copies(
     def here(shard: int, key: str) -> ShardCopy:
         copy = None if host is None else host.snapshots.find(key)
         if copy is None:
-            raise SnapshotLostError(name, shard, owner, "no longer has the copy")
+            raise SnapshotLostError(store[1], shard, owner, "no longer has the copy")
         return copy
 
     found = {shard: here(shard, key) for shard, key in keys}
@@ -200,9 +203,8 @@ def take_copies(
         # The cut has been given up once it keeps nothing here.
         edges |= fetch_edges(
             link,
-            None,
             far,
-            store=name,
+            store=store,
             is_over=lambda: host is None or host.snapshots.find(keys[0][1]) is None,
         )
     return CopyGroup(found, edges)

@@ -284,7 +284,10 @@ def test_nobody_waits_for_a_silent_host_once_the_cut_is_over(client, monkeypatch
     lacking = EdgeOf(Edge(1, Span(WEIGHTS, 0, 0, 5), "float32"), "tcp://there", "key")
     with pytest.raises(daskps.SnapshotLostError, match="nobody waits") as lost:
         fetch_edges(
-            link, None, [lacking], store="name", is_over=functools.partial(next, asked)
+            link,
+            [lacking],
+            store=("uid", "name"),
+            is_over=functools.partial(next, asked),
         )
     assert (lost.value.shard, lost.value.worker) == (1, "tcp://there")
 

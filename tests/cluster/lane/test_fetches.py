@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 import threading
 from collections.abc import Iterator
@@ -180,11 +181,11 @@ def client(here: Client) -> Iterator[Client]:
 
 
 class Counted:
-    """Counts who asks for sums, by lane and by message."""
+    """Counts who asks for something, by lane and by message."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, what: str = "sums") -> None:
         self.lanes, self.messages, self.lost = 0, 0, 0
-        by_lane, by_message = FETCHES.by_name["sums"], HOST.by_name["sums"].function
+        by_lane, by_message = FETCHES.by_name[what], HOST.by_name[what].function
         #: Whether a host has lost what it is asked for by lane.
         self.loses = False
 
@@ -201,9 +202,8 @@ class Counted:
             self.messages += 1
             return await by_message(host, **about)
 
-        patches: Any = {"sums": Handler(lane)}
-        monkeypatch.setattr(FETCHES, "by_name", patches)
-        monkeypatch.setitem(HOST.by_name, "sums", served_by("sums", message))
+        monkeypatch.setitem(FETCHES.by_name, what, Handler(lane))
+        monkeypatch.setitem(HOST.by_name, what, served_by(what, message))
         # What it takes is what the function says that it stands for.
         wrapped: Any = lane
         wrapped.__wrapped__ = by_lane.function
@@ -215,15 +215,25 @@ def half(params: Any, X: Any, y: Any) -> Any:
     return float(w.sum()), {"w": np.sin(w + X[0, 0])}
 
 
+ROUNDS = 10
+
+
 def train(client: Client, n: int = 40, **options: Any) -> bytes:
     """Return the weights after some rounds in the graph."""
     spec = {"w": np.linspace(-1, 1, n, dtype="f4"), "unused": np.zeros(3)}
-    X = np.arange(80.0).reshape(-1, 1)
+    X = np.arange(4.0 * ROUNDS).reshape(-1, 1)
     adam = optim.Adam(0.05)
     with daskps.create(spec, optimizer=adam, client=client, shards=3) as s:
         daskps.train(s, half, X, trainers=4, batch_size=1, execution="graph", **options)
-        assert s.versions == (20, 20, 20)
+        assert s.versions == (ROUNDS,) * 3
         return s.pull()["w"].tobytes()
+
+
+@functools.cache
+def by_message(client: Client) -> bytes:
+    """Return the same weights without lanes."""
+    with dask.config.set({"daskps.ways.lane": False}):
+        return train(client)
 
 
 def median(stacked: Any, weights: Any) -> Any:
@@ -238,48 +248,96 @@ def median(stacked: Any, weights: Any) -> Any:
 def test_sums_come_by_lane_with_the_bits_of_messages(client, monkeypatch, options, n):
     counted = Counted(monkeypatch)
     found = train(client, n, **options)
-    assert counted.lanes + counted.messages == 2 * 20
-    assert counted.lanes > 20
+    assert counted.lanes + counted.messages == 2 * ROUNDS
+    assert counted.lanes > ROUNDS
     counted.lanes = counted.messages = 0
     with dask.config.set({"daskps.ways.lane": False}):
         assert train(client, n, **options) == found
-    assert (counted.lanes, counted.messages) == (0, 2 * 20)
+    assert (counted.lanes, counted.messages) == (0, 2 * ROUNDS)
 
 
 def test_what_a_host_has_lost_is_asked_for_by_message(client, monkeypatch):
+    expected = by_message(client)
     counted = Counted(monkeypatch)
-    expected = train(client)
-    counted.loses, counted.messages = True, 0
+    counted.loses = True
     assert train(client) == expected
     assert counted.lost > 3
     assert counted.messages >= counted.lost
 
 
-@pytest.mark.parametrize("by_host", [True, False], ids=["answer", "question"])
-def test_a_lane_that_is_cut_inside_a_fetch(client, monkeypatch, by_host):
-    """Every few fetches one is cut, at another byte each time; no round notices."""
-    counted = Counted(monkeypatch)
-    expected = train(client)
-    positions = iter(range(0, 10_000, 7))
-    cuts = []
-    send = Channel.send
+class Cuts:
+    """Cuts each lane inside of a fetch or its answer, at another byte each time."""
 
-    def cut(channel: Channel, buffers: Any) -> None:
+    def __init__(self, *, by_host: bool) -> None:
+        self.positions: list[int] = []
+        self._by_host, self._send = by_host, Channel.send
+
+    def send(self, channel: Channel, buffers: Any) -> None:
         data = b"".join(bytes(memoryview(b).cast("B")) for b in buffers)
-        head = unpack_head(data[:HEAD_NBYTES]) if len(data) >= HEAD_NBYTES else None
-        is_answer = head and head.kind == ANSWER and head.sequence
-        is_asked = head and head.kind == FETCH
-        if not (is_answer if by_host else is_asked):
-            send(channel, buffers)
+        head = unpack_head(data[:HEAD_NBYTES]) if len(data) >= HEAD_NBYTES else Head(0)
+        is_answer = head.kind == ANSWER and head.sequence
+        if not (is_answer if self._by_host else head.kind == FETCH):
+            self._send(channel, buffers)
             return
-        position = next(positions) % len(data)
-        cuts.append(position)
-        send(channel, [data[:position]])
+        self.positions.append(7 * len(self.positions) % len(data))
+        self._send(channel, [data[: self.positions[-1]]])
         channel.shut()
 
-    with mock.patch.object(Channel, "send", cut):
-        counted.messages = 0
-        assert train(client) == expected
-    assert len(cuts) > 3
+
+@pytest.fixture(params=[True, False], ids=["answer", "question"])
+def cuts(request: pytest.FixtureRequest) -> Iterator[Cuts]:
+    made = Cuts(by_host=request.param)
+
+    def send(channel: Channel, buffers: Any) -> None:
+        made.send(channel, buffers)
+
+    with mock.patch.object(Channel, "send", send):
+        yield made
+
+
+def test_a_lane_that_is_cut_inside_a_fetch(client, monkeypatch, cuts):
+    """No round notices."""
+    expected = by_message(client)
+    counted = Counted(monkeypatch)
+    assert train(client) == expected
+    assert len(cuts.positions) > 3
     # Each that was cut was asked by message.
-    assert counted.messages >= len(cuts)
+    assert counted.messages >= len(cuts.positions)
+
+
+# -- snapshots ----------------------------------------------------------------------
+
+
+def taken(client: Client, n: int) -> None:
+    """Take snapshots whose rows end at other hosts, and look at them."""
+    values = np.arange(3.0 * 1001).reshape(3, 1001)
+    with daskps.create({"w": values}, client=client, shards=4) as s:
+        for k in range(n):
+            found = s.snapshot()["w"].compute()
+            np.testing.assert_array_equal(found, values + k)
+            s.add({"w": np.ones((3, 1001))})
+
+
+def test_edges_come_by_lane(client, monkeypatch):
+    counted = Counted(monkeypatch, "edges")
+    with dask.config.set({"daskps.ways.lane": False}):
+        taken(client, 2)
+    each = counted.messages // 2
+    assert (counted.lanes, counted.messages) == (0, 2 * each)
+    counted.messages = 0
+    taken(client, 8)
+    assert counted.lanes + counted.messages == 8 * each
+    assert counted.lanes >= 4 * each
+
+
+def test_an_edge_that_its_host_has_lost_by_lane(client, monkeypatch):
+    counted = Counted(monkeypatch, "edges")
+    counted.loses = True
+    taken(client, 8)
+    assert counted.messages >= counted.lost > 0
+
+
+def test_a_lane_that_is_cut_inside_of_an_edge(client, monkeypatch, cuts):
+    counted = Counted(monkeypatch, "edges")
+    taken(client, 8)
+    assert counted.messages >= len(cuts.positions) > 3
