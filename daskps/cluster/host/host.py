@@ -66,6 +66,8 @@ class Ends(Protocol):
     def close(self) -> None:
         """End all of it."""
 
+    def __len__(self) -> int: ...
+
 
 class ShardHost(NearShards):
     """Shards of one worker.
@@ -380,6 +382,7 @@ class ShardHost(NearShards):
             "nbytes": sum(hosted.nbytes for hosted in hosted_shards) + kept.nbytes,
             "contributions": kept.n,
             "snapshots": self.snapshots.nbytes,
+            "lanes": 0 if self.lanes is None else len(self.lanes),
         }
 
     def leaves(self) -> bool:
