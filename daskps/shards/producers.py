@@ -56,18 +56,18 @@ def repeats(record: Record, producer: int, sequence: int) -> bool:
     ProducerExpiredError
         When `sequence` is below the window, or the producer lost its row.
     """
-    row = find_row(record, producer)
+    row = _find_plain(record, producer)
     if row is None:
         _refuse_expired(record, producer)
         return False
-    ahead = sequence - int(row[HIGH])
+    ahead = sequence - row[HIGH]
     if ahead <= -WINDOW:
         raise ProducerExpiredError(
             f"push {sequence} of producer {producer} is {WINDOW} pushes or more "
             f"older than its newest one, so a repeat cannot be told from a new push; "
             f"nothing was applied, push it again"
         )
-    return ahead <= 0 and bool(int(row[SEEN]) & (1 << -ahead))
+    return ahead <= 0 and bool(row[SEEN] & (1 << -ahead))
 
 
 def note_push(
@@ -91,17 +91,16 @@ def note_push(
     meant : runs of shards, optional
         Where it goes, if not to all shards.
     """
-    row = find_row(record, producer)
+    row = _find_plain(record, producer)
     if row is None:
         row = _open(record, producer)
-    high, seen = int(row[HIGH]), int(row[SEEN]) & _MASK
-    ahead = sequence - high
+    seen, ahead = row[SEEN] & _MASK, sequence - row[HIGH]
     if ahead > 0:
-        row[[HIGH, MEANT]] = sequence, _mask(meant)
+        row[HIGH], row[MEANT] = sequence, _mask(meant)
         row[SEEN] = _signed(((seen << ahead) | 1) & _MASK if ahead < WINDOW else 1)
     else:
         row[SEEN] = _signed(seen | 1 << -ahead)
-    row[CLOSED], row[FLOOR] = 0, max(int(row[FLOOR]), floor)
+    row[CLOSED], row[FLOOR] = 0, max(row[FLOOR], floor)
 
 
 def find_targets(row: Words) -> Intervals | None:
@@ -166,23 +165,41 @@ def no_room(record: Record) -> ShardBusyError:
 
 def find_row(record: Record, producer: int) -> Words | None:
     """Return the row of a producer, None where it has none."""
-    rows = record.producers[: record.fixed[N_PRODUCERS]]
-    at = np.flatnonzero(rows[:, PRODUCER] == producer)
-    return rows[int(at[0])] if len(at) else None
+    at = _find(record, producer)
+    return None if at < 0 else record.producers[at]
 
 
-def _open(record: Record, producer: int) -> Words:
-    n = int(record.fixed[N_PRODUCERS])
-    if n < MAX_PRODUCERS:
-        record.fixed[N_PRODUCERS] = n + 1
-        row = record.producers[n]
+def _find_plain(record: Record, producer: int) -> memoryview[int] | None:
+    """Return the same as plain integers, which every push looks at."""
+    at = _find(record, producer)
+    return None if at < 0 else record.producer(at)
+
+
+def _find(record: Record, producer: int) -> int:
+    """Return which row is that of a producer, -1 where none is."""
+    n, at = record.plain[N_PRODUCERS], record.known.get(producer, MAX_PRODUCERS)
+    # Another process may have given the row to another producer.
+    if at < n and record.producer(at)[PRODUCER] == producer:
+        return at
+    found = np.flatnonzero(record.producers[:n, PRODUCER] == producer)
+    if not len(found):
+        return -1
+    if len(record.known) > MAX_PRODUCERS:
+        record.known.clear()
+    at = record.known[producer] = int(found[0])
+    return at
+
+
+def _open(record: Record, producer: int) -> memoryview[int]:
+    at = record.plain[N_PRODUCERS]
+    if at < MAX_PRODUCERS:
+        record.plain[N_PRODUCERS] = at + 1
     else:
         closed = np.flatnonzero(record.producers[:, CLOSED])
-        row = record.producers[int(closed[np.argmin(record.producers[closed, CLOSED])])]
-        _expire(record, int(row[PRODUCER]))
-    row[:] = producer, -WINDOW, 0, 0, 0, 0
-    opened: Words = row
-    return opened
+        at = int(closed[np.argmin(record.producers[closed, CLOSED])])
+        _expire(record, record.producer(at)[PRODUCER])
+    record.producers[at] = producer, -WINDOW, 0, 0, 0, 0
+    return record.producer(at)
 
 
 def _expire(record: Record, producer: int) -> None:

@@ -96,8 +96,7 @@ class Pushes:
         self._floors.note(step)
         publication.add(planned)
         count(planned, record.steps)
-        record.fixed[VERSION] += bool(planned)
-        ticket.version = record.version
+        ticket.version = record.plain[VERSION] = record.version + bool(planned)
 
     def _commit(self, publication: Publication, new: Sequence[Ticket]) -> None:
         try:

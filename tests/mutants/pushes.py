@@ -8,7 +8,7 @@ MUTANTS = (
     Mutant(
         "repeat-is-applied",
         "daskps.shards.producers:repeats",
-        "return ahead <= 0 and bool(int(row[SEEN]) & (1 << -ahead))",
+        "return ahead <= 0 and bool(row[SEEN] & (1 << -ahead))",
         "return ahead == 0",
         (
             "tests/shards/test_producers.py"
@@ -56,10 +56,20 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "row-of-a-producer-is-its-for-ever",
+        "daskps.shards.producers:_find",
+        "if at < n and record.producer(at)[PRODUCER] == producer:",
+        "if at < n:",
+        (
+            "tests/shards/test_producers.py::test_the_producer_that_was_closed_first"
+            "_makes_room_and_cannot_come_back",
+        ),
+    ),
+    Mutant(
         "newest-closed-producer-makes-room",
         "daskps.shards.producers:_open",
-        "row = record.producers[int(closed[np.argmin(record.producers[closed, CLOSED])])]",
-        "row = record.producers[int(closed[np.argmax(record.producers[closed, CLOSED])])]",
+        "at = int(closed[np.argmin(record.producers[closed, CLOSED])])",
+        "at = int(closed[np.argmax(record.producers[closed, CLOSED])])",
         (
             "tests/shards/test_producers.py::test_the_producer_that_was_closed_first"
             "_makes_room_and_cannot_come_back",

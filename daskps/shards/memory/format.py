@@ -118,6 +118,9 @@ class Record:
         ranks, at = words[at : at + RANK_WORDS * MAX_RANKS], at + RANK_WORDS * MAX_RANKS
         self.ranks = ranks.reshape(MAX_RANKS, RANK_WORDS)
         rows = words[at : at + PRODUCER_WORDS * MAX_PRODUCERS]
+        self._producers_at = at
+        #: Rows of producers as this process has found them last: where to look first.
+        self.known: dict[int, int] = {}
         self.producers = rows.reshape(MAX_PRODUCERS, PRODUCER_WORDS)
         #: A ring of the producers that lost their row last.
         self.expired = words[at + PRODUCER_WORDS * MAX_PRODUCERS :]
@@ -152,6 +155,11 @@ class Record:
             if n:
                 mine[at : at + n] = theirs[at : at + n]
             at += room
+
+    def producer(self, at: int) -> memoryview[int]:
+        """Return the row of a producer as plain integers."""
+        start = self._producers_at + PRODUCER_WORDS * at
+        return self.plain[start : start + PRODUCER_WORDS]
 
     def index_of(self, row: Words, column: int) -> int:
         """Return which of its words a column of one of its rows is."""
