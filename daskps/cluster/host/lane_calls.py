@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from daskps.layout.arrays import Layout
 
 __all__ = ["LaneCalls", "Parked"]
+#: Bytes of an answer that another thread packs and sends.
+LONG = 65_536
 
 
 class LaneCalls:
@@ -59,6 +61,13 @@ class LaneCalls:
         if head.kind != CALL or known is None:
             raise ProtocolError(f"a frame that nobody has asked for: {head!r:.200}")
         return known.form.wanted(head, self._host.empty)
+
+    def is_long(self, head: Head) -> bool:
+        """Return whether the answer to a frame has many bytes, or takes long."""
+        if head.kind != CALL:
+            return head.kind == FETCH
+        known = self._forms.get(head.form)
+        return known is not None and known.form.answer_nbytes > LONG
 
     def begin(
         self, head: Head, body: Sequence[Any], seconds: float

@@ -1,12 +1,15 @@
-"""Lanes of a host: sockets that callers were given, and the threads that serve them.
+"""Lanes of a host: sockets that callers were given, and how many there may be.
 
-A call that comes by a lane is served as one that comes by message, in a thread of its
-own instead of the event loop: the same tickets, in the same inboxes.
+A call that comes by a lane is served as one that comes by message, in threads of the
+lanes instead of the event loop: the same tickets, in the same inboxes.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import resource
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -15,25 +18,21 @@ from distributed.core import Status
 
 from daskps import config
 from daskps.cluster import upstream
-from daskps.cluster.host.lane_calls import LaneCalls, Parked
-from daskps.cluster.lane.channel import Channel
+from daskps.cluster.host.lane_calls import LaneCalls
+from daskps.cluster.lane.connection import Connection
+from daskps.cluster.lane.served import ServedChannel
+from daskps.cluster.lane.serving import LaneServer
 from daskps.cluster.wire.messages import PROTOCOL
 from daskps.cluster.wire.replies import refusal
 from daskps.cluster.wire.wellformed import fits
 from daskps.errors import DaskPSError, ProtocolError, StoreClosedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from daskps.cluster.host.host import ShardHost
 
 logger = logging.getLogger(__name__)
-#: Lanes of one host; each has a thread.
-MOST_LANES = 64
-#: Seconds without a byte after which a caller is given up in the middle of a frame.
-PATIENCE_SECONDS = 30.0
-#: How long a call waits for the lock of a shard.
-LOCK_SECONDS = 1.0
+#: After so many seconds without a byte a thread does something else.
+STALL_SECONDS = 0.2
 #: How long a closing host waits for the threads of its lanes, all together.
 JOIN_SECONDS = 1.0
 
@@ -56,7 +55,9 @@ class HostLanes:
     def __init__(self, host: ShardHost) -> None:
         self._host = host
         self._is_allowed = config.load().lane_way
-        self._lanes: dict[HostLane, None] = {}
+        self._lanes: dict[Connection, None] = {}
+        #: Its threads, from the first lane on.
+        self._server: LaneServer | None = None
         self._lock = threading.Lock()
         self._is_closed = False
 
@@ -73,12 +74,9 @@ class HostLanes:
         except OSError as error:
             logger.info("no lane for %.60s: %s", token, error)
             return Status.dont_reply
-        lane = HostLane(self._host, Channel(taken, PATIENCE_SECONDS))
-        with self._lock:
-            self._lanes[lane] = None
-        lane.start(self._ended)
-        if self._is_closed:  # meanwhile
-            lane.stop()
+        self._serve(
+            Connection(ServedChannel(taken, STALL_SECONDS), LaneCalls(self._host))
+        )
         return Status.dont_reply
 
     def _check(self, protocol: Any, store: Any, token: Any) -> None:
@@ -93,83 +91,65 @@ class HostLanes:
         self._host.of(store)
         if not self._is_allowed or self._host.is_leaving or self._is_closed:
             raise StoreClosedError(f"{where} gives no lanes")
-        if len(self._lanes) >= MOST_LANES:
-            raise StoreClosedError(f"{where} has {MOST_LANES} lanes already")
+        most = most_lanes(len(self._lanes))
+        if len(self._lanes) >= most and not self._end_idle():
+            raise StoreClosedError(
+                f"{where} has {len(self._lanes)} lanes already, all of them busy; with "
+                f"more descriptors (ulimit -n) it would give more than {most}"
+            )
 
-    def _ended(self, lane: HostLane) -> None:
+    def _end_idle(self) -> bool:
+        """End the lane that was not used for longest; return whether there is one."""
+        now = time.monotonic()
+        with self._lock:
+            idle = [lane for lane in self._lanes if lane.is_idle(now)]
+        if not idle:
+            return False
+        min(idle, key=lambda lane: lane.used).channel.shut()
+        return True
+
+    def _serve(self, lane: Connection) -> None:
+        with self._lock:
+            server = None
+            if not self._is_closed:
+                self._lanes[lane] = None
+                self._server = server = self._server or LaneServer(self._ended)
+        if server is None:  # meanwhile
+            lane.end()
+        else:
+            server.add(lane)
+
+    def _ended(self, lane: Connection) -> None:
         with self._lock:
             self._lanes.pop(lane, None)
 
     def close(self) -> None:
         """End all lanes: none answers any more when this returns."""
-        self._is_closed = True
+        with self._lock:
+            self._is_closed = True
+            lanes, server = list(self._lanes), self._server
+        for lane in lanes:
+            lane.channel.shut()
+        if server is not None:
+            server.close(JOIN_SECONDS)
         with self._lock:
             lanes = list(self._lanes)
         for lane in lanes:
-            lane.stop()
-        end = time.monotonic() + JOIN_SECONDS
-        for lane in lanes:
-            lane.thread.join(max(0.0, end - time.monotonic()))
+            # Nobody has it any more; else who does closes it.
+            if not lane.is_away and not lane.miss():
+                lane.end()
 
     def __len__(self) -> int:
         return len(self._lanes)
 
 
-class HostLane:
-    """One lane, and the thread that serves it.
+def most_lanes(n: int) -> int:
+    """Return how many lanes a host may have that has `n` of them.
 
-    Parameters
-    ----------
-    host : ShardHost
-        Whose shards it reaches.
-    channel : Channel
-        Its end of the lane.
+    Half of the descriptors that the process may have and nothing else has opened.
     """
-
-    def __init__(self, host: ShardHost, channel: Channel) -> None:
-        self._channel = channel
-        self._calls = LaneCalls(host)
-        #: Set for the thread that waits: what it waits for is done, or the lane ends.
-        self._woken = threading.Event()
-        self.thread = threading.Thread(
-            target=self._run, name="daskps-lane", daemon=True
-        )
-
-    def start(self, ended: Callable[[HostLane], None]) -> None:
-        """Begin to serve; `ended` is told at the end."""
-        self._ended = ended
-        self.thread.start()
-
-    def stop(self) -> None:
-        """Have its thread end soon; from any thread."""
-        self._channel.shut()
-        self._woken.set()
-
-    def _run(self) -> None:
-        try:
-            while True:
-                head = self._channel.receive_head(idle=True)
-                body = self._calls.wanted(head)
-                for buffer in body:
-                    self._channel.receive_into(buffer)
-                found = self._calls.begin(head, body, LOCK_SECONDS)
-                if isinstance(found, Parked):
-                    found = self._wait(found)
-                self._channel.send(found)
-        except OSError:
-            pass  # its caller is gone, or this was stopped
-        except ProtocolError as error:
-            logger.warning("a lane was closed: %s", error)
-        except Exception:
-            logger.exception("a lane failed")
-        finally:
-            self._channel.close()
-            self._ended(self)
-
-    def _wait(self, parked: Parked) -> list[Any]:
-        """Wait until a call is done, or its time is up; return what answers it."""
-        self._woken.clear()
-        parked.then(self._woken.set)
-        if self._channel.is_open:
-            self._woken.wait(max(0.0, parked.end - time.monotonic()))
-        return parked.finish(LOCK_SECONDS)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return sys.maxsize
+    others = len(os.listdir("/proc/self/fd")) - n
+    return max(0, (soft - others) // 2)

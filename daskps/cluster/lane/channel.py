@@ -38,13 +38,19 @@ class Channel:
         The socket, which nobody else uses.
     patience : float
         Seconds without a byte after which the other end is given up within a frame.
+    buffer : memoryview, optional
+        Where it receives small frames; without it has one of its own.
     """
 
-    def __init__(self, taken: socket.socket, patience: float) -> None:
+    def __init__(
+        self, taken: socket.socket, patience: float, buffer: memoryview | None = None
+    ) -> None:
         self._socket, self._patience, self._until = taken, patience, math.inf
         taken.settimeout(patience)
         self._is_tls = isinstance(taken, ssl.SSLSocket)
-        self._buffer = memoryview(bytearray(BUFFER_NBYTES))
+        if buffer is None:
+            buffer = memoryview(bytearray(BUFFER_NBYTES))
+        self._buffer = buffer
         self._from = self._to = 0
         self.is_open = True
         #: Around the ends of the socket: its number is another file's afterwards.
@@ -66,7 +72,7 @@ class Channel:
         OSError
             Where the other end is gone, or takes nothing for as long as it may.
         """
-        views = [_flat(buffer) for buffer in buffers]
+        views = [flat(buffer) for buffer in buffers]
         if self._is_tls:
             # Small frames in one record.
             if sum(map(len, views)) <= BUFFER_NBYTES:
@@ -118,7 +124,7 @@ class Channel:
         """Receive as many bytes as a buffer has."""
         if not len(buffer):
             return  # of such an array no bytes can be had
-        view = _flat(buffer)
+        view = flat(buffer)
         ready = min(self._to - self._from, len(view))
         view[:ready] = self._buffer[self._from : self._from + ready]
         self._from += ready
@@ -181,7 +187,8 @@ class Channel:
         return got
 
 
-def _flat(buffer: Any) -> memoryview:
+def flat(buffer: Any) -> memoryview:
+    """Return the bytes of a buffer that has any."""
     view = memoryview(buffer)
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 

@@ -79,8 +79,9 @@ class Form:
     template: Call
     #: Dtype and length of each array, in the order in which they come.
     arrays: tuple[tuple[str, int], ...]
-    #: Bytes of these.
+    #: Bytes of these, and of the arrays of an answer.
     nbytes: int
+    answer_nbytes: int
     #: Where each of them lies in a small body that is one buffer; None for others.
     places: tuple[tuple[np.dtype[Any], int, int], ...] | None
 
@@ -225,7 +226,12 @@ def read_form(said: Any, layout_of: Callable[[str, int], Layout]) -> Form:
         if array is not None
     )
     nbytes = sum(np.dtype(dtype).itemsize * n for dtype, n in arrays)
-    return Form(template, arrays, nbytes, _places(arrays))
+    answer = sum(
+        np.dtype(dtype).itemsize * (stop - start)
+        for part in template.parts
+        for dtype, start, stop in part.ranges
+    )
+    return Form(template, arrays, nbytes, answer, _places(arrays))
 
 
 def _places(

@@ -32,6 +32,7 @@ from daskps.cluster.lane.frames import (
     pack_text,
     unpack_head,
 )
+from daskps.cluster.lane.served import ServedChannel
 from daskps.cluster.wire.handlers import FETCHES, HOST, Handler
 from daskps.errors import ContributionLostError, ProtocolError
 from tests.support import cleaned, local_cluster, served_by
@@ -270,28 +271,31 @@ class Cuts:
 
     def __init__(self, *, by_host: bool) -> None:
         self.positions: list[int] = []
-        self._by_host, self._send = by_host, Channel.send
+        self._by_host = by_host
+        self.kind: type[Channel] = ServedChannel if by_host else Channel
+        self.name = "send_some" if by_host else "send"
+        self._send = getattr(self.kind, self.name)
 
-    def send(self, channel: Channel, buffers: Any) -> None:
+    def send(self, channel: Channel, buffers: Any, **how: Any) -> Any:
         data = b"".join(bytes(memoryview(b).cast("B")) for b in buffers)
         head = unpack_head(data[:HEAD_NBYTES]) if len(data) >= HEAD_NBYTES else Head(0)
         is_answer = head.kind == ANSWER and head.sequence
         if not (is_answer if self._by_host else head.kind == FETCH):
-            self._send(channel, buffers)
-            return
+            return self._send(channel, buffers, **how)
         self.positions.append(7 * len(self.positions) % len(data))
-        self._send(channel, [data[: self.positions[-1]]])
+        self._send(channel, [data[: self.positions[-1]]], **how)
         channel.shut()
+        return None
 
 
 @pytest.fixture(params=[True, False], ids=["answer", "question"])
 def cuts(request: pytest.FixtureRequest) -> Iterator[Cuts]:
     made = Cuts(by_host=request.param)
 
-    def send(channel: Channel, buffers: Any) -> None:
-        made.send(channel, buffers)
+    def send(channel: Channel, buffers: Any, **how: Any) -> Any:
+        return made.send(channel, buffers, **how)
 
-    with mock.patch.object(Channel, "send", send):
+    with mock.patch.object(made.kind, made.name, send):
         yield made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import resource
 import socket
 import sys
 import threading
@@ -23,8 +24,10 @@ from daskps.cluster.caller import lane, lane_call, lanes
 from daskps.cluster.caller.link import _LINKS
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.host.hosted import HostedShard
+from daskps.cluster.host.lanes import most_lanes
 from daskps.cluster.lane.channel import Channel
 from daskps.cluster.lane.frames import CALL, FORM, Head, pack_head, pack_text
+from daskps.cluster.lane.served import ServedChannel
 from daskps.cluster.wire.messages import PROTOCOL
 from tests.support import cleaned, local_cluster, store, until
 
@@ -249,7 +252,7 @@ def test_nothing_on_a_lane_is_unpickled(client, monkeypatch):
         caller.start()
         caller.join()
         assert handle(s)["lane_calls"] == before["lane_calls"] + 4
-        assert not seen & {"daskps-lane", "caller"}
+        assert not [name for name in seen if name.startswith(("daskps-lane", "caller"))]
         pickle.loads(pickle.dumps(1))
         assert seen & {threading.current_thread().name}
 
@@ -306,24 +309,21 @@ class Cut:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, by_host: bool) -> None:
         self.left: int | None = None
-        self.by_host, self.sent = by_host, 0
-        whole = Channel.send
+        self.sent = 0
+        kind, name = (ServedChannel, "send_some") if by_host else (Channel, "send")
+        whole = getattr(kind, name)
 
-        def send(channel: Channel, buffers: Any) -> None:
-            of_host = threading.current_thread().name == "daskps-lane"
-            if of_host is not self.by_host:
-                whole(channel, buffers)
-                return
+        def send(channel: Channel, buffers: Any, **how: Any) -> Any:
             data = b"".join(bytes(memoryview(b).cast("B")) for b in buffers)
             self.sent = len(data)
             if self.left is None:
-                whole(channel, [data])
-                return
-            whole(channel, [data[: self.left]])
+                return whole(channel, [data], **how)
+            whole(channel, [data[: self.left]], **how)
             self.left = None
             channel.shut()
+            return None
 
-        monkeypatch.setattr(Channel, "send", send)
+        monkeypatch.setattr(kind, name, send)
         # Or the caller's frames take no step in Python.
         monkeypatch.setattr(lane, "MOST_BUFFERS", 0)
 
@@ -388,14 +388,44 @@ def test_a_lane_that_nobody_can_have_is_refused_as_a_message(client, wrong, why)
         assert given() == 0
 
 
-def test_hosts_give_no_more_lanes_than_they_have_threads_for(client, monkeypatch):
-    monkeypatch.setattr("daskps.cluster.host.lanes.MOST_LANES", 0)
+def test_a_host_without_descriptors_gives_no_lanes(client, monkeypatch):
+    monkeypatch.setattr("daskps.cluster.host.lanes.most_lanes", lambda _: 0)
     with store(client) as s:
         reply, _ = ask(client, store=s.uid)
         assert "has 0 lanes already" in str(reply["error"])
         s.pull()
         until(lambda: s.pull() and any(handle(s)["fallbacks"]))
         assert handle(s)["lanes"] == 0
+
+
+def test_the_lane_that_was_idle_longest_goes_for_another(client, monkeypatch):
+    monkeypatch.setattr("daskps.cluster.host.lanes.most_lanes", lambda _: 2)
+    monkeypatch.setattr("daskps.cluster.lane.connection.IDLE_SECONDS", 0.0)
+    with store(client) as s:
+        taken = [ask(client, store=s.uid)[1] for _ in range(2)]
+        until(lambda: given() == 2)
+        for there in (taken[0], taken[1], taken[0]):
+            there.sendall(b"".join(FORM_OF_NOTHING))
+            there.recv(10_000)
+        taken.append(ask(client, store=s.uid)[1])
+        assert taken[1].recv(10) == b""
+        monkeypatch.setattr("daskps.cluster.lane.connection.IDLE_SECONDS", 1e9)
+        reply, _ = ask(client, store=s.uid)
+        assert "all of them busy" in str(reply["error"])
+        for there in taken:
+            there.close()
+
+
+def test_lanes_take_half_of_the_descriptors_that_are_left():
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    now = most_lanes(0)
+    assert 0 < 2 * now < soft
+    ends = [socket.socketpair() for _ in range(10)]
+    assert most_lanes(0) in (now - 10, now - 11)
+    assert most_lanes(20) in (now, now - 1)
+    for here, there in ends:
+        here.close()
+        there.close()
 
 
 FORM_OF_NOTHING = pack_text(FORM, {"protocol": PROTOCOL}, 1)
@@ -466,12 +496,17 @@ def test_lanes_end_with_their_client():
         daskps.open("kept", client=client).delete()
 
 
+def threads_of_lanes() -> set[threading.Thread]:
+    return {t for t in threading.enumerate() if t.name.startswith("daskps-lane")}
+
+
 def test_lanes_end_with_their_worker():
+    before = threads_of_lanes()
     with dask.config.set(LANE), local_cluster(**HERE) as client:
         s = store(client, name="kept")
         opened(s)
-        names = [t.name for t in threading.enumerate()]
-        assert names.count("daskps-lane") == 2
+        assert threads_of_lanes() > before
         client.retire_workers(list(client.nthreads())[:1])
         until(lambda: given() == 1)
-    until(lambda: "daskps-lane" not in [t.name for t in threading.enumerate()])
+    # Whatever those of other clusters do meanwhile.
+    until(lambda: not threads_of_lanes() - before)

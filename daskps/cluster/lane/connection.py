@@ -1,0 +1,331 @@
+"""One lane at its host, as a state machine that any thread may run, one at a time.
+
+It is idle, within a frame, or at its answer; then whoever serves it owns it. Or its call
+is parked: nobody owns it, and the first to claim it does. That is who completes what it
+waits for, or where its time is up or its caller gone its home: the thread that looks
+after its socket.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from daskps.cluster.lane.channel import flat
+from daskps.cluster.lane.frames import HEAD_NBYTES, unpack_head
+from daskps.cluster.lane.served import ServedChannel, views_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from daskps.cluster.lane.frames import Head
+
+#: Bodies and answers up to this many bytes are served between those of others.
+SMALL_NBYTES = 65_536
+#: Seconds without a byte after which a caller is given up in the middle of a frame.
+PATIENCE_SECONDS = 30.0
+#: Without a frame for so long a lane may be ended for one that is asked for.
+IDLE_SECONDS = 1.0
+#: Bytes of a frame that a caller sends or takes in a second at least.
+SLOW_NBYTES = 1_000_000
+
+#: What a connection waits for: bytes of a frame, room for those of an answer, what others
+#: do to its call, a thread that may take its time; or nothing, it has answered.
+BYTES: Final = 1
+ROOM: Final = 2
+OTHERS: Final = 3
+THREAD: Final = 4
+ANSWERED: Final = 5
+
+
+class Waiting(Protocol):
+    """A call that waits for what others do; it is finished or cancelled, once."""
+
+    #: When it is to be finished at the latest, by `time.monotonic`.
+    end: float
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing of it waits any more."""
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Have a function called when it is done, from whichever thread does that."""
+
+    def finish(self, seconds: float) -> list[Any]:
+        """Return the frame that answers it.
+
+        Raises
+        ------
+        ShardBusyError
+            Where it takes longer than that; it can be asked again.
+        """
+
+    def cancel(self) -> None:
+        """Forget it: nobody hears its answer."""
+
+
+class Calls(Protocol):
+    """What the frames of one lane ask for."""
+
+    def wanted(self, head: Head) -> list[Any]:
+        """Return the buffers for the body of a frame."""
+
+    def is_long(self, head: Head) -> bool:
+        """Return whether its answer takes long, or has many bytes."""
+
+    def begin(
+        self, head: Head, body: Sequence[Any], seconds: float
+    ) -> list[Any] | Waiting:
+        """Return the frame that answers one, or the call that waits."""
+
+
+class Home(Protocol):
+    """The thread that looks after the sockets of some connections."""
+
+    def take(self, connection: Connection) -> None:
+        """Look at a connection: it was given back, or its call is done."""
+
+    def forget(self, connection: Connection) -> None:
+        """Look after a connection no longer: it ends."""
+
+
+class Serving(Protocol):
+    """What serves connections, in whichever thread."""
+
+    def begin_thread(self) -> memoryview:
+        """Return the buffer of this thread."""
+
+    def go_on(self, connection: Connection, buffer: memoryview, seconds: float) -> int:
+        """Have a connection go on; return what it waits for, 0 where it has ended."""
+
+    def finish(self, connection: Connection, seconds: float, waiting: Waiting) -> None:
+        """Answer a parked call, unless another thread does."""
+
+    def end(self, connection: Connection, error: Exception | None = None) -> None:
+        """Close a connection."""
+
+
+class Connection:
+    """One lane.
+
+    Parameters
+    ----------
+    channel : ServedChannel
+        Its socket.
+    calls : Calls
+        What its frames ask for.
+    """
+
+    def __init__(self, channel: ServedChannel, calls: Calls) -> None:
+        self.channel, self._calls = channel, calls
+        #: Set by whoever becomes it, while owning the connection.
+        self.home: Home | None = None
+        #: Frames that were begun, and when its home has looked at it last.
+        self.n_frames, self.used = 0, time.monotonic()
+        #: Since when its frames are counted for being busy, and when it has to be done
+        #: with what is under way.
+        self._since, self._n_counted, self._until = self.used, 0, math.inf
+        self.is_long = False
+        #: Whether a thread of its own has it, or one for what takes long.
+        self.is_away = False
+        self._head: Head | None = None
+        self._body: list[Any] = []
+        self._wanted: deque[memoryview] = deque()
+        self._unsent: deque[memoryview] = deque()
+        #: Around the owner.
+        self._lock = threading.Lock()
+        self._waiting: Waiting | None = None
+        self._is_claimed = self._is_missed = False
+
+    # -- its owner ------------------------------------------------------------
+
+    def go_on(self, buffer: memoryview, seconds: float) -> int:
+        """Go on for one frame at most, or until it would wait; return for what.
+
+        Parameters
+        ----------
+        buffer : memoryview
+            That of this thread.
+        seconds : float
+            How long it may wait for locks; 0 where it may wait for nothing, and stops
+            in front of what takes long.
+
+        Returns
+        -------
+        int
+            One of those above. After OTHERS it may belong to somebody else.
+
+        Raises
+        ------
+        OSError
+            Where its caller is gone, or too slow.
+        ProtocolError
+            For bytes that no caller sends.
+        """
+        channel, waits, n = self.channel, seconds > 0, 0
+        if self._head is None and not self._unsent and channel.is_bare:
+            n = channel.receive(buffer, waits=waits)
+            if not n:
+                return BYTES
+            if n >= HEAD_NBYTES:
+                head = unpack_head(buffer[:HEAD_NBYTES])
+                if n == HEAD_NBYTES + head.nbytes:
+                    return self._serve_small(head, buffer[HEAD_NBYTES:n], seconds)
+        channel.lend(buffer, n)
+        try:
+            waits_for = self._gather(waits=waits)
+        finally:
+            channel.give_up_buffer()
+        return waits_for or self._call(seconds)
+
+    def _gather(self, *, waits: bool) -> int:
+        """Send what is left, or receive what is missing; 0 for a frame that is whole."""
+        if self._unsent:
+            return self._send(waits=waits)
+        if self._head is None:
+            head = self.channel.try_head(waits=waits)
+            if head is None:
+                return BYTES
+            self._begin(head)
+        if self.is_long and not waits:
+            return THREAD
+        is_whole = not self._wanted or self.channel.try_fill(self._wanted, waits=waits)
+        return 0 if is_whole else BYTES
+
+    def _begin(self, head: Head) -> None:
+        self._body = self._calls.wanted(head)
+        self._wanted = views_of(self._body)
+        self._head = head
+        self.is_long = head.nbytes > SMALL_NBYTES or self._calls.is_long(head)
+        self._expect(head.nbytes)
+
+    def _serve_small(self, head: Head, data: memoryview, seconds: float) -> int:
+        """Serve a frame that has come in one piece, as most do."""
+        self._body = body = self._calls.wanted(head)
+        at = 0
+        for buffer in body:
+            if n := memoryview(buffer).nbytes:
+                flat(buffer)[:] = data[at : at + n]
+                at += n
+        self._head = head
+        self.is_long = self._calls.is_long(head)
+        return THREAD if self.is_long and not seconds else self._call(seconds)
+
+    def _call(self, seconds: float) -> int:
+        head, body = self._head, self._body
+        self._head, self._body = None, []
+        if self._until < math.inf:
+            self._until = math.inf
+            self.channel.expect(math.inf)
+        self.n_frames += 1
+        assert head is not None  # for the types
+        found = self._calls.begin(head, body, seconds)
+        if isinstance(found, list):
+            rest = self.channel.send_some(found, waits=seconds > 0)
+            if rest is None:
+                return ANSWERED
+            self._unsent = rest
+            self._expect(self.n_unsent)
+            return ROOM
+        with self._lock:
+            self._waiting = found
+        return OTHERS
+
+    def _send(self, *, waits: bool) -> int:
+        if self.channel.try_send(self._unsent, waits=waits):
+            self._until = math.inf
+            return ANSWERED
+        if self._until == math.inf:
+            self._expect(self.n_unsent)
+        return ROOM
+
+    def _expect(self, nbytes: int) -> None:
+        """Give what is under way its time."""
+        self.channel.moved = now = time.monotonic()
+        self._until = now + PATIENCE_SECONDS + nbytes / SLOW_NBYTES
+        self.channel.expect(self._until)
+
+    @property
+    def n_unsent(self) -> int:
+        """Bytes of its answer that were not sent yet."""
+        return sum(map(len, self._unsent))
+
+    def is_busy(self, n: int, seconds: float) -> bool:
+        """Return whether so many frames were served here within so many seconds."""
+        self._n_counted += 1
+        if self._n_counted < n:
+            return False
+        since, self._since, self._n_counted = self._since, self.used, 0
+        return self.used - since < seconds
+
+    def is_idle(self, now: float) -> bool:
+        """Return whether its caller has not asked for anything for a while."""
+        is_idle = self.is_mine and not self.is_within
+        return is_idle and now - self.used > IDLE_SECONDS
+
+    @property
+    def is_within(self) -> bool:
+        """Whether it is inside of a frame, or of an answer."""
+        return self._until < math.inf or self.channel.is_within
+
+    def is_late(self, now: float) -> bool:
+        """Return whether its caller is to be given up, where it is inside of a frame."""
+        return self.is_within and now > min(
+            self._until, self.channel.moved + PATIENCE_SECONDS
+        )
+
+    # -- a call that is parked: whoever claims it owns the connection ----------
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether no call of it is parked or claimed: its home has it, or a thread."""
+        return self._waiting is None and not self._is_claimed
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """The call that waits, unless somebody has claimed it."""
+        return self._waiting
+
+    def claim(self, waiting: Waiting | None = None) -> Waiting | None:
+        """Own the connection whose call waits; None where another one does."""
+        with self._lock:
+            found = self._waiting
+            if found is None or (waiting is not None and found is not waiting):
+                return None
+            self._waiting, self._is_claimed = None, True
+        return found
+
+    def answer(self, frame: list[Any]) -> None:
+        """Send what answers a call that was claimed, as far as that goes at once.
+
+        Raises
+        ------
+        OSError
+            Where its caller is gone.
+        """
+        self._unsent = views_of(frame)
+        self._send(waits=False)
+
+    def give_back(self) -> None:
+        """Leave a connection that was claimed to its home."""
+        with self._lock:
+            self._is_claimed = False
+            is_missed, self._is_missed = self._is_missed, False
+            home = self.home
+        if home is not None and (is_missed or self._unsent or not self.channel.is_open):
+            home.take(self)
+
+    def miss(self) -> bool:
+        """Return whether it is claimed; its home is told then when it no longer is."""
+        with self._lock:
+            self._is_missed = self._is_claimed
+            return self._is_claimed
+
+    def end(self) -> None:
+        """Close it; its owner does, or whoever claims its call here."""
+        if (waiting := self.claim()) is not None:
+            waiting.cancel()
+        self.channel.close()

@@ -1,0 +1,276 @@
+"""The thread that looks after the sockets of most lanes of a host."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+import select
+import threading
+import time
+import weakref
+from collections import deque
+from typing import Protocol
+
+from daskps.cluster.lane.connection import (
+    ANSWERED,
+    BYTES,
+    OTHERS,
+    ROOM,
+    THREAD,
+    Connection,
+    Serving,
+    Waiting,
+)
+
+#: Events that are looked at in one go.
+MOST_EVENTS = 256
+#: How often it looks for those that are late.
+SWEEP_SECONDS = 1.0
+#: So many frames within so many seconds are a busy lane.
+BUSY_FRAMES, BUSY_SECONDS = 16, 0.1
+#: Bytes of answers that are not taken by those who have asked; beyond, the oldest go.
+MOST_UNSENT = 2**28
+_IN = select.EPOLLIN | select.EPOLLRDHUP
+
+
+class Giving(Serving, Protocol):
+    """What serves connections, and has threads to give them to."""
+
+    def give_away(self, connection: Connection) -> None:
+        """Have another thread serve a frame that takes long."""
+
+    def try_to_stay(self, connection: Connection) -> bool:
+        """Give a busy connection a thread to itself, if there is one."""
+
+
+class Selector:
+    """The home of all connections that have no thread to themselves.
+
+    Parameters
+    ----------
+    server : Giving
+        What serves them.
+    """
+
+    def __init__(self, server: Giving) -> None:
+        self._server = server
+        self._inbox: deque[Connection] = deque()
+        self._epoll = select.epoll()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._wake, select.EPOLLIN)
+        self._is_woken = self._is_closed = self._has_ended = False
+        #: By descriptor: those it looks after, and for what.
+        self._here: dict[int, tuple[Connection, int]] = {}
+        #: Those inside of a frame or of an answer.
+        self._within: set[Connection] = set()
+        #: Ends of waits; most of these are over before.
+        self._ends: list[tuple[float, int, Connection, Waiting]] = []
+        self._n_ends = 0
+        self._now = self._next_sweep = 0.0
+        #: Around its end: who gives back a connection later closes that.
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(
+            target=self._run, name="daskps-lane-selector", daemon=True
+        )
+        _ALL.add(self)
+        self._thread.start()
+
+    def take(self, connection: Connection) -> None:
+        """Look at a connection that is given to it; from any thread."""
+        with self._lock:
+            if not self._has_ended:
+                self._inbox.append(connection)
+                self.wake()
+                return
+        if not (connection.is_away or connection.miss()):
+            self._server.end(connection)
+
+    def wake(self) -> None:
+        """Have its thread look at once; from any thread."""
+        if not self._is_woken:
+            self._is_woken = True
+            os.eventfd_write(self._wake, 1)
+
+    def forget(self, connection: Connection) -> None:
+        """Look after a connection no longer: it ends, or a thread has it."""
+        number = connection.channel.fileno()
+        if self._here.pop(number, None) is not None:
+            self._epoll.unregister(number)
+            self._within.discard(connection)
+
+    def close(self) -> None:
+        """Have its thread end soon."""
+        self._is_closed = True
+        with self._lock:
+            if not self._has_ended:
+                self.wake()
+
+    def join(self, end: float) -> bool:
+        """Wait for its thread, in the time of `time.monotonic`; return whether it ended."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(max(0.0, end - time.monotonic()))
+        return not self._thread.is_alive()
+
+    # -- its thread ------------------------------------------------------------
+
+    def _run(self) -> None:
+        buffer = self._server.begin_thread()
+        try:
+            while not self._is_closed:
+                self._look(buffer)
+        finally:
+            with self._lock:
+                self._has_ended = True
+                left = {connection: None for connection, _ in self._here.values()}
+                left.update(dict.fromkeys(self._inbox))
+            for connection in left:
+                self.forget(connection)
+                # Else another thread is at it, and finds that this one has ended.
+                if not (connection.is_away or connection.miss()):
+                    self._server.end(connection)
+            _ALL.discard(self)
+            self._epoll.close()
+            os.close(self._wake)
+
+    def _look(self, buffer: memoryview) -> None:
+        now = time.monotonic()
+        events = self._epoll.poll(self._seconds(now), MOST_EVENTS)
+        self._now = now = time.monotonic()
+        for number, event in events:
+            if number == self._wake:
+                self._is_woken = False
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(number)
+            # Another event may have ended it.
+            elif (found := self._here.get(number)) is not None:
+                self._hear(found[0], event, buffer)
+        while self._inbox:
+            self._settle(self._inbox.popleft(), buffer)
+        now = time.monotonic()
+        while self._ends and self._ends[0][0] <= now:
+            _, _, connection, waiting = heapq.heappop(self._ends)
+            if connection.waiting is waiting:
+                self._server.finish(connection, 0.0, waiting)
+        if self._within and now >= self._next_sweep:
+            self._next_sweep = now + SWEEP_SECONDS
+            self._sweep(now)
+
+    def _seconds(self, now: float) -> float:
+        """Return how long it may sleep; -1 for any time."""
+        ends = [self._ends[0][0]] if self._ends else []
+        ends += [max(self._next_sweep, now)] if self._within else []
+        return max(0.0, min(ends) - now) if ends else -1
+
+    def _hear(self, connection: Connection, event: int, buffer: memoryview) -> None:
+        if not connection.is_mine:
+            # Who says anything while its call waits has hung up, or is no caller.
+            if (waiting := connection.claim()) is not None:
+                waiting.cancel()
+                self._server.end(connection)
+                return
+            if connection.miss():
+                self.forget(connection)
+                return
+        self._serve(connection, buffer)
+
+    def _settle(self, connection: Connection, buffer: memoryview) -> None:
+        """Look at a connection that was given back, or whose call is done."""
+        if connection.is_away or connection.channel.fileno() < 0:
+            return  # told late: another thread has it, or it has ended
+        if connection.is_mine:
+            self._arm(connection, ROOM if connection.n_unsent else BYTES)
+            if connection.channel.has_more:
+                self._serve(connection, buffer)
+        elif (waiting := connection.waiting) is not None:
+            self._arm(connection, BYTES)
+            if waiting.done:
+                self._server.finish(connection, 0.0, waiting)
+            else:
+                self._wait(connection, waiting)
+        elif not connection.miss():
+            self._inbox.append(connection)  # it was given back just now
+
+    def _serve(self, connection: Connection, buffer: memoryview) -> None:
+        connection.used = self._now
+        while True:
+            waits = self._server.go_on(connection, buffer, 0.0)
+            if waits != ANSWERED or not connection.channel.has_more:
+                break
+        if waits == ANSWERED:
+            self._arm(connection, BYTES)
+            if connection.is_busy(BUSY_FRAMES, BUSY_SECONDS):
+                self._part(connection)
+        elif waits in (BYTES, ROOM):
+            self._arm(connection, waits)
+        elif waits == THREAD:
+            self.forget(connection)
+            self._server.give_away(connection)
+        elif waits == OTHERS and (waiting := connection.waiting) is not None:
+            self._wait(connection, waiting)
+
+    def _part(self, connection: Connection) -> None:
+        self.forget(connection)
+        if not self._server.try_to_stay(connection):
+            self._arm(connection, BYTES)
+
+    def _wait(self, connection: Connection, waiting: Waiting) -> None:
+        self._n_ends += 1
+        heapq.heappush(self._ends, (waiting.end, self._n_ends, connection, waiting))
+
+    def _arm(self, connection: Connection, waits: int) -> None:
+        number = connection.channel.fileno()
+        wanted = _IN if waits == BYTES else select.EPOLLOUT
+        found = self._here.get(number)
+        is_within = connection.is_within
+        if found is not None and found[1] == wanted and not is_within:
+            if self._within:
+                self._within.discard(connection)
+            return
+        if found is None:
+            self._epoll.register(number, wanted)
+            self._here[number] = connection, wanted
+        elif found[1] != wanted:
+            self._epoll.modify(number, wanted)
+            self._here[number] = connection, wanted
+        if is_within:
+            self._within.add(connection)
+        else:
+            self._within.discard(connection)
+
+    def _sweep(self, now: float) -> None:
+        """Cut those that take too long for what they are at."""
+        unsent = 0
+        for connection in sorted(self._within, key=lambda c: c.channel.moved):
+            if connection.is_mine and connection.is_late(now):
+                self._server.end(connection)
+            else:
+                unsent += connection.n_unsent
+        if unsent > MOST_UNSENT:
+            self._cut(unsent, now)
+
+    def _cut(self, unsent: int, now: float) -> None:
+        for connection in sorted(self._within, key=lambda c: c.channel.moved):
+            is_slow = now - connection.channel.moved > SWEEP_SECONDS
+            if unsent > MOST_UNSENT and is_slow and connection.is_mine:
+                unsent -= connection.n_unsent
+                self._server.end(connection)
+
+    def leave_to_parent(self) -> None:
+        """Close the copies of a forked process."""
+        self._has_ended = True
+        self._epoll.close()
+        os.close(self._wake)
+
+
+#: Those of this process.
+_ALL: weakref.WeakSet[Selector] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for selector in list(_ALL):
+        selector.leave_to_parent()
+    _ALL.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)

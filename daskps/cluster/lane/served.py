@@ -1,0 +1,270 @@
+"""The host's end of a lane: it goes as far as the socket lets it, and goes on later.
+
+Its buffer is that of the thread which serves it; between two frames a lane has none, and
+within one no more than the array that is being filled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import struct
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from daskps.cluster.lane.channel import (
+    BUFFER_NBYTES,
+    MOST_BUFFERS,
+    MOST_NBYTES,
+    Channel,
+    flat,
+)
+from daskps.cluster.lane.frames import HEAD_NBYTES, Head, unpack_head
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_NOW = socket.MSG_DONTWAIT
+_NONE = memoryview(b"")
+_ENDED = "the other end of a lane has closed it"
+
+
+class ServedChannel(Channel):
+    """The host's end of one lane.
+
+    Parameters
+    ----------
+    taken : socket.socket
+        The socket, which nobody else uses.
+    stall : float
+        Seconds without a byte after which a thread that may wait does so no longer.
+    """
+
+    def __init__(self, taken: socket.socket, stall: float) -> None:
+        super().__init__(taken, stall, _NONE)
+        self._stall = stall
+        #: When bytes have come or gone last.
+        self.moved = time.monotonic()
+        if self._is_tls:
+            # What arrives are records: who waits for bytes waits beside OpenSSL.
+            taken.settimeout(0.0)
+        else:
+            # By the kernel: Python would poll before each byte.
+            taken.settimeout(None)
+            said = struct.pack("ll", int(stall), int(stall % 1 * 1e6))
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                taken.setsockopt(socket.SOL_SOCKET, option, said)
+
+    @property
+    def is_tls(self) -> bool:
+        """Whether bytes of the socket are not those of the lane."""
+        return self._is_tls
+
+    def fileno(self) -> int:
+        """Return the descriptor of the socket; -1 where it is closed."""
+        return self._socket.fileno()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether bytes are here that no look at the descriptor would show."""
+        if self._to > self._from:
+            return True
+        return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
+
+    @property
+    def is_within(self) -> bool:
+        """Whether bytes were received that no frame has taken."""
+        return self._to > self._from
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether what the socket gives next is the begin of a frame."""
+        return not self._is_tls and self._to == self._from
+
+    def receive(self, buffer: memoryview, *, waits: bool) -> int:
+        """Receive into a buffer of the thread, from a bare one; return how many bytes.
+
+        Raises
+        ------
+        OSError
+            Where the other end has closed it.
+        """
+        try:
+            n = self._socket.recv_into(buffer, 0, 0 if waits else _NOW)
+        except BlockingIOError:
+            return 0
+        if not n:
+            raise ConnectionResetError(_ENDED)
+        return n
+
+    def lend(self, buffer: memoryview, n: int = 0) -> None:
+        """Have it receive into a buffer of the thread that serves it now.
+
+        Parameters
+        ----------
+        buffer : memoryview
+            The buffer.
+        n : int
+            How many bytes of it were received already, where it had none.
+        """
+        rest = self._buffer[self._from : self._to]
+        if len(rest):
+            n = len(rest)
+            buffer[:n] = bytes(rest)
+        self._buffer, self._from, self._to = buffer, 0, n
+
+    def give_up_buffer(self) -> None:
+        """Keep a copy of what no frame has taken yet, and no buffer."""
+        n = self._to - self._from
+        self._buffer = (
+            memoryview(bytes(self._buffer[self._from : self._to])) if n else _NONE
+        )
+        self._from, self._to = 0, n
+
+    def try_head(self, *, waits: bool = False) -> Head | None:
+        """Return the head of the next frame; None where it is not there yet.
+
+        Parameters
+        ----------
+        waits : bool
+            Whether the thread waits a little for it.
+
+        Raises
+        ------
+        OSError
+            Where the other end has closed it.
+        ProtocolError
+            For bytes that are no head.
+        """
+        while self._to - self._from < HEAD_NBYTES:
+            if self._from:
+                self.lend(self._buffer)
+            got = self._try_receive(self._buffer[self._to :], waits)
+            if not got:
+                return None
+            self._to += got
+        start = self._from
+        self._from += HEAD_NBYTES
+        return unpack_head(self._buffer[start : self._from])
+
+    def try_fill(self, views: deque[memoryview], *, waits: bool = False) -> bool:
+        """Receive into these; return whether they are full. What is full is taken away.
+
+        Raises
+        ------
+        OSError
+            Where the other end has closed it.
+        """
+        while views:
+            view = views[0]
+            if n := min(self._to - self._from, len(view)):
+                view[:n] = self._buffer[self._from : self._from + n]
+                self._from += n
+            elif view and len(view) < len(self._buffer):
+                # Small ones together.
+                self._from = self._to = 0
+                got = self._try_receive(self._buffer, waits)
+                if not got:
+                    return False
+                self._to = got
+                continue
+            elif view:
+                n = self._try_receive(view[:MOST_NBYTES], waits)
+                if not n:
+                    return False
+            if n == len(view):
+                views.popleft()
+            else:
+                views[0] = view[n:]
+        return True
+
+    def send_some(
+        self, buffers: Sequence[Any], *, waits: bool
+    ) -> deque[memoryview] | None:
+        """Send what the kernel takes at once; return the rest, None for nothing.
+
+        Raises
+        ------
+        OSError
+            Where the other end is gone.
+        """
+        sent = 0
+        if not self._is_tls and len(buffers) <= MOST_BUFFERS:
+            with contextlib.suppress(BlockingIOError):
+                sent = self._socket.sendmsg(buffers, (), 0 if waits else _NOW)
+            if sent == sum([memoryview(b).nbytes for b in buffers]):
+                return None
+        views = views_of(buffers)
+        self._take_away(views, sent)
+        return None if self.try_send(views, waits=waits) else views
+
+    def try_send(self, views: deque[memoryview], *, waits: bool = False) -> bool:
+        """Send these; return whether all of it went. What went is taken away.
+
+        Raises
+        ------
+        OSError
+            Where the other end is gone.
+        """
+        if self._is_tls and len(views) > 1 and sum(map(len, views)) <= BUFFER_NBYTES:
+            # Small frames in one record.
+            joined = memoryview(b"".join(views))
+            views.clear()
+            views.append(joined)
+        while views:
+            try:
+                if self._is_tls:
+                    sent = self._socket.send(views[0][:MOST_NBYTES])
+                else:
+                    some = [*views][:MOST_BUFFERS]
+                    sent = self._socket.sendmsg(some, (), 0 if waits else _NOW)
+            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                return False
+            self._take_away(views, sent)
+        return True
+
+    def _take_away(self, views: deque[memoryview], n: int) -> None:
+        while views and n >= len(views[0]):
+            n -= len(views.popleft())
+        if views:
+            self.moved = time.monotonic()
+            views[0] = views[0][n:]
+
+    def _try_receive(self, view: memoryview, waits: bool) -> int:
+        """Return how many bytes came, 0 for none."""
+        try:
+            if self._is_tls:
+                got = self._socket.recv_into(view)
+            else:
+                got = self._socket.recv_into(view, 0, 0 if waits else _NOW)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return 0
+        if not got:
+            raise ConnectionResetError(_ENDED)
+        self.moved = now = time.monotonic()
+        if now > self._until:
+            raise TimeoutError("the other end of a lane is too slow")
+        return got
+
+    def expect(self, until: float) -> None:
+        """Have what comes be there by then, in the time of `time.monotonic`."""
+        self._until = until
+
+    def wait(self, *, for_room: bool) -> bool:
+        """Return whether there are bytes, or there is room for them, after a while.
+
+        Only where the kernel does not wait itself, beside OpenSSL.
+        """
+        if not self._is_tls:
+            return False
+        poll = select.poll()
+        poll.register(self.fileno(), select.POLLOUT if for_room else select.POLLIN)
+        return bool(poll.poll(1000 * self._stall))
+
+
+def views_of(buffers: Sequence[Any]) -> deque[memoryview]:
+    """Return the bytes of buffers, without those that have none."""
+    return deque([flat(b) for b in buffers if memoryview(b).nbytes])

@@ -1,0 +1,369 @@
+"""Who serves which lane when; over socket pairs, with calls that are made up."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from daskps.cluster.lane import connection, selecting, serving
+from daskps.cluster.lane.frames import HEAD_NBYTES
+from tests.cluster.forks import child
+from tests.cluster.lane.served import LONG, MANY, PARK, Peer, Served, frame, served
+from tests.support import until
+
+SELECTOR = "daskps-lane-selector"
+
+
+@pytest.fixture
+def lanes() -> Iterator[Served]:
+    with served() as found:
+        yield found
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No lane has a thread to itself."""
+    monkeypatch.setattr(serving, "MOST_STAYING", 0)
+
+
+@pytest.fixture(params=["selector", "thread"])
+def peer(request, monkeypatch) -> Iterator[Peer]:
+    """A lane with no thread, or with one to itself."""
+    monkeypatch.setattr(serving, "MOST_STAYING", int(request.param == "thread"))
+    monkeypatch.setattr(selecting, "BUSY_FRAMES", 1)
+    monkeypatch.setattr(selecting, "BUSY_SECONDS", 1e9)
+    with served(30.0) as found:
+        made = found.connect()
+        made.ask()
+        made.ask()
+        found.connect().ask()  # so the selector is done with the last one
+        yield made
+        is_away = made.connection.is_away
+        assert is_away == (request.param == "thread")
+
+
+def is_in(found: list[Any], one: Any) -> bool:
+    return one in found
+
+
+def threads() -> list[str]:
+    names = [thread.name for thread in threading.enumerate()]
+    return [name for name in names if name.startswith("daskps-lane")]
+
+
+# -- many lanes, few threads ---------------------------------------------------------
+
+
+def test_many_lanes_are_served_by_one_thread(lanes, alone):
+    peers = [lanes.connect() for _ in range(50)]
+    for k in range(3):
+        for peer in peers:
+            peer.send(bytes([k]) * 100)
+        for peer in peers:
+            assert peer.receive()[1] == bytes([k]) * 100
+    assert {name for p in peers for name in p.calls.threads} == {SELECTOR}
+    assert len(threads()) == 1
+
+
+@pytest.mark.parametrize("n", [65_536, 65_537, 3_000_000])
+def test_long_bodies_and_answers_are_for_other_threads(lanes, alone, n):
+    peer = lanes.connect()
+    body = os.urandom(n)
+    assert peer.ask(body) == body
+    assert peer.ask(form=LONG, clock=n) == b"\1" * n
+    assert peer.ask(b"small") == b"small"
+    first, second, third = peer.calls.threads
+    assert (first == SELECTOR) == (n <= 65_536)
+    assert second != SELECTOR
+    assert third == SELECTOR
+
+
+def test_a_busy_lane_has_a_thread_until_it_is_idle(monkeypatch):
+    monkeypatch.setattr(serving, "MOST_STAYING", 1)
+    monkeypatch.setattr(selecting, "BUSY_SECONDS", 1e9)
+    with served(0.01) as lanes:
+        first, second = lanes.connect(), lanes.connect()
+        for _ in range(selecting.BUSY_FRAMES + 1):
+            first.ask()
+            second.ask()
+        assert first.connection.is_away
+        assert not second.connection.is_away
+        assert first.calls.threads[-1] != SELECTOR
+        until(lambda: not first.connection.is_away)
+        assert first.ask(b"again") == b"again"
+        assert first.calls.threads[-1] == SELECTOR
+
+
+def test_frames_arrive_whole_however_they_are_cut(peer):
+    body = os.urandom(100)
+    data = frame(body)
+    for k in range(1, len(data)):
+        peer.socket.sendall(data[:k])
+        peer.socket.sendall(data[k:])
+        assert peer.receive()[1] == body
+
+
+def test_a_caller_that_sends_a_byte_at_a_time_keeps_nobody(lanes):
+    slow, other = lanes.connect(), lanes.connect()
+    data = frame(b"x" * 1000)
+    for k in range(len(data) - 1):
+        slow.socket.sendall(data[k : k + 1])
+        assert other.ask(b"y") == b"y"
+    # It holds nothing but the array of its body.
+    until(lambda: len(slow.connection.channel._buffer) < HEAD_NBYTES)
+    slow.socket.sendall(data[-1:])
+    assert slow.receive()[1] == b"x" * 1000
+
+
+def test_slow_senders_of_long_bodies_hold_no_threads(monkeypatch):
+    monkeypatch.setattr(serving, "MOST_THREADS", 1)
+    monkeypatch.setattr(serving, "MOST_STAYING", 0)
+    with served(0.001) as lanes:
+        slow = [lanes.connect() for _ in range(5)]
+        for peer in slow:
+            peer.socket.sendall(frame(bytes(100_000))[:70_000])
+        quick = lanes.connect()
+        assert quick.ask(bytes(100_000)) == bytes(100_000)
+        for peer in slow:
+            peer.socket.sendall(bytes(100_000 + HEAD_NBYTES - 70_000))
+            assert peer.receive()[1] == bytes(100_000)
+
+
+@pytest.mark.parametrize("form", [MANY, LONG])
+def test_a_caller_that_does_not_read_keeps_nobody(monkeypatch, form):
+    monkeypatch.setattr(serving, "MOST_THREADS", 1)
+    monkeypatch.setattr(serving, "MOST_STAYING", 0)
+    n = 5_000_000
+    with served(0.001) as lanes:
+        slow = [lanes.connect() for _ in range(3)]
+        for peer in slow:
+            peer.send(form=form, clock=n)
+        assert lanes.connect().ask(b"y") == b"y"
+        assert lanes.connect().ask(form=LONG, clock=9) == b"\1" * 9
+        for peer in slow:
+            assert peer.receive()[1] == b"\1" * n
+            assert peer.ask(b"z") == b"z"
+
+
+# -- calls that wait -----------------------------------------------------------------
+
+
+def test_who_completes_a_call_sends_its_answer(peer):
+    parked = peer.park()
+
+    def complete() -> None:
+        assert not peer.connection.is_mine
+        parked.complete()
+        assert peer.connection.is_mine
+
+    trainer = threading.Thread(target=complete, name="trainer")
+    trainer.start()
+    head, _ = peer.receive()
+    trainer.join()
+    assert head.flags == 1
+    assert parked.by == ["trainer"]
+    assert peer.ask(b"next") == b"next"
+
+
+def test_the_event_loop_has_a_thread_of_lanes_send_an_answer(peer):
+    """It has other things to do; here this thread has made the server, as it does."""
+    parked = peer.park()
+    parked.complete()
+    assert peer.receive()[0].flags == 1
+    assert parked.by[0].startswith("daskps-lane")
+
+
+def test_a_thread_of_lanes_answers_its_own_caller_first(lanes, alone):
+    waits, peer = lanes.connect(), lanes.connect()
+    parked = waits.park()
+    peer.calls.completes = parked
+    assert peer.ask(b"mine") == b"mine"
+    assert waits.receive()[0].flags == 1
+    assert parked.by == [SELECTOR]
+
+
+def test_a_read_whose_turn_does_not_come_waits_in_another_thread(peer):
+    parked = peer.park()
+    parked.is_busy = True
+    trainer = threading.Thread(target=parked.complete, name="trainer")
+    trainer.start()
+    assert peer.receive()[0].flags == 1
+    trainer.join()
+    assert parked.by[0].startswith("daskps-lane")
+    assert parked.by[0] != SELECTOR
+
+
+@pytest.mark.parametrize("n", [10, 5_000_000])
+def test_answers_of_all_sizes_after_a_wait(peer, n):
+    peer.send(form=PARK, clock=n)
+    until(lambda: peer.calls.parked)
+    [parked] = peer.calls.parked
+    trainer = threading.Thread(target=parked.complete, name="trainer")
+    trainer.start()
+    assert peer.receive()[1] == b"\1" * n
+    trainer.join()
+    assert peer.ask(b"next") == b"next"
+
+
+def test_a_call_whose_time_is_up_is_told_so(peer):
+    peer.calls.end = time.monotonic() + 0.01
+    parked = peer.park()
+    assert peer.receive()[0].flags == 0
+    # What completes it later finds nobody.
+    threading.Thread(target=parked.complete).start()
+    assert len(parked.by) == 1
+    assert peer.ask(b"next") == b"next"
+
+
+def test_a_caller_that_hangs_up_leaves_no_call_behind(peer):
+    parked = peer.park()
+    peer.socket.close()
+    until(lambda: parked.cancelled)
+    assert not parked.by
+    until(lambda: peer.connection.channel.fileno() < 0)
+
+
+def test_a_caller_that_says_something_while_its_call_waits_is_none(peer):
+    parked = peer.park()
+    peer.socket.sendall(b"x")
+    until(lambda: parked.cancelled)
+    with pytest.raises(ConnectionResetError):
+        peer.socket.recv(10)
+
+
+def test_the_next_frame_waits_for_who_is_at_the_last_answer(peer):
+    """Its home has heard it, and leaves the lane until it is given back."""
+    parked = peer.park()
+    claimed = peer.connection.claim()
+    assert claimed is parked
+    peer.connection.answer(parked.finish(1))
+    peer.receive()
+    peer.send(b"next")
+    until(lambda: peer.connection._is_missed)
+    assert len(peer.calls.threads) == 3
+    peer.connection.give_back()
+    assert peer.receive()[1] == b"next"
+
+
+def test_only_one_thread_claims_a_call(lanes):
+    peer = lanes.connect()
+    parked = peer.park()
+    found = peer.connection
+    assert found.claim(object()) is None  # of another frame
+    assert found.claim(parked) is parked
+    assert found.claim() is None
+    assert not found.is_mine
+    found.give_back()
+    assert found.is_mine
+
+
+# -- ends ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n".ljust(64), bytes(64)])
+def test_garbage_ends_that_lane_and_no_other(peer, data):
+    peer.socket.sendall(data)
+    assert peer.socket.recv(10) == b""
+
+
+def test_callers_that_are_late_are_cut(lanes, monkeypatch):
+    monkeypatch.setattr(connection, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(selecting, "SWEEP_SECONDS", 0.0)
+    idle = lanes.connect()
+    for data in (frame()[:10], frame(b"x" * 100)[:90], frame(form=MANY, clock=10**7)):
+        peer = lanes.connect()
+        peer.socket.sendall(data)
+        until(partial(is_in, lanes.ended, peer.connection))
+    assert idle.ask(b"x" * 10) == b"x" * 10
+
+
+def test_how_long_a_frame_may_take():
+    now = time.monotonic()
+    with served() as lanes:
+        found = lanes.connect().connection
+        assert not found.is_late(now + 1e9)  # idle
+        found._expect(10**6 * 50)
+        found.channel.moved = now + 100
+        assert not found.is_late(now + 60)
+        assert found.is_late(now + 100)  # however often a byte comes
+        found.channel.moved = now
+        assert found.is_late(now + 40)
+
+
+def test_answers_that_nobody_takes_are_bounded(monkeypatch):
+    monkeypatch.setattr(selecting, "MOST_UNSENT", 3_000_000)
+    monkeypatch.setattr(selecting, "SWEEP_SECONDS", 0.0)
+    with served(0.001) as lanes:
+        peers = [lanes.connect() for _ in range(5)]
+        for peer in peers:
+            peer.send(form=MANY, clock=10**6)
+        until(lambda: len(lanes.ended) == 2)
+        left = [peer for peer in peers if peer.connection not in lanes.ended]
+        for peer in left:
+            assert len(peer.receive()[1]) == 10**6
+
+
+def test_nothing_is_left_of_a_server_that_has_closed():
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    with served() as lanes:
+        peers = [lanes.connect() for _ in range(10)]
+        for peer in peers:
+            peer.ask()
+        parked = peers[0].park()
+        for _ in range(50):
+            peers[1].ask()
+        peers[2].socket.sendall(frame(bytes(10**6))[:500_000])
+        lanes.server.close(10)
+        for peer in peers:
+            peer.connection.channel.shut()
+        assert threads() == []
+        assert parked.cancelled
+        assert not parked.by
+    until(lambda: len(os.listdir("/proc/self/fd")) == before)
+
+
+def test_what_completes_a_call_after_the_end_harms_nobody(lanes):
+    peer = lanes.connect()
+    parked = peer.park()
+    claimed = peer.connection.claim()
+    peer.connection.channel.shut()
+    lanes.server.close(10)
+    assert peer.connection.channel.fileno() >= 0
+    with pytest.raises(BrokenPipeError):
+        peer.connection.answer(claimed.finish(1))
+    peer.connection.give_back()
+    assert peer.connection.channel.fileno() < 0
+    parked.complete()
+
+
+def file_of(number: int | str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{number}")
+    except FileNotFoundError:
+        return ""  # of the folder itself
+
+
+def test_a_forked_process_closes_its_copies_and_ends_nothing(lanes):
+    peers = [lanes.connect() for _ in range(3)]
+    for peer in peers:
+        peer.ask()
+    sockets = {file_of(peer.connection.channel.fileno()) for peer in peers}
+    assert len(sockets) == 3
+
+    def closed(pipe: Any) -> None:
+        left = {file_of(number) for number in os.listdir("/proc/self/fd")}
+        assert not sockets & left
+        assert lanes.server._selector._epoll.closed
+
+    with child(closed) as forked:
+        assert forked.end() == 0
+    for peer in peers:
+        assert peer.ask(b"still") == b"still"
