@@ -14,6 +14,20 @@ SAME = "tests/cluster/lane/test_same_answers.py"
 
 MUTANTS = (
     Mutant(
+        "lanes-of-dead-hosts-stay",
+        "daskps.cluster.caller.lanes:Lanes._close_hung_up",
+        "if lane.has_hung_up:",
+        "if not lane.is_open:",
+        (f"{ENDS}::test_lanes_of_hosts_that_are_gone_end_when_the_next_is_opened",),
+    ),
+    Mutant(
+        "host-at-fault-for-its-caller",
+        "daskps.cluster.caller.lanes:Lanes.end",
+        "if not by_caller:",
+        "if worker:",
+        (f"{ENDS}::test_only_a_host_that_fails_is_left_alone_for_a_while[True]",),
+    ),
+    Mutant(
         "end-of-a-lane-in-the-clear",
         "daskps.cluster.lane.channel:Channel.shut",
         "socket.socket.shutdown(self._socket, socket.SHUT_RDWR)",

@@ -96,7 +96,7 @@ class Fetch:
         """Let go of what nobody takes the result of any more; twice is fine."""
         if self._lanes is not None and self._lane is not None:
             # An answer may come by it yet.
-            self._lanes.end(self.worker, self._lane)
+            self._lanes.end(self.worker, self._lane, by_caller=True)
             self._lane = None
         if self._asked is not None:
             self._asked.stop()
@@ -114,7 +114,7 @@ class Fetch:
         if isinstance(error, LaneRefusedError):
             lanes.give_back(self.worker, lane)
         else:
-            lanes.end(self.worker, lane)
+            lanes.end(self.worker, lane, by_caller=False)
         self._counters.fell_back(reason_of(error))
         self._asked = self.ask()
 

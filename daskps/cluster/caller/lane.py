@@ -8,6 +8,7 @@ as :class:`Channel` does.
 from __future__ import annotations
 
 import math
+import select
 import socket
 import struct
 import time
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 #: Seconds, and microseconds of the next one, as the kernel takes them.
 _TIME = struct.Struct("ll")
+#: What is asked of a lane that nobody uses; errors are told in any case.
+_HUNG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
 #: Numbers of frames go round.
 _MOST_NUMBER = 0xFFFF_FFFF
 
@@ -100,6 +103,13 @@ class Lane(Channel):
         #: Numbers of the forms that the host has been told, the latest last.
         self._forms: dict[bytes, int] = {}
         self._number = 0
+
+    @property
+    def has_hung_up(self) -> bool:
+        """Whether its host has closed it, or is gone; asked while nobody uses it."""
+        found = select.poll()
+        found.register(self._socket, _HUNG_UP)
+        return bool(found.poll(0))
 
     def begin(self, patience: float, seconds: float) -> None:
         """Give the next frames a patience, and all of them so many seconds."""

@@ -163,7 +163,7 @@ class LaneCall:
         """End the lanes that are inside of it, and the messages."""
         while self._under_way:
             form, lane = self._under_way.pop()
-            self._route.lanes.end(form.worker, lane)
+            self._route.lanes.end(form.worker, lane, by_caller=True)
         for sent in self._sent:
             sent.stop()
         # Until then the loop may read or fill the caller's arrays.
@@ -199,7 +199,8 @@ class LaneCall:
         if isinstance(error, LaneRefusedError):
             self._route.lanes.give_back(form.worker, lane)
         else:
-            self._route.lanes.end(form.worker, lane)
+            late = self._deadline.is_over
+            self._route.lanes.end(form.worker, lane, by_caller=late)
         self._far.counters.fell_back(reason_of(error))
         self._left.append((self._make(), form.shards))
 

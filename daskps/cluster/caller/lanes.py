@@ -7,6 +7,7 @@ the background, once a host is called often by message.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -93,9 +94,13 @@ class Lanes:
         if self._is_closed:
             _close_all(self._idle)
 
-    def end(self, worker: str, lane: Lane) -> None:
-        """Close a lane that ended inside of a call; another one is opened in a while."""
-        self._pause(worker)
+    def end(self, worker: str, lane: Lane, *, by_caller: bool) -> None:
+        """Close a lane that ended inside of a call.
+
+        Where it was not its caller who ended it another one is opened in a while.
+        """
+        if not by_caller:
+            self._pause(worker)
         lane.close()
 
     def count(self, workers: Iterable[str]) -> int:
@@ -127,7 +132,18 @@ class Lanes:
             self._opening.add(worker)
         self.link.start(partial(self._open_one, worker, store))
 
+    def _close_hung_up(self) -> None:
+        """Close the lanes of hosts that are gone, whom nobody may ever call again."""
+        for idle in [*self._idle.values()]:
+            for lane in [*idle]:
+                # Who has taken it meanwhile finds out.
+                with contextlib.suppress(ValueError):
+                    if lane.has_hung_up:
+                        idle.remove(lane)
+                        lane.close()
+
     async def _open_one(self, worker: str, store: str) -> None:
+        self._close_hung_up()
         lane = None
         try:
             lane = await self._opened(worker, store)

@@ -236,3 +236,64 @@ def test_who_wants_a_lane_while_the_last_one_opens_opens_no_other(monkeypatch):
     of.close()
     assert of.count(["a"]) == 0
     there.close()
+
+
+@pytest.fixture
+def opening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Opening]:
+    monkeypatch.setattr(lanes, "CALLS_BEFORE", 1)
+    made = Opening(monkeypatch)
+    yield made
+    made.of.close()
+    for there in made.theirs:
+        there.close()
+
+
+class Opening:
+    """Lanes that are opened at once, and the other ends of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.theirs: list[socket.socket] = []
+        link: Any = SimpleNamespace(node=None, pool=None)
+        link.start = lambda work: asyncio.run(work())
+        monkeypatch.setattr(upstream, "at_close", lambda *_: None)
+        monkeypatch.setattr(upstream, "ask_for_socket", self._ask)
+        self.of = Lanes(link)
+
+    async def _ask(self, *_: Any) -> Any:
+        here, there = socket.socketpair()
+        self.theirs.append(there)
+        return {"status": "OK", "value": None}, here
+
+    def opened(self, worker: str) -> Lane:
+        """Want a lane, which there is at the next call."""
+        assert self.of.take(worker, "store") is None
+        lane = self.of.take(worker, "store")
+        assert lane is not None
+        return lane
+
+
+def test_lanes_of_hosts_that_are_gone_end_when_the_next_is_opened(opening):
+    """Their shards have other owners: nobody calls them, and hears of it."""
+    gone, used = opening.opened("gone"), opening.opened("gone")
+    opening.of.give_back("gone", gone)
+    for there in opening.theirs:
+        there.close()
+    kept = opening.opened("kept")
+    assert not gone.is_open
+    assert used.is_open  # whoever has it finds out
+    opening.of.give_back("kept", kept)
+    opening.of.give_back("other", opening.opened("other"))
+    assert kept.is_open
+    assert opening.of.count(["gone", "kept", "other"]) == 3
+    opening.of.end("gone", used, by_caller=False)
+    assert opening.of.count(["gone"]) == 0
+
+
+@pytest.mark.parametrize("by_caller", [True, False])
+def test_only_a_host_that_fails_is_left_alone_for_a_while(opening, by_caller):
+    """A caller with a short timeout, or Ctrl-C, ends its lane and may have another."""
+    opening.of.end("a", opening.opened("a"), by_caller=by_caller)
+    assert opening.of.take("a", "store") is None
+    if lane := opening.of.take("a", "store"):
+        opening.of.give_back("a", lane)
+    assert opening.of.count(["a"]) == by_caller
