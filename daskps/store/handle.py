@@ -161,12 +161,12 @@ class Handle:
     def _deadline(self, timeout: Any, what: str) -> Deadline:
         return Deadline(config.deadline(timeout), f"{what} of store {self.name!r}")
 
-    def _pull_again(self, names: Any, out: Any, timeout: Any) -> Any:
-        """Repeat a pull that is known here; None where it is not, or may not wait."""
-        shards, link = self._shards, self._link
-        if self._closed or shards is None or link is None or not link.may_wait():
+    def _at_hand(self) -> ShardClient | None:
+        """Return what routes calls, where that is known and this thread may wait."""
+        shards = self._shards
+        if self._closed or shards is None or shards.link is not self._link:
             return None
-        return shards.reads.read(names, out, 0, self._deadline(timeout, "a pull"))
+        return shards if shards.link.may_wait() else None
 
     def _do(
         self,
@@ -175,24 +175,19 @@ class Handle:
         what: str,
         *,
         producer: bool = False,
-        again: tuple[Any, Any] | None = None,
     ) -> Any:
-        """Make a call and carry it out, in a thread or as an awaitable.
-
-        A pull with `again`, its names and `out`, is made ready to be repeated.
-        """
+        """Make a call and carry it out, in a thread or as an awaitable."""
         deadline = self._deadline(timeout, what)
-        link = self._bind()
+        shards = self._at_hand()
+        link = self._bind() if shards is None else shards.link
         source = self._producer_here(link) if producer else None
-        if link.asynchronous:
-            return link.run(lambda: self._do_async(link, make, deadline, source))
-        shards = self._attached(deadline)
+        if shards is None:
+            if link.asynchronous:
+                return link.run(lambda: self._do_async(link, make, deadline, source))
+            shards = self._attached(deadline)
         if source is None:
             request = make(shards.meta)
-            found = self._finish(request, shards.pull(request, deadline))
-            if again is not None and request.target is not None:
-                shards.reads.learn(*again, request.target)
-            return found
+            return self._finish(request, shards.pull(request, deadline))
         if not source.id:
             left = deadline.remaining()
             link.run(lambda: link.within(source.identify(link), left, deadline.what))

@@ -16,7 +16,7 @@ MUTANTS = (
     ),
     Mutant(
         "what-was-given-up-is-not-said",
-        "daskps.cluster.caller.producer:Producer._end",
+        "daskps.cluster.caller.producer:Producer.end",
         "if told:",
         "if not told:",
         (

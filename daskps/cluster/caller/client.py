@@ -113,7 +113,7 @@ class ShardClient:
         if not near.parts:
             if request.check is not None:
                 request.check()
-            if not self.link.asynchronous:
+            if self.link.may_wait():
                 route = self.far.find_lanes(request, near.far)
                 if route is not None:
                     return call_of(self.far, route, request, deadline).run()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
 
     from daskps.cluster.caller.link import Link
     from daskps.cluster.wire.deadline import Deadline
@@ -29,13 +28,14 @@ def producer_of(link: Link, uid: str, task: tuple[Any, float] | None) -> Produce
     which nobody can say that they have ended.
     """
     known: dict[Any, Producer] = link.producers
+    if (found := known.get((uid, task))) is not None:
+        return found
     while len(known) >= MOST_TASKS and (uid, task) not in known:
         known.pop(next(iter(known)), None)
     return known.setdefault((uid, task), Producer(task))
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """The sequence number of a push, and below which all others are settled."""
 
     number: int
@@ -60,7 +60,10 @@ class Producer:
         self._open: set[int] = set()
         #: Pushes that were given up, of which the shards have not heard.
         self._given_up: set[int] = set()
-        self._turn = threading.Condition()
+        self._lock = threading.RLock()
+        self._turn = threading.Condition(self._lock)
+        #: How many threads wait for an older push to end.
+        self._n_waiting = 0
 
     async def identify(self, link: Link) -> None:
         """Have the directory issue an identity, at the first push."""
@@ -72,14 +75,18 @@ class Producer:
         # Pushes that start together all ask; the first answer counts for all.
         self.id = self.id or number
 
-    @contextmanager
-    def turn(self, deadline: Deadline, announce: Announce) -> Iterator[Turn]:
+    def turn(self, deadline: Deadline, announce: Announce) -> HeldTurn:
         """Hold a sequence number while its push is under way."""
-        with self._turn:
-            while (turn := self._begin()) is None:
-                self._turn.wait(deadline.remaining())
-        with self._held(turn, announce):
-            yield turn
+        turn = self._begin()
+        if turn is None:
+            with self._turn:
+                self._n_waiting += 1
+                try:
+                    while (turn := self._begin()) is None:
+                        self._turn.wait(deadline.remaining())
+                finally:
+                    self._n_waiting -= 1
+        return HeldTurn(self, turn, announce)
 
     @asynccontextmanager
     async def turn_async(
@@ -88,22 +95,12 @@ class Producer:
         """Hold a sequence number, without blocking the event loop."""
         while (turn := self._begin()) is None:  # noqa: ASYNC110 - a thread may give it back
             await asyncio.sleep(min(0.001, deadline.left()))
-        with self._held(turn, announce):
+        with HeldTurn(self, turn, announce):
             yield turn
-
-    @contextmanager
-    def _held(self, turn: Turn, announce: Announce) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self._given_up.add(turn.number)
-            raise
-        finally:
-            self._end(turn.number, announce)
 
     def _begin(self) -> Turn | None:
         """Take the next sequence number, unless a push is too far behind."""
-        with self._turn:
+        with self._lock:
             floor = min(self._open, default=self._next)
             if self._next - floor >= self.SPREAD:
                 return None
@@ -112,17 +109,48 @@ class Producer:
             self._open.add(number)
             return Turn(number, floor)
 
-    def _end(self, number: int, announce: Announce) -> None:
+    def end(self, number: int, announce: Announce, *, is_answered: bool) -> None:
         """Give a sequence number back: its push was answered or given up.
 
         A cut would wait for a push that was given up: it may have reached some of its
         shards. The next push says that it is settled, but may be long in coming.
         """
-        with self._turn:
+        with self._lock:
+            if not is_answered:
+                self._given_up.add(number)
             self._open.discard(number)
-            self._turn.notify_all()
+            if self._n_waiting:
+                self._turn.notify_all()
+            if not self._given_up:
+                return
             floor = min(self._open, default=self._next)
             told = {n for n in self._given_up if n < floor}
             self._given_up -= told
         if told:
             announce(self.id, floor)
+
+
+class HeldTurn:
+    """A context in which a push has its number.
+
+    Parameters
+    ----------
+    producer : Producer
+        Whose.
+    turn : Turn
+        The number.
+    announce : callable
+        Hears which pushes that were given up are settled.
+    """
+
+    __slots__ = ("_announce", "_producer", "_turn")
+
+    def __init__(self, producer: Producer, turn: Turn, announce: Announce) -> None:
+        self._producer, self._turn, self._announce = producer, turn, announce
+
+    def __enter__(self) -> Turn:
+        return self._turn
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        is_answered = error is None
+        self._producer.end(self._turn.number, self._announce, is_answered=is_answered)

@@ -6,11 +6,14 @@ import contextlib
 import itertools
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps import config
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.client import ShardClient
+from daskps.cluster.caller.lane import LaneSaid
+from daskps.cluster.caller.lane_call import LaneCall
 from daskps.cluster.caller.near import NearRoute
 from daskps.cluster.caller.near_call import NearCall
 from daskps.cluster.caller.routes import GRADIENT, Reply, Request, Target
@@ -24,9 +27,10 @@ from daskps.shards.steps import NOTHING, Step, Tick
 from daskps.version import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from daskps.cluster.caller.finite_check import FiniteCheck
+    from daskps.cluster.caller.lane_route import LaneRoute
     from daskps.cluster.caller.link import Link
     from daskps.cluster.caller.near import NearPart
     from daskps.cluster.caller.shard_map import RunMembership, StoreMap
@@ -64,6 +68,8 @@ class Session:
         self.reads = self.shards.reads
         #: Steps that the trainer repeats, by the parameters that they bring.
         self._near: dict[tuple[int, ...], NearRoute] = {}
+        #: How those take lanes that are far.
+        self._lanes: dict[tuple[NearRoute, str, bool], LaneRoute] = {}
         self._forever = Deadline(None, f"a call of trainer {rank}")
         self.clock = 0
         self.sequence = 0
@@ -130,36 +136,29 @@ class Session:
             self._failed = True
             kind = kind if arrays else NOTHING
             codec = self._codec if kind == GRADIENT else None
-            near: NearRoute | None = None
+            near, far = self._roads(arrays, tick=tick)
             # Near, what is read is read after the step, without asking the shards. Not
             # where that may last too long: the clock stays then, and the step may not.
-            apart = target is None or timeout is None
-            # What was pushed before the tick is with the owners of the shards.
-            if tick and codec is None and not self._open and apart:
-                near = self._find_near(tuple(arrays))
+            if codec is not None or (target is not None and timeout is not None):
+                near = None
             if codec is not None:
                 arrays = self._encoded(arrays, codec)
             number = self._next_number(kind, tick)
+            step = Tick(self.run, self.rank, self.clock, number, kind, weight)
             try:
                 if near is not None:
-                    step = Tick(self.run, self.rank, self.clock, number, kind, weight)
                     versions = self._deliver_near(
                         near, step, arrays, timeout=timeout, look=look
                     )
                 else:
-                    request = routes.push(
-                        self.meta,
-                        arrays,
-                        self._step(number, kind, tick, weight),
-                        everywhere=tick,
-                        target=target,
-                    )._replace(
-                        codec=codec.name if codec else "",
-                        # Pushes before the tick of a round are kept by the owner alone.
-                        by_owner=self.bsp and (self._open or not tick),
-                        check=look,
+                    if look is not None and far is not None:
+                        look()
+                    make = partial(
+                        self._request, step, arrays, tick=tick, target=target, look=look
                     )
-                    versions = self._send(request, timeout).versions
+                    versions = self._deliver_far(
+                        far, step, arrays, target=target, make=make, timeout=timeout
+                    ).versions
             except RunCancelledError:
                 raise
             except BaseException:
@@ -209,27 +208,96 @@ class Session:
         elif self.bsp:
             self._uncommitted.add(arrays)
 
-    def _find_near(self, indices: tuple[int, ...]) -> NearRoute | None:
-        """Return the shards of a step, where this process reaches all of them."""
-        near = self._near.get(indices)
+    def _roads(
+        self, arrays: Mapping[int, Array], *, tick: bool
+    ) -> tuple[NearRoute | None, NearRoute | None]:
+        """Return the shards of a step where all of them are near, or all are far.
+
+        Neither where pushes at this clock are with their owners, before its tick.
+        """
+        if not tick or self._open:
+            return None, None
+        indices = tuple(arrays)
+        found = self._near.get(indices)
         if (
-            near is None
-            or near.route.where is not self.meta.where
-            or time.monotonic() > near.until
+            found is None
+            or found.route.where is not self.meta.where
+            or time.monotonic() > found.until
         ):
             route = routes.route_of(self.meta, indices, None)
-            near = NearRoute(route, self.shards.ways)
+            found = NearRoute(route, self.shards.ways)
             while len(self._near) >= MOST_ROUTES:
                 del self._near[next(iter(self._near))]
-            self._near[indices] = near
-        return None if near.far else near
+            self._near[indices] = found
+            self._lanes.clear()
+        if not found.far:
+            return found, None
+        return None, None if found.parts else found
+
+    def _request(
+        self,
+        step: Tick,
+        arrays: Mapping[int, Array],
+        *,
+        tick: bool,
+        target: Target | None,
+        look: FiniteCheck | None,
+    ) -> Request:
+        """Return a step as it is called."""
+        said = self._step(step.sequence, step.kind, tick, step.weight)
+        is_coded = self._codec is not None and step.kind == GRADIENT
+        return routes.push(
+            self.meta, arrays, said, everywhere=tick, target=target
+        )._replace(
+            codec=self._codec.name if self._codec is not None and is_coded else "",
+            # Pushes before the tick of a round are kept by the owner alone.
+            by_owner=self.bsp and (self._open or not tick),
+            check=look,
+        )
+
+    def _deliver_far(
+        self,
+        far: NearRoute | None,
+        step: Tick,
+        arrays: Mapping[int, Array],
+        *,
+        target: Target | None,
+        make: Callable[[], Request],
+        timeout: float | None,
+    ) -> Reply:
+        """Deliver a step to shards of other processes, by lanes as it went before."""
+        lanes = None
+        if far is not None:
+            lanes = self._lanes.get((far, step.kind, target is None))
+        if lanes is None or not lanes.reads_as(target):
+            request = make()
+            if far is not None:
+                lanes = self.shards.far.find_lanes(request, far.far)
+            if far is None or lanes is None:
+                return self._send(request, timeout)
+            self._lanes[far, step.kind, target is None] = lanes
+        deadline, number = self._deadline(timeout, "a push"), step.sequence
+        outs = () if target is None else target.flats
+        said = LaneSaid(step.clock, number, number, step.weight, None, arrays, outs)
+        call = LaneCall(self.shards.far, lanes, said, make=make, deadline=deadline)
+        try:
+            reply = call.run()
+        except ContributionLostError:
+            return self._send_whole(make(), deadline)
+        self.reads.lag = max(self.reads.lag, reply.lag)
+        return reply
 
     def _send(self, request: Request, timeout: float | None) -> Reply:
         """Send a push; where a shard lacks or keeps some of those before, all of them."""
-        deadline, asked = self._deadline(timeout, "a push"), request.step
+        deadline = self._deadline(timeout, "a push")
         if not self._is_torn:
             with contextlib.suppress(ContributionLostError):
                 return self._call(request, deadline)
+        return self._send_whole(request, deadline)
+
+    def _send_whole(self, request: Request, deadline: Deadline) -> Reply:
+        """Send a push with all of those before that have not ticked."""
+        asked = request.step
         tick = asked.tick
         arrays = self._uncommitted.with_last(request.arrays)
         kind = GRADIENT if asked.kind == NOTHING and arrays else asked.kind
@@ -262,6 +330,7 @@ class Session:
     def close(self) -> None:
         """Let go of the shards' memory, which goes with its last user."""
         self._near.clear()
+        self._lanes.clear()
         self.shards.close()
 
     async def _finish(self) -> None:

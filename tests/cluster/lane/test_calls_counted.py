@@ -1,0 +1,137 @@
+"""How many calls of Python a call by lane takes of the caller's thread."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client
+
+import daskps
+from daskps import optim
+from daskps.cluster.caller import lane_read, lanes, near
+from tests.support import local_cluster, until
+
+LANE = {
+    "daskps.ways.process": False,
+    "daskps.ways.machine": False,
+    "daskps.ways.lane": True,
+    "distributed.worker.profile.enabled": False,
+}
+#: Of calls to the shards of one host. To be lowered by who makes the road shorter.
+GET_CALLS, PUSH_CALLS, ADD_CALLS = 22, 64, 65
+TRAINER_PUSH_CALLS, TRAINER_PULL_CALLS, PUSHPULL_CALLS = 34, 19, 41
+#: What another host adds: a lane is taken, asked, heard and given back.
+HOST_CALLS = 6
+N = 100
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with (
+        dask.config.set(LANE),
+        local_cluster(processes=False, protocol="tcp") as client,
+    ):
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane is opened at the first call; no nearer way is looked for meanwhile."""
+    monkeypatch.setattr(lanes, "CALLS_BEFORE", 1)
+    monkeypatch.setattr(near, "AGAIN_SECONDS", 1000.0)
+    monkeypatch.setattr(lane_read, "AGAIN_SECONDS", 1000.0)
+
+
+def counted(call: Callable[[], object]) -> list[str]:
+    """Return what a call calls in this thread."""
+    names: list[str] = []
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            names.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    # The one that is counted, and the collector's.
+    return [name for name in names[1:] if not name.startswith("GCDiagnosis")]
+
+
+def least(call: Callable[[], object]) -> list[str]:
+    """Return the shortest road of a few: now and then something is made anew."""
+    return min((counted(call) for _ in range(5)), key=len)
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_calls_of_a_handle_take_few_calls(client, hosts):
+    names = list(client.nthreads())[:hosts]
+    sgd = optim.SGD(0.1)
+    with (
+        dask.config.set(LANE),
+        daskps.create({"w": np.zeros(N)}, optimizer=sgd, servers=names) as s,
+    ):
+        grads, out = {"w": np.ones(N)}, {"w": np.empty(N)}
+        until(lambda: s.pull() and s.stats()["handle"]["lanes"] >= hosts)
+        found: dict[str, list[str]] = {}
+
+        def work() -> None:
+            for _ in range(3):
+                s.pull(out=out)
+                s.push(grads)
+                s.add(grads)
+            found["get"] = least(lambda: s.pull(out=out))
+            found["push"] = least(lambda: s.push(grads))
+            found["add"] = least(lambda: s.add(grads))
+
+        before = s.stats()["handle"]["messages"]
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert s.stats()["handle"]["messages"] == before
+    more = HOST_CALLS * (hosts - 1)
+    assert len(found["get"]) <= GET_CALLS + more, found["get"]
+    assert len(found["push"]) <= PUSH_CALLS + more, found["push"]
+    assert len(found["add"]) <= ADD_CALLS + more, found["add"]
+
+
+def steps(trainer: Any, part: Any) -> dict[str, list[str]]:
+    grads, out = {"w": np.ones(N)}, {"w": np.empty(N)}
+    for _ in range(5):
+        trainer.push(grads)
+        trainer.pull(out=out)
+        trainer.pushpull(grads, out=out)
+    counters = trainer._session.shards.counters
+    until(lambda: trainer.pull() and trainer._session.shards.far.lanes.count([part]))
+    before = counters.messages
+    for _ in range(2):
+        trainer.push(grads)
+        trainer.pull(out=out)
+        trainer.pushpull(grads, out=out)
+    found = {
+        "push": least(lambda: trainer.push(grads)),
+        "pull": least(lambda: trainer.pull(out=out)),
+        "pushpull": least(lambda: trainer.pushpull(grads, out=out)),
+    }
+    assert counters.messages == before
+    return found
+
+
+def test_steps_of_a_trainer_take_few_calls(client):
+    there = list(client.nthreads())[1]
+    sgd = optim.SGD(0.1)
+    with (
+        dask.config.set(LANE),
+        daskps.create({"w": np.zeros(N)}, optimizer=sgd, servers=[there]) as s,
+    ):
+        [found] = daskps.run(s, steps, [there])
+    assert len(found["push"]) <= TRAINER_PUSH_CALLS, found["push"]
+    assert len(found["pull"]) <= TRAINER_PULL_CALLS, found["pull"]
+    assert len(found["pushpull"]) <= PUSHPULL_CALLS, found["pushpull"]
