@@ -83,6 +83,7 @@ class Parked:
             hosted.offer(ticket, seconds)
         except ShardBusyError:
             if seconds:
+                self._started.pop()  # the shard has not seen it
                 raise
             hosted.put(ticket)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from daskps.layout.arrays import Layout
 from daskps.shards.memory.format import GENERATION
 from daskps.shards.reads import TrainerReads
 from daskps.shards.steps import (
+    ADD,
     ASSIGN,
     GRADIENT,
     NO_WAIT,
@@ -29,7 +31,7 @@ from daskps.shards.steps import (
     Step,
     Ticket,
 )
-from tests.cluster.hosted import bare_host
+from tests.cluster.hosted import bare_host, shared_shard
 from tests.cluster.laned import Caller, RefusedError, calling, hosted_shards
 from tests.shards.making import held
 
@@ -276,6 +278,70 @@ def test_large_answers_are_in_memory_that_is_used_again(monkeypatch):
             assert (row.arrays[0] == data).all()
             del row
         assert host.pool.nbytes == 401_408
+
+
+# -- where another process has the lock ------------------------------------------------
+
+
+@pytest.fixture
+def shared(tmp_path) -> Iterator[tuple[HostedShard, Caller, Any, list[Any]]]:
+    """A shard in memory that others map; one of these has its lock.
+
+    With what its host was asked to do on its event loop.
+    """
+    hosted = shared_shard(tmp_path)
+    hosted.shard.segment.words[GENERATION] = hosted.shard.generation
+    asked: list[Any] = []
+    with bare_host(None, hosted) as host, calling(host) as caller:
+        node: Any = host.worker
+        node.loop = SimpleNamespace(add_callback=asked.append)
+        assert hosted.block is not None
+        other = hosted.block.lock()
+        other.acquire(0)
+        yield hosted, caller, other, asked
+    hosted.close()
+
+
+def add(sequence: int) -> Call:
+    items = (Item(0, 0, np.ones(1000)),)
+    step = Step(ADD, items, producer=3, sequence=sequence, owned=True, wait=READ)
+    return Call("s", (Part(0, step, (("float64", 0, 3),)),), wait_seconds=30.0)
+
+
+def test_who_may_not_wait_leaves_the_ticket_at_the_shard(shared):
+    hosted, caller, other, looks = shared
+    caller.seconds = 0
+    parked = caller.begin(add(1))
+    assert isinstance(parked, Parked)
+    assert hosted.needs_look
+    # Nobody here hears when it is free: the host looks.
+    assert len(looks) == 1
+    told = []
+    parked.then(lambda: told.append("done"))
+    other.release()
+    hosted.look()
+    assert told == ["done"]
+    (row,) = caller.answers(parked.finish(0), add(1))
+    assert (row.version, row.arrays[0].tolist()) == (1, [1, 1, 1])
+
+
+def test_who_has_waited_for_the_lock_is_refused_and_leaves_nothing(shared):
+    hosted, caller, other, _ = shared
+    caller.seconds = 0.01
+    with pytest.raises(RefusedError, match="ShardBusyError"):
+        caller.call(add(1))
+    assert not hosted.waits
+    other.release()
+    (row,) = caller.call(add(1))
+    assert row.version == 1
+
+
+def test_who_may_not_wait_reads_without_the_lock(shared):
+    _, caller, _, _ = shared
+    caller.seconds = 0
+    read = Call("s", (Part(0, Step(wait=READ), (("float64", 0, 3),)),))
+    (row,) = caller.call(read)
+    assert row.version == 0
 
 
 # -- shards that are not what they were ---------------------------------------------
