@@ -6,6 +6,8 @@ from tests.mutants.mutant import Mutant
 
 FRAMES = "tests/cluster/lane/test_frames.py"
 ENDS = "tests/cluster/lane/test_ends.py"
+CONNECTION = "tests/cluster/lane/test_connection.py"
+SERVING = "tests/cluster/lane/test_serving.py"
 LANES = "tests/cluster/lane/test_lanes.py"
 FETCHES = "tests/cluster/lane/test_fetches.py"
 TLS = "tests/cluster/lane/test_tls.py"
@@ -152,5 +154,61 @@ MUTANTS = (
         "self._only_reads = not changes(step) and all(part.ranges for part in parts)",
         "self._only_reads = not changes(step)",
         (f"{SAME}::test_calls_of_trainers",),
+    ),
+    Mutant(
+        "two-threads-claim-a-call",
+        "daskps.cluster.lane.connection:Connection.claim",
+        "self._waiting, self._is_claimed = None, True",
+        "self._is_claimed = True",
+        (f"{CONNECTION}::test_who_claims_a_call_is_alone_with_its_lane",),
+    ),
+    Mutant(
+        "call-of-another-frame-is-claimed",
+        "daskps.cluster.lane.connection:Connection.claim",
+        "if found is None or (waiting is not None and found is not waiting):",
+        "if found is None:",
+        (f"{CONNECTION}::test_who_claims_a_call_is_alone_with_its_lane",),
+    ),
+    Mutant(
+        "home-that-missed-a-lane-is-not-told",
+        "daskps.cluster.lane.connection:Connection.miss",
+        "self._is_missed = self._is_claimed",
+        "self._is_missed = False",
+        (f"{CONNECTION}::test_a_home_that_has_missed_a_lane_is_told",),
+    ),
+    Mutant(
+        "rest-of-an-answer-is-forgotten",
+        "daskps.cluster.lane.served:ServedChannel.send_some",
+        "return None if self.try_send(views, waits=waits) else views",
+        "return None",
+        (f"{CONNECTION}::test_an_answer_that_its_caller_does_not_read",),
+    ),
+    Mutant(
+        "selector-serves-what-takes-long",
+        "daskps.cluster.lane.connection:Connection._gather",
+        "if self.is_long and not waits:",
+        "if self.is_long and waits < 0:",
+        (f"{CONNECTION}::test_what_takes_long_is_left_to_a_thread_that_may_wait",),
+    ),
+    Mutant(
+        "ended-lane-leaves-its-call-behind",
+        "daskps.cluster.lane.connection:Connection.end",
+        "waiting.cancel()",
+        "waiting.done",
+        (f"{CONNECTION}::test_the_end_of_a_lane_takes_its_call_back",),
+    ),
+    Mutant(
+        "records-that-openssl-has-are-left",
+        "daskps.cluster.lane.served:ServedChannel.has_more",
+        "return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0",
+        "return False",
+        (f"{SERVING}::test_what_openssl_has_received_is_seen",),
+    ),
+    Mutant(
+        "slow-caller-is-never-late",
+        "daskps.cluster.lane.connection:Connection.is_late",
+        "late = min(self._until, self.channel.moved + PATIENCE_SECONDS)",
+        "late = self.channel.moved + PATIENCE_SECONDS",
+        (f"{SERVING}::test_how_long_a_frame_may_take",),
     ),
 )

@@ -173,6 +173,7 @@ class Connection:
             if n >= HEAD_NBYTES:
                 head = unpack_head(buffer[:HEAD_NBYTES])
                 if n == HEAD_NBYTES + head.nbytes:
+                    self.is_long = False
                     return self._serve_small(head, buffer[HEAD_NBYTES:n], seconds)
         channel.lend(buffer, n)
         try:
@@ -211,8 +212,11 @@ class Connection:
                 flat(buffer)[:] = data[at : at + n]
                 at += n
         self._head = head
-        self.is_long = self._calls.is_long(head)
-        return THREAD if self.is_long and not seconds else self._call(seconds)
+        if not seconds:
+            self.is_long = self._calls.is_long(head)
+            if self.is_long:
+                return THREAD
+        return self._call(seconds)
 
     def _call(self, seconds: float) -> int:
         head, body = self._head, self._body
@@ -230,6 +234,7 @@ class Connection:
             self._unsent = rest
             self._expect(self.n_unsent)
             return ROOM
+        self.is_long = self.is_long or self._calls.is_long(head)
         with self._lock:
             self._waiting = found
         return OTHERS
@@ -273,9 +278,8 @@ class Connection:
 
     def is_late(self, now: float) -> bool:
         """Return whether its caller is to be given up, where it is inside of a frame."""
-        return self.is_within and now > min(
-            self._until, self.channel.moved + PATIENCE_SECONDS
-        )
+        late = min(self._until, self.channel.moved + PATIENCE_SECONDS)
+        return self.is_within and now > late
 
     # -- a call that is parked: whoever claims it owns the connection ----------
 

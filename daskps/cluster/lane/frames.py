@@ -109,9 +109,12 @@ def unpack_head(data: bytes | bytearray | memoryview) -> Head:
         not FORM <= kind <= FETCH
         or flags & ~(HAS_LR | HAS_LEAST)
         or form >= MOST_FORMS
-        or min(clock, sequence, floor) < -1
-        or not math.isfinite(weight)
-        or (kind in (FORM, REFUSAL, FETCH) and nbytes > MOST_TEXT)
+        # Compared one by one: this is done for each frame, and calls take longer.
+        or clock < -1
+        or sequence < -1
+        or floor < -1
+        or not -math.inf < weight < math.inf
+        or (nbytes > MOST_TEXT and kind in (FORM, REFUSAL, FETCH))
     ):
         raise ProtocolError(f"a frame that no end of a lane sends: {head!r:.200}")
     return head

@@ -6,7 +6,6 @@ within one no more than the array that is being filled.
 
 from __future__ import annotations
 
-import contextlib
 import select
 import socket
 import ssl
@@ -193,8 +192,10 @@ class ServedChannel(Channel):
         """
         sent = 0
         if not self._is_tls and len(buffers) <= MOST_BUFFERS:
-            with contextlib.suppress(BlockingIOError):
+            try:
                 sent = self._socket.sendmsg(buffers, (), 0 if waits else _NOW)
+            except BlockingIOError:
+                sent = 0
             if sent == sum([memoryview(b).nbytes for b in buffers]):
                 return None
         views = views_of(buffers)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -11,11 +13,23 @@ from functools import partial
 from typing import Any
 
 import pytest
+from distributed.security import Security
 
 from daskps.cluster.lane import connection, selecting, serving
+from daskps.cluster.lane.connection import ANSWERED, Connection
 from daskps.cluster.lane.frames import HEAD_NBYTES
+from daskps.cluster.lane.served import ServedChannel
 from tests.cluster.forks import child
-from tests.cluster.lane.served import LONG, MANY, PARK, Peer, Served, frame, served
+from tests.cluster.lane.served import (
+    LONG,
+    MANY,
+    PARK,
+    Calls,
+    Peer,
+    Served,
+    frame,
+    served,
+)
 from tests.support import until
 
 SELECTOR = "daskps-lane-selector"
@@ -367,3 +381,97 @@ def test_a_forked_process_closes_its_copies_and_ends_nothing(lanes):
         assert forked.end() == 0
     for peer in peers:
         assert peer.ask(b"still") == b"still"
+
+
+# -- TLS -----------------------------------------------------------------------------
+
+
+class Secured:
+    """Callers by TLS, of a certificate that is made once."""
+
+    def __init__(self) -> None:
+        security = Security.temporary()
+        self._host = security.get_listen_args("worker")["ssl_context"]
+        self._caller = security.get_connection_args("worker")["ssl_context"]
+
+    def connect(self, lanes: Served) -> Peer:
+        peer = self.peer()
+        lanes.server.add(peer.connection)
+        return peer
+
+    def peer(self) -> Peer:
+        found: list[ssl.SSLSocket] = []
+        here, there = socket.socketpair()
+
+        def ask() -> None:
+            found.append(self._caller.wrap_socket(there))
+
+        caller = threading.Thread(target=ask)
+        caller.start()
+        taken = self._host.wrap_socket(here, server_side=True)
+        caller.join()
+        calls = Calls()
+        return Peer(found[0], Connection(ServedChannel(taken, 0.2), calls), calls)
+
+
+@pytest.fixture(scope="module")
+def secured() -> Secured:
+    return Secured()
+
+
+@pytest.mark.parametrize("n", [0, 10, 16_384, 65_536, 300_001, 5_000_000])
+def test_frames_by_tls(lanes, alone, secured, n):
+    peer, other = secured.connect(lanes), secured.connect(lanes)
+    body = os.urandom(n)
+    for _ in range(3):
+        peer.socket.sendall(frame(body)[:50])
+        assert other.ask(b"y") == b"y"
+        peer.socket.sendall(frame(body)[50:])
+        assert peer.receive()[1] == body
+    peer.socket.close()
+    other.socket.close()
+
+
+def test_what_openssl_has_received_is_seen(secured):
+    peer = secured.peer()
+    buffer = memoryview(bytearray(100))
+    peer.socket.sendall(frame(b"a") + frame(b"b"))
+    # As much as one frame: the record has another, and the descriptor shows nothing.
+    for body in (b"a", b"b"):
+        assert peer.connection.go_on(buffer[:65], 0.0) == ANSWERED
+        assert peer.receive()[1] == body
+        assert peer.connection.channel.has_more == (body == b"a")
+    peer.connection.end()
+    peer.socket.close()
+
+
+def test_what_openssl_has_received_is_served_before_the_socket_is_asked(
+    lanes, alone, secured
+):
+    """A record of several frames shows at the descriptor once."""
+    peer = secured.connect(lanes)
+    peer.socket.sendall(frame(b"a" * 6000) + frame(b"b") + frame(b"c" * 6000)[:-1])
+    assert peer.receive()[1] == b"a" * 6000
+    assert peer.receive()[1] == b"b"
+    peer.socket.sendall(b"c")
+    assert peer.receive()[1] == b"c" * 6000
+    peer.socket.close()
+
+
+def test_a_busy_lane_by_tls(monkeypatch, secured):
+    monkeypatch.setattr(selecting, "BUSY_FRAMES", 1)
+    monkeypatch.setattr(selecting, "BUSY_SECONDS", 1e9)
+    with served() as lanes:
+        peer = secured.connect(lanes)
+        for k in (10, 200_000, 5_000_000):
+            assert peer.ask(bytes(k)) == bytes(k)
+        assert peer.connection.is_away
+        parked = peer.park()
+        trainer = threading.Thread(target=parked.complete, name="trainer")
+        trainer.start()
+        assert peer.receive()[0].flags == 1
+        trainer.join()
+        assert peer.ask(b"x") == b"x"
+        parked = peer.park()
+        peer.socket.close()
+        until(lambda: parked.cancelled)
