@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.wire.handlers import FETCHES, HOST
 from daskps.cluster.wire.messages import pack_array
-from daskps.errors import ConsistencyError
+from daskps.errors import ConsistencyError, ProtocolError
 from daskps.layout.spans import Span
 
 if TYPE_CHECKING:
@@ -29,18 +29,26 @@ def edges_here(
     ------
     ConsistencyError
         Where one of the copies, or what is wanted of it, is not here.
+    ProtocolError
+        Where more is wanted than all of the copies: some of it twice.
     """
-    found = []
+    found, copies = [], {}
     for key, span in wanted:
         copy = host.snapshots.find(key)
         if copy is None:
             raise ConsistencyError(
                 f"worker {host.worker.address} no longer has copy {key}"
             )
+        copies[key] = copy
         try:
             found.append(copy.get(Span(*span)))
         except LookupError as error:
             raise ConsistencyError(f"copy {key} has no {span}") from error
+    asked = sum(values.nbytes for values in found)
+    if asked > sum(copy.nbytes for copy in copies.values()):
+        raise ProtocolError(
+            f"{len(found)} edges with {asked:,} bytes, some of it twice"
+        )
     return None, found
 
 

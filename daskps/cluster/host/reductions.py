@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from daskps.cluster.host.contributions import RoundId
 from daskps.cluster.wire.handlers import FETCHES, HOST
 from daskps.cluster.wire.messages import pack_array
+from daskps.errors import ProtocolError
+from daskps.limits import MOST_PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +34,18 @@ def sums_here(
     """Return what this worker's contributions to a round come to, for other shards.
 
     What is said of the arrays, and these in its order.
+
+    Raises
+    ------
+    ProtocolError
+        For sums that no reduction asks for: they would take any time or memory.
     """
+    ends = [0, *(end for node in nodes for end in node)]
+    is_tree = all(lo < hi for lo, hi in nodes) and ends == sorted(ends)
+    if not is_tree or ends[-1] > MOST_PARTS or len(set(shards)) < len(shards):
+        raise ProtocolError(
+            f"sums over nodes {list(nodes)!r:.60} for shards {list(shards)!r:.60}"
+        )
     rows = host.contributions.sums(
         RoundId(*place), shards, ranks, [(lo, hi) for lo, hi in nodes]
     )

@@ -317,6 +317,9 @@ async def test_a_host_gives_no_edges_that_it_has_not(c, s, a):
     ]:
         with pytest.raises(daskps.errors.ConsistencyError):
             await ask(*wrong)
+    twice = {"wanted": 2 * [("key", span)]}
+    with pytest.raises(daskps.ProtocolError, match="some of it twice"):
+        unpack_reply(await host.handle_control("edges", **twice), "the host")
     host.snapshots.drop(made.uid)
     await made.close()
 

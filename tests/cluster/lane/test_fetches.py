@@ -156,6 +156,26 @@ def test_a_fetch_of_more_text_than_a_lane_has_is_none():
         unpack_head(pack_head(Head(FETCH, MOST_TEXT + 1)))
 
 
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"shards": [0, 0]},
+        {"nodes": [(0, 2**62)]},
+        {"nodes": [(1, 1)]},
+        {"nodes": [(2, 1)]},
+        {"nodes": [(-1, 1)]},
+        {"nodes": [(0, 2), (1, 3)]},
+        {"nodes": [(2, 3), (0, 1)]},
+    ],
+)
+def test_sums_that_nobody_can_form_are_not_begun(about):
+    """They would take any time, or be sent as often as they are named."""
+    sums: Any = FETCHES.by_name["sums"].function
+    asked = {"place": (1, 0, 0), "shards": [0], "ranks": [], "nodes": [(0, 1)], **about}
+    with pytest.raises(ProtocolError, match="sums over nodes"):
+        sums(NO_HOST, **asked)
+
+
 # -- graph rounds -------------------------------------------------------------------
 
 
