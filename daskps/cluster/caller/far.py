@@ -27,7 +27,7 @@ from daskps.errors import DaskPSError, StaleGenerationError
 from daskps.shards.steps import NOTHING
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from daskps.cluster.caller.lane_route import LaneRoute
     from daskps.cluster.caller.lanes import Lanes
@@ -92,6 +92,23 @@ class Far:
     ) -> CallFuture[Reply]:
         """Begin a call from a thread, however it goes."""
         return self.send(request, shards, deadline)
+
+    def watch(
+        self, worker: str, shards: Sequence[int], run: int, stop: Callable[[], None]
+    ) -> CallFuture[None]:
+        """Have a call stopped that waits for a host by other means, where it is in vain.
+
+        Until the future that this returns is stopped.
+        """
+
+        async def look() -> None:
+            try:
+                async with self.liveness.over(worker, shards, run):
+                    await asyncio.Event().wait()
+            except DaskPSError:
+                stop()
+
+        return self.link.start(look)
 
     def find_lanes(self, request: Request, shards: Sequence[int]) -> LaneRoute | None:
         """Return how a call takes lanes; None where it may take none."""

@@ -69,6 +69,10 @@ class LaneSaid(NamedTuple):
     min_version: int | None = None
 
 
+class LaneSilentError(TimeoutError):
+    """A host has said nothing yet; the lane is as it was, inside of its call."""
+
+
 class LaneRefusedError(Exception):
     """A host leaves a call to messages; the lane is as it was."""
 
@@ -77,8 +81,8 @@ def reason_of(error: Exception) -> str:
     """Return why a lane had no answer, in as many texts as there are kinds of it."""
     if isinstance(error, LaneRefusedError):
         return f"refused: {str(error).partition(':')[0]}"
-    # Of a socket whose thread waits in the kernel: it has waited too long.
-    late = isinstance(error, BlockingIOError)
+    # A BlockingIOError of a socket whose thread waits in the kernel: for too long.
+    late = isinstance(error, (BlockingIOError, TimeoutError))
     return "TimeoutError" if late else type(error).__name__
 
 
@@ -216,6 +220,8 @@ class Lane(Channel):
         ------
         OSError
             Where the host is gone, or silent for too long.
+        LaneSilentError
+            Where it has not begun to answer; this may be called again.
         LaneRefusedError
             Where it leaves the call to messages.
         ProtocolError
@@ -223,7 +229,10 @@ class Lane(Channel):
         """
         buffer, nbytes = self._buffer, form.answer_nbytes
         is_small = form.first_nbytes == nbytes
-        got = self._recv_into(buffer, 0 if is_small else form.first_nbytes)
+        try:
+            got = self._recv_into(buffer, 0 if is_small else form.first_nbytes)
+        except (BlockingIOError, TimeoutError):
+            raise LaneSilentError("a host answers nothing") from None
         if got == form.first_nbytes and ANSWERED.unpack_from(buffer) == (
             MAGIC,
             ANSWER,

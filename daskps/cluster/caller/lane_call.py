@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 from daskps.cluster.caller.interrupts import shielded
-from daskps.cluster.caller.lane import LaneRefusedError, reason_of
+from daskps.cluster.caller.lane import LaneRefusedError, LaneSilentError, reason_of
 from daskps.cluster.caller.link import CallFuture
 from daskps.cluster.caller.routes import Reply, joined
 from daskps.cluster.lane.frames import APPLIED, PARKED
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.routes import Request
     from daskps.cluster.wire.deadline import Deadline
 
-#: How long a call may wait at its host on a lane; by message it waits on.
-WAIT_SECONDS = 0.5
+#: How long a call may wait at its host on a lane; by message it waits on. Calls of runs
+#: wait for other trainers, all others for what is over soon.
+WAIT_SECONDS, SOON_SECONDS = 20.0, 0.5
 #: How long to wait for messages that were called off.
 STOP_SECONDS = 5.0
 #: What leaves a call to messages.
@@ -110,10 +111,14 @@ class LaneCall:
 
     def begin(self) -> None:
         """Send it to all hosts that there is a lane to."""
-        left, wait_ms, end = math.inf, int(1000 * WAIT_SECONDS), self._deadline.end
+        left, end = math.inf, self._deadline.end
         # Where it is over already: what is answered at once is.
         if end is not None and (until := end - time.monotonic()) > 0:
-            left, wait_ms = until, min(int(1000 * until), wait_ms)
+            left = until
+        said = self._said
+        may_wait = said.min_version is not None or self._route.may_wait
+        wait = WAIT_SECONDS if may_wait else SOON_SECONDS
+        wait_ms = int(1000 * min(wait, left))
         take = self._route.lanes.take
         try:
             for form in self._route.forms:
@@ -123,7 +128,7 @@ class LaneCall:
                     continue
                 self._under_way.append((form, lane))
                 try:
-                    lane.ask(form, self._said, left, wait_ms)
+                    lane.ask(form, said, left, wait_ms)
                 except _LEFT as error:
                     self._fall_back(-1, error)
         except BaseException:
@@ -173,7 +178,7 @@ class LaneCall:
         """Take what the first host that has not answered yet says by its lane."""
         form, lane = self._under_way[0]
         try:
-            rows = lane.answer(form, self._said.outs)
+            rows = self._answer(form, lane)
         except _LEFT as error:
             self._fall_back(0, error)
             return
@@ -192,6 +197,29 @@ class LaneCall:
         if all(code & APPLIED for code in codes):
             request = request.waiting()
         self._left.append((request, form.shards))
+
+    def _answer(self, form: LaneForm, lane: Lane) -> tuple[int, ...]:
+        """Return the rows that answer it, waiting for them as long as the host may.
+
+        Meanwhile the event loop asks the directory whether that is in vain, as it does
+        for a message that is late; the lane is shut then.
+        """
+        outs, end = self._said.outs, self._deadline.end
+        try:
+            return lane.answer(form, outs)
+        except LaneSilentError:
+            if self._said.min_version is None and not self._route.may_wait:
+                raise
+        left = math.inf if end is None else end - time.monotonic()
+        if left <= 0:
+            raise LaneSilentError("a host answers nothing")
+        seconds = min(left, WAIT_SECONDS + form.patience)
+        watch = self._far.watch(form.worker, form.shards, self._route.run, lane.shut)
+        try:
+            lane.begin(seconds, left)
+            return lane.answer(form, outs)
+        finally:
+            watch.stop()
 
     def _fall_back(self, at: int, error: Exception) -> None:
         """Leave to messages what a lane has no answer to."""

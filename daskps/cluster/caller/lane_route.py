@@ -31,12 +31,14 @@ class LaneRoute:
         The shards of it that are meant.
     """
 
-    __slots__ = ("forms", "lanes", "slices")
+    __slots__ = ("forms", "lanes", "may_wait", "run", "slices")
 
     def __init__(
         self, lanes: Lanes, meta: StoreMap, request: Request, shards: Sequence[int]
     ) -> None:
-        self.lanes = lanes
+        self.lanes, self.run = lanes, request.step.run
+        #: Whether its calls may have to wait for other trainers.
+        self.may_wait = self.run != 0
         target, owners = request.target, meta.where.owners
         #: What is read of which shard.
         self.slices: Mapping[int, tuple[ReadSlice, ...]]

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 #: How long a call may wait here before its caller takes a message.
-MOST_WAIT_SECONDS = 1.0
+MOST_WAIT_SECONDS = 20.0
 #: How long a step that is simple waits for a shard's lock before it becomes a ticket.
 SOON_SECONDS = 0.05
 #: Answers up to this size are one buffer.

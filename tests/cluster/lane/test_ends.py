@@ -10,7 +10,7 @@ import termios
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,9 +18,11 @@ import pytest
 from daskps.cluster import upstream
 from daskps.cluster.caller import lanes
 from daskps.cluster.caller.lane import Lane, LaneRefusedError, LaneSaid
+from daskps.cluster.caller.lane_call import LaneCall
 from daskps.cluster.caller.lane_form import LaneForm
 from daskps.cluster.caller.lanes import Lanes
-from daskps.cluster.caller.routes import ReadSlice
+from daskps.cluster.caller.routes import ReadSlice, Reply
+from daskps.cluster.caller.wires import Counters
 from daskps.cluster.lane.channel import BUFFER_NBYTES, Channel
 from daskps.cluster.lane.frames import (
     ANSWER,
@@ -35,6 +37,7 @@ from daskps.cluster.lane.frames import (
     pack_refusal,
     unpack_head,
 )
+from daskps.cluster.wire.deadline import Deadline
 from daskps.cluster.wire.messages import Answer, Call, Part
 from daskps.errors import ProtocolError
 from daskps.shards.steps import GRADIENT, Item, Step
@@ -297,3 +300,46 @@ def test_only_a_host_that_fails_is_left_alone_for_a_while(opening, by_caller):
     if lane := opening.of.take("a", "store"):
         opening.of.give_back("a", lane)
     assert opening.of.count(["a"]) == by_caller
+
+
+class Away:
+    """What sends by message, and says at once that it is vain to wait for a host."""
+
+    def __init__(self) -> None:
+        self.counters, self.asked = Counters(), list[Any]()
+        self.sent: list[tuple[Any, Any]] = []
+
+    def watch(self, worker: str, shards: Any, run: int, stop: Any) -> Any:
+        self.asked.append((worker, shards, run))
+        stop()
+        return SimpleNamespace(stop=lambda: None)
+
+    def send(self, request: Any, shards: Any, _: Any) -> Any:
+        self.sent.append((request, shards))
+        return SimpleNamespace(result=lambda: Reply([(0, 3)]), stop=lambda: None)
+
+
+def test_a_call_that_waits_in_vain_goes_on_by_message():
+    """The directory knows that its host is gone, which says nothing."""
+    here, there = socket.socketpair()
+    with here, there:
+        lane, host, far = Lane(here, 30.0), Host(there), cast("Any", Away())
+        form = read_of(3)
+        form.patience = 0.001
+        ended: list[Lane] = []
+        pool: Any = SimpleNamespace(
+            take=lambda *_: lane, end=lambda _, lane, **__: ended.append(lane)
+        )
+        route: Any = SimpleNamespace(lanes=pool, forms=[form], run=7, may_wait=True)
+        host.send(pack_head(Head(ANSWER, number=1)))
+        call = LaneCall(
+            far,
+            route,
+            LaneSaid(outs=[np.zeros(3)]),
+            make=lambda: cast("Any", "the same"),
+            deadline=Deadline(None, "a pull"),
+        )
+        assert call.run() == Reply([(0, 3)])
+        assert far.asked == [("a", (0,), 7)]
+        assert far.sent == [("the same", (0,))]
+        assert (ended, lane.is_open) == ([lane], False)

@@ -20,7 +20,8 @@ from distributed.security import Security
 import daskps
 from daskps import optim
 from daskps.cluster import upstream
-from daskps.cluster.caller import lane, lane_call, lanes
+from daskps.cluster.caller import lane, lane_call, lane_form, lanes
+from daskps.cluster.caller.far import Far
 from daskps.cluster.caller.link import _LINKS
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.host.hosted import HostedShard
@@ -205,6 +206,35 @@ def test_what_has_to_be_waited_for_goes_on_by_message(client, monkeypatch):
         assert (seen[0] < 0).all()
         assert handle(s)["fallbacks"]["it has to be waited for"] >= 2
         assert handle(s)["lanes"] >= 2
+
+
+def test_a_wait_that_is_long_stays_on_its_lane(client, monkeypatch):
+    monkeypatch.setattr(lane_form, "PATIENCE_SECONDS", 0.01)
+    with store(client, params={"w": np.zeros(4)}) as s:
+        opened(s)
+        silent, watch = threading.Event(), Far.watch
+
+        def watched(*args: Any) -> Any:
+            silent.set()
+            return watch(*args)
+
+        monkeypatch.setattr(Far, "watch", watched)
+        wanted, seen = s.version + 1, list[Any]()
+        other = pickle.loads(pickle.dumps(s))
+        other._attached()
+        reader = threading.Thread(
+            target=lambda: seen.append(s.pull(min_version=wanted, timeout=None)["w"])
+        )
+        before = handle(s)
+        reader.start()
+        assert silent.wait(60)
+        monkeypatch.setattr(lane_form, "PATIENCE_SECONDS", 1.5)
+        other.push({"w": np.ones(4)})
+        reader.join()
+        assert (seen[0] < 0).all()
+        after = handle(s)
+        assert (after["messages"], after["fallbacks"]) == (before["messages"], {})
+        assert after["lane_calls"] == before["lane_calls"] + 2
 
 
 def test_calls_at_the_same_time_take_a_lane_each(client):
