@@ -139,9 +139,11 @@ class Selector:
         self._now = now = time.monotonic()
         for number, event in events:
             if number == self._wake:
-                self._is_woken = False
+                # First: who wakes it between the two would be read away, and nobody
+                # would wake it again. What came until then is in the inbox.
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(number)
+                self._is_woken = False
             # Another event may have ended it.
             elif (found := self._here.get(number)) is not None:
                 self._hear(found[0], event, buffer)

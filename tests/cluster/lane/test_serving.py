@@ -166,6 +166,20 @@ def test_a_caller_that_does_not_read_keeps_nobody(monkeypatch, form):
             assert peer.ask(b"z") == b"z"
 
 
+def test_who_gives_a_lane_back_just_then_wakes_the_selector_again(lanes, monkeypatch):
+    """While it takes in that it was woken."""
+    peer = lanes.connect()
+    read = os.eventfd_read
+
+    def woken_in_between(number: int) -> int:
+        peer.connection.home.wake()
+        return read(number)
+
+    monkeypatch.setattr(os, "eventfd_read", woken_in_between)
+    for _ in range(3):
+        assert peer.ask(form=LONG, clock=9) == b"\1" * 9
+
+
 # -- calls that wait -----------------------------------------------------------------
 
 
