@@ -32,6 +32,8 @@ from daskps.cluster.lane.frames import (
     unpack_rows,
     unpack_text,
 )
+from daskps.cluster.lane.served import views_of
+from daskps.cluster.lane.tail import Tail
 from daskps.cluster.wire.encoding import cache_dir
 from daskps.cluster.wire.messages import Answer, Call
 from daskps.layout.arrays import Layout
@@ -167,7 +169,8 @@ class Caller:
         self, frame: Sequence[Any], call: Call, *, is_form: bool = False
     ) -> list[Answer]:
         """Return the answers of a frame, with their arrays."""
-        data = b"".join(bytes(memoryview(b).cast("B")) for b in frame)
+        views = views_of(frame)
+        data = b"".join(v.made() if isinstance(v, Tail) else v for v in views)
         head, body = unpack_head(data[:HEAD_NBYTES]), data[HEAD_NBYTES:]
         assert head.number == self._number
         assert head.nbytes == len(body)

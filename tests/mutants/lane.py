@@ -12,6 +12,7 @@ LANES = "tests/cluster/lane/test_lanes.py"
 FETCHES = "tests/cluster/lane/test_fetches.py"
 TLS = "tests/cluster/lane/test_tls.py"
 CALLS = "tests/cluster/lane/test_lane_calls.py"
+TAIL = "tests/cluster/lane/test_tail.py"
 SAME = "tests/cluster/lane/test_same_answers.py"
 
 MUTANTS = (
@@ -210,5 +211,33 @@ MUTANTS = (
         "late = min(self._until, self.channel.moved + PATIENCE_SECONDS)",
         "late = self.channel.moved + PATIENCE_SECONDS",
         (f"{SERVING}::test_how_long_a_frame_may_take",),
+    ),
+    Mutant(
+        "end-of-an-answer-comes-with-the-rest",
+        "daskps.cluster.lane.served:ServedChannel.try_send",
+        "some = [view for view in few if not isinstance(view, Tail)]",
+        "some = [_made(view) for view in few]",
+        (f"{TAIL}::test_the_end_comes_after_all_else_is_sent",),
+    ),
+    Mutant(
+        "end-of-a-torn-answer",
+        "daskps.cluster.lane.tail:Tail.made",
+        "if not self._is_whole():",
+        "if not found:",
+        (f"{TAIL}::test_an_answer_that_is_not_whole_has_no_end",),
+    ),
+    Mutant(
+        "one-shard-of-an-answer-is-looked-at",
+        "daskps.cluster.host.lane_forms:HostForm._read_straight.is_whole",
+        "return all(looks.is_whole(flip) for looks, flip in looked)",
+        "return any(looks.is_whole(flip) for looks, flip in looked)",
+        (f"{TAIL}::test_an_answer_that_updates_run_into_does_not_end",),
+    ),
+    Mutant(
+        "weights-are-sent-while-others-push",
+        "daskps.cluster.host.shard_reads:ShardRead.look",
+        "if flip > seen + 1:",
+        "if seen < 0:",
+        (f"{TAIL}::test_where_others_push_between_two_reads_a_copy_is_sent",),
     ),
 )

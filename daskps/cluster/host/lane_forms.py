@@ -26,6 +26,7 @@ from daskps.cluster.lane.frames import (
     pack_answers,
     pack_refusal,
 )
+from daskps.cluster.lane.tail import TAIL_NBYTES, Tail
 from daskps.cluster.wire.encoding import widened
 from daskps.cluster.wire.wellformed import refused
 from daskps.errors import DaskPSError, ProtocolError, ShardBusyError
@@ -270,6 +271,9 @@ class HostForm:
             whole = np.empty(head.nbytes + self._nbytes, np.uint8)
             out = whole[head.nbytes :]
         else:
+            frame = self._read_straight(number, bounds, versions)
+            if frame is not None:
+                return frame
             out = self._host.empty(self._nbytes, np.uint8)
         for shard, read, bound, version in zip(
             self._shards, self._reads, bounds, versions, strict=False
@@ -285,6 +289,38 @@ class HostForm:
             return [head.pack(number, rows), out]
         head.pack_into(whole, number, rows)
         return [whole]
+
+    def _read_straight(
+        self, number: int, bounds: Iterable[int], versions: Iterable[int]
+    ) -> list[Any] | None:
+        """Return the same without a copy: the weights, and an end that is held back.
+
+        None where a copy is to be made: updates may run into it, but not for long.
+        """
+        rows: list[int] = []
+        weights: list[Array] = []
+        looked = []
+        for shard, read, bound, version in zip(
+            self._shards, self._reads, bounds, versions, strict=False
+        ):
+            lag = 0
+            if read is not None:
+                found = read.look(bound)
+                if found is None:
+                    return None
+                flip, sources = found
+                version, lag = read.looks.version(flip), read.looks.lag
+                weights += sources
+                looked.append((read.looks, flip))
+            rows += (shard, version, lag, APPLIED)
+
+        def is_whole() -> bool:
+            return all(looks.is_whole(flip) for looks, flip in looked)
+
+        at = max(0, len(weights[-1]) - TAIL_NBYTES)
+        *before, last = weights
+        tail = Tail(last[at:], is_whole)
+        return [self._head.pack(number, rows), *before, last[:at], tail]
 
 
 def _positions(template: Call) -> list[tuple[int, ...]] | None:

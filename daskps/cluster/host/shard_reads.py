@@ -48,6 +48,8 @@ class ShardRead:
             segment, step.run, step.rank
         )
         self._whole = [self._copies(side) for side in (0, 1)]
+        #: The flip that was read last: another one than that and the next is a surprise.
+        self._seen = -2
         self.nbytes = sum(len(source) for _, source in self._whole[0])
         copy = copier(self.nbytes)
         #: None to assign to a slice, which costs half of what a call does.
@@ -73,18 +75,34 @@ class ShardRead:
             flip = looks.find_flip(bound)
             if flip < 0:
                 return flip
-            side = looks.side(flip)
-            for where, source in (
-                self._mixed(flip) if side == MIXED else self._whole[side]
-            ):
+            for where, source in self._sources(flip):
                 if copy is None:
                     out[where] = source
                 else:
                     copy(out[where], source)
             version = looks.version(flip)
             if looks.is_whole(flip):
+                self._seen = flip
                 return version
         return ASK
+
+    def look(self, bound: int) -> tuple[int, list[Array]] | None:
+        """Return the flip to read at, and the weights themselves, to be read at once.
+
+        None where updates come so fast that one would run into it, and where `read`
+        knows better.
+        """
+        flip = self.looks.find_flip(bound)
+        if flip < 0:
+            return None
+        seen, self._seen = self._seen, flip
+        if flip > seen + 1:
+            return None
+        return flip, [source for _, source in self._sources(flip)]
+
+    def _sources(self, flip: int) -> list[_Copy]:
+        side = self.looks.side(flip)
+        return self._mixed(flip) if side == MIXED else self._whole[side]
 
     def _copies(self, side: int) -> list[_Copy]:
         """Return what to copy where all weights lie in one buffer."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from daskps.cluster.lane.frames import Head
+    from daskps.cluster.lane.tail import Tail
 
 #: Bodies and answers up to this many bytes are served between those of others.
 SMALL_NBYTES = 65_536
@@ -134,7 +135,7 @@ class Connection:
         self._head: Head | None = None
         self._body: list[Any] = []
         self._wanted: deque[memoryview] = deque()
-        self._unsent: deque[memoryview] = deque()
+        self._unsent: deque[memoryview | Tail] = deque()
         #: Around the owner.
         self._lock = threading.Lock()
         self._waiting: Waiting | None = None

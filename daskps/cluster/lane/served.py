@@ -12,6 +12,7 @@ import ssl
 import struct
 import time
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.lane.channel import (
@@ -22,6 +23,7 @@ from daskps.cluster.lane.channel import (
     flat,
 )
 from daskps.cluster.lane.frames import HEAD_NBYTES, Head, unpack_head
+from daskps.cluster.lane.tail import Tail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -182,7 +184,7 @@ class ServedChannel(Channel):
 
     def send_some(
         self, buffers: Sequence[Any], *, waits: bool
-    ) -> deque[memoryview] | None:
+    ) -> deque[memoryview | Tail] | None:
         """Send what the kernel takes at once; return the rest, None for nothing.
 
         Raises
@@ -191,7 +193,11 @@ class ServedChannel(Channel):
             Where the other end is gone.
         """
         sent = 0
-        if not self._is_tls and len(buffers) <= MOST_BUFFERS:
+        if (
+            not self._is_tls
+            and len(buffers) <= MOST_BUFFERS
+            and type(buffers[-1]) is not Tail
+        ):
             try:
                 sent = self._socket.sendmsg(buffers, (), 0 if waits else _NOW)
             except BlockingIOError:
@@ -202,37 +208,42 @@ class ServedChannel(Channel):
         self._take_away(views, sent)
         return None if self.try_send(views, waits=waits) else views
 
-    def try_send(self, views: deque[memoryview], *, waits: bool = False) -> bool:
+    def try_send(self, views: deque[memoryview | Tail], *, waits: bool = False) -> bool:
         """Send these; return whether all of it went. What went is taken away.
 
         Raises
         ------
         OSError
-            Where the other end is gone.
+            Where the other end is gone, or the answer is not to come to its end.
         """
-        if self._is_tls and len(views) > 1 and sum(map(len, views)) <= BUFFER_NBYTES:
+        plain = [view for view in views if not isinstance(view, Tail)]
+        is_plain = 1 < len(views) == len(plain)
+        if self._is_tls and is_plain and sum(map(len, plain)) <= BUFFER_NBYTES:
             # Small frames in one record.
-            joined = memoryview(b"".join(views))
+            joined = memoryview(b"".join(plain))
             views.clear()
             views.append(joined)
         while views:
+            views[0] = first = _made(views[0])
             try:
                 if self._is_tls:
-                    sent = self._socket.send(views[0][:MOST_NBYTES])
+                    sent = self._socket.send(first[:MOST_NBYTES])
                 else:
-                    some = [*views][:MOST_BUFFERS]
+                    few = islice(views, MOST_BUFFERS)
+                    some = [view for view in few if not isinstance(view, Tail)]
                     sent = self._socket.sendmsg(some, (), 0 if waits else _NOW)
             except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
                 return False
             self._take_away(views, sent)
         return True
 
-    def _take_away(self, views: deque[memoryview], n: int) -> None:
+    def _take_away(self, views: deque[memoryview | Tail], n: int) -> None:
         while views and n >= len(views[0]):
             n -= len(views.popleft())
         if views:
             self.moved = time.monotonic()
-            views[0] = views[0][n:]
+            if n:
+                views[0] = _made(views[0])[n:]
 
     def _try_receive(self, view: memoryview, waits: bool) -> int:
         """Return how many bytes came, 0 for none."""
@@ -266,6 +277,16 @@ class ServedChannel(Channel):
         return bool(poll.poll(1000 * self._stall))
 
 
-def views_of(buffers: Sequence[Any]) -> deque[memoryview]:
+def views_of(buffers: Sequence[Any]) -> deque[Any]:
     """Return the bytes of buffers, without those that have none."""
-    return deque([flat(b) for b in buffers if memoryview(b).nbytes])
+    return deque(
+        [
+            b if type(b) is Tail else flat(b)
+            for b in buffers
+            if type(b) is Tail or memoryview(b).nbytes
+        ]
+    )
+
+
+def _made(view: memoryview | Tail) -> memoryview:
+    return view.made() if isinstance(view, Tail) else view
