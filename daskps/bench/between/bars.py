@@ -195,18 +195,19 @@ def many(pair: Pair, options: Namespace) -> Iterator[Row | str]:
         sample: WaySample = pair.run(crowd.by_selector, where, CROWD, seconds, peer)
         return sample
 
-    bars = (
-        Bar("lane", "", CROWD_RATE, "rate", at_least=True),
-        Bar("lane", "", STARVED, "p100"),
-    )
-    title = f"{CROWD:,} connections push 64 B: the longest call of each"
-    yield Row(title, {"lane": lane, "bare selector": selector}, bars)
+    # Before the others: what they have used is kept by the process.
     with pair.store(crowd.ELEMENTS) as store:
         files, kib, threads = pair.run(crowd.taken, store, pair.there, CROWD, peer)
         yield (
             f"  {CROWD:,} lanes take of their host: {files:,} open files, "
             f"{kib / 1024:.1f} MiB, {threads} threads"
         )
+    bars = (
+        Bar("lane", "", CROWD_RATE, "rate", at_least=True),
+        Bar("lane", "", STARVED, "p100"),
+    )
+    title = f"{CROWD:,} connections push 64 B: the longest call of each"
+    yield Row(title, {"lane": lane, "bare selector": selector}, bars)
     with pair.store(SMALL) as store:
         one = partial(handle, store, "get", options.calls, lane=True, peer=peer)
         yield Row(

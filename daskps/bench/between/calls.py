@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 #: Calls before those that are measured, and how long a lane may take to open meanwhile.
-WARM, WARM_SECONDS = 50, 3.0
+WARM, WARM_SECONDS = 50, 10.0
 #: Of a step: both trainers must make as many.
 WARM_STEPS = 200
 
