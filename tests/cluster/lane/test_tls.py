@@ -22,9 +22,13 @@ from distributed.core import Server, Status
 from distributed.security import Security
 
 from daskps.cluster import upstream
+from daskps.cluster.lane import selecting, serving
 from daskps.cluster.lane.channel import BUFFER_NBYTES, Channel
-from daskps.cluster.lane.frames import CALL, HEAD_NBYTES, Head, pack_head
+from daskps.cluster.lane.connection import Connection
+from daskps.cluster.lane.frames import CALL, HEAD_NBYTES, Head, pack_head, unpack_head
+from daskps.cluster.lane.served import ServedChannel
 from tests.cluster.lane.relay import DATA, Relay, listening, records, relayed
+from tests.cluster.lane.served import Calls, served
 from tests.support import until
 
 #: What nobody else would send.
@@ -220,8 +224,15 @@ def test_who_does_not_read_is_given_up(ends):
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="it makes new keys")
-def test_new_keys_in_between_change_nothing(security, tmp_path):
-    """An end of TLS 1.3 may change its keys, and have the other one change its own."""
+@pytest.mark.parametrize("most", [0, 1], ids=["selector", "thread"])
+def test_new_keys_in_between_change_nothing(security, tmp_path, monkeypatch, most):
+    """An end of TLS 1.3 may change its keys, and have the other one change its own.
+
+    The host's thread is woken by a record that has nothing for it.
+    """
+    monkeypatch.setattr(serving, "MOST_STAYING", most)
+    monkeypatch.setattr(selecting, "BUSY_FRAMES", 1)
+    monkeypatch.setattr(selecting, "BUSY_SECONDS", 1e9)
     for name in ("cert", "key"):
         (tmp_path / name).write_text(getattr(security, f"tls_worker_{name}"))
     command = ["openssl", "s_client", "-tls1_3", "-brief"]
@@ -236,24 +247,27 @@ def test_new_keys_in_between_change_nothing(security, tmp_path):
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         ) as client,
+        served(30.0) as lanes,
     ):
-        host = Channel(context.wrap_socket(server.accept()[0], server_side=True), 30.0)
+        taken = context.wrap_socket(server.accept()[0], server_side=True)
+        connection = Connection(ServedChannel(taken, 30.0), Calls())
+        lanes.server.add(connection)
         assert client.stdin is not None
         assert client.stdout is not None
         [relay] = relays
-        for number in range(3):
-            client.stdin.write(pack_head(Head(CALL, number=number)))
+        for number in range(4):
+            # Of no letter that is a command to it.
+            body = b"0123456789" * 5_000 * number
+            head = Head(CALL, len(body), number)
+            client.stdin.write(pack_head(head) + body)
             client.stdin.flush()
-            assert host.receive_head().number == number
-            answer = random.Random(number).randbytes(100_000)
-            thread = in_thread(host.send, [answer])
-            assert client.stdout.read(len(answer)) == answer
-            thread.join()
+            assert unpack_head(client.stdout.read(HEAD_NBYTES)).number == number
+            assert client.stdout.read(len(body)) == body
             before = len(relay.sent)
             client.stdin.write(b"K\n")  # new keys, and the other end's too
             client.stdin.flush()
             until(partial(longer, relay, before))
-        host.close()
+        assert connection.is_away == bool(most)
         client.stdin.close()
 
 
