@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+ALONE = "tests/cluster/lane/test_alone.py"
 PLAIN = "tests/cluster/lane/test_plain_reads.py"
 ADDRESSED = "tests/shards/test_addressed.py"
 
@@ -74,6 +75,20 @@ MUTANTS = (
         "if seen < asked:",
         "if seen < HEAD_NBYTES:",
         (f"{PLAIN}::test_reads_wait_for_versions",),
+    ),
+    Mutant(
+        "frame-that-waits-for-a-read",
+        "daskps.cluster.lane.connection:Connection.alone",
+        "if self._head is not None or self.is_within:",
+        "if self.is_within:",
+        (f"{ALONE}::test_a_frame_that_takes_long_is_not_left_for_reads",),
+    ),
+    Mutant(
+        "idle-lane-that-never-looks",
+        "daskps.cluster.host.lane_calls:LaneCalls.alone",
+        "if reads.is_wanted:",
+        "if not reads.is_wanted:",
+        (f"{ALONE}::test_an_idle_lane_lets_go_of_a_shard_that_is_gone",),
     ),
     Mutant(
         "another-lane-is-at-fault",

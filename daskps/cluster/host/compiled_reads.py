@@ -20,6 +20,7 @@ from daskps.cluster.lane.plain_reads import (
     N_NBYTES,
     N_READS,
     TABLE,
+    USED,
     WANTED,
 )
 from daskps.shards.addressed import part_of
@@ -66,6 +67,11 @@ class CompiledReads:
         """Reads that were answered here, and the bytes of the answers."""
         return self._words[N_READS], self._words[N_NBYTES]
 
+    @property
+    def used(self) -> float:
+        """When one was answered last, in the time of `time.monotonic`."""
+        return self._words[USED] / 1000
+
     def learn(
         self, form: int, template: Call, hosted_shards: Sequence[HostedShard]
     ) -> bool:
@@ -109,6 +115,11 @@ class CompiledReads:
     def wake(self) -> None:
         """Have its thread come back soon, as WOKEN; from any thread."""
         self._words[WANTED] = 1
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether its thread was to come back."""
+        return bool(self._words[WANTED])
 
     def keep(self, is_there: Callable[[HostedShard], bool]) -> None:
         """Let go of the forms of shards that are there no more, having been woken."""

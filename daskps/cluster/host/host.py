@@ -63,6 +63,13 @@ LOOK_SECONDS = 0.0005
 class Ends(Protocol):
     """What ends with the host."""
 
+    @property
+    def n_reads(self) -> int:
+        """Reads that were answered without Python."""
+
+    def let_go(self) -> None:
+        """Keep no memory of shards that are here no more."""
+
     def close(self) -> None:
         """End all of it."""
 

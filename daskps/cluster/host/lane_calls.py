@@ -5,6 +5,7 @@ Whichever thread serves the lane calls this; the sockets and the threads are `la
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.host.lane_fetches import answer_fetch
@@ -21,12 +22,14 @@ from daskps.cluster.lane.frames import (
     unpack_text,
 )
 from daskps.cluster.wire.wellformed import refused
-from daskps.errors import ProtocolError
+from daskps.errors import ProtocolError, StaleGenerationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from daskps.cluster.host.compiled_reads import CompiledReads
     from daskps.cluster.host.host import ShardHost
+    from daskps.cluster.host.hosted import HostedShard
     from daskps.layout.arrays import Layout
 
 __all__ = ["LaneCalls", "Parked"]
@@ -41,10 +44,12 @@ class LaneCalls:
     ----------
     host : ShardHost
         Whose shards they reach.
+    reads : CompiledReads, optional
+        What is answered without Python, where that is possible.
     """
 
-    def __init__(self, host: ShardHost) -> None:
-        self._host = host
+    def __init__(self, host: ShardHost, reads: CompiledReads | None = None) -> None:
+        self._host, self.reads = host, reads
         self._forms: dict[int, HostForm] = {}
 
     def wanted(self, head: Head) -> list[Any]:
@@ -100,6 +105,44 @@ class LaneCalls:
         except Exception as error:
             raise refused(error, "a form") from error
         self._forms[head.form] = HostForm(self._host, form)
+        if self.reads is not None:
+            call, get = form.template, self._host.get_shard
+            self.reads.forget(head.form)
+            with contextlib.suppress(StaleGenerationError):
+                hosted = [get(call.store, part.shard) for part in call.parts]
+                self.reads.learn(head.form, call, hosted)
+
+    @property
+    def alone(self) -> int:
+        """The address of the reads that are answered without Python; 0 for none."""
+        reads = self.reads
+        if reads is None or not len(reads):
+            return 0
+        if reads.is_wanted:
+            reads.keep(self._is_there)
+        return reads.address
+
+    @property
+    def n_alone(self) -> int:
+        """How many reads were answered so."""
+        return 0 if self.reads is None else self.reads.counted[0]
+
+    def wake(self) -> bool:
+        """Have the lane's thread let go of what is here no more; whether it has any."""
+        if self.reads is None or not len(self.reads):
+            return False
+        self.reads.wake()
+        return True
+
+    @property
+    def used(self) -> float:
+        """When one was answered so last, by `time.monotonic`."""
+        return 0.0 if self.reads is None else self.reads.used
+
+    def _is_there(self, hosted: HostedShard) -> bool:
+        """Return whether a shard is still held here."""
+        there = any(hosted is one for one in list(self._host.shards.values()))
+        return there and not hosted.is_released
 
     def _layout(self, store: str, shard: int) -> Layout:
         return self._host.get_shard(store, shard).layout

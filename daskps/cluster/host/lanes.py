@@ -6,6 +6,7 @@ lanes instead of the event loop: the same tickets, in the same inboxes.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import resource
@@ -18,7 +19,9 @@ from distributed.core import Status
 
 from daskps import config
 from daskps.cluster import upstream
+from daskps.cluster.host.compiled_reads import CompiledReads
 from daskps.cluster.host.lane_calls import LaneCalls
+from daskps.cluster.host.warming import load_loops
 from daskps.cluster.lane.connection import Connection
 from daskps.cluster.lane.served import ServedChannel
 from daskps.cluster.lane.serving import LaneServer
@@ -26,6 +29,7 @@ from daskps.cluster.wire.messages import PROTOCOL
 from daskps.cluster.wire.replies import refusal
 from daskps.cluster.wire.wellformed import fits
 from daskps.errors import DaskPSError, ProtocolError, StoreClosedError
+from daskps.kernels import system
 
 if TYPE_CHECKING:
     from daskps.cluster.host.host import ShardHost
@@ -55,7 +59,12 @@ class HostLanes:
     def __init__(self, host: ShardHost) -> None:
         self._host = host
         self._is_allowed = config.load().lane_way
-        self._lanes: dict[Connection, None] = {}
+        #: Whether plain reads may be answered without Python, and what makes that ready.
+        self._may_be_alone = system.IS_KNOWN and not config.load().locked_reads
+        self._loading: asyncio.Future[None] | None = None
+        self._lanes: dict[Connection, LaneCalls] = {}
+        #: Plain reads of lanes that have ended.
+        self._n_reads = 0
         #: Its threads, from the first lane on.
         self._server: LaneServer | None = None
         self._lock = threading.Lock()
@@ -74,9 +83,14 @@ class HostLanes:
         except OSError as error:
             logger.info("no lane for %.60s: %s", token, error)
             return Status.dont_reply
-        self._serve(
-            Connection(ServedChannel(taken, STALL_SECONDS), LaneCalls(self._host))
-        )
+        channel, reads = ServedChannel(taken, STALL_SECONDS), None
+        if self._may_be_alone and not channel.is_tls:
+            reads = CompiledReads(channel.fileno())
+            self._loading = self._loading or asyncio.ensure_future(
+                load_loops(self._host)
+            )
+        calls = LaneCalls(self._host, reads)
+        self._serve(Connection(channel, calls), calls)
         return Status.dont_reply
 
     def _check(self, protocol: Any, store: Any, token: Any) -> None:
@@ -108,11 +122,11 @@ class HostLanes:
         min(idle, key=lambda lane: lane.used).channel.shut()
         return True
 
-    def _serve(self, lane: Connection) -> None:
+    def _serve(self, lane: Connection, calls: LaneCalls) -> None:
         with self._lock:
             server = None
             if not self._is_closed:
-                self._lanes[lane] = None
+                self._lanes[lane] = calls
                 self._server = server = self._server or LaneServer(self._ended)
         if server is None:  # meanwhile
             lane.end()
@@ -121,13 +135,30 @@ class HostLanes:
 
     def _ended(self, lane: Connection) -> None:
         with self._lock:
-            self._lanes.pop(lane, None)
+            calls = self._lanes.pop(lane, None)
+            self._n_reads += 0 if calls is None else calls.n_alone
+
+    @property
+    def n_reads(self) -> int:
+        """Reads that were answered without Python."""
+        with self._lock:
+            return self._n_reads + sum(c.n_alone for c in self._lanes.values())
+
+    def let_go(self) -> None:
+        """Have the lanes let go of shards that are here no more, and of their memory."""
+        with self._lock:
+            lanes = list(self._lanes.items())
+        for lane, calls in lanes:
+            if calls.wake() and (home := lane.home) is not None:
+                home.take(lane)
 
     def close(self) -> None:
         """End all lanes: none answers any more when this returns."""
         with self._lock:
             self._is_closed = True
             lanes, server = list(self._lanes), self._server
+        if self._loading is not None:
+            self._loading.cancel()
         for lane in lanes:
             lane.channel.shut()
         if server is not None:

@@ -172,6 +172,8 @@ async def drop(host: ShardHost, store: str) -> int:
     dropped = [host.shards.pop(key) for key in list(host.shards) if key[0] == store]
     for hosted in dropped:
         host.drop(hosted)
+    if host.lanes is not None:
+        host.lanes.let_go()
     host.snapshots.drop(store)
     if dropped:
         nbytes = sum(hosted.nbytes for hosted in dropped)
@@ -269,6 +271,7 @@ async def stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
             "duplicates": hosted.shard.segment.header[N_DUPLICATES],
             "parked": len(hosted.shard.waiting),
             "calls": host.n_calls,
+            "plain_reads": 0 if host.lanes is None else host.lanes.n_reads,
         }
         for hosted in host.of(store)
     ]

@@ -8,11 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.host.rules import Rules
+from daskps.cluster.lane import plain_reads
+from daskps.cluster.wire import encoding
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.wellformed import layout_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from daskps.cluster.host.host import ShardHost
 
@@ -31,13 +33,23 @@ async def warm(host: ShardHost, layout: Mapping[str, Any], rules: bytes) -> None
     share the interpreter with it. And in a thread of its own: those of the host serve
     calls of other stores meanwhile.
     """
-    made, quiet = layout_of(layout), 0
+    ready = partial(Rules(layout_of(layout), rules).warm, durable=True)
+    await _when_quiet(host, ready)
+
+
+async def load_loops(host: ShardHost) -> None:
+    """Load the loops that answer plain reads of lanes without Python."""
+    if plain_reads.loaded() is None:
+        await _when_quiet(host, partial(plain_reads.compiled, encoding.cache_dir()))
+
+
+async def _when_quiet(host: ShardHost, ready: Callable[[], object]) -> None:
+    quiet = 0
     for _ in range(MOST_LOOKS):
         if quiet == QUIET_LOOKS:
             break
         await asyncio.sleep(LOOK_SECONDS)
         quiet = 0 if host.worker.is_busy() else quiet + 1
-    ready = partial(Rules(made, rules).warm, durable=True)
     thread = ThreadPoolExecutor(1, thread_name_prefix="daskps-warm")
     try:
         await asyncio.get_running_loop().run_in_executor(thread, ready)

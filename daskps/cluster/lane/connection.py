@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from daskps.cluster.lane.channel import flat
 from daskps.cluster.lane.frames import HEAD_NBYTES, unpack_head
+from daskps.cluster.lane.plain_reads import QUIET, TORN, UNSENT, WOKEN
 from daskps.cluster.lane.served import ServedChannel, views_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from daskps.cluster.lane.desk import Desk
     from daskps.cluster.lane.frames import Head
     from daskps.cluster.lane.tail import Tail
 
@@ -70,6 +72,14 @@ class Waiting(Protocol):
 
 class Calls(Protocol):
     """What the frames of one lane ask for."""
+
+    @property
+    def alone(self) -> int:
+        """The address of what compiled loops answer by themselves; 0 for nothing."""
+
+    @property
+    def used(self) -> float:
+        """When they have done that last, by `time.monotonic`."""
 
     def wanted(self, head: Head) -> list[Any]:
         """Return the buffers for the body of a frame."""
@@ -270,7 +280,56 @@ class Connection:
     def is_idle(self, now: float) -> bool:
         """Return whether its caller has not asked for anything for a while."""
         is_idle = self.is_mine and not self.is_within
-        return is_idle and now - self.used > IDLE_SECONDS
+        return is_idle and now - max(self.used, self._calls.used) > IDLE_SECONDS
+
+    @property
+    def alone(self) -> int:
+        """The address of what compiled loops answer here by themselves; 0 for nothing.
+
+        For who owns it, and only until something else is done with it.
+        """
+        if self._head is not None or self.is_within:
+            return 0
+        if not (self.is_mine and self.channel.is_bare):
+            return 0
+        return self._calls.alone
+
+    def answer_alone(self, desk: Desk, milliseconds: int) -> bool:
+        """Have a compiled loop answer; return whether anything else has come.
+
+        Parameters
+        ----------
+        desk : Desk
+            That of this thread, which owns the connection.
+        milliseconds : int
+            How long nothing may come.
+
+        Raises
+        ------
+        OSError
+            Where its caller is gone.
+        """
+        while lane := self.alone:
+            why = desk.serve(lane, milliseconds)
+            if why == WOKEN:
+                continue
+            if why in (UNSENT, TORN):
+                self.owe(why, desk)
+            return why != QUIET
+        return True
+
+    def owe(self, why: int, desk: Desk) -> None:
+        """Take what a compiled loop could not send of an answer.
+
+        Raises
+        ------
+        OSError
+            Where nobody takes it.
+        """
+        if why == TORN:
+            raise ConnectionResetError("the other end of a lane has closed it")
+        self._unsent = views_of([desk.unsent])
+        self._expect(self.n_unsent)
 
     @property
     def is_within(self) -> bool:

@@ -30,7 +30,6 @@ from daskps.shards.memory.format import integers
 
 if TYPE_CHECKING:
     from daskps.cluster.lane.plain_reads import Loops
-    from daskps.typing import Array
 
 
 class Desk:
@@ -87,7 +86,7 @@ class SharedDesk(Desk):
         super().__init__(loops, nbytes, 0)
         self._events = np.zeros(EVENT_NBYTES * MOST_EVENTS, np.uint8)
         self._left = np.zeros(MOST_EVENTS, np.int64)
-        self._lanes: Array = np.zeros(0, np.int64)
+        self._lanes = integers(np.zeros(0, np.int64))
         words = self._words
         words[EPOLL], words[EVENTS] = epoll, self._events.ctypes.data
         words[LEFT] = self._left.ctypes.data
@@ -99,7 +98,7 @@ class SharedDesk(Desk):
                 return
             lanes = np.zeros(max(64, 2 * fd), np.int64)
             lanes[: len(self._lanes)] = self._lanes
-            self._lanes = lanes
+            self._lanes = integers(lanes)
             self._words[LANES], self._words[N_LANES] = lanes.ctypes.data, len(lanes)
         self._lanes[fd] = lane
 

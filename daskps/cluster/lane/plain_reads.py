@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 #: Words of a lane: its socket, the address of its table, whether its thread is wanted, and
-#: what is counted: reads that were answered, and their bytes.
-FD, TABLE, WANTED, N_READS, N_NBYTES, LANE_WORDS = range(6)
+#: what is counted: reads that were answered, and their bytes; when that was done last.
+FD, TABLE, WANTED, N_READS, N_NBYTES, USED, LANE_WORDS = range(7)
 #: Words of a desk: room for what is looked at, and for an answer of so many bytes; how long
 #: the answer is that was made last, and how much of it was sent.
 ROOM, ANSWER_AT, MOST_NBYTES, LENGTH, SENT = range(5)
@@ -183,6 +183,7 @@ def answer_next(lane: int, desk: int) -> int:
     store(desk + 8 * SENT, 0)
     store(lane + 8 * N_READS, load(lane + 8 * N_READS) + 1)
     store(lane + 8 * N_NBYTES, load(lane + 8 * N_NBYTES) + nbytes)
+    store(lane + 8 * USED, monotonic())
     return push_out(fd, desk)
 
 
@@ -203,14 +204,14 @@ def serve_one(lane: int, desk: int, idle: int) -> int:
     """
     fd, last = load(lane + 8 * FD), monotonic()
     while load(lane + 8 * WANTED) == 0:
-        left = last + idle - monotonic()
-        if left < 0:
-            return QUIET
+        left = max(0, last + idle - monotonic())
         if wait(fd, desk, POLLIN, min(LOOK, left)):
             why = answer_next(lane, desk)
             if why != GOING:
                 return why
-            last = monotonic()
+            last = load(lane + 8 * USED)
+        elif left == 0:
+            return QUIET
     return WOKEN
 
 
@@ -279,4 +280,15 @@ def compiled(cache_dir: str | None = None) -> Loops:
     """Return the loops; once for all lanes of a process."""
     functions = _SIGNATURES | addressed.SIGNATURES
     module = plain(functions, cache_dir=cache_dir, alone=True)
-    return Loops(*map(module.function, Loops._fields))
+    loops = Loops(*map(module.function, Loops._fields))
+    _LOADED.append(loops)
+    return loops
+
+
+#: Those that are ready.
+_LOADED: list[Loops] = []
+
+
+def loaded() -> Loops | None:
+    """Return the loops where they are ready: no lane waits for a compiler."""
+    return _LOADED[0] if _LOADED else None

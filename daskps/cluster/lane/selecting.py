@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import math
 import os
 import select
 import threading
@@ -17,11 +18,14 @@ from daskps.cluster.lane.connection import (
     BYTES,
     OTHERS,
     ROOM,
+    SMALL_NBYTES,
     THREAD,
     Connection,
     Serving,
     Waiting,
 )
+from daskps.cluster.lane.desk import SharedDesk
+from daskps.cluster.lane.plain_reads import loaded
 
 #: Events that are looked at in one go.
 MOST_EVENTS = 256
@@ -60,6 +64,8 @@ class Selector:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake, select.EPOLLIN)
         self._is_woken = self._is_closed = self._has_ended = False
+        #: What answers plain reads without Python, once that is ready.
+        self._desk: SharedDesk | None = None
         #: By descriptor: those it looks after, and for what.
         self._here: dict[int, tuple[Connection, int]] = {}
         #: Those inside of a frame or of an answer.
@@ -98,6 +104,8 @@ class Selector:
         if self._here.pop(number, None) is not None:
             self._epoll.unregister(number)
             self._within.discard(connection)
+            if self._desk is not None:
+                self._desk.put(number, 0)
 
     def close(self) -> None:
         """Have its thread end soon."""
@@ -135,7 +143,7 @@ class Selector:
 
     def _look(self, buffer: memoryview) -> None:
         now = time.monotonic()
-        events = self._epoll.poll(self._seconds(now), MOST_EVENTS)
+        events = self._poll(self._seconds(now))
         self._now = now = time.monotonic()
         for number, event in events:
             if number == self._wake:
@@ -157,6 +165,25 @@ class Selector:
         if self._within and now >= self._next_sweep:
             self._next_sweep = now + SWEEP_SECONDS
             self._sweep(now)
+
+    def _poll(self, seconds: float) -> list[tuple[int, int]]:
+        """Return what has happened; plain reads were answered meanwhile."""
+        desk = self._desk
+        if desk is None:
+            if (loops := loaded()) is not None:
+                self._desk = SharedDesk(loops, SMALL_NBYTES, self._epoll.fileno())
+            return self._epoll.poll(seconds, MOST_EVENTS)
+        events, why, number = desk.wait(
+            -1 if seconds < 0 else math.ceil(1000 * seconds)
+        )
+        if why and (found := self._here.get(number)) is not None:
+            connection = found[0]
+            try:
+                connection.owe(why, desk)
+                self._arm(connection, ROOM)
+            except OSError as error:
+                self._server.end(connection, error)
+        return events
 
     def _seconds(self, now: float) -> float:
         """Return how long it may sleep; -1 for any time."""
@@ -195,6 +222,9 @@ class Selector:
 
     def _serve(self, connection: Connection, buffer: memoryview) -> None:
         connection.used = self._now
+        if self._desk is not None:
+            # A call of it may be parked: then another thread sends the answer.
+            self._desk.put(connection.channel.fileno(), 0)
         while True:
             waits = self._server.go_on(connection, buffer, 0.0)
             if waits != ANSWERED or not connection.channel.has_more:
@@ -225,6 +255,8 @@ class Selector:
         wanted = _IN if waits == BYTES else select.EPOLLOUT
         found = self._here.get(number)
         is_within = connection.is_within
+        if self._desk is not None:
+            self._desk.put(number, connection.alone if waits == BYTES else 0)
         if found is not None and found[1] == wanted and not is_within:
             if self._within:
                 self._within.discard(connection)

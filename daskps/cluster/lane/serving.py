@@ -15,7 +15,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from daskps.cluster.lane.channel import BUFFER_NBYTES
-from daskps.cluster.lane.connection import ANSWERED, OTHERS, ROOM, Connection, Waiting
+from daskps.cluster.lane.connection import (
+    ANSWERED,
+    BYTES,
+    OTHERS,
+    ROOM,
+    Connection,
+    Waiting,
+)
+from daskps.cluster.lane.desk import Desk
+from daskps.cluster.lane.plain_reads import loaded
 from daskps.cluster.lane.pool import Pool
 from daskps.cluster.lane.selecting import Selector
 from daskps.cluster.lane.staying import Staying
@@ -29,13 +38,20 @@ logger = logging.getLogger(__name__)
 MOST_STAYING, MOST_THREADS = 4, 12
 #: How long a call waits for the lock of a shard, in a thread that may.
 LOCK_SECONDS = 1.0
+#: How long a thread waits for plain reads that it answers without Python, or for those who
+#: take the answers; and how long these are at most.
+ALONE_MS, ALONE_NBYTES = 200, 2**20
 
 
 class _OfThread(threading.local):
-    """What a thread that serves lanes has: its buffer, and calls that it has completed."""
+    """What a thread that serves lanes has.
+
+    Its buffer, calls that it has completed, and what it answers plain reads with.
+    """
 
     buffer: memoryview | None = None
     done: deque[tuple[Connection, Waiting]] | None = None
+    desk: Desk | None = None
 
 
 class LaneServer:
@@ -88,6 +104,9 @@ class LaneServer:
             What it waits for; 0 where it has ended.
         """
         try:
+            desk = self._find_desk() if seconds else None
+            if desk and not connection.answer_alone(desk, ALONE_MS):
+                return BYTES
             waits = connection.go_on(buffer, seconds)
             if waits == OTHERS and (waiting := connection.waiting) is not None:
                 waiting.then(partial(self._done, connection, waiting))
@@ -96,6 +115,13 @@ class LaneServer:
             waits = 0
         self.finish_done(seconds)
         return waits
+
+    def _find_desk(self) -> Desk | None:
+        """Return what this thread answers plain reads with, if it can."""
+        mine = self._mine
+        if mine.desk is None and (loops := loaded()) is not None:
+            mine.desk = Desk(loops, ALONE_NBYTES, ALONE_MS)
+        return mine.desk
 
     def finish_done(self, seconds: float) -> None:
         """Answer the calls that this thread has completed."""

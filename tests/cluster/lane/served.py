@@ -68,6 +68,8 @@ class Calls:
 
     #: When calls that wait are over.
     end = time.monotonic() + 1e6
+    #: None of them is a plain read.
+    alone, used = 0, 0.0
 
     def __init__(self) -> None:
         self.threads: list[str] = []
