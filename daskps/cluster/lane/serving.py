@@ -177,12 +177,16 @@ class LaneServer:
         if done is not None and not connection.is_long:
             # Its own answer first.
             done.append((connection, waiting))
-        elif connection.is_long or threading.get_ident() == self._loop_thread:
-            if (home := connection.home) is not None:
-                home.take(connection)
-        else:
-            # A trainer's thread: to wake another one takes longer than to do it.
+        elif (
+            connection.is_away
+            and not connection.is_long
+            and threading.get_ident() != self._loop_thread
+        ):
+            # A trainer's thread: to wake another one takes longer than to do it, for the
+            # few lanes that have a thread. Of a thousand it would be kept for long.
             self.finish(connection, 0.0, waiting)
+        elif (home := connection.home) is not None:
+            home.take(connection)
 
     # -- from one thread to another --------------------------------------------
 
