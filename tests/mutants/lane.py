@@ -229,15 +229,22 @@ MUTANTS = (
     Mutant(
         "one-shard-of-an-answer-is-looked-at",
         "daskps.cluster.host.lane_forms:HostForm._read_straight.is_whole",
-        "return all(looks.is_whole(flip) for looks, flip in looked)",
-        "return any(looks.is_whole(flip) for looks, flip in looked)",
+        "return all(read.is_whole(flip) for read, flip in looked)",
+        "return any(read.is_whole(flip) for read, flip in looked)",
         (f"{TAIL}::test_an_answer_that_updates_run_into_does_not_end",),
+    ),
+    Mutant(
+        "torn-shard-is-sent-again",
+        "daskps.cluster.host.shard_reads:ShardRead.look",
+        "if flip > seen + 1 or time.monotonic() < _COPIED.get(self._segment, 0.0):",
+        "if flip > seen + 1:",
+        (f"{TAIL}::test_after_an_answer_without_an_end_copies_are_sent_for_a_while",),
     ),
     Mutant(
         "weights-are-sent-while-others-push",
         "daskps.cluster.host.shard_reads:ShardRead.look",
-        "if flip > seen + 1:",
-        "if seen < 0:",
+        "if flip > seen + 1 or time.monotonic() < _COPIED.get(self._segment, 0.0):",
+        "if time.monotonic() < _COPIED.get(self._segment, 0.0):",
         (f"{TAIL}::test_where_others_push_between_two_reads_a_copy_is_sent",),
     ),
 )

@@ -311,11 +311,11 @@ class HostForm:
                 flip, sources = found
                 version, lag = read.looks.version(flip), read.looks.lag
                 weights += sources
-                looked.append((read.looks, flip))
+                looked.append((read, flip))
             rows += (shard, version, lag, APPLIED)
 
         def is_whole() -> bool:
-            return all(looks.is_whole(flip) for looks, flip in looked)
+            return all(read.is_whole(flip) for read, flip in looked)
 
         at = max(0, len(weights[-1]) - TAIL_NBYTES)
         *before, last = weights

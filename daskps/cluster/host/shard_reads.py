@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
 
 #: How often a copy that updates run into is tried again.
 TRIES = 4
+#: For how long a shard is copied from after an update has run into its weights on their
+#: way; and until when, by its memory.
+COPY_SECONDS = 10.0
+_COPIED: WeakKeyDictionary[Segment, float] = WeakKeyDictionary()
 #: Bytes of the buffer, and the weights that go there.
 _Copy = tuple[slice, "Array"]
 
@@ -89,16 +95,26 @@ class ShardRead:
     def look(self, bound: int) -> tuple[int, list[Array]] | None:
         """Return the flip to read at, and the weights themselves, to be read at once.
 
-        None where updates come so fast that one would run into it, and where `read`
-        knows better.
+        None where updates come so fast that one would run into it, or one just did, and
+        where `read` knows better.
         """
         flip = self.looks.find_flip(bound)
         if flip < 0:
             return None
         seen, self._seen = self._seen, flip
-        if flip > seen + 1:
+        if flip > seen + 1 or time.monotonic() < _COPIED.get(self._segment, 0.0):
             return None
         return flip, [source for _, source in self._sources(flip)]
+
+    def is_whole(self, flip: int) -> bool:
+        """Return whether what was read at a flip is of that flip; else copy for a while.
+
+        Whoever reads this shard does, by whatever lane.
+        """
+        if self.looks.is_whole(flip):
+            return True
+        _COPIED[self._segment] = time.monotonic() + COPY_SECONDS
+        return False
 
     def _sources(self, flip: int) -> list[_Copy]:
         side = self.looks.side(flip)

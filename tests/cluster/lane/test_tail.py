@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+from daskps.cluster.host import shard_reads
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.lane.frames import HEAD_NBYTES, ROW_NBYTES
 from daskps.cluster.lane.served import ServedChannel, views_of
@@ -152,6 +154,26 @@ def test_an_answer_that_updates_run_into_does_not_end(host, caller, shard):
     add(host, 2, shard)
     with pytest.raises(ConnectionAbortedError):
         tail.made()
+
+
+def test_after_an_answer_without_an_end_copies_are_sent_for_a_while(
+    host, caller, monkeypatch
+):
+    """By all lanes: that one is closed."""
+    caller.begin(READ_ALL)
+    *_, tail = caller.begin(READ_ALL)
+    add(host, 1)
+    add(host, 2)
+    with pytest.raises(ConnectionAbortedError):
+        tail.made()
+    with calling(host) as other:
+        for _ in range(3):
+            frame: Any = other.begin(READ_ALL)
+            assert not isinstance(frame[-1], Tail)
+        now = time.monotonic() + shard_reads.COPY_SECONDS
+        monkeypatch.setattr(time, "monotonic", lambda: now)
+        frame = other.begin(READ_ALL)
+        assert isinstance(frame[-1], Tail)
 
 
 def test_where_others_push_between_two_reads_a_copy_is_sent(host, caller):
