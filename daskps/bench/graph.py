@@ -18,14 +18,14 @@ import numpy as np
 
 import daskps
 from daskps import optim
-from daskps.bench import command
+from daskps.bench import clusters, command
 from daskps.bench.options import number, reported
 from daskps.bench.pairs import Comparison, alternate, seconds
 from daskps.bench.report import Report
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from distributed import Client
 
@@ -131,20 +131,46 @@ def _beside_resident(rounds: int, alternating: Alternating) -> Comparison:
     return Comparison("resident round of 2 trainers, 1 kB", "graph execution", *found)
 
 
+def _by_lane(rounds: int, alternating: Alternating) -> Iterator[tuple[Comparison, str]]:
+    """Yield rounds between workers that share no memory, by lane and by message."""
+    with clusters.local(2, close=["machine"], threads_per_worker=4) as client:
+        for n, size in ((256, "1 kB"), (ELEMENTS, "1 MB")):
+            used = {lane: _Cpu(client, rounds) for lane in (True, False)}
+            start = {"w": np.ones(n, "f4")}
+            with daskps.create(start, optimizer=optim.SGD(0.1), shards=SHARDS) as store:
+
+                def side(lane: bool, store: Any = store, used: Any = used) -> float:
+                    client.run(clusters.configure, {"daskps.ways.lane": lane})
+                    took: float = used[lane].seconds(
+                        lambda: _train(store, rounds, PARTS, "graph")
+                    )
+                    return took
+
+                found = alternating(partial(side, True), partial(side, False))
+            name = f"graph round of {PARTS} parts, {size}, no memory shared"
+            by = f"by lane {used[True]}, by message {used[False]}"
+            cpu = f"CPU time of a round of {size}, scheduler + workers: {by}"
+            yield Comparison(name, "by message", *found), cpu
+
+
 OPTIONS = (*reported(pairs=5), number("--rounds", 48, "of one side"))
 
 
 def run(options: Namespace) -> None:
     """Measure and print."""
     report = Report("graph", options)
+
+    def alternating(ours: Seconds, theirs: Seconds) -> Samples:
+        ours(), theirs()  # warm
+        return alternate(ours, theirs, options.pairs)
+
     with command.cluster(options, 2, threads=4) as client:
-
-        def alternating(ours: Seconds, theirs: Seconds) -> Samples:
-            ours(), theirs()  # warm
-            return alternate(ours, theirs, options.pairs)
-
         found, used = _beside_plain(client, options.rounds, alternating)
         print(used)
         report.add(found)
         report.add(_beside_resident(options.rounds, alternating))
+    if options.scheduler is None and not options.close:
+        for found, used in _by_lane(options.rounds, alternating):
+            print(used)
+            report.add(found)
     report.end()
