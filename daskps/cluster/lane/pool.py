@@ -6,10 +6,10 @@ import logging
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from functools import partial
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+#: What a thread is to do, with all that it is about.
+PoolJob = partial[None]
 
 logger = logging.getLogger(__name__)
 #: How long a thread waits for more to do.
@@ -29,17 +29,17 @@ class Pool:
 
     def __init__(self, most: int, name: str) -> None:
         self._most, self._name = most, name
-        self._jobs: deque[Callable[[], None]] = deque()
+        self._jobs: deque[PoolJob] = deque()
         self._changed = threading.Condition(threading.Lock())
         self._threads: set[threading.Thread] = set()
         self._n_idle = self._n_started = 0
         self._is_closed = False
 
-    def submit(self, job: Callable[[], None]) -> None:
-        """Have a thread do a job; those that come after the end are done by nobody."""
+    def submit(self, job: PoolJob) -> bool:
+        """Have a thread do a job; return whether one will, as none does after the end."""
         with self._changed:
             if self._is_closed:
-                return
+                return False
             self._jobs.append(job)
             if self._n_idle >= len(self._jobs):
                 self._changed.notify()
@@ -52,13 +52,16 @@ class Pool:
                 )
                 self._threads.add(thread)
                 thread.start()
+        return True
 
-    def close(self) -> None:
-        """Have its threads end after what they are at."""
+    def close(self) -> list[PoolJob]:
+        """Have its threads end after what they are at; return what nobody has begun."""
         with self._changed:
             self._is_closed = True
+            left = [*self._jobs]
             self._jobs.clear()
             self._changed.notify_all()
+        return left
 
     def join(self, end: float) -> bool:
         """Wait for its threads, in the time of `time.monotonic`; return whether all ended."""
@@ -82,7 +85,7 @@ class Pool:
             with self._changed:
                 self._threads.discard(threading.current_thread())
 
-    def _next(self) -> Callable[[], None] | None:
+    def _next(self) -> PoolJob | None:
         with self._changed:
             self._n_idle += 1
             try:

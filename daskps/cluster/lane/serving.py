@@ -25,7 +25,7 @@ from daskps.cluster.lane.connection import (
 )
 from daskps.cluster.lane.desk import Desk
 from daskps.cluster.lane.plain_reads import loaded
-from daskps.cluster.lane.pool import Pool
+from daskps.cluster.lane.pool import Pool, PoolJob
 from daskps.cluster.lane.selecting import Selector
 from daskps.cluster.lane.staying import Staying
 from daskps.errors import ProtocolError, ShardBusyError
@@ -81,7 +81,8 @@ class LaneServer:
     def close(self, seconds: float) -> None:
         """End all connections, and wait so long for the threads."""
         end = time.monotonic() + seconds
-        self._pool.close()
+        for job in self._pool.close():
+            self._drop(job)
         self._selector.close()
         if not (self._pool.join(end) and self._selector.join(end)):
             logger.warning("threads of lanes are still at a call, and end after it")
@@ -144,7 +145,7 @@ class LaneServer:
     def finish(self, connection: Connection, seconds: float, waiting: Waiting) -> None:
         """Answer a parked call, unless another thread does."""
         if connection.is_long and not seconds:
-            self._pool.submit(partial(self._finish_long, connection, waiting))
+            self._submit(partial(self._finish_long, connection, waiting))
         elif (claimed := connection.claim(waiting)) is not None:
             self._finish(connection, claimed, seconds)
 
@@ -158,7 +159,7 @@ class LaneServer:
             connection.answer(claimed.finish(seconds))
         except ShardBusyError:
             # Here with no time to wait; there it says that the call still waits.
-            self._pool.submit(partial(self._finish, connection, claimed, LOCK_SECONDS))
+            self._submit(partial(self._finish, connection, claimed, LOCK_SECONDS))
             return
         except BaseException as error:
             # Nobody knows how much of it was sent.
@@ -193,7 +194,7 @@ class LaneServer:
     def give_away(self, connection: Connection) -> None:
         """Have a thread serve a frame that takes long."""
         connection.is_away = True
-        self._pool.submit(partial(self._serve_long, connection))
+        self._submit(partial(self._serve_long, connection))
 
     def _serve_long(self, connection: Connection) -> None:
         buffer = self.begin_thread()
@@ -209,6 +210,19 @@ class LaneServer:
         connection.is_away = False
         self._selector.take(connection)
 
+    def _submit(self, job: PoolJob) -> None:
+        if not self._pool.submit(job):
+            self._drop(job)
+
+    def _drop(self, job: PoolJob) -> None:
+        """End the connection that a job would have had."""
+        connection: Connection = job.args[0]
+        connection.channel.shut()
+        if job.func == self._finish:
+            connection.give_back()
+        elif job.func != self._finish_long:  # of which its home still has it
+            self.end(connection)
+
     def try_to_stay(self, connection: Connection) -> bool:
         """Give a busy connection a thread to itself, if there is one."""
         with self._lock:
@@ -216,7 +230,7 @@ class LaneServer:
                 return False
             self._n_staying += 1
         connection.is_away = True
-        self._pool.submit(partial(self._stay, connection))
+        self._submit(partial(self._stay, connection))
         return True
 
     def _stay(self, connection: Connection) -> None:

@@ -360,6 +360,27 @@ def test_nothing_is_left_of_a_server_that_has_closed():
     until(lambda: len(os.listdir("/proc/self/fd")) == before)
 
 
+def test_what_nobody_has_begun_ends_with_the_server(lanes, monkeypatch):
+    """Frames and answers that take long, given to threads that end."""
+    peers = [lanes.connect() for _ in range(3)]
+    long, answers, busy = peers
+    for peer in peers:
+        peer.ask()
+    parked = [busy.park(), answers.park()]
+    answers.connection.claim()
+    lanes.server._pool._is_closed = True
+    long.send(form=LONG, clock=9)
+    lanes.server._submit(
+        partial(lanes.server._finish, answers.connection, parked[1], 1.0)
+    )
+    until(lambda: {*lanes.ended} == {long.connection, answers.connection})
+    busy.connection.is_long = True
+    parked[0].complete()
+    lanes.server.close(10)
+    assert {*lanes.ended} == {peer.connection for peer in peers}
+    assert not any(found.by for found in parked)
+
+
 def test_what_completes_a_call_after_the_end_harms_nobody(lanes):
     peer = lanes.connect()
     parked = peer.park()
