@@ -17,6 +17,16 @@ SAME = "tests/cluster/lane/test_same_answers.py"
 
 MUTANTS = (
     Mutant(
+        "slow-caller-keeps-threads",
+        "daskps.cluster.lane.connection:Connection.go_on",
+        "waits = seconds > 0 and not self.is_slow",
+        "waits = seconds > 0",
+        (
+            "tests/cluster/lane/test_serving.py::"
+            "test_no_thread_waits_twice_for_a_slow_caller",
+        ),
+    ),
+    Mutant(
         "lanes-of-dead-hosts-stay",
         "daskps.cluster.caller.lanes:Lanes._close_hung_up",
         "if lane.has_hung_up:",
@@ -187,7 +197,7 @@ MUTANTS = (
     Mutant(
         "selector-serves-what-takes-long",
         "daskps.cluster.lane.connection:Connection._gather",
-        "if self.is_long and not waits:",
+        "if self.is_long and not may_be_long:",
         "if self.is_long and waits < 0:",
         (f"{CONNECTION}::test_what_takes_long_is_left_to_a_thread_that_may_wait",),
     ),

@@ -142,6 +142,9 @@ class Connection:
         self.is_long = False
         #: Whether a thread of its own has it, or one for what takes long.
         self.is_away = False
+        #: Whether a thread has waited in vain for more of what is under way: none does
+        #: again, or slow callers would have them all.
+        self.is_slow = False
         self._head: Head | None = None
         self._body: list[Any] = []
         self._wanted: deque[memoryview] = deque()
@@ -176,7 +179,8 @@ class Connection:
         ProtocolError
             For bytes that no caller sends.
         """
-        channel, waits, n = self.channel, seconds > 0, 0
+        channel, n = self.channel, 0
+        waits = seconds > 0 and not self.is_slow
         if self._head is None and not self._unsent and channel.is_bare:
             n = channel.receive(buffer, waits=waits)
             if not n:
@@ -188,12 +192,12 @@ class Connection:
                     return self._serve_small(head, buffer[HEAD_NBYTES:n], seconds)
         channel.lend(buffer, n)
         try:
-            waits_for = self._gather(waits=waits)
+            waits_for = self._gather(waits=waits, may_be_long=seconds > 0)
         finally:
             channel.give_up_buffer()
         return waits_for or self._call(seconds)
 
-    def _gather(self, *, waits: bool) -> int:
+    def _gather(self, *, waits: bool, may_be_long: bool) -> int:
         """Send what is left, or receive what is missing; 0 for a frame that is whole."""
         if self._unsent:
             return self._send(waits=waits)
@@ -202,7 +206,7 @@ class Connection:
             if head is None:
                 return BYTES
             self._begin(head)
-        if self.is_long and not waits:
+        if self.is_long and not may_be_long:
             return THREAD
         is_whole = not self._wanted or self.channel.try_fill(self._wanted, waits=waits)
         return 0 if is_whole else BYTES
@@ -233,7 +237,7 @@ class Connection:
         head, body = self._head, self._body
         self._head, self._body = None, []
         if self._until < math.inf:
-            self._until = math.inf
+            self._until, self.is_slow = math.inf, False
             self.channel.expect(math.inf)
         self.n_frames += 1
         assert head is not None  # for the types
@@ -252,7 +256,7 @@ class Connection:
 
     def _send(self, *, waits: bool) -> int:
         if self.channel.try_send(self._unsent, waits=waits):
-            self._until = math.inf
+            self._until, self.is_slow = math.inf, False
             return ANSWERED
         if self._until == math.inf:
             self._expect(self.n_unsent)

@@ -204,8 +204,10 @@ class LaneServer:
                 return
             if waits in (OTHERS, ANSWERED):
                 break
-            # Its caller is slow: nobody waits for it.
-            if not connection.channel.wait(for_room=waits == ROOM):
+            for_room = waits == ROOM
+            if connection.is_slow or not connection.channel.wait(for_room=for_room):
+                # Nobody waits for its caller, nor for what else of this comes.
+                connection.is_slow = True
                 break
         connection.is_away = False
         self._selector.take(connection)

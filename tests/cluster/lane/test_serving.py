@@ -67,6 +67,10 @@ def is_in(found: list[Any], one: Any) -> bool:
     return one in found
 
 
+def has_more(found: list[Any], n: int) -> bool:
+    return len(found) > n
+
+
 def threads() -> list[str]:
     names = [thread.name for thread in threading.enumerate()]
     return [name for name in names if name.startswith("daskps-lane")]
@@ -148,6 +152,36 @@ def test_slow_senders_of_long_bodies_hold_no_threads(monkeypatch):
         for peer in slow:
             peer.socket.sendall(bytes(100_000 + HEAD_NBYTES - 70_000))
             assert peer.receive()[1] == bytes(100_000)
+
+
+def test_no_thread_waits_twice_for_a_slow_caller(monkeypatch):
+    """A byte a second of many bodies would have all threads wait for ever."""
+    monkeypatch.setattr(serving, "MOST_STAYING", 0)
+    waits: list[bool] = []
+    receive = ServedChannel._try_receive
+
+    def noted(self: ServedChannel, view: memoryview, waits_now: bool) -> int:
+        waits.append(waits_now)
+        return receive(self, view, waits_now)
+
+    data = frame(bytes(100_000))
+    with served(0.001) as lanes:
+        slow = lanes.connect()
+        slow.socket.sendall(data[:70_000])
+        until(lambda: slow.connection.is_slow)
+        until(lambda: not slow.connection.is_away)
+        monkeypatch.setattr(ServedChannel, "_try_receive", noted)
+        for k in range(70_000, 70_005):
+            n = len(waits)
+            slow.socket.sendall(data[k : k + 1])
+            until(partial(has_more, waits, n + 1))
+        assert not any(waits)
+        slow.socket.sendall(data[70_005:])
+        assert slow.receive()[1] == bytes(100_000)
+        assert not slow.connection.is_slow
+        # Of the next one it is waited for again.
+        assert slow.ask(bytes(100_000)) == bytes(100_000)
+        assert any(waits)
 
 
 @pytest.mark.parametrize("form", [MANY, LONG])
