@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from daskps.cluster.wire.messages import Call, Part
 
 #: An answer that is longer is for Python: what it waits for the interpreter is little then.
-MOST_NBYTES = 2**20
+#: Of 1 MiB with what is said of its shards.
+MOST_NBYTES = 2**20 + 2**12
 
 
 class CompiledReads:

@@ -40,7 +40,7 @@ MOST_STAYING, MOST_THREADS = 4, 12
 LOCK_SECONDS = 1.0
 #: How long a thread waits for plain reads that it answers without Python, or for those who
 #: take the answers; and how long these are at most.
-ALONE_MS, ALONE_NBYTES = 200, 2**20
+ALONE_MS, ALONE_NBYTES = 200, 2**20 + 2**12
 
 
 class _OfThread(threading.local):
