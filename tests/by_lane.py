@@ -47,12 +47,25 @@ _without: Counter[str] = Counter()
 _lock = threading.Lock()
 _is_async: ContextVar[bool] = ContextVar("_is_async", default=False)
 _installed: list[bool] = []
+#: Whether what is made now has to take lanes: in the process of the tests only those of
+#: the fourth way do, whose hosts give some.
+_is_watched = [False]
 
 
 def count(of: Counter[str], why: str) -> None:
     """Count something that threads count at the same time."""
     with _lock:
         of[why] += 1
+
+
+def watch(of_this_way: bool) -> None:
+    """Have what is made from now on counted, or not."""
+    _is_watched[0] = of_this_way
+
+
+def is_counted(far: Far) -> bool:
+    """Whether this is one of those that are counted."""
+    return any(far.counters is one for one in _counters)
 
 
 def install() -> None:
@@ -77,7 +90,7 @@ def noting(begin: Any) -> Any:
 
     def noted(self: Far, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
-        if isinstance(self, FarByLane):
+        if isinstance(self, FarByLane) and _is_watched[0]:
             _counters.append(self.counters)
 
     return noted
@@ -91,7 +104,7 @@ def waiting(take: Any) -> Any:
         # Others may be faster at those that are opened meanwhile.
         while lane is None and tries < lanes.MOST_LANES and opened(self, worker):
             lane, tries = take(self, worker, store), tries + 1
-        if lane is None:
+        if lane is None and _is_watched[0]:
             if self.count([worker]) >= lanes.MOST_LANES:
                 count(_by_contract, "all lanes to the host are in calls")
             else:
@@ -123,9 +136,9 @@ def tallying(send: Any) -> Any:
     async def tallied(
         self: Far, worker: str, request: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        if isinstance(self, FarByLane) and _is_async.get():
+        if is_counted(self) and _is_async.get():
             count(_by_contract, "on an event loop")
-        elif isinstance(self, FarByLane) and request.given:
+        elif is_counted(self) and request.given:
             count(_by_contract, "pieces that are given away")
         return await send(self, worker, request, *args, **kwargs)
 
@@ -148,6 +161,7 @@ def on_loop(call_async: Any) -> Any:
 def dask_setup(_: Any) -> None:
     """Change a worker that has this as a preload."""
     install()
+    watch(True)
 
 
 class Tally:

@@ -204,8 +204,12 @@ def way(request: pytest.FixtureRequest) -> Iterator[Any]:
     found: Client = request.getfixturevalue(name)
     # Of the others only the tasks have what is nearer than a message.
     mine = {"daskps.ways.lane": WAYS[request.param]["daskps.ways.lane"]}
-    with dask.config.set(mine), cleaned(found):
-        yield found
+    by_lane.watch(request.param == "lane")
+    try:
+        with dask.config.set(mine), cleaned(found):
+            yield found
+    finally:
+        by_lane.watch(False)
 
 
 def mostly_inside(

@@ -241,7 +241,7 @@ def test_a_worker_that_is_charged_sends_messages_and_maps_nothing(charged):
         [mapped] = charged.run(blocks, segment, workers=[owner]).values()
         assert mapped
         task = charged.submit(reads_and_pushes, s, segment, workers=[other])
-        assert task.result(30) == ([(0, 1)] * 3, {"message"}, [])
+        assert task.result(30) == ([(0, 1, 0)] * 3, {"message"}, [])
 
 
 def gradient(params, X, y):

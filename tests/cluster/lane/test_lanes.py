@@ -14,6 +14,7 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
+from dask.utils import parse_timedelta
 from distributed import Client
 from distributed.security import Security
 
@@ -22,7 +23,7 @@ from daskps import optim
 from daskps.cluster import upstream
 from daskps.cluster.caller import lane, lane_call, lane_form, lanes
 from daskps.cluster.caller.far import Far
-from daskps.cluster.caller.link import _LINKS
+from daskps.cluster.caller.link import _LINKS, link_of
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.host.lanes import most_lanes
@@ -130,6 +131,21 @@ def test_all_handles_and_trainers_of_a_process_have_its_lanes(client):
         s.pull()
         assert handle(s)["messages"] == 0
         assert given() == lanes
+
+
+def test_a_peer_that_does_not_read_is_cut(client):
+    """By the kernel, after what Dask gives all its connections: both ends keep that."""
+    after = parse_timedelta(dask.config.get("distributed.comm.timeouts.tcp"))
+    with store(client) as s:
+        opened(s)
+        idle = [lane for of in link_of(client).lanes._idle.values() for lane in of]
+        ends = [lane._socket for lane in idle]
+        of_hosts: list[Any] = [host.lanes for host in HOSTS.values()]
+        ends += [one.channel._socket for lanes in of_hosts for one in lanes._lanes]
+        assert len(ends) == 4
+        for end in ends:
+            found = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert found == 1000 * after
 
 
 def test_a_call_to_a_store_that_is_gone_leaves_the_lane_to_others(client):
