@@ -19,7 +19,7 @@ from daskps.cluster.host.reductions import sums
 from daskps.cluster.wire import encoding as words
 from daskps.cluster.wire.messages import INLINE_NBYTES, Call
 from daskps.layout.arrays import Layout
-from tests.support import gen_cluster, mostly_inside
+from tests.support import WAYS, gen_cluster, mostly_inside
 
 #: A number and the bfloat16 next to it.
 GIVEN, ROUNDED = 1.111111, 1.109375
@@ -196,7 +196,7 @@ async def test_the_reply_with_sums_names_the_codec(s):
 @gen_cluster(
     client=True,
     nthreads=[("127.0.0.1", 1), ("127.0.0.1", 1)],
-    config={"daskps.ways.process": False, "daskps.ways.machine": False},
+    config=WAYS["rpc"],
 )
 async def test_large_gradients_are_widened_off_the_event_loop(c, s, a, b):
     """Small ones on it: a thread would cost more."""
