@@ -12,6 +12,7 @@ import concurrent.futures
 import math
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from daskps.cluster.caller.interrupts import shielded
@@ -22,7 +23,7 @@ from daskps.cluster.lane.frames import APPLIED, PARKED
 from daskps.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from daskps.cluster.caller.far import Far
     from daskps.cluster.caller.lane import Lane, LaneSaid
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 WAIT_SECONDS, SOON_SECONDS = 20.0, 0.5
 #: How long to wait for messages that were called off.
 STOP_SECONDS = 5.0
+#: What a thread does meanwhile, and says of shards that it reaches itself.
+Meanwhile = Callable[[], "Sequence[tuple[int, int]]"]
 #: What leaves a call to messages.
 _LEFT = (OSError, ProtocolError, LaneRefusedError)
 
@@ -92,14 +95,29 @@ class LaneCall:
         self._lag = 0
         self._is_stopped = False
 
-    def run(self) -> Reply:
+    def run(self, meanwhile: Meanwhile | None = None) -> Reply:
         """Begin it, and return what the shards have said.
 
+        Parameters
+        ----------
+        meanwhile : callable, optional
+            What its thread does while the hosts work on it. Returns the versions of
+            the shards that it has reached itself, which are in the reply then.
+
+        Returns
+        -------
+        Reply
+            What the shards have said.
+
+        Notes
+        -----
         On lanes Ctrl-C may end it anywhere: what is not given back is nobody's. What
         goes by message is another thread's, where this is the main one.
         """
         self.begin()
         try:
+            if meanwhile is not None:
+                self._versions += meanwhile()
             while self._under_way and not self._left:
                 self._receive()
             if not self._left:
@@ -178,7 +196,10 @@ class LaneCall:
         """Take what the first host that has not answered yet says by its lane."""
         form, lane = self._under_way[0]
         try:
-            rows = self._answer(form, lane)
+            try:
+                rows = lane.answer(form, self._said.outs)
+            except LaneSilentError:
+                rows = self._await(form, lane)
         except _LEFT as error:
             self._fall_back(0, error)
             return
@@ -198,26 +219,21 @@ class LaneCall:
             request = request.waiting()
         self._left.append((request, form.shards))
 
-    def _answer(self, form: LaneForm, lane: Lane) -> tuple[int, ...]:
-        """Return the rows that answer it, waiting for them as long as the host may.
+    def _await(self, form: LaneForm, lane: Lane) -> tuple[int, ...]:
+        """Return the answer of a host that is silent, for as long as it may be.
 
         Meanwhile the event loop asks the directory whether that is in vain, as it does
         for a message that is late; the lane is shut then.
         """
-        outs, end = self._said.outs, self._deadline.end
-        try:
-            return lane.answer(form, outs)
-        except LaneSilentError:
-            if self._said.min_version is None and not self._route.may_wait:
-                raise
+        end, may_wait = self._deadline.end, self._route.may_wait
         left = math.inf if end is None else end - time.monotonic()
-        if left <= 0:
+        if left <= 0 or (self._said.min_version is None and not may_wait):
             raise LaneSilentError("a host answers nothing")
         seconds = min(left, WAIT_SECONDS + form.patience)
         watch = self._far.watch(form.worker, form.shards, self._route.run, lane.shut)
         try:
             lane.begin(seconds, left)
-            return lane.answer(form, outs)
+            return lane.answer(form, self._said.outs)
         finally:
             watch.stop()
 

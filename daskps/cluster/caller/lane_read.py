@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.lane import LaneSaid
-from daskps.cluster.caller.lane_call import LaneCall
+from daskps.cluster.caller.lane_call import LaneCall, Meanwhile
 from daskps.cluster.caller.near import AGAIN_SECONDS
 from daskps.cluster.caller.routes import Request, Step, Target
 
@@ -51,7 +51,13 @@ class LaneRead:
         route = far.find_lanes(request, tuple(slices))
         return None if route is None else cls(far, request, route)
 
-    def read(self, clock: int, outs: Sequence[Array], deadline: Deadline) -> int:
+    def read(
+        self,
+        clock: int,
+        outs: Sequence[Array],
+        deadline: Deadline,
+        meanwhile: Meanwhile | None = None,
+    ) -> int:
         """Read into arrays; return by how many clocks the slowest trainer was behind.
 
         Parameters
@@ -62,6 +68,8 @@ class LaneRead:
             Where it goes.
         deadline : Deadline
             Its end.
+        meanwhile : callable, optional
+            What the thread does while the hosts read.
         """
 
         def make() -> Request:
@@ -72,4 +80,4 @@ class LaneRead:
 
         said = LaneSaid(clock, outs=outs)
         call = LaneCall(self._far, self._route, said, make=make, deadline=deadline)
-        return call.run().lag
+        return call.run(meanwhile).lag

@@ -31,7 +31,7 @@ class LaneRoute:
         The shards of it that are meant.
     """
 
-    __slots__ = ("forms", "lanes", "may_wait", "run", "slices")
+    __slots__ = ("forms", "lanes", "may_wait", "rest", "run", "slices")
 
     def __init__(
         self, lanes: Lanes, meta: StoreMap, request: Request, shards: Sequence[int]
@@ -43,6 +43,8 @@ class LaneRoute:
         #: What is read of which shard.
         self.slices: Mapping[int, tuple[ReadSlice, ...]]
         self.slices = {} if target is None else target.slices
+        #: What of it is read of shards that are not meant.
+        self.rest = {s: of for s, of in self.slices.items() if s not in shards}
         hosts: dict[str, list[int]] = {}
         for shard in shards:
             hosts.setdefault(owners[shard], []).append(shard)

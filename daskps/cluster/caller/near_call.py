@@ -80,7 +80,7 @@ class NearCall:
     taken : sequence of (int, int)
         Shards that have taken it before, with their versions.
     parts : sequence of NearPart, optional
-        The shards of `near` that have not; all by default.
+        The shards of `near` that have not; all by default. Others see to its far ones.
     """
 
     def __init__(
@@ -96,6 +96,7 @@ class NearCall:
         self._far, self._request, self._near = far, request, near
         self._deadline = deadline
         self._parts = near.parts if parts is None else parts
+        self._far_shards = near.far if parts is None else []
         self._versions = [*taken]
         self._tickets: list[tuple[NearPart, Ticket]] = []
         #: Shards whose owners must have it, as it is and without what was accepted.
@@ -142,8 +143,8 @@ class NearCall:
         near, request = self._near, self._request
         parts = self._parts
         self._far.counters.local_calls += near.n_hosts
-        if near.far:
-            self._send(request, near.far)
+        if self._far_shards:
+            self._send(request, self._far_shards)
         if time.monotonic() > near.next_look and not near.is_live():
             # What is pushed to a worker that is gone would be acknowledged, and lost.
             self._back = [p.shard for p in parts if not p.serving.is_live()]

@@ -204,17 +204,21 @@ class NamedRead:
         self, ways: Ways, far: Far, out: Mapping[str, Array], target: Target
     ) -> None:
         self._wanted = [(array.shape, array.dtype) for array in out.values()]
-        self.prepared = PreparedRead(ways, target.slices)
-        #: The same by lanes, where all of it is far.
-        self.by_lane: LaneRead | None = None
-        if not any(ways.find_shard(shard) for shard in target.slices):
+        self.slices = target.slices
+        near: dict[int, tuple[ReadSlice, ...]] = {}
+        far_slices: dict[int, tuple[ReadSlice, ...]] = {}
+        for shard, of in target.slices.items():
+            where = far_slices if ways.find_shard(shard) is None else near
+            where[shard] = of
+        #: What this process reaches of it, and by lanes the rest.
+        self.prepared, self.by_lane = PreparedRead(ways, near), None
+        if far_slices:
             step = Step(run=ways.run, rank=ways.rank)
-            self.by_lane = LaneRead.of(far, target.slices, step)
-
-    @property
-    def is_possible(self) -> bool:
-        """Whether it is worth being kept."""
-        return self.prepared.is_possible or self.by_lane is not None
+            self.by_lane = LaneRead.of(far, far_slices, step)
+        #: Whether it is worth being kept.
+        self.is_possible = self.prepared.is_possible and (
+            not far_slices or self.by_lane is not None
+        )
 
     def flats(self, out: Mapping[str, Array]) -> list[Array] | None:
         """Return the arrays as vectors; None for others to look at them."""
@@ -230,12 +234,29 @@ class NamedRead:
             flats.append(array.ravel())
         return flats
 
+    def read_both(
+        self, far: LaneRead, clock: int, flats: Sequence[Array], deadline: Deadline
+    ) -> int | None:
+        """Read near shards while the hosts of the far ones do; None as of near reads.
+
+        Returns by how many clocks the slowest trainer was behind.
+        """
+        near, is_read = self.prepared, False
+
+        def read_near() -> Sequence[tuple[int, int]]:
+            nonlocal is_read
+            is_read = near.read(repeat(clock), flats)
+            return ()
+
+        lag = far.read(clock, flats, deadline, read_near)
+        return max(lag, near.lag) if is_read else None
+
     def target(self, out: Mapping[str, Array]) -> Target | None:
         """Return this read into the arrays of `out`; None for others to look at them."""
         flats, found = self.flats(out), dict(out)
         if flats is None:
             return None
-        return Target(self.prepared.slices, flats, lambda: found)
+        return Target(self.slices, flats, lambda: found)
 
 
 class Reads:
@@ -278,16 +299,19 @@ class Reads:
         known = self._named.find(_asked(names, out))
         if known is None or (flats := known.flats(out)) is None:
             return None
-        if (far := known.by_lane) is not None:
-            if time.monotonic() > far.until:
-                self._named.forget(_asked(names, out))
-                return None
+        near, far = known.prepared, known.by_lane
+        lag: int | None = None
+        if far is None:
+            lag = near.lag if near.read(repeat(clock), flats) else None
+        elif time.monotonic() > far.until:
+            self._named.forget(_asked(names, out))
+        elif not near.n_hosts:
             lag = far.read(clock, flats, deadline or self._forever)
-        elif known.prepared.read(repeat(clock), flats):
-            self._counters.local_calls += known.prepared.n_hosts
-            lag = known.prepared.lag
         else:
+            lag = known.read_both(far, clock, flats, deadline or self._forever)
+        if lag is None:
             return None
+        self._counters.local_calls += near.n_hosts
         self.lag = max(self.lag, lag)
         return dict(out)
 

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.link import Link
     from daskps.cluster.caller.near import NearPart
     from daskps.cluster.caller.shard_map import RunMembership, StoreMap
-    from daskps.codecs import Codec
     from daskps.typing import Array
 
 
@@ -68,7 +68,7 @@ class Session:
         self.reads = self.shards.reads
         #: Steps that the trainer repeats, by the parameters that they bring.
         self._near: dict[tuple[int, ...], NearRoute] = {}
-        #: How those take lanes that are far.
+        #: How the far shards of those take lanes.
         self._lanes: dict[tuple[NearRoute, str, bool], LaneRoute] = {}
         self._forever = Deadline(None, f"a call of trainer {rank}")
         self.clock = 0
@@ -136,29 +136,35 @@ class Session:
             self._failed = True
             kind = kind if arrays else NOTHING
             codec = self._codec if kind == GRADIENT else None
-            near, far = self._roads(arrays, tick=tick)
+            # Pushes before the tick of a clock stay with the owners, and so does it.
+            road = None if self._open or not tick else self._find_road(tuple(arrays))
             # Near, what is read is read after the step, without asking the shards. Not
             # where that may last too long: the clock stays then, and the step may not.
-            if codec is not None or (target is not None and timeout is not None):
-                near = None
+            is_late = target is not None and timeout is not None
+            if road is not None and road.parts and (codec is not None or is_late):
+                road = None
             if codec is not None:
-                arrays = self._encoded(arrays, codec)
+                how: Any = {"finite": self._finite, "empty": self._pool.empty}
+                arrays = encoding.encoded(self.meta.layout, arrays, codec, **how)
             number = self._next_number(kind, tick)
             step = Tick(self.run, self.rank, self.clock, number, kind, weight)
             try:
-                if near is not None:
-                    versions = self._deliver_near(
-                        near, step, arrays, timeout=timeout, look=look
+                if road is not None and not road.far:
+                    unread, versions = (
+                        target,
+                        self._deliver_near(
+                            road, step, arrays, timeout=timeout, look=look
+                        ),
                     )
                 else:
-                    if look is not None and far is not None:
+                    if look is not None and road is not None:
                         look()
                     make = partial(
                         self._request, step, arrays, tick=tick, target=target, look=look
                     )
-                    versions = self._deliver_far(
-                        far, step, arrays, target=target, make=make, timeout=timeout
-                    ).versions
+                    unread, versions = self._deliver_far(
+                        road, step, arrays, target=target, make=make, timeout=timeout
+                    )
             except RunCancelledError:
                 raise
             except BaseException:
@@ -171,8 +177,8 @@ class Session:
             self._failed = False
             if self._open or not tick:
                 self._note_open(arrays, tick)
-            if near is not None and target is not None:
-                self.read(target, None)
+            if unread is not None:
+                self.read(unread, None)
             versions.sort()
             return Version.of(versions)
 
@@ -185,7 +191,10 @@ class Session:
         timeout: float | None,
         look: FiniteCheck | None,
     ) -> list[tuple[int, int]]:
-        """Deliver a step to shards that this process reaches; return their versions."""
+        """Deliver a step to the shards that this process reaches.
+
+        Returns their versions, and of those that only their owners can serve.
+        """
         taken: list[tuple[int, int]] = []
         parts: Sequence[NearPart] = near.parts
         if self.bsp:
@@ -208,16 +217,8 @@ class Session:
         elif self.bsp:
             self._uncommitted.add(arrays)
 
-    def _roads(
-        self, arrays: Mapping[int, Array], *, tick: bool
-    ) -> tuple[NearRoute | None, NearRoute | None]:
-        """Return the shards of a step where all of them are near, or all are far.
-
-        Neither where pushes at this clock are with their owners, before its tick.
-        """
-        if not tick or self._open:
-            return None, None
-        indices = tuple(arrays)
+    def _find_road(self, indices: tuple[int, ...]) -> NearRoute:
+        """Return the shards of a step that brings these parameters and ticks."""
         found = self._near.get(indices)
         if (
             found is None
@@ -230,9 +231,7 @@ class Session:
                 del self._near[next(iter(self._near))]
             self._near[indices] = found
             self._lanes.clear()
-        if not found.far:
-            return found, None
-        return None, None if found.parts else found
+        return found
 
     def _request(
         self,
@@ -257,35 +256,44 @@ class Session:
 
     def _deliver_far(
         self,
-        far: NearRoute | None,
+        road: NearRoute | None,
         step: Tick,
         arrays: Mapping[int, Array],
         *,
         target: Target | None,
         make: Callable[[], Request],
         timeout: float | None,
-    ) -> Reply:
-        """Deliver a step to shards of other processes, by lanes as it went before."""
-        lanes = None
-        if far is not None:
-            lanes = self._lanes.get((far, step.kind, target is None))
+    ) -> tuple[Target | None, list[tuple[int, int]]]:
+        """Deliver a step that shards of other processes have a part of.
+
+        By lanes as it went before: near ones get theirs while the far ones answer.
+        Returns what is still to be read, and the versions of all.
+        """
+        if road is None:
+            return None, self._send(make(), timeout).versions
+        lanes = self._lanes.get((road, step.kind, target is None))
         if lanes is None or not lanes.reads_as(target):
             request = make()
-            if far is not None:
-                lanes = self.shards.far.find_lanes(request, far.far)
-            if far is None or lanes is None:
-                return self._send(request, timeout)
-            self._lanes[far, step.kind, target is None] = lanes
+            lanes = self.shards.far.find_lanes(request, road.far)
+            if lanes is None:
+                return None, self._send(request, timeout).versions
+            self._lanes[road, step.kind, target is None] = lanes
         deadline, number = self._deadline(timeout, "a push"), step.sequence
         outs = () if target is None else target.flats
         said = LaneSaid(step.clock, number, number, step.weight, None, arrays, outs)
         call = LaneCall(self.shards.far, lanes, said, make=make, deadline=deadline)
+        near = partial(
+            self._deliver_near, road, step, arrays, timeout=timeout, look=None
+        )
         try:
-            reply = call.run()
+            reply = call.run(near if road.parts else None)
         except ContributionLostError:
-            return self._send_whole(make(), deadline)
+            return None, self._send_whole(make(), deadline).versions
         self.reads.lag = max(self.reads.lag, reply.lag)
-        return reply
+        if target is not None:
+            # By lanes the shards of others were read; near ones are after the step.
+            target = replace(target, slices=lanes.rest) if lanes.rest else None
+        return target, reply.versions
 
     def _send(self, request: Request, timeout: float | None) -> Reply:
         """Send a push; where a shard lacks or keeps some of those before, all of them."""
@@ -309,10 +317,6 @@ class Session:
         reply = self._call(again._replace(by_owner=request.by_owner), deadline)
         self._is_torn = False
         return reply
-
-    def _encoded(self, arrays: Mapping[int, Array], codec: Codec) -> dict[int, Array]:
-        layout, empty = self.meta.layout, self._pool.empty
-        return encoding.encoded(layout, arrays, codec, finite=self._finite, empty=empty)
 
     def barrier(self, timeout: float | None) -> None:
         """Wait until every live trainer has ticked as often as this one."""

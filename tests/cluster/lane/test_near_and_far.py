@@ -1,0 +1,162 @@
+"""Steps and reads of which one part is near and the rest goes by lanes.
+
+That is what a trainer on one of several machines does: a shard of the store is its own
+worker's, the others are those of other machines.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client
+
+import daskps
+from daskps import optim
+from tests.support import cleaned, local_cluster, until
+
+#: As between machines: what is in the same process is near, all else is not.
+WAYS = {
+    "daskps.ways.process": True,
+    "daskps.ways.machine": False,
+    "daskps.ways.lane": True,
+    "distributed.worker.profile.enabled": False,
+}
+#: Calls of Python in a trainer's thread: two of its shards are near, two are not. To be
+#: lowered by who makes the road shorter.
+MOST_CALLS = {"push": 69, "pull": 31, "pushpull": 91}
+N, STEPS = 101, 20
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Client]:
+    with dask.config.set(WAYS), local_cluster() as client:
+        yield client
+
+
+@pytest.fixture
+def client(two: Client) -> Iterator[Client]:
+    with cleaned(two):
+        yield two
+
+
+@pytest.fixture
+def store(client: Client) -> Iterator[daskps.ParameterStore]:
+    sgd = optim.SGD(1.0)
+    with daskps.create({"w": np.zeros(N)}, optimizer=sgd, shards=4) as found:
+        yield found
+
+
+def open_lanes(trainer: Any) -> Any:
+    """Wait until its process has lanes to all others; return what it counts in."""
+    shards = trainer._session.shards
+    owners = enumerate(trainer._session.meta.where.owners)
+    others = {w for i, w in owners if shards.ways.find_shard(i) is None}
+    until(lambda: shards.far.lanes.count(others) >= len(others) == 1)
+    return shards.counters
+
+
+def verbs(trainer: Any, part: float) -> dict[str, Callable[[], object]]:
+    """Return what a trainer does with gradients of that value, and reads into `out`."""
+    out, grads, half = ({"w": np.full(N, value)} for value in (np.nan, part, part / 2))
+
+    def torn() -> None:
+        trainer.push(half, tick=False)
+        trainer.push(half)
+
+    return {
+        "push": lambda: trainer.push(grads),
+        "pull": lambda: trainer.pull(out=out)["w"].copy(),
+        "pushpull": lambda: trainer.pushpull(grads, out=out)["w"].copy(),
+        "torn": torn,
+    }
+
+
+def rounds(trainer: Any, part: tuple[float, str]) -> tuple[list[int], Any, Any]:
+    """Make steps of a verb; return messages and calls of the last, and all reads."""
+    value, verb = part
+    act, read = verbs(trainer, value), []
+    for k in range(3 * STEPS):
+        if k == 2 * STEPS:
+            counters = open_lanes(trainer)
+            before = counters.messages, counters.lane_calls, counters.local_calls
+        found = act[verb]()
+        read.append(found if verb == "pushpull" else act["pull"]())
+    after = counters.messages, counters.lane_calls, counters.local_calls
+    counted = [b - a for a, b in zip(before, after, strict=True)]
+    return counted, np.array(read), trainer.pull()["w"]
+
+
+@pytest.mark.parametrize("verb", ["push", "pushpull", "torn"])
+def test_rounds_take_a_lane_for_what_is_not_near(store, verb):
+    rows = daskps.run(store, rounds, [(1.0, verb), (3.0, verb)])
+    expected = -2.0 * np.arange(1, 3 * STEPS + 1)
+    for (messages, by_lane, local), read, last in rows:
+        assert (read == expected[:, None]).all()
+        assert (last == expected[-1]).all()
+        calls = STEPS * (1 if verb == "pushpull" else 2)
+        if verb != "torn":
+            assert (messages, by_lane) == (0, calls)
+        assert local >= calls
+    assert store.versions == (3 * STEPS,) * 4
+
+
+def asynchronous(trainer: Any, part: int) -> Any:
+    act, counters = verbs(trainer, 1.0), None
+    for k in range(part):
+        act["push"]()
+        seen = act["pull"]()
+        # Its own pushes are there, each once on every shard.
+        assert (seen <= -(k + 1)).all()
+        if k == part // 2:
+            counters = open_lanes(trainer)
+            before = counters.messages, counters.lane_calls
+    assert counters is not None
+    return counters.messages - before[0], counters.lane_calls - before[1]
+
+
+@pytest.mark.parametrize("sync", ["asp", "ssp"])
+def test_steps_without_rounds_count_once_on_each_shard(store, sync):
+    for messages, by_lane in daskps.run(store, asynchronous, [60, 60], sync=sync):
+        assert messages == 0
+        assert by_lane >= 2 * 29
+    assert store.versions == (120,) * 4
+    assert (store.pull()["w"] == -120).all()
+
+
+def counted(call: Callable[[], object]) -> list[str]:
+    """Return what a call calls in this thread."""
+    names: list[str] = []
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            names.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return names
+
+
+def shortest(trainer: Any, part: float) -> dict[str, list[str]]:
+    """Return what each verb calls, where nothing is made anew and nobody is late."""
+    act = verbs(trainer, part)
+    for _ in range(STEPS):
+        act["push"](), act["pull"](), act["pushpull"]()
+    open_lanes(trainer)
+    return {
+        verb: min((counted(act[verb]) for _ in range(2 * STEPS)), key=len)
+        for verb in MOST_CALLS
+    }
+
+
+def test_a_step_takes_few_calls(store):
+    [found, _] = daskps.run(store, shortest, [1.0, 1.0])
+    for verb, most in MOST_CALLS.items():
+        assert len(found[verb]) <= most, found[verb]
