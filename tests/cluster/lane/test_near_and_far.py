@@ -60,7 +60,7 @@ def open_lanes(trainer: Any) -> Any:
     return shards.counters
 
 
-def verbs(trainer: Any, part: float) -> dict[str, Callable[[], object]]:
+def verbs(trainer: Any, part: float) -> dict[str, Callable[[], Any]]:
     """Return what a trainer does with gradients of that value, and reads into `out`."""
     out, grads, half = ({"w": np.full(N, value)} for value in (np.nan, part, part / 2))
 
