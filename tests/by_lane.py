@@ -1,7 +1,7 @@
 """Lanes from a process's first call on, and a count of the calls that took none.
 
-Workers of the fourth way have this as a preload of Dask's, the process of the tests calls
-:func:`install`. Only what the configuration gives lanes is changed by it: a call waits
+Workers of the fourth way have this as a preload of Dask's, the process of the tests is
+changed by :func:`watched`. Only what the configuration gives lanes is changed by it: a call waits
 for the lane to its host to be open, and one that has ended is opened anew at once.
 """
 
@@ -13,7 +13,7 @@ import functools
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -27,8 +27,6 @@ from daskps.cluster.caller.wires import Counters
 #: How many of the calls that may take a lane have to, and how many of a run of only a few
 #: tests may do without: what tests refuse and interrupt goes by message.
 SHARE, MOST_WITHOUT = 0.99, 20
-#: How long a call waits for its lane.
-OPEN_SECONDS = 30.0
 #: What a handle counts of calls that a lane has answered: they have to be waited for, or
 #: are not what the shards take, and the rest of it goes by message.
 ANSWERED = frozenset(
@@ -46,10 +44,9 @@ _by_contract: Counter[str] = Counter()
 _without: Counter[str] = Counter()
 _lock = threading.Lock()
 _is_async: ContextVar[bool] = ContextVar("_is_async", default=False)
-_installed: list[bool] = []
-#: Whether what is made now has to take lanes: in the process of the tests only those of
-#: the fourth way do, whose hosts give some.
-_is_watched = [False]
+#: What is changed while lanes are watched, and what it was before: in the process of the
+#: tests only those of the fourth way are, whose hosts give some.
+_before: list[tuple[Any, str, Any]] = []
 
 
 def count(of: Counter[str], why: str) -> None:
@@ -58,9 +55,16 @@ def count(of: Counter[str], why: str) -> None:
         of[why] += 1
 
 
-def watch(of_this_way: bool) -> None:
-    """Have what is made from now on counted, or not."""
-    _is_watched[0] = of_this_way
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    """Change this process for a while."""
+    install()
+    try:
+        yield
+    finally:
+        for owner, name, value in _before:
+            setattr(owner, name, value)
+        _before.clear()
 
 
 def is_counted(far: Far) -> bool:
@@ -69,11 +73,11 @@ def is_counted(far: Far) -> bool:
 
 
 def install() -> None:
-    """Change this process, once."""
-    if _installed:
-        return
-    _installed.append(True)
-    lanes.CALLS_BEFORE, lanes.PAUSE_SECONDS = 1, 0.0
+    """Change this process: its calls take lanes, and are counted."""
+    values: Any = (lanes, "CALLS_BEFORE", 1), (lanes, "PAUSE_SECONDS", 0.0)
+    for owner, name, value in values:
+        _before.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
     patches: Any = (
         (Far, "__init__", noting),
         (Far, "_send", tallying),
@@ -82,6 +86,7 @@ def install() -> None:
     )
     for owner, name, of in patches:
         whole = getattr(owner, name)
+        _before.append((owner, name, whole))
         setattr(owner, name, functools.wraps(whole)(of(whole)))
 
 
@@ -90,7 +95,7 @@ def noting(begin: Any) -> Any:
 
     def noted(self: Far, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
-        if isinstance(self, FarByLane) and _is_watched[0]:
+        if isinstance(self, FarByLane):
             _counters.append(self.counters)
 
     return noted
@@ -104,7 +109,7 @@ def waiting(take: Any) -> Any:
         # Others may be faster at those that are opened meanwhile.
         while lane is None and tries < lanes.MOST_LANES and opened(self, worker):
             lane, tries = take(self, worker, store), tries + 1
-        if lane is None and _is_watched[0]:
+        if lane is None:
             if self.count([worker]) >= lanes.MOST_LANES:
                 count(_by_contract, "all lanes to the host are in calls")
             else:
@@ -161,7 +166,6 @@ def on_loop(call_async: Any) -> Any:
 def dask_setup(_: Any) -> None:
     """Change a worker that has this as a preload."""
     install()
-    watch(True)
 
 
 class Tally:

@@ -7,7 +7,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -175,7 +175,6 @@ def rpc_cluster() -> Iterator[Client]:
 @pytest.fixture(scope="session")
 def lane_cluster() -> Iterator[Client]:
     """Two worker processes that everybody reaches by lanes, from the first call on."""
-    by_lane.install()
     with ways_cluster("lane") as client:
         yield client
         tally = by_lane.Tally(
@@ -204,12 +203,9 @@ def way(request: pytest.FixtureRequest) -> Iterator[Any]:
     found: Client = request.getfixturevalue(name)
     # Of the others only the tasks have what is nearer than a message.
     mine = {"daskps.ways.lane": WAYS[request.param]["daskps.ways.lane"]}
-    by_lane.watch(request.param == "lane")
-    try:
-        with dask.config.set(mine), cleaned(found):
-            yield found
-    finally:
-        by_lane.watch(False)
+    watch = by_lane.watched() if request.param == "lane" else nullcontext()
+    with watch, dask.config.set(mine), cleaned(found):
+        yield found
 
 
 def mostly_inside(

@@ -196,7 +196,8 @@ def test_push_whose_answer_was_lost_counts_once(machine, workers):
     a, b = workers[:2]
     s = daskps.create({"w": np.zeros(8)}, servers=[a, b])
     far = pickle.loads(pickle.dumps(s))
-    with dask.config.set({"daskps.ways.process": False, "daskps.ways.machine": False}):
+    ways = ("process", "machine", "lane")
+    with dask.config.set({f"daskps.ways.{way}": False for way in ways}):
         far._attached()
     machine.run(die_before_answering, workers=[a])
     assert far.add({"w": np.ones(8)}) == 1

@@ -21,6 +21,7 @@ SHARD = {
     "nbytes",
     "segment_nbytes",
     "locked_reads",
+    "plain_reads",
     "pushes",
     "duplicates",
     "parked",

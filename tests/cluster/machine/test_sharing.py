@@ -16,6 +16,9 @@ from daskps import config, optim
 from daskps.cluster.machine.folder import folder_of
 from tests.support import cleaned, local_cluster, store, until
 
+#: What is not in memory that this process has goes by message.
+BY_MESSAGE = {"daskps.ways.lane": False}
+
 
 def folder(client):
     """Where a cluster's blocks are; others of this user may run meanwhile."""
@@ -122,7 +125,7 @@ def test_what_a_store_shares_has_no_more_bytes_than_it_says(machine):
 def test_without_shared_memory_all_goes_by_message(base):
     """As in a container without /dev/shm, or with one that nobody may write to."""
     with (
-        dask.config.set({"daskps.shared-memory-directory": base}),
+        dask.config.set({"daskps.shared-memory-directory": base, **BY_MESSAGE}),
         local_cluster(1) as client,
         store(client) as s,
     ):
@@ -145,7 +148,7 @@ def full(dask_worker):
 
 
 def test_full_memory_in_the_middle_of_a_create_leaves_nothing_shared():
-    with local_cluster(1) as client:
+    with dask.config.set(BY_MESSAGE), local_cluster(1) as client:
         client.run(full)
         with store(client, shards=3) as s:
             assert not files(client)
@@ -193,7 +196,8 @@ def test_fork_in_user_code_is_refused_and_harms_nothing(machine):
 
 
 def test_client_of_another_configuration_sends_messages(machine):
-    with dask.config.set({"daskps.ways.machine": False}), store(machine) as s:
+    closed = {"daskps.ways.machine": False, **BY_MESSAGE}
+    with dask.config.set(closed), store(machine) as s:
         uses(s)
         assert set(s.stats()["handle"]["ways"].values()) == {"message"}
         assert not s._shards.meta.where.segments
