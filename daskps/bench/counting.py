@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 
     from distributed import Scheduler
 
+    from daskps import Trainer
+    from daskps.cluster.caller.wires import Counters
+
+
+def counters_of(trainer: Trainer) -> Counters:
+    """Return what the calls of a trainer are counted in."""
+    return trainer._session.shards.counters  # noqa: SLF001 - nothing public has them
+
 
 #: What workers and clients tell the scheduler of tasks, but for submitting them; the
 #: rest comes by the clock or once for each worker.

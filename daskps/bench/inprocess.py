@@ -12,6 +12,7 @@ import numpy as np
 
 import daskps
 from daskps.bench import counting
+from daskps.bench.counting import counters_of
 from daskps.bench.model import PER_FRAMES_NBYTES
 from daskps.bench.pairs import seconds
 
@@ -40,8 +41,7 @@ def _loop(
     And what the steps have added to the trainer's counters: messages, calls by lanes,
     bytes of their arrays.
     """
-    # Nothing public counts the calls of a trainer.
-    counters = trainer._session.shards.counters  # noqa: SLF001
+    counters = counters_of(trainer)
 
     def counted() -> Array:
         found = counters.messages, counters.lane_calls, counters.lane_nbytes

@@ -18,6 +18,7 @@ from daskps import optim
 from daskps.bench import clusters
 from daskps.bench.between import sockets
 from daskps.bench.between.rows import WaySample
+from daskps.bench.counting import counters_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -114,8 +115,7 @@ def bare(
 def step(trainer: daskps.Trainer, part: tuple[str, int, list[int]]) -> WaySample:
     """Measure the steps of a trainer: `push` and `pull`, or `pushpull`."""
     verb, steps, pids = part
-    # Nothing public counts the calls of a trainer.
-    counters = trainer._session.shards.counters  # noqa: SLF001
+    counters = counters_of(trainer)
     out = trainer.pull()
     grads = {name: np.full(a.shape, 1e-3, a.dtype) for name, a in out.items()}
 

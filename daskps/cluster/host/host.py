@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from daskps import config
 from daskps.cluster.host.calls import answers_of, start_call
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from daskps.cluster.host.hosted import HostedShard
-    from daskps.cluster.host.node import WorkerNode
+    from daskps.cluster.host.node import GivenLanes, WorkerNode
     from daskps.cluster.machine.blocks import Block
     from daskps.cluster.machine.membership import Membership
     from daskps.cluster.wire.handlers import Handlers
@@ -58,22 +58,6 @@ WAIT_SECONDS = 20.0
 MIN_SECONDS = 0.1
 #: How often the host looks at shards that other processes may have changed.
 LOOK_SECONDS = 0.0005
-
-
-class Ends(Protocol):
-    """What ends with the host."""
-
-    @property
-    def n_reads(self) -> int:
-        """Reads that were answered without Python."""
-
-    def let_go(self) -> None:
-        """Keep no memory of shards that are here no more."""
-
-    def close(self) -> None:
-        """End all of it."""
-
-    def __len__(self) -> int: ...
 
 
 class ShardHost(NearShards):
@@ -118,7 +102,7 @@ class ShardHost(NearShards):
         #: Shards that were dropped while somebody was at them.
         self._leaving: list[HostedShard] = []
         #: Sockets that callers have, where they may have any.
-        self.lanes: Ends | None = None
+        self.lanes: GivenLanes | None = None
         self.is_leaving = False
         self._loop_thread = threading.get_ident()
         self._executor = ThreadPoolExecutor(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from daskps.cluster import upstream
 from daskps.cluster.wire.replies import unpack_reply
@@ -11,6 +11,22 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from distributed import Worker
+
+
+class GivenLanes(Protocol):
+    """The lanes that a host has given to callers, which end with it."""
+
+    @property
+    def n_reads(self) -> int:
+        """Reads that were answered without Python."""
+
+    def let_go(self) -> None:
+        """Keep no memory of shards that are here no more."""
+
+    def close(self) -> None:
+        """End all of them."""
+
+    def __len__(self) -> int: ...
 
 
 class WorkerNode:

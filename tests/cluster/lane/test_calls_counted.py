@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +14,7 @@ from distributed import Client
 import daskps
 from daskps import optim
 from daskps.cluster.caller import lane_read, lanes, near
+from tests.cluster.callers import counted
 from tests.support import local_cluster, until
 
 LANE = {
@@ -46,23 +46,6 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "CALLS_BEFORE", 1)
     monkeypatch.setattr(near, "AGAIN_SECONDS", 1000.0)
     monkeypatch.setattr(lane_read, "AGAIN_SECONDS", 1000.0)
-
-
-def counted(call: Callable[[], object]) -> list[str]:
-    """Return what a call calls in this thread."""
-    names: list[str] = []
-
-    def note(frame: Any, event: str, _: Any) -> None:
-        if event == "call":
-            names.append(frame.f_code.co_qualname)
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    # The one that is counted, and the collector's.
-    return [name for name in names[1:] if not name.startswith("GCDiagnosis")]
 
 
 def least(call: Callable[[], object]) -> list[str]:

@@ -6,7 +6,6 @@ worker's, the others are those of other machines.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ from distributed import Client
 
 import daskps
 from daskps import optim
+from tests.cluster.callers import counted
 from tests.support import cleaned, local_cluster, until
 
 #: As between machines: what is in the same process is near, all else is not.
@@ -28,7 +28,7 @@ WAYS = {
 }
 #: Calls of Python in a trainer's thread: two of its shards are near, two are not. To be
 #: lowered by who makes the road shorter.
-MOST_CALLS = {"push": 69, "pull": 31, "pushpull": 91}
+MOST_CALLS = {"push": 68, "pull": 30, "pushpull": 90}
 N, STEPS = 101, 20
 
 
@@ -126,22 +126,6 @@ def test_steps_without_rounds_count_once_on_each_shard(store, sync):
         assert by_lane >= 2 * 29
     assert store.versions == (120,) * 4
     assert (store.pull()["w"] == -120).all()
-
-
-def counted(call: Callable[[], object]) -> list[str]:
-    """Return what a call calls in this thread."""
-    names: list[str] = []
-
-    def note(frame: Any, event: str, _: Any) -> None:
-        if event == "call":
-            names.append(frame.f_code.co_qualname)
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return names
 
 
 def shortest(trainer: Any, part: float) -> dict[str, list[str]]:
