@@ -22,6 +22,7 @@ from tests.support import (
     cluster,
     lane_cluster,
     machine_cluster,
+    open_files,
     rpc_cluster,
     train,
     way,
@@ -58,7 +59,6 @@ CLUSTERS = {
     "rpc_cluster",
     "way",
 }
-_FDS = Path("/proc/self/fd")
 #: Nothing but what it does when it is imported, by the process that workers come from.
 collect_ignore = ["preloaded.py"]
 
@@ -147,25 +147,14 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     if _may_start_cluster(request.node):
         yield
         return
-    threads, files = set(threading.enumerate()), _open_files()
+    threads, files = set(threading.enumerate()), open_files()
     yield
-    if set(threading.enumerate()) <= threads and _open_files() <= files:
+    if set(threading.enumerate()) <= threads and open_files() <= files:
         return
     gc.collect()
     for thread in set(threading.enumerate()) - threads:
         thread.join(timeout=5)
     left = set(threading.enumerate()) - threads
     assert not left, f"threads left behind: {left}"
-    more = _open_files() - files
+    more = open_files() - files
     assert not more, f"files left open: {sorted(more)}"
-
-
-def _open_files() -> set[tuple[str, str]]:
-    """Return number and target of each open descriptor; nothing where unknown."""
-    found = set()
-    for fd in _FDS.iterdir() if _FDS.exists() else ():
-        try:
-            found.add((fd.name, os.readlink(fd)))
-        except OSError:  # the descriptor of this very listing
-            continue
-    return found

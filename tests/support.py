@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -268,6 +270,17 @@ def train(request: pytest.FixtureRequest) -> Train:
 def served_by(name: str, function: Callable[..., Any]) -> Handler:
     """Return the handler of a message to hosts with another function."""
     return replace(HOST.by_name[name], function=function)
+
+
+def open_files() -> set[tuple[str, str]]:
+    """Return number and target of each open descriptor; nothing where unknown."""
+    found, fds = set(), Path("/proc/self/fd")
+    for fd in fds.iterdir() if fds.exists() else ():
+        try:
+            found.add((fd.name, os.readlink(fd)))
+        except OSError:  # the descriptor of this very listing
+            continue
+    return found
 
 
 def until(condition: Callable[[], Any], seconds: float = PATIENCE) -> Any:
