@@ -146,6 +146,13 @@ MUTANTS = (
         (f"{CALLS}::test_a_shard_that_came_back_is_asked_under_its_generation",),
     ),
     Mutant(
+        "forms-keep-shards-that-are-gone",
+        "daskps.cluster.host.lane_calls:LaneCalls.let_go",
+        "if form.has_gone:",
+        "if form.has_gone and number < 0:",
+        (f"{CALLS}::test_the_memory_of_a_shard_that_is_gone_is_kept_by_no_form",),
+    ),
+    Mutant(
         "torn-copy-is-answered",
         "daskps.cluster.host.shard_reads:ShardRead.read",
         "if looks.is_whole(flip):",

@@ -6,6 +6,7 @@ Whichever thread serves the lane calls this; the sockets and the threads are `la
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.host.lane_fetches import answer_fetch
@@ -51,6 +52,8 @@ class LaneCalls:
     def __init__(self, host: ShardHost, reads: CompiledReads | None = None) -> None:
         self._host, self.reads = host, reads
         self._forms: dict[int, HostForm] = {}
+        #: Around what changes them: the event loop does too.
+        self._learning = threading.Lock()
 
     def wanted(self, head: Head) -> list[Any]:
         """Return the buffers for the body of a frame, which its shards may keep.
@@ -99,12 +102,14 @@ class LaneCalls:
             return refusal_of(error, head.number)
 
     def _learn(self, head: Head, text: Any) -> None:
-        self._forms.pop(head.form, None)
+        with self._learning:
+            self._forms.pop(head.form, None)
         try:
             form = read_form(unpack_text(text), self._layout)
         except Exception as error:
             raise refused(error, "a form") from error
-        self._forms[head.form] = HostForm(self._host, form)
+        with self._learning:
+            self._forms[head.form] = HostForm(self._host, form)
         if self.reads is not None:
             call, get = form.template, self._host.get_shard
             self.reads.forget(head.form)
@@ -127,8 +132,19 @@ class LaneCalls:
         """How many reads were answered so."""
         return 0 if self.reads is None else self.reads.counted[0]
 
-    def wake(self) -> bool:
-        """Have the lane's thread let go of what is here no more; whether it has any."""
+    def let_go(self) -> bool:
+        """Let go of shards that are here no more; from any thread.
+
+        Returns
+        -------
+        bool
+            Whether the lane's thread has to, for what it answers without Python.
+        """
+        with self._learning:
+            for number, form in [*self._forms.items()]:
+                if form.has_gone:
+                    # Anew: the lane's thread may be at a call of this one.
+                    self._forms[number] = HostForm(self._host, form.form)
         if self.reads is None or not len(self.reads):
             return False
         self.reads.wake()

@@ -95,6 +95,11 @@ class HostForm:
 
     # -- the shards ------------------------------------------------------------
 
+    @property
+    def has_gone(self) -> bool:
+        """Whether it keeps the memory of shards that are here no more."""
+        return bool(self._found) and not self._is_current()
+
     def _is_current(self) -> bool:
         """Return whether the shards are those that were found last, and still here."""
         shards, found = self._host.shards, self._found

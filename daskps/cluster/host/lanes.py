@@ -149,7 +149,7 @@ class HostLanes:
         with self._lock:
             lanes = list(self._lanes.items())
         for lane, calls in lanes:
-            if calls.wake() and (home := lane.home) is not None:
+            if calls.let_go() and (home := lane.home) is not None:
                 home.take(lane)
 
     def close(self) -> None:

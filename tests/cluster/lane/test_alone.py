@@ -220,7 +220,7 @@ def test_an_idle_lane_lets_go_of_a_shard_that_is_gone(host, lane):
     assert lane.reads.counted[0] == 3
     hosted = weakref.ref(host.shards["s", 0])
     host.shards.pop(("s", 0)).close()
-    assert lane.calls.wake()
+    assert lane.calls.let_go()
     lane.connection.home.take(lane.connection)
     # Of what is there it goes on.
     lane.ask(read_call(1))

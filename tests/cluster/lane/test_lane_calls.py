@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -412,6 +414,23 @@ def test_a_shard_that_is_freed_is_not_read(host, caller):
     for call in (pull(0), push(0, 1)):
         with pytest.raises(RefusedError, match="StoreClosedError: it was deleted"):
             caller.call(call)
+
+
+def test_the_memory_of_a_shard_that_is_gone_is_kept_by_no_form(host, caller):
+    """A lane outlives many stores, and knows its last forms for as long."""
+    host.shards["s", 0] = hosted_shards()[0]  # which no fixture keeps
+    for call in (pull(0), push(0, 1), pull(0, 1), pull(1)):
+        caller.call(call)
+    gone = weakref.ref(host.shards.pop(("s", 0)))
+    assert gone() is not None
+    assert not caller.calls.let_go()  # nothing that its thread has to do
+    gc.collect()
+    assert gone() is None
+    for call in (pull(0), push(0, 2), pull(0, 1)):
+        with pytest.raises(RefusedError, match="StaleGenerationError"):
+            caller.call(call)
+    assert caller.call(push(1, 2))[0].version == 1
+    caller.call(pull(1))
 
 
 def test_a_run_that_is_over_is_refused(host, caller):

@@ -429,6 +429,8 @@ def ask(client: Client, **message: Any) -> Any:
 def test_a_lane_that_nobody_can_have_is_refused_as_a_message(client, wrong, why):
     with store(client) as s:
         reply, taken = ask(client, **{"store": s.uid, **wrong})
+        if taken is not None:
+            taken.close()  # or what follows would wait for its end
         assert taken is None
         assert reply["status"] == "refused"
         assert why in str(reply["error"])
