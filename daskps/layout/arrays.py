@@ -2,7 +2,8 @@
 
 The parameters of one dtype form one flat vector, in the order they were given; shard
 *i* of *k* owns slice *i* of every dtype's vector, cut like ``np.array_split``. One
-parameter therefore meets a shard in at most one contiguous run, a *piece*.
+parameter therefore meets a shard in at most one contiguous run, a *piece*. Tables are cut
+apart from them, see :mod:`daskps.layout.tables`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from daskps.errors import LayoutError, UnknownParameterError
+from daskps.layout.bounds import bounds
+from daskps.layout.tables import Table, TablePiece, cut
 
 #: Dtypes a store can hold. Float parameters take gradients, the others `add`, `assign`.
 FLOATS = ("float16", "float32", "float64")
@@ -43,13 +46,6 @@ def align(nbytes: int, to: int = ALIGN_NBYTES) -> int:
 def counted(n: int, thing: str) -> str:
     """Return a number of things as text: "1 shard", "2 shards"."""
     return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
-
-
-def bounds(n: int, k: int, i: int) -> tuple[int, int]:
-    """Return start and stop of part `i` of `n` elements cut in `k`, as array_split."""
-    size, longer = divmod(n, k)
-    start = i * size + min(i, longer)
-    return start, start + size + (i < longer)
 
 
 def flatten(
@@ -152,31 +148,45 @@ class Layout:
 
     parameters: tuple[Parameter, ...]
     n_shards: int
+    tables: tuple[Table, ...] = ()
 
     @classmethod
     def build(
-        cls, shapes: Mapping[str, tuple[tuple[int, ...], str]], n_shards: int
+        cls,
+        shapes: Mapping[str, tuple[tuple[int, ...], str]],
+        n_shards: int,
+        tables: Mapping[str, tuple[int, int, str]] | None = None,
     ) -> Layout:
-        """Lay `shapes` (name to shape and dtype) out over `n_shards` shards."""
+        """Lay parameters and tables out over `n_shards` shards.
+
+        `shapes` has the shape and dtype of each parameter, `tables` the number of rows,
+        their length and the dtype of each table, both by name.
+        """
         if n_shards < 1:
             raise ValueError(f"shards must be at least 1, found {n_shards}")
         ends: dict[str, int] = {}
         parameters = []
         for index, (name, (shape, dtype)) in enumerate(shapes.items()):
-            if dtype not in DTYPES:
-                raise LayoutError(
-                    f"parameter {name!r} has dtype {dtype}, which a store cannot "
-                    f"hold; use one of {', '.join(DTYPES)}"
-                )
+            _check_dtype("parameter", name, dtype)
             parameter = Parameter(index, name, shape, dtype, ends.get(dtype, 0))
             ends[dtype] = parameter.offset + parameter.size
             parameters.append(parameter)
-        return cls(tuple(parameters), n_shards)
+        return cls(tuple(parameters), n_shards, _tables(tables or {}, parameters))
 
     @cached_property
     def by_name(self) -> dict[str, Parameter]:
         """Parameters by name."""
         return {p.name: p for p in self.parameters}
+
+    @cached_property
+    def table_by_name(self) -> dict[str, Table]:
+        """Tables by name."""
+        return {t.name: t for t in self.tables}
+
+    def dtype_of(self, index: int) -> str:
+        """Return the dtype of the parameter or table of an index."""
+        n = len(self.parameters)
+        return (self.parameters[index] if index < n else self.tables[index - n]).dtype
 
     @cached_property
     def lengths(self) -> dict[str, int]:
@@ -215,9 +225,10 @@ class Layout:
         return bounds(self.lengths[dtype], self.n_shards, shard)
 
     def shard_nbytes(self, shard: int) -> int:
-        """Return the bytes of one copy of a shard's values."""
+        """Return the bytes of one copy of a shard's values, rows among them."""
         extents = [(np.dtype(d), *self.extent(shard, d)) for d in self.lengths]
-        return sum((stop - start) * d.itemsize for d, start, stop in extents)
+        dense = sum((stop - start) * d.itemsize for d, start, stop in extents)
+        return dense + sum(piece.nbytes for piece in self.table_pieces[shard])
 
     @cached_property
     def pieces(self) -> tuple[tuple[Piece, ...], ...]:
@@ -227,6 +238,18 @@ class Layout:
             for piece in self._cut(p):
                 found[piece.shard].append(piece)
         return tuple(map(tuple, found))
+
+    @cached_property
+    def table_pieces(self) -> tuple[tuple[TablePiece, ...], ...]:
+        """For each shard its piece of every table, of no rows where none fall there."""
+        return tuple(
+            tuple(cut(table, self.n_shards, shard) for table in self.tables)
+            for shard in range(self.n_shards)
+        )
+
+    def table_position(self, shard: int, index: int) -> int:
+        """Return the position of a table's piece within a shard: they follow the arrays'."""
+        return len(self.pieces[shard]) + index - len(self.parameters)
 
     @cached_property
     def pieces_of(self) -> dict[int, tuple[Piece, ...]]:
@@ -267,18 +290,52 @@ class Layout:
     @property
     def nbytes(self) -> int:
         """Bytes of one copy of all values."""
-        return sum(p.nbytes for p in self.parameters)
+        dense = sum(p.nbytes for p in self.parameters)
+        return dense + sum(table.nbytes for table in self.tables)
 
     def to_wire(self) -> dict[str, Any]:
         """Return the layout as plain lists and strings."""
-        rows = [(p.name, list(p.shape), p.dtype) for p in self.parameters]
-        return {"parameters": rows, "shards": self.n_shards}
+        arrays = [(p.name, list(p.shape), p.dtype) for p in self.parameters]
+        wire = {"parameters": arrays, "shards": self.n_shards}
+        if self.tables:
+            wire["tables"] = [(t.name, t.rows, t.dim, t.dtype) for t in self.tables]
+        return wire
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Layout:
         """Rebuild a layout from :meth:`to_wire`."""
         shapes = {n: (tuple(s), d) for n, s, d in wire["parameters"]}
-        return cls.build(shapes, wire["shards"])
+        tables = {n: (rows, dim, d) for n, rows, dim, d in wire.get("tables", ())}
+        return cls.build(shapes, wire["shards"], tables)
+
+
+def _tables(
+    tables: Mapping[str, tuple[int, int, str]], parameters: Sequence[Parameter]
+) -> tuple[Table, ...]:
+    """Return tables, numbered after the parameters; refuse what no store holds."""
+    names = {p.name for p in parameters}
+    found = []
+    for index, (name, (rows, dim, dtype)) in enumerate(tables.items(), len(names)):
+        _check_dtype("table", name, dtype)
+        if name in names:
+            raise LayoutError(
+                f"{name!r} is the name of an array and of a table; rename one of them"
+            )
+        if rows < 1 or dim < 1:
+            raise LayoutError(
+                f"table {name!r} has {counted(rows, 'row')} of {counted(dim, 'number')}; "
+                f"it needs at least one of each"
+            )
+        found.append(Table(index, name, rows, dim, dtype))
+    return tuple(found)
+
+
+def _check_dtype(kind: str, name: str, dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise LayoutError(
+            f"{kind} {name!r} has dtype {dtype}, which a store cannot hold; use one of "
+            f"{', '.join(DTYPES)}"
+        )
 
 
 def _shortened(names: Sequence[str], most: int = 8) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from daskps.errors import LayoutError
-from daskps.layout.arrays import bounds
+from daskps.layout.bounds import bounds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

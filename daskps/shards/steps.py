@@ -29,13 +29,18 @@ ASK: Final = -1
 
 
 class Item(NamedTuple):
-    """Elements [start, start + len(data)) of the piece at `position` in a shard."""
+    """Elements [start, start + len(data)) of the piece at `position` in a shard.
+
+    Or rows of a table: the pieces of all tables come after those of the arrays.
+    """
 
     position: int
     start: int
     data: Array
-    #: Of rows: which they are, one after the other in `data`; None for elements.
+    #: Of rows: which they are, by their numbers in the table; None for elements.
     ids: Array | None = None
+    #: Which row of `data` is meant for each, None where they lie one after the other.
+    at: Array | None = None
 
 
 class Step(NamedTuple):

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daskps.errors import LayoutError, UnknownParameterError
-from daskps.layout.arrays import DTYPES, Layout, bounds, compute_dtype, flatten
+from daskps.layout.arrays import DTYPES, Layout, compute_dtype, flatten
+from daskps.layout.bounds import bounds
 
 shapes = st.lists(st.integers(0, 7), max_size=3).map(tuple)
 parameters = st.dictionaries(

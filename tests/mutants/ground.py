@@ -50,7 +50,7 @@ MUTANTS = (
     ),
     Mutant(
         "shards-of-another-cut",
-        "daskps.layout.arrays:bounds",
+        "daskps.layout.bounds:bounds",
         "start = i * size + min(i, longer)",
         "start = i * size + max(0, i - k + longer)",
         ("tests/layout/test_arrays.py::test_bounds_are_those_of_array_split",),

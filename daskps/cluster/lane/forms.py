@@ -180,7 +180,7 @@ class Form:
 
 def _filled(item: Item, arrays: Iterator[Array]) -> Item:
     """Return an item with the next arrays for those without memory."""
-    position, start, _, ids = item
+    position, start, _, ids, _ = item
     data = next(arrays)
     return Item(position, start, data, None if ids is None else next(arrays))
 

@@ -60,7 +60,7 @@ def n_slices(n_ranks: int, reduce: str | Reducer) -> int:
     return n_ranks if callable(reduce) else -(-n_ranks // 2) + 1
 
 
-class Table:
+class MailboxTable:
     """One of the two tables, as views of the mailbox: plain integers, quickly read."""
 
     def __init__(self, words: Array, n_ranks: int) -> None:
@@ -145,10 +145,10 @@ class Mailbox:
                 f"found {len(buffer):,}"
             )
         self.words = integers(buffer[: HEADER_WORDS * 8])
-        n_table = Table.n_words(n_ranks, self.n_slices) * 8
+        n_table = MailboxTable.n_words(n_ranks, self.n_slices) * 8
         at = align(HEADER_WORDS * 8)
         self.tables = tuple(
-            Table(buffer[i : i + n_table].view(np.int64), n_ranks)
+            MailboxTable(buffer[i : i + n_table].view(np.int64), n_ranks)
             for i in (at, at + align(n_table))
         )
         self._slices_at = align(at + 2 * align(n_table), PAGE_NBYTES)
@@ -221,6 +221,6 @@ def _slice_nbytes(pieces: Sequence[Piece]) -> int:
 
 
 def _needed(pieces: Sequence[Piece], n_ranks: int, n_slices: int) -> int:
-    table = align(Table.n_words(n_ranks, n_slices) * 8)
+    table = align(MailboxTable.n_words(n_ranks, n_slices) * 8)
     head = align(align(HEADER_WORDS * 8) + 2 * table, PAGE_NBYTES)
     return head + n_slices * _slice_nbytes(pieces)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from daskps.reduction import Reducer
     from daskps.shards.arrays.planning import UpdatePlanner
     from daskps.shards.memory.segment import Segment
-    from daskps.shards.rounds.mailbox import Mailbox, Table
+    from daskps.shards.rounds.mailbox import Mailbox, MailboxTable
     from daskps.shards.steps import Step
     from daskps.typing import Array
 
@@ -114,7 +114,7 @@ class Round:
         """Whether the run is the one in progress."""
         return self._heads[self._header[FLIP] & 1][RUN] == self.run
 
-    def find_table(self) -> Table:
+    def find_table(self) -> MailboxTable:
         """Return the table of the open round, after emptying it where that is due."""
         side, mailbox = self._header[FLIP] & 1, self.mailbox
         turn = mailbox.words[TURN] & 1
@@ -318,7 +318,7 @@ class Round:
             self._unticked[rank] = tick, arrays
         return NEW
 
-    def _check_kind(self, step: Step, table: Table) -> str:
+    def _check_kind(self, step: Step, table: MailboxTable) -> str:
         """Return the kind of a step with arrays, if it is that of the round."""
         now, first = table.words[words.ROUND], KINDS[table.words[words.KIND]]
         for kind in (first, *self._unticked.find_kinds(now)):
@@ -326,7 +326,7 @@ class Round:
                 raise run_record.other_kind(step, kind)
         return step.kind
 
-    def _find_next(self, rank: int, table: Table) -> int:
+    def _find_next(self, rank: int, table: MailboxTable) -> int:
         """Return the next sequence number of a rank."""
         held = self._unticked.find(rank, table.words[words.ROUND])
         return table.next[rank] if held is None else held[0].sequence + 1

@@ -5,7 +5,7 @@ force names: the stores that put these in force (the turn of a mailbox, the flip
 publication) are the caller's, afterwards.
 
 In all of them `size` is the number of ranks and `n_slices` that of the mailbox's slices;
-a table is laid out as :class:`daskps.shards.rounds.mailbox.Table` says, a record as
+a table is laid out as :class:`daskps.shards.rounds.mailbox.MailboxTable` says, a record as
 :class:`daskps.shards.memory.format.Record`. Between two steps of a trainer its caches may have
 been swept: what are thirty calls in Python then takes ten times as long as in a loop of
 its own, one compiled call does not.
