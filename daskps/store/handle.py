@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from daskps import config
@@ -99,7 +100,7 @@ class Handle:
 
     async def _attach_within(self, link: Link, deadline: Deadline) -> ShardClient:
         left = deadline.remaining()
-        return await link.within(self._attach(link), left, deadline.what)
+        return await link.within(partial(self._attach, link), left, deadline.what)
 
     def _attached(self, deadline: Deadline | None = None) -> ShardClient:
         """Return what routes calls, asking the directory the first time."""
@@ -190,7 +191,8 @@ class Handle:
             return self._finish(request, shards.pull(request, deadline))
         if not source.id:
             left = deadline.remaining()
-            link.run(lambda: link.within(source.identify(link), left, deadline.what))
+            ask = partial(source.identify, link)
+            link.run(lambda: link.within(ask, left, deadline.what))
         request = make(shards.meta)
         with source.turn(deadline, shards.settle) as turn:
             signed = request.signed(source.id, turn.number, turn.floor)
@@ -210,7 +212,8 @@ class Handle:
             return self._finish(request, await shards.call_async(request, deadline))
         if not source.id:
             left = deadline.remaining()
-            await link.within(source.identify(link), left, deadline.what)
+            ask = partial(source.identify, link)
+            await link.within(ask, left, deadline.what)
         async with source.turn_async(deadline, shards.settle) as turn:
             signed = request.signed(source.id, turn.number, turn.floor)
             return self._finish(signed, await shards.call_async(signed, deadline))
@@ -364,7 +367,7 @@ class Handle:
         async def end() -> None:
             try:
                 if link.live:
-                    work = link.directory(method, uid=self.uid, **wait)
+                    work = partial(link.directory, method, uid=self.uid, **wait)
                     await link.within(work, seconds, f"the {method} of {self.name!r}")
             finally:
                 # Also where nobody answered: what was asked for goes on there.

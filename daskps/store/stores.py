@@ -222,7 +222,7 @@ def open(  # noqa: A001 - as in zarr.open
         return ParameterStore._of(await find_named(link, name, waiting), link)
 
     what = f"store {name!r}"
-    return opening(link.run(lambda: link.within(attach(), seconds, what)))
+    return opening(link.run(lambda: link.within(attach, seconds, what)))
 
 
 def list_stores(*, client: Any = None, timeout: Any = DEFAULT) -> Any:
@@ -263,4 +263,4 @@ def list_stores(*, client: Any = None, timeout: Any = DEFAULT) -> Any:
         found = await link.directory("list")
         return StoreList(StoreInfo(**row) for row in found)
 
-    return link.run(lambda: link.within(rows(), seconds, "the directory"))
+    return link.run(lambda: link.within(rows, seconds, "the directory"))

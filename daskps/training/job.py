@@ -93,7 +93,7 @@ class Job:
 
         def begin(call: UserCall) -> Awaitable[Any]:
             self._call = call
-            return link.within(work(), seconds, f"a run on store {self.store.name!r}")
+            return link.within(work, seconds, f"a run on store {self.store.name!r}")
 
         if link.asynchronous:
             return self._ended(begin(call_directly))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,7 +66,8 @@ async def create(link: Link, plan: Blueprint, seconds: float | None) -> StoreMap
     uid = uuid.uuid4().hex
     what = "the creation of the store, which was undone,"
     try:
-        return await link.within(_create(link, plan, uid, seconds), seconds, what)
+        work = partial(_create, link, plan, uid, seconds)
+        return await link.within(work, seconds, what)
     except BaseException:
         release(link, uid)
         # A cancelled create must not leave its half behind.

@@ -253,7 +253,8 @@ class Far:
         while True:
             left = deadline.left()
             # For half of what is left at most: an answer says what keeps them.
-            work = self._locate(self._ways.run, wait_seconds=min(left / 2, wait))
+            at_most = min(left / 2, wait)
+            work = partial(self._locate, self._ways.run, wait_seconds=at_most)
             seconds = None if left == float("inf") else left
             located = await self.link.within(work, seconds, deadline.what)
             self._waits, wait = dict(located["away"]), ADOPT_SECONDS

@@ -153,15 +153,18 @@ class Link(SyncMethodMixin):
         await self.directory("hello", **identity())
         self._ensured = True
 
-    async def within(self, work: Awaitable[T], seconds: float | None, what: str) -> T:
-        """Await `work` for at most `seconds`, then raise a TimeoutError that names it.
+    async def within(
+        self, function: Callable[[], Awaitable[T]], seconds: float | None, what: str
+    ) -> T:
+        """Await what a function begins, or after `seconds` raise a TimeoutError.
 
-        A TimeoutError of the work's own passes as it is.
+        Which names what was waited for; one of the work's own passes as it is. A
+        function: where this is cancelled before it begins nothing is left unawaited.
         """
         scope = asyncio.timeout(seconds)
         try:
             async with scope:
-                return await work
+                return await function()
         except TimeoutError:
             if not scope.expired():
                 raise
@@ -220,9 +223,12 @@ class Link(SyncMethodMixin):
         """Start a coroutine function on the loop and return its future at once."""
         future: CallFuture[T] = CallFuture(self)
 
+        async def work() -> T:
+            return await function()  # what it raises at once is the task's too
+
         def begin() -> None:
             if not future.cancelled():
-                task = asyncio.ensure_future(function())
+                task = asyncio.ensure_future(work())
                 task.add_done_callback(future.take)
                 future.task = task
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -100,7 +101,8 @@ async def take_snapshot(
         return Taken(meta.uid, meta.name, meta.layout, meta.owners, Version.of(()), {})
     seconds = deadline.remaining()
     try:
-        asked = link.directory(
+        ask = partial(
+            link.directory,
             "cut",
             uid=meta.uid,
             owner=link.owner,
@@ -110,7 +112,7 @@ async def take_snapshot(
             index=index,
         )
         margin = None if seconds is None else seconds + MARGIN_SECONDS
-        found = await link.within(asked, margin, deadline.what)
+        found = await link.within(ask, margin, deadline.what)
         if "waited_for" in found:
             raise TimeoutError(
                 f"timed out after {seconds:g} s waiting for {deadline.what}, which "
@@ -122,7 +124,7 @@ async def take_snapshot(
         futures = _submit(shards, index, version)
         taken = Taken(meta.uid, meta.name, meta.layout, meta.owners, version, futures)
         # Also these may have to wait: for a thread of a busy worker.
-        took = upstream.computed(*taken.groups)
+        took = partial(upstream.computed, *taken.groups)
         await link.within(took, deadline.remaining(), deadline.what)
     finally:
         # The directory forgets the cuts of a client that left by itself.

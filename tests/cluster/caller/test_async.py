@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from distributed import Client
+from tornado.ioloop import IOLoop
 
 import daskps
 from daskps import ParameterStore, optim
 from daskps.cluster.caller.client import ShardClient
-from daskps.cluster.caller.link import CallFuture
+from daskps.cluster.caller.link import CallFuture, Link
 from daskps.cluster.wire import deadline
 from daskps.errors import StoreClosedError, StoreExistsError
 from tests.support import gen_cluster
@@ -257,6 +258,43 @@ def test_a_cancelled_future_is_done_for_all_who_wait(by):
     assert future.cancelled()
     with pytest.raises(CancelledError):
         future.result()
+
+
+def test_work_that_is_cancelled_before_it_begins_is_never_made():
+    """As by Ctrl-C just then; a coroutine that is made and never run is a warning."""
+    made = list[Any]()
+
+    def work() -> Any:
+        made.append(nothing())
+        return made[-1]
+
+    async def cancelled():
+        link: Any = object.__new__(Link)
+        link.loop = IOLoop.current()
+        within = asyncio.ensure_future(link.within(work, None, "nothing"))
+        within.cancel()
+        started = link.start(work)
+        started.cancel()
+        await asyncio.wait({within})
+        with pytest.raises(asyncio.CancelledError):
+            await started
+        assert within.cancelled()
+
+    asyncio.run(cancelled())
+    assert not made
+
+
+def test_what_work_raises_at_once_is_heard():
+    def work() -> Any:
+        raise LookupError("there is none")
+
+    async def started():
+        link: Any = object.__new__(Link)
+        link.loop = IOLoop.current()
+        with pytest.raises(LookupError, match="there is none"):
+            await link.start(work)
+
+    asyncio.run(asyncio.wait_for(started(), 60))
 
 
 @gen_cluster(client=True)
