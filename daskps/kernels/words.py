@@ -30,8 +30,8 @@ def plain(
     ----------
     functions : mapping of function to str
         The types of the arguments of each, as Python text in which `WORDS` is an array
-        of int64, `F4` and `F8` one of float32 or float64, `R4` and `R8` such a one that
-        is only read, and `types` is Numba's. A function may use NumPy, the functions
+        of int64, `F4` and `F8` one of float32 or float64, `IDS`, `R4` and `R8` such a
+        one that is only read, and `types` is Numba's. A function may use NumPy, the functions
         before it and numbers of its module; those are taken as they are now.
     cache_dir : str, optional
         Where the compiled code is kept, as in `build`.

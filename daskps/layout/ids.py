@@ -1,0 +1,161 @@
+"""Ids of rows, from whatever users hold them in.
+
+pandas and pyarrow are recognised by what their objects have: nothing imports them here.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from daskps.typing import Array
+
+_Error: TypeAlias = type[Exception]
+
+_ID = np.dtype(np.int64)
+_LARGEST = int(np.iinfo(np.int64).max)
+#: Kinds of dtypes, as messages name them.
+_KINDS = {"b": "bool", "f": "float", "c": "complex", "U": "str", "S": "bytes"}
+
+
+def as_ids(given: Any, what: str, error: _Error) -> tuple[Array, tuple[int, ...]]:
+    """Return ids as one flat array of int64, and the shape they came in.
+
+    Parameters
+    ----------
+    given : array_like of int
+        An array of any integer dtype and shape, a list, a pandas Index or Series, a
+        pyarrow array, an int. What is int64 already is not copied where it is
+        contiguous.
+    what : str
+        Whose ids they are, for the message: "table 'emb'".
+    error : type of Exception
+        What is raised.
+
+    Returns
+    -------
+    ids : ndarray, shape (n,), int64
+        Contiguous; maybe the memory of the caller.
+    shape : tuple of int
+        That of what was given.
+
+    Raises
+    ------
+    error
+        For anything else: floats (also whole ones), bools, text, missing values, and
+        numbers that no int64 holds.
+    """
+    try:
+        found = _array(given)
+        a = _integers(found, given)
+    except (ValueError, TypeError, OverflowError) as problem:
+        raise error(
+            f"{what} takes ids that are integers, found {_described(given)}: {problem}"
+        ) from problem
+    shape = a.shape
+    return np.ascontiguousarray(a, _ID).reshape(-1), shape
+
+
+def check_ids(ids: Array, rows: int, what: str, error: _Error) -> None:
+    """Refuse ids that a table of so many rows does not have.
+
+    Parameters
+    ----------
+    ids : ndarray, shape (n,), int64
+        From :func:`as_ids`.
+    rows : int
+        How many rows there are.
+    what : str
+        Whose ids they are, for the message.
+    error : type of Exception
+        What is raised.
+
+    Raises
+    ------
+    error
+        If one is below 0 or not below `rows`.
+    """
+    # Numbers below 0 are the largest ones without a sign: one pass finds both.
+    if not len(ids) or np.maximum.reduce(ids.view(np.uint64)) < rows:
+        return
+    at = int(np.flatnonzero(ids.view(np.uint64) >= rows)[0])
+    has = f"rows 0 to {rows - 1}" if rows else "no rows"
+    raise error(
+        f"{what} has {has}, found id {ids[at]} at position {at} of {len(ids)}; an "
+        f"unbounded table (rows=None) takes any id"
+    )
+
+
+def _array(given: Any) -> Array:
+    """Return an array of whatever dtype, without what it says of missing values."""
+    if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(given):
+        raise ValueError("some are masked; use compressed()")
+    if isinstance(given, np.ndarray):
+        return np.asarray(given)
+    if isinstance(given, list | tuple):
+        return _of_sequence(given)
+    if getattr(given, "__dask_graph__", None) is not None:
+        raise TypeError(
+            "it is not computed yet; compute() it, or use map_partitions with a handle"
+        )
+    if hasattr(given, "null_count") and hasattr(given, "to_numpy"):
+        if given.null_count:
+            raise ValueError(f"{given.null_count} are null; drop_null() them")
+        return np.asarray(given.to_numpy(zero_copy_only=False))
+    kind = getattr(getattr(given, "dtype", None), "kind", None)
+    if kind in ("i", "u") and hasattr(given, "to_numpy"):
+        if given.isna().any():
+            raise ValueError("some are missing; dropna() them")
+        return np.asarray(given.to_numpy(str(given.dtype.kind) + "8"))
+    return np.asarray(given)
+
+
+def _of_sequence(given: list[Any] | tuple[Any, ...]) -> Array:
+    if _has_bool(given):
+        # NumPy makes 0 and 1 of them where others are ints.
+        raise TypeError("a bool among them; a mask is turned into ids by flatnonzero")
+    found = np.asarray(given)
+    # NumPy has floats where nothing says what they are.
+    return found if found.size else np.empty(found.shape, _ID)
+
+
+def _has_bool(given: list[Any] | tuple[Any, ...]) -> bool:
+    kinds = set(map(type, given))
+    if bool in kinds or np.bool_ in kinds:
+        return True
+    for item in given if kinds - {int} else ():
+        if isinstance(item, list | tuple) and _has_bool(item):
+            return True
+        if getattr(getattr(item, "dtype", None), "kind", "") == "b":
+            return True
+    return False
+
+
+def _integers(found: Array, given: Any) -> Array:
+    """Return an array of integers that int64 holds."""
+    kind = found.dtype.kind
+    if kind == "f" and not isinstance(given, list | tuple):
+        raise TypeError("floats, also whole ones, are no ids; use astype('int64')")
+    if kind not in "iu":
+        raise TypeError(f"{_KINDS.get(kind, found.dtype.name)} is no integer dtype")
+    unsigned = kind == "u" and found.dtype.itemsize == _ID.itemsize
+    if unsigned and found.size and int(found.max()) > _LARGEST:
+        raise OverflowError(f"{found.max()} is beyond int64; hash such ids")
+    return found
+
+
+def _described(given: Any) -> str:
+    """Return what was given, briefly; its own repr may be any length, or raise."""
+    name = type(given).__name__
+    kind = type(given).__module__.partition(".")[0]
+    full = name if kind == "builtins" else f"{kind}.{name}"
+    dtype = getattr(given, "dtype", getattr(given, "type", None))
+    shape = getattr(given, "shape", None)
+    if isinstance(shape, tuple) and all(isinstance(n, int) for n in shape):
+        return f"{full} of {dtype} and shape {shape} ({math.prod(shape)} in all)"
+    if isinstance(given, list | tuple):
+        return f"a {name} of {len(given)}"
+    return full if dtype is None else f"{full} of {dtype}"
