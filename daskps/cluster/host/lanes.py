@@ -76,6 +76,7 @@ class HostLanes:
         """Give the connection of this message to a caller that asks for it."""
         try:
             self._check(protocol, store, token)
+            self._begin_serving()
         except DaskPSError as error:
             return refusal(error)
         try:
@@ -122,12 +123,22 @@ class HostLanes:
         min(idle, key=lambda lane: lane.used).channel.shut()
         return True
 
+    def _begin_serving(self) -> None:
+        """Have threads, while a caller can still be told that there are none."""
+        try:
+            with self._lock:
+                self._server = self._server or LaneServer(self._ended)
+        except (OSError, RuntimeError) as error:
+            raise StoreClosedError(
+                f"worker {self._host.worker.address} gives no lanes, because its "
+                f"system gives it nothing to serve them with: {error}"
+            ) from error
+
     def _serve(self, lane: Connection, calls: LaneCalls) -> None:
         with self._lock:
-            server = None
-            if not self._is_closed:
+            server = None if self._is_closed else self._server
+            if server is not None:
                 self._lanes[lane] = calls
-                self._server = server = self._server or LaneServer(self._ended)
         if server is None:  # meanwhile
             lane.end()
         else:
@@ -182,5 +193,8 @@ def most_lanes(n: int) -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return sys.maxsize
-    others = len(os.listdir("/proc/self/fd")) - n
+    try:
+        others = len(os.listdir("/proc/self/fd")) - n
+    except OSError:  # looking takes one itself
+        others = soft
     return max(0, (soft - others) // 2)

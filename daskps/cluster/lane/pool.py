@@ -36,7 +36,11 @@ class Pool:
         self._is_closed = False
 
     def submit(self, job: PoolJob) -> bool:
-        """Have a thread do a job; return whether one will, as none does after the end."""
+        """Have a thread do a job; return whether one will.
+
+        None does after the end, nor where the system gives this process no thread and
+        it has none.
+        """
         with self._changed:
             if self._is_closed:
                 return False
@@ -50,8 +54,15 @@ class Pool:
                     name=f"{self._name}-{self._n_started}",
                     daemon=True,
                 )
-                self._threads.add(thread)
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    logger.warning("no thread for lanes: %s", error)
+                    if not self._threads:
+                        self._jobs.remove(job)
+                        return False
+                else:
+                    self._threads.add(thread)
         return True
 
     def close(self) -> list[PoolJob]:

@@ -7,6 +7,7 @@ to itself: it waits in the kernel for the next frame, which is the shortest way.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -236,14 +237,19 @@ class LaneServer:
         return True
 
     def _stay(self, connection: Connection) -> None:
-        staying = Staying(self, connection, LOCK_SECONDS)
-        is_idle = False
+        # Where no descriptor is left for it the lane stays with the selector.
+        is_idle, staying = True, None
         try:
-            is_idle = staying.run()
+            with contextlib.suppress(OSError):
+                staying = Staying(self, connection, LOCK_SECONDS)
+            if staying is not None:
+                is_idle = False
+                is_idle = staying.run()
         finally:
             if is_idle:
                 connection.home = self._selector
-            staying.close()
+            if staying is not None:
+                staying.close()
             with self._lock:
                 self._n_staying -= 1
         if is_idle:

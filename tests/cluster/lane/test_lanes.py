@@ -447,6 +447,23 @@ def test_a_host_without_descriptors_gives_no_lanes(client, monkeypatch):
         assert handle(s)["lanes"] == 0
 
 
+def test_a_host_that_can_have_no_thread_gives_no_lanes(client, monkeypatch):
+    """It says so while it can: who is told that it has a lane would wait for answers."""
+
+    def fail(*_: Any) -> Any:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("daskps.cluster.host.lanes.LaneServer", fail)
+    for host in HOSTS.values():
+        monkeypatch.setattr(host.lanes, "_server", None)
+    with store(client) as s:
+        reply, taken = ask(client, store=s.uid)
+        assert taken is None
+        assert "gives no lanes" in str(reply["error"])
+        assert "Too many open files" in str(reply["error"])
+        assert given() == 0
+
+
 def test_the_lane_that_was_idle_longest_goes_for_another(client, monkeypatch):
     monkeypatch.setattr("daskps.cluster.host.lanes.most_lanes", lambda _: 2)
     monkeypatch.setattr("daskps.cluster.lane.connection.IDLE_SECONDS", 0.0)
@@ -475,6 +492,14 @@ def test_lanes_take_half_of_the_descriptors_that_are_left():
     for here, there in ends:
         here.close()
         there.close()
+
+
+def test_where_none_is_left_to_count_them_there_is_room_for_no_lane(monkeypatch):
+    def fail(_: str) -> list[str]:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("daskps.cluster.host.lanes.os.listdir", fail)
+    assert most_lanes(3) == 0
 
 
 FORM_OF_NOTHING = pack_text(FORM, {"protocol": PROTOCOL}, 1)

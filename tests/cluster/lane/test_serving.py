@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import ssl
@@ -18,6 +19,7 @@ from daskps.cluster.lane import connection, selecting, serving
 from daskps.cluster.lane.connection import ANSWERED, Connection
 from daskps.cluster.lane.frames import HEAD_NBYTES
 from daskps.cluster.lane.served import ServedChannel
+from daskps.cluster.lane.staying import Staying
 from tests.cluster.forks import child
 from tests.cluster.lane.served import (
     LONG,
@@ -376,6 +378,55 @@ def test_answers_that_nobody_takes_are_bounded(monkeypatch):
         left = [peer for peer in peers if peer.connection not in lanes.ended]
         for peer in left:
             assert len(peer.receive()[1]) == 10**6
+
+
+# -- a process without descriptors or threads -----------------------------------------
+
+
+def test_a_busy_lane_without_a_descriptor_for_its_thread_stays_where_it_is(
+    lanes, monkeypatch
+):
+    monkeypatch.setattr(serving, "MOST_STAYING", 1)
+    monkeypatch.setattr(selecting, "BUSY_FRAMES", 1)
+    monkeypatch.setattr(selecting, "BUSY_SECONDS", 1e9)
+    refused = threading.Event()
+
+    def fail(*_: Any) -> Any:
+        refused.set()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(serving, "Staying", fail)
+    peer = lanes.connect()
+    for k in range(20):
+        assert peer.ask(b"%d" % k) == b"%d" % k
+    assert refused.wait(10)
+    until(lambda: not peer.connection.is_away)
+    # Once there is one again it has its thread.
+    monkeypatch.setattr(serving, "Staying", Staying)
+
+    def has_one() -> bool:
+        peer.ask()
+        return peer.connection.is_away and peer.calls.threads[-1] != SELECTOR
+
+    until(has_one)
+
+
+def test_what_takes_long_without_a_thread_ends_its_lane_and_no_other(
+    lanes, monkeypatch
+):
+    monkeypatch.setattr(serving, "MOST_STAYING", 0)
+    peer, other = lanes.connect(), lanes.connect()
+    other.ask()
+
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        peer.send(form=LONG, clock=100_000)
+        assert peer.socket.recv(1) == b""
+    assert other.ask(b"more") == b"more"
+    assert other.ask(form=LONG, clock=100_000) == b"\1" * 100_000
 
 
 def test_nothing_is_left_of_a_server_that_has_closed():
