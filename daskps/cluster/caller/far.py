@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from daskps.cluster.caller.descriptors import without_descriptors
 from daskps.cluster.caller.liveness import Liveness, check_located
 from daskps.cluster.caller.routes import Reply, Request, joined
 from daskps.cluster.caller.wires import Counters, DaskWire
@@ -293,7 +294,8 @@ class Far:
         for shard in shards:
             if shard in self._waits:
                 return f"which {self._waits[shard]}"
-        why = ""
+        if why := without_descriptors():
+            return why
         try:
             asked = self.link.control(
                 worker, "locked", store=self.meta.uid, shards=shards

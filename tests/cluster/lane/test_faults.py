@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import resource
 import signal
 import threading
 from collections.abc import Iterator
@@ -17,9 +18,12 @@ import pytest
 from distributed import Client
 
 import daskps
-from daskps.cluster.caller import lane_call, lane_form, lanes
+from daskps.cluster.caller import far, lane_call, lane_form, lanes
+from daskps.cluster.caller.descriptors import without_descriptors
+from daskps.cluster.caller.link import Link
 from daskps.cluster.host import lane_forms
 from daskps.cluster.host.host import HOSTS
+from tests.cluster.forks import child
 from tests.support import local_cluster, store, until
 
 LANE = {
@@ -48,10 +52,10 @@ def client() -> Iterator[Client]:
 
 
 def by_lane(handle: Any) -> Any:
-    far = pickle.loads(pickle.dumps(handle))
+    found = pickle.loads(pickle.dumps(handle))
     with dask.config.set(LANE):
-        far._attached()
-    return far
+        found._attached()
+    return found
 
 
 def one(at: int) -> Any:
@@ -236,3 +240,22 @@ def test_no_descriptor_is_left(here, monkeypatch):
         assert counts(s)["lanes"] == 0
         s.push({"w": np.ones(N)})
         assert s.version == 1
+        # Nor is there one for a message: what comes to an end says why.
+        monkeypatch.setattr(far, "without_descriptors", lambda: "for want of any")
+        monkeypatch.setattr(Link, "rpc", fail)
+        with pytest.raises(TimeoutError, match=r"shard.*, for want of any;"):
+            s.push({"w": np.ones(N)}, timeout=0.2)
+
+
+def test_a_process_without_descriptors_says_so():
+    assert without_descriptors() == ""
+
+    def run(_pipe: Any) -> None:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        found = without_descriptors()
+        assert f"process {os.getpid()} has as many files and sockets open" in found
+        assert "ulimit -n is 0" in found
+
+    with child(run) as process:
+        assert process.end() == 0
