@@ -48,6 +48,8 @@ class Channel:
         self._socket, self._patience, self._until = taken, patience, math.inf
         taken.settimeout(patience)
         self._is_tls = isinstance(taken, ssl.SSLSocket)
+        #: Have the kernel fill all of a large array in one call, where it may wait.
+        self._all = 0 if self._is_tls else socket.MSG_WAITALL
         if buffer is None:
             buffer = memoryview(bytearray(BUFFER_NBYTES))
         self._buffer = buffer
@@ -129,9 +131,10 @@ class Channel:
         view[:ready] = self._buffer[self._from : self._from + ready]
         self._from += ready
         view = view[ready:]
-        while len(view) >= BUFFER_NBYTES:
-            view = view[self._receive(view[:MOST_NBYTES]) :]
-        if view:
+        if len(view) >= BUFFER_NBYTES:
+            while view:
+                view = view[self._receive(view[:MOST_NBYTES], self._all) :]
+        elif view:
             self._fill(len(view))
             view[:] = self._buffer[self._from : self._from + len(view)]
             self._from += len(view)
@@ -178,8 +181,8 @@ class Channel:
         while self._to < n:
             self._to += self._receive(self._buffer[self._to :])
 
-    def _receive(self, view: memoryview) -> int:
-        got = self._socket.recv_into(view)
+    def _receive(self, view: memoryview, flags: int = 0) -> int:
+        got = self._socket.recv_into(view, 0, flags)
         if time.monotonic() > self._until:
             raise TimeoutError("the other end of a lane is too slow")
         if not got:

@@ -140,6 +140,9 @@ class Connection:
         #: with what is under way.
         self._since, self._n_counted, self._until = self.used, 0, math.inf
         self.is_long = False
+        #: How much of a frame is received at first, 0 for all that is there: where large
+        #: bodies come its head alone, as the rest needs no copy then.
+        self._first = 0
         #: Whether a thread of its own has it, or one for what takes long.
         self.is_away = False
         #: Whether a thread has waited in vain for more of what is under way: none does
@@ -182,7 +185,7 @@ class Connection:
         channel, n = self.channel, 0
         waits = seconds > 0 and not self.is_slow
         if self._head is None and not self._unsent and channel.is_bare:
-            n = channel.receive(buffer, waits=waits)
+            n = channel.receive(buffer, waits=waits, most=self._first)
             if not n:
                 return BYTES
             if n >= HEAD_NBYTES:
@@ -215,7 +218,9 @@ class Connection:
         self._body = self._calls.wanted(head)
         self._wanted = views_of(self._body)
         self._head = head
-        self.is_long = head.nbytes > SMALL_NBYTES or self._calls.is_long(head)
+        is_large = head.nbytes > SMALL_NBYTES
+        self._first = HEAD_NBYTES if is_large else 0
+        self.is_long = is_large or self._calls.is_long(head)
         self._expect(head.nbytes)
 
     def _serve_small(self, head: Head, data: memoryview, seconds: float) -> int:

@@ -38,6 +38,11 @@ MOST_UNSENT = 2**28
 _IN = select.EPOLLIN | select.EPOLLRDHUP
 
 
+def is_busy(connection: Connection) -> bool:
+    """Count a frame that was served here; return whether that makes a busy lane."""
+    return connection.is_busy(BUSY_FRAMES, BUSY_SECONDS)
+
+
 class Giving(Serving, Protocol):
     """What serves connections, and has threads to give them to."""
 
@@ -231,7 +236,7 @@ class Selector:
                 break
         if waits == ANSWERED:
             self._arm(connection, BYTES)
-            if connection.is_busy(BUSY_FRAMES, BUSY_SECONDS):
+            if is_busy(connection):
                 self._part(connection)
         elif waits in (BYTES, ROOM):
             self._arm(connection, waits)

@@ -85,8 +85,17 @@ class ServedChannel(Channel):
         """Whether what the socket gives next is the begin of a frame."""
         return not self._is_tls and self._to == self._from
 
-    def receive(self, buffer: memoryview, *, waits: bool) -> int:
+    def receive(self, buffer: memoryview, *, waits: bool, most: int = 0) -> int:
         """Receive into a buffer of the thread, from a bare one; return how many bytes.
+
+        Parameters
+        ----------
+        buffer : memoryview
+            The buffer.
+        waits : bool
+            Whether the thread waits a little for them.
+        most : int
+            How many at most; 0 for as many as the buffer takes.
 
         Raises
         ------
@@ -94,7 +103,7 @@ class ServedChannel(Channel):
             Where the other end has closed it.
         """
         try:
-            n = self._socket.recv_into(buffer, 0, 0 if waits else _NOW)
+            n = self._socket.recv_into(buffer, most, 0 if waits else _NOW)
         except BlockingIOError:
             return 0
         if not n:
@@ -164,7 +173,7 @@ class ServedChannel(Channel):
             if n := min(self._to - self._from, len(view)):
                 view[:n] = self._buffer[self._from : self._from + n]
                 self._from += n
-            elif view and len(view) < len(self._buffer):
+            elif view and len(view) < len(self._buffer) and len(views) > 1:
                 # Small ones together.
                 self._from = self._to = 0
                 got = self._try_receive(self._buffer, waits)
@@ -173,7 +182,7 @@ class ServedChannel(Channel):
                 self._to = got
                 continue
             elif view:
-                n = self._try_receive(view[:MOST_NBYTES], waits)
+                n = self._try_receive(view[:MOST_NBYTES], waits, self._all)
                 if not n:
                     return False
             if n == len(view):
@@ -245,13 +254,13 @@ class ServedChannel(Channel):
             if n:
                 views[0] = _made(views[0])[n:]
 
-    def _try_receive(self, view: memoryview, waits: bool) -> int:
+    def _try_receive(self, view: memoryview, waits: bool, how: int = 0) -> int:
         """Return how many bytes came, 0 for none."""
         try:
             if self._is_tls:
                 got = self._socket.recv_into(view)
             else:
-                got = self._socket.recv_into(view, 0, 0 if waits else _NOW)
+                got = self._socket.recv_into(view, 0, how if waits else _NOW)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return 0
         if not got:

@@ -27,7 +27,7 @@ from daskps.cluster.lane.connection import (
 from daskps.cluster.lane.desk import Desk
 from daskps.cluster.lane.plain_reads import loaded
 from daskps.cluster.lane.pool import Pool, PoolJob
-from daskps.cluster.lane.selecting import Selector
+from daskps.cluster.lane.selecting import Selector, is_busy
 from daskps.cluster.lane.staying import Staying
 from daskps.errors import ProtocolError, ShardBusyError
 
@@ -203,6 +203,12 @@ class LaneServer:
             waits = self.go_on(connection, buffer, LOCK_SECONDS)
             if not waits:
                 return
+            if waits == ANSWERED and is_busy(connection):
+                # With the buffer, and what else its caches have of this lane.
+                if self._try_to_take_place():
+                    self._stay(connection)
+                    return
+                break
             if waits in (OTHERS, ANSWERED):
                 break
             for_room = waits == ROOM
@@ -228,13 +234,17 @@ class LaneServer:
 
     def try_to_stay(self, connection: Connection) -> bool:
         """Give a busy connection a thread to itself, if there is one."""
-        with self._lock:
-            if self._n_staying >= MOST_STAYING:
-                return False
-            self._n_staying += 1
+        if not self._try_to_take_place():
+            return False
         connection.is_away = True
         self._submit(partial(self._stay, connection))
         return True
+
+    def _try_to_take_place(self) -> bool:
+        with self._lock:
+            is_free = self._n_staying < MOST_STAYING
+            self._n_staying += is_free
+        return is_free
 
     def _stay(self, connection: Connection) -> None:
         # Where no descriptor is left for it the lane stays with the selector.
