@@ -62,6 +62,16 @@ MUTANTS = (
         (f"{FRAMES}::test_bytes_are_no_head",),
     ),
     Mutant(
+        "frames-have-numbers-of-their-own",
+        "daskps.cluster.lane.forms:Form.call",
+        "head.sequence,",
+        "head.number,",
+        (
+            "tests/cluster/lane/test_cuts.py::"
+            "test_a_push_counts_once_wherever_its_lane_is_cut[adds]",
+        ),
+    ),
+    Mutant(
         "body-shorter-than-its-form",
         "daskps.cluster.lane.forms:Form.check",
         "if head.nbytes != wanted:",
