@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from daskps.cluster.host.compiled_reads import CompiledReads
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
+    from daskps.cluster.lane.calls import Queues
     from daskps.layout.arrays import Layout
 
 __all__ = ["LaneCalls", "Parked"]
@@ -78,7 +79,11 @@ class LaneCalls:
         return known is not None and known.form.answer_nbytes > LONG
 
     def begin(
-        self, head: Head, body: Sequence[Any], seconds: float
+        self,
+        head: Head,
+        body: Sequence[Any],
+        seconds: float,
+        queues: Queues | None = None,
     ) -> list[Any] | Parked:
         """Return the frame that answers one, or the call that waits.
 
@@ -90,6 +95,8 @@ class LaneCalls:
             Those that it wanted, filled.
         seconds : float
             How long this thread waits for the lock of a shard, or for room at one.
+        queues : dict of shards, optional
+            Those at which tickets were left, for this thread to serve them later.
         """
         try:
             if head.kind == FORM:
@@ -97,7 +104,7 @@ class LaneCalls:
                 return [pack_head(Head(ANSWER, number=head.number))]
             if head.kind == FETCH:
                 return answer_fetch(self._host, body[0], head.number)
-            return self._forms[head.form].begin(head, body, seconds)
+            return self._forms[head.form].begin(head, body, seconds, queues)
         except Exception as error:  # noqa: BLE001 - its caller gets a refusal
             return refusal_of(error, head.number)
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
     from daskps.cluster.host.parked_calls import Finish
+    from daskps.cluster.lane.calls import Queues
     from daskps.cluster.lane.forms import Form
     from daskps.cluster.wire.messages import Call
     from daskps.typing import Array
@@ -137,7 +138,11 @@ class HostForm:
     # -- a call ------------------------------------------------------------------
 
     def begin(
-        self, head: Head, body: Sequence[Any], seconds: float
+        self,
+        head: Head,
+        body: Sequence[Any],
+        seconds: float,
+        queues: Queues | None = None,
     ) -> list[Any] | Parked:
         """Return the frame that answers a call, or the call that waits.
 
@@ -149,6 +154,8 @@ class HostForm:
             Its body.
         seconds : float
             How long this thread waits for the lock of a shard, or for room at one.
+        queues : dict of shards, optional
+            Those at which tickets were left, for this thread to serve them later.
 
         Raises
         ------
@@ -172,7 +179,8 @@ class HostForm:
                 if frame is not None:
                     return frame
         call = self.form.call(head, least, iter(arrays))
-        return self._ask(call, versions, partial(self._answer, head, bounds), seconds)
+        answer = partial(self._answer, head, bounds)
+        return self._ask(call, versions, answer, seconds, queues=queues)
 
     def _try_step(
         self, head: Head, arrays: Sequence[Array], seconds: float
@@ -194,7 +202,13 @@ class HostForm:
         return versions
 
     def _ask(
-        self, call: Call, versions: Sequence[int], answer: Finish, seconds: float
+        self,
+        call: Call,
+        versions: Sequence[int],
+        answer: Finish,
+        seconds: float,
+        *,
+        queues: Queues | None,
     ) -> list[Any] | Parked:
         """Give the shards their parts as tickets, but for the steps that they have."""
         host, found = self._host, self._found
@@ -209,15 +223,14 @@ class HostForm:
         parked = Parked(host, end, answer)
         try:
             for hosted, part, version in zip(found, call.parts, versions, strict=True):
-                parked.offer(hosted, part, version, seconds)
+                parked.offer(hosted, part, version, seconds, queues=queues)
         except BaseException:
             parked.cancel()
             raise
-        if parked.done:
+        if queues is None and parked.done:
             # A read whose turn does not come waits as well.
             with contextlib.suppress(ShardBusyError):
                 return parked.finish(seconds)
-        parked.keep_looking()
         return parked
 
     # -- its answer ----------------------------------------------------------------

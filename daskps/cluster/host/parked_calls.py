@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from daskps.cluster.host.calls import Started
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
+    from daskps.cluster.lane.calls import Queues
     from daskps.cluster.wire.messages import Part
 
     #: Returns the frame that answers tickets, with the seconds that a read may wait
@@ -46,7 +47,13 @@ class Parked:
         self._callback: Callable[[], None] | None = None
 
     def offer(
-        self, hosted: HostedShard, part: Part, version: int, seconds: float
+        self,
+        hosted: HostedShard,
+        part: Part,
+        version: int,
+        seconds: float,
+        *,
+        queues: Queues | None,
     ) -> None:
         """Give a shard its part of the call as a ticket.
 
@@ -61,6 +68,8 @@ class Parked:
         seconds : float
             How long to wait for the lock. With 0 the ticket stays there where it is
             taken, for the host to look.
+        queues : dict of shards, optional
+            Where the ticket is only left, for this thread to serve it with others.
 
         Raises
         ------
@@ -79,6 +88,10 @@ class Parked:
             if not part.ranges:
                 ticket.outcome = Ready(0, version)
                 return
+        if queues is not None:
+            hosted.put(ticket)
+            queues[hosted] = None
+            return
         try:
             hosted.offer(ticket, seconds)
         except ShardBusyError:
@@ -87,7 +100,7 @@ class Parked:
                 raise
             hosted.put(ticket)
 
-    def keep_looking(self) -> None:
+    def _keep_looking(self) -> None:
         """Have the host look at shards where what others publish wakes nobody."""
         host = self._host
         if any(hosted.is_shared for hosted, _, _ in self._started):
@@ -113,6 +126,8 @@ class Parked:
         """
         self._callback = callback
         self.one_done()
+        if self._callback is not None:
+            self._keep_looking()
 
     def finish(self, seconds: float) -> list[Any]:
         """Return the frame that answers it; what is not done by now is said to wait.
@@ -144,7 +159,7 @@ class Parked:
         for hosted, _, ticket in self._started:
             gone = hosted.take_back(ticket)
             if gone is not None and not gone.done():
-                self.keep_looking()
+                self._keep_looking()
 
     def _forget(self) -> None:
         """Let go of its tickets, whose owner it is.

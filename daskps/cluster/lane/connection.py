@@ -8,6 +8,7 @@ after its socket.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -18,10 +19,11 @@ from daskps.cluster.lane.channel import flat
 from daskps.cluster.lane.frames import HEAD_NBYTES, unpack_head
 from daskps.cluster.lane.plain_reads import QUIET, TORN, UNSENT, WOKEN
 from daskps.cluster.lane.served import ServedChannel, views_of
+from daskps.errors import ShardBusyError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
+    from daskps.cluster.lane.batch import FrameBatch
+    from daskps.cluster.lane.calls import Calls, Waiting
     from daskps.cluster.lane.desk import Desk
     from daskps.cluster.lane.frames import Head
     from daskps.cluster.lane.tail import Tail
@@ -36,61 +38,14 @@ IDLE_SECONDS = 1.0
 SLOW_NBYTES = 1_000_000
 
 #: What a connection waits for: bytes of a frame, room for those of an answer, what others
-#: do to its call, a thread that may take its time; or nothing, it has answered.
+#: do to its call, a thread that may take its time; or nothing, it has answered; or the
+#: rest of its batch.
 BYTES: Final = 1
 ROOM: Final = 2
 OTHERS: Final = 3
 THREAD: Final = 4
 ANSWERED: Final = 5
-
-
-class Waiting(Protocol):
-    """A call that waits for what others do; it is finished or cancelled, once."""
-
-    #: When it is to be finished at the latest, by `time.monotonic`.
-    end: float
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing of it waits any more."""
-
-    def then(self, callback: Callable[[], None]) -> None:
-        """Have a function called when it is done, from whichever thread does that."""
-
-    def finish(self, seconds: float) -> list[Any]:
-        """Return the frame that answers it.
-
-        Raises
-        ------
-        ShardBusyError
-            Where it takes longer than that; it can be asked again.
-        """
-
-    def cancel(self) -> None:
-        """Forget it: nobody hears its answer."""
-
-
-class Calls(Protocol):
-    """What the frames of one lane ask for."""
-
-    @property
-    def alone(self) -> int:
-        """The address of what compiled loops answer by themselves; 0 for nothing."""
-
-    @property
-    def used(self) -> float:
-        """When they have done that last, by `time.monotonic`."""
-
-    def wanted(self, head: Head) -> list[Any]:
-        """Return the buffers for the body of a frame."""
-
-    def is_long(self, head: Head) -> bool:
-        """Return whether its answer takes long, or has many bytes."""
-
-    def begin(
-        self, head: Head, body: Sequence[Any], seconds: float
-    ) -> list[Any] | Waiting:
-        """Return the frame that answers one, or the call that waits."""
+BATCH: Final = 6
 
 
 class Home(Protocol):
@@ -109,7 +64,13 @@ class Serving(Protocol):
     def begin_thread(self) -> memoryview:
         """Return the buffer of this thread."""
 
-    def go_on(self, connection: Connection, buffer: memoryview, seconds: float) -> int:
+    def go_on(
+        self,
+        connection: Connection,
+        buffer: memoryview,
+        seconds: float,
+        batch: FrameBatch[Connection] | None = None,
+    ) -> int:
         """Have a connection go on; return what it waits for, 0 where it has ended."""
 
     def finish(self, connection: Connection, seconds: float, waiting: Waiting) -> None:
@@ -159,7 +120,12 @@ class Connection:
 
     # -- its owner ------------------------------------------------------------
 
-    def go_on(self, buffer: memoryview, seconds: float) -> int:
+    def go_on(
+        self,
+        buffer: memoryview,
+        seconds: float,
+        batch: FrameBatch[Connection] | None = None,
+    ) -> int:
         """Go on for one frame at most, or until it would wait; return for what.
 
         Parameters
@@ -169,6 +135,8 @@ class Connection:
         seconds : float
             How long it may wait for locks; 0 where it may wait for nothing, and stops
             in front of what takes long.
+        batch : FrameBatch, optional
+            Where a frame is left that can be answered with others: :meth:`reply` does.
 
         Returns
         -------
@@ -192,13 +160,14 @@ class Connection:
                 head = unpack_head(buffer[:HEAD_NBYTES])
                 if n == HEAD_NBYTES + head.nbytes:
                     self.is_long = False
-                    return self._serve_small(head, buffer[HEAD_NBYTES:n], seconds)
+                    data = buffer[HEAD_NBYTES:n]
+                    return self._serve_small(head, data, seconds, batch)
         channel.lend(buffer, n)
         try:
             waits_for = self._gather(waits=waits, may_be_long=seconds > 0)
         finally:
             channel.give_up_buffer()
-        return waits_for or self._call(seconds)
+        return waits_for or self._call(seconds, batch)
 
     def _gather(self, *, waits: bool, may_be_long: bool) -> int:
         """Send what is left, or receive what is missing; 0 for a frame that is whole."""
@@ -223,7 +192,13 @@ class Connection:
         self.is_long = is_large or self._calls.is_long(head)
         self._expect(head.nbytes)
 
-    def _serve_small(self, head: Head, data: memoryview, seconds: float) -> int:
+    def _serve_small(
+        self,
+        head: Head,
+        data: memoryview,
+        seconds: float,
+        batch: FrameBatch[Connection] | None,
+    ) -> int:
         """Serve a frame that has come in one piece, as most do."""
         self._body = body = self._calls.wanted(head)
         at = 0
@@ -236,9 +211,9 @@ class Connection:
             self.is_long = self._calls.is_long(head)
             if self.is_long:
                 return THREAD
-        return self._call(seconds)
+        return self._call(seconds, batch)
 
-    def _call(self, seconds: float) -> int:
+    def _call(self, seconds: float, batch: FrameBatch[Connection] | None) -> int:
         head, body = self._head, self._body
         self._head, self._body = None, []
         if self._until < math.inf:
@@ -246,18 +221,43 @@ class Connection:
             self.channel.expect(math.inf)
         self.n_frames += 1
         assert head is not None  # for the types
+        if batch is not None:
+            batch.add(self, self._calls.begin(head, body, seconds, batch.queues))
+            return BATCH
         found = self._calls.begin(head, body, seconds)
         if isinstance(found, list):
-            rest = self.channel.send_some(found, waits=seconds > 0)
-            if rest is None:
-                return ANSWERED
-            self._unsent = rest
-            self._expect(self.n_unsent)
-            return ROOM
+            return self._send_first(found, waits=seconds > 0)
         self.is_long = self.is_long or self._calls.is_long(head)
+        return self._park(found)
+
+    def _park(self, waiting: Waiting) -> int:
         with self._lock:
-            self._waiting = found
+            self._waiting = waiting
         return OTHERS
+
+    def reply(self, found: list[Any] | Waiting) -> int:
+        """Answer a frame whose batch was served; return what it waits for.
+
+        Raises
+        ------
+        OSError
+            Where its caller is gone.
+        """
+        if isinstance(found, list):
+            return self._send_first(found, waits=False)
+        # A read whose turn does not come waits as well.
+        with contextlib.suppress(ShardBusyError):
+            if found.done:
+                return self._send_first(found.finish(0.0), waits=False)
+        return self._park(found)
+
+    def _send_first(self, frame: list[Any], *, waits: bool) -> int:
+        rest = self.channel.send_some(frame, waits=waits)
+        if rest is None:
+            return ANSWERED
+        self._unsent = rest
+        self._expect(self.n_unsent)
+        return ROOM
 
     def _send(self, *, waits: bool) -> int:
         if self.channel.try_send(self._unsent, waits=waits):

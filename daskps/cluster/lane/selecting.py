@@ -11,10 +11,12 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from daskps.cluster.lane.batch import FrameBatch
 from daskps.cluster.lane.connection import (
     ANSWERED,
+    BATCH,
     BYTES,
     OTHERS,
     ROOM,
@@ -22,10 +24,12 @@ from daskps.cluster.lane.connection import (
     THREAD,
     Connection,
     Serving,
-    Waiting,
 )
 from daskps.cluster.lane.desk import SharedDesk
 from daskps.cluster.lane.plain_reads import loaded
+
+if TYPE_CHECKING:
+    from daskps.cluster.lane.calls import Waiting
 
 #: Events that are looked at in one go.
 MOST_EVENTS = 256
@@ -48,6 +52,12 @@ class Giving(Serving, Protocol):
 
     def give_away(self, connection: Connection) -> None:
         """Have another thread serve a frame that takes long."""
+
+    def reply(self, connection: Connection, found: list[Any] | Waiting) -> int:
+        """Answer a frame whose batch was served; return what it waits for."""
+
+    def finish_done(self, seconds: float) -> None:
+        """Answer the calls that this thread has completed."""
 
     def try_to_stay(self, connection: Connection) -> bool:
         """Give a busy connection a thread to itself, if there is one."""
@@ -73,6 +83,10 @@ class Selector:
         self._desk: SharedDesk | None = None
         #: By descriptor: those it looks after, and for what.
         self._here: dict[int, tuple[Connection, int]] = {}
+        #: Frames that are answered together.
+        self._batch: FrameBatch[Connection] = FrameBatch()
+        #: Those that have said more than one frame: they take turns with the others.
+        self._again: list[Connection] = []
         #: Those inside of a frame or of an answer.
         self._within: set[Connection] = set()
         #: Ends of waits; most of these are over before.
@@ -150,7 +164,9 @@ class Selector:
         now = time.monotonic()
         events = self._poll(self._seconds(now))
         self._now = now = time.monotonic()
-        for number, event in events:
+        # One alone has its answer soonest so.
+        batch = self._batch if len(events) > 1 else None
+        for number, _ in events:
             if number == self._wake:
                 # First: who wakes it between the two would be read away, and nobody
                 # would wake it again. What came until then is in the inbox.
@@ -159,8 +175,14 @@ class Selector:
                 self._is_woken = False
             # Another event may have ended it.
             elif (found := self._here.get(number)) is not None:
-                self._hear(found[0], event, buffer)
-        while self._inbox:
+                self._hear(found[0], buffer, batch)
+        self._answer_batch()
+        # Once around: what others bring meanwhile comes after those that have something.
+        again, self._again = self._again, []
+        for connection in again:
+            if connection.is_mine and not connection.is_away:
+                self._serve(connection, buffer, None)
+        for _ in range(len(self._inbox)):
             self._settle(self._inbox.popleft(), buffer)
         now = time.monotonic()
         while self._ends and self._ends[0][0] <= now:
@@ -192,11 +214,18 @@ class Selector:
 
     def _seconds(self, now: float) -> float:
         """Return how long it may sleep; -1 for any time."""
+        if self._again or self._inbox:
+            return 0.0
         ends = [self._ends[0][0]] if self._ends else []
         ends += [max(self._next_sweep, now)] if self._within else []
         return max(0.0, min(ends) - now) if ends else -1
 
-    def _hear(self, connection: Connection, event: int, buffer: memoryview) -> None:
+    def _hear(
+        self,
+        connection: Connection,
+        buffer: memoryview,
+        batch: FrameBatch[Connection] | None,
+    ) -> None:
         if not connection.is_mine:
             # Who says anything while its call waits has hung up, or is no caller.
             if (waiting := connection.claim()) is not None:
@@ -206,7 +235,7 @@ class Selector:
             if connection.miss():
                 self.forget(connection)
                 return
-        self._serve(connection, buffer)
+        self._serve(connection, buffer, batch)
 
     def _settle(self, connection: Connection, buffer: memoryview) -> None:
         """Look at a connection that was given back, or whose call is done."""
@@ -215,7 +244,7 @@ class Selector:
         if connection.is_mine:
             self._arm(connection, ROOM if connection.n_unsent else BYTES)
             if connection.channel.has_more:
-                self._serve(connection, buffer)
+                self._serve(connection, buffer, None)
         elif (waiting := connection.waiting) is not None:
             self._arm(connection, BYTES)
             if waiting.done:
@@ -225,18 +254,34 @@ class Selector:
         elif not connection.miss():
             self._inbox.append(connection)  # it was given back just now
 
-    def _serve(self, connection: Connection, buffer: memoryview) -> None:
+    def _serve(
+        self,
+        connection: Connection,
+        buffer: memoryview,
+        batch: FrameBatch[Connection] | None,
+    ) -> None:
         connection.used = self._now
         if self._desk is not None:
             # A call of it may be parked: then another thread sends the answer.
             self._desk.put(connection.channel.fileno(), 0)
-        while True:
-            waits = self._server.go_on(connection, buffer, 0.0)
-            if waits != ANSWERED or not connection.channel.has_more:
-                break
+        waits = self._server.go_on(connection, buffer, 0.0, batch)
+        if waits != BATCH:
+            self._heed(connection, waits)
+        elif self._batch.is_full:
+            self._answer_batch()
+
+    def _answer_batch(self) -> None:
+        for connection, found in self._batch.serve():
+            self._heed(connection, self._server.reply(connection, found))
+        self._server.finish_done(0.0)
+
+    def _heed(self, connection: Connection, waits: int) -> None:
+        """Look after a connection that was served, for what it waits for."""
         if waits == ANSWERED:
             self._arm(connection, BYTES)
-            if is_busy(connection):
+            if connection.channel.has_more:
+                self._again.append(connection)
+            elif is_busy(connection):
                 self._part(connection)
         elif waits in (BYTES, ROOM):
             self._arm(connection, waits)

@@ -13,16 +13,16 @@ import threading
 import time
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.lane.channel import BUFFER_NBYTES
 from daskps.cluster.lane.connection import (
     ANSWERED,
+    BATCH,
     BYTES,
     OTHERS,
     ROOM,
     Connection,
-    Waiting,
 )
 from daskps.cluster.lane.desk import Desk
 from daskps.cluster.lane.plain_reads import loaded
@@ -33,6 +33,9 @@ from daskps.errors import ProtocolError, ShardBusyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from daskps.cluster.lane.batch import FrameBatch
+    from daskps.cluster.lane.calls import Waiting
 
 logger = logging.getLogger(__name__)
 #: Lanes that have a thread to themselves, and threads for what takes long.
@@ -97,8 +100,16 @@ class LaneServer:
             mine.buffer, mine.done = memoryview(bytearray(BUFFER_NBYTES)), deque()
         return mine.buffer
 
-    def go_on(self, connection: Connection, buffer: memoryview, seconds: float) -> int:
+    def go_on(
+        self,
+        connection: Connection,
+        buffer: memoryview,
+        seconds: float,
+        batch: FrameBatch[Connection] | None = None,
+    ) -> int:
         """Have a connection go on, and then the calls that it has completed.
+
+        These wait for the end of a batch, where its frame goes into one.
 
         Returns
         -------
@@ -109,14 +120,32 @@ class LaneServer:
             desk = self._find_desk() if seconds else None
             if desk and not connection.answer_alone(desk, ALONE_MS):
                 return BYTES
-            waits = connection.go_on(buffer, seconds)
-            if waits == OTHERS and (waiting := connection.waiting) is not None:
-                waiting.then(partial(self._done, connection, waiting))
+            waits = connection.go_on(buffer, seconds, batch)
+            if waits == BATCH:
+                return waits
+            if waits == OTHERS:
+                self._heed_end(connection)
         except Exception as error:  # noqa: BLE001 - said there
             self.end(connection, error)
             waits = 0
         self.finish_done(seconds)
         return waits
+
+    def reply(self, connection: Connection, found: list[Any] | Waiting) -> int:
+        """Answer a frame whose batch was served; return what it waits for."""
+        try:
+            waits = connection.reply(found)
+            if waits == OTHERS:
+                self._heed_end(connection)
+        except Exception as error:  # noqa: BLE001 - said there
+            self.end(connection, error)
+            return 0
+        return waits
+
+    def _heed_end(self, connection: Connection) -> None:
+        """Have the call of a connection answered once it is done, if it still waits."""
+        if (waiting := connection.waiting) is not None:
+            waiting.then(partial(self._done, connection, waiting))
 
     def _find_desk(self) -> Desk | None:
         """Return what this thread answers plain reads with, if it can."""

@@ -82,7 +82,7 @@ class Calls:
     def is_long(self, head: Head) -> bool:
         return head.form == LONG
 
-    def begin(self, head: Head, body: Any, seconds: float) -> Any:
+    def begin(self, head: Head, body: Any, seconds: float, queues: Any = None) -> Any:
         self.threads.append(threading.current_thread().name)
         if head.form == PARK:
             self.parked.append(Parked(head, self.end))

@@ -316,10 +316,10 @@ def test_who_may_not_wait_leaves_the_ticket_at_the_shard(shared):
     parked = caller.begin(add(1))
     assert isinstance(parked, Parked)
     assert hosted.needs_look
-    # Nobody here hears when it is free: the host looks.
-    assert len(looks) == 1
     told = []
     parked.then(lambda: told.append("done"))
+    # Nobody here hears when it is free: the host looks.
+    assert len(looks) == 1
     other.release()
     hosted.look()
     assert told == ["done"]
