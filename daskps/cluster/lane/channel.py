@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 BUFFER_NBYTES = 65_536
 #: Buffers of one call of the kernel, and bytes, which OpenSSL counts in an int.
 MOST_BUFFERS, MOST_NBYTES = 512, 2**30
+#: Bytes that the kernel takes before it can send them. More of a large array would be out
+#: of the caches by the time that it is on its way.
+UNSENT_NBYTES = 65_536
 
 
 class Channel:
@@ -54,6 +57,7 @@ class Channel:
             buffer = memoryview(bytearray(BUFFER_NBYTES))
         self._buffer = buffer
         self._from = self._to = 0
+        _limit_unsent(taken)
         self.is_open = True
         #: Around the ends of the socket: its number is another file's afterwards.
         self._ending = threading.Lock()
@@ -188,6 +192,13 @@ class Channel:
         if not got:
             raise ConnectionResetError("the other end of a lane has closed it")
         return got
+
+
+def _limit_unsent(taken: socket.socket) -> None:
+    """Have the kernel take no more of a large array than it is about to send."""
+    option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+    if option is not None and taken.family in (socket.AF_INET, socket.AF_INET6):
+        taken.setsockopt(socket.IPPROTO_TCP, option, UNSENT_NBYTES)
 
 
 def flat(buffer: Any) -> memoryview:

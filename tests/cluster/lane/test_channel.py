@@ -15,6 +15,7 @@ import pytest
 from daskps.cluster.lane import channel
 from daskps.cluster.lane.channel import BUFFER_NBYTES, Channel
 from daskps.cluster.lane.frames import CALL, Head, pack_head
+from daskps.cluster.lane.served import ServedChannel
 from daskps.errors import ProtocolError
 from tests.cluster.forks import child
 
@@ -43,6 +44,18 @@ def trickle(there: socket.socket, data: bytes, sizes: list[int]) -> threading.Th
     thread = threading.Thread(target=run)
     thread.start()
     return thread
+
+
+def test_the_kernel_takes_no_more_than_it_is_about_to_send():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        here = socket.create_connection(listener.getsockname())
+        there, _ = listener.accept()
+    mine, served = Channel(here, 30.0), ServedChannel(there, 0.2)
+    for one in (here, there):
+        found = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+        assert found == channel.UNSENT_NBYTES
+    mine.close()
+    served.close()
 
 
 @pytest.mark.parametrize("n", [0, 1, 1000, BUFFER_NBYTES - 64, BUFFER_NBYTES, 300_001])
