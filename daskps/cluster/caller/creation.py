@@ -64,7 +64,7 @@ async def create(link: Link, plan: Blueprint, seconds: float | None) -> StoreMap
         When it takes longer than `seconds`.
     """
     uid = uuid.uuid4().hex
-    what = "the creation of the store, which was undone,"
+    what = "the creation of the store, which was undone"
     try:
         work = partial(_create, link, plan, uid, seconds)
         return await link.within(work, seconds, what)

@@ -604,11 +604,14 @@ def test_no_client(call):
     [["tcp://127.0.0.1:1"], "resource:TPU"],
 )
 def test_not_enough_workers(client, servers):
-    """Within the timeout, naming who is missing."""
+    """Naming who is missing."""
     before = daskps.list_stores()
     missing = servers[0] if isinstance(servers, list) else servers
-    with pytest.raises(daskps.NotEnoughWorkersError, match=f"{missing}.*Start workers"):
-        daskps.create({"w": W}, servers=servers, client=client, timeout=0.3)
+    with (
+        dask.config.set({"daskps.register-timeout": "100ms"}),
+        pytest.raises(daskps.NotEnoughWorkersError, match=f"{missing}.*Start workers"),
+    ):
+        daskps.create({"w": W}, servers=servers, client=client)
     assert daskps.list_stores() == before
 
 
@@ -618,9 +621,10 @@ def test_no_workers():
             n_workers=0, processes=False, dashboard_address="127.0.0.1:0"
         ) as cluster,
         Client(cluster) as client,
+        dask.config.set({"daskps.register-timeout": "100ms"}),
         pytest.raises(daskps.NotEnoughWorkersError, match="has 0"),
     ):
-        daskps.create({"w": W}, client=client, timeout=0.3)
+        daskps.create({"w": W}, client=client)
 
 
 def test_too_little_memory():
