@@ -33,8 +33,8 @@ def finite(a: np.ndarray[Any, np.dtype[Any]], *, cache_dir: str | None = None) -
         return True
     loop = a.size >= _SMALL and a.dtype.kind == "f" and a.dtype.itemsize <= 8
     if not (loop and a.dtype.isnative and a.flags.forc):
-        # Half the time of a reduction, for small arrays.
-        return bool(np.count_nonzero(np.isfinite(a)) == a.size)
+        # Of a small array nothing is faster, and no function of Python is called.
+        return 0 not in np.isfinite(a).tobytes()
     flat = a.ravel(order="K")
     bits = flat.view(f"u{a.dtype.itemsize}")
     return threads.in_ranges(

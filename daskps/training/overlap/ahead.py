@@ -11,6 +11,7 @@ from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import ClockError
 from daskps.store import intake
 from daskps.store.arguments import flag, number, whole
+from daskps.store.repeated import RepeatedGradients
 from daskps.store.targets import target_of
 from daskps.training.overlap.prefetch import Prefetch
 
@@ -39,6 +40,10 @@ class Ahead:
         self.rank = session.rank
         self.size = session.size
         self._finite = config.load().check_finite
+        meta = session.meta
+        self._gradients = RepeatedGradients(
+            meta.layout, meta.optimizers, finite=self._finite
+        )
         self._finished = False
         self._prefetch: Prefetch | None = None
 
@@ -216,6 +221,8 @@ class Ahead:
     def _settled(self, timeout: Any, what: str) -> float | None:
         """Wait for all that was issued before; return the seconds that are left."""
         seconds = None if timeout is None else config.deadline(timeout)
+        if not self._background.is_used:
+            return seconds
         return self._background.settle(seconds, what)
 
     def _overtaken(self) -> None:
@@ -227,10 +234,9 @@ class Ahead:
         self, grads: Mapping[str, Any], weight: float
     ) -> tuple[dict[int, Array], float]:
         """Return gradients as they are sent, and their weight, or refuse them."""
-        meta = self._live().meta
-        arrays = intake.gradients(
-            meta.layout, meta.optimizers, grads, finite=self._finite
-        )
+        if self._finished:
+            self._live()
+        arrays = self._gradients.take(grads)
         if type(weight) is not float or weight != 1.0:
             weight = number(weight, "weight", least=0.0)
         return (arrays if weight else {}), weight

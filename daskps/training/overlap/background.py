@@ -36,6 +36,8 @@ class Background:
         #: Told of every change of the backlog.
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+        #: Whether anything was ever issued; before that nothing has to be settled.
+        self.is_used = False
         self._closed = False
         #: The clock once all has been carried out.
         self._clock = 0
@@ -105,6 +107,7 @@ class Background:
             if not self._backlog.busy:
                 self._clock = self._session.clock
             self._clock += tick
+            self.is_used = True
             self._backlog.put(operation)
             if self._thread is None:
                 self._thread = threading.Thread(
