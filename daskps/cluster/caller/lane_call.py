@@ -95,7 +95,11 @@ class LaneCall:
         self._lag = 0
         self._is_stopped = False
 
-    def run(self, meanwhile: Meanwhile | None = None) -> Reply:
+    def run(
+        self,
+        meanwhile: Meanwhile | None = None,
+        taken: Sequence[tuple[int, int]] = (),
+    ) -> Reply:
         """Begin it, and return what the shards have said.
 
         Parameters
@@ -103,6 +107,8 @@ class LaneCall:
         meanwhile : callable, optional
             What its thread does while the hosts work on it. Returns the versions of
             the shards that it has reached itself, which are in the reply then.
+        taken : sequence of (int, int)
+            Versions of shards that it has reached before, which are in it as well.
 
         Returns
         -------
@@ -114,6 +120,7 @@ class LaneCall:
         On lanes Ctrl-C may end it anywhere: what is not given back is nobody's. What
         goes by message is another thread's, where this is the main one.
         """
+        self._versions += taken
         self.begin()
         try:
             if meanwhile is not None:

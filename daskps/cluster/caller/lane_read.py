@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.lane import LaneSaid
-from daskps.cluster.caller.lane_call import LaneCall, Meanwhile
+from daskps.cluster.caller.lane_call import LaneCall
 from daskps.cluster.caller.near import AGAIN_SECONDS
 from daskps.cluster.caller.routes import Request, Step, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from daskps.cluster.caller.far import Far
     from daskps.cluster.caller.lane_route import LaneRoute
@@ -56,8 +56,8 @@ class LaneRead:
         clock: int,
         outs: Sequence[Array],
         deadline: Deadline,
-        meanwhile: Meanwhile | None = None,
-    ) -> int:
+        read_near: Callable[[], bool] | None = None,
+    ) -> int | None:
         """Read into arrays; return by how many clocks the slowest trainer was behind.
 
         Parameters
@@ -68,9 +68,12 @@ class LaneRead:
             Where it goes.
         deadline : Deadline
             Its end.
-        meanwhile : callable, optional
-            What the thread does while the hosts read.
+        read_near : callable, optional
+            Reads the rest, and returns whether that was possible; else this returns
+            None. While the hosts read, or afterwards where that is little work: whom it
+            would wait for needs the interpreter's lock.
         """
+        is_read = True
 
         def make() -> Request:
             request = self._request
@@ -80,4 +83,16 @@ class LaneRead:
 
         said = LaneSaid(clock, outs=outs)
         call = LaneCall(self._far, self._route, said, make=make, deadline=deadline)
-        return call.run(meanwhile).lag
+        if read_near is None:
+            return call.run().lag
+        if self._route.is_small:
+            lag = call.run().lag
+            return lag if read_near() else None
+
+        def meanwhile() -> Sequence[tuple[int, int]]:
+            nonlocal is_read
+            is_read = read_near()
+            return ()
+
+        lag = call.run(meanwhile).lag
+        return lag if is_read else None

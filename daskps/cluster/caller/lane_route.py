@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.routes import ReadSlice, Request, Target
     from daskps.cluster.caller.shard_map import StoreMap
 
+#: Of the arrays of a call to one host.
+SMALL_NBYTES = 65_536
+
 
 class LaneRoute:
     """A route as lanes take it.
@@ -31,7 +34,7 @@ class LaneRoute:
         The shards of it that are meant.
     """
 
-    __slots__ = ("forms", "lanes", "may_wait", "rest", "run", "slices")
+    __slots__ = ("forms", "is_small", "lanes", "may_wait", "rest", "run", "slices")
 
     def __init__(
         self, lanes: Lanes, meta: StoreMap, request: Request, shards: Sequence[int]
@@ -59,6 +62,8 @@ class LaneRoute:
             call = request.call(meta, of, 0.0, "")
             forms.append(LaneForm(worker, call, given, self.slices))
         self.forms = tuple(forms)
+        #: Whether its calls cost their hosts little but the interpreter's lock.
+        self.is_small = all(form.call_nbytes <= SMALL_NBYTES for form in forms)
 
     def reads_as(self, target: Target | None) -> bool:
         """Return whether it reads what a target does, to the same places."""

@@ -55,7 +55,7 @@ class NearRoute:
     """
 
     def __init__(self, route: Route, ways: Ways, *, by_owner: bool = False) -> None:
-        self.route = route
+        self.route, self._bsp = route, ways.bsp
         parts: list[NearPart] = []
         #: Shards that are called by message.
         self.far: list[int] = []
@@ -92,6 +92,8 @@ class NearRoute:
     ) -> tuple[list[tuple[int, int]], Sequence[NearPart]]:
         """Have each shard take a step that simply joins its round, as nearly all do.
 
+        None does in runs without rounds.
+
         Returns
         -------
         list of (int, int)
@@ -100,7 +102,7 @@ class NearRoute:
             The others: nothing was changed there.
         """
         versions: list[tuple[int, int]] = []
-        if time.monotonic() > self.next_look and not self.is_live():
+        if not self._bsp or (time.monotonic() > self.next_look and not self.is_live()):
             return versions, self.parts
         rest = []
         for part in self.parts:

@@ -234,23 +234,6 @@ class NamedRead:
             flats.append(array.ravel())
         return flats
 
-    def read_both(
-        self, far: LaneRead, clock: int, flats: Sequence[Array], deadline: Deadline
-    ) -> int | None:
-        """Read near shards while the hosts of the far ones do; None as of near reads.
-
-        Returns by how many clocks the slowest trainer was behind.
-        """
-        near, is_read = self.prepared, False
-
-        def read_near() -> Sequence[tuple[int, int]]:
-            nonlocal is_read
-            is_read = near.read(repeat(clock), flats)
-            return ()
-
-        lag = far.read(clock, flats, deadline, read_near)
-        return max(lag, near.lag) if is_read else None
-
     def target(self, out: Mapping[str, Array]) -> Target | None:
         """Return this read into the arrays of `out`; None for others to look at them."""
         flats, found = self.flats(out), dict(out)
@@ -308,7 +291,9 @@ class Reads:
         elif not near.n_hosts:
             lag = far.read(clock, flats, deadline or self._forever)
         else:
-            lag = known.read_both(far, clock, flats, deadline or self._forever)
+            also = partial(near.read, repeat(clock), flats)
+            lag = far.read(clock, flats, deadline or self._forever, also)
+            lag = None if lag is None else max(lag, near.lag)
         if lag is None:
             return None
         self._counters.local_calls += near.n_hosts
@@ -390,7 +375,7 @@ class Reads:
 
 
 def _asked(names: Any, out: Any) -> tuple[str, ...] | None:
-    """Return the names of a read whose arrays are all in `out`, in that order."""
+    """Return the names of a read whose arrays are all in `out`, in order."""
     if not isinstance(out, dict):
         return None
     given = tuple(out)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -57,11 +57,15 @@ class ReadSlice(NamedTuple):
     where: slice
 
 
+#: By shard.
+ReadSlices: TypeAlias = "Mapping[int, tuple[ReadSlice, ...]]"
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """Where a read goes: what it asks of each shard, and the arrays for that."""
 
-    slices: Mapping[int, tuple[ReadSlice, ...]]
+    slices: ReadSlices
     #: Flat arrays.
     flats: Sequence[Array]
     #: Makes the caller's result once they are filled.

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 from daskps import config
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.client import ShardClient
-from daskps.cluster.caller.lane import LaneSaid
-from daskps.cluster.caller.lane_call import LaneCall
 from daskps.cluster.caller.near import NearRoute
-from daskps.cluster.caller.near_call import NearCall
 from daskps.cluster.caller.routes import GRADIENT, Reply, Request, Target
 from daskps.cluster.caller.shard_map import MOST_ROUTES
+from daskps.cluster.caller.step_road import StepRoad
 from daskps.cluster.caller.uncommitted import Uncommitted
 from daskps.cluster.machine.pool import LEAST_LIMIT, BufferPool
 from daskps.cluster.wire import encoding
@@ -28,12 +26,11 @@ from daskps.shards.steps import NOTHING, Step, Tick
 from daskps.version import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping
 
     from daskps.cluster.caller.finite_check import FiniteCheck
-    from daskps.cluster.caller.lane_route import LaneRoute
     from daskps.cluster.caller.link import Link
-    from daskps.cluster.caller.near import NearPart
+    from daskps.cluster.caller.routes import ReadSlices
     from daskps.cluster.caller.shard_map import RunMembership, StoreMap
     from daskps.typing import Array
 
@@ -67,9 +64,7 @@ class Session:
         self.shards = ShardClient(link, meta, joined, rank=rank, bsp=bsp)
         self.reads = self.shards.reads
         #: Steps that the trainer repeats, by the parameters that they bring.
-        self._near: dict[tuple[int, ...], NearRoute] = {}
-        #: How the far shards of those take lanes.
-        self._lanes: dict[tuple[NearRoute, str, bool], LaneRoute] = {}
+        self._roads: dict[tuple[int, ...], StepRoad] = {}
         self._forever = Deadline(None, f"a call of trainer {rank}")
         self.clock = 0
         self.sequence = 0
@@ -141,28 +136,22 @@ class Session:
             # Near, what is read is read after the step, without asking the shards. Not
             # where that may last too long: the clock stays then, and the step may not.
             is_late = target is not None and timeout is not None
-            if road is not None and road.parts and (codec is not None or is_late):
+            if road is not None and road.near.parts and (codec is not None or is_late):
                 road = None
             if codec is not None:
                 how: Any = {"finite": self._finite, "empty": self._pool.empty}
                 arrays = encoding.encoded(self.meta.layout, arrays, codec, **how)
             number = self._next_number(kind, tick)
             step = Tick(self.run, self.rank, self.clock, number, kind, weight)
+            make = partial(
+                self._request, step, arrays, tick=tick, target=target, look=look
+            )
+            unread = None
             try:
-                if road is not None and not road.far:
-                    unread, versions = (
-                        target,
-                        self._deliver_near(
-                            road, step, arrays, timeout=timeout, look=look
-                        ),
-                    )
+                if road is None:
+                    versions = self._send(make(), timeout).versions
                 else:
-                    if look is not None and road is not None:
-                        look()
-                    make = partial(
-                        self._request, step, arrays, tick=tick, target=target, look=look
-                    )
-                    unread, versions = self._deliver_far(
+                    versions, unread = self._deliver_by(
                         road, step, arrays, target=target, make=make, timeout=timeout
                     )
             except RunCancelledError:
@@ -177,37 +166,65 @@ class Session:
             self._failed = False
             if self._open or not tick:
                 self._note_open(arrays, tick)
-            if unread is not None:
-                self.read(unread, None)
+            if target is not None and road is not None and unread:
+                self._read_after(road, unread, target)
             versions.sort()
             return Version.of(versions)
 
-    def _deliver_near(
+    def _deliver_by(
         self,
-        near: NearRoute,
-        tick: Tick,
+        road: StepRoad,
+        step: Tick,
         arrays: Mapping[int, Array],
         *,
+        target: Target | None,
+        make: partial[Request],
         timeout: float | None,
-        look: FiniteCheck | None,
-    ) -> list[tuple[int, int]]:
-        """Deliver a step to the shards that this process reaches.
+    ) -> tuple[list[tuple[int, int]], ReadSlices | None]:
+        """Deliver a step that ticks; return the versions, and what is still to be read.
 
-        Returns their versions, and of those that only their owners can serve.
+        By lanes the shards of others are read; near ones are after the step.
         """
-        taken: list[tuple[int, int]] = []
-        parts: Sequence[NearPart] = near.parts
-        if self.bsp:
-            taken, parts = near.try_step(tick, arrays)
-            if not parts:
-                self.shards.counters.local_calls += near.n_hosts
-                return taken
-        step = self._step(tick.sequence, tick.kind, True, tick.weight)
-        request = Request(near.route, step, arrays, check=look)
-        deadline = self._deadline(timeout, "a push")
-        far = self.shards.far
-        call = NearCall(far, request, near, deadline, taken=taken, parts=parts)
-        return call.run().versions
+        near, deadline = road.near, self._forever
+        if timeout is not None:
+            deadline = self._deadline(timeout, "a push")
+        say = partial(self._step, step.sequence, step.kind, True, step.weight)
+        look: FiniteCheck | None = make.keywords["look"]
+        if not near.far:
+            rest = None if target is None else target.slices
+            taken, parts = near.try_step(step, arrays)
+            if parts:
+                request = Request(near.route, say(), arrays, check=look)
+                return road.step_near(request, deadline, taken, parts), rest
+            self.shards.counters.local_calls += near.n_hosts
+            return taken, rest
+        if look is not None:
+            look()
+        key = step.kind, target is None
+        lanes = road.lanes.get(key)
+        if lanes is None or (target is not None and not lanes.reads_as(target)):
+            request = make()
+            lanes = self.shards.far.find_lanes(request, near.far)
+            if lanes is None:
+                return self._send(request, timeout).versions, None
+            road.lanes[key] = lanes
+        outs = () if target is None else target.flats
+        how: Any = {"make": make, "make_step": say, "deadline": deadline}
+        try:
+            reply = road.step_far(lanes, step, arrays, outs, **how)
+        except ContributionLostError:
+            return self._send_whole(make(), deadline).versions, None
+        self.reads.lag = max(self.reads.lag, reply.lag)
+        return reply.versions, lanes.rest
+
+    def _read_after(self, road: StepRoad, slices: ReadSlices, target: Target) -> None:
+        """Read what a step was to read of near shards, which have taken it."""
+        if road.near.route.where is self.meta.where:
+            lag = road.read_near(slices, self.clock, target.flats)
+            if lag is not None:
+                self.reads.lag = max(self.reads.lag, lag)
+                return
+        self.read(replace(target, slices=slices), None)
 
     def _note_open(self, arrays: Mapping[int, Array], tick: bool) -> None:
         """Keep what was pushed at this clock until its tick."""
@@ -217,20 +234,20 @@ class Session:
         elif self.bsp:
             self._uncommitted.add(arrays)
 
-    def _find_road(self, indices: tuple[int, ...]) -> NearRoute:
-        """Return the shards of a step that brings these parameters and ticks."""
-        found = self._near.get(indices)
+    def _find_road(self, indices: tuple[int, ...]) -> StepRoad:
+        """Return the way of steps that bring these parameters and tick."""
+        found = self._roads.get(indices)
         if (
             found is None
-            or found.route.where is not self.meta.where
-            or time.monotonic() > found.until
+            or found.near.route.where is not self.meta.where
+            or time.monotonic() > found.near.until
         ):
-            route = routes.route_of(self.meta, indices, None)
-            found = NearRoute(route, self.shards.ways)
-            while len(self._near) >= MOST_ROUTES:
-                del self._near[next(iter(self._near))]
-            self._near[indices] = found
-            self._lanes.clear()
+            route, ways = routes.route_of(self.meta, indices, None), self.shards.ways
+            near = NearRoute(route, ways)
+            found = StepRoad(self.shards.far, ways, near)
+            while len(self._roads) >= MOST_ROUTES:
+                del self._roads[next(iter(self._roads))]
+            self._roads[indices] = found
         return found
 
     def _request(
@@ -253,47 +270,6 @@ class Session:
             by_owner=self.bsp and (self._open or not tick),
             check=look,
         )
-
-    def _deliver_far(
-        self,
-        road: NearRoute | None,
-        step: Tick,
-        arrays: Mapping[int, Array],
-        *,
-        target: Target | None,
-        make: Callable[[], Request],
-        timeout: float | None,
-    ) -> tuple[Target | None, list[tuple[int, int]]]:
-        """Deliver a step that shards of other processes have a part of.
-
-        By lanes as it went before: near ones get theirs while the far ones answer.
-        Returns what is still to be read, and the versions of all.
-        """
-        if road is None:
-            return None, self._send(make(), timeout).versions
-        lanes = self._lanes.get((road, step.kind, target is None))
-        if lanes is None or not lanes.reads_as(target):
-            request = make()
-            lanes = self.shards.far.find_lanes(request, road.far)
-            if lanes is None:
-                return None, self._send(request, timeout).versions
-            self._lanes[road, step.kind, target is None] = lanes
-        deadline, number = self._deadline(timeout, "a push"), step.sequence
-        outs = () if target is None else target.flats
-        said = LaneSaid(step.clock, number, number, step.weight, None, arrays, outs)
-        call = LaneCall(self.shards.far, lanes, said, make=make, deadline=deadline)
-        near = partial(
-            self._deliver_near, road, step, arrays, timeout=timeout, look=None
-        )
-        try:
-            reply = call.run(near if road.parts else None)
-        except ContributionLostError:
-            return None, self._send_whole(make(), deadline).versions
-        self.reads.lag = max(self.reads.lag, reply.lag)
-        if target is not None:
-            # By lanes the shards of others were read; near ones are after the step.
-            target = replace(target, slices=lanes.rest) if lanes.rest else None
-        return target, reply.versions
 
     def _send(self, request: Request, timeout: float | None) -> Reply:
         """Send a push; where a shard lacks or keeps some of those before, all of them."""
@@ -333,8 +309,7 @@ class Session:
 
     def close(self) -> None:
         """Let go of the shards' memory, which goes with its last user."""
-        self._near.clear()
-        self._lanes.clear()
+        self._roads.clear()
         self.shards.close()
 
     async def _finish(self) -> None:

@@ -16,6 +16,7 @@ from distributed import Client
 
 import daskps
 from daskps import optim
+from daskps.cluster.caller import lane_route
 from tests.cluster.callers import counted
 from tests.support import cleaned, local_cluster, until
 
@@ -144,3 +145,37 @@ def test_a_step_takes_few_calls(store):
     [found, _] = daskps.run(store, shortest, [1.0, 1.0])
     for verb, most in MOST_CALLS.items():
         assert len(found[verb]) <= most, found[verb]
+
+
+def orders(trainer: Any, small: int) -> list[list[str]]:
+    """Return who comes when: the near shards, and the lane, in a push and in a pull."""
+    kept, lane_route.SMALL_NBYTES = lane_route.SMALL_NBYTES, small
+    try:
+        act = verbs(trainer, 1.0)
+        for _ in range(STEPS):
+            act["push"](), act["pull"]()
+        open_lanes(trainer)
+        act["push"](), act["pull"]()
+        who = {
+            "NearRoute.try_step": "near",
+            "PreparedRead.read": "near",
+            "Lane.ask": "ask",
+            "Lane.answer": "answer",
+        }
+        found = [counted(act["push"]), counted(act["pull"])]
+        return [[who[name] for name in names if name in who] for names in found]
+    finally:
+        lane_route.SMALL_NBYTES = kept
+
+
+def test_small_steps_join_near_rounds_before_others_are_asked(store):
+    # Two processes that are both at their steps would only take the lock of the
+    # interpreter from the threads that answer them.
+    for push, pull in daskps.run(store, orders, [2**16, 2**16]):
+        assert push == ["near", "ask", "answer"]
+        assert pull == ["ask", "answer", "near"]
+
+
+def test_large_steps_are_taken_near_while_others_are_at_them(store):
+    for push, pull in daskps.run(store, orders, [0, 0]):
+        assert push == pull == ["ask", "near", "answer"]

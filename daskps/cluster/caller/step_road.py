@@ -1,0 +1,156 @@
+"""How the steps of a trainer reach all shards of a store, made ready once.
+
+Shards of this process and machine take a step from the trainer's own thread, those of
+other processes take it by lanes. Nearly all steps of a loop bring the same parameters:
+from one to the next only numbers and the contents of arrays change.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import repeat
+from typing import TYPE_CHECKING
+
+from daskps.cluster.caller.lane import LaneSaid
+from daskps.cluster.caller.lane_call import LaneCall
+from daskps.cluster.caller.near_call import NearCall
+from daskps.cluster.caller.reads import PreparedRead
+from daskps.cluster.caller.routes import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from daskps.cluster.caller.far import Far
+    from daskps.cluster.caller.lane_route import LaneRoute
+    from daskps.cluster.caller.near import NearPart, NearRoute
+    from daskps.cluster.caller.routes import ReadSlices, Reply
+    from daskps.cluster.caller.ways import Ways
+    from daskps.cluster.wire.deadline import Deadline
+    from daskps.shards.steps import Step, Tick
+    from daskps.typing import Array
+
+
+class StepRoad:
+    """The way of steps that tick and bring the same parameters.
+
+    Parameters
+    ----------
+    far : Far
+        The way to shards of other processes.
+    ways : Ways
+        How this process reaches the others.
+    near : NearRoute
+        Which are which.
+    """
+
+    def __init__(self, far: Far, ways: Ways, near: NearRoute) -> None:
+        self._far, self._ways, self.near = far, ways, near
+        #: How the far shards take lanes, by the kind and whether something is read.
+        self.lanes: dict[tuple[str, bool], LaneRoute] = {}
+        #: What was read last after a step.
+        self._read: PreparedRead | None = None
+
+    def step_near(
+        self,
+        request: Request,
+        deadline: Deadline,
+        taken: Sequence[tuple[int, int]],
+        parts: Sequence[NearPart],
+    ) -> list[tuple[int, int]]:
+        """Deliver a step to near shards that it does not simply join a round of.
+
+        Parameters
+        ----------
+        request : Request
+            The step.
+        deadline : Deadline
+            Its end.
+        taken, parts
+            The shards that have taken it, with their versions, and the others, as
+            :meth:`NearRoute.try_step` returns them.
+
+        Returns
+        -------
+        list of (int, int)
+            The versions of all, and of those that only their owners can serve.
+        """
+        near = self.near
+        call = NearCall(self._far, request, near, deadline, taken=taken, parts=parts)
+        return call.run().versions
+
+    def step_far(
+        self,
+        lanes: LaneRoute,
+        tick: Tick,
+        arrays: Mapping[int, Array],
+        outs: Sequence[Array],
+        *,
+        make: Callable[[], Request],
+        make_step: Callable[[], Step],
+        deadline: Deadline,
+    ) -> Reply:
+        """Deliver a step that shards of other processes have a part of, by lanes.
+
+        Near ones get theirs while the far ones answer. Where that is little work they
+        get it before, if it simply joins their rounds: a host that answers, and a
+        trainer that goes on meanwhile, would only take the interpreter's lock from each
+        other, and what others bring finds this step taken.
+
+        Parameters
+        ----------
+        lanes : LaneRoute
+            How it takes lanes.
+        tick : Tick
+            The step.
+        arrays : mapping of int to ndarray
+            What it brings.
+        outs : sequence of ndarray, shape (n,)
+            Where goes what the far shards are read for.
+        make, make_step : callable
+            Return the call as it goes by message, and what it says.
+        deadline : Deadline
+            Its end.
+
+        Returns
+        -------
+        Reply
+            What the shards have said.
+        """
+        number = tick.sequence
+        said = LaneSaid(tick.clock, number, number, tick.weight, None, arrays, outs)
+        call = LaneCall(self._far, lanes, said, make=make, deadline=deadline)
+        near = self.near
+        if not near.parts:
+            return call.run()
+
+        def join() -> Sequence[tuple[int, int]]:
+            taken, parts = near.try_step(tick, arrays)
+            if parts:
+                request = Request(near.route, make_step(), arrays)
+                return self.step_near(request, deadline, taken, parts)
+            self._far.counters.local_calls += near.n_hosts
+            return taken
+
+        if not lanes.is_small:
+            return call.run(join)
+        taken, parts = near.try_step(tick, arrays)
+        if not parts:
+            self._far.counters.local_calls += near.n_hosts
+            return call.run(taken=taken)
+        request = Request(near.route, make_step(), arrays)
+        return call.run(partial(self.step_near, request, deadline, taken, parts))
+
+    def read_near(
+        self, slices: ReadSlices, clock: int, outs: Sequence[Array]
+    ) -> int | None:
+        """Read near shards; None where they must be asked.
+
+        Returns by how many clocks the slowest trainer was behind.
+        """
+        known = self._read
+        if known is None or known.slices is not slices:
+            known = self._read = PreparedRead(self._ways, slices)
+        if not (known.is_possible and known.read(repeat(clock), outs)):
+            return None
+        self._far.counters.local_calls += known.n_hosts
+        return known.lag
