@@ -30,6 +30,7 @@ from daskps.shards.memory.format import (
     N_EXPIRED,
     N_PRODUCERS,
     PRODUCER,
+    PRODUCER_WORDS,
     SEEN,
     TURN,
     Record,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from daskps.shards.memory.segment import Segment
-    from daskps.shards.steps import Intervals
+    from daskps.shards.steps import Intervals, Tick
 
 WINDOW = 64
 #: Shards that have a bit of their own.
@@ -94,9 +95,33 @@ def note_push(
     row = _find_plain(record, producer)
     if row is None:
         row = _open(record, producer)
+    _note(row, sequence, floor, meant)
+
+
+def find_new(record: Record, producer: int, sequence: int) -> int:
+    """Return where the row of a producer begins that goes on with this push.
+
+    -1 for any other: its first, one that another has overtaken, a repeat.
+    """
+    at = _find(record, producer)
+    if at < 0:
+        return -1
+    at = record.start_of(at)
+    return at if sequence > record.plain[at + HIGH] else -1
+
+
+def note_new(record: Record, at: int, tick: Tick) -> None:
+    """Note the new push of a producer whose row begins there."""
+    row = record.plain[at : at + PRODUCER_WORDS]
+    _note(row, tick.sequence, tick.floor, tick.touched)
+
+
+def _note(
+    row: memoryview[int], sequence: int, floor: int, meant: Intervals | None
+) -> None:
     seen, ahead = row[SEEN] & _MASK, sequence - row[HIGH]
     if ahead > 0:
-        row[HIGH], row[MEANT] = sequence, _mask(meant)
+        row[HIGH], row[MEANT] = sequence, _mask(meant) if meant else 0
         row[SEEN] = _signed(((seen << ahead) | 1) & _MASK if ahead < WINDOW else 1)
     else:
         row[SEEN] = _signed(seen | 1 << -ahead)

@@ -11,15 +11,25 @@ from typing import TYPE_CHECKING
 
 from daskps.shards import producers, run_record
 from daskps.shards.arrays.planning import Operations, UpdatePlanner, count
-from daskps.shards.memory.format import N_APPLIED, N_DUPLICATES, VERSION, Record
-from daskps.shards.memory.publication import Publication, looks
-from daskps.shards.steps import NOTHING, Step, Ticket
+from daskps.shards.memory.format import (
+    N_APPLIED,
+    N_DUPLICATES,
+    POLICY,
+    VERSION,
+    Record,
+)
+from daskps.shards.memory.publication import Publication, is_large, looks
+from daskps.shards.run_record import CODES
+from daskps.shards.steps import ASK, NOTHING, Step, Tick, Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from daskps.shards.cuts.floors import Floors
     from daskps.shards.memory.segment import Segment
+    from daskps.typing import Array
+
+_IN_ROUNDS = CODES["bsp"]
 
 
 class Pushes:
@@ -41,6 +51,45 @@ class Pushes:
         self._segment = segment
         self._planner = planner
         self._floors = floors
+
+    def try_step(self, tick: Tick, arrays: Mapping[int, Array]) -> int:
+        """Apply one push that nothing is to be said against, as most are.
+
+        Returns
+        -------
+        int
+            The version that it leads to; ASK for any other: nothing was changed.
+        """
+        old = self._segment.current
+        if old.plain[POLICY] == _IN_ROUNDS or (arrays and is_large(self._segment)):
+            return ASK
+        if tick.run:
+            row = run_record.find_new(old, tick)
+        else:
+            row = producers.find_new(old, tick.producer, tick.sequence)
+        if row < 0:
+            return ASK
+        try:
+            planned = self._planner.whole(tick, arrays, old.steps)
+        except Exception:  # noqa: BLE001  (a ticket gets the reason)
+            return ASK
+        if planned is None:
+            return ASK
+        publication = Publication(self._segment)
+        publication.row = row
+        record = publication.record
+        if tick.run:
+            run_record.note_step(record, row, tick, tick=True)
+        else:
+            producers.note_new(record, row, tick)
+        self._floors.note(tick)
+        record.plain[VERSION] = version = old.plain[VERSION] + bool(planned)
+        publication.take_along(len(planned))
+        for position, rule, data, scalars in planned:
+            publication.update(position, rule, data, scalars)
+        publication.finish()
+        self._segment.header[N_APPLIED] += tick.kind != NOTHING
+        return version
 
     def apply(self, tickets: Sequence[Ticket]) -> None:
         """Apply the pushes of some tickets, in order, in one publication."""
@@ -116,7 +165,8 @@ def _repeats(step: Step, record: Record) -> bool:
 
 def _note(step: Step, record: Record) -> None:
     if step.run:
-        run_record.note_step(record, step)
+        at = run_record.find_row(record, step.rank)
+        run_record.note_step(record, at, step, tick=step.tick)
     else:
         producers.note_push(
             record,

@@ -20,13 +20,14 @@ from daskps.shards.memory.format import (
     NEXT,
     POLICY,
     RANK_FLOOR,
+    RANK_WORDS,
     ROUNDS,
     RUN,
     STALENESS,
     VERSION,
     Record,
 )
-from daskps.shards.steps import NOTHING, Step
+from daskps.shards.steps import NOTHING, Step, Tick
 
 #: What a round says to a step.
 NEW: Final = "new"
@@ -92,13 +93,31 @@ def repeats(record: Record, step: Step) -> bool:
     return False
 
 
-def note_step(record: Record, step: Step) -> None:
-    """Note a trainer's step as applied (ASP, SSP)."""
-    row = record.ranks[step.rank]
+def find_row(record: Record, rank: int) -> int:
+    """Return which of its words the row of a rank begins at."""
+    return record.ranks_at + rank * RANK_WORDS
+
+
+def find_new(record: Record, tick: Tick) -> int:
+    """Return where the row of a trainer is whose step is new; -1 for any other.
+
+    Of runs without rounds: ASP and SSP.
+    """
+    words, rank = record.plain, tick.rank
+    if words[RUN] != tick.run or not 0 <= rank < words[N_RANKS]:
+        return -1
+    at = find_row(record, rank)
+    is_new = words[at + NEXT] <= tick.sequence and words[at + LIVE]
+    return at if is_new else -1
+
+
+def note_step(record: Record, at: int, step: Step | Tick, *, tick: bool) -> None:
+    """Note a trainer's step as applied, whose row begins at a word (ASP, SSP)."""
+    row = record.plain[at : at + RANK_WORDS]
     row[NEXT] = step.sequence + 1
-    row[RANK_FLOOR] = max(int(row[RANK_FLOOR]), step.floor)
-    if step.tick:
-        row[CLOCK] = max(int(row[CLOCK]), step.clock + 1)
+    row[RANK_FLOOR] = max(row[RANK_FLOOR], step.floor)
+    if tick:
+        row[CLOCK] = max(row[CLOCK], step.clock + 1)
         row[FIRST] = row[NEXT]
 
 

@@ -103,6 +103,8 @@ class Shard:
 
         Never raises: what goes wrong with a ticket becomes its outcome.
         """
+        if len(tickets) == 1 and self._applies_at_once(tickets[0]):
+            return self.parked.settle(tickets) + self._wake()
         batch: list[Ticket] = []
         done: list[Ticket] = []
         with np.errstate(all="ignore"):
@@ -128,9 +130,11 @@ class Shard:
     def try_step(
         self, tick: Tick, arrays: Mapping[int, Array], *, alone: bool = True
     ) -> int:
-        """Take a trainer's step that simply joins the open round, as most do.
+        """Take a step that nothing is to be said against, as most are.
 
-        With `alone` not where tickets are parked: nobody would ask them again.
+        A trainer's joins the open round; without rounds, and from outside of runs, it is
+        an update of its own. With `alone` none is taken where tickets are parked: nobody
+        would ask them again.
 
         Returns
         -------
@@ -139,26 +143,53 @@ class Shard:
         """
         header, open_round = self._header, self.run_state.attached
         if (
-            open_round is None
-            or open_round.run != tick.run
-            or self._heads[header[FLIP] & 1][RUN] != tick.run
             # No cut and no fence holds steps back while it is open.
-            or header[GATE] != OPEN
+            header[GATE] != OPEN
             or header[GENERATION] != self.generation
             or self._abandoned is not None
             or (alone and self.parked.tickets)
         ):
             return ASK
+        if open_round is None or open_round.run != tick.run:
+            return self._try_push(tick, arrays)
+        if self._heads[header[FLIP] & 1][RUN] != tick.run:
+            return ASK
         try:
             n = open_round.find_slices(tick, arrays)
-            if n < 0:
-                return ASK
-            open_round.deliver(tick, arrays, n)
+            if n >= 0:
+                open_round.deliver(tick, arrays, n)
         except Exception:  # noqa: BLE001  (nothing came of it; a ticket gets the reason)
             return ASK
-        if header[GATE] != OPEN:  # the round has failed
+        if n < 0 or header[GATE] != OPEN:  # the round has failed
             return ASK
         return self._heads[header[FLIP] & 1][VERSION]
+
+    def _applies_at_once(self, ticket: Ticket) -> bool:
+        """Apply a push that is an update of its own, where that is all there is to do."""
+        step = ticket.step
+        if (
+            self.run_state.attached is not None
+            or step.generation != self.generation
+            or step.check
+            or ticket.applied
+            or not run_record.changes(step)
+        ):
+            return False
+        try:
+            version = self._try_ticket(step)
+        except Exception as error:  # noqa: BLE001  (it is the ticket's answer)
+            ticket.outcome = error
+            return True
+        if version == ASK:
+            return False
+        ticket.applied, ticket.version = True, version
+        return True
+
+    def _try_push(self, tick: Tick, arrays: Mapping[int, Array]) -> int:
+        """As :meth:`try_step`, for a step that is an update of its own."""
+        if tick.touched is not None and self.run_state.is_deputy:
+            return ASK  # only its owner keeps where that goes
+        return self._pushes.try_step(tick, arrays)
 
     def release_cut(self, why: str) -> list[Ticket]:
         """Give a cut up and go on with what waited for it."""
@@ -278,7 +309,8 @@ class Shard:
 
     def _try_ticket(self, step: Step) -> int:
         """As :meth:`try_step`, for a step whose arrays nobody has looked at."""
-        arrays = step.find_pieces(len(self.segment.pieces)) if step.tick else None
+        simple = step.tick if step.run else step.producer
+        arrays = step.find_pieces(len(self.segment.pieces)) if simple else None
         if arrays is None:
             return ASK
         return self.try_step(Tick.of(step, step.kind), arrays, alone=False)

@@ -91,7 +91,10 @@ class Step(NamedTuple):
 
 
 class Tick(NamedTuple):
-    """What a trainer's step in rounds says besides its arrays; see :class:`Step`."""
+    """What a step says besides its arrays, which are of whole pieces; see :class:`Step`.
+
+    Of a trainer's it is one with a tick.
+    """
 
     run: int
     rank: int
@@ -99,11 +102,18 @@ class Tick(NamedTuple):
     sequence: int
     kind: str
     weight: float
+    #: Outside a run; rank and clock mean nothing then.
+    producer: int = 0
+    lr: float | None = None
+    floor: int = 0
+    touched: Intervals | None = None
 
     @classmethod
     def of(cls, step: Step, kind: str) -> Tick:
         """Return what a step says, whose arrays with those before it are of a kind."""
-        return cls(step.run, step.rank, step.clock, step.sequence, kind, step.weight)
+        who = step.run, step.rank, step.clock, step.sequence
+        said = step.producer, step.lr, step.floor, step.touched
+        return cls(*who, kind, step.weight, *said)
 
 
 class Ready(NamedTuple):

@@ -5,10 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from daskps.errors import IllegalStateError
 from daskps.shards.cuts.floors import owner_of
 from daskps.shards.deputy import OPEN, gate_of
 from daskps.shards.memory.format import (
+    CHANGED_ROW,
     CLOCK,
     MAX_PRODUCERS,
     MAX_RANKS,
@@ -18,6 +21,8 @@ from daskps.shards.memory.format import (
     NEXT,
     POLICY,
     PRODUCER,
+    PRODUCER_WORDS,
+    RANK_WORDS,
     ROUNDS,
     RUN,
     SIDE,
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from daskps.shards.cuts.cut import Cut
+    from daskps.shards.memory.format import Record
     from daskps.shards.memory.segment import Segment
     from daskps.shards.rounds.round import Round
     from daskps.shards.shard import Shard
@@ -56,6 +62,10 @@ def _words(segment: Segment) -> Iterator[str]:
     record, n = segment.current, int(segment.current.fixed[N_PRODUCERS])
     if segment.writing not in (segment.flip, segment.flip + 1):
         yield f"{segment.writing=} at {segment.flip=}"
+    row, other = segment.header[CHANGED_ROW], segment.record(segment.flip + 1)
+    whole = segment.writing == segment.flip
+    if row and whole and not _equal_but(row, record, other):
+        yield f"the records differ in other rows than the one at {row}"
     if (record.changed > segment.flip).any():
         yield "a piece changed in a flip that never was"
     if record.fixed[VERSION] < 0 or (record.steps > record.fixed[VERSION]).any():
@@ -64,6 +74,22 @@ def _words(segment: Segment) -> Iterator[str]:
         yield f"{n} producers"
     elif len(set(record.producers[:n, PRODUCER].tolist())) != n:
         yield "a producer has two rows"
+
+
+def _equal_but(row: int, record: Record, other: Record) -> bool:
+    """Return whether the rows of two records are the same but for the one at a word."""
+    sizes = [
+        RANK_WORDS * record.plain[N_RANKS],
+        PRODUCER_WORDS * record.plain[N_PRODUCERS],
+    ]
+    starts = record.ranks_at, record.start_of(0)
+    differ = np.flatnonzero(record.words != other.words)
+    return all(
+        row <= at < row + PRODUCER_WORDS
+        for start, size in zip(starts, sizes, strict=True)
+        for at in differ.tolist()
+        if start <= at < start + size
+    )
 
 
 def _sides(segment: Segment) -> Iterator[str]:

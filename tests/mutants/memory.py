@@ -17,7 +17,7 @@ MUTANTS = (
     Mutant(
         "bytes-before-the-writing-word",
         "daskps.shards.memory.publication:Publication._begin",
-        "self.segment.writing = self.flip",
+        "segment.writing = self.flip",
         "pass",
         (
             "tests/shards/test_shard.py"
@@ -55,7 +55,7 @@ MUTANTS = (
     ),
     Mutant(
         "taken-along-without-a-copy",
-        "daskps.shards.memory.publication:Publication._take_along",
+        "daskps.shards.memory.publication:Publication.take_along",
         "self.segment.payload.copy(then[dtype], weights)",
         "pass",
         (

@@ -27,7 +27,7 @@ MUTANTS = (
     ),
     Mutant(
         "window-does-not-move",
-        "daskps.shards.producers:note_push",
+        "daskps.shards.producers:_note",
         "row[SEEN] = _signed(((seen << ahead) | 1) & _MASK if ahead < WINDOW else 1)",
         "row[SEEN] = _signed((seen | 1) & _MASK if ahead < WINDOW else 1)",
         (
@@ -84,6 +84,51 @@ MUTANTS = (
             "tests/shards/test_shard.py"
             "::test_a_repeat_changes_nothing_and_costs_no_reader_its_copy",
         ),
+    ),
+    Mutant(
+        "push-that-was-overtaken-is-taken-for-new",
+        "daskps.shards.producers:find_new",
+        "return at if sequence > record.plain[at + HIGH] else -1",
+        "return at",
+        ("tests/shards/test_try_step.py::test_shard_decides_about_a_push_with",),
+    ),
+    Mutant(
+        "asynchronous-step-is-taken-again",
+        "daskps.shards.run_record:find_new",
+        "is_new = words[at + NEXT] <= tick.sequence and words[at + LIVE]",
+        "is_new = words[at + LIVE]",
+        (
+            "tests/shards/test_try_step.py"
+            "::test_shard_decides_about_an_asynchronous_step_with",
+        ),
+    ),
+    Mutant(
+        "push-without-a-ticket-into-rounds",
+        "daskps.shards.pushes:Pushes.try_step",
+        "if old.plain[POLICY] == _IN_ROUNDS or (arrays and is_large(self._segment)):",
+        "if arrays and is_large(self._segment):",
+        ("tests/shards/test_try_step.py::test_shard_decides_about_a_push_after",),
+    ),
+    Mutant(
+        "what-is-amended-is-not-copied",
+        "daskps.shards.memory.segment:Segment.amend",
+        "self.header[CHANGED_ROW] = 0",
+        "pass",
+        ("tests/shards/test_try_step.py::test_record_is_whole_after",),
+    ),
+    Mutant(
+        "what-stopped-half-way-is-not-copied-over",
+        "daskps.shards.memory.publication:Publication._begin",
+        "row = header[CHANGED_ROW] if header[WRITING] == header[FLIP] else 0",
+        "row = header[CHANGED_ROW]",
+        ("tests/shards/test_try_step.py::test_record_is_whole_after",),
+    ),
+    Mutant(
+        "row-of-the-publication-before",
+        "daskps.shards.memory.publication:Publication._begin",
+        "header[CHANGED_ROW] = 0",
+        "pass",
+        ("tests/shards/test_try_step.py::test_record_is_whole_after",),
     ),
     Mutant(
         "repeat-in-one-batch-is-applied",

@@ -193,8 +193,8 @@ MUTANTS = (
     Mutant(
         "step-without-a-ticket-of-a-run-that-is-over",
         "daskps.shards.shard:Shard.try_step",
-        "or self._heads[header[FLIP] & 1][RUN] != tick.run",
-        "or self._heads[header[FLIP] & 1][RUN] < 0",
+        "if self._heads[header[FLIP] & 1][RUN] != tick.run:",
+        "if self._heads[header[FLIP] & 1][RUN] < 0:",
         (
             "tests/shards/rounds/test_mailbox.py"
             "::test_run_that_its_owner_has_ended_takes_no_step",
@@ -203,8 +203,8 @@ MUTANTS = (
     Mutant(
         "step-without-a-ticket-goes-past-a-gate",
         "daskps.shards.shard:Shard.try_step",
-        "or header[GATE] != OPEN",
-        "or header[GATE] < OPEN",
+        "header[GATE] != OPEN",
+        "header[GATE] < OPEN",
         ("tests/shards/test_try_step.py::test_no_step_completes_a_round_that_is_held",),
     ),
     Mutant(

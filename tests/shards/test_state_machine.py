@@ -47,6 +47,7 @@ from daskps.shards.memory.format import (
 )
 from daskps.shards.memory.segment import Segment
 from daskps.shards.rounds.mailbox import Mailbox
+from daskps.shards.run_record import changes
 from daskps.shards.shard import Shard
 from daskps.shards.steps import (
     ADD,
@@ -839,7 +840,9 @@ class Both(Shard):
     def sits(self, ticket: Ticket) -> bool:
         """Take an ordinary step without a ticket, here or at the deputy."""
         step = ticket.step
-        if not step.run or not step.tick or step.generation != self.generation:
+        if step.generation != self.generation or not changes(step):
+            return False
+        if step.run and not step.tick:
             return False
         if step.wait != NO_WAIT or self.likes.random() < 0.5:
             return False

@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daskps.consistency import BSP
-from daskps.shards import cut_requests
-from daskps.shards.memory.format import GENERATION
+from daskps.consistency import ASP, BSP, SSP, Policy
+from daskps.shards import cut_requests, producers
+from daskps.shards.memory.format import CHANGED_ROW, GENERATION, MAX_PRODUCERS
+from daskps.shards.memory.publication import Publication
 from daskps.shards.shard import Shard
 from daskps.shards.steps import (
     ADD,
     ASK,
+    ASSIGN,
     GRADIENT,
     MODEL,
     NOTHING,
@@ -24,7 +26,22 @@ from daskps.shards.steps import (
     Ticket,
 )
 from daskps.testing.invariants import nodes_of, validate
-from tests.shards.making import RUN, A, bsp, contents, counts, hot, send, step, weights
+from tests.shards.making import (
+    RUN,
+    A,
+    B,
+    C,
+    Momentum,
+    bsp,
+    contents,
+    counts,
+    hot,
+    items,
+    make,
+    send,
+    step,
+    weights,
+)
 
 
 def shard_of(n_ranks: int = 2) -> Shard:
@@ -192,3 +209,161 @@ def test_overflow_of_a_sum_warns_of_nothing():
     (again,) = send(shard, step(0, 0)._replace(items=hot(0)))
     assert isinstance(again.outcome, Ready)
     assert again.duplicate
+
+
+# -- pushes that are updates of their own ------------------------------------------
+
+
+def open_shard(policy: Policy | None = None) -> Shard:
+    """A shard with two rules whose producer 1 has pushed before."""
+    shard = make(rule=Momentum())
+    if policy is not None:
+        shard.begin_run(RUN, policy, 2)
+    send(shard, push(0))
+    return shard
+
+
+def push(sequence: int, value: float = 0.5, **more: Any) -> Step:
+    """A gradient for "a" and "b" from outside of runs."""
+    arrays = items({A: np.full(5, value), B: value})
+    options: dict[str, Any] = {
+        "items": arrays,
+        "producer": 1,
+        "sequence": sequence,
+        "floor": sequence,
+    }
+    return Step(GRADIENT, **(options | more))
+
+
+@pytest.mark.parametrize("policy", [None, ASP(), SSP(2)])
+def test_pushes_with_and_without_tickets_have_the_same_bits(policy):
+    taken, asked = open_shard(policy), open_shard(policy)
+    asked._try_ticket = lambda step: ASK  # type: ignore[method-assign]  # the first lines
+    steps = [
+        push(1),
+        push(9, weight=3.0),
+        push(10, lr=0.1, touched=((0, 1), (70, 90))),
+        push(80, items=items({B: 0.25})),
+        push(81, floor=7),
+    ]
+    if policy is not None:
+        steps += [
+            step(0, 0),
+            step(1, 0, weight=0.1),
+            step(0, 1)._replace(kind=NOTHING, items=()),
+            step(1, 1, floor=1),
+            push(82),
+        ]
+    for given in steps:
+        (ticket,) = send(asked, given)
+        assert take(taken, given) == ticket.version
+        validate(taken)
+        assert contents(taken) == contents(asked)
+    assert counts(taken) == counts(asked)
+    assert list(taken.floors.touched()) == list(asked.floors.touched())
+    assert taken.segment.header[CHANGED_ROW] > 0
+
+
+def in_rounds(shard: Shard) -> None:
+    shard.begin_run(RUN, BSP(), 2)
+
+
+def gone(shard: Shard) -> None:
+    producers.close_producers(shard.segment, [1])
+    for at in range(MAX_PRODUCERS):
+        send(shard, push(0, producer=2 + at))
+
+
+@pytest.mark.parametrize("event", [cut, abandoned, moved, in_rounds, gone])
+def test_shard_decides_about_a_push_after(event):
+    shard = open_shard()
+    event(shard)
+    before = contents(shard)
+    assert take(shard, push(1)) == ASK
+    assert contents(shard) == before
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"sequence": 0},
+        {"sequence": -1},
+        {"producer": 2},
+        {"kind": ADD},
+        {"kind": ASSIGN},
+        {"kind": NOTHING, "items": ()},
+        {"items": items({C: [1, 2, 3, 4]}, np.int64)},
+        {"items": hot(0)[0:1] + items({B: [1.0, 2.0]})},
+        {"items": items({A: np.zeros(5)}, "f4")},
+        {"run": RUN, "rank": 0, "tick": True},
+    ],
+)
+def test_shard_decides_about_a_push_with(more: dict[str, Any]):
+    shard = open_shard()
+    before = contents(shard)
+    assert take(shard, push(1)._replace(**more)) == ASK
+    assert contents(shard) == before
+
+
+def test_push_whose_rule_raises_is_left_to_the_shard():
+    shard = make()
+    send(shard, push(0))
+    assert take(shard, push(1, lr=0.25)) == ASK
+    (ticket,) = send(shard, push(1, lr=0.25))
+    assert isinstance(ticket.outcome, ArithmeticError)
+    assert take(shard, push(1)) == 2
+
+
+@pytest.mark.parametrize(
+    "more", [{"sequence": -1}, {"rank": -1}, {"rank": 2}, {"run": RUN + 1}]
+)
+def test_shard_decides_about_an_asynchronous_step_with(more: dict[str, Any]):
+    shard = open_shard(ASP())
+    before = contents(shard)
+    assert take(shard, step(0, 0)._replace(**more)) == ASK
+    shard.finish_rank(RUN, 1)
+    assert take(shard, step(1, 0)) == ASK
+    send(shard, step(0, 0))
+    assert take(shard, step(0, 0)) == ASK
+    assert contents(shard) != before
+
+
+def test_push_wakes_who_waits_for_it():
+    shard = open_shard()
+    reader = Ticket(Step(wait=READ, at_least=2))
+    assert shard.submit([reader]) == []
+    assert take(shard, push(1)) == ASK
+    ticket = Ticket(push(1))
+    assert shard.submit([ticket]) == [ticket, reader]
+
+
+def test_deputy_leaves_a_push_to_some_shards_to_the_owner():
+    shard = open_shard()
+    deputy = Shard.as_deputy(shard.segment, {})
+    assert take(deputy, push(1, touched=((0, 1),))) == ASK
+
+
+@pytest.mark.parametrize("between", ["close", "kill", "kill after the flip"])
+def test_record_is_whole_after(between):
+    """Only the row that the last push has changed is copied to the next record."""
+    shard = open_shard()
+    send(shard, push(0, producer=2), push(1, producer=2))
+    segment = shard.segment
+    for sequence in (1, 2):
+        assert take(shard, push(sequence)) > 0
+    if between == "close":
+        producers.close_producers(segment, [2])
+    elif between == "kill":
+        left = segment.header[CHANGED_ROW]
+        Publication(segment).record.producers[1] = 7
+        segment.header[CHANGED_ROW] = left  # as by any other maker of publications
+    else:
+        publication = Publication(segment)
+        left = segment.header[CHANGED_ROW]
+        producers.note_push(publication.record, 2, 5)
+        publication.finish()
+        segment.header[CHANGED_ROW] = left  # it did not come so far
+    row = segment.current.producers[1].tolist()
+    for sequence in (3, 4):
+        assert take(shard, push(sequence)) > 0
+        assert segment.current.producers[1].tolist() == row

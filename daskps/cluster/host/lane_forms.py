@@ -21,6 +21,7 @@ from daskps.cluster.host.parked_calls import Parked
 from daskps.cluster.host.shard_reads import ShardRead
 from daskps.cluster.lane.frames import (
     APPLIED,
+    HAS_LR,
     AnswerHead,
     Head,
     pack_answers,
@@ -78,7 +79,7 @@ class HostForm:
         self._is_plain = (not step.run or step.rank >= 0) and all(
             part.step.wait == (READ if part.ranges else NO_WAIT) for part in parts
         )
-        #: By part the pieces of a step that may join a round as it is; else None.
+        #: By part the pieces of a step that may be taken as it is; else None.
         self._positions = _positions(form.template) if self._is_plain else None
         self._has_reads = any(part.ranges for part in parts)
         self._nbytes = sum(
@@ -185,12 +186,22 @@ class HostForm:
     def _try_step(
         self, head: Head, arrays: Sequence[Array], seconds: float
     ) -> Sequence[int]:
-        """Have each shard take a trainer's step; return the versions, or ASK."""
+        """Have each shard take a step; return the versions, or ASK."""
         if self._positions is None:
             return self._no_versions
         step, given, versions = self._step, iter(arrays), []
-        run, rank, kind = step.run, step.rank, step.kind
-        tick = Tick(run, rank, head.clock, head.sequence, kind, head.weight)
+        tick = Tick(
+            step.run,
+            step.rank,
+            head.clock,
+            head.sequence,
+            step.kind,
+            head.weight,
+            step.producer,
+            head.lr if head.flags & HAS_LR else None,
+            head.floor,
+            step.touched,
+        )
         soon = min(seconds, SOON_SECONDS)
         for hosted, places in zip(self._found, self._positions, strict=True):
             # The places first: of what is left nothing must be lost.
@@ -342,9 +353,10 @@ class HostForm:
 
 
 def _positions(template: Call) -> list[tuple[int, ...]] | None:
-    """Return the pieces of a step that may join a round as it is, by part."""
+    """Return the pieces of a step that may be taken as it is, by part."""
     step, found = template.step, []
-    if not (step.run and step.tick) or step.whole or template.codec:
+    takes = step.tick if step.run else step.producer
+    if not (takes and changes(step)) or step.whole or template.codec:
         return None
     for part in template.parts:
         items = part.step.items

@@ -14,7 +14,7 @@ from daskps.errors import NoOptimizerError, PushRejectedError
 from daskps.kernels import finite
 from daskps.layout.arrays import compute_dtype
 from daskps.shards.arrays.operations import Formed, PieceUpdate
-from daskps.shards.steps import ADD, GRADIENT, MODEL, Item, Step
+from daskps.shards.steps import ADD, GRADIENT, MODEL, Item, Step, Tick
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,6 +33,8 @@ class Bindings(Protocol):
 
 #: Operations, each with the position of its piece.
 Operations = list[tuple[int, PieceUpdate]]
+#: The gradient of a whole piece: position, rule, array and what the rule has prepared.
+Whole = tuple[int, "Bound", "Array", tuple[float, ...]]
 
 
 class UpdatePlanner:
@@ -53,6 +55,7 @@ class UpdatePlanner:
         #: Of weights, which `add` and `assign` take, and of gradients and models.
         self._dtypes = [np.dtype(name) for name in names]
         self._computed = [np.dtype(compute_dtype(name)) for name in names]
+        self._shapes = [(piece.size,) for piece in pieces]
         self._bindings = bindings
 
     def binding(self, position: int) -> Bound | None:
@@ -125,6 +128,30 @@ class UpdatePlanner:
             planned.append((item.position, op))
         return planned
 
+    def whole(
+        self, tick: Tick, arrays: Mapping[int, Array], counts: Array
+    ) -> list[Whole] | None:
+        """Return the updates of gradients for whole pieces, in one part each.
+
+        None for what is not as simple, and what is refused.
+        """
+        if tick.kind != GRADIENT and (arrays or not tick.run):
+            return None
+        planned: list[Whole] = []
+        for position, data in arrays.items():
+            if (
+                data.dtype != self._computed[position]
+                or data.shape != self._shapes[position]
+                or not data.flags.c_contiguous
+            ):
+                return None
+            rule = self._bindings.get(self._indices[position])
+            if rule is None:
+                return None
+            scalars = rule.scalars(counts.item(position) + 1, tick.lr)
+            planned.append((position, rule, _scaled(data, tick.weight), scalars))
+        return planned
+
     def round(
         self, reduced: Mapping[int, Array | Formed], kind: str, counts: Array
     ) -> Operations:
@@ -182,5 +209,6 @@ def count(planned: Operations, counts: Array) -> None:
 def _scaled(data: Array, weight: float) -> Array:
     if weight == 1.0:
         return data
-    scaled: Array = np.multiply(data, weight, dtype=data.dtype)
+    with np.errstate(all="ignore"):
+        scaled: Array = np.multiply(data, weight, dtype=data.dtype)
     return scaled

@@ -5,8 +5,9 @@
     header      256 B   magic, format, number of pieces, flip word, writing word,
                         generation, gate, nonce; number of slot buffers, how far a run
                         in rounds that is fenced may go, the flip of a withdrawal;
-                        counters, two words for a lock; the run that ended last; 15
-                        words that are free
+                        counters, two words for a lock; the run that ended last; the
+                        row that the record in force has changed; 14 words that are
+                        free
     record      twice   version, rounds, run, counters; per piece steps, last change and
                         the buffers of its weights and slots; one row per rank; one row
                         per producer; the producers that lost their row last
@@ -46,7 +47,7 @@ from typing import Any
 import numpy as np
 
 MAGIC = 0x5350_4B53_4144  # "DASKPS"
-FORMAT = 8
+FORMAT = 9
 HEADER_WORDS = 32
 #: Words of the header.
 MAGIC_AT, FORMAT_AT, N_PIECES_AT, FLIP, WRITING, GENERATION, GATE, NONCE = range(8)
@@ -61,6 +62,9 @@ N_APPLIED, N_DUPLICATES = 12, 13
 HOLDER, WANTED = 14, 15
 #: The run that ended last: its beginning may be late, and must not come after.
 ENDED = 16
+#: Where in the record in force the only row of a rank or a producer begins in which it
+#: differs from the other record, where that is whole; 0 where it may be any rows.
+CHANGED_ROW = 17
 MAX_RANKS = 1024
 MAX_PRODUCERS = 1024
 #: Words at the head of a record; the names index them.
@@ -111,6 +115,8 @@ class Record:
         #: Head, then for each piece the steps applied, the flip of its last change
         #: and the buffers of its slots and of its weights.
         self.fixed = words[:at]
+        #: Where the rows of the ranks begin.
+        self.ranks_at = at
         columns = words[HEAD:at].reshape(PIECE_WORDS, -1)
         self.steps, self.changed, self.slot_sides, _ = columns
         #: As plain integers, which every update looks at.
@@ -131,20 +137,26 @@ class Record:
         ranks, rows = RANK_WORDS * MAX_RANKS, (PRODUCER_WORDS + 1) * MAX_PRODUCERS
         return HEAD + PIECE_WORDS * n_pieces + ranks + rows
 
-    def copy_from(self, other: Record) -> None:
-        """Take over everything `other` says."""
+    def copy_from(self, other: Record, row: int = 0) -> None:
+        """Take over everything `other` says, where all rows are equal but the one at `row`.
+
+        With 0 any of them may differ. With a thousand producers these are most of it.
+        """
         mine, theirs = self.plain, other.plain
-        at = len(self.fixed)
+        at = self.ranks_at
+        if row:
+            mine[:at] = theirs[:at]
+            mine[row : row + PRODUCER_WORDS] = theirs[row : row + PRODUCER_WORDS]
+            return
         stop = at + RANK_WORDS * theirs[N_RANKS]
         mine[:stop] = theirs[:stop]
-        at += RANK_WORDS * MAX_RANKS
-        self._copy_producers(other, at)
+        self._copy_producers(other, self._producers_at)
 
     def take_producers(self, other: Record) -> None:
         """Take over what `other` says of producers, and nothing else."""
         for at in (N_PRODUCERS, TURN, N_EXPIRED, FORGOTTEN):
             self.plain[at] = other.plain[at]
-        self._copy_producers(other, len(self.fixed) + RANK_WORDS * MAX_RANKS)
+        self._copy_producers(other, self._producers_at)
 
     def _copy_producers(self, other: Record, at: int) -> None:
         mine, theirs = self.plain, other.plain
@@ -158,8 +170,12 @@ class Record:
 
     def producer(self, at: int) -> memoryview[int]:
         """Return the row of a producer as plain integers."""
-        start = self._producers_at + PRODUCER_WORDS * at
+        start = self.start_of(at)
         return self.plain[start : start + PRODUCER_WORDS]
+
+    def start_of(self, at: int) -> int:
+        """Return which of its words the row of a producer begins at."""
+        return self._producers_at + PRODUCER_WORDS * at
 
     def index_of(self, row: Words, column: int) -> int:
         """Return which of its words a column of one of its rows is."""

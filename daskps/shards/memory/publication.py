@@ -9,7 +9,7 @@ import numpy as np
 from daskps.errors import PushRejectedError
 from daskps.kernels import in_ranges
 from daskps.shards.arrays.operations import PieceBuffers, PieceUpdate, run_operations
-from daskps.shards.memory.format import MIXED, SIDE
+from daskps.shards.memory.format import CHANGED_ROW, FLIP, MIXED, SIDE, WRITING
 from daskps.shards.memory.witness import Change
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ class Publication:
 
     #: Whether it begins with the record before the one in force.
     withdraws = False
+    #: Where the only row of a rank or a producer begins that it changes; 0 for any rows.
+    row = 0
 
     def __init__(self, segment: Segment) -> None:
         self.segment, flip = segment, segment.flip
@@ -48,8 +50,13 @@ class Publication:
 
     def _begin(self) -> None:
         """Say what is being written, and begin with the record in force."""
-        self.segment.writing = self.flip
-        self.record.copy_from(self.old)
+        segment, header = self.segment, self.segment.header
+        # Of one that stopped half-way, nobody knows what it has written.
+        row = header[CHANGED_ROW] if header[WRITING] == header[FLIP] else 0
+        # First: else who goes on between the flip and its row takes this one for that.
+        header[CHANGED_ROW] = 0
+        segment.writing = self.flip
+        self.record.copy_from(self.old, row)
 
     def add(self, operations: Sequence[tuple[int, PieceUpdate]]) -> None:
         """Take operations, each with the position of its piece."""
@@ -67,19 +74,18 @@ class Publication:
             stopped half-way then; the one in force is whole.
         """
         segment = self.segment
-        if segment.is_together and 0 < len(self._operations) < len(segment.pieces):
-            self._take_along()
-        is_large = _is_large(segment)
+        self.take_along(len(self._operations))
+        large = is_large(segment)
         for position, operations in self._operations.items():
             n = segment.pieces[position].size
-            if not is_large and (rule := _plain(operations, n)) is not None:
+            if not large and (rule := _plain(operations, n)) is not None:
                 (only,) = operations
                 self._update(position, rule, only.data[0:n], only.scalars)
                 continue
             bound = any(op.binding is not None for op in operations)
             slots = self._slots(position) if bound else ((),) * 2
             target = PieceBuffers(*self._weights(position), *slots, segment.payload)
-            if not run_operations(operations, target, is_large):
+            if not run_operations(operations, target, large):
                 piece = segment.pieces[position].parameter
                 raise PushRejectedError(
                     f"the gradient of {piece.name[:60]!r} has NaN or Inf; nothing "
@@ -87,10 +93,13 @@ class Publication:
                 )
         self.finish()
 
-    def _take_along(self) -> None:
-        """Copy what a small shard has into the buffer that the changes go to."""
-        side = self.old.plain[SIDE]
-        if side == MIXED:
+    def take_along(self, n: int) -> None:
+        """Copy what a small shard has into the buffer that changes of `n` pieces go to.
+
+        Before the first of these is written.
+        """
+        segment, side = self.segment, self.old.plain[SIDE]
+        if not (segment.is_together and 0 < n < len(segment.pieces)) or side == MIXED:
             return
         np.asarray(self.record.weight_sides)[:] = 1 - side
         now, then = self.segment.vectors[side], self.segment.vectors[1 - side]
@@ -116,7 +125,8 @@ class Publication:
     ) -> None:
         """Note one optimizer step of a whole piece and apply it at once.
 
-        Where every piece is given to it, :meth:`finish` takes the place of `commit`.
+        Then :meth:`finish` takes the place of `commit`; before the first, where not every
+        piece is given to it, comes :meth:`take_along`.
         """
         self.record.steps[position] += 1
         self.record.changed[position] = self.flip
@@ -132,6 +142,7 @@ class Publication:
         if self.segment.witness is not None:
             self.segment.witness(self._change())
         self.segment.flip = self.flip
+        self.segment.header[CHANGED_ROW] = self.row
 
     def _change(self) -> Change:
         """Return all that was done."""
@@ -224,7 +235,7 @@ def looks(segment: Segment, items: Sequence[Item]) -> bool:
     be written that is in force: slots of one buffer are.
     """
     return (
-        _is_large(segment)
+        is_large(segment)
         and len({item.position for item in items}) == len(items)
         and all(
             len(item.data) == segment.pieces[item.position].size
@@ -242,5 +253,6 @@ def _plain(operations: Sequence[PieceUpdate], n: int) -> Bound | None:
     return binding if fits and in_one else None
 
 
-def _is_large(segment: Segment) -> bool:
+def is_large(segment: Segment) -> bool:
+    """Return whether what a segment has is written past the caches."""
     return segment.weights_nbytes >= PAST_NBYTES

@@ -11,6 +11,7 @@ from daskps.layout.spans import WEIGHTS, slot_area
 from daskps.shards.arrays.payload import NUMPY
 from daskps.shards.memory.areas import HEADER, RECORD, areas_of, private, untouched
 from daskps.shards.memory.format import (
+    CHANGED_ROW,
     FENCED,
     FLIP,
     FORMAT,
@@ -220,6 +221,8 @@ class Segment:
         if self.witness is not None:
             self.witness(Change(self.flip, area=area, words=words))
         into = self.header if area == HEADER else self.current.plain
+        if area == RECORD:
+            self.header[CHANGED_ROW] = 0
         for at, value in words:
             into[at] = value
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from daskps.shards.memory.format import ROUNDS, RUN
+from daskps.shards.memory.format import CHANGED_ROW, ROUNDS, RUN
 from daskps.shards.memory.publication import Publication
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class Withdrawal(Publication):
         segment, flip = self.segment, self.flip
         # First: without it nobody could tell that the weights to go back to are whole.
         segment.withdraws = flip
+        segment.header[CHANGED_ROW] = 0
         segment.writing = flip
         # Producers that have ended are noted in the record in force, at any time.
         self.record.take_producers(self.old)

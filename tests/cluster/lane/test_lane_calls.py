@@ -220,6 +220,23 @@ def test_a_step_that_joins_its_round_needs_no_ticket(host, caller, monkeypatch):
     assert [row.version for row in rows] == [1] * 3
 
 
+@pytest.mark.parametrize("sync", ["", "asp", "ssp"])
+def test_a_push_that_is_an_update_needs_no_ticket(host, caller, monkeypatch, sync):
+    """But for the first one of its producer."""
+    said: dict[str, Any] = {}
+    if sync:
+        begin(host, sync)
+        said |= {"run": RUN, "rank": 1, "tick": True}
+    else:
+        said |= {"producer": 9}
+        caller.call(push(1, 0, **said))
+    no_tickets(monkeypatch)
+    for number in range(1, 4):
+        here = said | ({"clock": number - 1} if sync else {})
+        [row] = caller.call(push(1, number, **here))
+        assert (row.applied, row.version) == (True, number + (not sync))
+
+
 def test_a_shard_that_somebody_is_at_gets_a_ticket(host, caller):
     begin(host)
     hosted = host.get_shard("s", 1)
