@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps import optim
+from daskps.kernels.interface import TableRows, UndoLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,13 +58,25 @@ def lines(rows: int, cache_dir: str | None) -> list[Line]:
         total[ids] = new
         w[ids] -= _LR * g / (np.sqrt(new) + _EPS)
 
-    ours = each(lambda ids: sgd.rows(w, ids, g, (), few))
+    log = UndoLog(
+        np.zeros(named, np.int64),
+        np.zeros_like(g),
+        (np.zeros_like(g),),
+        np.zeros(1, np.int64),
+        0,
+    )
+    plain = log._replace(slots=())
+    ours = each(lambda ids: sgd.rows(TableRows(w), ids, None, g, few, plain))
     return [
         ("SGD rows", ours, "np.add.at", each(lambda ids: np.add.at(w, ids, -_LR * g))),
         ("SGD rows", ours, "NumPy, indexed", each(subtract)),
         (
             "Adagrad rows",
-            each(lambda ids: adagrad.rows(w, ids, g, (total,), more)),
+            each(
+                lambda ids: adagrad.rows(
+                    TableRows(w, (total,)), ids, None, g, more, log
+                )
+            ),
             "NumPy, indexed",
             each(accumulate),
         ),

@@ -60,7 +60,7 @@ fetch, fetch_to_read = _ahead("fetch", 1), _ahead("fetch_to_read", 0)
 
 
 @intrinsic
-def move(_: Any, out: Any, to: Any, table: Any, row: Any) -> Any:
+def copy_row(_: Any, out: Any, to: Any, table: Any, row: Any) -> Any:
     """Copy a row into a row of another contiguous array, of rows as long."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -12,13 +12,20 @@ import numpy as np
 from daskps.kernels import threads
 from daskps.kernels.compiled import module_of
 from daskps.kernels.interface import Kernel
+from daskps.kernels.row_log import (
+    check_inside,
+    check_log,
+    check_named,
+    in_blocks,
+    outside,
+)
 from daskps.kernels.source import update_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from daskps.kernels.compiled import Module
-    from daskps.kernels.interface import Arrays, Fixed, Scalars
+    from daskps.kernels.interface import Arrays, Fixed, Scalars, TableRows, UndoLog
     from daskps.typing import Array
 
 #: Elements that float16 weights are widened at a time: the two float32 scratch arrays
@@ -103,10 +110,31 @@ class _Native(Kernel):
         return update
 
     def rows(
-        self, w: Array, ids: Array, g: Array, slots: Arrays, scalars: Scalars
-    ) -> None:
-        self._check_rows(w, ids, g, slots)
-        self.module.function("rows")(w, ids, g, *slots, self._cast(scalars))
+        self,
+        table: TableRows,
+        ids: Array,
+        at: Array | None,
+        g: Array,
+        scalars: Scalars,
+        log: UndoLog,
+        *,
+        check: bool = False,
+    ) -> bool:
+        places = _check_rows(self, table, ids, at, g, log)
+        where = log.rows, log.w, *log.slots, log.word, log.begin, log.base
+        loop: Any = self.module.function("rows")
+        done = loop(
+            *(table.w, table.first, ids, places, g, *table.slots),
+            *where,
+            check,
+            self._cast(scalars),
+        )
+        if done < 0:
+            raise outside(ids, at, -1 - done, table)
+        return bool(done == len(ids))
+
+    def warm_rows(self) -> None:
+        self.module.function("rows")
 
     def _past(self, w_out: Array, outs: Arrays, past: bool) -> tuple[str, int] | None:
         """Return a loop that writes past the caches and where lines begin, if any."""
@@ -124,6 +152,36 @@ class _Native(Kernel):
         self.module.function("move" if moves else "publish")
         if past and (moves or not self.n_slots):
             self.module.function("past")
+
+
+def _check_rows(
+    kernel: Kernel,
+    table: TableRows,
+    ids: Array,
+    at: Array | None,
+    g: Array,
+    log: UndoLog,
+) -> Array:
+    """Refuse rows that do not fit a kernel; return the positions of their gradients."""
+    if table.w.dtype != kernel.dtype or g.dtype not in (
+        kernel.dtype,
+        kernel.compute_dtype,
+    ):
+        raise ValueError(
+            f"expected rows of {kernel.dtype} and gradients of {kernel.compute_dtype}, "
+            f"got {table.w.dtype} and {g.dtype}"
+        )
+    if [a.dtype for a in table.slots] != [kernel.compute_dtype] * kernel.n_slots:
+        raise ValueError(
+            f"the rule has {kernel.n_slots} slots of {kernel.compute_dtype}, got "
+            f"{[str(a.dtype) for a in table.slots]}"
+        )
+    for slot in table.slots:
+        if slot.shape != table.w.shape:
+            raise ValueError(f"expected slots of {table.w.shape}, got {slot.shape}")
+    places = check_named(table, ids, at, g)
+    check_log(table, log, len(ids))
+    return places
 
 
 def _first_line(arrays: Arrays) -> int | None:
@@ -191,23 +249,33 @@ class _Widened(Kernel):
                 w_out[part] = w
 
     def rows(
-        self, w: Array, ids: Array, g: Array, slots: Arrays, scalars: Scalars
-    ) -> None:
-        self._check_rows(w, ids, g, slots)
-        block = max(1, _SCRATCH // max(1, w.shape[1]))
-        with np.errstate(over="ignore"):  # as in `publish`
-            for start in range(0, len(ids), block):
-                at = ids[start : start + block]
-                w_wide = w.take(at, 0).astype(self.compute_dtype)
-                g_wide = g[start : start + block].astype(self.compute_dtype, copy=False)
-                state = tuple(slot.take(at, 0) for slot in slots)
-                flat = tuple(slot.reshape(-1) for slot in state)
-                # Views all of them: what is taken along the first axis is contiguous.
-                self._inner.inplace(
-                    w_wide.reshape(-1), g_wide.reshape(-1), flat, scalars
-                )
-                for table, made in zip((w, *slots), (w_wide, *state), strict=True):
-                    table[at] = made
+        self,
+        table: TableRows,
+        ids: Array,
+        at: Array | None,
+        g: Array,
+        scalars: Scalars,
+        log: UndoLog,
+        *,
+        check: bool = False,
+    ) -> bool:
+        _check_rows(self, table, ids, at, g, log)
+        self.check_scalars(scalars)
+        check_inside(table, ids, at, g)
+        if check and not self.is_finite(g if at is None else g[at]):
+            return False
+
+        def change(w: Array, given: Array, slots: Arrays) -> None:
+            # Views all of them: what was copied is contiguous.
+            flat = tuple(slot.reshape(-1) for slot in slots)
+            self._publish(*[w.reshape(-1)] * 2, given.reshape(-1), *flat, scalars)
+
+        cache_dir = self.module.cache_dir
+        in_blocks(table, ids, at, g, log, change, cache_dir=cache_dir)
+        return True
+
+    def warm_rows(self) -> None:
+        self.module.function("inplace")
 
     def warm(self, *, durable: bool = False, past: bool = False) -> None:
         # Whatever is written where: the blocks are updated in place.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -21,12 +21,32 @@ Scalars: TypeAlias = tuple[float, ...]
 Fixed: TypeAlias = Callable[[Array, Scalars], None]
 _Shape: TypeAlias = tuple[int, ...]
 
-#: Of row numbers.
-_ID = np.dtype(np.int64)
-
 _LARGEST = {
     np.dtype(dtype): float(np.finfo(dtype).max) for dtype in (np.float32, np.float64)
 }
+
+
+class TableRows(NamedTuple):
+    """The rows of a table that are here, and their slots."""
+
+    w: Array
+    slots: Arrays = ()
+    #: Id of the first of them.
+    first: int = 0
+
+
+class UndoLog(NamedTuple):
+    """Where the rows that change are kept as they were, an entry each."""
+
+    #: Of each entry: which row, from 0; its weights, its slots.
+    rows: Array
+    w: Array
+    slots: Arrays
+    #: One word. It becomes `base` and the number of entries that count.
+    word: Array
+    base: int
+    #: The first entry to use.
+    begin: int = 0
 
 
 class Kernel(ABC):
@@ -153,38 +173,67 @@ class Kernel(ABC):
 
     @abstractmethod
     def rows(
-        self, w: Array, ids: Array, g: Array, slots: Arrays, scalars: Scalars
-    ) -> None:
+        self,
+        table: TableRows,
+        ids: Array,
+        at: Array | None,
+        g: Array,
+        scalars: Scalars,
+        log: UndoLog,
+        *,
+        check: bool = False,
+    ) -> bool:
         """Update some rows of weights and slots in place, and touch no other.
 
-        Each of them has the bits that `inplace` would give it.
+        Each of them has the bits that `inplace` would give it. What they were is put
+        into a log, 16 rows at a time, where it counts before they change.
 
         Parameters
         ----------
-        w : ndarray, shape (n_rows, dim), `dtype`
-            Weights; contiguous, aligned and writable, like the slots. A flat segment
-            is given as a view: two dimensions tell how many rows there are, also where
-            `dim` is 0.
+        table : TableRows
+            Weights of shape (n_rows, dim) and `dtype`; slots of as many rows and
+            `compute_dtype`. Contiguous, aligned and writable.
         ids : ndarray, shape (k,), int64
-            Row numbers in any order, each at most once: gradients of one row are
-            summed before. Nothing looks for repeats: where there are some, these rows
-            hold anything afterwards.
-        g : ndarray, shape (k, dim), `compute_dtype` or `dtype`
-            Gradients of these rows; contiguous. Like `ids` they may be read-only and
-            start at any address.
-        slots : tuple of ndarray, shape (n_rows, dim), `compute_dtype`
-            State, one array per slot.
+            Which rows, in any order. One that repeats is updated as often, one gradient
+            after the other: those of one row are summed before.
+        at : ndarray, shape (k,), int64, optional
+            The gradient of row `ids[i]` is `g[at[i]]`; `g[i]` without it.
+        g : ndarray, shape (n, dim), `compute_dtype` or `dtype`
+            Gradients; contiguous. Like `ids` and `at` they may be read-only and start
+            at any address.
         scalars : tuple of float
             What the rule's `prepare` gave.
+        log : UndoLog
+            Takes k entries from `begin` on: the number of the row, which is its id
+            less that of the first row, and copies of weights and slots.
+        check : bool, default False
+            Whether to look for NaN and infinity in the gradients of these rows.
+
+        Returns
+        -------
+        bool
+            False where `check` found one. Rows before that have changed:
+            `row_log.restore` puts them back, as many as the word of the log says.
 
         Raises
         ------
         ValueError
-            If an id is no row, or as `inplace`; nothing is changed.
+            If an array is not as described, before anything is changed; or if an id
+            or a position is outside, with rows before it changed as above.
 
         Notes
         -----
-        `warm` does not compile this loop: the first call does.
+        `warm` does not compile this loop: `warm_rows` or the first call does.
+        """
+
+    @abstractmethod
+    def warm_rows(self) -> None:
+        """Compile, or load, the loop over rows.
+
+        Raises
+        ------
+        TypeError
+            If Numba cannot compile the update function.
         """
 
     @abstractmethod
@@ -266,20 +315,6 @@ class Kernel(ABC):
     def _check_gradient(self, g: Array, shape: _Shape) -> None:
         wide = g.dtype == self.compute_dtype
         check_input(g, self.compute_dtype if wide else self.dtype, shape)
-
-    def _check_rows(self, w: Array, ids: Array, g: Array, slots: Arrays) -> None:
-        """Refuse tables, rows of them or gradients that do not fit."""
-        if w.ndim != 2:
-            raise ValueError(f"expected weights of shape (rows, dim), got {w.shape}")
-        check_input(ids, _ID, (ids.size,))
-        self._check_gradient(g, (len(ids), w.shape[1]))
-        self._check_written(w, slots, w.shape)
-        # Numbers below 0 are the largest ones without a sign: one pass finds both.
-        if len(ids) and np.maximum.reduce(ids.view(np.uint64)) >= len(w):
-            raise ValueError(
-                f"expected ids of rows from 0 to {len(w) - 1}, got some from "
-                f"{ids.min()} to {ids.max()}"
-            )
 
     def _check_number(self, slots: Arrays) -> None:
         """Refuse more or fewer slots than the rule has."""

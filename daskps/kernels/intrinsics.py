@@ -55,6 +55,17 @@ def settle(_: Any) -> Any:
 
 
 @intrinsic
+def hold(_: Any) -> Any:
+    """Let nothing that is written later be written before this."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.fence("release")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
 def copy(_: Any, to: Any, source: Any, nbytes: Any) -> Any:
     """Copy bytes from one address to another; the two may overlap."""
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 #: Rows of at most so many bytes are asked for before their turn. Of longer ones the
 #: processor asks for enough by itself: rows of 256 bytes take a tenth more with it.
 _SHORT_NBYTES = 128
-#: Every position, in order.
-_ALL = np.empty(0, np.int64)
+#: Instead of positions: every one, in order.
+NOWHERE = np.empty(0, np.int64)
 _ID = np.dtype(np.int64)
 
 
@@ -124,7 +124,7 @@ def _run(
     short = w.strides[0] <= _SHORT_NBYTES
     loop = module_of(MOVES_SOURCE, kept).function(name)
     done = loop(
-        as_bytes(w), first, ids, _ALL if at is None else at, as_bytes(rows), short
+        as_bytes(w), first, ids, NOWHERE if at is None else at, as_bytes(rows), short
     )
     if done < n:
         raise ValueError(

@@ -7,38 +7,101 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: How many rows before its turn memory is asked for a row. Measured for random rows of
-#: 8 to 256 weights: 4 to 16 are alike and take 0.7 to 0.9 times as long as none; rows of
-#: 1,000 and 4,096 weights 0.83 to 1.04.
-_AHEAD = 8
+#: Rows that are copied to the log before they count there and are updated: they are in
+#: the first-level cache still. 8, 16 and 32 take the same time.
+_CHUNK = 16
+#: How many rows before its turn memory is asked for a row. 8 and 16 are alike, and take
+#: 0.75 times as long as none.
+_AHEAD = 16
 
-#: An unsigned number needs no look whether it counts from the end: a tenth of the time
-#: of rows of 8 weights.
-_LOOP = """\
-from daskps.kernels.ahead import fetch
-
+#: An entry of the log counts once the word says so, and its row changes after that.
+#: Whoever gave ids may change them meanwhile: each is read once, and looked at before it
+#: is used. An unsigned number needs no look whether it counts from the end.
+_LOGGED = """\
 
 @njit(error_model="numpy", nogil=True, cache=CACHE)
-def rows({arguments}):
-{scalars}    for k in range(ids.size):
-        r = np.uint64(ids[k])
-        later = ids[min(k + {ahead}, ids.size - 1)]
-{fetches}        for i in range(w.shape[1]):
-            {targets} = {call}
+def {name}({arguments}):
+    direct = at.size == 0
+    n, given = np.uint64(w.shape[0]), np.uint64(g.shape[0])
+    sources = np.empty({chunk}, np.uint64)
+{before}    for lo in range(0, ids.size, {chunk}):
+        hi = min(lo + {chunk}, ids.size)
+        bad = np.uint32(0)
+        for k in range(lo, hi):
+            r = np.uint64(ids[k] - first)
+            source = np.uint64(k) if direct else np.uint64(at[k])
+            if r >= n or source >= given:
+                return -1 - k
+            log[begin + k], sources[k - lo] = r, source
+            later = ids[min(k + {ahead}, ids.size - 1)] - first
+{keep}{look}        if bad:
+            return lo
+        store(word.ctypes.data, base + begin + hi)
+        hold()
+        for k in range(lo, hi):
+            r, source = np.uint64(log[begin + k]), sources[k - lo]
+{update}    return ids.size
 
+"""
 
-IDS = read(types.int64)
+_LOOK = """\
+            if check:
+                for i in range(w.shape[1]):
+                    bad |= np.uint32(not abs(g[source, i]) <= LARGEST)
+"""
+
+_UPDATE = """\
+            for i in range(w.shape[1]):
+                {targets} = {call}
+"""
+
+_ROWS = """\
+from daskps.kernels.ahead import copy_row, fetch
+from daskps.kernels.intrinsics import hold, store
+
+{loop}
+ENTRIES = write(types.int64)
 READ_ROWS, WRITE_ROWS = READ.copy(ndim=2), WRITE.copy(ndim=2)
 SIGNATURES["rows"] = ({types})
 """
 
 
+def _logged(
+    name: str,
+    slots: Sequence[str],
+    update: str,
+    *,
+    scalars: str = "",
+    look: str = "",
+    more: Sequence[str] = (),
+) -> str:
+    """Return the text of a loop that logs rows and updates them, chunk by chunk."""
+    kept = ("w", *slots)
+    logs = [f"log_{array}" for array in kept]
+    arguments = ["w", "first", "ids", "at", "g", *slots, "log", *logs, "word"]
+    lines = [
+        f"            fetch({array}, later)\n            copy_row({log}, begin + k, {array}, r)\n"
+        for array, log in zip(kept, logs, strict=True)
+    ]
+    return _LOGGED.format(
+        name=name,
+        arguments=", ".join([*arguments, "begin", "base", *more]),
+        chunk=_CHUNK,
+        ahead=_AHEAD,
+        before=scalars,
+        keep="".join(lines),
+        look=look,
+        update=update,
+    )
+
+
 #: The module that moves rows: as bytes, so that all dtypes have the same loops. Whoever
 #: gave ids may change them meanwhile: each is read once, and looked at before it is used.
-MOVES = """\
-from daskps.kernels.ahead import fetch, fetch_to_read, move
+_MOVES = """\
+from daskps.kernels.ahead import copy_row, fetch, fetch_to_read
+from daskps.kernels.intrinsics import hold, store
 
-AHEAD = 16
+AHEAD = {ahead}
 READ_ROWS = read(types.uint8).copy(ndim=2)
 WRITE_ROWS = write(types.uint8).copy(ndim=2)
 IDS = read(types.int64)
@@ -55,7 +118,7 @@ def gather(w, first, ids, at, out, ask):
             return k
         if ask:
             fetch_to_read(w, ids[min(k + AHEAD, ids.size - 1)] - first)
-        move(out, to, w, r)
+        copy_row(out, to, w, r)
     return ids.size
 
 
@@ -70,12 +133,38 @@ def scatter(w, first, ids, at, rows, ask):
             return k
         if ask:
             fetch(w, ids[min(k + AHEAD, ids.size - 1)] - first)
-        move(w, r, rows, source)
+        copy_row(w, r, rows, source)
     return ids.size
+
+
+{assign}
+
+@njit(nogil=True, cache=CACHE)
+def mark(word, value):
+    store(word.ctypes.data, value)
+    hold()
+
+
+@njit(nogil=True, cache=CACHE)
+def restore(w, log, log_w, n):
+    # The newest first: what a row was before the oldest of its entries stays.
+    for k in range(n - 1, -1, -1):
+        r = np.uint64(log[k])
+        if r >= np.uint64(w.shape[0]):
+            return k
+        copy_row(w, r, log_w, k)
+    return -1
 
 
 SIGNATURES["gather"] = READ_ROWS, types.int64, IDS, IDS, WRITE_ROWS, types.boolean
 SIGNATURES["scatter"] = WRITE_ROWS, types.int64, IDS, IDS, READ_ROWS, types.boolean
+ENTRIES = write(types.int64)
+SIGNATURES["assign"] = (
+    WRITE_ROWS, types.int64, IDS, IDS, READ_ROWS, ENTRIES, WRITE_ROWS, ENTRIES,
+    types.int64, types.int64
+)
+SIGNATURES["mark"] = ENTRIES, types.int64
+SIGNATURES["restore"] = WRITE_ROWS, ENTRIES, READ_ROWS, types.int64
 """
 
 
@@ -123,6 +212,13 @@ def sums_text(dtype: str, operator: str) -> str:
     return _SUMS.format(dtype=dtype, operator=operator)
 
 
+#: What moves rows as they are.
+MOVES = _MOVES.format(
+    ahead=_AHEAD,
+    assign=_logged("assign", (), "            copy_row(w, r, g, source)\n"),
+)
+
+
 def rows_source(slots: Sequence[str], scalars: str, call: str) -> str:
     """Return the text of the loop `rows`, to follow that of the others.
 
@@ -131,20 +227,18 @@ def rows_source(slots: Sequence[str], scalars: str, call: str) -> str:
     slots, scalars : sequence of str
         Names of the arguments.
     call : str
-        The update of one weight, of `w[r, i]`, `g[k, i]` and so on.
+        The update of one weight, of `w[r, i]`, `g[source, i]` and so on.
 
     Returns
     -------
     str
         Python source.
     """
-    types = ["WRITE_ROWS", "IDS", "READ_ROWS", *["WRITE_ROWS"] * len(slots)]
-    return _LOOP.format(
-        ahead=_AHEAD,
-        fetches="".join(f"        fetch({name}, later)\n" for name in ("w", *slots)),
-        arguments=", ".join(["w", "ids", "g", *slots, "c"]),
-        scalars=scalars,
-        targets=", ".join(f"{name}[r, i]" for name in ("w", *slots)),
-        call=call,
-        types=", ".join([*types, "READ"]),
-    )
+    targets = ", ".join(f"{name}[r, i]" for name in ("w", *slots))
+    update = _UPDATE.format(targets=targets, call=call)
+    more = ("check", "c")
+    loop = _logged("rows", slots, update, scalars=scalars, look=_LOOK, more=more)
+    word, ids, rows = "types.int64", "read(types.int64)", "WRITE_ROWS"
+    types = [rows, word, ids, ids, "READ_ROWS", *[rows] * len(slots), "ENTRIES", rows]
+    types += [*[rows] * len(slots), "ENTRIES", word, word, "types.boolean", "READ"]
+    return _ROWS.format(loop=loop, types=", ".join(types))

@@ -251,7 +251,7 @@ def update_source(
         )
     text += past_source(slots, scalars_read, _call(slots, scalars, "_[i]"))
     return text + rows_source(
-        slots, scalars_read, _call(slots, scalars, "[r, i]", "[k, i]")
+        slots, scalars_read, _call(slots, scalars, "[r, i]", "[source, i]")
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from daskps import kernels, optim
+from daskps.kernels.interface import TableRows, UndoLog
 from tests.kernels.compiling import hits, llvm, misses
 
 #: Rules without slots, with one, two and three.
@@ -31,6 +32,24 @@ class Mine(optim.Rule):
     def update(w, g, m, lr):
         m = 0.25 * m + abs(g)
         return w - lr * np.sign(g) * m, m
+
+
+def log_of(w, slots, entries):
+    """Return an undo log of a table, all of it random."""
+    rng = np.random.default_rng(entries)
+    copies = [
+        rng.standard_normal((entries, a.shape[1])).astype(a.dtype) for a in (w, *slots)
+    ]
+    rows = rng.integers(-(2**62), 2**62, entries)
+    return UndoLog(rows, copies[0], tuple(copies[1:]), np.zeros(1, np.int64), 7 << 24)
+
+
+def update(bound, w, ids, g, slots, scalars, at=None, **more):
+    """Update rows as a shard does; return the log."""
+    log = log_of(w, slots, len(ids) + 3)._replace(begin=2)
+    assert bound.rows(TableRows(w, slots), ids, at, g, scalars, log, **more)
+    assert log.word[0] == ((7 << 24) + 2 + len(ids) if len(ids) else 0)
+    return log
 
 
 def table(rule, dtype, n, dim, k):
@@ -77,7 +96,7 @@ def test_named_rows_have_the_bits_of_the_dense_loop_and_others_stay(rule, dtype)
         bound, w, ids, g, slots, scalars = table(rule, dtype, n, dim, k)
         expected = dense(bound, w, ids, g, slots, scalars)
         assert not same_bits(expected, (w, *slots))
-        bound.rows(w, ids, g, slots, scalars)
+        update(bound, w, ids, g, slots, scalars)
         assert same_bits((w, *slots), expected)
 
 
@@ -86,7 +105,7 @@ def test_named_rows_have_the_bits_of_the_dense_loop_and_others_stay(rule, dtype)
 def test_no_rows_and_rows_of_nothing_are_legal(dtype, shape):
     bound, w, ids, g, slots, scalars = table(optim.Adam(), dtype, *shape)
     before = [a.copy() for a in (w, *slots)]
-    bound.rows(w, ids, g, slots, scalars)
+    update(bound, w, ids, g, slots, scalars)
     assert same_bits((w, *slots), before)
 
 
@@ -96,7 +115,7 @@ def test_a_view_of_a_flat_segment_is_a_table(dtype):
     expected = dense(bound, w, ids, g, slots, scalars)
     flat = [a.reshape(-1) for a in (w, *slots)]
     views = [a.reshape(20, 6) for a in flat]
-    bound.rows(views[0], ids, g, tuple(views[1:]), scalars)
+    update(bound, views[0], ids, g, tuple(views[1:]), scalars)
     assert same_bits(flat, [a.reshape(-1) for a in expected])
 
 
@@ -111,7 +130,8 @@ def test_ids_and_gradients_may_be_read_only_and_at_any_address(dtype):
     bound, w, ids, g, slots, scalars = table(optim.Adam(0.1), dtype, 30, 9, 11)
     g = g.astype(dtype)  # of the weights' own dtype, as the dense loops take it
     expected = dense(bound, w, ids, g, slots, scalars)
-    bound.rows(w, shifted(ids), shifted(g), slots, scalars)
+    at = shifted(np.arange(len(ids))[::-1].copy())
+    update(bound, w, shifted(ids), shifted(g[::-1].copy()), slots, scalars, at)
     assert same_bits((w, *slots), expected)
 
 
@@ -125,7 +145,7 @@ def test_float32_rows_are_vectorised_and_free_of_float64(rule):
 def test_float16_beyond_its_range_is_infinity_without_a_warning():
     bound = optim.bind(optim.SGD(1.0), "f2")
     w = np.full((2, 3), -6e4, "f2")
-    bound.rows(w, np.array([1]), np.full((1, 3), 6e4, "f4"), (), bound.scalars(1))
+    update(bound, w, np.array([1]), np.full((1, 3), 6e4, "f4"), (), bound.scalars(1))
     np.testing.assert_array_equal(w, [[-6e4] * 3, [-np.inf] * 3])
 
 
@@ -134,13 +154,19 @@ def refusals():
     frozen = np.ones((n, dim), "f4")
     frozen.flags.writeable = False
     strided = np.ones((n, 2 * dim), "f4")[:, ::2]
-    yield "id too large", {"ids": np.array([0, n])}
+    slot = (np.ones((n, dim), "f4"),)
+    log = log_of(frozen, slot, k)
+    yield "id too large", {"ids": np.array([n, 0])}
     yield "id below zero", {"ids": np.array([-1, 0])}
     yield "ids int32", {"ids": np.arange(k, dtype="i4")}
     yield "ids uint64", {"ids": np.arange(k, dtype="u8")}
     yield "ids 2-d", {"ids": np.zeros((k, 1), "i8")}
     yield "ids strided", {"ids": np.arange(2 * k)[::2]}
     yield "too many ids", {"ids": np.arange(k + 1)}
+    yield "too few positions", {"at": np.arange(k - 1)}
+    yield "a position too large", {"at": np.array([k, 0])}
+    yield "a position below zero", {"at": np.array([-1, 0])}
+    yield "positions int32", {"at": np.arange(k, dtype="i4")}
     yield "gradient float64", {"g": np.ones((k, dim))}
     yield "gradient narrow", {"g": np.ones((k, dim - 1), "f4")}
     yield "gradient flat", {"g": np.ones(k * dim, "f4")}
@@ -154,6 +180,13 @@ def refusals():
     yield "slot read-only", {"slots": (frozen,)}
     yield "slot missing", {"slots": ()}
     yield "scalar missing", {"scalars": (0.1,)}
+    yield "no room in the log", {"log": log._replace(begin=1)}
+    yield "a log before its begin", {"log": log._replace(begin=-1)}
+    yield "a log of another width", {"log": log._replace(w=np.ones((k, 4), "f4"))}
+    yield "a log of other slots", {"log": log._replace(slots=())}
+    yield "a log of another dtype", {"log": log._replace(w=np.ones((k, dim)))}
+    yield "a log without numbers", {"log": log._replace(rows=np.arange(k - 1))}
+    yield "a log without a word", {"log": log._replace(word=np.arange(0))}
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4"])
@@ -161,20 +194,25 @@ def refusals():
     "change", [case[1] for case in refusals()], ids=[case[0] for case in refusals()]
 )
 def test_what_does_not_fit_is_refused_and_nothing_changes(change, dtype):
-    bound = optim.bind(optim.SGD(0.1, momentum=0.9), dtype)
+    w, slot = np.ones((4, 3), dtype), np.ones((4, 3), "f4")
     given: dict[str, Any] = {
-        "w": np.ones((4, 3), dtype),
+        "w": w,
+        "slots": (slot,),
         "ids": np.arange(2),
+        "at": None,
         "g": np.ones((2, 3), "f4"),
-        "slots": (np.ones((4, 3), "f4"),),
         "scalars": (0.1, 0.9, 0.0),
+        "log": log_of(w, (slot,), 2),
         **change,
     }
     changed = (given["w"], *given["slots"])
     before = [a.copy() for a in changed]
-    with pytest.raises(ValueError, match=r"expected|must be|the rule has"):
-        bound.rows(**given)
+    bound = optim.bind(optim.SGD(0.1, momentum=0.9), dtype)
+    rows = TableRows(given.pop("w"), given.pop("slots"))
+    with pytest.raises(ValueError, match=r"expected|must be|the rule has|do not fit"):
+        bound.rows(rows, **given)
     assert same_bits(changed, before)
+    assert not given["log"].word.any()
 
 
 def test_rows_are_compiled_when_asked_for_and_kept_like_the_others(tmp_path):
@@ -187,7 +225,7 @@ def test_rows_are_compiled_when_asked_for_and_kept_like_the_others(tmp_path):
     compiled = len(list(tmp_path.rglob("*.rows-*.nbc")))
     w, ids = np.ones((3, 2), "f4"), np.array([2])
     for _ in range(2):
-        kernel.rows(w, ids, np.ones((1, 2), "f4"), (), ())
+        update(kernel, w, ids, np.ones((1, 2), "f4"), (), ())
     np.testing.assert_array_equal(w, [[1, 1], [1, 1], [0.4375, 0.4375]])
     assert (compiled, misses(kernel.module)) == (0, warmed + 1)
     (_,) = tmp_path.rglob("*.rows-*.nbc")

@@ -1,0 +1,255 @@
+"""Rows changed in place, with a log of what they were before.
+
+A process may be killed at any store: then whoever takes the memory over puts back the
+entries that count. So an entry counts before its row changes, and nothing else of the
+table changes at all.
+"""
+# ruff: noqa: PLR0917  (table, ids, where their values are, values, log)
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daskps.kernels.compiled import module_of
+from daskps.kernels.interface import Arrays, TableRows, UndoLog, check_input
+from daskps.kernels.row_moves import NOWHERE, as_bytes, gather, scatter
+from daskps.kernels.source import MOVES_SOURCE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from daskps.typing import Array
+
+    #: Updates copies of weights and slots, given what came for them.
+    RowChange = Callable[[Array, Array, Arrays], object]
+
+_ID = np.dtype(np.int64)
+#: Elements that are widened or added up at a time: they stay in a second-level cache.
+_BLOCK = 16_384
+
+
+def in_blocks(
+    table: TableRows,
+    ids: Array,
+    at: Array | None,
+    data: Array,
+    log: UndoLog,
+    change: RowChange,
+    *,
+    cache_dir: str | None = None,
+) -> None:
+    """RowChange rows some thousand elements at a time, as no compiled loop can.
+
+    Parameters
+    ----------
+    table, ids, at, data, log
+        As in `Kernel.rows`, checked.
+    change : callable
+        Given copies of rows, what came for them, and copies of their slots, it
+        updates the copies.
+    cache_dir : str, optional
+        Where the compiled loops are kept, as in `build`.
+    """
+    step = max(1, _BLOCK // max(1, table.w.shape[1]))
+    for lo in range(0, len(ids), step):
+        part = ids[lo : lo + step]
+        entries = slice(log.begin + lo, log.begin + lo + len(part))
+        kept = [a[entries] for a in (log.w, *log.slots)]
+        arrays = table.w, *table.slots
+        for a, copies in zip(arrays, kept, strict=True):
+            gather(a, part, copies, first=table.first, cache_dir=cache_dir)
+        source = slice(lo, lo + len(part)) if at is None else at[lo : lo + step]
+        given = data[source]
+        log.rows[entries] = part - table.first
+        mark = module_of(MOVES_SOURCE, cache_dir).function("mark")
+        mark(log.word, log.base + entries.stop)
+        made = [np.array(copies) for copies in kept]
+        change(made[0], given, tuple(made[1:]))
+        rows = log.rows[entries]
+        for a, copies in zip(arrays, made, strict=True):
+            scatter(a, rows, copies, cache_dir=cache_dir)
+
+
+def restore(
+    table: TableRows, log: UndoLog, n: int, *, cache_dir: str | None = None
+) -> None:
+    """Put back what rows were before the first `n` entries of a log.
+
+    Whoever is killed meanwhile leaves it to be done again, with the same result.
+
+    Parameters
+    ----------
+    table : TableRows
+        The rows.
+    log : UndoLog
+        Their log; its `begin` and `base` do not count here.
+    n : int
+        How many entries count.
+    cache_dir : str, optional
+        Where the compiled loop is kept, as in `build`.
+
+    Raises
+    ------
+    ValueError
+        If an array is not as `Kernel.rows` wants it, the log has fewer entries, or one
+        names no row of the table: nothing outside is touched.
+    """
+    check_log(table, log._replace(begin=0), n)
+    loop = module_of(MOVES_SOURCE, cache_dir).function("restore")
+    pairs = zip((table.w, *table.slots), (log.w, *log.slots), strict=True)
+    for a, kept in pairs:
+        bad = loop(as_bytes(a), log.rows, as_bytes(kept), n)
+        if bad >= 0:
+            raise ValueError(
+                f"entry {bad} of an undo log names row {log.rows[bad]} of {len(a)}"
+            )
+
+
+def overlay(
+    log: UndoLog, n: int, ids: Array, out: Array, at: Array | None = None, *, first: int
+) -> None:
+    """Put rows as they were before the first `n` entries of a log where they are read.
+
+    Parameters
+    ----------
+    log : UndoLog
+        Its `begin` and `base` do not count here.
+    n : int
+        How many entries count.
+    ids : ndarray, shape (k,), int64
+        What was read, maybe with repeats.
+    out : ndarray, shape (m, dim)
+        Has what rows are now; those of the log are replaced.
+    at : ndarray, shape (k,), int64, optional
+        Row i is at `out[at[i]]`; at `out[i]` without it.
+    first : int
+        Id of the first row of the table.
+    """
+    # Of several entries of a row the oldest has what it was before them all.
+    rows, oldest = np.unique(log.rows[:n], return_index=True)
+    if not len(rows):
+        return
+    asked = ids - first
+    near = np.minimum(np.searchsorted(rows, asked), len(rows) - 1)
+    found = np.flatnonzero(rows[near] == asked)
+    out[found if at is None else at[found]] = log.w[oldest[near[found]]]
+
+
+def check_log(table: TableRows, log: UndoLog, n: int) -> None:
+    """Refuse a log that cannot take or give `n` entries of a table.
+
+    Parameters
+    ----------
+    table : TableRows
+        The rows.
+    log : UndoLog
+        Their log.
+    n : int
+        How many entries.
+
+    Raises
+    ------
+    ValueError
+        If an array is of another dtype or shape, or not contiguous and writable.
+    """
+    entries = len(log.rows)
+    if not 0 <= log.begin <= log.begin + n <= entries:
+        raise ValueError(
+            f"{n} rows from entry {log.begin} on do not fit into an undo log of "
+            f"{entries} entries"
+        )
+    if len(log.slots) != len(table.slots):
+        raise ValueError(
+            f"expected {len(table.slots)} slots in the log, got {len(log.slots)}"
+        )
+    check_input(log.rows, _ID, (entries,))
+    check_input(log.word, _ID, (1,))
+    pairs = zip((table.w, *table.slots), (log.w, *log.slots), strict=True)
+    for a, kept in pairs:
+        if a.ndim != 2:
+            raise ValueError(f"expected an array of shape (rows, dim), got {a.shape}")
+        check_input(a, a.dtype, (len(table.w), a.shape[1]))
+        check_input(kept, a.dtype, (entries, a.shape[1]))
+    every = (table.w, *table.slots, log.rows, log.w, *log.slots, log.word)
+    if not all(a.flags.carray for a in every):
+        raise ValueError("rows and their log must be aligned and writable")
+
+
+def check_named(table: TableRows, ids: Array, at: Array | None, data: Array) -> Array:
+    """Refuse ids, positions or values that no loop can read; return the positions.
+
+    Parameters
+    ----------
+    table : TableRows
+        The rows.
+    ids : ndarray, shape (k,), int64
+        Which of them.
+    at : ndarray, shape (k,), int64, optional
+        Where their values are.
+    data : ndarray, shape (n, dim)
+        The values.
+
+    Returns
+    -------
+    ndarray, int64
+        `at`, or none for all in order.
+
+    Raises
+    ------
+    ValueError
+        If an array is of another dtype or shape, or not contiguous.
+    """
+    check_input(ids, _ID, (ids.size,))
+    if at is not None:
+        check_input(at, _ID, ids.shape)
+    n = len(ids) if at is None else len(data)
+    check_input(data, data.dtype, (n, table.w.shape[1]))
+    return NOWHERE if at is None else at
+
+
+def check_inside(table: TableRows, ids: Array, at: Array | None, data: Array) -> None:
+    """Refuse ids and positions outside; NumPy would count some from the end.
+
+    Parameters
+    ----------
+    table, ids, at, data
+        As in `check_named`.
+
+    Raises
+    ------
+    ValueError
+        If one is outside.
+    """
+    for a, n in ((ids - table.first, len(table.w)), (at, len(data))):
+        if a is not None and len(a):
+            # Numbers below 0 are the largest ones without a sign.
+            k = int(np.argmax(a.view(np.uint64)))
+            if a.view(np.uint64)[k] >= n:
+                raise outside(ids, at, k, table)
+
+
+def outside(ids: Array, at: Array | None, k: int, table: TableRows) -> ValueError:
+    """Return the error of an id or a position that a loop has stopped at.
+
+    Parameters
+    ----------
+    ids, at : ndarray
+        What the loop was given.
+    k : int
+        Where it stopped.
+    table : TableRows
+        Whose rows they should be.
+
+    Returns
+    -------
+    ValueError
+        What is raised.
+    """
+    last = table.first + len(table.w) - 1
+    place = "" if at is None else f", or its value is none of those at {at[k]}"
+    return ValueError(
+        f"expected ids of rows from {table.first} to {last}, got {ids[k]} at position "
+        f"{k}{place}; rows before it are in the undo log"
+    )
