@@ -9,7 +9,6 @@ that has applied it knows it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import uuid
@@ -290,7 +289,7 @@ class Far:
         return deadline.error(where, changes=changes)
 
     async def _who_keeps(self, worker: str, shards: Sequence[int]) -> str:
-        await self._look_who_is_away()
+        has_directory = await self._look_who_is_away()
         for shard in shards:
             if shard in self._waits:
                 return f"which {self._waits[shard]}"
@@ -308,13 +307,23 @@ class Far:
             pid = pid_of(owner_of(names[0])) if names else 0
             process = f" (process {pid} of its machine)" if names else ""
             why = f"which does not answer{process}"
+            if not has_directory:
+                why += ", and nor does the scheduler, which knows where its shards are"
         return why
 
-    async def _look_who_is_away(self) -> None:
-        """Ask what shards wait for that are away, but not for long."""
-        with contextlib.suppress(OSError, DaskPSError):
+    async def _look_who_is_away(self) -> bool:
+        """Ask what shards wait for that are away, but not for long.
+
+        Returns whether the directory has answered.
+        """
+        try:
             located = await asyncio.wait_for(self._locate(self._ways.run), ASK_SECONDS)
             self._waits = dict(located["away"])
+        except OSError:
+            return False
+        except DaskPSError:
+            return True
+        return True
 
     async def who_is_away(self) -> str:
         """Return which shard is away, and what it waits for, in words."""

@@ -114,7 +114,8 @@ class Link(SyncMethodMixin):
         """Send a message to the directory."""
         scheduler = self.node.scheduler
         if scheduler is None:
-            raise OSError(f"{self.node} has lost its scheduler or was closed")
+            raise self._ended()
+        self._check_live()
         reply = await scheduler.daskps_directory(method=method, **kwargs)
         return unpack_reply(reply, "the scheduler")
 
@@ -133,7 +134,19 @@ class Link(SyncMethodMixin):
 
     async def rpc(self, worker: str, op: str, **kwargs: Any) -> Any:
         """Call a handler of a worker directly."""
+        self._check_live()
         return await getattr(self.pool(worker), op)(**kwargs)
+
+    def _check_live(self) -> None:
+        """Refuse to send: Dask's connections say no more than that they are closed."""
+        if not self.live:
+            raise self._ended()
+
+    def _ended(self) -> OSError:
+        return OSError(
+            f"{self.node} was closed, or has lost its scheduler for too long; open the "
+            f"store again with another client"
+        )
 
     async def ensure(self) -> None:
         """Give the scheduler its directory and the workers their hosts, once."""

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from daskps.cluster.caller import liveness
+from daskps.cluster.caller import far, liveness
+from daskps.cluster.caller.far import Far
+from daskps.cluster.caller.link import Link
 from daskps.cluster.caller.liveness import Liveness
 from daskps.errors import RunCancelledError, ShardLostError
 from tests import virtual
@@ -93,3 +98,39 @@ def test_a_worker_that_is_gone_holds_nobody_up_for_long(
 def test_a_large_run_asks_more_rarely(size: int, pause: float) -> None:
     asked = Asked()
     assert Liveness(asked.locate, "s", size).pause == pause
+
+
+async def silent(*_: Any, **__: Any) -> Any:
+    await asyncio.Event().wait()
+
+
+async def refuses(*_: Any, **__: Any) -> Any:
+    raise ConnectionRefusedError("nobody is there")
+
+
+@pytest.mark.parametrize("scheduler", [silent, refuses, None])
+def test_a_call_that_is_late_says_whether_the_scheduler_is_gone_too(
+    scheduler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(far, "ASK_SECONDS", 0.01)
+    late: Any = object.__new__(Far)
+    late.link = SimpleNamespace(control=refuses)
+    late.meta = SimpleNamespace(uid="u", where=SimpleNamespace(segments={}))
+    late._ways, late._waits = SimpleNamespace(run=0), {}
+    late._locate = scheduler or Asked().locate
+    why = asyncio.run(late._who_keeps(OWNERS[0], [0]))
+    assert why.startswith("which does not answer")
+    assert ("nor does the scheduler" in why) == (scheduler is not None)
+
+
+@pytest.mark.parametrize("status", ["closing", "closed"])
+def test_who_calls_with_a_client_that_is_closed_is_told_so(status: str) -> None:
+    link: Any = object.__new__(Link)
+    link.pid, link.pool = os.getpid(), None
+    link.node = SimpleNamespace(status=status, scheduler=None)
+    for call in (
+        partial(link.rpc, OWNERS[0], "daskps_call"),
+        partial(link.directory, "list"),
+    ):
+        with pytest.raises(OSError, match="was closed, or has lost its scheduler"):
+            asyncio.run(call())
