@@ -15,7 +15,7 @@ import math
 import struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from daskps.cluster.wire.messages import Answer
+from daskps.cluster.wire.messages import MOST, Answer
 from daskps.cluster.wire.replies import sendable
 from daskps.errors import ProtocolError
 
@@ -110,9 +110,9 @@ def unpack_head(data: bytes | bytearray | memoryview) -> Head:
         or flags & ~(HAS_LR | HAS_LEAST)
         or form >= MOST_FORMS
         # Compared one by one: this is done for each frame, and calls take longer.
-        or clock < -1
-        or sequence < -1
-        or floor < -1
+        or not -1 <= clock <= MOST
+        or not -1 <= sequence <= MOST
+        or not -1 <= floor <= MOST
         or not -math.inf < weight < math.inf
         or (nbytes > MOST_TEXT and kind in (FORM, REFUSAL, FETCH))
     ):

@@ -133,8 +133,9 @@ _HEAD: dict[str, tuple[type, ...]] = {
     "codec": (str,),
 }
 _said = operator.attrgetter(*_STEP)
-#: Numbers that a word of a segment holds; of these none is below -1.
-_MOST = 2**63 - 1
+#: Numbers of a call, of which none is below -1: a word of a segment holds them, and what
+#: is added to them.
+MOST = 2**62
 
 
 def pack_call(call: Call) -> dict[str, Any]:
@@ -206,7 +207,7 @@ def unpack_call(
 def _check_head(head: Sequence[Any]) -> None:
     """Refuse a header that says what no caller means."""
     for (name, types), value in zip(_HEAD.items(), head, strict=True):
-        if type(value) not in types or (types == (int,) and not -1 <= value <= _MOST):
+        if type(value) not in types or (types == (int,) and not -1 <= value <= MOST):
             raise errors.ProtocolError(f"a call with {name}={value!r:.60}")
     about = dict(zip(_HEAD, head, strict=True))
     if about["kind"] not in _KINDS:

@@ -31,7 +31,7 @@ from daskps.cluster.lane.frames import (
     unpack_rows,
     unpack_text,
 )
-from daskps.cluster.wire.messages import Answer, Call, Part
+from daskps.cluster.wire.messages import Answer, Call, Part, pack_call, unpack_call
 from daskps.errors import (
     ProtocolError,
     PushRejectedError,
@@ -47,7 +47,7 @@ LAYOUT = Layout.build(
     {"w": ((20,), "float32"), "h": ((7,), "float16"), "b": ((2, 3), "float64")},
     N_SHARDS,
 )
-WORDS = st.integers(-1, 2**63 - 1)
+WORDS = st.integers(-1, 2**62)
 
 
 def layout_of(store: str, shard: int) -> Layout:
@@ -98,6 +98,7 @@ def test_a_damaged_head_is_refused_or_one_that_may_be(head, position, byte):
     assert FORM <= found.kind <= REFUSAL
     assert 0 <= found.form < MOST_FORMS
     assert min(found.clock, found.sequence, found.floor) >= -1
+    assert max(found.clock, found.sequence, found.floor) <= 2**62
     assert np.isfinite(found.weight)
     if found.kind in (FORM, REFUSAL):
         assert found.nbytes <= MOST_TEXT
@@ -113,6 +114,9 @@ def test_a_damaged_head_is_refused_or_one_that_may_be(head, position, byte):
         {"clock": -2},
         {"sequence": -(2**63)},
         {"floor": -2},
+        {"clock": 2**62 + 1},
+        {"sequence": 2**63 - 1},
+        {"floor": 2**63 - 1},
         {"weight": float("nan")},
         {"weight": float("inf")},
         {"kind": FORM, "nbytes": MOST_TEXT + 1},
@@ -123,6 +127,15 @@ def test_a_damaged_head_is_refused_or_one_that_may_be(head, position, byte):
 def test_a_head_that_no_end_sends_is_refused(wrong):
     with pytest.raises(ProtocolError, match="no end of a lane"):
         unpack_head(pack_head(Head(CALL)._replace(**wrong)))
+
+
+@pytest.mark.parametrize("name", ["clock", "sequence", "floor", "run", "producer"])
+def test_a_message_with_a_number_that_can_grow_no_more_is_refused_too(name):
+    """Shards count on from what they are told, in words of 64 bits."""
+    said: dict[str, Any] = {"run": 1, "rank": 0, name: 2**63 - 1}
+    packed = pack_call(Call("store", (Part(0, Step(GRADIENT, **said)),)))
+    with pytest.raises(ProtocolError, match=f"a call with {name}=9223372036854775807"):
+        unpack_call(**packed, layout=LAYOUT)
 
 
 # -- calls and their forms ----------------------------------------------------------
