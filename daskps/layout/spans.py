@@ -6,6 +6,8 @@ from typing import Final, NamedTuple
 
 #: Areas of which a piece has elements of its own dtype; :func:`slot_area` names others.
 WEIGHTS: Final = "weights"
+#: Of the piece of a table.
+ROWS: Final = "rows"
 
 
 class Span(NamedTuple):

@@ -15,10 +15,12 @@ from daskps.shards.memory.format import (
     N_APPLIED,
     N_DUPLICATES,
     POLICY,
+    ROWS_SEQUENCE,
     VERSION,
     Record,
 )
 from daskps.shards.memory.publication import Publication, is_large, looks
+from daskps.shards.memory.undo import settle
 from daskps.shards.run_record import CODES
 from daskps.shards.steps import ASK, NOTHING, Step, Tick, Ticket
 
@@ -63,6 +65,8 @@ class Pushes:
         old = self._segment.current
         if old.plain[POLICY] == _IN_ROUNDS or (arrays and is_large(self._segment)):
             return ASK
+        if self._segment.header[ROWS_SEQUENCE] & 1:  # who came before died at rows
+            return ASK
         if tick.run:
             row = run_record.find_new(old, tick)
         else:
@@ -101,6 +105,17 @@ class Pushes:
             planned = self._planned(ticket, record, alone=len(changing) == 1)
             if planned is None:
                 continue
+            if (
+                publication is not None
+                and self._segment.tables
+                and not publication.has_room(planned)
+            ):
+                self._commit(publication, new)
+                publication, new = None, []
+                # Had that come to nothing, this push would be another step.
+                planned = self._planned(ticket, self._segment.current, alone=False)
+                if planned is None:
+                    continue
             if publication is None:
                 # Not for a repeat or a refusal: it overwrites the record before the
                 # one in force, which somebody may be reading from.
@@ -128,7 +143,7 @@ class Pushes:
                 return None
             # Else the others would be refused with it.
             fused = step.check and alone and looks(self._segment, step.items)
-            planned = self._planner.step(step, record.steps, fused=fused)
+            planned = self._planner.step(step, record.steps, fused=fused, alone=alone)
             if not step.run and producers.lacks_room(record, step.producer):
                 raise producers.no_room(record)
         except Exception as error:  # noqa: BLE001  (it is this ticket's answer)
@@ -151,6 +166,7 @@ class Pushes:
         try:
             publication.commit()
         except Exception as error:  # noqa: BLE001  (it is these tickets' answer)
+            settle(self._segment)
             for ticket in new:
                 ticket.outcome = error
         else:

@@ -26,9 +26,11 @@ from daskps.shards.memory.format import (
     GENERATION,
     N_DUPLICATES,
     ROUNDS,
+    ROWS_SEQUENCE,
     RUN,
     VERSION,
 )
+from daskps.shards.memory.undo import settle
 from daskps.shards.parked import ParkedTickets
 from daskps.shards.pushes import Pushes
 from daskps.shards.reads import round_gone
@@ -76,7 +78,9 @@ class Shard:
         cache_dir: str | None = None,
     ) -> None:
         self.segment, self.generation = segment, generation
-        self._planner = UpdatePlanner(segment.pieces, bindings)
+        segment.cache_dir = cache_dir
+        tables = [table.piece for table in segment.tables]
+        self._planner = UpdatePlanner(segment.pieces, bindings, tables, cache_dir)
         self.floors = Floors(segment)
         self._pushes = Pushes(segment, self._planner, self.floors)
         #: The cut in progress: no step is applied and no round completed but by it.
@@ -107,6 +111,8 @@ class Shard:
             return self.parked.settle(tickets) + self._wake()
         batch: list[Ticket] = []
         done: list[Ticket] = []
+        if self._header[ROWS_SEQUENCE] & 1:
+            settle(self.segment)
         with np.errstate(all="ignore"):
             for ticket in tickets:
                 if self._refused(ticket):

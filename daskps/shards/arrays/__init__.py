@@ -1,1 +1,1 @@
-"""From the arrays of a step to operations on the weights: dense parameters."""
+"""From the arrays and rows of a step to operations on what a shard holds."""

@@ -14,12 +14,15 @@ from daskps.errors import NoOptimizerError, PushRejectedError
 from daskps.kernels import finite
 from daskps.layout.arrays import compute_dtype
 from daskps.shards.arrays.operations import Formed, PieceUpdate
-from daskps.shards.steps import ADD, GRADIENT, MODEL, Item, Step, Tick
+from daskps.shards.arrays.row_planning import MOST_ROWS, check_rows, each_once
+from daskps.shards.arrays.rows import RowUpdate
+from daskps.shards.steps import ADD, ASSIGN, GRADIENT, MODEL, Item, Step, Tick
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from daskps.layout.arrays import Piece
+    from daskps.layout.arrays import Parameter, Piece
+    from daskps.layout.tables import Table, TablePiece
     from daskps.optim import Bound
     from daskps.typing import Array
 
@@ -31,8 +34,8 @@ class Bindings(Protocol):
         """Return the rule of a parameter, None where it has none."""
 
 
-#: Operations, each with the position of its piece.
-Operations = list[tuple[int, PieceUpdate]]
+#: Operations, each with the position of its piece; those of tables come after the others.
+Operations = list[tuple[int, PieceUpdate | RowUpdate]]
 #: The gradient of a whole piece: position, rule, array and what the rule has prepared.
 Whole = tuple[int, "Bound", "Array", tuple[float, ...]]
 
@@ -45,13 +48,27 @@ class UpdatePlanner:
     pieces : sequence of Piece
         The pieces of the shard.
     bindings : Bindings
-        The update rule of each parameter index that has one.
+        The update rule of each index of a parameter or table that has one.
+    tables : sequence of TablePiece, default ()
+        Its pieces of tables, whose positions come after those of `pieces`.
+    cache_dir : str, optional
+        Where compiled functions are kept.
     """
 
-    def __init__(self, pieces: Sequence[Piece], bindings: Bindings) -> None:
-        self._pieces = pieces
-        names = [p.parameter.dtype for p in pieces]
-        self._indices = [piece.parameter.index for piece in pieces]
+    def __init__(
+        self,
+        pieces: Sequence[Piece],
+        bindings: Bindings,
+        tables: Sequence[TablePiece] = (),
+        cache_dir: str | None = None,
+    ) -> None:
+        self._cache_dir = cache_dir
+        self._pieces, self._tables = pieces, tables
+        whole: list[Parameter | Table] = [piece.parameter for piece in pieces]
+        whole += [piece.table for piece in tables]
+        names = [one.dtype for one in whole]
+        self._indices = [one.index for one in whole]
+        self._names = [one.name for one in whole]
         #: Of weights, which `add` and `assign` take, and of gradients and models.
         self._dtypes = [np.dtype(name) for name in names]
         self._computed = [np.dtype(compute_dtype(name)) for name in names]
@@ -63,7 +80,7 @@ class UpdatePlanner:
         return self._bindings.get(self._indices[position])
 
     def check(self, step: Step, whole: bool = False) -> None:
-        """Refuse arrays that do not fit, with `whole` also parts of a piece.
+        """Refuse arrays that do not fit, with `whole` also parts of a piece, and rows.
 
         Raises
         ------
@@ -72,16 +89,34 @@ class UpdatePlanner:
         """
         for item in step.items:
             if item.ids is not None:
-                raise PushRejectedError(
-                    f"{len(item.ids)} rows by their ids were sent to "
-                    f"{self._named(item.position)}, which is no table; nothing was "
-                    f"applied, send the elements of the array instead"
-                )
-            if not self._fits(item, step.kind, whole):
+                self._check_rows(item, step, whole)
+            elif not self._fits(item, step.kind, whole):
                 raise PushRejectedError(
                     f"{item.data.shape} elements of {item.data.dtype} at {item.start} "
                     f"do not fit {self._named(item.position)}; nothing was applied"
                 )
+
+    def _check_rows(self, item: Item, step: Step, whole: bool) -> None:
+        ordinal = item.position - len(self._pieces)
+        if not 0 <= ordinal < len(self._tables):
+            raise PushRejectedError(
+                f"rows by their ids were sent to {self._named(item.position)}, which "
+                f"is no table; nothing was applied, send the elements of the array "
+                f"instead"
+            )
+        if whole:
+            raise PushRejectedError(
+                f"rows of {self._named(item.position)} were pushed in a round "
+                f"(sync='bsp'), which takes arrays only; nothing was applied, train "
+                f"with sync='ssp' or 'asp'"
+            )
+        if [other.position for other in step.items].count(item.position) > 1:
+            raise PushRejectedError(
+                f"{self._named(item.position)} is named twice in one step; nothing was "
+                f"applied, send all of its rows together"
+            )
+        kinds = self._computed if step.kind in (GRADIENT, MODEL) else self._dtypes
+        check_rows(item, self._tables[ordinal], kinds[item.position], step.kind)
 
     def _fits(self, item: Item, kind: str, whole: bool) -> bool:
         if not 0 <= item.position < len(self._pieces):
@@ -97,27 +132,40 @@ class UpdatePlanner:
         )
 
     def _named(self, position: int) -> str:
-        if not 0 <= position < len(self._pieces):
-            return f"piece {position} of a shard of {len(self._pieces)}"
+        n, n_all = len(self._pieces), len(self._names)
+        if not 0 <= position < n_all:
+            return f"piece {position} of a shard of {n_all}"
+        if position >= n:
+            of = self._tables[position - n]
+            return f"the {of.n_rows} rows of table {of.table.name[:60]!r}"
         piece = self._pieces[position]
         name = piece.parameter.name[:60]
         return f"the {piece.size} elements of {name!r} ({piece.parameter.dtype})"
 
-    def step(self, step: Step, counts: Array, *, fused: bool = False) -> Operations:
+    def step(
+        self, step: Step, counts: Array, *, fused: bool = False, alone: bool = False
+    ) -> Operations:
         """Return the operations of a step that is an update of its own.
 
         `counts` has the steps that each piece has taken.
 
         Where it was not looked for NaN and infinity yet, that is done here, or with
-        `fused` by those operations.
+        `fused` by those operations; of rows where it is `alone`, as they can be rolled
+        back.
         """
         self.check(step)
         # A product may be infinite where the gradient is not.
         fused = fused and step.kind == GRADIENT and step.weight == 1.0
         if step.check and not fused:
-            self._look(step)
-        planned = []
+            for item in step.items:
+                if item.ids is None:
+                    self._look(item, step.kind)
+        planned: Operations = []
         for item in step.items:
+            if item.ids is not None:
+                update = self._rows(item, step, counts, alone=alone)
+                planned.append((item.position, update))
+                continue
             if step.kind == GRADIENT:
                 data = _scaled(item.data, step.weight)
                 op = self._gradient(
@@ -152,11 +200,38 @@ class UpdatePlanner:
             planned.append((position, rule, _scaled(data, tick.weight), scalars))
         return planned
 
+    def _rows(self, item: Item, step: Step, counts: Array, *, alone: bool) -> RowUpdate:
+        """Return the update of rows: repeats come to one, and are no rows twice."""
+        position, kind = item.position, step.kind
+        piece = self._tables[position - len(self._pieces)]
+        ids, data, at = each_once(item, piece, kind, self._cache_dir)
+        if len(ids) > MOST_ROWS:
+            raise PushRejectedError(
+                f"{len(ids)} rows of {self._named(position)} in one {kind}: a shard "
+                f"takes {MOST_ROWS} at most; nothing was applied, use more shards, or "
+                f"send them in parts"
+            )
+        # Sums and products may be infinite where what was pushed is not.
+        is_as_pushed = (
+            step.weight == 1.0 and len(ids) == len(item.data) // data.shape[1]
+        )
+        fused = step.check and alone and is_as_pushed
+        if step.check and not fused:
+            self._look(item, kind)
+        if kind != GRADIENT:
+            return RowUpdate(ids, data, at, replace=kind == ASSIGN, check=fused)
+        binding = self.binding(position)
+        if binding is None:
+            raise self._no_rule(position)
+        scalars = binding.scalars(counts.item(position) + 1, step.lr)
+        data = _scaled(data, step.weight)
+        return RowUpdate(ids, data, at, binding, scalars, check=fused)
+
     def round(
         self, reduced: Mapping[int, Array | Formed], kind: str, counts: Array
     ) -> Operations:
         """Return the operations of a complete round."""
-        planned = []
+        planned: Operations = []
         for position in sorted(reduced):
             data = reduced[position]
             if kind == GRADIENT:
@@ -166,18 +241,16 @@ class UpdatePlanner:
             planned.append((position, op))
         return planned
 
-    def _look(self, step: Step) -> None:
-        """Refuse arrays with NaN or infinity."""
-        for item in step.items:
-            binding = self.binding(item.position)
-            # The rule's look is kept on disk, as its loops are.
-            look = finite if binding is None else binding.is_finite
-            if not look(item.data):
-                name = self._pieces[item.position].parameter.name
-                raise PushRejectedError(
-                    f"the {step.kind} of {name[:60]!r} has NaN or Inf; nothing was "
-                    f"applied"
-                )
+    def _look(self, item: Item, kind: str) -> None:
+        """Refuse an array with NaN or infinity."""
+        binding = self.binding(item.position)
+        # The rule's look is kept on disk, as its loops are.
+        look = finite if binding is None else binding.is_finite
+        if not look(item.data):
+            name = self._names[item.position]
+            raise PushRejectedError(
+                f"the {kind} of {name[:60]!r} has NaN or Inf; nothing was applied"
+            )
 
     def _gradient(
         self,
@@ -191,13 +264,15 @@ class UpdatePlanner:
     ) -> PieceUpdate:
         binding = self.binding(position)
         if binding is None:
-            name = self._pieces[position].parameter.name
-            raise NoOptimizerError(
-                f"parameter {name!r} has no optimizer, so a gradient cannot be "
-                f"applied; give create(optimizer=...) one, or use add or assign"
-            )
+            raise self._no_rule(position)
         scalars = binding.scalars(counts.item(position) + 1, lr)
         return PieceUpdate(data, start, binding, scalars, check=check)
+
+    def _no_rule(self, position: int) -> NoOptimizerError:
+        return NoOptimizerError(
+            f"parameter {self._names[position]!r} has no optimizer, so a gradient "
+            f"cannot be applied; give create(optimizer=...) one, or use add or assign"
+        )
 
 
 def count(planned: Operations, counts: Array) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from daskps.layout.arrays import ALIGN_NBYTES, align, compute_dtype
-from daskps.layout.spans import WEIGHTS, slot_area
+from daskps.layout.spans import ROWS, WEIGHTS, slot_area
+from daskps.shards.arrays.row_planning import MOST_ROWS
 from daskps.shards.memory.format import HEADER_WORDS, Record
 
 if TYPE_CHECKING:
@@ -24,6 +25,11 @@ PAGE_NBYTES = 4096
 #: Names of areas, beside those of :mod:`daskps.layout.spans`.
 HEADER: Final = "header"
 RECORD: Final = "record"
+UNDO: Final = "undo"
+LOG_IDS: Final = "log ids"
+LOG: Final = "log"
+#: Words that a table has for itself.
+_UNDO_WORDS = 8
 
 
 class Area(NamedTuple):
@@ -80,28 +86,42 @@ def areas_of(
     Returns
     -------
     list of Area
-        Header, record, the weights of each dtype, and of each piece its slots.
+        Header, record, the weights of each dtype, of each piece its slots, and then of
+        each table its undo word, rows, slots and the log of them.
     """
     areas: list[Area] = []
     at = 0
 
-    def add(name: str, dtype: str, n: int, buffers: int = 1) -> None:
+    def add(name: str, dtype: str, *shape: int, buffers: int = 1) -> None:
         nonlocal at
-        to = PAGE_NBYTES if name == WEIGHTS else ALIGN_NBYTES
-        at, stride = align(at, to), align(n * _itemsize(dtype), to)
-        areas.append(Area(name, dtype, (n,), buffers, at, stride))
+        to = PAGE_NBYTES if name in (WEIGHTS, ROWS) else ALIGN_NBYTES
+        at, stride = align(at, to), align(math.prod(shape) * _itemsize(dtype), to)
+        areas.append(Area(name, dtype, shape, buffers, at, stride))
         at += buffers * stride
 
-    pieces = layout.pieces[shard]
+    pieces, tables = layout.pieces[shard], layout.table_pieces[shard]
     add(HEADER, "int64", HEADER_WORDS)
-    add(RECORD, "int64", Record.n_words(len(pieces)), 2)
+    add(RECORD, "int64", Record.n_words(len(pieces), len(tables)), buffers=2)
     for dtype in layout.lengths:
         start, stop = layout.extent(shard, dtype)
-        add(WEIGHTS, dtype, stop - start, 2)
+        add(WEIGHTS, dtype, stop - start, buffers=2)
     for piece in pieces:
         dtype = compute_dtype(piece.parameter.dtype)
         for slot in range(len(slots.get(piece.parameter.index, ()))):
-            add(slot_area(slot), dtype, piece.size, 1 + durable)
+            add(slot_area(slot), dtype, piece.size, buffers=1 + durable)
+    for of in tables:
+        table, n_slots = of.table, len(slots.get(of.table.index, ()))
+        n_log = min(of.n_rows, MOST_ROWS)
+        add(UNDO, "int64", _UNDO_WORDS)
+        add(ROWS, table.dtype, of.n_rows, table.dim)
+        for slot in range(n_slots):
+            add(slot_area(slot), compute_dtype(table.dtype), of.n_rows, table.dim)
+        add(LOG_IDS, "int64", n_log)
+        add(LOG, table.dtype, n_log, table.dim)
+        for slot in range(n_slots):
+            add(
+                f"{LOG} {slot_area(slot)}", compute_dtype(table.dtype), n_log, table.dim
+            )
     return areas
 
 

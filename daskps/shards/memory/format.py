@@ -6,19 +6,26 @@
                         generation, gate, nonce; number of slot buffers, how far a run
                         in rounds that is fenced may go, the flip of a withdrawal;
                         counters, two words for a lock; the run that ended last; the
-                        row that the record in force has changed; 14 words that are
-                        free
-    record      twice   version, rounds, run, counters; per piece steps, last change and
-                        the buffers of its weights and slots; one row per rank; one row
-                        per producer; the producers that lost their row last
+                        row that the record in force has changed; number of tables, row
+                        sequence; 12 words that are free
+    record      twice   version, rounds, run, counters; per piece, and per table, steps
+                        and last change; per piece the buffers of its slots and weights;
+                        one row per rank; one row per producer; the producers that lost
+                        their row last
     weights     twice   for each dtype the shard's part of its flat vector, both buffers
                         from a page on
     slot0 ...           optimizer state, one for each slot of each piece; twice in a
                         durable segment only
+    undo                of each table, from here on: 64 B, the undo word first
+    rows                its rows, from a page on
+    slot0 ...           optimizer state of the rows, one for each slot
+    log ids             the undo log: which rows,
+    log, log slot0 ...  what they held, and what their slots held
 
 Each line is an *area*, or several of that name: arrays of one dtype and shape, in one
 buffer or two, one behind the other. :func:`daskps.shards.memory.areas.areas_of` has the
 table of them, which says where each begins; header and record are the words below.
+Rows are changed in place: :mod:`daskps.shards.memory.undo` says how.
 
 All words are little-endian int64. The parity of the *flip word* selects a record, and
 the record says for each piece which of the two buffers, or *sides*, holds its weights.
@@ -47,7 +54,7 @@ from typing import Any
 import numpy as np
 
 MAGIC = 0x5350_4B53_4144  # "DASKPS"
-FORMAT = 9
+FORMAT = 10
 HEADER_WORDS = 32
 #: Words of the header.
 MAGIC_AT, FORMAT_AT, N_PIECES_AT, FLIP, WRITING, GENERATION, GATE, NONCE = range(8)
@@ -65,6 +72,8 @@ ENDED = 16
 #: Where in the record in force the only row of a rank or a producer begins in which it
 #: differs from the other record, where that is whole; 0 where it may be any rows.
 CHANGED_ROW = 17
+#: How many tables there are, and the row sequence: odd while rows are changed in place.
+N_TABLES_AT, ROWS_SEQUENCE = 18, 19
 MAX_RANKS = 1024
 MAX_PRODUCERS = 1024
 #: Words at the head of a record; the names index them.
@@ -84,8 +93,8 @@ HEAD = 11
 ) = range(HEAD)
 #: What SIDE says, where not all weights lie in one buffer.
 MIXED = -1
-#: Words of a record per piece.
-PIECE_WORDS = 4
+#: Words of a record per piece, and per table.
+PIECE_WORDS, TABLE_WORDS = 4, 2
 #: Columns of a rank's row: ticks, next sequence number, whether it is waited for, the
 #: sequence number its open clock began with, and below which number all its steps were
 #: answered or given up.
@@ -108,17 +117,17 @@ def integers(words: Words) -> memoryview[int]:
 class Record:
     """One of the two control records of a shard, as views of its segment."""
 
-    def __init__(self, words: Words, n_pieces: int) -> None:
-        at = HEAD + PIECE_WORDS * n_pieces
+    def __init__(self, words: Words, n_pieces: int, n_tables: int = 0) -> None:
+        at = HEAD + PIECE_WORDS * n_pieces + TABLE_WORDS * n_tables
         #: All of it, and the same as plain integers.
         self.words, self.plain = words, integers(words)
-        #: Head, then for each piece the steps applied, the flip of its last change
-        #: and the buffers of its slots and of its weights.
+        #: Head, then for each piece and each table the steps applied and the flip of its
+        #: last change, and for each piece the buffers of its slots and of its weights.
         self.fixed = words[:at]
         #: Where the rows of the ranks begin.
         self.ranks_at = at
-        columns = words[HEAD:at].reshape(PIECE_WORDS, -1)
-        self.steps, self.changed, self.slot_sides, _ = columns
+        self.steps, self.changed = words[HEAD : at - 2 * n_pieces].reshape(2, -1)
+        self.slot_sides = words[at - 2 * n_pieces : at - n_pieces]
         #: As plain integers, which every update looks at.
         self.weight_sides = self.plain[at - n_pieces : at]
         ranks, at = words[at : at + RANK_WORDS * MAX_RANKS], at + RANK_WORDS * MAX_RANKS
@@ -132,10 +141,10 @@ class Record:
         self.expired = words[at + PRODUCER_WORDS * MAX_PRODUCERS :]
 
     @staticmethod
-    def n_words(n_pieces: int) -> int:
-        """Return the length of a record for `n_pieces` pieces."""
+    def n_words(n_pieces: int, n_tables: int = 0) -> int:
+        """Return the length of a record for so many pieces and tables."""
         ranks, rows = RANK_WORDS * MAX_RANKS, (PRODUCER_WORDS + 1) * MAX_PRODUCERS
-        return HEAD + PIECE_WORDS * n_pieces + ranks + rows
+        return HEAD + PIECE_WORDS * n_pieces + TABLE_WORDS * n_tables + ranks + rows
 
     def copy_from(self, other: Record, row: int = 0) -> None:
         """Take over everything `other` says, where all rows are equal but the one at `row`.

@@ -9,7 +9,16 @@ import numpy as np
 from daskps.errors import PushRejectedError
 from daskps.kernels import in_ranges
 from daskps.shards.arrays.operations import PieceBuffers, PieceUpdate, run_operations
-from daskps.shards.memory.format import CHANGED_ROW, FLIP, MIXED, SIDE, WRITING
+from daskps.shards.arrays.rows import RowUpdate
+from daskps.shards.memory import undo
+from daskps.shards.memory.format import (
+    CHANGED_ROW,
+    FLIP,
+    MIXED,
+    ROWS_SEQUENCE,
+    SIDE,
+    WRITING,
+)
 from daskps.shards.memory.witness import Change
 
 if TYPE_CHECKING:
@@ -40,11 +49,15 @@ class Publication:
     row = 0
 
     def __init__(self, segment: Segment) -> None:
+        if segment.header[ROWS_SEQUENCE] & 1:
+            undo.settle(segment)
         self.segment, flip = segment, segment.flip
         self.flip = flip + 1
         self.old: Record = segment.records[flip & 1]
         self.record: Record = segment.records[self.flip & 1]
         self._operations: dict[int, list[PieceUpdate]] = {}
+        #: By the number of their table.
+        self._rows: dict[int, list[RowUpdate]] = {}
         self._resets = False
         self._begin()
 
@@ -58,22 +71,42 @@ class Publication:
         segment.writing = self.flip
         self.record.copy_from(self.old, row)
 
-    def add(self, operations: Sequence[tuple[int, PieceUpdate]]) -> None:
+    def add(self, operations: Sequence[tuple[int, PieceUpdate | RowUpdate]]) -> None:
         """Take operations, each with the position of its piece."""
         for position, operation in operations:
-            self._operations.setdefault(position, []).append(operation)
+            if isinstance(operation, RowUpdate):
+                ordinal = position - len(self.segment.pieces)
+                self._rows.setdefault(ordinal, []).append(operation)
+            else:
+                self._operations.setdefault(position, []).append(operation)
             self.record.changed[position] = self.flip
 
+    def has_room(
+        self, operations: Sequence[tuple[int, PieceUpdate | RowUpdate]]
+    ) -> bool:
+        """Return whether the undo logs have room for more rows."""
+        pieces, all_tables = self.segment.pieces, self.segment.tables
+        for position, operation in operations:
+            if isinstance(operation, RowUpdate):
+                ordinal = position - len(pieces)
+                n = sum(len(update.ids) for update in self._rows.get(ordinal, ()))
+                if n + len(operation.ids) > all_tables[ordinal].buffers.room:
+                    return False
+        return True
+
     def commit(self) -> None:
-        """Write the weights that changed and flip.
+        """Write the rows and weights that changed, and flip.
 
         Raises
         ------
         PushRejectedError
-            Where a gradient was to be looked at and is not finite. This publication
-            stopped half-way then; the one in force is whole.
+            Where something was to be looked at and is not finite. This publication
+            stopped half-way then; the one in force is whole once rows are settled.
         """
         segment = self.segment
+        if self._rows:
+            # First: what is refused there must not be in slots of one buffer yet.
+            self._write_rows()
         self.take_along(len(self._operations))
         large = is_large(segment)
         for position, operations in self._operations.items():
@@ -92,6 +125,22 @@ class Publication:
                     f"was applied"
                 )
         self.finish()
+
+    def _write_rows(self) -> None:
+        """Update rows in place, where there are any."""
+        segment = self.segment
+        changed = [i for i, of in self._rows.items() if any(len(u.ids) for u in of)]
+        if not changed:
+            return
+        undo.begin(segment, self.flip, changed)
+        for ordinal in changed:
+            table = segment.tables[ordinal]
+            for update in self._rows[ordinal]:
+                if not update.apply(table.buffers, self.flip, segment.cache_dir):
+                    raise PushRejectedError(
+                        f"rows for table {table.piece.table.name[:60]!r} have NaN or "
+                        f"Inf; nothing was applied"
+                    )
 
     def take_along(self, n: int) -> None:
         """Copy what a small shard has into the buffer that changes of `n` pieces go to.
@@ -143,6 +192,8 @@ class Publication:
             self.segment.witness(self._change())
         self.segment.flip = self.flip
         self.segment.header[CHANGED_ROW] = self.row
+        if self._rows:
+            undo.settle(self.segment)
 
     def _change(self) -> Change:
         """Return all that was done."""
@@ -151,7 +202,10 @@ class Publication:
             for position, operations in self._operations.items()
             for operation in operations
         ]
-        return Change(self.flip, done, self.record.words, self._resets, self.withdraws)
+        n = len(self.segment.pieces)
+        rows = [(n + i, update) for i, of in self._rows.items() for update in of]
+        words = self.record.words
+        return Change(self.flip, done, words, self._resets, self.withdraws, rows=rows)
 
     def _update(
         self, position: int, binding: Bound, data: Array, scalars: tuple[float, ...]
@@ -236,6 +290,7 @@ def looks(segment: Segment, items: Sequence[Item]) -> bool:
     """
     return (
         is_large(segment)
+        and all(item.ids is None for item in items)
         and len({item.position for item in items}) == len(items)
         and all(
             len(item.data) == segment.pieces[item.position].size

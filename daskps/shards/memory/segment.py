@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from daskps.errors import ProtocolError
-from daskps.layout.spans import WEIGHTS, slot_area
+from daskps.layout.spans import ROWS, WEIGHTS, slot_area
 from daskps.shards.arrays.payload import NUMPY
 from daskps.shards.memory.areas import HEADER, RECORD, areas_of, private, untouched
 from daskps.shards.memory.format import (
@@ -22,12 +22,15 @@ from daskps.shards.memory.format import (
     MAGIC_AT,
     N_PIECES_AT,
     N_SIDES_AT,
+    N_TABLES_AT,
+    ROWS_SEQUENCE,
     RUN,
     WITHDRAWS,
     WRITING,
     Record,
     integers,
 )
+from daskps.shards.memory.tables import tables_of
 from daskps.shards.memory.witness import Change
 
 if TYPE_CHECKING:
@@ -77,6 +80,7 @@ class Segment:
         durable: bool = False,
     ) -> None:
         self.pieces: tuple[Piece, ...] = layout.pieces[shard]
+        self._n_tables = len(layout.tables)
         #: How many buffers the slots have.
         self.n_sides = 2 if durable else 1
         self.is_durable = durable
@@ -91,7 +95,9 @@ class Segment:
         self.header = integers(self.words)
         holds = self._holds()
         n = len(self.pieces)
-        self.records = tuple(Record(w, n) for w in record.views(self.buffer))
+        self.records = tuple(
+            Record(w, n, self._n_tables) for w in record.views(self.buffer)
+        )
         weights = [area for area in others if area.name == WEIGHTS]
         self.weights_nbytes = sum(area.stride for area in weights)
         #: For each buffer the weights of each dtype, and of each piece.
@@ -109,12 +115,19 @@ class Segment:
         self.slot_init = [
             tuple(map(float, slots.get(p.parameter.index, ()))) for p in self.pieces
         ]
-        self._slot_areas = others[len(weights) :]
+        at = len(weights) + sum(map(len, self.slot_init))
+        self._slot_areas = others[len(weights) : at]
         views = [area.views(self.buffer) for area in self._slot_areas]
         #: For each of their buffers the slots of each piece.
         self.slots = tuple(
             self._by_piece(of[side] for of in views) for side in range(self.n_sides)
         )
+        #: Tables, whose positions come after those of the pieces.
+        self.tables = tuple(
+            tables_of(layout.table_pieces[shard], others[at:], self.buffer, slots)
+        )
+        #: Where compiled functions are kept.
+        self.cache_dir: str | None = None
         #: Is told of each change before it takes effect; see :meth:`watch`.
         self.witness: Witness | None = None
         #: What copies, adds, fills and looks at its arrays.
@@ -145,6 +158,11 @@ class Segment:
                 f"buffers, expected were {n} and {self.n_sides}; it is another shard, "
                 f"or one end made it durable and the other did not"
             )
+        if magic and self.words[N_TABLES_AT] != self._n_tables:
+            raise ProtocolError(
+                f"this memory holds a shard of {self.words[N_TABLES_AT]} tables, "
+                f"expected were {self._n_tables}; it is another shard"
+            )
         self._check_length(self.nbytes)
         return bool(magic)
 
@@ -157,11 +175,13 @@ class Segment:
 
     def _begin(self) -> None:
         """Make a shard of zeroed memory; the magic number says that it is one."""
-        for arrays, values in zip(self.slots[0], self.slot_init, strict=True):
+        pairs = [*zip(self.slots[0], self.slot_init, strict=True)]
+        pairs += [(table.slots, table.slot_init) for table in self.tables]
+        for arrays, values in pairs:
             for array, value in zip(arrays, values, strict=True):
                 self.payload.fill(array, value)
-        at = [FORMAT_AT, N_PIECES_AT, N_SIDES_AT]
-        self.words[at] = FORMAT, len(self.pieces), self.n_sides
+        at = [FORMAT_AT, N_PIECES_AT, N_SIDES_AT, N_TABLES_AT]
+        self.words[at] = FORMAT, len(self.pieces), self.n_sides, self._n_tables
         self.words[MAGIC_AT] = MAGIC
 
     @staticmethod
@@ -233,20 +253,41 @@ class Segment:
     def view(self, record: Record, span: Span) -> Array:
         """Return elements as a record has them."""
         area, position, start, stop = span
-        if area == WEIGHTS:
-            return self.weights_of(record, position)[start:stop]
         if area == RECORD:
             return record.words[start:stop]
+        if self._is_of_table(span):
+            return self._view_of_table(span)
+        if area == WEIGHTS:
+            return self.weights_of(record, position)[start:stop]
         slots = enumerate(self.slots_of(record, position))
         return {slot_area(i): slot for i, slot in slots}[area][start:stop]
 
+    def _is_of_table(self, span: Span) -> bool:
+        return span.area != RECORD and span.position >= len(self.pieces)
+
+    def _view_of_table(self, span: Span) -> Array:
+        """Return elements of rows, or of their slots, as they are now."""
+        area, position, start, stop = span
+        table = self.tables[position - len(self.pieces)]
+        slots = {slot_area(i): slot for i, slot in enumerate(table.slots)}
+        array: Array = (slots | {ROWS: table.rows})[area].reshape(-1)
+        return array[start:stop]
+
     def copy(self, flip: int, parts: Sequence[tuple[Span, Array]]) -> bool:
         """Copy elements out without the lock; return whether all are of that flip."""
-        record = self.record(flip)
+        record, sequence = self.record(flip), self.header[ROWS_SEQUENCE]
         for span, out in parts:
             self.payload.copy(out, self.view(record, span))
+        of_tables = [self._is_of_table(span) for span, _ in parts]
+        if any(of_tables):
+            now = self.header[ROWS_SEQUENCE], self.flip
+            if sequence & 1 or now != (sequence, flip):
+                return False
         # Slots of one buffer are written in place by the publication that is coming.
-        kept = self.n_sides > 1 or all(s.area in (RECORD, WEIGHTS) for s, _ in parts)
+        kept = self.n_sides > 1 or all(
+            rows or span.area in (RECORD, WEIGHTS)
+            for rows, (span, _) in zip(of_tables, parts, strict=True)
+        )
         return self.writing <= flip + kept
 
     @cached_property

@@ -2,7 +2,8 @@
 
 A *witness* is a function that a segment calls with every :class:`Change`, by whoever is
 about to make it, in that thread and under the shard's lock. If it raises, the change is
-not made. Between two calls nothing changes in the records, the weights and the slots.
+not made; rows, which were written in place, are rolled back. Between two calls nothing
+changes in the records, the weights, the rows and the slots.
 
 From the changes follows what the segment becomes, without its rules' arithmetic of
 steps and without knowing any push:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from daskps.shards.arrays.operations import PieceUpdate
+    from daskps.shards.arrays.rows import RowUpdate
     from daskps.shards.memory.format import Words
 
     Witness: TypeAlias = Callable[["Change"], object]
@@ -46,6 +48,9 @@ class Change(NamedTuple):
     resets: bool = False
     #: Whether the record before the one in force is the base.
     withdraws: bool = False
+    #: Which rows of tables are changed, as `operations`; each row once in one of them. Of
+    #: these the ids are numbers in the piece, and the witness finds them changed already.
+    rows: Sequence[tuple[int, RowUpdate]] = ()
     #: Words of one area, the header or the record in force: where, and their values.
     area: str = ""
     words: Sequence[tuple[int, int]] = ()

@@ -1,0 +1,100 @@
+"""From the rows of a step to updates of a table: what is wrong with them, and repeats."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daskps.errors import PushRejectedError
+from daskps.kernels.row_ids import are_distinct, repeats
+from daskps.shards.steps import ASSIGN, MODEL
+
+if TYPE_CHECKING:
+    from daskps.layout.tables import TablePiece
+    from daskps.shards.steps import Item
+    from daskps.typing import Array
+
+#: Rows of one piece that a publication changes at most: its undo log has room for these.
+MOST_ROWS = 2**17
+_ID = np.dtype(np.int64)
+
+
+def check_rows(
+    item: Item, piece: TablePiece, dtype: np.dtype[np.generic], kind: str
+) -> None:
+    """Refuse rows that do not fit a piece of a table.
+
+    Raises
+    ------
+    PushRejectedError
+        Naming the table.
+    """
+    _, start, data, ids, at = item
+    name, dim = piece.table.name[:60], piece.table.dim
+    if kind == MODEL:
+        raise PushRejectedError(
+            f"the rows of table {name!r} cannot be averaged as part of a model; nothing "
+            f"was applied, push gradients of them instead"
+        )
+    if (
+        ids is None
+        or start
+        or not _is_flat(ids, _ID)
+        or not _is_flat(data, dtype)
+        or not _fits(len(ids), len(data), dim, at)
+    ):
+        about = "no ids" if ids is None else f"{ids.shape} ids of {ids.dtype}"
+        raise PushRejectedError(
+            f"{about} and {data.shape} elements of {data.dtype} do not fit table "
+            f"{name!r}, rows of {dim} {piece.table.dtype}; nothing was applied"
+        )
+    if not _are_within(ids, piece):
+        raise PushRejectedError(
+            f"ids from {ids.min()} to {ids.max()} of table {name!r} were sent to shard "
+            f"{piece.shard}, which has {piece.n_rows} rows from {piece.first_row} on; "
+            f"nothing was applied"
+        )
+
+
+def _is_flat(array: Array, dtype: np.dtype[np.generic]) -> bool:
+    return array.dtype == dtype and array.ndim == 1 and array.flags.c_contiguous
+
+
+def _fits(n_ids: int, n_elements: int, dim: int, at: Array | None) -> bool:
+    if at is None:
+        return n_elements == n_ids * dim
+    n, rest = divmod(n_elements, dim)
+    return not rest and _is_flat(at, _ID) and len(at) == n_ids and _are_below(at, n)
+
+
+def _are_below(numbers: Array, n: int) -> bool:
+    """Return whether all are from 0 to n - 1."""
+    # Numbers below 0 are the largest ones without a sign: one pass finds both.
+    return not len(numbers) or int(np.maximum.reduce(numbers.view(np.uint64))) < n
+
+
+def _are_within(ids: Array, piece: TablePiece) -> bool:
+    # An overflow leads to numbers that are no rows either.
+    return _are_below(ids - piece.first_row, piece.n_rows)
+
+
+def each_once(
+    item: Item, piece: TablePiece, kind: str, cache_dir: str | None
+) -> tuple[Array, Array, Array | None]:
+    """Return the ids of rows, none twice, their data, and which is whose.
+
+    Of rows that are named again the data are added up, in the order in which they
+    come and with the precision of gradients; of those that are assigned the last holds.
+    """
+    _, _, data, ids, at = item
+    if ids is None:
+        raise TypeError(f"rows of table {piece.table.name!r} without their ids")
+    rows = data.reshape(-1, piece.table.dim)
+    if are_distinct(ids, piece.first_row, piece.n_rows, cache_dir=cache_dir):
+        return ids, rows, at
+    found = repeats(ids, cache_dir=cache_dir)
+    if kind == ASSIGN:
+        return found.ids, rows, found.last(at)
+    wide = rows.astype(np.float32) if rows.dtype == np.float16 else rows
+    return found.ids, found.sum(wide, at), None

@@ -1,0 +1,97 @@
+"""Updates of rows: in place, after what they replace has gone to an undo log.
+
+The log of a table is written a few rows at a time: their numbers and what they hold, then
+the *undo word*, then the rows themselves. The word says in one store whose log it is and
+how much of it holds: a flip and a number of entries. What is changed in place therefore
+always stands in the log below that number, and what stands above it is untouched.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from daskps.kernels.row_log import restore
+from daskps.kernels.row_moves import gather
+from daskps.kernels.row_writes import add, assign
+
+if TYPE_CHECKING:
+    from daskps.kernels.interface import TableRows, UndoLog
+    from daskps.optim import Bound
+    from daskps.typing import Array
+
+#: Bits of an undo word that count entries; the flip is above them.
+UNDO_BITS: Final = 24
+_ENTRIES: Final = (1 << UNDO_BITS) - 1
+
+
+def undo_word(flip: int, n: int) -> int:
+    """Return the word that says: `n` entries of the publication of a flip."""
+    return flip << UNDO_BITS | n
+
+
+def flip_of(word: int) -> int:
+    """Return whose entries the log has."""
+    return word >> UNDO_BITS
+
+
+def entries_of(word: int) -> int:
+    """Return how many entries hold."""
+    return word & _ENTRIES
+
+
+class RowBuffers(NamedTuple):
+    """The arrays of a table piece: its rows and slots, and the log of both."""
+
+    table: TableRows
+    log: UndoLog
+    #: The undo word, which is that of the log.
+    undo: memoryview[int]
+
+    @property
+    def room(self) -> int:
+        """How many entries the log has."""
+        return len(self.log.rows)
+
+    def roll_back(self, cache_dir: str | None) -> None:
+        """Put back what the log has, the newest first: a row may be in it twice."""
+        word = self.undo[0]
+        restore(self.table, self.log, entries_of(word), cache_dir=cache_dir)
+        self.undo[0] = undo_word(flip_of(word), 0)
+
+
+class RowUpdate(NamedTuple):
+    """Rows on their way into one piece of a table."""
+
+    #: Which, by their numbers in the table; none twice.
+    ids: Array
+    #: One for each, of shape (n, dim).
+    data: Array
+    #: Which row of `data` is meant for each, None for one after the other.
+    at: Array | None = None
+    #: None for a plain `+=` or, with `replace`, an assignment.
+    binding: Bound | None = None
+    scalars: tuple[float, ...] = ()
+    replace: bool = False
+    #: Whether NaN and infinity are looked for in the pass.
+    check: bool = False
+
+    def apply(self, target: RowBuffers, flip: int, cache_dir: str | None) -> bool:
+        """Update rows; False for data that was to be looked at and is not finite.
+
+        Then rows before it are updated, and their log is there to roll them back.
+        """
+        begin = entries_of(target.undo[0])
+        log = target.log._replace(base=undo_word(flip, 0), begin=begin)
+        what = self.ids, self.at, self.data
+        if self.binding is not None:
+            return self.binding.rows(
+                target.table, *what, self.scalars, log, check=self.check
+            )
+        # Slots stay as they are, but are put back with their rows.
+        entries = slice(begin, begin + len(self.ids))
+        for slot, kept in zip(target.table.slots, log.slots, strict=True):
+            out = kept[entries]
+            gather(slot, self.ids, out, first=target.table.first, cache_dir=cache_dir)
+        write = assign if self.replace else add
+        bare, log = target.table._replace(slots=()), log._replace(slots=())
+        return write(bare, *what, log, check=self.check, cache_dir=cache_dir)

@@ -1,0 +1,135 @@
+"""Reads of rows: without the lock, under it, and of the publication before.
+
+Rows have one buffer. Any publication that changes some spoils a read of the table, so a
+reader tries once without the lock (:func:`copy_rows`), and takes it then
+(:func:`copy_rows_locked`).
+"""
+
+from __future__ import annotations
+
+from itertools import starmap
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from daskps.errors import ProtocolError
+from daskps.kernels.row_log import overlay
+from daskps.kernels.row_moves import gather
+from daskps.shards.arrays.rows import entries_of, flip_of
+from daskps.shards.memory.format import FLIP, ROWS_SEQUENCE, WRITING
+from daskps.shards.memory.undo import settle
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from daskps.shards.memory.segment import Segment
+    from daskps.shards.memory.tables import TableMemory
+    from daskps.typing import Array
+
+
+class RowsWanted(NamedTuple):
+    """Rows to read of one table."""
+
+    #: Of its piece in the shard.
+    position: int
+    ids: Array
+    #: Where they go: flat, in C order.
+    out: Array
+    #: Which row of `out` is meant for each, None for one after the other.
+    at: Array | None = None
+
+
+def copy_rows(segment: Segment, flip: int, wanted: Sequence[tuple[Any, ...]]) -> bool:
+    """Copy rows out without the lock; return whether all are of that flip.
+
+    Parameters
+    ----------
+    segment : Segment
+        The shard's memory.
+    flip : int
+        That which was in force when the read began.
+    wanted : sequence of RowsWanted
+        Which rows, of pieces that have them; tuples will do.
+
+    Returns
+    -------
+    bool
+        False where rows were being changed, or the flip is not the last one: then
+        `wanted` holds anything.
+
+    Raises
+    ------
+    ProtocolError
+        For an id that the piece does not have, or another length.
+    """
+    header = segment.header
+    sequence = header[ROWS_SEQUENCE]
+    # Looked at after the sequence: what was published before that would not change it.
+    if sequence & 1 or header[FLIP] != flip:
+        return False
+    for one in starmap(RowsWanted, wanted):
+        _gather(_table(segment, one.position), one, segment.cache_dir)
+    return header[ROWS_SEQUENCE] == sequence
+
+
+def copy_rows_locked(
+    segment: Segment, flip: int, wanted: Sequence[tuple[Any, ...]]
+) -> bool:
+    """Copy rows out under the lock; return whether they are there at that flip.
+
+    Of the flip in force they are, and of the one before where no later publication has
+    begun since.
+
+    Parameters
+    ----------
+    segment, flip, wanted
+        As of :func:`copy_rows`.
+
+    Returns
+    -------
+    bool
+        False where the rows of that flip are gone.
+
+    Raises
+    ------
+    ProtocolError
+        As of :func:`copy_rows`.
+    """
+    settle(segment)
+    now, is_last = segment.flip, segment.flip == flip
+    if not is_last and (flip != now - 1 or segment.header[WRITING] != now):
+        return False
+    for one in starmap(RowsWanted, wanted):
+        table = _table(segment, one.position)
+        rows = _gather(table, one, segment.cache_dir)
+        word = table.buffers.undo[0]
+        # What has not changed in the last publication is what it was before.
+        if not is_last and flip_of(word) == now:
+            log, first = table.buffers.log, table.piece.first_row
+            overlay(log, entries_of(word), one.ids, rows, one.at, first=first)
+    return True
+
+
+def _table(segment: Segment, position: int) -> TableMemory:
+    ordinal = position - len(segment.pieces)
+    if not 0 <= ordinal < len(segment.tables):
+        raise ProtocolError(
+            f"rows were asked of piece {position} of a shard, which is no table; run the "
+            f"same version of daskps in all processes"
+        )
+    return segment.tables[ordinal]
+
+
+def _gather(table: TableMemory, wanted: RowsWanted, cache_dir: str | None) -> Array:
+    """Copy rows out; return them by row."""
+    piece, (_, ids, out, at) = table.piece, wanted
+    try:
+        rows = out.reshape(-1, piece.table.dim)
+        if not out.flags.c_contiguous:
+            raise ValueError("they go to an array that is not contiguous")
+        gather(table.rows, ids, rows, at, first=piece.first_row, cache_dir=cache_dir)
+    except ValueError as error:
+        raise ProtocolError(
+            f"{len(ids)} rows of table {piece.table.name[:60]!r} were asked of shard "
+            f"{piece.shard}, which cannot give them: {error}; run the same version of "
+            f"daskps in all processes"
+        ) from error
+    return rows

@@ -1,0 +1,109 @@
+"""Processes that are killed at moments of chance while they push rows, by the real loops.
+
+``python -m tests.shards.killing_rows FOLDER N SEED`` forks N children, one after the other,
+each of which pushes without a pause, kills each after a while, and looks at what it has
+left. It prints what it found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from daskps import optim
+from daskps.layout.arrays import Layout
+from daskps.shards.memory.format import ROWS_SEQUENCE, VERSION
+from daskps.shards.memory.segment import Segment
+from daskps.shards.memory.undo import settle
+from daskps.shards.shard import Shard
+from daskps.shards.steps import ADD, GRADIENT, Item, Step, Ticket
+from daskps.testing.invariants import validate
+
+N, DIM, K = 5_000, 16, 700
+LAYOUT = Layout.build({}, 1, {"emb": (N, DIM, "float32"), "num": (N, 4, "int64")})
+#: So many different pushes, in turn. SGD at a rate of 1 takes ones away, exactly.
+MANY = 16
+IDS = [np.random.default_rng(i).permutation(N)[:K] for i in range(MANY)]
+#: How often each row is named by the first pushes.
+NAMED = np.cumsum([np.bincount(ids, minlength=N) for ids in IDS], axis=0)
+ONES, INTEGERS = np.ones(K * DIM, "f4"), np.ones(K * 4, "i8")
+
+
+def push(shard: Shard, n: int) -> None:
+    """The push of a number: a gradient or an `add`, each to both tables in turn."""
+    ids = IDS[n % MANY]
+    kind = GRADIENT if n % 2 else ADD
+    items = [Item(0, 0, ONES, ids)]
+    if kind == ADD:
+        items.append(Item(1, 0, INTEGERS, ids))
+    ticket = Ticket(Step(kind, items, producer=1, sequence=n))
+    shard.submit([ticket])
+    if isinstance(ticket.outcome, Exception):
+        raise ticket.outcome
+
+
+def expected(n: int) -> tuple[Any, Any]:
+    """What each row of both tables holds after so many pushes."""
+    emb, num = np.zeros(N), np.zeros(N, "i8")
+    full, rest = divmod(n, MANY)
+    for i in range(MANY):
+        times = full + (i < rest)
+        named = NAMED[i] - (NAMED[i - 1] if i else 0)
+        emb += (-1 if i % 2 else 1) * times * named
+        num += (i % 2 == 0) * times * named
+    return emb, num
+
+
+def is_right(shard: Shard, n: int) -> bool:
+    """Whether both tables hold exactly what that many pushes come to."""
+    emb, num = (table.rows for table in shard.segment.tables)
+    wanted = expected(n)
+    return bool((emb == wanted[0][:, None]).all() and (num == wanted[1][:, None]).all())
+
+
+def main() -> None:
+    path, n, seed = Path(sys.argv[1]) / "segment", int(sys.argv[2]), int(sys.argv[3])
+    path.write_bytes(bytes(Segment.needed_nbytes(LAYOUT, 0, {}, durable=True)))
+    buffer = np.asarray(np.memmap(path, np.uint8, "r+"))
+    bound = {0: optim.bind(optim.SGD(1.0), "float32")}
+    shard = Shard(Segment(LAYOUT, 0, {}, buffer, durable=True), bound)
+    # Compiled here and not in each child.
+    for i in range(2):
+        push(shard, i)
+    rng = np.random.default_rng(seed)
+    found = {"kills": n, "half-way": 0, "torn before": 0, "wrong": 0}
+    for _ in range(n):
+        version = shard.segment.current.plain[VERSION]
+        child = os.fork()
+        if not child:
+            while True:
+                push(shard, version)
+                version += 1
+        began = version
+        while shard.segment.current.plain[VERSION] == began:
+            time.sleep(1e-4)
+        time.sleep(rng.uniform(0, 4e-3))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        version = shard.segment.current.plain[VERSION]
+        found["half-way"] += shard.segment.header[ROWS_SEQUENCE] & 1
+        found["torn before"] += not is_right(shard, version)
+        settle(shard.segment)
+        validate(shard)
+        right = (
+            is_right(shard, version) and shard.segment.current.steps[0] == version // 2
+        )
+        found["wrong"] += not right
+    found["pushes"] = shard.segment.current.plain[VERSION]
+    sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,286 @@
+"""A process is killed after any store of a publication of rows: nothing is half done.
+
+The model has every store as a kill point, recovery's own too; real processes are killed at
+moments of chance.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daskps.layout.arrays import Layout
+from daskps.shards.arrays.rows import undo_word
+from daskps.shards.memory import undo
+from daskps.shards.memory.format import ROWS_SEQUENCE
+from daskps.shards.memory.segment import Segment
+from daskps.shards.row_reads import copy_rows, copy_rows_locked
+from daskps.shards.shard import Shard
+from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Step, Ticket
+from daskps.testing.invariants import validate
+from tests.shards import storing
+from tests.shards.rowing import EMB, NUM, AddingRows, contents, rows
+from tests.shards.storing import watched
+
+LAYOUT = Layout.build(
+    {"w": ((2,), "float32")},
+    1,
+    {"emb": (6, 2, "float32"), "num": (5, 1, "int64")},
+)
+SLOTS = {0: (0.5,), EMB: (0.25,)}
+
+
+def at(buffer: Any) -> Segment:
+    return Segment(LAYOUT, 0, SLOTS, buffer, durable=True)
+
+
+def shard_of(segment: Segment) -> Shard:
+    rules: Any = {0: AddingRows(), EMB: AddingRows()}
+    return Shard(segment, rules)
+
+
+def steps(shard: Shard) -> list[Step]:
+    """Pushes by their numbers: of rows, of arrays too, of a row twice, of nothing."""
+    w = Item(0, 0, np.ones(2, "f4"))
+    nothing = rows(shard, EMB, [], np.empty((0, 2)))
+    told: list[tuple[str, list[Item]]] = [
+        (GRADIENT, [rows(shard, EMB, [4, 5], [3, 5])]),
+        (GRADIENT, [w, rows(shard, EMB, [4, 1, 0], [1, 2, 4])]),
+        (ADD, [rows(shard, EMB, [4, 2], 1), rows(shard, NUM, [2, 0, 2], [1, 2, 4])]),
+        (ASSIGN, [rows(shard, NUM, [1, 2], [9, 8])]),
+        (GRADIENT, [w, nothing]),
+        (GRADIENT, [rows(shard, EMB, [0, 3], [1, 2])]),
+    ]
+    return [
+        Step(kind, items, producer=1, sequence=i)
+        for i, (kind, items) in enumerate(told)
+    ]
+
+
+def push(shard: Shard, *numbers: int) -> list[Ticket]:
+    tickets = [Ticket(steps(shard)[n]) for n in numbers]
+    shard.submit(tickets)
+    return tickets
+
+
+def tables_as_read(shard: Shard, flip: int) -> bytes | None:
+    """All rows as they are read under the lock, None where they are gone."""
+    segment, found = shard.segment, b""
+    for ordinal, table in enumerate(segment.tables, 1):
+        out = np.empty(table.piece.size, table.rows.dtype)
+        ids = np.arange(table.piece.n_rows)
+        if not copy_rows_locked(segment, flip, [(ordinal, ids, out)]):
+            return None
+        found += out.tobytes()
+    return found
+
+
+class Reference:
+    """What holds after each publication: of pushes one after the other, undisturbed."""
+
+    def __init__(self, batches: Sequence[Sequence[int]]) -> None:
+        shard = shard_of(at(None))
+        self.first = shard.segment.flip
+        self.contents, self.rows = (
+            [contents(shard)],
+            [tables_as_read(shard, self.first)],
+        )
+        for batch in batches:
+            push(shard, *batch)
+            self.contents.append(contents(shard))
+            self.rows.append(tables_as_read(shard, shard.segment.flip))
+
+
+def check(reference: Reference, buffer: Any, n: int, batch: Sequence[int]) -> int:
+    """Look at what a killed process has left in publication `n`; go on with it."""
+    segment = at(buffer)
+    done = segment.flip - reference.first
+    assert done in (n, n + 1)
+    unlocked(reference, segment, done)
+    shard = shard_of(segment)
+    assert tables_as_read(shard, segment.flip) == reference.rows[done]
+    assert segment.header[ROWS_SEQUENCE] % 2 == 0
+    assert contents(shard) == reference.contents[done]
+    validate(shard)
+    # Of the publication before: gone, or exactly that.
+    before = tables_as_read(shard, segment.flip - 1)
+    assert before in (None, reference.rows[done - 1])
+    assert before is not None or segment.writing != segment.flip
+    tickets = push(shard, *batch)
+    assert [t.duplicate for t in tickets] == [done > n] * len(batch)
+    validate(shard)
+    assert contents(shard) == reference.contents[n + 1]
+    if done == n:
+        assert tables_as_read(shard, segment.flip - 1) == reference.rows[n]
+    return done - n
+
+
+def unlocked(reference: Reference, segment: Segment, done: int) -> None:
+    """A reader without the lock finds what is in force, or is told to ask."""
+    for ordinal, table in enumerate(segment.tables, 1):
+        out = np.empty(table.piece.size, table.rows.dtype)
+        ids = np.arange(table.piece.n_rows)
+        if copy_rows(segment, segment.flip, [(ordinal, ids, out)]):
+            assert out.tobytes() in (reference.rows[done] or b"")
+
+
+def states_of(batches: Sequence[Sequence[int]], **how: Any) -> Iterator[Any]:
+    """The segment after each store of the last batch."""
+    shard = shard_of(at(None))
+    for batch in batches[:-1]:
+        push(shard, *batch)
+    with watched(shard.segment, **how) as stores:
+        # A state machine that has not kept the header without the watch.
+        push(shard_of(shard.segment), *batches[-1])
+    yield from stores.states
+
+
+BATCHES = {
+    "rows": [[0], [1]],
+    "two tables": [[0], [1], [2]],
+    "several": [[0], [1, 2]],
+    "one row twice": [[0], [1], [2, 3]],
+    "after another table": [[0], [1, 2], [3]],
+    "no rows": [[0, 1], [2], [3], [4]],
+}
+
+
+@pytest.mark.parametrize("batches", BATCHES.values(), ids=BATCHES)
+def test_killed_after_any_store(batches):
+    reference = Reference(batches)
+    n, seen = len(batches) - 1, set()
+    for label, buffer in states_of(batches):
+        seen.add(label.split(" ")[0])
+        recovered_after_any_store(reference, buffer, n, batches[-1])
+        check(reference, buffer.copy(), n, batches[-1])
+    assert seen >= {"header", "record"}
+    assert ("row" in seen) == (batches != BATCHES["no rows"])
+
+
+def recovered_after_any_store(reference, buffer, n, batch):
+    """Recovery is killed itself, after each of its stores."""
+    segment = at(buffer.copy())
+    with watched(segment) as stores:
+        undo.settle(segment)
+    for _, left in stores.states:
+        check(reference, left, n, batch)
+
+
+def test_killed_in_a_push_that_is_refused():
+    """The rows before a NaN are changed already, and are rolled back."""
+    shard = shard_of(at(None))
+    push(shard, 0)
+    reference = Reference([[0], [1]])
+    data = np.array([[1, 2], [3, 4], [5, np.nan]], "f4")
+    item = rows(shard, EMB, [0, 4, 2], data)
+    with watched(shard.segment) as stores:
+        again = shard_of(shard.segment)
+        ticket = Ticket(Step(ADD, [item], producer=1, sequence=1, check=True))
+        again.submit([ticket])
+    assert isinstance(ticket.outcome, Exception)
+    assert {"row", "row back"} <= {label for label, _ in stores.states}
+    for _, buffer in stores.states:
+        recovered_after_any_store(reference, buffer, 1, [1])
+        check(reference, buffer.copy(), 1, [1])
+
+
+# -- orders of stores that are wrong, which the model must find -------------------------
+
+
+def row_before_its_log(update, target, flip, stores):
+    for array, _ in storing.pairs(target):
+        array[update.ids] += 1
+    stores.note("row")
+    for array, _ in storing.pairs(target):
+        array[update.ids] -= 1
+    return storing.apply(update, target, flip, stores)
+
+
+def word_before_its_log(update, target, flip, stores):
+    first = target.undo[0] & 0xFFFFFF
+    target.undo[0] = undo_word(flip, first + len(update.ids))
+    target.undo[0] = undo_word(flip, first)
+    return storing.apply(update, target, flip, stores)
+
+
+def log_begun_anew(update, target, flip, stores):
+    target.undo[0] = undo_word(flip, 0)
+    return storing.apply(update, target, flip, stores)
+
+
+@pytest.mark.parametrize(
+    ("one", "batches"),
+    [
+        (row_before_its_log, BATCHES["rows"]),
+        (word_before_its_log, BATCHES["rows"]),
+        (log_begun_anew, BATCHES["several"]),
+    ],
+)
+def test_the_model_finds_a_wrong_order_of_a_loop(one, batches):
+    finds(batches, one=one)
+
+
+def test_the_model_finds_words_in_a_wrong_order(monkeypatch):
+    def odd_first(segment, flip, ordinals):
+        segment.header[ROWS_SEQUENCE] += 1
+        for ordinal in ordinals:
+            buffers = segment.tables[ordinal].buffers
+            # Two words where one is needed: whose log, and how much of it holds.
+            buffers.undo[0] = undo_word(flip, buffers.undo[0] & 0xFFFFFF)
+            buffers.undo[0] = undo_word(flip, 0)
+
+    monkeypatch.setattr(undo, "begin", odd_first)
+    finds(BATCHES["rows"])
+
+
+def finds(batches, **how):
+    reference = Reference(batches)
+    n = len(batches) - 1
+    states = [buffer for _, buffer in states_of(batches, **how)]
+    with pytest.raises(AssertionError):
+        check_all(reference, states, n, batches[-1])
+
+
+def check_all(reference, states, n, batch):
+    for buffer in states:
+        check(reference, buffer.copy(), n, batch)
+
+
+# -- real processes ---------------------------------------------------------------------
+
+
+def kills(n: int, seed: int, folder: Path) -> dict[str, int]:
+    """Kill a process so often at moments of chance; what became of its table."""
+    command = [sys.executable, "-m", "tests.shards.killing_rows", str(folder)]
+    done = subprocess.run(
+        [*command, str(n), str(seed)],
+        cwd=Path(__file__).parents[2],
+        check=True,
+        capture_output=True,
+        timeout=300,
+    )
+    found: dict[str, int] = json.loads(done.stdout)
+    return found
+
+
+def holds(found: dict[str, int], n: int) -> None:
+    assert (found["kills"], found["wrong"]) == (n, 0)
+    # Else nothing was looked at.
+    assert found["half-way"] > 0, found
+    assert found["torn before"] > 0, found
+
+
+def test_killed_at_random_moments(tmp_path):
+    holds(kills(40, 0, tmp_path), 40)
+
+
+@pytest.mark.slow
+def test_killed_at_more_random_moments(tmp_path):
+    holds(kills(200, 1, tmp_path), 200)
