@@ -210,8 +210,9 @@ class Readable(Handle):
             "shards": one row per shard, with its worker, generation, version, bytes
             of its values ("nbytes") and of all its memory ("segment_nbytes"), whether
             readers take its lock ("locked_reads"), pushes, duplicates and parked calls,
-            and the calls its host has served for all its shards ("calls"), of reads by
-            lane those that it has answered without Python ("plain_reads"). "handle":
+            and what its host has served for all its shards and all who call, trainers
+            too: messages ("calls"), calls by lane ("lane_calls"), and of these reads
+            that it has answered without Python ("plain_reads"). "handle":
             of this handle in this process, the way that verbs take from here to each
             worker ("ways": "process" is a call, "machine" acts on the shards' memory,
             "message" goes over the network, "lane" too, by a socket of its own),

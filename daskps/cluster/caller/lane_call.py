@@ -9,6 +9,7 @@ road for that, `far`.
 from __future__ import annotations
 
 import concurrent.futures
+import logging
 import math
 import threading
 import time
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.routes import Request
     from daskps.cluster.wire.deadline import Deadline
 
+logger = logging.getLogger(__name__)
 #: How long a call may wait at its host on a lane; by message it waits on. Calls of runs
 #: wait for other trainers, all others for what is over soon.
 WAIT_SECONDS, SOON_SECONDS = 20.0, 0.5
@@ -253,6 +255,7 @@ class LaneCall:
             late = self._deadline.is_over
             self._route.lanes.end(form.worker, lane, by_caller=late)
         self._far.counters.fell_back(reason_of(error))
+        logger.debug("%s goes on by message: %r", self._deadline.what, error)
         self._left.append((self._make(), form.shards))
 
 

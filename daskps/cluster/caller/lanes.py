@@ -154,6 +154,8 @@ class Lanes:
                 if lane is not None:
                     self._open.setdefault(worker, weakref.WeakSet()).add(lane)
                     self._idle.setdefault(worker, []).append(lane)
+        if lane is not None:
+            logger.debug("a lane to %s is open", worker)
         if self._is_closed:
             _close_all(self._idle)
 

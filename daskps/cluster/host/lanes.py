@@ -63,8 +63,8 @@ class HostLanes:
         self._may_be_alone = system.IS_KNOWN and not config.load().locked_reads
         self._loading: asyncio.Future[None] | None = None
         self._lanes: dict[Connection, LaneCalls] = {}
-        #: Plain reads of lanes that have ended.
-        self._n_reads = 0
+        #: Calls of lanes that have ended, and those of them that were plain reads.
+        self._n_calls = self._n_reads = 0
         #: Its threads, from the first lane on.
         self._server: LaneServer | None = None
         self._lock = threading.Lock()
@@ -91,6 +91,7 @@ class HostLanes:
                 load_loops(self._host)
             )
         calls = LaneCalls(self._host, reads)
+        logger.debug("%s gives a lane to %s", self._host.worker.address, token)
         self._serve(Connection(channel, calls), calls)
         return Status.dont_reply
 
@@ -147,13 +148,20 @@ class HostLanes:
     def _ended(self, lane: Connection) -> None:
         with self._lock:
             calls = self._lanes.pop(lane, None)
-            self._n_reads += 0 if calls is None else calls.n_alone
+            if calls is not None:
+                self._n_reads += calls.n_alone
+                self._n_calls += lane.n_frames + calls.n_alone
 
     @property
-    def n_reads(self) -> int:
-        """Reads that were answered without Python."""
+    def counted(self) -> tuple[int, int]:
+        """Calls that came by lane, and of these reads that were answered without Python.
+
+        What is fetched, and forms that are said, count as calls.
+        """
         with self._lock:
-            return self._n_reads + sum(c.n_alone for c in self._lanes.values())
+            n_reads = sum([calls.n_alone for calls in self._lanes.values()])
+            n_frames = sum([lane.n_frames for lane in self._lanes])
+            return self._n_calls + n_frames + n_reads, self._n_reads + n_reads
 
     def let_go(self) -> None:
         """Have the lanes let go of shards that are here no more, and of their memory."""

@@ -17,8 +17,8 @@ class GivenLanes(Protocol):
     """The lanes that a host has given to callers, which end with it."""
 
     @property
-    def n_reads(self) -> int:
-        """Reads that were answered without Python."""
+    def counted(self) -> tuple[int, int]:
+        """Calls that came by them, and of these reads that were answered without Python."""
 
     def let_go(self) -> None:
         """Keep no memory of shards that are here no more."""

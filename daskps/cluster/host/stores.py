@@ -258,6 +258,7 @@ async def locked(
 @HOST.handles("stats")
 async def stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
     """Return a row of counters per shard held here."""
+    n_calls, n_reads = (0, 0) if host.lanes is None else host.lanes.counted
     return [
         {
             "shard": hosted.index,
@@ -271,7 +272,8 @@ async def stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
             "duplicates": hosted.shard.segment.header[N_DUPLICATES],
             "parked": len(hosted.shard.waiting),
             "calls": host.n_calls,
-            "plain_reads": 0 if host.lanes is None else host.lanes.n_reads,
+            "lane_calls": n_calls,
+            "plain_reads": n_reads,
         }
         for hosted in host.of(store)
     ]

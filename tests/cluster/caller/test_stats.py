@@ -21,6 +21,7 @@ SHARD = {
     "nbytes",
     "segment_nbytes",
     "locked_reads",
+    "lane_calls",
     "plain_reads",
     "pushes",
     "duplicates",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import socket
 import struct
 import termios
@@ -275,6 +276,12 @@ class Opening:
         return lane
 
 
+def test_a_lane_that_is_opened_is_in_the_log(opening, caplog):
+    with caplog.at_level(logging.DEBUG, "daskps"):
+        opening.of.give_back("there", opening.opened("there"))
+    assert caplog.messages == ["a lane to there is open"]
+
+
 def test_lanes_of_hosts_that_are_gone_end_when_the_next_is_opened(opening):
     """Their shards have other owners: nobody calls them, and hears of it."""
     gone, used = opening.opened("gone"), opening.opened("gone")
@@ -319,7 +326,7 @@ class Away:
         return SimpleNamespace(result=lambda: Reply([(0, 3)]), stop=lambda: None)
 
 
-def test_a_call_that_waits_in_vain_goes_on_by_message():
+def test_a_call_that_waits_in_vain_goes_on_by_message(caplog):
     """The directory knows that its host is gone, which says nothing."""
     here, there = socket.socketpair()
     with here, there:
@@ -339,7 +346,9 @@ def test_a_call_that_waits_in_vain_goes_on_by_message():
             make=lambda: cast("Any", "the same"),
             deadline=Deadline(None, "a pull"),
         )
-        assert call.run() == Reply([(0, 3)])
+        with caplog.at_level(logging.DEBUG, "daskps"):
+            assert call.run() == Reply([(0, 3)])
+        assert "a pull goes on by message: ConnectionResetError" in caplog.text
         assert far.asked == [("a", (0,), 7)]
         assert far.sent == [("the same", (0,))]
         assert (ended, lane.is_open) == ([lane], False)

@@ -313,6 +313,12 @@ def loop(trainer: Any, part: int) -> Any:
     return last["w"], trainer._session.shards.counters
 
 
+def at_hosts(s: Any) -> int:
+    """Return how many calls by lane the hosts of a store have served."""
+    calls = {row["worker"]: row["lane_calls"] for row in s.stats()["shards"]}
+    return sum(calls.values())
+
+
 @pytest.mark.parametrize("sync", ["bsp", "ssp", "asp"])
 @pytest.mark.parametrize("codec", [None, "bf16"])
 def test_a_run_by_lanes_has_the_bits_of_one_by_message(client, sync, codec):
@@ -322,11 +328,14 @@ def test_a_run_by_lanes_has_the_bits_of_one_by_message(client, sync, codec):
             dask.config.set({"daskps.ways.lane": is_lane}),
             store(client, params={"w": np.zeros(600, "f4")}) as s,
         ):
+            before = at_hosts(s)
             rows = daskps.run(s, loop, [0, 1], sync=sync, codec=codec)
             results.append(s.pull()["w"].tobytes())
             assert s.version == (21 if sync == "bsp" else 42)
             taken = [counters.lane_calls for _, counters in rows]
             assert all(taken) if is_lane else not any(taken)
+            # Where anybody sees what trainers do.
+            assert at_hosts(s) - before >= sum(taken)
     if sync == "bsp":
         assert results[0] == results[1]
 
