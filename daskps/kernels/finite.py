@@ -29,11 +29,13 @@ def finite(a: np.ndarray[Any, np.dtype[Any]], *, cache_dir: str | None = None) -
     bool
         True iff every element is finite; an empty array is.
     """
+    if a.size < _SMALL:
+        # Nothing is faster, and no function of Python is called.
+        return 0 not in np.isfinite(a).tobytes()
     if a.dtype.kind in "iub":
         return True
-    loop = a.size >= _SMALL and a.dtype.kind == "f" and a.dtype.itemsize <= 8
+    loop = a.dtype.kind == "f" and a.dtype.itemsize <= 8
     if not (loop and a.dtype.isnative and a.flags.forc):
-        # Of a small array nothing is faster, and no function of Python is called.
         return 0 not in np.isfinite(a).tobytes()
     flat = a.ravel(order="K")
     bits = flat.view(f"u{a.dtype.itemsize}")

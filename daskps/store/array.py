@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -156,7 +155,7 @@ class ParameterArray:
 
         def make(meta: StoreMap) -> Request:
             all_of = target_of(meta, [self.name], given)
-            target = replace(all_of, finish=lambda: all_of.finish()[self.name])
+            target = all_of._replace(finish=lambda: all_of.finish()[self.name])
             return routes.read(meta, target)
 
         return self._store._do(make, timeout, f"a pull of {self.name!r}")

@@ -100,7 +100,9 @@ class Trainer(Ahead):
         """
         if copy is not True and not flag(copy, "copy"):
             return self._viewed(names, out, timeout)
-        seconds = self._settled(timeout, "a pull")
+        seconds = None
+        if timeout is not None or self._background.is_used:
+            seconds = self._settled(timeout, "a pull")
         if self._prefetch is not None:
             ahead = self._prefetch.take(names, out, self.clock)
             if ahead is not None:
@@ -250,7 +252,9 @@ class Trainer(Ahead):
         target: Target | None = None,
     ) -> Any:
         arrays, weight, look = self._to_deliver(grads, weight, tick, timeout)
-        seconds = self._settled(timeout, "a push")
+        seconds = None
+        if timeout is not None or self._background.is_used:
+            seconds = self._settled(timeout, "a push")
         if self._prefetch is not None:
             self._overtaken()
         return self._session.deliver(

@@ -107,6 +107,8 @@ class Lane(Channel):
         #: Numbers of the forms that the host has been told, the latest last.
         self._forms: dict[bytes, int] = {}
         self._number = 0
+        #: What the answers to those have in the buffer.
+        self._sources: dict[bytes, tuple[Array, ...]] = {}
 
     @property
     def has_hung_up(self) -> bool:
@@ -152,10 +154,14 @@ class Lane(Channel):
         wait_ms : int
             Longest that the host may keep the caller waiting.
         """
-        patience = min(left, form.patience)
+        patience = form.patience
+        if left == math.inf:
+            self._until = math.inf
+        else:
+            patience = min(left, patience)
+            self._until = time.monotonic() + left
         if patience != self._patience:
             self._set_patience(patience)
-        self._until = time.monotonic() + left
         known = self._forms.get(form.key)
         if known is None:
             known = self._tell(form)
@@ -241,13 +247,30 @@ class Lane(Channel):
         ):
             rows = form.rows.unpack_from(buffer, HEAD_NBYTES)
             if rows[::4] == form.shards and rows[3::4] == form.applied:
-                for number, where, dtype, n, at in form.places:
-                    if is_small:
-                        outs[number][where] = np.frombuffer(buffer, dtype, n, at)
-                    else:
+                if is_small:
+                    sources = self._sources.get(form.key)
+                    if sources is None:
+                        sources = self._find_in(form)
+                    for place, source in zip(form.places, sources, strict=True):
+                        outs[place[0]][place[1]] = source
+                else:
+                    for number, where, *_ in form.places:
                         self.receive_into(outs[number][where])
                 return rows
         return self._read_answer(form, outs, got)
+
+    def _find_in(self, form: LaneForm) -> tuple[Array, ...]:
+        """Return what small answers to a form have in the buffer, for the next time.
+
+        The same for all forms of that key: the host is told what is read. Where it goes
+        is each caller's own.
+        """
+        found = tuple(
+            np.frombuffer(self._buffer, dtype, n, at)
+            for _, _, dtype, n, at in form.places
+        )
+        self._sources[form.key] = found
+        return found
 
     def _read_answer(
         self, form: LaneForm, outs: Sequence[Array], got: int
@@ -323,7 +346,9 @@ class Lane(Channel):
         """Tell the host a form, and return its number there."""
         number = len(self._forms)
         if number == MOST_FORMS:
-            number = self._forms.pop(next(iter(self._forms)))
+            first = next(iter(self._forms))
+            number = self._forms.pop(first)
+            self._sources.pop(first, None)
         self._number = (self._number + 1) & _MOST_NUMBER
         self.send(pack_text(FORM, form.said, self._number, number))
         self._from = self._to = 0

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 #: How long a call may wait at its host on a lane; by message it waits on. Calls of runs
 #: wait for other trainers, all others for what is over soon.
-WAIT_SECONDS, SOON_SECONDS = 20.0, 0.5
+WAIT_SECONDS = 20.0
+WAIT_MS, SOON_MS = int(1000 * WAIT_SECONDS), 500
 #: How long to wait for messages that were called off.
 STOP_SECONDS = 5.0
 #: What a thread does meanwhile, and says of shards that it reaches itself.
@@ -97,11 +98,7 @@ class LaneCall:
         self._lag = 0
         self._is_stopped = False
 
-    def run(
-        self,
-        meanwhile: Meanwhile | None = None,
-        taken: Sequence[tuple[int, int]] = (),
-    ) -> Reply:
+    def run(self, meanwhile: Meanwhile | None = None) -> Reply:
         """Begin it, and return what the shards have said.
 
         Parameters
@@ -109,8 +106,6 @@ class LaneCall:
         meanwhile : callable, optional
             What its thread does while the hosts work on it. Returns the versions of
             the shards that it has reached itself, which are in the reply then.
-        taken : sequence of (int, int)
-            Versions of shards that it has reached before, which are in it as well.
 
         Returns
         -------
@@ -122,12 +117,11 @@ class LaneCall:
         On lanes Ctrl-C may end it anywhere: what is not given back is nobody's. What
         goes by message is another thread's, where this is the main one.
         """
-        self._versions += taken
         self.begin()
         try:
             if meanwhile is not None:
                 self._versions += meanwhile()
-            while self._under_way and not self._left:
+            if not self._left:
                 self._receive()
             if not self._left:
                 return Reply(self._versions, self._lag)
@@ -138,18 +132,18 @@ class LaneCall:
 
     def begin(self) -> None:
         """Send it to all hosts that there is a lane to."""
-        left, end = math.inf, self._deadline.end
+        said, route = self._said, self._route
+        left, wait_ms = math.inf, SOON_MS
+        if route.may_wait or said.min_version is not None:
+            wait_ms = WAIT_MS
+        end = self._deadline.end
         # Where it is over already: what is answered at once is.
         if end is not None and (until := end - time.monotonic()) > 0:
             left = until
-        said = self._said
-        may_wait = said.min_version is not None or self._route.may_wait
-        wait = WAIT_SECONDS if may_wait else SOON_SECONDS
-        wait_ms = int(1000 * min(wait, left))
-        take = self._route.lanes.take
+            wait_ms = int(min(wait_ms, 1000 * left))
         try:
-            for form in self._route.forms:
-                lane = take(form.worker, form.store)
+            for form in route.forms:
+                lane = route.lanes.take(form.worker, form.store)
                 if lane is None:
                     self._left.append((self._make(), form.shards))
                     continue
@@ -167,8 +161,7 @@ class LaneCall:
         try:
             while self._left or self._under_way:
                 self.send_left()
-                if self._under_way:
-                    self._receive()
+                self._receive()
             replies = [sent.result() for sent in self._sent]
             return joined([Reply(self._versions, self._lag), *replies])
         except BaseException:
@@ -202,27 +195,32 @@ class LaneCall:
         concurrent.futures.wait(self._sent, STOP_SECONDS)
 
     def _receive(self) -> None:
-        """Take what the first host that has not answered yet says by its lane."""
-        form, lane = self._under_way[0]
-        try:
+        """Take what the hosts say by their lanes, until one leaves something to do."""
+        outs, counters = self._said.outs, self._far.counters
+        while self._under_way and not self._left:
+            form, lane = self._under_way[0]
             try:
-                rows = lane.answer(form, self._said.outs)
-            except LaneSilentError:
-                rows = self._await(form, lane)
-        except _LEFT as error:
-            self._fall_back(0, error)
-            return
-        del self._under_way[0]
-        self._route.lanes.give_back(form.worker, lane)
-        counters = self._far.counters
-        counters.lane_calls += 1
-        counters.lane_nbytes += form.call_nbytes
-        codes = rows[3::4]
-        if codes == form.applied or not any(code & PARKED for code in codes):
-            self._versions += zip(form.shards, rows[1::4], strict=True)
-            self._lag = max(self._lag, *rows[2::4])
-            return
-        counters.fell_back("it has to be waited for")
+                try:
+                    rows = lane.answer(form, outs)
+                except LaneSilentError:
+                    rows = self._await(form, lane)
+            except _LEFT as error:
+                self._fall_back(0, error)
+                return
+            del self._under_way[0]
+            self._route.lanes.give_back(form.worker, lane)
+            counters.lane_calls += 1
+            counters.lane_nbytes += form.call_nbytes
+            codes = rows[3::4]
+            if codes == form.applied or not any(code & PARKED for code in codes):
+                self._versions += zip(form.shards, rows[1::4], strict=True)
+                self._lag = max(self._lag, *rows[2::4])
+            else:
+                self._leave(form, codes)
+
+    def _leave(self, form: LaneForm, codes: Sequence[int]) -> None:
+        """Leave what a host has parked to messages."""
+        self._far.counters.fell_back("it has to be waited for")
         request = self._make()
         if all(code & APPLIED for code in codes):
             request = request.waiting()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from daskps.cluster.caller import routes
@@ -73,21 +74,26 @@ class LaneRead:
             None. While the hosts read, or afterwards where that is little work: whom it
             would wait for needs the interpreter's lock.
         """
-        is_read = True
-
-        def make() -> Request:
-            request = self._request
-            step = request.step._replace(clock=clock)
-            target = Target(self._route.slices, outs, dict)
-            return request._replace(step=step, target=target)
-
-        said = LaneSaid(clock, outs=outs)
+        said, make = LaneSaid(clock, outs=outs), partial(self._make, clock, outs)
         call = LaneCall(self._far, self._route, said, make=make, deadline=deadline)
         if read_near is None:
             return call.run().lag
         if self._route.is_small:
             lag = call.run().lag
             return lag if read_near() else None
+        return self._read_both(call, read_near)
+
+    def _make(self, clock: int, outs: Sequence[Array]) -> Request:
+        """Return it as it goes by message."""
+        request = self._request
+        step = request.step._replace(clock=clock)
+        target = Target(self._route.slices, outs, dict)
+        return request._replace(step=step, target=target)
+
+    @staticmethod
+    def _read_both(call: LaneCall, read_near: Callable[[], bool]) -> int | None:
+        """Read the rest while the hosts read."""
+        is_read = False
 
         def meanwhile() -> Sequence[tuple[int, int]]:
             nonlocal is_read

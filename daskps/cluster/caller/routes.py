@@ -61,8 +61,7 @@ class ReadSlice(NamedTuple):
 ReadSlices: TypeAlias = "Mapping[int, tuple[ReadSlice, ...]]"
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """Where a read goes: what it asks of each shard, and the arrays for that."""
 
     slices: ReadSlices

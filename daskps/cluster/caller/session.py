@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import threading
 import time
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -141,7 +140,9 @@ class Session:
             if codec is not None:
                 how: Any = {"finite": self._finite, "empty": self._pool.empty}
                 arrays = encoding.encoded(self.meta.layout, arrays, codec, **how)
-            number = self._next_number(kind, tick)
+            number = 0
+            if tick or kind != NOTHING:  # it may change a shard
+                number, self.sequence = self.sequence, self.sequence + 1
             step = Tick(self.run, self.rank, self.clock, number, kind, weight)
             make = partial(
                 self._request, step, arrays, tick=tick, target=target, look=look
@@ -188,13 +189,13 @@ class Session:
         near, deadline = road.near, self._forever
         if timeout is not None:
             deadline = self._deadline(timeout, "a push")
-        say = partial(self._step, step.sequence, step.kind, True, step.weight)
         look: FiniteCheck | None = make.keywords["look"]
         if not near.far:
             rest = None if target is None else target.slices
             taken, parts = near.try_step(step, arrays)
             if parts:
-                request = Request(near.route, say(), arrays, check=look)
+                said = self._step(step.sequence, step.kind, True, step.weight)
+                request = Request(near.route, said, arrays, check=look)
                 return road.step_near(request, deadline, taken, parts), rest
             self.shards.counters.local_calls += near.n_hosts
             return taken, rest
@@ -209,12 +210,14 @@ class Session:
                 return self._send(request, timeout).versions, None
             road.lanes[key] = lanes
         outs = () if target is None else target.flats
-        how: Any = {"make": make, "make_step": say, "deadline": deadline}
         try:
-            reply = road.step_far(lanes, step, arrays, outs, **how)
+            reply = road.step_far(
+                lanes, step, arrays, outs, make=make, deadline=deadline
+            )
         except ContributionLostError:
             return self._send_whole(make(), deadline).versions, None
-        self.reads.lag = max(self.reads.lag, reply.lag)
+        if reply.lag:
+            self.reads.lag = max(self.reads.lag, reply.lag)
         return reply.versions, lanes.rest
 
     def _read_after(self, road: StepRoad, slices: ReadSlices, target: Target) -> None:
@@ -224,7 +227,7 @@ class Session:
             if lag is not None:
                 self.reads.lag = max(self.reads.lag, lag)
                 return
-        self.read(replace(target, slices=slices), None)
+        self.read(target._replace(slices=slices), None)
 
     def _note_open(self, arrays: Mapping[int, Array], tick: bool) -> None:
         """Keep what was pushed at this clock until its tick."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.routes import ReadSlices, Reply
     from daskps.cluster.caller.ways import Ways
     from daskps.cluster.wire.deadline import Deadline
-    from daskps.shards.steps import Step, Tick
+    from daskps.shards.steps import Tick
     from daskps.typing import Array
 
 
@@ -86,15 +86,11 @@ class StepRoad:
         outs: Sequence[Array],
         *,
         make: Callable[[], Request],
-        make_step: Callable[[], Step],
         deadline: Deadline,
     ) -> Reply:
         """Deliver a step that shards of other processes have a part of, by lanes.
 
-        Near ones get theirs while the far ones answer. Where that is little work they
-        get it before, if it simply joins their rounds: a host that answers, and a
-        trainer that goes on meanwhile, would only take the interpreter's lock from each
-        other, and what others bring finds this step taken.
+        Near ones get theirs while the far ones answer.
 
         Parameters
         ----------
@@ -106,8 +102,8 @@ class StepRoad:
             What it brings.
         outs : sequence of ndarray, shape (n,)
             Where goes what the far shards are read for.
-        make, make_step : callable
-            Return the call as it goes by message, and what it says.
+        make : callable
+            Returns the call as it goes by message.
         deadline : Deadline
             Its end.
 
@@ -119,26 +115,25 @@ class StepRoad:
         number = tick.sequence
         said = LaneSaid(tick.clock, number, number, tick.weight, None, arrays, outs)
         call = LaneCall(self._far, lanes, said, make=make, deadline=deadline)
-        near = self.near
-        if not near.parts:
+        if not self.near.parts:
             return call.run()
+        return call.run(partial(self._join, tick, arrays, make, deadline))
 
-        def join() -> Sequence[tuple[int, int]]:
-            taken, parts = near.try_step(tick, arrays)
-            if parts:
-                request = Request(near.route, make_step(), arrays)
-                return self.step_near(request, deadline, taken, parts)
-            self._far.counters.local_calls += near.n_hosts
-            return taken
-
-        if not lanes.is_small:
-            return call.run(join)
+    def _join(
+        self,
+        tick: Tick,
+        arrays: Mapping[int, Array],
+        make: Callable[[], Request],
+        deadline: Deadline,
+    ) -> list[tuple[int, int]]:
+        """Deliver a step to the near shards, all of which nearly always just take it."""
+        near = self.near
         taken, parts = near.try_step(tick, arrays)
-        if not parts:
-            self._far.counters.local_calls += near.n_hosts
-            return call.run(taken=taken)
-        request = Request(near.route, make_step(), arrays)
-        return call.run(partial(self.step_near, request, deadline, taken, parts))
+        if parts:
+            request = Request(near.route, make().step, arrays)
+            return self.step_near(request, deadline, taken, parts)
+        self._far.counters.local_calls += near.n_hosts
+        return taken
 
     def read_near(
         self, slices: ReadSlices, clock: int, outs: Sequence[Array]

@@ -221,8 +221,6 @@ class Ahead:
     def _settled(self, timeout: Any, what: str) -> float | None:
         """Wait for all that was issued before; return the seconds that are left."""
         seconds = None if timeout is None else config.deadline(timeout)
-        if not self._background.is_used:
-            return seconds
         return self._background.settle(seconds, what)
 
     def _overtaken(self) -> None:

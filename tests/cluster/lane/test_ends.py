@@ -44,11 +44,12 @@ from daskps.errors import ProtocolError
 from daskps.shards.steps import GRADIENT, Item, Step
 
 
-def read_of(n: int) -> LaneForm:
+def read_of(n: int, number: int = 0, start: int = 0) -> LaneForm:
     """Return a read of so many numbers from the one shard."""
     asked = ("float64", 0, n)
     call = Call("store", (Part(0, Step(), (asked,)),))
-    return LaneForm("a", call, (), {0: [ReadSlice(asked, 0, slice(0, n))]})
+    where = slice(start, start + n)
+    return LaneForm("a", call, (), {0: [ReadSlice(asked, number, where)]})
 
 
 READ = read_of(3)
@@ -126,6 +127,23 @@ def test_an_answer_that_comes_in_pieces_is_the_same(ends, n, cut):
     lane.ask(form, LaneSaid())
     host.send(frames(Answer(0, parked=True, applied=False), number=3))
     assert lane.answer(form, [out]) == (0, 0, 0, PARKED)
+
+
+def test_where_an_answer_goes_is_the_own_of_each_who_says_the_same_form(ends):
+    lane, host = ends
+    ask(lane, host)
+    host.send(frames(WELL))
+    first, second = np.zeros(3), np.zeros(5)
+    lane.answer(READ, [first])
+    other = read_of(3, number=1, start=2)
+    assert other.key == READ.key
+    for number, value in ((3, 4.0), (4, 5.0)):
+        lane.ask(other, LaneSaid())
+        answer = Answer(0, version=8, arrays=(np.full(3, value),))
+        host.send(frames(answer, number=number))
+        lane.answer(other, [first, second])
+        assert second.tolist() == [0, 0, value, value, value]
+    assert first.tolist() == [1, 2, 3]
 
 
 def test_a_part_that_waits_has_no_arrays(ends):
