@@ -58,28 +58,6 @@ class Home(Protocol):
         """Look after a connection no longer: it ends."""
 
 
-class Serving(Protocol):
-    """What serves connections, in whichever thread."""
-
-    def begin_thread(self) -> memoryview:
-        """Return the buffer of this thread."""
-
-    def go_on(
-        self,
-        connection: Connection,
-        buffer: memoryview,
-        seconds: float,
-        batch: FrameBatch[Connection] | None = None,
-    ) -> int:
-        """Have a connection go on; return what it waits for, 0 where it has ended."""
-
-    def finish(self, connection: Connection, seconds: float, waiting: Waiting) -> None:
-        """Answer a parked call, unless another thread does."""
-
-    def end(self, connection: Connection, error: Exception | None = None) -> None:
-        """Close a connection."""
-
-
 class Connection:
     """One lane.
 

@@ -253,7 +253,10 @@ def serve_many(desk: int, idle: int) -> int:
         if n_left > 0 or n == 0 or (n < 0 and errno() != EINTR):
             return n_left
         if idle >= 0:
-            timeout = max(0, end - monotonic())
+            # However many there are to answer: there is something else then.
+            timeout = end - monotonic()
+            if timeout < 0:
+                return 0
 
 
 _INT = "types.int64"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import heapq
 import math
 import os
 import select
@@ -11,7 +10,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from daskps.cluster.lane.batch import FrameBatch
 from daskps.cluster.lane.connection import (
@@ -23,13 +22,13 @@ from daskps.cluster.lane.connection import (
     SMALL_NBYTES,
     THREAD,
     Connection,
-    Serving,
 )
 from daskps.cluster.lane.desk import SharedDesk
+from daskps.cluster.lane.ends import Ends
 from daskps.cluster.lane.plain_reads import loaded
 
 if TYPE_CHECKING:
-    from daskps.cluster.lane.calls import Waiting
+    from daskps.cluster.lane.homes import Giving
 
 #: Events that are looked at in one go.
 MOST_EVENTS = 256
@@ -45,22 +44,6 @@ _IN = select.EPOLLIN | select.EPOLLRDHUP
 def is_busy(connection: Connection) -> bool:
     """Count a frame that was served here; return whether that makes a busy lane."""
     return connection.is_busy(BUSY_FRAMES, BUSY_SECONDS)
-
-
-class Giving(Serving, Protocol):
-    """What serves connections, and has threads to give them to."""
-
-    def give_away(self, connection: Connection) -> None:
-        """Have another thread serve a frame that takes long."""
-
-    def reply(self, connection: Connection, found: list[Any] | Waiting) -> int:
-        """Answer a frame whose batch was served; return what it waits for."""
-
-    def finish_done(self, seconds: float) -> None:
-        """Answer the calls that this thread has completed."""
-
-    def try_to_stay(self, connection: Connection) -> bool:
-        """Give a busy connection a thread to itself, if there is one."""
 
 
 class Selector:
@@ -89,9 +72,7 @@ class Selector:
         self._again: list[Connection] = []
         #: Those inside of a frame or of an answer.
         self._within: set[Connection] = set()
-        #: Ends of waits; most of these are over before.
-        self._ends: list[tuple[float, int, Connection, Waiting]] = []
-        self._n_ends = 0
+        self._ends = Ends()
         self._now = self._next_sweep = 0.0
         #: Around its end: who gives back a connection later closes that.
         self._lock = threading.Lock()
@@ -180,15 +161,14 @@ class Selector:
         # Once around: what others bring meanwhile comes after those that have something.
         again, self._again = self._again, []
         for connection in again:
-            if connection.is_mine and not connection.is_away:
-                self._serve(connection, buffer, None)
+            found = self._here.get(connection.channel.fileno())
+            if found is not None and found[0] is connection:
+                self._hear(connection, buffer, None)
         for _ in range(len(self._inbox)):
             self._settle(self._inbox.popleft(), buffer)
         now = time.monotonic()
-        while self._ends and self._ends[0][0] <= now:
-            _, _, connection, waiting = heapq.heappop(self._ends)
-            if connection.waiting is waiting:
-                self._server.finish(connection, 0.0, waiting)
+        for connection, waiting in self._ends.take(now):
+            self._server.finish(connection, 0.0, waiting)
         if self._within and now >= self._next_sweep:
             self._next_sweep = now + SWEEP_SECONDS
             self._sweep(now)
@@ -216,7 +196,7 @@ class Selector:
         """Return how long it may sleep; -1 for any time."""
         if self._again or self._inbox:
             return 0.0
-        ends = [self._ends[0][0]] if self._ends else []
+        ends = [] if (end := self._ends.next) is None else [end]
         ends += [max(self._next_sweep, now)] if self._within else []
         return max(0.0, min(ends) - now) if ends else -1
 
@@ -250,7 +230,7 @@ class Selector:
             if waiting.done:
                 self._server.finish(connection, 0.0, waiting)
             else:
-                self._wait(connection, waiting)
+                self._ends.add(connection, waiting)
         elif not connection.miss():
             self._inbox.append(connection)  # it was given back just now
 
@@ -289,16 +269,12 @@ class Selector:
             self.forget(connection)
             self._server.give_away(connection)
         elif waits == OTHERS and (waiting := connection.waiting) is not None:
-            self._wait(connection, waiting)
+            self._ends.add(connection, waiting)
 
     def _part(self, connection: Connection) -> None:
         self.forget(connection)
         if not self._server.try_to_stay(connection):
             self._arm(connection, BYTES)
-
-    def _wait(self, connection: Connection, waiting: Waiting) -> None:
-        self._n_ends += 1
-        heapq.heappush(self._ends, (waiting.end, self._n_ends, connection, waiting))
 
     def _arm(self, connection: Connection, waits: int) -> None:
         number = connection.channel.fileno()

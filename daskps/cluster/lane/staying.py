@@ -7,8 +7,12 @@ import os
 import select
 import threading
 import time
+from typing import TYPE_CHECKING
 
-from daskps.cluster.lane.connection import ANSWERED, OTHERS, ROOM, Connection, Serving
+from daskps.cluster.lane.connection import ANSWERED, OTHERS, ROOM, Connection
+
+if TYPE_CHECKING:
+    from daskps.cluster.lane.homes import Serving
 
 
 class Staying:

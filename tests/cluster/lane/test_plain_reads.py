@@ -477,6 +477,30 @@ def test_the_lane_at_fault_is_named(many):
     lanes[1].here.close()
 
 
+def test_a_time_that_is_over_ends_it_however_much_there_is_to_read(monkeypatch):
+    """Else nobody would hear of the ends of calls that wait."""
+    lane, looks = Lane(INTERPRETED), []
+    lane.learn()
+
+    def epoll_wait(*args: int) -> int:
+        looks.append(args)
+        lane.here.sendall(head(number=len(looks)))
+        return system.epoll_wait(*args)
+
+    monkeypatch.setattr(plain_reads, "epoll_wait", epoll_wait)
+    clock = iter(range(1000))
+    monkeypatch.setattr(plain_reads, "monotonic", lambda: next(clock))
+    with select.epoll() as epoll:
+        epoll.register(lane.there, select.EPOLLIN)
+        desk = SharedDesk(INTERPRETED, 500, epoll.fileno())
+        desk.put(lane.there.fileno(), lane.reads.address)
+        assert desk.wait(10) == ([], 0, 0)
+    assert 2 <= len(looks) < 10
+    assert lane.received() == b"".join(lane.wanted(k + 1) for k in range(len(looks)))
+    lane.here.close()
+    lane.there.close()
+
+
 # -- beside others ------------------------------------------------------------------
 
 
