@@ -14,7 +14,7 @@ from daskps.errors import ProtocolError
 from daskps.kernels.row_log import overlay
 from daskps.kernels.row_moves import gather
 from daskps.shards.arrays.rows import entries_of, flip_of
-from daskps.shards.memory.format import FLIP, ROWS_SEQUENCE, WRITING
+from daskps.shards.memory.format import FLIP, ROWS_SEQUENCE, WITHDRAWS, WRITING
 from daskps.shards.memory.undo import settle
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def copy_rows_locked(
     """Copy rows out under the lock; return whether they are there at that flip.
 
     Of the flip in force they are, and of the one before where no later publication has
-    begun since.
+    begun since, and it was not withdrawn.
 
     Parameters
     ----------
@@ -95,7 +95,10 @@ def copy_rows_locked(
     """
     settle(segment)
     now, is_last = segment.flip, segment.flip == flip
-    if not is_last and (flip != now - 1 or segment.header[WRITING] != now):
+    header = segment.header
+    if not is_last and (
+        flip != now - 1 or header[WRITING] != now or header[WITHDRAWS] == now
+    ):
         return False
     for one in starmap(RowsWanted, wanted):
         table = _table(segment, one.position)

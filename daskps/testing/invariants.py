@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.errors import IllegalStateError
+from daskps.shards.arrays.rows import entries_of, flip_of
 from daskps.shards.cuts.floors import owner_of
 from daskps.shards.deputy import OPEN, gate_of
 from daskps.shards.memory.format import (
@@ -24,6 +25,7 @@ from daskps.shards.memory.format import (
     PRODUCER_WORDS,
     RANK_WORDS,
     ROUNDS,
+    ROWS_SEQUENCE,
     RUN,
     SIDE,
     VERSION,
@@ -50,6 +52,7 @@ def validate(shard: Shard) -> None:
     wrong = [
         *_words(segment),
         *_sides(segment),
+        *_tables(segment),
         *_run(segment, rounds, cut, stopped),
         *_tickets(segment, rounds, shard.parked.tickets),
         *_cut(segment, rounds, cut),
@@ -105,6 +108,20 @@ def _sides(segment: Segment) -> Iterator[str]:
     for position, (side, init) in enumerate(sides):
         if side not in range(segment.n_sides if init else 1):
             yield f"piece {position} has slots in buffer {side}, which it has not"
+
+
+def _tables(segment: Segment) -> Iterator[str]:
+    """Look at what tables say of rows that are being changed."""
+    if segment.header[ROWS_SEQUENCE] & 1:
+        yield "rows that are being changed, by nobody"
+    for table in segment.tables:
+        name, word = table.piece.table.name, table.buffers.undo[0]
+        if flip_of(word) > segment.flip + 1:
+            yield f"table {name!r} has a log of flip {flip_of(word)}"
+        if entries_of(word) > table.buffers.room:
+            yield f"table {name!r} has {entries_of(word)} entries in its log"
+        if flip_of(word) == segment.flip + 1 and entries_of(word):
+            yield f"table {name!r} has a log that was not rolled back"
 
 
 def _run(

@@ -6,8 +6,8 @@
                         generation, gate, nonce; number of slot buffers, how far a run
                         in rounds that is fenced may go, the flip of a withdrawal;
                         counters, two words for a lock; the run that ended last; the
-                        row that the record in force has changed; number of tables, row
-                        sequence; 12 words that are free
+                        row that the record in force has changed; three words of tables;
+                        11 words that are free
     record      twice   version, rounds, run, counters; per piece, and per table, steps
                         and last change; per piece the buffers of its slots and weights;
                         one row per rank; one row per producer; the producers that lost
@@ -73,7 +73,8 @@ ENDED = 16
 #: differs from the other record, where that is whole; 0 where it may be any rows.
 CHANGED_ROW = 17
 #: How many tables there are, and the row sequence: odd while rows are changed in place.
-N_TABLES_AT, ROWS_SEQUENCE = 18, 19
+#: What a publication does to tables as its last thing, with its flip above the lower bits.
+N_TABLES_AT, ROWS_SEQUENCE, FORWARD = 18, 19, 20
 MAX_RANKS = 1024
 MAX_PRODUCERS = 1024
 #: Words at the head of a record; the names index them.

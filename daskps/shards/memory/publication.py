@@ -190,6 +190,10 @@ class Publication:
         self.record.plain[SIDE] = self.record.side
         if self.segment.witness is not None:
             self.segment.witness(self._change())
+        if (self._resets or self.withdraws) and self.segment.tables:
+            kind = undo.RESET if self._resets else undo.WITHDRAW
+            undo.go_forward(self.segment, self.flip, kind)
+            return
         self.segment.flip = self.flip
         self.segment.header[CHANGED_ROW] = self.row
         if self._rows:
@@ -225,7 +229,7 @@ class Publication:
     def reset(self) -> None:
         """Begin anew with the steps of every piece and the first values of its slots.
 
-        Written at once.
+        Written at once, but for those of rows, which have no second buffer.
         """
         self._resets = True
         self.record.steps[:] = 0

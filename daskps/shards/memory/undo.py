@@ -16,14 +16,20 @@ That ends with the same flip and no entries, so it can be cut off and begun agai
 After the flip the log *is* the publication before, of the tables whose undo word has the
 flip in force; those of an earlier flip have not changed since, and those of a later one,
 which was given up, are gone.
+
+Two kinds of publication go *forward* instead. One that gives all slots their first values
+would need a log as long as the table, and one that withdraws the publication in force has
+that one's log in use. They change tables last: the record is whole by then, and a word says
+what is left to do. From the odd row sequence on, whoever comes next does all of that, again
+where it was begun, and stores the flip.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from daskps.shards.arrays.rows import flip_of, undo_word
-from daskps.shards.memory.format import ROWS_SEQUENCE
+from daskps.shards.memory.format import FORWARD, ROWS_SEQUENCE
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -31,24 +37,57 @@ if TYPE_CHECKING:
     from daskps.shards.memory.segment import Segment
 
 
+#: What is left to do: fill slots, or take back the rows of the publication in force.
+RESET: Final = 1
+WITHDRAW: Final = 2
+_KIND_BITS: Final = 2
+
+
 def begin(segment: Segment, flip: int, ordinals: Collection[int]) -> None:
     """Say that a publication changes rows of some tables, before it does."""
+    # One that never began to change anything may have left it.
+    segment.header[FORWARD] = 0
     for ordinal in ordinals:
         segment.tables[ordinal].buffers.undo[0] = undo_word(flip, 0)
     segment.header[ROWS_SEQUENCE] += 1
 
 
-def end(segment: Segment) -> None:
-    """Say that no rows are being changed any more."""
+def go_forward(segment: Segment, flip: int, kind: int) -> None:
+    """Change tables and flip, as the last thing of a publication whose record is whole."""
+    segment.header[FORWARD] = flip << _KIND_BITS | kind
     segment.header[ROWS_SEQUENCE] += 1
+    settle(segment)
 
 
 def settle(segment: Segment) -> None:
-    """Roll back what a publication has left half-way; under the shard's lock."""
-    if not segment.header[ROWS_SEQUENCE] & 1:
+    """Say that no rows are being changed any more; under the shard's lock.
+
+    What a publication has left half-way is rolled back, or done.
+    """
+    header, flip = segment.header, segment.flip
+    if not header[ROWS_SEQUENCE] & 1:
         return
-    coming = segment.flip + 1
+    word = header[FORWARD]
+    if word >> _KIND_BITS == flip + 1:
+        if word & (1 << _KIND_BITS) - 1 == RESET:
+            _reset(segment)
+        else:
+            _roll_back(segment, flip)
+        segment.flip = flip + 1
+    else:
+        _roll_back(segment, flip + 1)
+    header[ROWS_SEQUENCE] += 1
+
+
+def _roll_back(segment: Segment, flip: int) -> None:
+    """Take back what the publication of a flip has changed."""
     for table in segment.tables:
-        if flip_of(table.buffers.undo[0]) == coming:
+        if flip_of(table.buffers.undo[0]) == flip:
             table.buffers.roll_back(segment.cache_dir)
-    end(segment)
+
+
+def _reset(segment: Segment) -> None:
+    """Give all slots of rows their first values."""
+    for table in segment.tables:
+        for slot, value in zip(table.slots, table.slot_init, strict=True):
+            segment.payload.fill(slot, value)
