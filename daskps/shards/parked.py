@@ -4,8 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from daskps.shards.memory.format import FLIP, GATE, LIMIT
-from daskps.shards.reads import find_outcome
+from daskps.shards import run_record
+from daskps.shards.deputy import OPEN
+from daskps.shards.memory.format import (
+    FLIP,
+    GATE,
+    GENERATION,
+    LIMIT,
+    LIVE,
+    N_RANKS,
+    POLICY,
+    RANK_WORDS,
+    ROUNDS,
+    RUN,
+    VERSION,
+)
+from daskps.shards.reads import ASK, BSP, NOT_YET, find_outcome
+from daskps.shards.steps import READ, Ready
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -29,8 +44,69 @@ class ParkedTickets:
     def __init__(self, segment: Segment, run_state: ShardRun) -> None:
         self.tickets: list[Ticket] = []
         self._segment, self._run_state = segment, run_state
+        self._header = segment.header
+        self._heads = [record.plain for record in segment.records]
+        self._live_at = segment.records[0].ranks_at + LIVE
         #: What they were asked at last.
         self._asked: object = None
+
+    def park(self, ticket: Ticket, generation: int) -> bool:
+        """Keep a ticket of which nothing is left but to wait for the open round.
+
+        Returns whether it is one, at a shard of that generation.
+        """
+        if self._find_flip(ticket, generation) != NOT_YET:
+            return False
+        self._note(ticket, self._header[FLIP])
+        if not self.tickets:
+            self._asked = self._sight()
+        self.tickets.append(ticket)
+        return True
+
+    def end(self, ticket: Ticket, generation: int) -> bool:
+        """Finish a ticket that has waited for its round, which is complete now.
+
+        Returns whether it is one, at a shard of that generation.
+        """
+        flip = self._find_flip(ticket, generation)
+        if flip < 0:
+            return False
+        self._note(ticket, flip)
+        version = self._heads[flip & 1][VERSION]
+        ticket.outcome = Ready(flip, version, ticket.duplicate, exact=True)
+        return True
+
+    def _note(self, ticket: Ticket, flip: int) -> None:
+        """Note that nothing of a ticket is left but to read."""
+        if not ticket.applied:
+            ticket.applied = True
+            ticket.version = ticket.version or self._heads[flip & 1][VERSION]
+
+    def _find_flip(self, ticket: Ticket, generation: int) -> int:
+        """Return the flip that a trainer in rounds may read; NOT_YET, or ASK.
+
+        That is what :func:`find_outcome` says of nearly all tickets that wait. ASK where
+        there is more to it than to read, or there may be something against it.
+        """
+        step, header = ticket.step, self._header
+        flip = header[FLIP]
+        words = self._heads[flip & 1]
+        if (
+            step.wait != READ
+            or not step.run
+            or step.run != words[RUN]
+            or words[POLICY] != BSP
+            or not 0 <= step.rank < words[N_RANKS]
+            or not words[self._live_at + step.rank * RANK_WORDS]
+            or header[GATE] != OPEN
+            or not header[GENERATION] == generation == step.generation
+            or not (ticket.applied or not run_record.changes(step))
+        ):
+            return ASK
+        ahead = step.clock + step.tick - words[ROUNDS]
+        if ahead > 0:
+            return NOT_YET
+        return flip if ahead == 0 else ASK
 
     def settle(self, tickets: Iterable[Ticket]) -> list[Ticket]:
         """Finish tickets that need not wait, park the rest; return those finished."""

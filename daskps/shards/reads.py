@@ -61,8 +61,9 @@ class TrainerReads:
     def __init__(self, segment: Segment, run: int, rank: int) -> None:
         self._segment, self._run = segment, run
         self._header = segment.header
-        self._records = tuple(record.plain for record in segment.records)
-        self._ranks_at = len(segment.records[0].fixed)
+        one, other = segment.records
+        self._records = one.plain, other.plain
+        self._ranks_at = one.ranks_at
         self._live_at = self._ranks_at + rank * RANK_WORDS + LIVE
         self._generation = self._header[GENERATION]
         #: Clocks by which the slowest live trainer was behind at the last look.

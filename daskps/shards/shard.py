@@ -107,8 +107,8 @@ class Shard:
 
         Never raises: what goes wrong with a ticket becomes its outcome.
         """
-        if len(tickets) == 1 and self._applies_at_once(tickets[0]):
-            return self.parked.settle(tickets) + self._wake()
+        if len(tickets) <= 1 and (simple := self._submit_one(*tickets)) is not None:
+            return simple
         batch: list[Ticket] = []
         done: list[Ticket] = []
         if self._header[ROWS_SEQUENCE] & 1:
@@ -169,6 +169,21 @@ class Shard:
         if n < 0 or header[GATE] != OPEN:  # the round has failed
             return ASK
         return self._heads[header[FLIP] & 1][VERSION]
+
+    def _submit_one(self, ticket: Ticket | None = None) -> list[Ticket] | None:
+        """As :meth:`submit`, for a ticket that simply waits, is applied, or is none.
+
+        None for any other.
+        """
+        if self.cut is not None or self._abandoned is not None:
+            return None
+        if ticket is None:
+            return self._wake()
+        if self.parked.park(ticket, self.generation):
+            return self._wake() if len(self.parked.tickets) > 1 else []
+        if not self._applies_at_once(ticket):
+            return None
+        return self.parked.settle([ticket]) + self._wake()
 
     def _applies_at_once(self, ticket: Ticket) -> bool:
         """Apply a push that is an update of its own, where that is all there is to do."""
@@ -325,13 +340,13 @@ class Shard:
         """Advance parked tickets as long as that publishes something new."""
         done: list[Ticket] = []
         while waiting := self.parked.take_stale():
-            with np.errstate(all="ignore"):
-                for ticket in waiting:
-                    if self._refused(ticket):
-                        done.append(ticket)
-                    elif ticket.applied:
-                        done += self.parked.settle([ticket])
-                    else:
+            for ticket in waiting:
+                if self.parked.end(ticket, self.generation) or self._refused(ticket):
+                    done.append(ticket)
+                elif ticket.applied:
+                    done += self.parked.settle([ticket])
+                else:
+                    with np.errstate(all="ignore"):
                         done += self._join_round(ticket)
         return done
 

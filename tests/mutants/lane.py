@@ -171,9 +171,9 @@ MUTANTS = (
     ),
     Mutant(
         "accepted-step-is-said-again",
-        "daskps.cluster.host.parked_calls:Parked.offer",
-        "step = step._replace(kind=NOTHING, items=(), clock=clock, tick=False)",
-        "step = step._replace(clock=clock)",
+        "daskps.cluster.host.lane_forms:HostForm.begin",
+        "parts = [part if v == ASK else rest for part, rest, v in left]",
+        "parts = [part for part, rest, v in left]",
         (f"{SAME}::test_calls_of_trainers",),
     ),
     Mutant(

@@ -215,6 +215,33 @@ MUTANTS = (
         ("tests/shards/test_try_step.py::test_shard_decides_about_a_step_after",),
     ),
     Mutant(
+        "reader-is-told-of-the-round-before",
+        "daskps.shards.parked:ParkedTickets._find_flip",
+        "ahead = step.clock + step.tick - words[ROUNDS]",
+        "ahead = step.clock - words[ROUNDS]",
+        (
+            "tests/shards/test_try_step.py"
+            "::test_readers_that_wait_are_told_as_others_are",
+        ),
+    ),
+    Mutant(
+        "reader-is-parked-past-a-gate",
+        "daskps.shards.parked:ParkedTickets._find_flip",
+        "or header[GATE] != OPEN",
+        "or header[GATE] < OPEN",
+        ("tests/shards/test_try_step.py::test_shard_decides_about_a_reader_after",),
+    ),
+    Mutant(
+        "reader-is-thought-to-have-been-asked",
+        "daskps.shards.parked:ParkedTickets.park",
+        "if not self.tickets:",
+        "if True:",
+        (
+            "tests/shards/test_try_step.py"
+            "::test_who_waits_is_asked_again_after_what_another_process_published",
+        ),
+    ),
+    Mutant(
         "step-of-a-rank-that-is-none",
         "daskps.shards.rounds.round:Round.find_slices",
         "if self._unticked or code < 0 or not 0 <= rank < self.size:",

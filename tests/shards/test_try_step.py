@@ -11,6 +11,7 @@ from daskps.consistency import ASP, BSP, SSP, Policy
 from daskps.shards import cut_requests, producers
 from daskps.shards.memory.format import CHANGED_ROW, GENERATION, MAX_PRODUCERS
 from daskps.shards.memory.publication import Publication
+from daskps.shards.reads import ASK as REFERRED
 from daskps.shards.shard import Shard
 from daskps.shards.steps import (
     ADD,
@@ -97,6 +98,10 @@ def abandoned(shard: Shard) -> None:
 
 def moved(shard: Shard) -> None:
     shard.segment.words[GENERATION] += 1
+
+
+def failed(shard: Shard) -> None:
+    shard.hold_run(RUN, error=RuntimeError("over"))
 
 
 def parked(shard: Shard) -> None:
@@ -367,3 +372,85 @@ def test_record_is_whole_after(between):
     for sequence in (3, 4):
         assert take(shard, push(sequence)) > 0
         assert segment.current.producers[1].tolist() == row
+
+
+# -- readers that wait for a round ---------------------------------------------------
+
+
+def waiting(rank: int, clock: int, **said: Any) -> Ticket:
+    return Ticket(Step(run=RUN, rank=rank, clock=clock, wait=READ, **said))
+
+
+def is_parked(shard: Shard, ticket: Ticket) -> bool:
+    return shard.submit([ticket]) == [] and ticket in shard.parked.tickets
+
+
+def test_readers_that_wait_are_told_as_others_are():
+    """One that has to wait, and nothing else, is parked by what its words say alone."""
+    quick, asked = shard_of(3), shard_of(3)
+    asked.parked._find_flip = lambda *_: REFERRED  # type: ignore[method-assign]
+    tickets = []
+    for shard in (quick, asked):
+        readers = [waiting(0, 1), waiting(1, 1), waiting(2, 2)]
+        assert all(is_parked(shard, reader) for reader in readers)
+        steps = [Ticket(step(rank, 0, wait=READ)) for rank in (1, 2, 0)]
+        done = [shard.submit([ticket]) for ticket in steps[:2]]
+        # Asked again, though nothing was published: nobody is told of the open round.
+        shard.parked._asked = None
+        assert shard.submit([]) == []
+        done.append(shard.submit(steps[2:]))
+        assert [len(of) for of in done] == [0, 0, 5]
+        again = waiting(1, 1)
+        assert not is_parked(shard, again)
+        tickets.append([*readers, *steps, again])
+    for ours, theirs in zip(*tickets, strict=True):
+        said = ours.outcome, ours.applied, ours.duplicate, ours.version
+        assert said == (
+            theirs.outcome,
+            theirs.applied,
+            theirs.duplicate,
+            theirs.version,
+        )
+    assert isinstance(tickets[0][0].outcome, Ready)
+    assert tickets[0][2].outcome is None
+
+
+@pytest.mark.parametrize(
+    "event", [finished, ended, another, abandoned, moved, fenced, failed, cut]
+)
+def test_shard_decides_about_a_reader_after(event):
+    quick, asked = shard_of(), shard_of()
+    asked.parked._find_flip = lambda *_: REFERRED  # type: ignore[method-assign]
+    outcomes = []
+    for shard in (quick, asked):
+        before, after = waiting(0, 1), waiting(0, 1)
+        assert is_parked(shard, before)
+        event(shard)
+        shard.submit([after])
+        shard.submit([])
+        outcomes.append([repr(before.outcome), repr(after.outcome), after.applied])
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize(
+    "said", [{"run": RUN + 1}, {"rank": -1}, {"rank": 2}, {"generation": 5}]
+)
+def test_shard_decides_about_a_reader_with(said):
+    shard = shard_of()
+    ticket = Ticket(waiting(0, 1).step._replace(**said))
+    assert not is_parked(shard, ticket)
+    assert ticket.outcome is not None
+
+
+def test_who_waits_is_asked_again_after_what_another_process_published():
+    shard = shard_of()
+    deputy = Shard.as_deputy(shard.segment, {})
+    first, second = waiting(0, 1), waiting(0, 2)
+    assert is_parked(shard, first)
+    assert shard.round is not None
+    deputy.run_state.attached = shard.round
+    for rank in (0, 1):
+        assert take(deputy, step(rank, 0)) >= 0
+    assert first.outcome is None
+    assert shard.submit([second]) == [first]
+    assert shard.parked.tickets == [second]

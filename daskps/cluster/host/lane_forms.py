@@ -29,10 +29,11 @@ from daskps.cluster.lane.frames import (
 )
 from daskps.cluster.lane.tail import TAIL_NBYTES, Tail
 from daskps.cluster.wire.encoding import widened
+from daskps.cluster.wire.messages import Part
 from daskps.cluster.wire.wellformed import refused
 from daskps.errors import DaskPSError, ProtocolError, ShardBusyError
 from daskps.shards.run_record import changes
-from daskps.shards.steps import ASK, NO_WAIT, READ, Ready, Tick
+from daskps.shards.steps import ASK, NO_WAIT, READ, Ready, Step, Tick
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from daskps.cluster.host.calls import Started
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
-    from daskps.cluster.host.parked_calls import Finish
     from daskps.cluster.lane.calls import Queues
     from daskps.cluster.lane.forms import Form
     from daskps.cluster.wire.messages import Call
@@ -179,9 +179,40 @@ class HostForm:
                 frame = self._read(head.number, bounds, versions)
                 if frame is not None:
                     return frame
-        call = self.form.call(head, least, iter(arrays))
-        answer = partial(self._answer, head, bounds)
-        return self._ask(call, versions, answer, seconds, queues=queues)
+        # Of calls that only read nothing is done yet.
+        taken = () if self._only_reads else versions
+        parts: Sequence[Part]
+        if versions and ASK not in versions:
+            parts = self._left(head, bounds)
+        else:
+            parts = self._asked(self.form.call(head, least, iter(arrays)), seconds)
+            if taken:
+                left = zip(parts, self._left(head, bounds), taken, strict=True)
+                parts = [part if v == ASK else rest for part, rest, v in left]
+        end = time.monotonic() + min(head.wait_ms / 1000, MOST_WAIT_SECONDS)
+        parked = Parked(self._host, end, partial(self._answer, head, bounds))
+        return self._offer(parked, parts, taken, seconds, queues=queues)
+
+    def _left(self, head: Head, bounds: Iterable[int]) -> list[Part]:
+        """Return what is left of a call whose step the shards have taken: to read."""
+        run, rank, said = self._run, self._step.rank, head.clock + self._step.tick
+        found = []
+        for (shard, step, ranges), bound in zip(
+            self.form.template.parts, bounds, strict=False
+        ):
+            least = 0 if run else bound
+            wait = Step(
+                run=run,
+                rank=rank,
+                clock=said,
+                sequence=head.sequence,
+                generation=step.generation,
+                wait=step.wait,
+                at_least=least,
+                floor=head.floor,
+            )
+            found.append(Part(shard, wait, ranges))
+        return found
 
     def _try_step(
         self, head: Head, arrays: Sequence[Array], seconds: float
@@ -212,28 +243,29 @@ class HostForm:
                 versions.append(ASK)
         return versions
 
-    def _ask(
-        self,
-        call: Call,
-        versions: Sequence[int],
-        answer: Finish,
-        seconds: float,
-        *,
-        queues: Queues | None,
-    ) -> list[Any] | Parked:
-        """Give the shards their parts as tickets, but for the steps that they have."""
+    def _asked(self, call: Call, seconds: float) -> Sequence[Part]:
+        """Return what the shards are asked as tickets, after making room for that."""
         host, found = self._host, self._found
         if call.step.producer:
             for hosted in found:
                 host.make_room(hosted, call.step.producer, seconds)
-        if call.codec:
-            call = widened(call, found[0].layout, host.empty)
-        if not versions or self._only_reads:
-            versions = [ASK] * len(found)
-        end = time.monotonic() + min(call.wait_seconds, MOST_WAIT_SECONDS)
-        parked = Parked(host, end, answer)
+        return (
+            widened(call, found[0].layout, host.empty) if call.codec else call
+        ).parts
+
+    def _offer(
+        self,
+        parked: Parked,
+        parts: Sequence[Part],
+        taken: Sequence[int],
+        seconds: float,
+        *,
+        queues: Queues | None,
+    ) -> list[Any] | Parked:
+        """Give the shards their parts as tickets; `taken` says what steps have led to."""
+        taken = taken or (ASK,) * len(parts)
         try:
-            for hosted, part, version in zip(found, call.parts, versions, strict=True):
+            for hosted, part, version in zip(self._found, parts, taken, strict=True):
                 parked.offer(hosted, part, version, seconds, queues=queues)
         except BaseException:
             parked.cancel()

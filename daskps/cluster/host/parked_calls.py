@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from daskps.errors import ShardBusyError
-from daskps.shards.steps import ASK, NOTHING, Ready, Ticket
+from daskps.shards.steps import ASK, Ready, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,9 +62,9 @@ class Parked:
         hosted : HostedShard
             The shard.
         part : Part
-            What is said to it.
+            What is said to it; what is left of that, where its step was taken before.
         version : int
-            What its step has led to, where that was accepted before; else ASK.
+            What that has led to; ASK where it was not taken.
         seconds : float
             How long to wait for the lock. With 0 the ticket stays there where it is
             taken, for the host to look.
@@ -76,11 +76,6 @@ class Parked:
         ShardBusyError
             Where another process kept the lock.
         """
-        if version != ASK:
-            step = part.step
-            clock = step.clock + step.tick
-            step = step._replace(kind=NOTHING, items=(), clock=clock, tick=False)
-            part = part._replace(step=step)
         ticket = Ticket(part.step, owner=self)
         self._started.append((hosted, part, ticket))
         if version != ASK:
@@ -103,13 +98,13 @@ class Parked:
     def _keep_looking(self) -> None:
         """Have the host look at shards where what others publish wakes nobody."""
         host = self._host
-        if any(hosted.is_shared for hosted, _, _ in self._started):
+        if True in [hosted.is_shared for hosted, _, _ in self._started]:
             host.worker.loop.add_callback(host.keep_looking)
 
     @property
     def done(self) -> bool:
         """Whether nothing of it waits any more."""
-        return all(ticket.outcome is not None for _, _, ticket in self._started)
+        return None not in [ticket.outcome for _, _, ticket in self._started]
 
     def one_done(self) -> None:
         """Hear that a ticket is done, from whoever has served its shard."""
