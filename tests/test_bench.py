@@ -27,6 +27,7 @@ from daskps.bench import (
     pairs,
     report,
     rounds,
+    rows,
 )
 from daskps.bench.jobs import LEARNING_RATE, StepJob
 from daskps.bench.pairs import Comparison
@@ -419,3 +420,13 @@ def test_memory_is_kept_where_the_bound_is_and_nobody_was_paused() -> None:
 @pytest.mark.leaky
 def test_a_model_as_large_as_a_workers_memory_pauses_nobody() -> None:
     assert command.main(["memory", "--rounds", "2"]) == 0
+
+
+def test_rows_are_set_beside_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--rows", "2000", "--named", "50", "--many", "100", "--pairs", "2"]
+    large = ["--large", "100000", "--cache-dir", str(config.load().cache)]
+    rows.run(command.parser_of("rows").parse_args(small + large))
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 9
+    assert said[2].startswith("pull + push ")
+    assert " to " in said[-1]

@@ -33,6 +33,7 @@ NAMES = {
     "overlap": "steps whose transfer and computation overlap",
     "pullpush": "small gets, pull + push + apply, and the same over RPC",
     "rounds": "BSP rounds, and a long run",
+    "rows": "rows of a table under an undo log, beside loops without",
     "scaling": "rounds of 1 to 64 trainers in one process, beside the cost model",
     "snapshot": "snapshots while others push",
     "startup": "imports, first pushes, and a worker that comes",

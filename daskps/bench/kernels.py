@@ -13,7 +13,6 @@ Then follows what a shard does, against the same update in place: SGD writes the
 buffer of the weights, Adam in durable memory that of its slots too. "Past" writes
 weights past the caches, as large shards do; "checked" looks for NaN in the same pass.
 Then come several threads (`--threads`) against one; in all other lines there is one.
-At the end are rows of a table; see `row_kernels`.
 """
 
 from __future__ import annotations
@@ -24,23 +23,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps import kernels, optim
-from daskps.bench import row_kernels
 from daskps.bench.options import number
 from daskps.bench.pairs import seconds
 from daskps.kernels import copying, threads
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Callable
     from typing import TypeAlias
 
-    from daskps.bench.row_kernels import Action, Line
     from daskps.typing import Array
 
+    Action: TypeAlias = Callable[[], object]
+    #: Our name and action, the peer's name and action.
+    Line: TypeAlias = tuple[str, Action, str, Action]
     Operands: TypeAlias = list[Array]
 
 OPTIONS = (
     number("--elements", 16 << 20),
-    number("--rows", 1_000_000),
     number("--pairs", 11),
     number("--threads", 2),
     ("--cache-dir", {"help": "of compiled kernels [in memory]"}),
@@ -61,9 +61,6 @@ def run(options: Namespace) -> None:
     for name in LARGE:
         line = f"{name}, x{many}", actions[name], "one thread", actions[name]
         print(_compare(line, options.pairs, many))
-    print(f"a tenth of {options.rows:,} rows of {row_kernels.DIM} float32")
-    for line in row_kernels.lines(options.rows, cache_dir):
-        print(_compare(line, options.pairs))
 
 
 COPY, READ, FUSED = "copyto, same bytes", "copyto of n / 2", "torch fused, in place"

@@ -37,6 +37,10 @@ def settle() -> None:
     """Let nothing that was read so far be read any later than this."""
 
 
+def fetch(table: Any, row: int) -> None:
+    """Begin to bring a row of a contiguous table that will be updated."""
+
+
 def copy(to: int, source: int, nbytes: int) -> None:
     """Copy bytes from one address to another; the two may overlap."""
     ctypes.memmove(to, source, nbytes)
