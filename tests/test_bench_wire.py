@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -22,10 +23,14 @@ from distributed import Client
 
 from daskps.bench import command, wire
 from daskps.bench.between import bars, crowd, namespaces, sockets
-from daskps.bench.between.calls import Pair
+from daskps.bench.between.calls import Pair, own_cores
 from daskps.bench.between.rows import Bar, Row, WaySample
 from tests.support import cleaned, local_cluster
 
+#: Whether a process can be kept on cores.
+keeps_cores = pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="needs cores that can be chosen"
+)
 #: Few of everything.
 FEW = Namespace(rounds=1, calls=3, seconds=0.01)
 
@@ -99,13 +104,34 @@ def test_a_bare_server_does_the_work_of_a_shard() -> None:
     np.testing.assert_allclose(found, -2e-3 * gradient, rtol=1e-6)
 
 
-def test_the_floor_times_every_step() -> None:
-    line = [sys.executable, "-P", str(bars.FLOOR), "40", "512", "20"]
+@pytest.mark.parametrize("apart", ["0", pytest.param("1", marks=keeps_cores)])
+def test_the_floor_times_every_step(apart: str) -> None:
+    line = [sys.executable, "-P", str(bars.FLOOR), "40", "512", "20", apart]
     done = subprocess.run(line, capture_output=True, check=True)
     took, cpu = json.loads(done.stdout)
     # Each step waits for two contributions, one after the other under the lock.
     assert (len(took), min(took) > 40, cpu > 0) == (20, True, True)
     assert done.stderr == b""
+
+
+@keeps_cores
+def test_a_process_has_cores_of_its_own_for_a_while() -> None:
+    before = os.sched_getaffinity(0)
+    with own_cores(0, 2):
+        shares = [os.sched_getaffinity(int(t)) for t in os.listdir("/proc/self/task")]
+        assert all(share == set(sorted(before)[::2]) for share in shares)
+        with pytest.raises(ZeroDivisionError), own_cores(0, 1):
+            raise ZeroDivisionError
+        assert os.sched_getaffinity(0) == shares[0]
+    assert os.sched_getaffinity(0) == before
+
+
+@keeps_cores
+@pytest.mark.parametrize(("pids", "may"), [((1, 1), False), ((1, 2), True)])
+def test_only_processes_can_be_apart(pids: tuple[int, int], may: bool) -> None:
+    cores = len(os.sched_getaffinity(0))
+    pair = Pair(None, "a", "b", pids)  # type: ignore[arg-type]  # nobody calls
+    assert pair.may_part == (may and cores > 1)
 
 
 def test_what_namespaces_need_is_told(

@@ -93,24 +93,31 @@ def tls(pair: Pair, options: Namespace) -> Iterator[Row]:
 
 
 def steps(pair: Pair, options: Namespace, *, floor: bool = True) -> Iterator[Row]:
-    """Yield BSP steps of two trainers on two hosts, a model of 1 KiB."""
-    for verb in ("push + pull", "pushpull"):
+    """Yield BSP steps of two trainers on two hosts, a model of 1 KiB.
+
+    Beside the floor also with cores of its own for each host: left to itself the kernel
+    now and then has all threads of both on one core, as those of machines never are.
+    """
+    apart = [False, True] if floor and pair.may_part else [False]
+    for verb, own in itertools.product(("push + pull", "pushpull"), apart):
         with pair.store(SMALL, both=True) as store:
-            step = partial(pair.steps, store, verb, options.calls)
+            step = partial(pair.steps, store, verb, options.calls, apart=own)
             sides: dict[str, TakesSample] = {
                 "lane": partial(step, lane=True),
                 "message": partial(step, lane=False),
             }
             bars = [Bar("lane", "message", 4.0, at_least=True)]
             if floor:
-                sides["floor"] = partial(_floor, options.calls)
+                sides["floor"] = partial(_floor, options.calls, apart=own)
                 bars.insert(0, Bar("lane", "floor", 2.0))
-            yield Row(f"BSP step, 1 KiB, 2 trainers, 2 hosts, {verb}", sides, bars)
+            where = "2 hosts on cores of their own" if own else "2 hosts"
+            yield Row(f"BSP step, 1 KiB, 2 trainers, {where}, {verb}", sides, bars)
 
 
-def _floor(steps: int) -> WaySample:
-    line = [sys.executable, "-P", str(FLOOR), str(FLOOR_WORK), str(2 * SMALL)]
-    done = subprocess.run([*line, str(2 * steps)], stdout=subprocess.PIPE, check=True)
+def _floor(steps: int, *, apart: bool) -> WaySample:
+    given = FLOOR_WORK, 2 * SMALL, 2 * steps, int(apart)
+    line = [sys.executable, "-P", str(FLOOR), *map(str, given)]
+    done = subprocess.run(line, stdout=subprocess.PIPE, check=True)
     took, cpu = json.loads(done.stdout)
     return WaySample(tuple(took[steps:]), cpu)
 

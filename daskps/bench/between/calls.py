@@ -112,9 +112,35 @@ def bare(
         return timed(act, calls, peer)
 
 
-def step(trainer: daskps.Trainer, part: tuple[str, int, list[int]]) -> WaySample:
+@contextlib.contextmanager
+def own_cores(number: int, of: int) -> Iterator[None]:
+    """Keep all threads of this process on its share of the machine's cores meanwhile.
+
+    Parameters
+    ----------
+    number, of : int
+        Which share it is of how many.
+    """
+    before = os.sched_getaffinity(0)
+    _keep_on(set(sorted(before)[number::of]))
+    try:
+        yield
+    finally:
+        _keep_on(before)
+
+
+def _keep_on(cores: set[int]) -> None:
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(int(thread), cores)
+
+
+def step(trainer: daskps.Trainer, part: tuple[str, int, list[int], bool]) -> WaySample:
     """Measure the steps of a trainer: `push` and `pull`, or `pushpull`."""
-    verb, steps, pids = part
+    verb, steps, pids, apart = part
+    if apart:
+        with own_cores(trainer.rank, trainer.size):
+            return step(trainer, (verb, steps, pids, False))
     counters = counters_of(trainer)
     out = trainer.pull()
     grads = {name: np.full(a.shape, 1e-3, a.dtype) for name, a in out.items()}
@@ -191,12 +217,28 @@ class Pair:
         )
         return sample
 
+    @property
+    def may_part(self) -> bool:
+        """Whether each worker can have cores of its own, as machines have."""
+        if not hasattr(os, "sched_setaffinity") or self.pids[0] == self.pids[1]:
+            return False
+        return len(os.sched_getaffinity(0)) > 1
+
     def steps(
-        self, store: daskps.ParameterStore, verb: str, steps: int, *, lane: bool
+        self,
+        store: daskps.ParameterStore,
+        verb: str,
+        steps: int,
+        *,
+        lane: bool,
+        apart: bool = False,
     ) -> WaySample:
-        """Measure the steps of two trainers, one on each of the workers."""
+        """Measure the steps of two trainers, one on each of the workers.
+
+        With `apart` each worker has cores of its own.
+        """
         both = [self.here, self.there]
         self.client.run(clusters.configure, {"daskps.ways.lane": lane}, workers=both)
-        part = verb, steps, list(self.pids)
+        part = verb, steps, list(self.pids), apart
         rows: list[WaySample] = daskps.run(store, step, [part] * 2, callbacks=())
         return rows[0]

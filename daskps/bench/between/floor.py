@@ -4,7 +4,8 @@ Each step goes to the own shard by a call and to the other one over a bare socke
 a thread serves; a contribution costs a given time under the interpreter's lock.
 
 Run as a file, so that nothing but the standard library is imported, with microseconds of
-work, bytes and steps; prints the microseconds of each step and the CPU time of one.
+work, bytes, steps and whether each has cores of its own; prints the microseconds of each
+step and the CPU time of one.
 """
 
 from __future__ import annotations
@@ -94,10 +95,13 @@ def _pair() -> tuple[socket.socket, socket.socket]:
     return here, there
 
 
-def main(work_us: float, nbytes: int, steps: int) -> None:
+def main(work_us: float, nbytes: int, steps: int, apart: int = 0) -> None:
     """Measure and print, as JSON."""
     (a, b), (c, d) = _pair(), _pair()
     child = os.fork()
+    if apart:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores[1 if child else 0 :: 2] or cores)
     mine, theirs = ((a, d), (c, b)) if child else ((c, b), (a, d))
     for end in theirs:
         end.close()
