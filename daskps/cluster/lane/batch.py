@@ -7,6 +7,7 @@ the shards are served once. Then all of them are answered.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from daskps.cluster.lane.calls import Queues, Waiting
 
+logger = logging.getLogger(__name__)
 #: Frames of a batch: what more would save is little, and the first of them waits.
 MOST_FRAMES = 32
 
@@ -44,5 +46,9 @@ class FrameBatch(Generic[Asking]):
         queues, self.queues = self.queues, {}
         asked, self._asked = self._asked, []
         for queue in queues:
-            queue.serve()
+            try:
+                queue.serve()
+            except Exception:
+                # Those of other shards, and of all lanes, are not to end with it.
+                logger.exception("a shard could not be served for lanes")
         return asked

@@ -178,6 +178,21 @@ def test_what_another_one_is_at_is_answered_by_that_one(host, lanes):
     assert weight(host) == 10
 
 
+def test_a_shard_that_cannot_be_served_ends_no_lane(host, lanes, monkeypatch):
+    """All of a host's lanes have the thread that serves it."""
+    hosted = host.shards["s", 0]
+
+    def fail() -> None:
+        raise OSError("the file with the locks is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hosted, "serve", fail)
+        batch = take(lanes, [push(k + 1, 1) for k in range(4)])
+        assert finish(batch) == [OTHERS] * 4
+    hosted.serve()
+    assert weight(host) == 10
+
+
 def test_a_lane_that_ends_takes_back_what_was_not_applied(host, lanes):
     hosted = host.shards["s", 0]
     batch = take(lanes, [push(k + 1, 1) for k in range(4)])

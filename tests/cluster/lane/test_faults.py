@@ -41,13 +41,10 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "PAUSE_SECONDS", 0.0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     """Three workers that share memory; this process reaches them by lanes alone."""
-    with (
-        dask.config.set({"daskps.ways.lane": True}),
-        local_cluster(n_workers=3, threads=1) as client,
-    ):
+    with local_cluster(n_workers=3, threads=1) as client:
         yield client
 
 
@@ -115,29 +112,20 @@ def has_more_calls(s: Any, n: int) -> bool:
     return bool(counts(s)["lane_calls"] > n)
 
 
-def test_owners_that_are_killed_apply_each_push_once(client):
-    names = list(client.nthreads())[:2]
-    s = by_lane(daskps.create({"w": np.zeros(N)}, name="kept", servers=names, shards=2))
-    opened(s, 2)
-    adder = Adder(s)
-    adder.start()
-    try:
-        for _ in range(2):
-            adder.more(50)
-            before = counts(s)["lane_calls"]
-            victim = s.stats()["shards"][0]["worker"]
-            os.kill(pid_of(client, victim), signal.SIGKILL)
-            until(partial(is_gone, client, victim))
-            adder.more(50)
-            until(partial(has_more_calls, s, before + 20))
-    finally:
-        adder.ended.set()
-        adder.join()
-    assert not adder.errors
-    np.testing.assert_array_equal(s.pull()["w"], adder.added)
-    pushes = [row["version"] for row in s.stats()["shards"]]
-    assert sum(pushes) >= adder.added.sum()
-    s.delete()
+class Reader(threading.Thread):
+    """Waits for a version on its lane, whatever becomes of its owners."""
+
+    def __init__(self, s: Any, version: int) -> None:
+        super().__init__()
+        self.s, self.version, self.found = s, version, list[Any]()
+
+    def run(self) -> None:
+        with contextlib.suppress(Exception):  # found is empty then
+            self.found.append(self.s.pull(min_version=self.version)["w"])
+
+
+def is_parked(s: Any) -> bool:
+    return any(row["parked"] for row in s.stats()["shards"])
 
 
 def test_an_owner_that_is_stopped_is_left_to_messages(client):
@@ -160,6 +148,39 @@ def test_an_owner_that_is_stopped_is_left_to_messages(client):
     assert found[2] == 1.0
     assert found[1] in (0.0, 1.0)
     assert s.version == found.sum()
+    s.delete()
+
+
+def test_owners_that_are_killed_or_retire_apply_each_push_once(client):
+    names = list(client.nthreads())[:2]
+    s = by_lane(daskps.create({"w": np.zeros(N)}, name="kept", servers=names, shards=2))
+    opened(s, 2)
+    adder = Adder(s)
+    adder.start()
+    try:
+        for is_killed in (True, False):
+            adder.more(50)
+            before = counts(s)["lane_calls"]
+            victim = s.stats()["shards"][0]["worker"]
+            reader = Reader(s, s.version + 400)
+            reader.start()
+            until(partial(is_parked, s))
+            if is_killed:
+                os.kill(pid_of(client, victim), signal.SIGKILL)
+            else:
+                client.retire_workers([victim])
+            until(partial(is_gone, client, victim))
+            adder.more(50)
+            until(partial(has_more_calls, s, before + 20))
+            reader.join()
+            assert reader.found[0].sum() >= reader.version
+    finally:
+        adder.ended.set()
+        adder.join()
+    assert not adder.errors
+    np.testing.assert_array_equal(s.pull()["w"], adder.added)
+    pushes = [row["version"] for row in s.stats()["shards"]]
+    assert sum(pushes) >= adder.added.sum()
     s.delete()
 
 
