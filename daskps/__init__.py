@@ -26,10 +26,13 @@ from daskps.errors import (
     UnknownParameterError,
 )
 from daskps.store.array import ParameterArray
+from daskps.store.row_grad import RowGrad
 from daskps.store.snapshot import Snapshot
 from daskps.store.specs import ArraySpec
 from daskps.store.store import ParameterStore
 from daskps.store.stores import StoreInfo, create, list_stores, open  # noqa: A004 - used as `daskps.open`, like zarr.open
+from daskps.store.table import ParameterTable
+from daskps.store.table_spec import TableSpec
 from daskps.training.callbacks import Log, ProgressBar
 from daskps.training.data.rows import partition, split_batch
 from daskps.training.fit import TrainResult, run, train
@@ -53,11 +56,13 @@ __all__ = [
     "NotEnoughWorkersError",
     "ParameterArray",
     "ParameterStore",
+    "ParameterTable",
     "ProducerExpiredError",
     "ProgressBar",
     "ProtocolError",
     "PushRejectedError",
     "RoundLostError",
+    "RowGrad",
     "RunCancelledError",
     "ShardBusyError",
     "ShardLostError",
@@ -68,6 +73,7 @@ __all__ = [
     "StoreExistsError",
     "StoreInfo",
     "StoreNotFoundError",
+    "TableSpec",
     "TrainResult",
     "Trainer",
     "UnknownParameterError",

@@ -14,7 +14,7 @@ import numpy as np
 from daskps.errors import LayoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 #: Shards of a store.
 MOST_SHARDS = 16_384
@@ -28,6 +28,11 @@ MOST_DIMENSIONS = 64
 MOST_NBYTES = 2**47
 #: Bytes of all names of parameters together.
 MOST_NAMES_NBYTES = 16 * 2**20
+#: Rows, and their bytes, that one call reads of a table in one shard.
+MOST_ROWS = 65_536
+MOST_ROWS_NBYTES = 2**26
+#: Rows of a table that one step changes in one shard: it must be able to take them back.
+MOST_PUSHED_ROWS = 131_072
 #: Bytes of the name of a store.
 STORE_NAME_NBYTES = 200
 #: Resident trainers of a run.
@@ -53,9 +58,12 @@ def check_shards(shards: Any) -> None:
 
 
 def check_parameters(
-    parameters: Iterable[tuple[str, Any, str]], n: int, shards: int
+    parameters: Iterable[tuple[str, Any, str]],
+    n: int,
+    shards: int,
+    tables: Sequence[tuple[str, int, int, str]] = (),
 ) -> None:
-    """Refuse parameters that are too many, or too large.
+    """Refuse parameters and tables that are too many, or too large.
 
     Parameters
     ----------
@@ -65,18 +73,24 @@ def check_parameters(
         How many there are.
     shards : int
         Into how many shards they are cut.
+    tables : sequence of (name, rows, dim, dtype)
+        Tables of the store.
 
     Raises
     ------
     LayoutError
         Naming what is too large and the limit.
     """
+    n += len(tables)
     if n > MOST_PARAMETERS:
         raise LayoutError(
             f"{n:,} parameters are more than the {MOST_PARAMETERS:,} that a store may "
             f"have; put small ones of a kind together into one array"
         )
     dtypes, names, nbytes = set[str](), 0, 0
+    for name, rows, dim, dtype in tables:
+        names += len(name.encode("utf-8", "surrogatepass"))
+        nbytes += rows * dim * np.dtype(dtype).itemsize
     for name, shape, dtype in parameters:
         if any(type(length) is not int or length < 0 for length in shape):
             raise LayoutError(
@@ -93,7 +107,7 @@ def check_parameters(
         nbytes += math.prod(shape) * np.dtype(dtype).itemsize
     for found, most, what in (
         (
-            n + len(dtypes) * shards,
+            n + (len(dtypes) + len(tables)) * shards,
             MOST_PIECES,
             "pieces that parameters and shards make",
         ),

@@ -29,6 +29,7 @@ LAYERS = {
     "codecs": 1,
     "consistency": 1,
     "init": 1,
+    "row_init": 1,
     "kernels": 1,
     "layout": 1,
     "optim": 1,

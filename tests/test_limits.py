@@ -59,6 +59,7 @@ def request(params, shards):
         client="c",
         session=True,
         params=params,
+        tables=[],
         shards=shards,
         servers="auto",
         rules=b"",

@@ -86,8 +86,13 @@ def show(name: str, scheduler: str | None, as_json: bool) -> None:
         return
     click.echo(f"{found['kind']} store {found['name']!r}, uid {found['uid']}\n")
     columns = ("name", "shape", "dtype", "nbytes", "optimizer")
-    click.echo(table(columns, found["parameters"]))
-    click.echo()
+    if found["parameters"]:
+        click.echo(table(columns, found["parameters"]))
+        click.echo()
+    if found["tables"]:
+        of_rows = ("name", "rows", "dim", "dtype", "nbytes", "optimizer")
+        click.echo(table(of_rows, found["tables"]))
+        click.echo()
     click.echo(table(("shard", "worker", *COUNTERS), found["shards"]))
 
 
@@ -102,7 +107,7 @@ def described(sight: StoreView) -> dict[str, Any]:
     Returns
     -------
     dict
-        name, uid, kind, parameters and shards; plain values throughout.
+        name, uid, kind, parameters, tables and shards; plain values throughout.
     """
     meta = sight.meta
     parameters = [
@@ -115,10 +120,21 @@ def described(sight: StoreView) -> dict[str, Any]:
         }
         for p in meta.layout.parameters
     ]
+    tables = [
+        {
+            "name": t.name,
+            "rows": t.rows,
+            "dim": t.dim,
+            "dtype": t.dtype,
+            "nbytes": t.nbytes,
+            "optimizer": meta.optimizers.get(t.index),
+        }
+        for t in meta.layout.tables
+    ]
     keys = ("shard", "worker", *COUNTERS, "error")
     shards = [{k: row[k] for k in keys if k in row} for row in sight.shards]
     head = {"name": meta.name, "uid": meta.uid, "kind": _kind(meta.session)}
-    return {**head, "parameters": parameters, "shards": shards}
+    return {**head, "parameters": parameters, "tables": tables, "shards": shards}
 
 
 def _reach(scheduler: str | None, look: Callable[[str], Coroutine[Any, Any, T]]) -> T:

@@ -179,6 +179,11 @@ class Layout:
         return {p.name: p for p in self.parameters}
 
     @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names by index: of the parameters, and then of the tables."""
+        return (*(p.name for p in self.parameters), *(t.name for t in self.tables))
+
+    @cached_property
     def table_by_name(self) -> dict[str, Table]:
         """Tables by name."""
         return {t.name: t for t in self.tables}
@@ -209,13 +214,18 @@ class Layout:
                 f"parameter names are str, found {name!r:.60}; to read several "
                 f"parameters use store.pull([...])"
             )
+        if name in self.table_by_name:
+            return UnknownParameterError(
+                f"{name[:60]!r} is a table, not an array; read rows of it with "
+                f"pull(rows={{{name[:60]!r}: ids}}) or store[{name[:60]!r}].pull(ids)"
+            )
         said = f"no parameter {name[:60]!r} in this store; it holds"
         if below := [n for n in self.by_name if n.startswith(f"{name}/")]:
             return UnknownParameterError(
                 f"{said} {_shortened(below)}: nested names are joined with '/'"
             )
-        said = f"{said} {_shortened(list(self.by_name))}"
-        near = difflib.get_close_matches(name[:60], list(self.by_name)[:1000], 1)
+        said = f"{said} {_shortened(self.names)}"
+        near = difflib.get_close_matches(name[:60], self.names[:1000], 1)
         return UnknownParameterError(
             f"{said}; did you mean {near[0]!r}?" if near else said
         )

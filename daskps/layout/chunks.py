@@ -10,12 +10,13 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from daskps.layout.spans import WEIGHTS, Span
+from daskps.layout.spans import ROWS, WEIGHTS, Span
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.layout.arrays import Layout, Parameter, Piece
+    from daskps.layout.tables import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,36 @@ def chunks_of(layout: Layout, parameter: Parameter) -> list[Chunk]:
             parts = _parts(layout, pieces, first * width, last * width)
             found.append(Chunk(last - first, parts))
             first = last
+    return found
+
+
+#: In place of an index: all arrays, but no table.
+ARRAYS = -1
+
+
+def shards_of(layout: Layout, index: int | None) -> list[int]:
+    """Return the shards that have any of a parameter or table; all for all of them."""
+    n = len(layout.parameters)
+    if index is None or index == ARRAYS:
+        return list(range(layout.n_shards))
+    if index < n:
+        return [piece.shard for piece in layout.pieces_of.get(index, ())]
+    every = enumerate(layout.table_pieces)
+    return [
+        shard for shard, of in every if index - n < len(of) and of[index - n].n_rows
+    ]
+
+
+def chunks_of_table(layout: Layout, table: Table) -> list[Chunk]:
+    """Return the rows of each shard that has any; of these none is ever cut."""
+    found = []
+    for shard, pieces in enumerate(layout.table_pieces):
+        piece = pieces[table.index - len(layout.parameters)]
+        if piece.n_rows:
+            position = layout.table_position(shard, table.index)
+            found.append(
+                Chunk(piece.n_rows, ((shard, Span(ROWS, position, 0, piece.size)),))
+            )
     return found
 
 

@@ -83,10 +83,7 @@ def check_ids(ids: Array, rows: int, what: str, error: _Error) -> None:
         return
     at = int(np.flatnonzero(ids.view(np.uint64) >= rows)[0])
     has = f"rows 0 to {rows - 1}" if rows else "no rows"
-    raise error(
-        f"{what} has {has}, found id {ids[at]} at position {at} of {len(ids)}; an "
-        f"unbounded table (rows=None) takes any id"
-    )
+    raise error(f"{what} has {has}, found id {ids[at]} at position {at} of {len(ids)}")
 
 
 def _array(given: Any) -> Array:

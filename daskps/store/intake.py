@@ -23,6 +23,7 @@ from daskps.layout.arrays import (
     compute_dtype,
     flatten,
 )
+from daskps.store.row_grad import RowGrad
 
 if TYPE_CHECKING:
     from daskps.typing import Array
@@ -123,9 +124,11 @@ def gradients(
     UnknownParameterError, NoOptimizerError, PushRejectedError
         For what its name says. Nothing has been changed anywhere.
     """
-    found = {}
+    found, by_name = {}, layout.by_name
     for name, value in plain(given).items():
-        parameter = layout[name]
+        parameter = by_name.get(name)
+        if parameter is None or type(value) is RowGrad:
+            raise _not_taken(layout, name)
         dtype = _COMPUTED.get(parameter.dtype)
         if dtype is None:
             raise PushRejectedError(
@@ -168,11 +171,33 @@ def values(layout: Layout, given: Any, what: str, *, finite: bool) -> dict[int, 
     UnknownParameterError, PushRejectedError
         For what its name says. Nothing has been changed anywhere.
     """
-    found = {}
+    found, by_name = {}, layout.by_name
     for name, value in plain(given).items():
-        p = layout[name]
+        p = by_name.get(name)
+        if p is None or type(value) is RowGrad:
+            raise _not_taken(layout, name)
         found[p.index] = _ready(value, p, p.dtype, what, finite=finite)
     return found
+
+
+def _not_taken(layout: Layout, name: str) -> PushRejectedError:
+    """Return why rows are refused where arrays alone are taken, or raise for a name.
+
+    Handles push rows apart from arrays. So what comes here is of a run, or of an
+    aggregate, and these take none.
+    """
+    if name not in layout.table_by_name:
+        # Says which names there are, where this is none.
+        shape = layout[name].shape
+        return PushRejectedError(
+            f"rows were given for {name[:60]!r}, which is an array of shape {shape}; "
+            f"give it an array of that shape"
+        )
+    return PushRejectedError(
+        f"table {name[:60]!r} was named by a trainer, by the gradients of a run or in "
+        f"aggregate, which takes no rows; push them outside runs, through a handle of "
+        f"the store: store[{name[:60]!r}].push(ids, values)"
+    )
 
 
 def scaled(
@@ -244,7 +269,7 @@ def _ready(value: Any, p: Parameter, dtype: str, what: str, *, finite: bool) -> 
 def look(
     layout: Layout,
     arrays: Mapping[int, Array],
-    advice: Callable[[], str] = lambda: _ADVICE,
+    advice: Callable[[], str] = lambda: ADVICE,
 ) -> None:
     """Look for NaN and Inf in gradients that were checked with ``finite=False``.
 
@@ -267,14 +292,14 @@ def look(
             raise _not_finite(array, layout.parameters[index], "gradient", advice)
 
 
-_ADVICE = (
+ADVICE = (
     "look for them in the data it comes from, lower the learning rate, clip it, or set "
     "the configuration value daskps.finite to 'allow'"
 )
 
 
 def _not_finite(
-    flat: Array, p: Parameter, what: str, advice: Callable[[], str] = lambda: _ADVICE
+    flat: Array, p: Parameter, what: str, advice: Callable[[], str] = lambda: ADVICE
 ) -> PushRejectedError:
     return PushRejectedError(
         f"the {what} of {p.name[:60]!r} has NaN or Inf (as {flat.dtype}); {advice()}"
@@ -288,34 +313,53 @@ def _made_ready(value: Any, p: Parameter, dtype: str, what: str) -> Array:
             f"the {what} of {p.name[:60]!r} has shape {array.shape}, the parameter "
             f"{p.shape}; shapes must be equal, nothing is broadcast"
         )
+    if array.dtype != dtype:
+        name = f"the {what} of {p.name[:60]!r}"
+        array = cast(array, dtype, name, of=f"the parameter {p.dtype}", given=value)
+    return np.ascontiguousarray(array).reshape(-1)
+
+
+def cast(array: Array, dtype: str, what: str, *, of: str, given: Any) -> Array:
+    """Return an array as another dtype, where that loses nothing but digits.
+
+    Parameters
+    ----------
+    array : ndarray
+        The values.
+    dtype : str
+        The dtype.
+    what : str
+        What they are, for messages.
+    of : str
+        What they go to, with its dtype.
+    given : object
+        What the caller has given for them.
+
+    Raises
+    ------
+    PushRejectedError
+        If that cast is not "same_kind".
+    """
     if not (
         np.can_cast(array.dtype, dtype, "same_kind")
-        or _python_ints(value, array, dtype)
+        or _python_ints(given, array, dtype)
     ):
+        wanted = of.rsplit(" ", 1)[-1]
         raise PushRejectedError(
-            f"the {what} of {p.name[:60]!r} has dtype {array.dtype} and the parameter "
-            f"{p.dtype}; that cast is not 'same_kind', convert it yourself with "
-            f".astype({p.dtype!r}) if you mean it"
+            f"{what} has dtype {array.dtype} and {of}; that cast is not 'same_kind', "
+            f"convert it yourself with .astype({wanted!r}) if you mean it"
         )
-    if array.dtype != dtype:
-        array = _cast(array, dtype, p, what)
-    return np.ascontiguousarray(array).reshape(-1)
+    with np.errstate(over="ignore"):
+        found = array.astype(dtype)
+    if dtype not in FLOATS and not np.array_equal(found, array):
+        raise PushRejectedError(f"{what} has values that {dtype} cannot hold")
+    return found
 
 
 def _python_ints(value: Any, array: Array, dtype: str) -> bool:
     """Whether these are Python ints for an integer: NumPy looks at their values too."""
     plain = not hasattr(value, "dtype") and array.dtype.kind in "iu"
     return plain and np.dtype(dtype).kind in "iu"
-
-
-def _cast(array: Array, dtype: str, p: Parameter, what: str) -> Array:
-    with np.errstate(over="ignore"):
-        cast = array.astype(dtype)
-    if dtype not in FLOATS and not np.array_equal(cast, array):
-        raise PushRejectedError(
-            f"the {what} of {p.name[:60]!r} has values that {dtype} cannot hold"
-        )
-    return cast
 
 
 def is_finite(array: Array) -> bool:

@@ -124,6 +124,19 @@ def not_written_in_part(name: str) -> TypeError:
     )
 
 
+def not_a_row(name: str, *, read: bool) -> TypeError:
+    """Return what to say to those who index a table, or make an array of it."""
+    if read:
+        return TypeError(
+            f"{name!r} is a table: store[{name!r}].pull(ids) reads the rows of these "
+            f"ids, .to_dask_array() all of them where they are"
+        )
+    return TypeError(
+        f"store[{name!r}][...] = value writes nothing to the workers; use "
+        f"store[{name!r}].assign(ids, values), or .add(ids, deltas)"
+    )
+
+
 def not_deleted(name: Any) -> TypeError:
     """Return what to say to those who delete a parameter."""
     return TypeError(

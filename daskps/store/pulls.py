@@ -8,6 +8,7 @@ from daskps import config
 from daskps.cluster.caller import routes
 from daskps.store.arguments import least_version
 from daskps.store.handle import Handle
+from daskps.store.row_targets import pulled
 from daskps.store.targets import target_of
 
 if TYPE_CHECKING:
@@ -37,18 +38,22 @@ class Readable(Handle):
         self,
         names: str | Iterable[str] | None = None,
         *,
+        rows: Mapping[str, Any] | None = None,
         out: Mapping[str, Array] | None = None,
         min_version: int | None = None,
         timeout: Any = DEFAULT,
     ) -> Any:
-        """Read parameters.
+        """Read parameters, and rows of tables.
 
         Parameters
         ----------
         names : str or iterable of str, optional
-            Which parameters; all by default.
+            Which parameters; all by default, and with ``()`` none.
+        rows : mapping of str to array_like of int, optional
+            Ids of the rows to read, by the names of tables. Without it none are read.
         out : mapping of str to ndarray, optional
-            Arrays of the parameters' shapes and dtypes to fill; they are returned.
+            Arrays of the parameters' shapes and dtypes to fill, of rows with the shape
+            of the ids and then that of a row; they are returned.
         min_version : int or Version, optional
             Wait until this version is reached: exactly the shards and versions of a
             :class:`Version`, or by every shard the pull touches.
@@ -58,14 +63,16 @@ class Readable(Handle):
         Returns
         -------
         dict of str to ndarray
-            What each shard held at one version; shards may differ in theirs.
+            What each shard held at one version; shards may differ in theirs. More than
+            65,536 rows of a table are read part by part, each of one version.
 
         Raises
         ------
         UnknownParameterError, ShardLostError, StoreClosedError, TimeoutError
             For what its name says.
         ValueError, TypeError
-            For an `out` that does not fit, and a `min_version` that no store reaches.
+            For ids that a table does not have, an `out` that does not fit, and a
+            `min_version` that no store reaches.
 
         Notes
         -----
@@ -82,10 +89,11 @@ class Readable(Handle):
         True
         """
         known = None
-        if out is not None and min_version is None:
+        if out is not None and min_version is None and rows is None:
             known = self._at_hand()
         if known is None:
-            return self._do(self._pulling(names, out, min_version), timeout, "a pull")
+            make = self._pulling(names, out, min_version, rows)
+            return self._do(make, timeout, "a pull")
         # Into arrays as before: all of it is ready.
         deadline = self._deadline(timeout, "a pull")
         found: Any = known.reads.read(names, out, 0, deadline)
@@ -100,6 +108,7 @@ class Readable(Handle):
         self,
         names: str | Iterable[str] | None = None,
         *,
+        rows: Mapping[str, Any] | None = None,
         out: Mapping[str, Array] | None = None,
         min_version: int | None = None,
         timeout: Any = DEFAULT,
@@ -108,7 +117,7 @@ class Readable(Handle):
 
         Parameters
         ----------
-        names, out, min_version, timeout
+        names, rows, out, min_version, timeout
             As in :meth:`pull`. `out` belongs to the pull until it is done.
 
         Returns
@@ -133,7 +142,7 @@ class Readable(Handle):
         # One deadline for all of it, from here on.
         deadline = self._deadline(timeout, "a pull")
         link = self._bind()
-        make = self._pulling(names, out, min_version)
+        make = self._pulling(names, out, min_version, rows)
         return link.start(lambda: self._do_async(link, make, deadline))
 
     def _pulling(
@@ -141,13 +150,18 @@ class Readable(Handle):
         names: str | Iterable[str] | None,
         out: Mapping[str, Array] | None,
         min_version: int | None,
+        rows: Mapping[str, Any] | None = None,
     ) -> Callable[[StoreMap], Request]:
         """Return what plans a pull."""
         least = least_version(min_version)
 
         def make(meta: StoreMap) -> Request:
-            target = target_of(meta, names, out)
-            return routes.read(meta, target, least)
+            if rows is None:
+                return routes.read(meta, target_of(meta, names, out), least)
+            calls = [
+                routes.read(meta, t, least) for t in pulled(meta, names, rows, out)
+            ]
+            return calls[0]._replace(rest=tuple(calls[1:]))
 
         return make
 
@@ -160,8 +174,8 @@ class Readable(Handle):
 
     @property
     def names(self) -> list[str]:
-        """Names of the parameters, in order."""
-        return [p.name for p in self.layout.parameters]
+        """Names of the arrays, in order, and then those of the tables."""
+        return [*self.layout.names]
 
     @property
     def layout(self) -> Layout:
@@ -180,11 +194,10 @@ class Readable(Handle):
 
     @property
     def optimizer(self) -> dict[str, str]:
-        """For each parameter with an update rule, the rule's repr."""
+        """For each array or table with an update rule, the rule's repr."""
         meta = self._attached().meta
-        return {
-            meta.layout.parameters[i].name: rule for i, rule in meta.optimizers.items()
-        }
+        names = meta.layout.names
+        return {names[i]: rule for i, rule in meta.optimizers.items()}
 
     @property
     def version(self) -> Any:
@@ -245,10 +258,10 @@ class Readable(Handle):
         return self._ask("stats", finish, timeout)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.layout.by_name
+        return name in self.layout.by_name or name in self.layout.table_by_name
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
 
     def __len__(self) -> int:
-        return len(self.layout.parameters)
+        return len(self.layout.names)

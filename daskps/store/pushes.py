@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps import config
 from daskps.cluster.caller import routes
-from daskps.cluster.caller.routes import ADD, ASSIGN, GRADIENT, Request, Step, Target
+from daskps.cluster.caller.routes import ADD, ASSIGN, GRADIENT, Request, Step
 from daskps.errors import PushRejectedError, UnknownParameterError
-from daskps.store import intake
+from daskps.layout.ids import as_ids
+from daskps.store import intake, row_intake
 from daskps.store.arguments import flag, number
 from daskps.store.pulls import Readable
+from daskps.store.row_grad import RowGrad
 from daskps.store.targets import target_of
 
 if TYPE_CHECKING:
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.link import CallFuture
     from daskps.cluster.caller.shard_map import StoreMap
+    from daskps.cluster.caller.targets import Target
     from daskps.typing import Array
     from daskps.version import Version
 
@@ -96,12 +100,16 @@ class Writable(Readable):
         def make(meta: StoreMap) -> Request:
             where = target(meta)
             finite = config.check_finite()
-            arrays = intake.gradients(
-                meta.layout, meta.optimizers, grads, finite=finite
-            )
+            layout, rules = meta.layout, meta.optimizers
+            dense, named = row_intake.parted(layout, grads)
+            arrays = intake.gradients(layout, rules, dense, finite=finite)
             if factor != 1.0:
-                arrays = intake.scaled(meta.layout, arrays, factor, finite=finite)
-            return routes.push(meta, arrays, step, target=where)
+                arrays = intake.scaled(layout, arrays, factor, finite=finite)
+            if not named:
+                return routes.push(meta, arrays, step, target=where)
+            check = partial(row_intake.gradients, weight=factor, finite=finite)
+            rows = check(layout, rules, named)
+            return routes.push(meta, arrays, step, target=where, rows=rows)
 
         return make
 
@@ -233,18 +241,25 @@ class Writable(Readable):
         missing: bool = True,
     ) -> Callable[[StoreMap], Request]:
         def make(meta: StoreMap) -> Request:
+            layout = meta.layout
             named = intake.plain(given)
             if extra:
-                named = {n: v for n, v in named.items() if n in meta.layout.by_name}
-            absent = [n for n in meta.layout.by_name if n not in named]
+                held = layout.by_name.keys() | layout.table_by_name.keys()
+                named = {n: v for n, v in named.items() if n in held}
+            absent = [n for n in layout.by_name if n not in named]
             if absent and not missing:
                 raise UnknownParameterError(
                     f"no value for {absent[:8]}; name all parameters or pass "
                     f"allow_missing=True"
                 )
-            finite = config.check_finite()
-            arrays = intake.values(meta.layout, named, what, finite=finite)
-            return routes.push(meta, arrays, Step(kind=kind))
+            finite, step = config.check_finite(), Step(kind=kind)
+            dense, of_tables = row_intake.parted(layout, named)
+            arrays = intake.values(layout, dense, what, finite=finite)
+            calls = row_intake.values(layout, of_tables, what, finite=finite)
+            first, *others = calls
+            rest = tuple([routes.push(meta, {}, step, rows=rows) for rows in others])
+            request = routes.push(meta, arrays, step, rows=first)
+            return request._replace(rest=rest) if rest else request
 
         return make
 
@@ -288,7 +303,11 @@ class Writable(Readable):
         return self._do(make, timeout, "a pushpull", producer=True)
 
 
-def _copied(name: str, value: Any) -> Array:
+def _copied(name: str, value: Any) -> Array | RowGrad:
     # Checked before it is copied: a copy would have lost a mask.
     what = f"the gradient of {name[:60]!r}"
+    if isinstance(value, RowGrad):
+        ids, shape = as_ids(value.ids, f"table {name[:60]!r}", PushRejectedError)
+        values = intake.as_array(value.values, what, PushRejectedError)
+        return RowGrad(ids.copy().reshape(shape), values.copy())
     return intake.as_array(value, what, PushRejectedError).copy()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.layout.arrays import Layout, Parameter
+    from daskps.layout.tables import Table
 
 _TEMPLATES = str(Path(__file__).parent / "widgets")
 if _TEMPLATES not in TEMPLATE_PATHS:
@@ -29,12 +30,19 @@ def store_line(name: str, meta: StoreMap | None) -> str:
     if meta is None:
         return f"<daskps.ParameterStore {name!r}>"
     layout = meta.layout
-    n, k, w = len(layout.parameters), layout.n_shards, len(set(meta.owners))
+    k, w = layout.n_shards, len(set(meta.owners))
     return (
-        f"<daskps.ParameterStore {name!r}: {counted(n, 'parameter')}, "
+        f"<daskps.ParameterStore {name!r}: {_counted(layout)}, "
         f"{format_bytes(layout.nbytes)}, {counted(k, 'shard')} on "
         f"{counted(w, 'worker')}>"
     )
+
+
+def _counted(layout: Layout) -> str:
+    """Return how many parameters and tables there are, in words."""
+    arrays, tables = len(layout.parameters), len(layout.tables)
+    said = [counted(arrays, "parameter")] if arrays or not tables else []
+    return ", ".join([*said, counted(tables, "table")] if tables else said)
 
 
 def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -100,19 +108,25 @@ def snapshot_html(name: str, version: int, layout: Layout) -> str:
     """Return the table of a snapshot's parameters."""
     heads = ("parameter", "shape", "dtype", "bytes")
     rows = [_about(p) for p in layout.parameters]
-    return html_tables(snapshot_line(name, version, layout), (heads, rows))
+    of_tables = ("table", "rows", "dim", "dtype", "bytes")
+    tables = [_about_table(t) for t in layout.tables]
+    line = snapshot_line(name, version, layout)
+    return html_tables(line, (heads, rows), (of_tables, tables))
 
 
 def _about(p: Parameter) -> tuple[str, str, str, str]:
     return p.name, str(p.shape), p.dtype, format_bytes(p.nbytes)
 
 
+def _about_table(t: Table) -> tuple[str, str, str, str, str]:
+    return t.name, f"{t.rows:,}", str(t.dim), t.dtype, format_bytes(t.nbytes)
+
+
 def snapshot_line(name: str, version: int, layout: Layout) -> str:
     """Return the one-line form of a snapshot."""
-    n = len(layout.parameters)
     return (
         f"<daskps.Snapshot of store {name!r} at version {version}: "
-        f"{counted(n, 'parameter')}, {format_bytes(layout.nbytes)}>"
+        f"{_counted(layout)}, {format_bytes(layout.nbytes)}>"
     )
 
 
@@ -124,6 +138,9 @@ def store_html(name: str, meta: StoreMap | None, versions: Sequence[int]) -> str
     layout = meta.layout
     parameters = [
         (*_about(p), meta.optimizers.get(p.index, "none")) for p in layout.parameters
+    ]
+    tables = [
+        (*_about_table(t), meta.optimizers.get(t.index, "none")) for t in layout.tables
     ]
     told = dict(enumerate(versions))
     shards = [
@@ -138,7 +155,48 @@ def store_html(name: str, meta: StoreMap | None, versions: Sequence[int]) -> str
     return html_tables(
         line,
         (("parameter", "shape", "dtype", "bytes", "optimizer"), parameters),
+        (("table", "rows", "dim", "dtype", "bytes", "optimizer"), tables),
         (("shard", "worker", "bytes", "version"), shards),
+    )
+
+
+def table_html(t: Table, store: str, meta: StoreMap | None) -> str:
+    """Return the table of a table of rows, and which shard has which of them.
+
+    Parameters
+    ----------
+    t : Table
+        The table.
+    store : str
+        Name of its store.
+    meta : StoreMap or None
+        What is known of the store.
+
+    Returns
+    -------
+    str
+        HTML.
+    """
+    line = (
+        f"<daskps.ParameterTable {t.name!r}: {t.rows:,} rows of {t.dim} {t.dtype}, "
+        f"{format_bytes(t.nbytes)}, of store {store!r}>"
+    )
+    if meta is None:
+        return html_tables(line)
+    n = len(meta.layout.parameters)
+    pieces = [of[t.index - n] for of in meta.layout.table_pieces]
+    shards = [
+        (
+            str(p.shard),
+            owner,
+            f"{p.first_row:,}",
+            f"{p.n_rows:,}",
+            format_bytes(p.nbytes),
+        )
+        for p, owner in zip(pieces, meta.owners, strict=True)
+    ]
+    return html_tables(
+        line, (("shard", "worker", "first row", "rows", "bytes"), shards)
     )
 
 

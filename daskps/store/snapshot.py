@@ -9,7 +9,7 @@ import numpy as np
 from dask.tokenize import tokenize
 
 from daskps.cluster.caller import snapshots
-from daskps.layout.chunks import chunks_of
+from daskps.layout.chunks import chunks_of, chunks_of_table
 from daskps.store.repr import snapshot_html, snapshot_line
 
 if TYPE_CHECKING:
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from daskps.cluster.host.snapshot_copies import CopyGroup
     from daskps.cluster.wire.deadline import Deadline
     from daskps.layout.arrays import Layout, Parameter
+    from daskps.layout.chunks import Chunk
     from daskps.layout.spans import Span
+    from daskps.layout.tables import Table
     from daskps.store.handle import Handle
     from daskps.typing import Array
     from daskps.version import Version
@@ -101,18 +103,22 @@ class Snapshot(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._arrays:
-            parameter = self._taken.layout[name]
-            self._arrays[name] = dask_array(self._taken, parameter)
+            taken, table = self._taken, self.layout.table_by_name.get(name)
+            self._arrays[name] = (
+                dask_array(taken, self.layout[name])
+                if table is None
+                else dask_table(taken, table)
+            )
         return self._arrays[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._taken.layout.by_name
+        return name in self.layout.by_name or name in self.layout.table_by_name
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._taken.layout.by_name)
+        return iter([*self.layout.by_name, *self.layout.table_by_name])
 
     def __len__(self) -> int:
-        return len(self._taken.layout.parameters)
+        return len(self.layout.parameters) + len(self.layout.tables)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Snapshot):
@@ -155,17 +161,40 @@ def dask_array(taken: Taken, parameter: Parameter, *, alone: bool = False) -> An
     dask.array.Array
         A small layer of tasks over the futures of the copies.
     """
+    pieces, shape = taken.layout.pieces_of[parameter.index], parameter.shape
+    if not pieces:
+        import dask.array as da
+
+        return da.zeros(shape, dtype=parameter.dtype, chunks=shape)
+    chunks = chunks_of(taken.layout, parameter)
+    about = parameter.index, shape, parameter.dtype
+    return _array_of(taken, about, chunks, [p.shard for p in pieces], alone=alone)
+
+
+def dask_table(taken: Taken, table: Table, *, alone: bool = False) -> Any:
+    """Return one table of a snapshot as a dask array; see :func:`dask_array`."""
+    chunks = chunks_of_table(taken.layout, table)
+    about = table.index, (table.rows, table.dim), table.dtype
+    return _array_of(taken, about, chunks, [c.home for c in chunks], alone=alone)
+
+
+def _array_of(
+    taken: Taken,
+    about: tuple[int, tuple[int, ...], str],
+    chunks: Sequence[Chunk],
+    shards: Sequence[int],
+    *,
+    alone: bool,
+) -> Any:
+    """Return chunks of these shards as an array of that index, shape and dtype."""
     import dask.array as da
     from dask._task_spec import Task, TaskRef
     from dask.highlevelgraph import HighLevelGraph
 
-    pieces, shape = taken.layout.pieces_of[parameter.index], parameter.shape
-    if not pieces:
-        return da.zeros(shape, dtype=parameter.dtype, chunks=shape)
-    chunks = chunks_of(taken.layout, parameter)
+    index, shape, dtype = about
     versions = dict(taken.version.pairs)
-    told = [(piece.shard, versions[piece.shard]) for piece in pieces]
-    token = tokenize(taken.uid, parameter.index, told, alone)
+    told = [(shard, versions[shard]) for shard in shards]
+    token = tokenize(taken.uid, index, told, alone)
     name = f"daskps-snapshot-array-{token}"
     # Also what a row has in another shard is with its home, see `take_copies`.
     homes = [taken.futures[chunk.home] for chunk in chunks]
@@ -182,7 +211,7 @@ def dask_array(taken: Taken, parameter: Parameter, *, alone: bool = False) -> An
     along = (tuple(chunk.rows for chunk in chunks),) if shape else ()
     rest = tuple((n,) for n in shape[1:])
     array: Any = da.Array
-    return array(graph, name, along + rest, dtype=np.dtype(parameter.dtype))
+    return array(graph, name, along + rest, dtype=np.dtype(dtype))
 
 
 def assemble(

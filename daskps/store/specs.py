@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from daskps.layout.arrays import DTYPES, FLOATS, flatten
 from daskps.limits import STORE_NAME_NBYTES, check_parameters, check_shards
 from daskps.optim import Rule, resolve
 from daskps.store.arguments import flag, whole
-from daskps.store.intake import spec_of
+from daskps.store.intake import cast, spec_of
+from daskps.store.table_spec import TableSpec
 
 if TYPE_CHECKING:
     from daskps.typing import Array
@@ -93,34 +94,81 @@ def blueprint(
     # Before anything of their number is made; once more when their shapes are known.
     check_parameters((), len(flat), number or 1)
     shapes: dict[str, tuple[tuple[int, ...], str]] = {}
-    arrays: dict[int, Array] = {}
-    collections: dict[int, Any] = {}
-    initializers: dict[int, Any] = {}
-    for index, (key, value) in enumerate(flat.items()):
+    values = _Values()
+    of_tables = {n: v for n, v in flat.items() if isinstance(v, TableSpec)}
+    dense = {n: v for n, v in flat.items() if n not in of_tables}
+    for index, (key, value) in enumerate(dense.items()):
         _encoded(key, "parameter name", LayoutError)
         if isinstance(value, ArraySpec):
             shapes[key] = (value.shape, value.dtype)
-            initializers[index] = value.init
-        elif hasattr(value, "__dask_graph__"):
-            shapes[key], collections[index] = _collection(key, value)
+            values.initializers[index] = value.init
         else:
-            array = spec_of(value, key)
-            shapes[key] = (array.shape, array.dtype.name)
-            arrays[index] = np.ascontiguousarray(array).reshape(-1)
-    rows = ((key, shape, dtype) for key, (shape, dtype) in shapes.items())
-    check_parameters(rows, len(shapes), number or 1)
+            shapes[key] = values.take(index, key, value)
+    tables = {n: (t.rows, t.dim, t.dtype) for n, t in of_tables.items()}
+    check_parameters(
+        ((key, shape, dtype) for key, (shape, dtype) in shapes.items()),
+        len(shapes),
+        number or 1,
+        [(key, *table) for key, table in tables.items()],
+    )
+    for index, (key, spec) in enumerate(of_tables.items(), len(dense)):
+        _encoded(key, "table name", LayoutError)
+        values.take_table(index, key, spec)
     return Blueprint(
         name=None if name is None else checked_name(name),
         shapes=shapes,
-        arrays=arrays,
-        collections=collections,
-        initializers=initializers,
-        rules=_rules(optimizer, shapes),
+        tables=tables,
+        arrays=values.arrays,
+        collections=values.collections,
+        initializers=values.initializers,
+        rules=_rules(optimizer, {n: d for n, (_, d) in shapes.items()}, tables),
         shards=number,
         servers=_checked_servers(servers),
         seed=whole(seed, "seed", least=0),
         overwrite=flag(overwrite, "overwrite"),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """Where initial values come from, by the index of a parameter or table."""
+
+    arrays: dict[int, Array] = field(default_factory=dict)
+    collections: dict[int, Any] = field(default_factory=dict)
+    initializers: dict[int, Any] = field(default_factory=dict)
+
+    def take(self, index: int, key: str, value: Any) -> tuple[tuple[int, ...], str]:
+        """Take values in an array or a dask array; return shape and dtype."""
+        if hasattr(value, "__dask_graph__"):
+            about, self.collections[index] = _collection(key, value)
+            return about
+        array = spec_of(value, key)
+        self.arrays[index] = np.ascontiguousarray(array).reshape(-1)
+        return array.shape, array.dtype.name
+
+    def take_table(self, index: int, key: str, spec: TableSpec) -> None:
+        """Take what the rows of a table are at first."""
+        if not spec.has_values:
+            self.initializers[index] = spec.init
+            return
+        rows = spec.init
+        shape, dtype = self.take(index, key, rows)
+        if shape != (spec.rows, spec.dim) or not np.can_cast(
+            dtype, spec.dtype, "same_kind"
+        ):
+            raise LayoutError(
+                f"init of table {key[:60]!r} has shape {shape} and dtype {dtype}, the "
+                f"table ({spec.rows}, {spec.dim}) and {spec.dtype}; make them equal"
+            )
+        if index in self.arrays and dtype != spec.dtype:
+            of = f"the table {spec.dtype}"
+            self.arrays[index] = cast(
+                self.arrays[index],
+                spec.dtype,
+                f"init of table {key[:60]!r}",
+                of=of,
+                given=rows,
+            )
 
 
 def _collection(key: str, value: Any) -> tuple[tuple[tuple[int, ...], str], Any]:
@@ -167,18 +215,22 @@ def _checked_chunk(chunk: Any, key: str, block_info: Any = None) -> Array:
 
 
 def _rules(
-    optimizer: Any, shapes: Mapping[str, tuple[tuple[int, ...], str]]
+    optimizer: Any,
+    arrays: Mapping[str, str],
+    tables: Mapping[str, tuple[int, int, str]],
 ) -> dict[int, Rule]:
+    """Return the rules by index, that of the arrays first and then of the tables."""
     if optimizer is None:
         return {}
-    floats = [n for n, (_, dtype) in shapes.items() if dtype in FLOATS]
+    dtypes = {**arrays, **{n: dtype for n, (_, _, dtype) in tables.items()}}
+    floats = [n for n, dtype in dtypes.items() if dtype in FLOATS]
     if not floats and isinstance(optimizer, Rule):
         raise LayoutError(
             "the store has no float parameter, so an optimizer has nothing to do; "
             "leave optimizer= out"
         )
     resolved = resolve(optimizer, floats)
-    return {i: resolved[n] for i, n in enumerate(shapes) if n in resolved}
+    return {i: resolved[n] for i, n in enumerate(dtypes) if n in resolved}
 
 
 def checked_name(name: Any) -> str:

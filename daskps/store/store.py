@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from daskps.store.mistaken import (
 )
 from daskps.store.pushes import Writable
 from daskps.store.snapshot import Snapshot, taken_by
+from daskps.store.table import ParameterTable
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.client import ShardClient
@@ -155,14 +157,19 @@ class ParameterStore(Writable):
         """
         return taken_by(self, None, Snapshot, what="a snapshot", timeout=timeout)
 
-    def __getitem__(self, name: str) -> ParameterArray:
-        return ParameterArray(self, self.layout[name])
+    def __getitem__(self, name: str) -> Any:
+        layout, found = self.layout, None
+        with contextlib.suppress(TypeError):  # of what is no name, as below
+            found = layout.table_by_name.get(name)
+        if found is not None:
+            return ParameterTable(self, found)
+        return ParameterArray(self, layout[name])
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             meta = None if name.startswith("_") else self._meta_if_known()
-            names = None if meta is None else meta.layout.by_name
+            names = None if meta is None else meta.layout.names
             raise no_store_attribute(self, name, names)
 
         def __setattr__(self, name: str, value: Any) -> None:

@@ -12,8 +12,8 @@ from daskps.cluster.caller import routes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from daskps.cluster.caller.routes import Target
     from daskps.cluster.caller.shard_map import StoreMap
+    from daskps.cluster.caller.targets import Target
     from daskps.typing import Array
 
 
@@ -32,11 +32,7 @@ def target_of(
     """Return where a pull goes: new arrays, or those of `out`."""
     if names is None and out is None:
         return routes.whole(meta)
-    if out is not None and not isinstance(out, (dict, Mapping)):
-        raise TypeError(
-            f"out is a mapping of parameter names to arrays, found "
-            f"{type(out).__name__}; pass {{'w': array}}"
-        )
+    out = None if out is None else checked_mapping(out)
     chosen = chosen_names(meta, names if names is not None else out)
     if out is not None and (unasked := [n for n in out if n not in chosen]):
         raise ValueError(
@@ -65,6 +61,18 @@ def target_of(
         return dict(arrays)
 
     return routes.into(meta, flats, finish)
+
+
+def checked_mapping(out: Any) -> Mapping[str, Array]:
+    """Return a mapping of names to arrays, or refuse what is none."""
+    if out is None:
+        return {}
+    if not isinstance(out, (dict, Mapping)):
+        raise TypeError(
+            f"out is a mapping of parameter names to arrays, found "
+            f"{type(out).__name__}; pass {{'w': array}}"
+        )
+    return out
 
 
 def chosen_names(meta: StoreMap, names: Any) -> list[str]:

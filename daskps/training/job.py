@@ -18,6 +18,7 @@ from daskps.cluster.runs.parts import threads_of
 from daskps.cluster.runs.spec import Launch
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import DaskPSError
+from daskps.layout.chunks import ARRAYS
 from daskps.store.store import ParameterStore
 from daskps.training import advice
 from daskps.training import callbacks as callbacks_module
@@ -237,7 +238,7 @@ class Job:
         shards = await self.store._attach(self.store._bind())
         what = f"the snapshot that is validated of store {self.store.name!r}"
         taken = await snapshots.take_snapshot(
-            shards, None, Deadline(config.deadline(), what)
+            shards, ARRAYS, Deadline(config.deadline(), what)
         )
         return lambda: snapshots.values(taken)
 

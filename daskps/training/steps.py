@@ -16,7 +16,6 @@ from daskps.cluster.caller.routes import (
     GRADIENT,
     MODEL,
     Computed,
-    Target,
     load_rules,
     whole,
 )
@@ -29,6 +28,7 @@ from daskps.usercode import user_code
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.shard_map import StoreMap
+    from daskps.cluster.caller.targets import Target
     from daskps.typing import Array
 
 _GRADIENT = user_code("the gradient")

@@ -11,7 +11,7 @@ from daskps.training.overlap.ahead import Ahead
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from daskps.cluster.caller.routes import Target
+    from daskps.cluster.caller.targets import Target
     from daskps.typing import Array
     from daskps.version import Version
 

@@ -18,7 +18,7 @@ import pytest
 from distributed.core import Status
 
 import daskps
-from daskps import config, optim
+from daskps import RowGrad, TableSpec, config, optim
 from daskps.cluster.directory import adopters
 from daskps.cluster.machine.folder import folder_of
 from tests.support import local_cluster, until
@@ -92,7 +92,11 @@ def add_one_by_one(handle, start, step, acknowledged):
     for i in range(start, N_PUSHES, step):
         delta = np.zeros(N_PUSHES)
         delta[i] = 1
-        handle.add({"w": delta})
+        # A row of each shard, and one of them named twice.
+        ids = [*range(i, 4 * N_PUSHES, N_PUSHES), i]
+        ones = np.full((5, 1), 1.0)
+        ones[[0, 4]] = 0.5
+        handle.add({"w": delta, "t": RowGrad(ids, ones)})
         acknowledged.append(i)
 
 
@@ -105,7 +109,8 @@ def add_as_a_task(handle, start, step):
 def test_acknowledged_pushes_count_once(machine, workers):
     """Two threads and a task push while the owner dies, then its adopter."""
     a, b, _, d = workers
-    s = daskps.create({"w": np.zeros(N_PUSHES)}, servers=[a, b], shards=4)
+    params = {"w": np.zeros(N_PUSHES), "t": TableSpec(4 * N_PUSHES, 1, "float64")}
+    s = daskps.create(params, servers=[a, b], shards=4)
     asleep = pickle.loads(pickle.dumps(s))
     before = asleep.placement
     owners = owners_of(machine, s)
@@ -133,13 +138,16 @@ def test_acknowledged_pushes_count_once(machine, workers):
         thread.join()
     assert len(acknowledged) + len(task.result()) >= N_PUSHES - N_PUSHES // 3
     np.testing.assert_array_equal(s["w"].pull(), 1.0)
+    np.testing.assert_array_equal(s["t"].pull(s["t"].ids()), 1.0)
     rows = s.stats()["shards"]
     assert [row["generation"] for row in rows] == [*moved, 1, 1]
     assert [row["version"] for row in rows] == [N_PUSHES] * 4
     assert {row["worker"] for row in rows[2:]} == {b}
     # A handle that has heard of nothing finds its way, also to copies.
     assert asleep._attached().meta.owners == before
-    np.testing.assert_array_equal(asleep.snapshot()["w"].compute(), 1.0)
+    taken = asleep.snapshot()
+    np.testing.assert_array_equal(taken["w"].compute(), 1.0)
+    np.testing.assert_array_equal(taken["t"].compute(), 1.0)
     np.testing.assert_array_equal(asleep["w"].pull(), 1.0)
     actions = [e["action"] for e in events(machine, s)]
     assert "shards-lost" not in actions
@@ -154,13 +162,16 @@ def steps(s, n, between=lambda i: None):
     rng = np.random.default_rng(7)
     for i in range(n):
         between(i)
-        s.push({"w": rng.standard_normal(64), "b": rng.standard_normal(3)})
-    return {name: value.tobytes() for name, value in s.pull().items()}
+        rows = RowGrad(rng.integers(0, 20, 6), rng.standard_normal((6, 2)))
+        grads = {"w": rng.standard_normal(64), "b": rng.standard_normal(3)}
+        s.push({**grads, "t": rows} if i % 3 else {"t": rows})
+    found = s.pull(rows={"t": range(20)})
+    return {name: value.tobytes() for name, value in found.items()}
 
 
 def test_optimizer_slots_survive(machine, workers):
     """Adam goes on with its moments and step counts: the same bits."""
-    params = {"w": np.zeros(64), "b": np.ones(3)}
+    params = {"w": np.zeros(64), "b": np.ones(3), "t": TableSpec(20, 2, "f8")}
     s, twin = (
         daskps.create(params, optimizer=optim.Adam(0.1), servers=[w], shards=2)
         for w in workers[:2]
@@ -194,14 +205,17 @@ def die_before_answering(dask_worker):
 def test_push_whose_answer_was_lost_counts_once(machine, workers):
     """It was applied; the adopter knows it again, the other shard it never left."""
     a, b = workers[:2]
-    s = daskps.create({"w": np.zeros(8)}, servers=[a, b])
+    params = {"w": np.zeros(8), "t": TableSpec(8, 2)}
+    s = daskps.create(params, servers=[a, b])
     far = pickle.loads(pickle.dumps(s))
     ways = ("process", "machine", "lane")
     with dask.config.set({f"daskps.ways.{way}": False for way in ways}):
         far._attached()
     machine.run(die_before_answering, workers=[a])
-    assert far.add({"w": np.ones(8)}) == 1
+    rows = RowGrad([1, 6, 1], np.ones((3, 2)))
+    assert far.add({"w": np.ones(8), "t": rows}) == 1
     np.testing.assert_array_equal(s["w"].pull(), 1.0)
+    assert s["t"].pull([0, 1, 6]).tolist() == [[0, 0], [2, 2], [1, 1]]
     rows = s.stats()["shards"]
     assert [row["duplicates"] for row in rows] == [1, 0]
     assert [row["generation"] for row in rows] == [2, 1]

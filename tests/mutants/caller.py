@@ -6,6 +6,33 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        "rows-go-to-their-shards-alone",
+        "daskps.cluster.caller.routes:push",
+        "everywhere = everywhere or bool(rows)",
+        "everywhere = bool(everywhere)",
+        (
+            "tests/cluster/caller/test_row_routes.py::test_a_push_of_rows_is_meant_for_all_shards",
+        ),
+    ),
+    Mutant(
+        "rows-are-answered-in-the-order-of-shards",
+        "daskps.cluster.caller.row_routes:RowSlice.fill",
+        "flats[self.number].reshape(-1, dim)[self.at] = rows.reshape(-1, dim)",
+        "flats[self.number].reshape(-1, dim)[: len(self.asked.ids)] = rows.reshape(-1, dim)",
+        (
+            "tests/cluster/caller/test_row_routes.py::test_answers_go_where_they_were_asked_for",
+        ),
+    ),
+    Mutant(
+        "rows-of-other-shards-are-taken",
+        "daskps.cluster.wire.rows:_holds",
+        "return piece.first_row <= low and high < piece.first_row + piece.n_rows",
+        "return low >= 0 and high < piece.table.rows",
+        (
+            "tests/cluster/wire/test_rows.py::test_a_read_of_rows_that_are_not_there_is_refused",
+        ),
+    ),
+    Mutant(
         "pushes-ahead-of-the-window",
         "daskps.cluster.caller.producer:Producer._begin",
         "if self._next - floor >= self.SPREAD:",

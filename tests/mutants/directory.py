@@ -180,7 +180,7 @@ MUTANTS = (
     Mutant(
         "absurd-number-of-parameters-is-built",
         "daskps.cluster.directory.placement:reserve",
-        "check_parameters(wanted.params, len(wanted.params), n_shards)",
+        "check_parameters(of_arrays, len(of_arrays), n_shards, tables)",
         "pass",
         ("tests/test_limits.py::test_an_absurd_store_is_refused_by_the_directory",),
     ),

@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "cast-that-loses-the-meaning",
-        "daskps.store.intake:_made_ready",
+        "daskps.store.intake:cast",
         'np.can_cast(array.dtype, dtype, "same_kind")',
         'np.can_cast(array.dtype, dtype, "unsafe")',
         ("tests/store/test_intake.py::test_casts_that_lose_the_meaning_are_refused",),
@@ -28,9 +28,9 @@ MUTANTS = (
     ),
     Mutant(
         "integer-that-does-not-fit",
-        "daskps.store.intake:_cast",
-        "if dtype not in FLOATS and not np.array_equal(cast, array):",
-        "if dtype in FLOATS and not np.array_equal(cast, array):",
+        "daskps.store.intake:cast",
+        "if dtype not in FLOATS and not np.array_equal(found, array):",
+        "if dtype in FLOATS and not np.array_equal(found, array):",
         ("tests/store/test_intake.py::test_casts_that_lose_the_meaning_are_refused",),
     ),
     Mutant(

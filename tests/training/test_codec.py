@@ -17,7 +17,8 @@ from daskps.cluster.host import host as hosts
 from daskps.cluster.host.contributions import Contribution, Contributions, RoundId
 from daskps.cluster.host.reductions import sums
 from daskps.cluster.wire import encoding as words
-from daskps.cluster.wire.messages import INLINE_NBYTES, Call
+from daskps.cluster.wire.messages import Call
+from daskps.cluster.wire.payloads import INLINE_NBYTES
 from daskps.layout.arrays import Layout
 from tests.support import WAYS, gen_cluster, mostly_inside
 

@@ -58,6 +58,9 @@ class FarByLane(Far):
         # Pieces that a caller gives away are of a form of their own each time.
         if request.given:
             return None
+        if request.rows or (request.target and request.target.rows):
+            self.counters.fell_back("rows go by message")
+            return None
         step, target = request.step, request.target
         key = (
             request.route,

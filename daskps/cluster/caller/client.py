@@ -86,9 +86,12 @@ class ShardClient:
         Reply
             What the shards have said that were asked.
         """
-        if request.target and self.reads.fill(request.target, request.bounds()):
-            return Reply([])
-        return self.call(request, deadline)
+        target, reply = request.target, Reply([])
+        if not (target and self.reads.fill(target, request.bounds())):
+            reply = self.call(request, deadline)
+        for more in request.rest:
+            reply = self.call(more, deadline)
+        return reply
 
     def call(self, request: Request, deadline: Deadline) -> Reply:
         """Make a call to shards from a thread that may wait.
@@ -123,7 +126,10 @@ class ShardClient:
 
     async def call_async(self, request: Request, deadline: Deadline) -> Reply:
         """Make a call to shards from the event loop; see :meth:`call`."""
-        return await self.far.call(request, request.route.slices, deadline)
+        reply = await self.far.call(request, request.route.slices, deadline)
+        for more in request.rest:
+            reply = await self.far.call(more, more.route.slices, deadline)
+        return reply
 
     def stats(self, on_loop: bool) -> dict[str, Any]:
         """Return how calls reach each host, and what they have been.

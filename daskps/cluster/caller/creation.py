@@ -16,17 +16,18 @@ from daskps.cluster.caller.link import Link, current_link
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.host.rules import initial_slots
 from daskps.cluster.keys import anchor_key, make_anchor
-from daskps.cluster.wire.messages import pack_array
+from daskps.cluster.wire.payloads import pack_array
 from daskps.cluster.wire.replies import unpack_reply
 from daskps.cluster.wire.wellformed import MOST_SECONDS
 from daskps.errors import LayoutError, ShardLostError
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from distributed import Client
 
+    from daskps.layout.arrays import Layout
     from daskps.optim import Rule
     from daskps.typing import Array
 
@@ -40,6 +41,9 @@ class Blueprint:
 
     name: str | None
     shapes: Mapping[str, tuple[tuple[int, ...], str]]
+    #: Number of rows, their length and their dtype.
+    tables: Mapping[str, tuple[int, int, str]]
+    #: Initial values by the index of a parameter or table.
     arrays: Mapping[int, Array]
     #: Dask arrays by parameter index, of the parameter's shape and dtype.
     collections: Mapping[int, Any]
@@ -93,6 +97,7 @@ async def _create(
             "client": client.id,
             "session": plan.name is None,
             "params": [(n, list(s), d) for n, (s, d) in plan.shapes.items()],
+            "tables": [(n, *table) for n, table in plan.tables.items()],
             "shards": plan.shards,
             "servers": plan.servers,
             "rules": _pickled(dict(plan.rules), "the optimizer", "its class"),
@@ -179,19 +184,31 @@ async def load(
     rows: dict[str, list[Any]] = {}
     for index, flat in flats.items():
         first = starts[index]
-        for piece in meta.layout.pieces_of[index]:
-            a, b = max(first, piece.start), min(first + len(flat), piece.stop)
+        for shard, position, start, stop in runs_of(meta.layout, index):
+            a, b = max(first, start), min(first + len(flat), stop)
             if a < b:
-                position = meta.layout.positions[piece.shard, index]
                 data = pack_array(flat[a - first : b - first])
-                row = [piece.shard, position, a - piece.start, data]
-                rows.setdefault(meta.owners[piece.shard], []).append(row)
+                row = [shard, position, a - start, data]
+                rows.setdefault(meta.owners[shard], []).append(row)
     await gather(
         *(
             _control(link, meta, worker, "load", items=items)
             for worker, items in rows.items()
         )
     )
+
+
+def runs_of(layout: Layout, index: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield shard, position, start and stop of what shards have of an array or table."""
+    if index < len(layout.parameters):
+        for piece in layout.pieces_of[index]:
+            position = layout.positions[piece.shard, index]
+            yield piece.shard, position, piece.start, piece.stop
+        return
+    for shard, pieces in enumerate(layout.table_pieces):
+        part = pieces[index - len(layout.parameters)]
+        start = part.first_row * part.table.dim
+        yield shard, layout.table_position(shard, index), start, start + part.size
 
 
 async def _load_collections(
@@ -224,8 +241,8 @@ async def _load_collections(
 def _write_chunk(chunk: Any, wire: Mapping[str, Any], index: int, start: int) -> None:
     """Write one chunk of a dask array from the worker that holds it."""
     meta = StoreMap(wire)
-    p = meta.layout.parameters[index]
-    flat = np.ascontiguousarray(chunk, dtype=p.dtype).reshape(-1)
+    dtype = meta.layout.dtype_of(index)
+    flat = np.ascontiguousarray(chunk, dtype=dtype).reshape(-1)
     link = current_link()
     link.run(lambda: load(link, meta, {index: start}, {index: flat}))
 

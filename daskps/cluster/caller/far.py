@@ -15,8 +15,6 @@ import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from daskps.cluster.caller.descriptors import without_descriptors
 from daskps.cluster.caller.liveness import Liveness, check_located
 from daskps.cluster.caller.routes import Reply, Request, joined
@@ -32,8 +30,8 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.lane_route import LaneRoute
     from daskps.cluster.caller.lanes import Lanes
     from daskps.cluster.caller.link import CallFuture, Link
-    from daskps.cluster.caller.routes import Target
     from daskps.cluster.caller.shard_map import StoreMap
+    from daskps.cluster.caller.targets import Target
     from daskps.cluster.caller.ways import Ways
     from daskps.cluster.caller.wires import Wire
     from daskps.cluster.wire.deadline import Deadline
@@ -337,9 +335,7 @@ def _fill(target: Target | None, answers: Sequence[Answer]) -> None:
     """Copy what was read to where it was asked for."""
     for answer in answers:
         if answer.arrays and target is not None:
-            outs = target.outs(answer.shard)
-            for out, array in zip(outs, answer.arrays, strict=True):
-                np.copyto(out, array)
+            target.fill(answer.shard, answer.arrays)
 
 
 async def _locate(

@@ -23,7 +23,7 @@ from daskps.cluster.lane.frames import APPLIED, HEAD_NBYTES, ROW_NBYTES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from daskps.cluster.caller.routes import ReadSlice
+    from daskps.cluster.caller.targets import ReadSlice
     from daskps.cluster.wire.messages import Call
 
 #: Without a byte for so long, a lane is given up.

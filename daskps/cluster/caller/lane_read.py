@@ -10,14 +10,15 @@ from daskps.cluster.caller import routes
 from daskps.cluster.caller.lane import LaneSaid
 from daskps.cluster.caller.lane_call import LaneCall
 from daskps.cluster.caller.near import AGAIN_SECONDS
-from daskps.cluster.caller.routes import Request, Step, Target
+from daskps.cluster.caller.targets import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from daskps.cluster.caller.far import Far
     from daskps.cluster.caller.lane_route import LaneRoute
-    from daskps.cluster.caller.routes import ReadSlice
+    from daskps.cluster.caller.routes import Request, Step
+    from daskps.cluster.caller.targets import ReadSlice
     from daskps.cluster.wire.deadline import Deadline
     from daskps.typing import Array
 

@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.cluster.caller.lanes import Lanes
-    from daskps.cluster.caller.routes import ReadSlice, Request, Target
+    from daskps.cluster.caller.routes import Request
     from daskps.cluster.caller.shard_map import StoreMap
+    from daskps.cluster.caller.targets import ReadSlice, Target
 
 #: Of the arrays of a call to one host.
 SMALL_NBYTES = 65_536

@@ -171,8 +171,9 @@ class NearCall:
         self, part: NearPart, seconds: float, *, check: bool = False
     ) -> Ticket | None:
         """Give a shard its part; it may be done at once. None leaves it to the owner."""
-        request = self._request
-        step = request.step_of(part.shard, part.generation, check=check)
+        request, layout = self._request, part.hosted.layout
+        rows = tuple([g.item(layout, part.shard, sent=False) for g in request.rows])
+        step = request.step_of(part.shard, part.generation, check=check, rows=rows)
         if request.codec:
             # What is handed back goes by message, as it is.
             pieces = part.hosted.layout.pieces[part.shard]
@@ -273,11 +274,12 @@ class NearCall:
         else:
             version = ticket.version or outcome.version
             target = self._request.target
-            if target and (ranges := target.ranges(part.shard)):
+            if target and target.reads(part.shard):
                 left = max(MIN_SECONDS, min(end - time.monotonic(), LOCK_SECONDS))
-                outs = target.outs(part.shard)
+                asked = target.ranges(part.shard), target.outs(part.shard)
+                rows = target.row_reads(part.shard)
                 try:
-                    outcome = part.hosted.read(ticket, ranges, outs, left)
+                    outcome = part.hosted.read(ticket, *asked, left, rows=rows)
                 except (ShardBusyError, NotHereError):
                     self._waiting.append(part.shard)
                     return

@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from daskps.cluster.caller.lane_read import LaneRead
-from daskps.cluster.caller.routes import Step, Target
+from daskps.cluster.caller.routes import Step
+from daskps.cluster.caller.row_reads import RowReads
 from daskps.cluster.caller.shard_map import Prepared
+from daskps.cluster.caller.targets import Target
 from daskps.cluster.host.copy_routine import copier
 from daskps.cluster.machine.pauses import Pause
 from daskps.cluster.wire.deadline import Deadline
@@ -34,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from daskps.cluster.caller.far import Far
-    from daskps.cluster.caller.routes import ReadSlice
     from daskps.cluster.caller.shard_map import StoreMap
+    from daskps.cluster.caller.targets import ReadSlice
     from daskps.cluster.caller.ways import Ways
     from daskps.cluster.host.copy_routine import Copy
     from daskps.shards.memory.segment import Segment
@@ -258,6 +260,7 @@ class Reads:
     def __init__(self, meta: StoreMap, ways: Ways, far: Far) -> None:
         self._meta, self._ways, self._far = meta, ways, far
         self._counters = far.counters
+        self._rows = RowReads(meta, ways)
         self._forever = Deadline(None, "a pull")
         self._named: Prepared[tuple[str, ...] | None, NamedRead] = Prepared(meta)
         #: What was read last, under the one key: loops read the same again.
@@ -269,7 +272,7 @@ class Reads:
 
     def clear(self) -> None:
         """Forget all reads, and with them the shards' memory."""
-        for known in (self._named, self._latest, self._seen):
+        for known in (self._named, self._latest, self._seen, self._rows):
             known.clear()
 
     def read(
@@ -315,6 +318,10 @@ class Reads:
 
     def fill(self, target: Target, bounds: Iterable[int]) -> bool:
         """Read a target as far as these bounds; return whether that was possible."""
+        if target.rows:
+            n = self._rows.fill(target, bounds)
+            self._counters.local_calls += n
+            return n > 0
         known, where = self._latest.find(None), self._meta.where
         if known is None or known.slices != target.slices:
             known = PreparedRead(self._ways, target.slices)

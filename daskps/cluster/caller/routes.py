@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from daskps.cluster.caller.targets import ReadSlice, Target
 from daskps.cluster.upstream import loads
-from daskps.cluster.wire.messages import Answer, Call, Part, Range
+from daskps.cluster.wire.messages import Answer, Call, Part
 from daskps.shards.steps import (
     ADD,
     ASSIGN,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from daskps.cluster.caller.finite_check import FiniteCheck
+    from daskps.cluster.caller.row_routes import RowsGiven
     from daskps.cluster.caller.shard_map import ShardMap, StoreMap
     from daskps.layout.arrays import Parameter
     from daskps.optim import Rule
@@ -46,37 +48,6 @@ __all__ = ["ADD", "ASSIGN", "GRADIENT", "MODEL", "Step"]
 _OUTSIDE = Step()
 #: Position of a piece in its shard, which array, and its elements there.
 PieceSlice = tuple[int, Any, int, int]
-
-
-class ReadSlice(NamedTuple):
-    """Elements of a shard that a read asks for, and where they go."""
-
-    range: Range
-    #: Which array of the target, and which of its elements.
-    number: int
-    where: slice
-
-
-#: By shard.
-ReadSlices: TypeAlias = "Mapping[int, tuple[ReadSlice, ...]]"
-
-
-class Target(NamedTuple):
-    """Where a read goes: what it asks of each shard, and the arrays for that."""
-
-    slices: ReadSlices
-    #: Flat arrays.
-    flats: Sequence[Array]
-    #: Makes the caller's result once they are filled.
-    finish: Callable[[], Any]
-
-    def ranges(self, shard: int) -> tuple[Range, ...]:
-        """Return what is read of a shard."""
-        return tuple([one.range for one in self.slices.get(shard, ())])
-
-    def outs(self, shard: int) -> list[Array]:
-        """Return where that goes."""
-        return [self.flats[one.number][one.where] for one in self.slices[shard]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,29 +113,29 @@ class Request(NamedTuple):
     given: bool = False
     #: Looks for what is not finite in gradients that nobody has looked at.
     check: FiniteCheck | None = None
+    #: Rows of tables; who gets any of them has an item for each table.
+    rows: tuple[RowsGiven, ...] = ()
+    #: Reads that are made after this one: what is too much for one.
+    rest: tuple[Request, ...] = ()
 
     def waiting(self) -> Request:
         """Return the same without its arrays: they were accepted, it waits on."""
         step = self.step
         clock = step.clock + step.tick
         step = step._replace(kind=NOTHING, clock=clock, tick=False)
-        return self._replace(step=step, arrays={})
+        return self._replace(step=step, arrays={}, rows=())
 
     def signed(self, producer: int, number: int, floor: int) -> Request:
         """Return the same with its identity outside runs."""
         step = self.step._replace(producer=producer, sequence=number, floor=floor)
-        return self._replace(step=step)
-
-    def ranges(self, shard: int) -> tuple[Range, ...]:
-        """Return what is read of a shard."""
-        return self.target.ranges(shard) if self.target else ()
+        return self._replace(step=step, rest=())
 
     def bounds(self) -> Iterable[int]:
         """Return how far each shard must be that is read: clock or version."""
         step, target = self.step, self.target
         if step.run or target is None:
             return itertools.repeat(step.clock)
-        return [at_least(shard, self.min_version) for shard in target.slices]
+        return [at_least(shard, self.min_version) for shard in target.shards]
 
     def items(self, shard: int) -> tuple[Item, ...]:
         """Return what a shard gets of the arrays."""
@@ -174,14 +145,22 @@ class Request(NamedTuple):
         slices = self.route.slices[shard]
         return tuple([Item(p, 0, arrays[name][a:b]) for p, name, a, b in slices])
 
-    def step_of(self, shard: int, generation: int, *, check: bool = False) -> Step:
-        """Return what is said to one shard."""
+    def step_of(
+        self,
+        shard: int,
+        generation: int,
+        *,
+        check: bool = False,
+        rows: tuple[Item, ...] = (),
+    ) -> Step:
+        """Return what is said to one shard, which gets these rows."""
         step, wait = self.step, self.step.wait
-        if wait == NO_WAIT and self.target and self.target.slices.get(shard):
+        if wait == NO_WAIT and self.target and self.target.reads(shard):
             wait = READ
         least = self.min_version
+        items = self.items(shard)
         return step._replace(
-            items=self.items(shard),
+            items=items + rows if rows else items,
             generation=generation,
             wait=wait,
             at_least=at_least(shard, least) if least else 0,
@@ -195,10 +174,15 @@ class Request(NamedTuple):
     ) -> Call:
         """Return the message that says it to the shards of one host."""
         of = meta.where.generations
-        parts = [
-            Part(shard, self.step_of(shard, of[shard]), self.ranges(shard))
-            for shard in shards
-        ]
+        parts = []
+        for shard in shards:
+            rows = tuple([g.item(meta.layout, shard, sent=True) for g in self.rows])
+            said = shard, self.step_of(shard, of[shard], rows=rows)
+            if (target := self.target) is None:
+                parts.append(Part(*said))
+            else:
+                asked = target.ranges(shard), target.rows_asked(shard)
+                parts.append(Part(*said, *asked))
         return Call(meta.uid, tuple(parts), wait_seconds, token, self.codec)
 
 
@@ -265,7 +249,7 @@ def read(
     step: Step = _OUTSIDE,
 ) -> Request:
     """Return the call that reads `target`, from the shards it touches."""
-    route = route_of(meta, (), tuple(target.slices))
+    route = route_of(meta, (), target.shards)
     return Request(route, step._replace(wait=READ), {}, target, min_version)
 
 
@@ -285,6 +269,7 @@ def push(
     *,
     everywhere: bool = False,
     target: Target | None = None,
+    rows: Sequence[RowsGiven] = (),
 ) -> Request:
     """Return the call that delivers whole parameters, and a read in the same messages.
 
@@ -300,15 +285,19 @@ def push(
         Whether shards that get nothing are told as well, as a tick must be.
     target : Target, optional
         What to read afterwards.
+    rows : sequence of RowsGiven
+        Rows of tables. All shards are told of them, also those that get none: so each
+        of them counts the steps of the tables.
 
     Returns
     -------
     Request
         Whose reply has the versions.
     """
-    shards = () if everywhere or target is None else tuple(target.slices)
+    everywhere = everywhere or bool(rows)
+    shards = () if everywhere or target is None else target.shards
     route = route_of(meta, tuple(arrays), None if everywhere else shards)
-    return Request(route, step, arrays, target)
+    return Request(route, step, arrays, target, rows=tuple(rows))
 
 
 def pieces(

@@ -13,7 +13,7 @@ from daskps import config
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.near import NearRoute
-from daskps.cluster.caller.routes import GRADIENT, Reply, Request, Target
+from daskps.cluster.caller.routes import GRADIENT, Reply, Request
 from daskps.cluster.caller.shard_map import MOST_ROUTES
 from daskps.cluster.caller.step_road import StepRoad
 from daskps.cluster.caller.uncommitted import Uncommitted
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.finite_check import FiniteCheck
     from daskps.cluster.caller.link import Link
-    from daskps.cluster.caller.routes import ReadSlices
     from daskps.cluster.caller.shard_map import RunMembership, StoreMap
+    from daskps.cluster.caller.targets import ReadSlices, Target
     from daskps.typing import Array
 
 

@@ -22,7 +22,7 @@ from daskps.cluster.host.snapshot_copies import (
 )
 from daskps.cluster.keys import copy_key, group_key
 from daskps.errors import SnapshotLostError
-from daskps.layout.chunks import edges_of
+from daskps.layout.chunks import edges_of, shards_of
 from daskps.layout.spans import WEIGHTS, Span
 from daskps.version import Version
 
@@ -94,10 +94,7 @@ async def take_snapshot(
         For what its name says.
     """
     link, meta, cut = shards.link, shards.meta, uuid.uuid4().hex
-    wanted = list(range(meta.layout.n_shards))
-    if index is not None:
-        wanted = [piece.shard for piece in meta.layout.pieces_of[index]]
-    if not wanted:
+    if not (wanted := shards_of(meta.layout, index)):
         return Taken(meta.uid, meta.name, meta.layout, meta.owners, Version.of(()), {})
     seconds = deadline.remaining()
     try:

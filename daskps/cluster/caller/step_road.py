@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.far import Far
     from daskps.cluster.caller.lane_route import LaneRoute
     from daskps.cluster.caller.near import NearPart, NearRoute
-    from daskps.cluster.caller.routes import ReadSlices, Reply
+    from daskps.cluster.caller.routes import Reply
+    from daskps.cluster.caller.targets import ReadSlices
     from daskps.cluster.caller.ways import Ways
     from daskps.cluster.wire.deadline import Deadline
     from daskps.shards.steps import Tick

@@ -22,6 +22,7 @@ from daskps.errors import (
     StaleGenerationError,
 )
 from daskps.layout.arrays import Layout
+from daskps.layout.chunks import shards_of
 from daskps.shards.cuts.cut import Order, agree
 
 if TYPE_CHECKING:
@@ -98,9 +99,7 @@ class Cuts:
         """
         entry = self._entry(uid)
         layout = Layout.from_wire(entry.layout)
-        every = list(range(layout.n_shards))
-        if index is not None:
-            every = [piece.shard for piece in layout.pieces_of.get(index, ())]
+        every = shards_of(layout, index)
         kind, name = owner
         known = cut in self._claims or cut in self._over
         if known or not entry.ready or not every or sorted(shards) != every:

@@ -34,6 +34,8 @@ class StoreRequest:
     session: bool
     #: Name, shape and dtype of each parameter.
     params: Sequence[tuple[str, Sequence[int], str]]
+    #: Name, rows, their length and dtype of each table.
+    tables: Sequence[tuple[str, int, int, str]]
     shards: int | None
     servers: str | Sequence[str]
     rules: bytes
@@ -57,8 +59,10 @@ def reserve(
     """Lay a store out over workers, or refuse it for want of memory."""
     n_shards = wanted.shards or len(workers)
     check_shards(n_shards)
-    check_parameters(wanted.params, len(wanted.params), n_shards)
-    layout = Layout.from_wire({"parameters": wanted.params, "shards": n_shards})
+    of_arrays, tables = wanted.params, wanted.tables
+    check_parameters(of_arrays, len(of_arrays), n_shards, tables)
+    wire = {"parameters": of_arrays, "tables": tables, "shards": n_shards}
+    layout = Layout.from_wire(wire)
     owners = place(layout.n_shards, workers)
     nbytes: dict[str, int] = {}
     slots = dict(wanted.slots)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.wire.messages import Answer, Call, Part
+from daskps.cluster.wire.rows import RowsAsked, RowsRead
 from daskps.errors import ConsistencyError, ShardBusyError
 from daskps.shards.deputy import NotHereError
 from daskps.shards.steps import Ticket
@@ -100,10 +101,12 @@ def _answer(started: Started, empty: Empty, seconds: float) -> Answer:
         return Answer(part.shard, parked=True, applied=ticket.applied)
     version = ticket.version or outcome.version
     outs: tuple[Array, ...] = ()
-    if part.ranges:
-        outs = tuple(empty(stop - start, dtype) for dtype, start, stop in part.ranges)
+    if part.reads:
+        flats = tuple(empty(stop - start, dtype) for dtype, start, stop in part.ranges)
+        rows = [_read_of(asked, empty) for asked in part.rows]
+        outs = (*flats, *(read.out for read in rows))
         try:
-            outcome = hosted.read(ticket, part.ranges, outs, seconds)
+            outcome = hosted.read(ticket, part.ranges, flats, seconds, rows=rows)
         except ShardBusyError:
             if not seconds:
                 raise
@@ -117,3 +120,9 @@ def _answer(started: Started, empty: Empty, seconds: float) -> Answer:
         lag=outcome.lag,
         arrays=outs,
     )
+
+
+def _read_of(asked: RowsAsked, empty: Empty) -> RowsRead:
+    """Return a read of rows into memory for them."""
+    out = empty(len(asked.ids) * asked.dim, asked.dtype)
+    return RowsRead(asked.position, asked.ids, out)

@@ -17,6 +17,7 @@ from daskps.cluster.keys import copy_key
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.reports import OrderWire, pack_report
 from daskps.cluster.wire.wellformed import check
+from daskps.layout.chunks import ARRAYS
 from daskps.shards import cut_requests
 from daskps.shards.cuts.cut import Order, broken
 from daskps.shards.steps import Ready, Step, Ticket
@@ -33,11 +34,10 @@ logger = logging.getLogger(__name__)
 
 def _concerned(host: ShardHost, store: str, index: int | None) -> list[HostedShard]:
     """Return the shards of a store that a cut copies anything of."""
-    return [
-        hosted
-        for hosted in host.of(store)
-        if index is None or spans_of(hosted.layout, hosted.index, index)
-    ]
+    hosted_shards = host.of(store)
+    if index is None or index == ARRAYS:
+        return [*hosted_shards]
+    return [s for s in hosted_shards if spans_of(s.layout, s.index, index)]
 
 
 def _attempt(cut: str, attempt: int) -> str:

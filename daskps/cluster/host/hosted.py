@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from daskps import config
 from daskps.cluster.host import copy_routine
+from daskps.cluster.host.row_copies import copy_both, latest, ready_of
 from daskps.errors import ShardBusyError
 from daskps.shards.deputy import CLOSED, RELEASED, set_gate
 from daskps.shards.memory.areas import PAGE_NBYTES
 from daskps.shards.memory.format import GENERATION
-from daskps.shards.reads import copy_parts
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ASK, Ready, Ticket
 from daskps.usercode import holding_interrupts
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from daskps.cluster.machine.blocks import Block
     from daskps.cluster.wire.messages import Range
+    from daskps.cluster.wire.rows import RowsRead
     from daskps.layout.arrays import Layout
     from daskps.shards.steps import Tick
     from daskps.typing import Array
@@ -335,32 +336,40 @@ class HostedShard:
         ranges: Sequence[Range],
         outs: Sequence[Array],
         seconds: float = LOCK_SECONDS,
+        *,
+        rows: Sequence[RowsRead] = (),
     ) -> Ready:
-        """Copy ranges into `outs`, each whole and all of one version.
+        """Copy ranges into `outs`, and rows, each whole and all of one version.
 
         Where updates run into two copies, or readers take the lock, it waits for its
         turn, so long at most; with 0 not at all, as an event loop must. Then it raises
         ShardBusyError, and the shard's error where that version alone will do and is
         gone.
         """
-        ready = _ready(ticket)
+        segment, ready = self.shard.segment, ready_of(ticket)
+        if rows and not ready.exact:
+            # Of rows there are no earlier ones to read.
+            ready = latest(segment, ready)
         parts = [(*r, out) for r, out in zip(ranges, outs, strict=True)]
-        copy = copy_routine.copier(sum(out.nbytes for out in outs))
-        for _ in range(0 if self.locks_reads else 2):
-            if copy_parts(self.shard.segment, ready, parts, copy):
+        copier = copy_routine.copier(sum(out.nbytes for out in outs))
+        copy = partial(copy_both, segment, parts=parts, rows=rows, copy=copier)
+        # Any update of a table spoils a read of rows, and so the next one as well.
+        for _ in range(0 if self.locks_reads else 1 if rows else 2):
+            if copy(ready):
                 return ready
-            if ready.exact:
+            if not ready.exact:
+                ready = latest(segment, ready)
+            elif not rows:
                 # What has run into the copy has begun to overwrite that version.
                 raise self.shard.overrun(ticket)
-            ready = self._latest(ready)
         try:
             with self._turn(seconds):
-                if not copy_parts(self.shard.segment, ready, parts, copy):
+                if not copy(ready, locked=True):
                     if ready.exact:
                         raise self.shard.overrun(ticket)
                     # Also where a writer died on the way: it leaves the latest whole.
-                    ready = self._latest(ready)
-                    copy_parts(self.shard.segment, ready, parts, copy)
+                    ready = latest(segment, ready)
+                    copy(ready, locked=True)
         finally:
             # A thread that came meanwhile found the mutex taken and left its ticket.
             self.serve()
@@ -387,14 +396,3 @@ class HostedShard:
                 self._leave()
         finally:
             self._mutex.release()
-
-    def _latest(self, ready: Ready) -> Ready:
-        segment = self.shard.segment
-        flip = segment.flip
-        return Ready(flip, segment.record(flip).version, ready.duplicate, ready.lag)
-
-
-def _ready(ticket: Ticket) -> Ready:
-    if not isinstance(ticket.outcome, Ready):
-        raise TypeError(f"nothing to read: {ticket.outcome!r}")
-    return ticket.outcome

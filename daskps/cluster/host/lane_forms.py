@@ -197,7 +197,7 @@ class HostForm:
         """Return what is left of a call whose step the shards have taken: to read."""
         run, rank, said = self._run, self._step.rank, head.clock + self._step.tick
         found = []
-        for (shard, step, ranges), bound in zip(
+        for (shard, step, ranges, _), bound in zip(
             self.form.template.parts, bounds, strict=False
         ):
             least = 0 if run else bound

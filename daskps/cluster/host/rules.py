@@ -61,7 +61,7 @@ class Rules:
         return self._bound[index]
 
     def _bind(self, index: int, rule: Rule) -> Bound:
-        dtype = self.layout.parameters[index].dtype
+        dtype = self.layout.dtype_of(index)
         key = id(rule), dtype
         if key not in self._shared:
             self._shared[key] = bind(rule, dtype, cache_dir=self.cache_dir)

@@ -13,7 +13,8 @@ import numpy as np
 
 from daskps.errors import ConsistencyError
 from daskps.layout.arrays import align
-from daskps.layout.spans import WEIGHTS, Span
+from daskps.layout.chunks import ARRAYS
+from daskps.layout.spans import ROWS, WEIGHTS, Span
 from daskps.shards.memory.areas import private
 
 if TYPE_CHECKING:
@@ -211,12 +212,21 @@ class Copies:
 
 
 def spans_of(layout: Layout, shard: int, index: int | None) -> list[tuple[Span, str]]:
-    """Return what a snapshot copies of a shard, with dtypes: all, or one parameter."""
-    return [
+    """Return what a snapshot copies of a shard, with dtypes.
+
+    All of it, or one parameter or table, or with ARRAYS no table.
+    """
+    found = [
         (Span(WEIGHTS, position, 0, p.size), p.parameter.dtype)
         for position, p in enumerate(layout.pieces[shard])
-        if index is None or p.parameter.index == index
+        if index in (None, ARRAYS, p.parameter.index)
     ]
+    for piece in layout.table_pieces[shard]:
+        table = piece.table
+        if piece.n_rows and index in (None, table.index):
+            position = layout.table_position(shard, table.index)
+            found.append((Span(ROWS, position, 0, piece.size), table.dtype))
+    return found
 
 
 def nbytes_of(spans: Sequence[tuple[Span, str]]) -> int:

@@ -14,12 +14,14 @@ from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.upstream import loads
 from daskps.cluster.wire.handlers import HOST
-from daskps.cluster.wire.messages import identity, pack_array, unpack_item
+from daskps.cluster.wire.messages import identity, unpack_item
+from daskps.cluster.wire.payloads import pack_array, unpack_array
 from daskps.cluster.wire.wellformed import layout_of
 from daskps.errors import ProtocolError, PushRejectedError, StoreClosedError
 from daskps.init import fill
 from daskps.layout.arrays import counted
 from daskps.reduction import Node, check_reduce, reduce_all
+from daskps.row_init import fill_rows
 from daskps.shards.memory.format import (
     GENERATION,
     N_APPLIED,
@@ -147,6 +149,17 @@ def _fill(segment: Segment, initializers: Mapping[int, Any], seed: int) -> None:
                 seed=seed,
                 start=piece.start,
             )
+    for memory in segment.tables:
+        part, table = memory.piece, memory.piece.table
+        if part.n_rows and table.index in initializers:
+            fill_rows(
+                memory.rows,
+                initializers[table.index],
+                name=table.name,
+                seed=seed,
+                first=part.first_row,
+                n=table.rows,
+            )
 
 
 @HOST.handles("load")
@@ -157,12 +170,32 @@ async def load(
 
     def write() -> None:
         for shard, position, start, data in items:
-            hosted, packed = host.get_shard(store, shard), (position, start, data, None)
+            hosted = host.get_shard(store, shard)
+            if position >= len(hosted.layout.pieces[shard]):
+                _load_rows(hosted, position, start, data)
+                continue
+            packed = position, start, data, None
             item = unpack_item(hosted.layout, shard, packed, kind=ASSIGN, codec=None)
             weights = hosted.shard.segment.weights[0][item.position]
             weights[item.start : item.start + len(item.data)] = item.data
 
     await host.in_thread(write)
+
+
+def _load_rows(hosted: HostedShard, position: int, start: int, data: Any) -> None:
+    """Write initial values of a table from an element of its piece on."""
+    segment = hosted.shard.segment
+    number = position - len(segment.pieces)
+    if number >= len(segment.tables):
+        raise PushRejectedError(f"piece {position} of a shard of {position - number}")
+    rows = segment.tables[number].rows.reshape(-1)
+    array = unpack_array(data, rows.dtype.name)
+    if array.ndim != 1 or not 0 <= start <= len(rows) - len(array):
+        raise PushRejectedError(
+            f"{len(array)} elements at {start} do not fit the {len(rows)} of a table "
+            f"in shard {hosted.index}"
+        )
+    rows[start : start + len(array)] = array
 
 
 @HOST.handles("drop")

@@ -151,7 +151,7 @@ class Form:
         lr = head.lr if head.flags & HAS_LR else None
         parts = []
         # By position: this is done for each call, and `_replace` takes thrice as long.
-        for (shard, step, ranges), bound in zip(
+        for (shard, step, ranges, _), bound in zip(
             self.template.parts, least or repeat(0), strict=False
         ):
             said = Step(
@@ -209,14 +209,15 @@ def read_form(said: Any, layout_of: Callable[[str, int], Layout]) -> Form:
     for part, rows in zip(parts, sizes, strict=True):
         part[3] = []
         pieces = layout.pieces[part[0]]
+        if part[6]:
+            raise ProtocolError("a form of a call that reads rows, which go by message")
         for position, start, n, n_ids in rows:
             if not (type(position) is int and 0 <= position < len(pieces)):
                 raise ProtocolError(f"piece {position!r:.60} of shard {part[0]!r:.60}")
             dtype = codec.dtype if codec else dtype_of_item(pieces[position], kind)
-            ids = None if n_ids == -1 else _sized(n_ids, "int64")
-            if n_ids > n:
-                raise ProtocolError(f"{n_ids:,} rows of {n:,} elements")
-            part[3].append([position, start, _sized(n, dtype), ids])
+            if n_ids != -1:
+                raise ProtocolError("a form of a call with rows, which go by message")
+            part[3].append([position, start, _sized(n, dtype), None])
     template = unpack_call(protocol, head, parts, layout, owned=True)
     arrays = tuple(
         (array.dtype.name, len(array))

@@ -15,8 +15,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from daskps import codecs, errors
-from daskps.cluster.upstream import frame, unframe
+from daskps.cluster.wire.payloads import pack_array, unpack_array
 from daskps.cluster.wire.replies import pack_error, unpack_error, unpack_reply
+from daskps.cluster.wire.rows import (
+    RowsAsked,
+    pack_item,
+    pack_rows,
+    unpack_rows,
+    unpack_rows_item,
+)
 from daskps.cluster.wire.wellformed import MOST_SECONDS
 from daskps.layout.arrays import Layout, Piece, compute_dtype
 from daskps.shards.steps import (
@@ -40,10 +47,7 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 #: Raised whenever a message changes its meaning; two ends must agree.
-PROTOCOL = 7
-#: Arrays up to this size travel inside the message, larger ones as frames of their
-#: own without a copy. (Wrapping an array costs about as much as copying 16 kB.)
-INLINE_NBYTES = 16_384
+PROTOCOL = 8
 
 #: dtype, start and stop within a shard's vector of that dtype.
 Range = tuple[str, int, int]
@@ -60,6 +64,19 @@ class Part(NamedTuple):
     shard: int
     step: Step
     ranges: tuple[Range, ...] = ()
+    #: Rows of tables, read with them.
+    rows: tuple[RowsAsked, ...] = ()
+
+    @property
+    def answer_nbytes(self) -> int:
+        """Bytes of the arrays that are read."""
+        dense = sum((b - a) * np.dtype(dtype).itemsize for dtype, a, b in self.ranges)
+        return dense + sum(asked.nbytes for asked in self.rows)
+
+    @property
+    def reads(self) -> bool:
+        """Whether anything is read."""
+        return bool(self.ranges or self.rows)
 
 
 class Call(NamedTuple):
@@ -86,11 +103,7 @@ class Call(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays that come and go."""
-        return sum(
-            part.step.nbytes
-            + sum((b - a) * np.dtype(dtype).itemsize for dtype, a, b in part.ranges)
-            for part in self.parts
-        )
+        return sum(part.step.nbytes + part.answer_nbytes for part in self.parts)
 
 
 class Answer(NamedTuple):
@@ -145,20 +158,16 @@ def pack_call(call: Call) -> dict[str, Any]:
             p.shard,
             p.step.generation,
             p.step.at_least,
-            [_pack_item(item) for item in p.step.items],
+            [pack_item(item) for item in p.step.items],
             [list(r) for r in p.ranges],
             p.step.wait,
+            [pack_rows(asked) for asked in p.rows],
         ]
         for p in call.parts
     ]
     said = _said(call.step)
     head = [call.store, *said, call.wait_seconds, call.token, call.codec]
     return {"protocol": PROTOCOL, "head": head, "parts": parts}
-
-
-def _pack_item(item: Item) -> list[Any]:
-    ids = None if item.ids is None else pack_array(item.ids)
-    return [item.position, item.start, pack_array(item.data), ids]
 
 
 def unpack_call(
@@ -191,16 +200,17 @@ def unpack_call(
     known = _codec(codec, common.kind)
     _check_parts(parts, layout)
     unpacked = []
-    for shard, generation, at_least, rows, ranges, wait in parts:
+    for shard, generation, at_least, given, ranges, wait, rows in parts:
         items = tuple(
             unpack_item(layout, shard, row, kind=common.kind, codec=known)
-            for row in rows
+            for row in given
         )
         step = common._replace(
             items=items, generation=generation, at_least=at_least, wait=wait
         )
         asked = tuple(_range(layout, shard, r) for r in ranges)
-        unpacked.append(Part(shard, step, asked))
+        asked_rows = tuple(unpack_rows(layout, shard, r) for r in rows)
+        unpacked.append(Part(shard, step, asked, asked_rows))
     return Call(store, tuple(unpacked), wait_seconds, token, codec)
 
 
@@ -229,7 +239,7 @@ def _check_parts(parts: Sequence[Any], layout: Layout) -> None:
     shards = [part[0] for part in parts]
     if len(set(shards)) < len(shards):
         raise errors.ProtocolError("a message that names a shard twice")
-    for shard, generation, at_least, items, ranges, wait in parts:
+    for shard, generation, at_least, items, ranges, wait, rows in parts:
         if not (type(shard) is type(generation) is type(at_least) is int):
             raise errors.ProtocolError(f"a call to shard {shard!r:.60}")
         if wait not in _WAITS:
@@ -241,6 +251,8 @@ def _check_parts(parts: Sequence[Any], layout: Layout) -> None:
         pieces = layout.pieces[shard]
         if len({item[0] for item in items}) < len(items):
             raise errors.ProtocolError(f"a message that names a piece of {shard} twice")
+        if len({row[0] for row in rows}) < len(rows):
+            raise errors.ProtocolError(f"a message that reads a table of {shard} twice")
         if not ranges:
             continue
         asked = sum((b - a) * np.dtype(dtype).itemsize for dtype, a, b in ranges)
@@ -285,6 +297,8 @@ def unpack_item(
     """
     position, start, data, ids = packed
     pieces = layout.pieces[shard]
+    if ids is not None and not codec:
+        return unpack_rows_item(layout, shard, packed, kind)
     if not type(position) is type(start) is int or not 0 <= position < len(pieces):
         raise errors.PushRejectedError(
             f"piece {position!r:.60} of the {len(pieces)} pieces of shard {shard}, from "
@@ -297,8 +311,7 @@ def unpack_item(
             f"{len(array)} elements at {start} do not fit the {piece.size} elements of "
             f"parameter {piece.parameter.name!r} in shard {shard}"
         )
-    rows = None if ids is None else unpack_array(ids, "int64")
-    return Item(position, start, array, rows)
+    return Item(position, start, array)
 
 
 def _range(layout: Layout, shard: int, packed: Range) -> Range:
@@ -313,23 +326,6 @@ def _range(layout: Layout, shard: int, packed: Range) -> Range:
     )
 
 
-def pack_array(array: Array) -> Any:
-    """Return a 1-D array as bytes, or wrapped to travel as a frame of its own."""
-    return array.tobytes() if array.nbytes <= INLINE_NBYTES else frame(array)
-
-
-def unpack_array(data: Any, dtype: str) -> Array:
-    """Rebuild an array from :func:`pack_array`."""
-    if isinstance(data, bytes):
-        return np.frombuffer(data, dtype=dtype)
-    data = unframe(data)
-    if not isinstance(data, np.ndarray) or data.dtype != dtype:
-        raise errors.PushRejectedError(
-            f"expected an array of {dtype}, found {getattr(data, 'dtype', type(data))}"
-        )
-    return data
-
-
 def pack_answers(answers: Sequence[Answer]) -> dict[str, Any]:
     """Return the answers of a host as its reply."""
     rows = []
@@ -342,7 +338,10 @@ def pack_answers(answers: Sequence[Answer]) -> dict[str, Any]:
 def unpack_answers(reply: Any, where: str, call: Call) -> list[Answer]:
     """Rebuild the answers to `call`; anything but an acknowledgement raises."""
     found = []
-    dtypes = {p.shard: [r[0] for r in p.ranges] for p in call.parts}
+    dtypes = {
+        p.shard: [r[0] for r in p.ranges] + [r.dtype for r in p.rows]
+        for p in call.parts
+    }
     for shard, packed, *said, rows in unpack_reply(reply, where):
         error = None if packed is None else unpack_error(packed)
         arrays = tuple(map(unpack_array, rows, dtypes[shard])) if rows else ()

@@ -95,6 +95,7 @@ class LayoutWire:
 
     parameters: Sequence[tuple[str, Sequence[int], str]]
     shards: int
+    tables: Sequence[tuple[str, int, int, str]] = ()
 
 
 def layout_of(wire: Mapping[str, Any]) -> Layout:
@@ -117,7 +118,8 @@ def layout_of(wire: Mapping[str, Any]) -> Layout:
     """
     check(LayoutWire, wire, "the layout of a store")
     check_shards(wire["shards"])
-    check_parameters(wire["parameters"], len(wire["parameters"]), wire["shards"])
+    parameters, tables = wire["parameters"], wire.get("tables", ())
+    check_parameters(parameters, len(parameters), wire["shards"], tables)
     return Layout.from_wire(wire)
 
 

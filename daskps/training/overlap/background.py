@@ -13,8 +13,8 @@ from daskps.training.overlap.operation import Operation
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from daskps.cluster.caller.routes import Target
     from daskps.cluster.caller.session import Session
+    from daskps.cluster.caller.targets import Target
 
 
 class Background:

@@ -11,8 +11,8 @@ from daskps.store.targets import chosen_names, target_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from daskps.cluster.caller.routes import Target
     from daskps.cluster.caller.shard_map import StoreMap
+    from daskps.cluster.caller.targets import Target
     from daskps.cluster.wire.deadline import Deadline
     from daskps.training.overlap.background import Background
     from daskps.training.overlap.operation import Operation

@@ -100,7 +100,7 @@ def test_read_does_not_wait_for_its_turn_on_the_event_loop(hosted, monkeypatch):
         threads.append(threading.get_ident())
         return copy(*given) if len(threads) > 4 else None
 
-    monkeypatch.setattr("daskps.cluster.host.hosted.copy_parts", read)
+    monkeypatch.setattr("daskps.cluster.host.row_copies.copy_parts", read)
 
     async def run():
         with bare_host(asyncio.get_running_loop(), hosted) as host:

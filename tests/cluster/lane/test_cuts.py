@@ -22,7 +22,8 @@ from daskps import consistency, optim
 from daskps.cluster.caller.lane import Lane, LaneSaid
 from daskps.cluster.caller.lane_call import LaneCall
 from daskps.cluster.caller.lane_form import LaneForm
-from daskps.cluster.caller.routes import ReadSlice, Reply
+from daskps.cluster.caller.routes import Reply
+from daskps.cluster.caller.targets import ReadSlice
 from daskps.cluster.caller.wires import Counters
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.lane_calls import LaneCalls

@@ -155,8 +155,7 @@ def parts(draw: Any, kind: str) -> Part:
             if kind == GRADIENT and dtype == "float16":
                 dtype = "float32"
             data = np.arange(start, start + n, dtype=dtype)
-            ids = draw(st.none() | st.just(np.arange(n, dtype="i8")))
-            items.append(Item(position, start, data, ids))
+            items.append(Item(position, start, data))
     ranges = tuple(
         (d, 0, draw(st.integers(0, b - a)))
         for d in LAYOUT.lengths

@@ -17,8 +17,15 @@ from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.wire.deadline import Deadline
 from daskps.cluster.wire.messages import Call, Part, pack_call, unpack_call
 from daskps.cluster.wire.replies import pack_error, unpack_error
+from daskps.cluster.wire.rows import RowsAsked
 from daskps.cluster.wire.wellformed import MOST_SECONDS, check
-from daskps.errors import ClockError, DaskPSError, ProtocolError, RunCancelledError
+from daskps.errors import (
+    ClockError,
+    DaskPSError,
+    ProtocolError,
+    PushRejectedError,
+    RunCancelledError,
+)
 from daskps.layout.arrays import Layout
 from daskps.shards.steps import GRADIENT, NOTHING, Item, Step
 from daskps.version import Version
@@ -107,15 +114,15 @@ def test_a_call_that_no_caller_makes_is_refused(
         )
 
 
-def test_ids_of_rows_travel_with_their_item(meta: StoreMap) -> None:
-    item = Item(0, 0, np.ones(4), np.array([7, 7, -1]))
+def test_rows_go_to_no_array(meta: StoreMap) -> None:
+    item = Item(0, 0, np.ones(4), np.array([7, 7]))
     packed = pack_call(Call("u", (Part(0, Step(GRADIENT, (item,))),)))
-    [[found]] = [p.step.items for p in unpack_call(**packed, layout=meta.layout).parts]
-    assert found.ids is not None
-    assert (found.ids.tolist(), found.data.tolist()) == ([7, 7, -1], [1] * 4)
-    plain = pack_call(Call("u", (Part(0, Step(items=(item._replace(ids=None),))),)))
-    [[found]] = [p.step.items for p in unpack_call(**plain, layout=meta.layout).parts]
-    assert found.ids is None
+    with pytest.raises(PushRejectedError, match="no table"):
+        unpack_call(**packed, layout=meta.layout)
+    asked = RowsAsked(0, np.array([0]), 4, "float64")
+    packed = pack_call(Call("u", (Part(0, Step(), (), (asked,)),)))
+    with pytest.raises(ProtocolError, match="no table"):
+        unpack_call(**packed, layout=meta.layout)
 
 
 class OddError(Exception):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daskps.cluster.caller.routes import Target
+from daskps.cluster.caller.targets import Target
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import RunCancelledError
 from daskps.training.overlap.background import Background

@@ -25,7 +25,8 @@ from daskps.shards.steps import Step
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from daskps.cluster.caller.routes import Computed, Target
+    from daskps.cluster.caller.routes import Computed
+    from daskps.cluster.caller.targets import Target
     from daskps.cluster.host.contributions import RoundId
     from daskps.cluster.host.host import ShardHost
     from daskps.codecs import Codec

@@ -1,0 +1,142 @@
+"""Rows on their way: what each shard gets of the ids of one call.
+
+For arrays a route says that once. Of a table only its shards stay the same, the ids are
+others with each call: they are split here, and a call's answer is put in order again.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from daskps.cluster.wire.encoding import cache_dir
+from daskps.cluster.wire.rows import RowsAsked, RowsRead
+from daskps.errors import IllegalStateError
+from daskps.kernels.row_ids import split
+from daskps.layout.bounds import bounds
+from daskps.shards.steps import Item
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from daskps.layout.arrays import Layout
+    from daskps.layout.tables import Table
+    from daskps.typing import Array
+
+
+class RowCut(NamedTuple):
+    """Ids of one table, those of each shard one after the other."""
+
+    table: Table
+    ids: Array
+    #: Where each of them was, None where their order is the same.
+    at: Array | None
+    #: Where those of each shard begin, and the last of them end.
+    starts: Sequence[int]
+
+    @classmethod
+    def of(cls, table: Table, ids: Array, n_shards: int) -> RowCut:
+        """Cut ids, all of which are of the table."""
+        if n_shards == 1:
+            return cls(table, ids, None, (0, len(ids)))
+        found = split(ids, _edges(table.rows, n_shards), cache_dir=cache_dir())
+        if found is None:  # changed since they were looked at, by another thread
+            raise IllegalStateError(
+                f"ids of table {table.name!r} that it does not have"
+            )
+        return cls(table, found.ids, found.pos, found.starts)
+
+    def shards(self) -> Iterator[int]:
+        """Return the shards that have any of them."""
+        starts = self.starts
+        return (i for i in range(len(starts) - 1) if starts[i] < starts[i + 1])
+
+    def ids_of(self, shard: int) -> Array:
+        """Return those of a shard."""
+        return self.ids[self.starts[shard] : self.starts[shard + 1]]
+
+    def at_of(self, shard: int) -> Array | None:
+        """Return where those of a shard were, None for one after the other."""
+        if self.at is None:
+            return None
+        return self.at[self.starts[shard] : self.starts[shard + 1]]
+
+
+class RowsGiven(NamedTuple):
+    """Rows that a call brings, of one table."""
+
+    cut: RowCut
+    #: Flat, in the order in which the caller has them.
+    data: Array
+
+    def item(self, layout: Layout, shard: int, *, sent: bool) -> Item:
+        """Return what a shard gets; one after the other where it is `sent`."""
+        cut, dim = self.cut, self.cut.table.dim
+        position = layout.table_position(shard, cut.table.index)
+        ids, at, data = cut.ids_of(shard), cut.at_of(shard), self.data
+        if at is None:
+            start, stop = cut.starts[shard], cut.starts[shard + 1]
+            return Item(position, 0, data[start * dim : stop * dim], ids)
+        if sent:
+            return Item(position, 0, data.reshape(-1, dim)[at].reshape(-1), ids)
+        return Item(position, 0, data, ids, at)
+
+
+@functools.lru_cache(maxsize=64)
+def _edges(rows: int, n_shards: int) -> Array:
+    """Return where the ranges of the shards begin, and the last of them ends."""
+    starts = [bounds(rows, n_shards, i)[0] for i in range(n_shards)]
+    return np.array([*starts, rows], np.int64)
+
+
+class RowSlice(NamedTuple):
+    """Rows of a shard that a read asks for, and where they go."""
+
+    asked: RowsAsked
+    #: Which array of the target, and which of its rows; None for all, in order.
+    number: int
+    at: Array | slice
+
+    def read_into(self, flats: Sequence[Array]) -> RowsRead:
+        """Return the read of a shard whose memory this process has."""
+        position, ids, dim, _ = self.asked
+        out, at = flats[self.number], self.at
+        if isinstance(at, slice):
+            return RowsRead(position, ids, out[at.start * dim : at.stop * dim])
+        return RowsRead(position, ids, out, at)
+
+    def fill(self, flats: Sequence[Array], rows: Array) -> None:
+        """Put what a shard has answered where it belongs."""
+        dim = self.asked.dim
+        flats[self.number].reshape(-1, dim)[self.at] = rows.reshape(-1, dim)
+
+
+def slices_of(
+    layout: Layout, cut: RowCut, number: int, start: int
+) -> dict[int, RowSlice]:
+    """Return what each shard is asked for, of a read into one array.
+
+    Parameters
+    ----------
+    layout : Layout
+        The store's layout.
+    cut : RowCut
+        The ids.
+    number : int
+        Which array of the target they go to.
+    start : int
+        Which of its rows the first id goes to.
+    """
+    table, found = cut.table, {}
+    for shard in cut.shards():
+        position = layout.table_position(shard, table.index)
+        asked = RowsAsked(position, cut.ids_of(shard), table.dim, table.dtype)
+        first, last = cut.starts[shard], cut.starts[shard + 1]
+        given = cut.at_of(shard)
+        at: Array | slice = slice(start + first, start + last)
+        if given is not None:
+            at = given + start if start else given
+        found[shard] = RowSlice(asked, number, at)
+    return found

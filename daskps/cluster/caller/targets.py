@@ -1,0 +1,81 @@
+"""Where reads go: what is asked of each shard, and the arrays for that."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from daskps.cluster.caller.row_routes import RowSlice
+    from daskps.cluster.wire.messages import Range
+    from daskps.cluster.wire.rows import RowsAsked, RowsRead
+    from daskps.typing import Array
+
+
+class ReadSlice(NamedTuple):
+    """Elements of a shard that a read asks for, and where they go."""
+
+    range: Range
+    #: Which array of the target, and which of its elements.
+    number: int
+    where: slice
+
+
+#: By shard.
+ReadSlices: TypeAlias = "Mapping[int, tuple[ReadSlice, ...]]"
+
+
+#: What is read of tables, where that is nothing.
+_NO_ROWS: Mapping[int, tuple[RowSlice, ...]] = {}
+
+
+class Target(NamedTuple):
+    """Where a read goes: what it asks of each shard, and the arrays for that."""
+
+    slices: ReadSlices
+    #: Flat arrays.
+    flats: Sequence[Array]
+    #: Makes the caller's result once they are filled.
+    finish: Callable[[], Any]
+    #: Rows of tables, by shard; they are read with the slices.
+    rows: Mapping[int, tuple[RowSlice, ...]] = _NO_ROWS
+
+    @property
+    def shards(self) -> tuple[int, ...]:
+        """The shards that are read."""
+        if not self.rows:
+            return tuple(self.slices)
+        return tuple(dict.fromkeys([*self.slices, *self.rows]))
+
+    def reads(self, shard: int) -> bool:
+        """Return whether anything is read of a shard."""
+        return bool(self.slices.get(shard) or self.rows.get(shard))
+
+    def rows_asked(self, shard: int) -> tuple[RowsAsked, ...]:
+        """Return the rows that are read of a shard."""
+        return tuple([one.asked for one in self.rows.get(shard, ())])
+
+    def row_reads(self, shard: int) -> list[RowsRead]:
+        """Return the same for a shard whose memory this process has."""
+        return [one.read_into(self.flats) for one in self.rows.get(shard, ())]
+
+    def fill(self, shard: int, arrays: Sequence[Array]) -> None:
+        """Put what a shard has answered where it was asked for."""
+        outs = self.outs(shard)
+        for out, array in zip(outs, arrays, strict=False):
+            np.copyto(out, array)
+        rows = self.rows.get(shard, ())
+        for one, array in zip(rows, arrays[len(outs) :], strict=True):
+            one.fill(self.flats, array)
+
+    def ranges(self, shard: int) -> tuple[Range, ...]:
+        """Return what is read of a shard."""
+        return tuple([one.range for one in self.slices.get(shard, ())])
+
+    def outs(self, shard: int) -> list[Array]:
+        """Return where that goes."""
+        slices = self.slices.get(shard, ())
+        return [self.flats[one.number][one.where] for one in slices]

@@ -1,0 +1,82 @@
+"""Copies out of a shard of elements and of rows, all of one version."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daskps.shards.reads import copy_parts
+from daskps.shards.row_reads import copy_rows, copy_rows_locked
+from daskps.shards.steps import Ready
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from daskps.cluster.wire.rows import RowsRead
+    from daskps.shards.memory.segment import Segment
+    from daskps.shards.steps import Ticket
+    from daskps.typing import Array
+
+
+def ready_of(ticket: Ticket) -> Ready:
+    """Return how a ticket has ended that may read now."""
+    if not isinstance(ticket.outcome, Ready):
+        raise TypeError(f"nothing to read: {ticket.outcome!r}")
+    return ticket.outcome
+
+
+def latest(segment: Segment, ready: Ready) -> Ready:
+    """Return the same at the flip in force."""
+    flip = segment.flip
+    return Ready(flip, segment.record(flip).version, ready.duplicate, ready.lag)
+
+
+def copy_both(
+    segment: Segment,
+    ready: Ready,
+    *,
+    parts: Sequence[tuple[str, int, int, Array]],
+    rows: Sequence[RowsRead],
+    copy: Callable[[Array, Array], None],
+    locked: bool = False,
+) -> Ready | None:
+    """Copy elements and rows out.
+
+    Parameters
+    ----------
+    segment : Segment
+        The shard's memory.
+    ready : Ready
+        Where to read.
+    parts : sequence of (dtype, start, stop, out)
+        Elements, as of :func:`~daskps.shards.reads.copy_parts`.
+    rows : sequence of RowsRead
+        Rows of tables.
+    copy : callable
+        Copies to the first array what the second one holds.
+    locked : bool
+        Whether the caller has the shard's lock: then rows can be read that a process
+        has left half-way, and those of the publication before.
+
+    Returns
+    -------
+    Ready or None
+        What was read, or None when an update ran into a copy.
+    """
+    if not rows:
+        return copy_parts(segment, ready, parts, copy)
+    wanted, detours = [], []
+    for position, ids, out, at in rows:
+        into = out
+        if at is not None:
+            dim = segment.tables[position - len(segment.pieces)].piece.table.dim
+            into = np.empty(len(ids) * dim, out.dtype)
+            detours.append((out.reshape(-1, dim), at, into.reshape(-1, dim)))
+        wanted.append((position, ids, into))
+    copied = copy_rows_locked if locked else copy_rows
+    if not copied(segment, ready.flip, wanted):
+        return None
+    for out, at, found in detours:
+        out[at] = found
+    return copy_parts(segment, ready, parts, copy)

@@ -1,0 +1,146 @@
+"""Rows in messages: those that a call brings, and those that it asks for.
+
+Ids travel as they are in the table. They are looked at here, where they arrive, and
+once more by the shard: what reads memory by them comes from another process.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from daskps import errors
+from daskps.cluster.wire.payloads import pack_array, unpack_array
+from daskps.layout.arrays import FLOATS, compute_dtype
+from daskps.limits import MOST_ROWS, MOST_ROWS_NBYTES
+from daskps.shards.steps import GRADIENT, MODEL, Item
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from daskps.layout.arrays import Layout
+    from daskps.layout.tables import Table, TablePiece
+    from daskps.typing import Array
+
+
+class RowsAsked(NamedTuple):
+    """Rows of one table that a shard is asked for."""
+
+    #: Position of the table's piece in the shard.
+    position: int
+    #: By their numbers in the table.
+    ids: Array
+    #: Length and dtype of a row.
+    dim: int
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the answer."""
+        return len(self.ids) * self.dim * np.dtype(self.dtype).itemsize
+
+
+class RowsRead(NamedTuple):
+    """A read of rows by who has the memory of their shard."""
+
+    #: Position of the table's piece in the shard.
+    position: int
+    #: By their numbers in the table.
+    ids: Array
+    #: Where they go, flat.
+    out: Array
+    #: Which row of `out` each of them is; None for one after the other.
+    at: Array | None = None
+
+
+def most_rows(table: Table) -> int:
+    """Return how many rows one call may read of a shard: others go with the next one.
+
+    They are read under one look at the shard's sequence, and are one answer.
+    """
+    nbytes = table.dim * np.dtype(table.dtype).itemsize
+    return max(1, min(MOST_ROWS, MOST_ROWS_NBYTES // nbytes))
+
+
+def pack_rows(asked: RowsAsked) -> list[Any]:
+    """Return what asks for rows as a message has it."""
+    return [asked.position, pack_array(asked.ids)]
+
+
+def unpack_rows(layout: Layout, shard: int, packed: Sequence[Any]) -> RowsAsked:
+    """Rebuild what asks for rows.
+
+    Raises
+    ------
+    ProtocolError
+        For rows that the shard does not have, or more than one call may read.
+    """
+    position, data = packed
+    piece = _piece(layout, shard, position)
+    if piece is None:
+        raise errors.ProtocolError(
+            f"a read of rows of piece {position!r:.60} of shard {shard}, which is no "
+            f"table"
+        )
+    ids, table = unpack_array(data, "int64"), piece.table
+    if ids.ndim != 1 or len(ids) > most_rows(table) or not _holds(piece, ids):
+        raise errors.ProtocolError(
+            f"a read of {ids.size:,} rows of table {table.name[:60]!r} of shard {shard}, "
+            f"which has the rows {piece.first_row:,} to "
+            f"{piece.first_row + piece.n_rows:,} and gives {most_rows(table):,} at once"
+        )
+    return RowsAsked(position, ids, table.dim, table.dtype)
+
+
+def pack_item(item: Item) -> list[Any]:
+    """Return an item as a message has it: rows lie one after the other."""
+    packed = None if item.ids is None else pack_array(item.ids)
+    return [item.position, item.start, pack_array(item.data), packed]
+
+
+def unpack_rows_item(
+    layout: Layout, shard: int, packed: Sequence[Any], kind: str
+) -> Item:
+    """Rebuild rows that go to a table, from (position, start, data, ids).
+
+    Raises
+    ------
+    PushRejectedError
+        For rows that do not fit their table.
+    """
+    position, start, data, given = packed
+    piece = _piece(layout, shard, position)
+    if piece is None or start != 0 or kind == MODEL:
+        raise errors.PushRejectedError(
+            f"a {kind} of rows for piece {position!r:.60} of shard {shard}, from "
+            f"{start!r:.60} on, which is no table"
+        )
+    table = piece.table
+    computed = kind == GRADIENT and table.dtype in FLOATS
+    dtype = compute_dtype(table.dtype) if computed else table.dtype
+    ids, rows = unpack_array(given, "int64"), unpack_array(data, dtype)
+    fits = ids.ndim == rows.ndim == 1 and len(rows) == len(ids) * table.dim
+    if not (fits and _holds(piece, ids)):
+        raise errors.PushRejectedError(
+            f"{ids.size:,} ids with {rows.size:,} elements do not fit the rows "
+            f"{piece.first_row:,} to {piece.first_row + piece.n_rows:,} of "
+            f"{table.dim} elements that shard {shard} has of table {table.name[:60]!r}"
+        )
+    return Item(position, 0, rows, ids)
+
+
+def _piece(layout: Layout, shard: int, position: Any) -> TablePiece | None:
+    """Return the table's piece at a position; None where there is none."""
+    pieces, n = layout.table_pieces[shard], len(layout.pieces[shard])
+    if type(position) is not int or not n <= position < n + len(pieces):
+        return None
+    return pieces[position - n]
+
+
+def _holds(piece: TablePiece, ids: Array) -> bool:
+    """Return whether all of these rows are in a piece."""
+    if not ids.size:
+        return True
+    low, high = int(ids.min()), int(ids.max())
+    return piece.first_row <= low and high < piece.first_row + piece.n_rows
