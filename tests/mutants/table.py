@@ -15,6 +15,7 @@ from tests.mutants import (
     plain_reads,
     pushes,
     rounds,
+    rows,
     rules,
     store,
     training,
@@ -25,6 +26,7 @@ from tests.mutants.mutant import Mutant
 ROOMS: dict[str, tuple[Mutant, ...]] = {
     "memory": memory.MUTANTS,
     "pushes": pushes.MUTANTS,
+    "rows": rows.MUTANTS,
     "rounds": rounds.MUTANTS,
     "cuts": cuts.MUTANTS,
     "wire": wire.MUTANTS,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from daskps.layout.arrays import Layout
-from daskps.shards.memory.format import GENERATION
+from daskps.shards.memory.format import GENERATION, N_PRODUCERS, N_RANKS
 from daskps.shards.memory.segment import Segment
 from daskps.shards.row_reads import copy_rows, copy_rows_locked
 from daskps.shards.shard import Shard
@@ -141,7 +141,8 @@ def contents(shard: Shard) -> bytes:
     """All that is in force, as bytes: a refused step must leave it as it is."""
     segment = shard.segment
     record = segment.current
-    found: list[Any] = [record.words]
+    found: list[Any] = [record.fixed, record.ranks[: record.plain[N_RANKS]]]
+    found += [record.producers[: record.plain[N_PRODUCERS]]]
     found += [segment.weights_of(record, p) for p in range(len(segment.pieces))]
     found += [
         s for p in range(len(segment.pieces)) for s in segment.slots_of(record, p)

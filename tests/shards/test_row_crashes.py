@@ -20,7 +20,7 @@ from daskps.consistency import ASP
 from daskps.layout.arrays import Layout
 from daskps.shards.arrays.rows import undo_word
 from daskps.shards.memory import undo
-from daskps.shards.memory.format import ROWS_SEQUENCE, VERSION
+from daskps.shards.memory.format import FORWARD, ROWS_SEQUENCE, VERSION
 from daskps.shards.memory.segment import Segment
 from daskps.shards.memory.withdrawal import Withdrawal
 from daskps.shards.row_reads import copy_rows, copy_rows_locked
@@ -254,6 +254,28 @@ def went_forward(label, buffer, before, after):
     assert not isinstance(ticket.outcome, Exception)
     validate(shard)
     return label.split(" ")[0], state == after
+
+
+def test_killed_before_a_reset_began_and_then_in_a_push():
+    """What was only announced is nobody's to go on with."""
+    shard = shard_of(at(None))
+    push(shard, 0)
+    flip = shard.segment.flip
+    with watched(shard.segment) as stores:
+        shard_of(shard.segment).begin_run(5, ASP(), 1, reset=True)
+    announced = [
+        buffer
+        for _, buffer in stores.states
+        if (header := at(buffer).header)[FORWARD] and not header[ROWS_SEQUENCE] & 1
+    ]
+    reference = Reference([[0], [1]])
+    (buffer, *_) = announced
+    assert at(buffer).flip == flip
+    shard = shard_of(at(buffer.copy()))
+    with watched(shard.segment) as stores:
+        push(shard_of(shard.segment), 1)
+    for _, left in stores.states:
+        check(reference, left, 1, [1])
 
 
 @pytest.mark.parametrize("batch", [[1], [1, 2], [3], [4]])

@@ -1,0 +1,104 @@
+"""Rows of tables: what is changed in place, taken back, and read meanwhile."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_ROWS, _CRASHES = "tests/shards/test_rows.py", "tests/shards/test_row_crashes.py"
+
+MUTANTS = (
+    Mutant(
+        "log-of-rows-goes-on-from-the-last",
+        "daskps.shards.memory.undo:begin",
+        "segment.tables[ordinal].buffers.undo[0] = undo_word(flip, 0)",
+        "pass",
+        (f"{_CRASHES}::test_killed_after_any_store[rows]",),
+    ),
+    Mutant(
+        "rows-in-force-are-rolled-back",
+        "daskps.shards.memory.undo:_roll_back",
+        "if flip_of(table.buffers.undo[0]) == flip:",
+        "if flip_of(table.buffers.undo[0]) >= flip - 1:",
+        (f"{_CRASHES}::test_killed_after_any_store[after another table]",),
+    ),
+    Mutant(
+        "what-was-begun-is-not-gone-on-with",
+        "daskps.shards.memory.undo:settle",
+        "if word >> _KIND_BITS == flip + 1:",
+        "if word >> _KIND_BITS == flip + 2:",
+        (f"{_CRASHES}::test_killed_while_slots_get_their_first_values",),
+    ),
+    Mutant(
+        "what-never-began-is-gone-on-with",
+        "daskps.shards.memory.undo:begin",
+        "segment.header[FORWARD] = 0",
+        "pass",
+        (f"{_CRASHES}::test_killed_before_a_reset_began_and_then_in_a_push",),
+    ),
+    Mutant(
+        "slots-of-rows-keep-their-values",
+        "daskps.shards.memory.publication:Publication.finish",
+        "if (self._resets or self.withdraws) and self.segment.tables:",
+        "if self.withdraws and self.segment.tables:",
+        (f"{_CRASHES}::test_killed_while_slots_get_their_first_values",),
+    ),
+    Mutant(
+        "rows-that-were-refused-stay",
+        "daskps.shards.pushes:Pushes._commit",
+        "settle(self._segment)",
+        "pass",
+        (f"{_ROWS}::test_rows_that_are_not_finite_change_nothing",),
+    ),
+    Mutant(
+        "slots-that-an-add-leaves-alone-are-not-in-the-log",
+        "daskps.shards.arrays.rows:RowUpdate.apply",
+        "gather(slot, self.ids, out, first=target.table.first, cache_dir=cache_dir)",
+        "pass",
+        (f"{_ROWS}::test_slots_come_back_with_rows_whatever_has_changed_these",),
+    ),
+    Mutant(
+        "log-that-is-full-takes-more",
+        "daskps.shards.pushes:Pushes.apply",
+        "and not publication.has_room(planned)",
+        "and not planned",
+        (
+            f"{_ROWS}"
+            "::test_pushes_that_queue_up_share_a_publication_as_far_as_the_log_reaches",
+        ),
+    ),
+    Mutant(
+        "rows-of-another-shard",
+        "daskps.shards.arrays.row_planning:check_rows",
+        "if not _are_within(ids, piece):",
+        "if len(ids) < 0:",
+        (f"{_ROWS}::test_rows_that_do_not_fit_are_refused",),
+    ),
+    Mutant(
+        "rows-that-a-writer-ran-into-are-good",
+        "daskps.shards.row_reads:copy_rows",
+        "return header[ROWS_SEQUENCE] == sequence",
+        "return header[ROWS_SEQUENCE] >= sequence",
+        (f"{_ROWS}::test_a_read_that_an_update_runs_into_is_told_so",),
+    ),
+    Mutant(
+        "rows-of-a-dead-writer-are-good",
+        "daskps.shards.row_reads:copy_rows",
+        "if sequence & 1 or header[FLIP] != flip:",
+        "if header[FLIP] != flip:",
+        (f"{_ROWS}::test_a_writer_that_died_is_settled_by_who_comes_next",),
+    ),
+    Mutant(
+        "publication-before-is-that-in-force",
+        "daskps.shards.row_reads:copy_rows_locked",
+        "if not is_last and flip_of(word) == now:",
+        "if not is_last and flip_of(word) == flip:",
+        (f"{_ROWS}::test_the_publication_before_is_there",),
+    ),
+    Mutant(
+        "second-of-repeats-is-lost",
+        "daskps.shards.arrays.row_planning:each_once",
+        "return found.ids, found.sum(wide, at), None",
+        "return found.ids, wide, found.last(at)",
+        (f"{_ROWS}::test_repeats_are_one_update_and_in_assign_the_last_holds",),
+    ),
+)
