@@ -45,9 +45,12 @@ if TYPE_CHECKING:
 
 #: Words of a part of a table: addresses of the header and of both records, and how many
 #: bytes from there the ranks begin; who reads; the shard's number and generation, and how
-#: many ranges are read.
+#: many ranges are read; the flip that was read last straight from the weights, and where
+#: it stands until when they are copied first.
 HEADER_AT, RECORDS_AT, RANKS_FROM = 0, 1, 3
-RUN_OF, RANK_OF, SHARD, GENERATION_OF, N_RANGES, PART_WORDS = range(4, 10)
+RUN_OF, RANK_OF, SHARD, GENERATION_OF, N_RANGES, SEEN, COPIED_AT, PART_WORDS = range(
+    4, 12
+)
 #: Then of each range: its addresses in both buffers, its bytes, and how many pieces it is
 #: cut from; of each of these where its side stands, its first byte in the range, its bytes.
 NBYTES, N_PIECES, RANGE_WORDS, PIECE_OF_RANGE = 2, 3, 4, 3
@@ -55,6 +58,11 @@ NBYTES, N_PIECES, RANGE_WORDS, PIECE_OF_RANGE = 2, 3, 4, 3
 MOST_PIECES = 256
 #: How often a copy that updates run into is tried again.
 TRIES = 4
+#: No flip: another one than the last that was seen and the next is a surprise.
+NEVER = -2
+#: For how long a shard is copied from after an update has run into its weights on their
+#: way, in milliseconds.
+COPY_MS = 10_000
 
 
 def part_of(
@@ -85,7 +93,7 @@ def part_of(
         raise ValueError(f"rank {reader[1]} of at most {MAX_RANKS}")
     records = [_address(record.words) for record in segment.records]
     found = [_address(segment.words), *records, 8 * len(segment.records[0].fixed)]
-    found += [*reader, *shard, len(ranges)]
+    found += [*reader, *shard, len(ranges), NEVER, _address(segment.copied_until)]
     for dtype, start, stop in ranges:
         vectors = [v[dtype][start:stop] for v in segment.vectors]
         pieces = [*_pieces(segment, (dtype, start, stop))]
@@ -185,6 +193,55 @@ def copy_ranges(part: int, record: int, to: int) -> int:
     return to - began
 
 
+def say_row(part: int, record: int, bound: int, row: int) -> None:
+    """Say which shard is read, its version, and by how many clocks others are behind."""
+    lag = 0
+    if load(part + 8 * RUN_OF) != 0 and load(record + 8 * POLICY) != BSP:
+        lag = max(0, find_lag(part, record, bound))
+    store(row, load(part + 8 * SHARD))
+    store(row + 8, load(record + 8 * VERSION))
+    store(row + 16, lag)
+
+
+def is_whole(part: int, flip: int) -> bool:
+    """Return whether nobody has written what was read at a flip so far."""
+    header = load(part + 8 * HEADER_AT)
+    settle()
+    done = load(header + 8 * WRITING) <= flip + 1
+    return done and load(header + 8 * FLIP) >= flip
+
+
+def look_straight(part: int, flip: int, milliseconds: int) -> bool:
+    """Return whether weights may be sent as they lie, at a flip that is seen now.
+
+    Not where updates come so fast that one would run into it, or one just did.
+    """
+    seen = load(part + 8 * SEEN)
+    store(part + 8 * SEEN, flip)
+    return flip <= seen + 1 and milliseconds >= load(load(part + 8 * COPIED_AT))
+
+
+def find_sources(part: int, flip: int, to: int, most: int) -> int:
+    """Write where what is read lies, and its bytes; return how many pieces that is.
+
+    That is -1 where there are more, or not all of it is on one side.
+    """
+    side = load(load(part + 8 * (RECORDS_AT + (flip & 1))) + 8 * SIDE)
+    if not 0 <= side <= 1:
+        return -1
+    at, n = part + 8 * PART_WORDS, 0
+    for _ in range(load(part + 8 * N_RANGES)):
+        nbytes = load(at + 8 * NBYTES)
+        if nbytes > 0:
+            if n == most:
+                return -1
+            store(to + 16 * n, load(at + 8 * side))
+            store(to + 16 * n + 8, nbytes)
+            n += 1
+        at += 8 * (RANGE_WORDS + load(at + 8 * N_PIECES) * PIECE_OF_RANGE)
+    return n
+
+
 def read_part(part: int, bound: int, row: int, to: int) -> int:
     """Read one shard; return how many bytes that is, -1 where it must be asked.
 
@@ -197,21 +254,14 @@ def read_part(part: int, bound: int, row: int, to: int) -> int:
     row, to : int
         Addresses for shard, version and lag, and for what is read.
     """
-    header = load(part + 8 * HEADER_AT)
     for _ in range(TRIES):
         flip = find_flip(part, bound)
         if flip < 0:
             return -1
-        record, lag = load(part + 8 * (RECORDS_AT + (flip & 1))), 0
-        if load(part + 8 * RUN_OF) != 0 and load(record + 8 * POLICY) != BSP:
-            lag = max(0, find_lag(part, record, bound))
-        store(row, load(part + 8 * SHARD))
-        store(row + 8, load(record + 8 * VERSION))
-        store(row + 16, lag)
+        record = load(part + 8 * (RECORDS_AT + (flip & 1)))
+        say_row(part, record, bound, row)
         nbytes = copy_ranges(part, record, to)
-        settle()
-        is_whole = load(header + 8 * WRITING) <= flip + 1
-        if nbytes >= 0 and is_whole and load(header + 8 * FLIP) >= flip:
+        if nbytes >= 0 and is_whole(part, flip):
             return nbytes
     return -1
 
@@ -221,5 +271,9 @@ SIGNATURES: dict[Callable[..., Any], str] = {
     find_lag: "types.int64, types.int64, types.int64",
     find_flip: "types.int64, types.int64",
     copy_ranges: "types.int64, types.int64, types.int64",
+    say_row: "types.int64, types.int64, types.int64, types.int64",
+    is_whole: "types.int64, types.int64",
+    look_straight: "types.int64, types.int64, types.int64",
+    find_sources: "types.int64, types.int64, types.int64, types.int64",
     read_part: "types.int64, types.int64, types.int64, types.int64",
 }

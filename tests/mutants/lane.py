@@ -263,15 +263,15 @@ MUTANTS = (
     Mutant(
         "torn-shard-is-sent-again",
         "daskps.cluster.host.shard_reads:ShardRead.look",
-        "if flip > seen + 1 or time.monotonic() < _COPIED.get(self._segment, 0.0):",
+        "if flip > seen + 1 or time.monotonic_ns() < 1_000_000 * self._copied[0]:",
         "if flip > seen + 1:",
         (f"{TAIL}::test_after_an_answer_without_an_end_copies_are_sent_for_a_while",),
     ),
     Mutant(
         "weights-are-sent-while-others-push",
         "daskps.cluster.host.shard_reads:ShardRead.look",
-        "if flip > seen + 1 or time.monotonic() < _COPIED.get(self._segment, 0.0):",
-        "if time.monotonic() < _COPIED.get(self._segment, 0.0):",
+        "if flip > seen + 1 or time.monotonic_ns() < 1_000_000 * self._copied[0]:",
+        "if time.monotonic_ns() < 1_000_000 * self._copied[0]:",
         (f"{TAIL}::test_where_others_push_between_two_reads_a_copy_is_sent",),
     ),
 )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from daskps.cluster.host.copy_routine import copier
-from daskps.shards.memory.format import MIXED
+from daskps.shards.addressed import COPY_MS, NEVER
+from daskps.shards.memory.format import MIXED, integers
 from daskps.shards.memory.sides import runs
 from daskps.shards.reads import ASK, LatestReads, TrainerReads
 
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 
 #: How often a copy that updates run into is tried again.
 TRIES = 4
-#: For how long a shard is copied from after an update has run into its weights on their
-#: way; and until when, by its memory.
-COPY_SECONDS = 10.0
-_COPIED: WeakKeyDictionary[Segment, float] = WeakKeyDictionary()
 #: Bytes of the buffer, and the weights that go there.
 _Copy = tuple[slice, "Array"]
 
@@ -55,7 +51,9 @@ class ShardRead:
         )
         self._whole = [self._copies(side) for side in (0, 1)]
         #: The flip that was read last: another one than that and the next is a surprise.
-        self._seen = -2
+        self._seen = NEVER
+        #: Until when it is copied in any case.
+        self._copied = integers(segment.copied_until)
         self.nbytes = sum(len(source) for _, source in self._whole[0])
         copy = copier(self.nbytes)
         #: None to assign to a slice, which costs half of what a call does.
@@ -102,7 +100,7 @@ class ShardRead:
         if flip < 0:
             return None
         seen, self._seen = self._seen, flip
-        if flip > seen + 1 or time.monotonic() < _COPIED.get(self._segment, 0.0):
+        if flip > seen + 1 or time.monotonic_ns() < 1_000_000 * self._copied[0]:
             return None
         return flip, [source for _, source in self._sources(flip)]
 
@@ -113,7 +111,7 @@ class ShardRead:
         """
         if self.looks.is_whole(flip):
             return True
-        _COPIED[self._segment] = time.monotonic() + COPY_SECONDS
+        self._copied[0] = time.monotonic_ns() // 1_000_000 + COPY_MS
         return False
 
     def _sources(self, flip: int) -> list[_Copy]:

@@ -12,6 +12,7 @@ from daskps.cluster.lane.plain_reads import (
     EPOLL,
     EVENT_NBYTES,
     EVENTS,
+    FLAGS,
     LANES,
     LEFT,
     LENGTH,
@@ -23,7 +24,11 @@ from daskps.cluster.lane.plain_reads import (
     POLLED_AT,
     ROOM,
     ROOM_NBYTES,
+    SEND_FLAGS,
     SENT,
+    SOURCES,
+    SOURCES_WORDS,
+    WAITING_FLAGS,
     WHOSE,
 )
 from daskps.shards.memory.format import integers
@@ -43,9 +48,13 @@ class Desk:
         Longest answer that it makes.
     patience : int
         Milliseconds for which the other end may take nothing of one.
+    waits : bool
+        Whether sockets wait so long by themselves, where they are sent to.
     """
 
-    def __init__(self, loops: Loops, nbytes: int, patience: int) -> None:
+    def __init__(
+        self, loops: Loops, nbytes: int, patience: int, *, waits: bool = False
+    ) -> None:
         self._loops = loops
         self._answer = np.zeros(-(-nbytes // 8), np.int64)
         self._desk = np.zeros(DESK_WORDS, np.int64)
@@ -53,7 +62,9 @@ class Desk:
         self._room = np.zeros(ROOM_NBYTES // 8, np.int64)
         words[ROOM] = self._room.ctypes.data
         words[ANSWER_AT], words[MOST_NBYTES] = self._answer.ctypes.data, nbytes
-        words[PATIENCE] = patience
+        words[PATIENCE], words[FLAGS] = patience, WAITING_FLAGS if waits else SEND_FLAGS
+        self._sources = np.zeros(SOURCES_WORDS, np.int64)
+        words[SOURCES] = self._sources.ctypes.data
         self._at: int = self._desk.ctypes.data
         words[POLLED_AT] = self._at + 8 * POLLED
 

@@ -11,6 +11,7 @@ what the thread has that answers. One thread at a time has a lane, and changes i
 loop does not run. Who ends a lane shuts its socket, which ends the loop. Who wants the thread
 to look at something else stores a word of its lane, or wakes its set of sockets.
 """
+# ruff: noqa: PLR0911, PLR0917  (compiled functions take numbers, and by position)
 
 from __future__ import annotations
 
@@ -30,6 +31,7 @@ from daskps.cluster.lane.frames import (
     MOST_FORMS,
     ROW_NBYTES,
 )
+from daskps.cluster.lane.tail import TAIL_NBYTES
 from daskps.kernels import plain
 from daskps.kernels.system import (
     copy,
@@ -43,7 +45,17 @@ from daskps.kernels.system import (
     store,
 )
 from daskps.shards import addressed
-from daskps.shards.addressed import read_part
+from daskps.shards.addressed import (
+    COPIED_AT,
+    COPY_MS,
+    RECORDS_AT,
+    find_flip,
+    find_sources,
+    is_whole,
+    look_straight,
+    read_part,
+    say_row,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +71,10 @@ ROOM, ANSWER_AT, MOST_NBYTES, LENGTH, SENT = range(5)
 PATIENCE, POLLED, POLLED_AT = range(5, 8)
 #: Of a thread with many lanes: their set, room for events and for those that are left, and
 #: by descriptor the addresses of lanes that it answers, how many; the lane at fault.
-EPOLL, EVENTS, LEFT, LANES, N_LANES, WHOSE, DESK_WORDS = range(8, 15)
+EPOLL, EVENTS, LEFT, LANES, N_LANES, WHOSE = range(8, 14)
+#: Room for where a long answer lies, see MOST_SOURCES; how it is sent, as the system takes
+#: it: a thread that may wait does so there.
+SOURCES, FLAGS, DESK_WORDS = range(14, 17)
 #: Why a loop has ended: there is something that it does not answer; the other end takes
 #: no more of the answer for now; nothing came; the thread is wanted; the lane is torn.
 GOING, ASKED, UNSENT, QUIET, WOKEN, TORN = range(6)
@@ -68,6 +83,12 @@ LOOK = 250
 #: Parts of a call, of which versions may be waited for.
 MOST_PARTS = 512
 ROOM_NBYTES = HEAD_NBYTES + 8 * MOST_PARTS
+#: Pieces of an answer that is sent from where it lies, and parts: their addresses and
+#: bytes, then by part the flip that is read.
+MOST_SOURCES = 64
+SOURCES_WORDS = 3 * MOST_SOURCES
+#: Answers of more bytes are sent so, and bytes at the end of one that are held back.
+STRAIGHT_NBYTES = 65_536
 #: Events of one look at many lanes, and bytes of one: what it is, and the descriptor.
 MOST_EVENTS = 256
 EVENT_NBYTES = 12
@@ -86,7 +107,9 @@ ANSWERS = MAGIC | ANSWER << KIND_SHIFT
 ONE, EXPONENT = 0x3FF0_0000_0000_0000, 0x7FF0_0000_0000_0000
 #: What the system calls are given, and say.
 POLLIN, POLLOUT = select.POLLIN, select.POLLOUT
-SEND_FLAGS = int(socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0))
+WAITING_FLAGS = int(getattr(socket, "MSG_NOSIGNAL", 0))
+SEND_FLAGS = int(socket.MSG_DONTWAIT) | WAITING_FLAGS
+MORE = int(getattr(socket, "MSG_MORE", 0))
 RECV_FLAGS = int(socket.MSG_DONTWAIT)
 PEEK_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_PEEK)
 EINTR, EAGAIN = errors.EINTR, errors.EAGAIN
@@ -121,13 +144,11 @@ def find_entry(head: int, table: int) -> int:
 
 def make_answer(desk: int, entry: int) -> int:
     """Make the answer to the read in the room; return its bytes, -1 for Python to do."""
-    head, n_parts, said = load(desk + 8 * ROOM), load(entry), load(desk + 8 * ANSWER_AT)
-    has_least = load(head + 8 * NBYTES_AT) > 0
-    clock = load(head + 8 * CLOCK_AT) if load(entry + 8) != 0 else 0
+    n_parts, said = load(entry), load(desk + 8 * ANSWER_AT)
     part, row = entry + 8 * ENTRY_WORDS, said + HEAD_NBYTES
     nbytes = HEAD_NBYTES + ROW_NBYTES * n_parts
     for i in range(n_parts):
-        bound = load(head + HEAD_NBYTES + 8 * i) if has_least else clock
+        bound = find_bound(desk, entry, i)
         copied = read_part(part + 8, bound, row, said + nbytes)
         if copied < 0:
             return -1
@@ -135,30 +156,147 @@ def make_answer(desk: int, entry: int) -> int:
         nbytes += copied
         row += ROW_NBYTES
         part += 8 * load(part)
+    say_head(desk, nbytes)
+    return nbytes
+
+
+def find_bound(desk: int, entry: int, i: int) -> int:
+    """Return how far a shard must be that the read in the room is of."""
+    head = load(desk + 8 * ROOM)
+    if load(head + 8 * NBYTES_AT) > 0:
+        return load(head + HEAD_NBYTES + 8 * i)
+    return load(head + 8 * CLOCK_AT) if load(entry + 8) != 0 else 0
+
+
+def say_head(desk: int, nbytes: int) -> None:
+    """Write the head of an answer of so many bytes, itself among them."""
+    head, said = load(desk + 8 * ROOM), load(desk + 8 * ANSWER_AT)
     for i in range(CLOCK_AT, LAST_AT):
         store(said + 8 * i, ONE if i == WEIGHT_AT else 0)
     store(said, ANSWERS)
     store(said + 8 * NBYTES_AT, nbytes - HEAD_NBYTES)
     store(said + 8 * LAST_AT, (load(head + 8 * LAST_AT) >> 32) << 32)
-    return nbytes
+
+
+def send_out(fd: int, desk: int, at: int, nbytes: int, more: int) -> int:
+    """Send bytes; return how many nobody takes for now, -1 where nobody ever will."""
+    flags = load(desk + 8 * FLAGS)
+    while nbytes > 0:
+        done = send(fd, at, nbytes, flags | more)
+        if done >= 0:
+            at += done
+            nbytes -= done
+            continue
+        failed = errno()
+        if failed not in (EINTR, EAGAIN):
+            return -1
+        if failed == EAGAIN and (
+            flags != SEND_FLAGS
+            or not wait(fd, desk, POLLOUT, load(desk + 8 * PATIENCE))
+        ):
+            return nbytes
+    return 0
 
 
 def push_out(fd: int, desk: int) -> int:
     """Send what was not sent of the answer; return GOING, or why that is not all."""
-    left = load(desk + 8 * LENGTH) - load(desk + 8 * SENT)
-    while left > 0:
-        sent = load(desk + 8 * SENT)
-        done = send(fd, load(desk + 8 * ANSWER_AT) + sent, left, SEND_FLAGS)
-        if done >= 0:
-            store(desk + 8 * SENT, sent + done)
-            left -= done
-            continue
-        failed = errno()
-        if failed not in (EINTR, EAGAIN):
+    length, sent = load(desk + 8 * LENGTH), load(desk + 8 * SENT)
+    at = load(desk + 8 * ANSWER_AT) + sent
+    left = send_out(fd, desk, at, length - sent, 0)
+    if left < 0:
+        return TORN
+    store(desk + 8 * SENT, length - left)
+    return GOING if left == 0 else UNSENT
+
+
+def find_straight(desk: int, entry: int) -> int:
+    """Find where a long answer lies, and write what comes before it.
+
+    Returns how many pieces it is sent in, 0 where it is to be copied, -1 for Python to do.
+    """
+    n_parts, said = load(entry), load(desk + 8 * ANSWER_AT)
+    sources, now, n = load(desk + 8 * SOURCES), monotonic(), 0
+    if load(entry + 16) <= STRAIGHT_NBYTES or n_parts > MOST_SOURCES:
+        return 0
+    part, row = entry + 8 * ENTRY_WORDS, said + HEAD_NBYTES
+    may = True
+    for i in range(n_parts):
+        bound = find_bound(desk, entry, i)
+        flip = find_flip(part + 8, bound)
+        if flip < 0:
+            return -1
+        # Of each of them, also where one of them does not let it.
+        may = look_straight(part + 8, flip, now) and may
+        found = -1
+        if may:
+            to = sources + 16 * n
+            found = find_sources(part + 8, flip, to, MOST_SOURCES - n)
+        if found >= 0:
+            n += found
+        else:
+            may = False
+        say_row(part + 8, load(part + 8 * (1 + RECORDS_AT + (flip & 1))), bound, row)
+        store(row + 24, APPLIED)
+        store(sources + 8 * (2 * MOST_SOURCES + i), flip)
+        row += ROW_NBYTES
+        part += 8 * load(part)
+    say_head(desk, load(entry + 16))
+    return n if may else 0
+
+
+def is_unhurt(desk: int, entry: int) -> bool:
+    """Return whether no update has run into what was sent; else copy for a while."""
+    flips = load(desk + 8 * SOURCES) + 16 * MOST_SOURCES
+    part, unhurt = entry + 8 * ENTRY_WORDS, True
+    for i in range(load(entry)):
+        if not is_whole(part + 8, load(flips + 8 * i)):
+            store(load(part + 8 * (1 + COPIED_AT)), monotonic() + COPY_MS)
+            unhurt = False
+        part += 8 * load(part)
+    return unhurt
+
+
+def keep_rest(desk: int, i: int, n: int, left: int) -> None:
+    """Copy what is left of an answer behind what is kept: of piece i so many bytes."""
+    sources, said = load(desk + 8 * SOURCES), load(desk + 8 * ANSWER_AT)
+    to = said + load(desk + 8 * LENGTH)
+    while i < n:
+        at, nbytes = load(sources + 16 * i), load(sources + 16 * i + 8)
+        copy(to, at + nbytes - left, left)
+        to += left
+        i += 1
+        left = load(sources + 16 * i + 8) if i < n else 0
+    store(desk + 8 * LENGTH, to - said)
+
+
+def send_straight(fd: int, desk: int, entry: int, n: int) -> int:
+    """Send an answer from where it lies; return GOING, UNSENT or TORN.
+
+    Its last bytes are held back until all others are with the kernel, are copied then, and
+    are sent only if no update has run into any of it: else the lane is torn.
+    """
+    sources, said = load(desk + 8 * SOURCES), load(desk + 8 * ANSWER_AT)
+    before = HEAD_NBYTES + ROW_NBYTES * load(entry)
+    left = send_out(fd, desk, said, before, MORE)
+    if left < 0:
+        return TORN
+    store(desk + 8 * SENT, before - left)
+    store(desk + 8 * LENGTH, before if left > 0 else 0)
+    store(desk + 8 * SENT, before - left if left > 0 else 0)
+    # The piece that not all of is with the kernel, and how much at its end.
+    i, unsent = 0, load(sources + 8)
+    while left == 0:
+        nbytes, is_last = load(sources + 16 * i + 8), i == n - 1
+        held = min(TAIL_NBYTES, nbytes) if is_last else 0
+        left = send_out(fd, desk, load(sources + 16 * i), nbytes - held, MORE)
+        if left < 0:
             return TORN
-        if failed == EAGAIN and not wait(fd, desk, POLLOUT, load(desk + 8 * PATIENCE)):
-            return UNSENT
-    return GOING
+        unsent = left + held
+        if left > 0 or is_last:
+            break
+        i += 1
+    keep_rest(desk, i, n, unsent)
+    return push_out(fd, desk) if is_unhurt(desk, entry) else TORN
 
 
 def answer_next(lane: int, desk: int) -> int:
@@ -173,17 +311,21 @@ def answer_next(lane: int, desk: int) -> int:
     asked = HEAD_NBYTES + load(room + 8 * NBYTES_AT)
     if seen < asked:
         return ASKED
-    nbytes = make_answer(desk, entry)
-    if nbytes < 0:
+    n, nbytes = find_straight(desk, entry), load(entry + 16)
+    if n == 0:
+        nbytes = make_answer(desk, entry)
+    if n < 0 or nbytes < 0:
         return ASKED
     # Nobody else receives from it: these are the bytes that were seen.
     if recv(fd, room, asked, RECV_FLAGS) != asked:
         return TORN
-    store(desk + 8 * LENGTH, nbytes)
-    store(desk + 8 * SENT, 0)
     store(lane + 8 * N_READS, load(lane + 8 * N_READS) + 1)
     store(lane + 8 * N_NBYTES, load(lane + 8 * N_NBYTES) + nbytes)
     store(lane + 8 * USED, monotonic())
+    if n > 0:
+        return send_straight(fd, desk, entry, n)
+    store(desk + 8 * LENGTH, nbytes)
+    store(desk + 8 * SENT, 0)
     return push_out(fd, desk)
 
 
@@ -264,7 +406,14 @@ _SIGNATURES: dict[Callable[..., Any], str] = {
     wait: ", ".join([_INT] * 4),
     find_entry: f"{_INT}, {_INT}",
     make_answer: f"{_INT}, {_INT}",
+    find_bound: ", ".join([_INT] * 3),
+    say_head: f"{_INT}, {_INT}",
+    send_out: ", ".join([_INT] * 5),
     push_out: f"{_INT}, {_INT}",
+    find_straight: f"{_INT}, {_INT}",
+    is_unhurt: f"{_INT}, {_INT}",
+    keep_rest: ", ".join([_INT] * 4),
+    send_straight: ", ".join([_INT] * 4),
     answer_next: f"{_INT}, {_INT}",
     serve_one: ", ".join([_INT] * 3),
     serve_many: f"{_INT}, {_INT}",

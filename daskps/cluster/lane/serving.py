@@ -151,7 +151,7 @@ class LaneServer:
         """Return what this thread answers plain reads with, if it can."""
         mine = self._mine
         if mine.desk is None and (loops := loaded()) is not None:
-            mine.desk = Desk(loops, ALONE_NBYTES, ALONE_MS)
+            mine.desk = Desk(loops, ALONE_NBYTES, ALONE_MS, waits=True)
         return mine.desk
 
     def finish_done(self, seconds: float) -> None:

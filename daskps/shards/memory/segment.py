@@ -6,6 +6,8 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from daskps.errors import ProtocolError
 from daskps.layout.spans import ROWS, WEIGHTS, slot_area
 from daskps.shards.arrays.payload import NUMPY
@@ -134,6 +136,9 @@ class Segment:
         self.payload = NUMPY
         #: What :mod:`daskps.shards.memory.publication` makes ready once, by piece and buffers.
         self.updates: dict[tuple[int, int, int, bool], Any] = {}
+        #: A word: until when who sends weights in this process copies them first, as an
+        #: update has run into them; milliseconds of the clock that never goes back.
+        self.copied_until = np.zeros(1, np.int64)
         if not holds:
             self._begin()
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +22,7 @@ from hypothesis import strategies as st
 
 from daskps.cluster.host.compiled_reads import MOST_NBYTES, CompiledReads
 from daskps.cluster.host.hosted import HostedShard
+from daskps.cluster.host.shard_reads import ShardRead
 from daskps.cluster.lane import plain_reads
 from daskps.cluster.lane.desk import Desk, SharedDesk
 from daskps.cluster.lane.frames import (
@@ -34,6 +38,7 @@ from daskps.cluster.lane.frames import (
     unpack_head,
 )
 from daskps.cluster.lane.plain_reads import ASKED, QUIET, TORN, UNSENT, WOKEN, Loops
+from daskps.cluster.lane.tail import TAIL_NBYTES
 from daskps.cluster.wire.encoding import cache_dir
 from daskps.cluster.wire.messages import Answer, Call, Part
 from daskps.kernels import system
@@ -116,9 +121,13 @@ class Lane:
             self.here.settimeout(10.0)
 
 
-def add(shard: Shard, value: float = 1.0) -> None:
+def add(shard: Shard, value: float = 1.0, slope: float = 0.0) -> None:
     given = tuple(
-        Item(at, 0, np.full(piece.size, value, piece.parameter.dtype))
+        Item(
+            at,
+            0,
+            (value + slope * np.arange(piece.size)).astype(piece.parameter.dtype),
+        )
         for at, piece in enumerate(shard.segment.pieces)
     )
     send(shard, Step(ADD, given, producer=1, sequence=shard.segment.flip))
@@ -334,6 +343,184 @@ def test_what_is_not_taken_of_an_answer_is_for_python(loops):
         assert set(np.frombuffer(bytes(found[96:]), "f4")) == {2.5}
 
 
+# -- long answers, from where they lie ------------------------------------------------
+
+
+class Long:
+    """Both ends of a lane, and a shard whose answers are sent from where they lie."""
+
+    layout = Layout.build({"w": ((2**15,), "float64"), "v": ((5000,), "int32")}, 1)
+
+    def __init__(self, loops: Loops, shard: Shard | None = None) -> None:
+        self.shard = make(self.layout, ruled=()) if shard is None else shard
+        add(self.shard, slope=1.0)
+        self.here, self.there = socket.socketpair()
+        self.there.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**20)
+        self.here.settimeout(10.0)
+        self.reads = CompiledReads(self.there.fileno())
+        self.desk = Desk(loops, MOST_NBYTES, 1)
+        ranges = ("float64", 1, 2**15 - 1), ("int32", 0, 0), ("int32", 3, 4000)
+        self.part = Part(0, Step(wait=READ), ranges)
+        hosted = hosted_of(self.shard, self.layout)
+        assert self.reads.learn(0, Call("s", (self.part,)), [hosted])
+        #: What is read before a pair of updates that are seen: a copy.
+        self.read(0)
+
+    def ask(self, number: int) -> int:
+        """Return why the loop ends at the frame after a read."""
+        self.here.sendall(head(number=number) + OTHER)
+        why = self.desk.serve(self.reads.address, 10_000)
+        if why == ASKED:
+            assert self.there.recv(1000) == OTHER
+        return why
+
+    def read(self, number: int) -> None:
+        wanted = self.wanted(number)
+        assert self.ask(number) == ASKED
+        assert self.received(len(wanted)) == wanted
+
+    def received(self, n: int) -> bytes:
+        found = bytearray()
+        while len(found) < n:
+            got = self.here.recv(n - len(found))
+            assert got, "the lane has ended"
+            found += got
+        return bytes(found)
+
+    def wanted(self, number: int) -> bytes:
+        record = self.shard.segment.current
+        vectors = self.shard.segment.vectors[record.side]
+        arrays = tuple(vectors[d][a:b] for d, a, b in self.part.ranges if b > a)
+        answer = Answer(0, version=record.version, arrays=arrays)
+        return b"".join(bytes(b) for b in pack_answers([answer], number))
+
+
+def add_often(shard: Shard, n: int) -> None:
+    for _ in range(n):
+        add(shard)
+
+
+@pytest.fixture
+def long(loops) -> Iterator[Long]:
+    made = Long(loops)
+    with made.here, made.there:
+        yield made
+
+
+@pytest.fixture
+def sends(monkeypatch) -> Iterator[tuple[Long, list[Any], list[int]]]:
+    """A lane in Python; what is done after a send of many bytes; ends that were copied."""
+    made, then, copied = Long(INTERPRETED), list[Any](), list[int]()
+    send_now, copy_now = system.send, system.copy
+
+    def send(fd: int, address: int, nbytes: int, flags: int) -> int:
+        found = send_now(fd, address, nbytes, flags)
+        if nbytes > 2**16 and then:
+            then.pop()()
+        return found
+
+    def copy(to: int, source: int, nbytes: int) -> None:
+        copied.append(nbytes)
+        copy_now(to, source, nbytes)
+
+    monkeypatch.setattr(plain_reads, "send", send)
+    monkeypatch.setattr(plain_reads, "copy", copy)
+    with made.here, made.there:
+        yield made, then, copied
+
+
+def test_long_answers_say_what_python_would(long):
+    for number in range(1, 6):
+        long.read(number)
+        for _ in range(1 + (number == 3)):
+            add(long.shard, number)
+
+
+def test_only_the_end_of_a_long_answer_is_copied(sends):
+    lane, _, copied = sends
+    lane.read(1)
+    add(lane.shard)
+    lane.read(2)
+    assert copied == 2 * [TAIL_NBYTES]
+    # Others are faster than this reader, so all of it is.
+    add(lane.shard)
+    add(lane.shard)
+    lane.read(3)
+    assert copied == 2 * [TAIL_NBYTES]
+    lane.read(4)
+    assert copied == 3 * [TAIL_NBYTES]
+
+
+def test_an_update_beside_a_long_answer_leaves_it_whole(sends):
+    lane, then, _ = sends
+    wanted = lane.wanted(1)
+    then.append(lambda: add(lane.shard))
+    assert lane.ask(1) == ASKED
+    assert lane.received(len(wanted)) == wanted
+    assert lane.wanted(1) != wanted
+
+
+def test_a_long_answer_that_updates_run_into_has_no_end(sends):
+    lane, then, copied = sends
+    wanted = lane.wanted(1)
+    then.append(partial(add_often, lane.shard, 2))
+    assert lane.ask(1) == TORN
+    lane.there.shutdown(socket.SHUT_RDWR)
+    found = b""
+    while got := lane.here.recv(1 << 20):
+        found += got
+    assert 0 < len(found) <= len(wanted) - TAIL_NBYTES
+    # By whatever lane, and by Python, it is copied for a while.
+    now = time.monotonic_ns() // 1_000_000
+    assert lane.shard.segment.copied_until[0] > now
+    other = ShardRead(lane.shard.segment, lane.part.step, lane.part.ranges, 0)
+    assert other.look(0) is None
+    assert other.look(0) is None
+    del copied[:]
+    again = Long(INTERPRETED, lane.shard)
+    with again.here, again.there:
+        again.read(1)
+        again.read(2)
+    # No end alone.
+    assert copied == []
+
+
+@pytest.mark.parametrize("n_updates", [0, 1, 2])
+def test_what_is_not_taken_of_a_long_answer_is_copied(sends, n_updates):
+    lane, then, _ = sends
+    lane.there.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    wanted = lane.wanted(1)
+    then.append(partial(add_often, lane.shard, n_updates))
+    why = lane.ask(1)
+    if n_updates == 2:
+        assert why == TORN
+        return
+    assert why == UNSENT
+    unsent = lane.desk.unsent
+    assert TAIL_NBYTES < len(unsent) < len(wanted)
+    add(lane.shard)
+    add(lane.shard)
+    assert lane.received(len(wanted) - len(unsent)) + unsent == wanted
+
+
+def test_what_is_not_even_begun_of_a_long_answer_is_copied(sends, monkeypatch):
+    lane, _, _ = sends
+    wanted, send = lane.wanted(1), system.send
+
+    def part(fd: int, address: int, nbytes: int, flags: int) -> int:
+        """Take 50 bytes, then no more."""
+        if nbytes == 96:
+            return send(fd, address, 50, flags)
+        ctypes.set_errno(errno.EAGAIN)
+        return -1
+
+    monkeypatch.setattr(plain_reads, "send", part)
+    monkeypatch.setattr(plain_reads, "wait", lambda *_: False)
+    lane.here.sendall(head(number=1))
+    assert plain_reads.answer_next(lane.reads.address, lane.desk._at) == UNSENT
+    assert lane.received(50) + lane.desk.unsent == wanted
+
+
 def test_a_thread_that_is_wanted_comes_and_lets_go(lane):
     lane.learn()
     lane.learn(2)
@@ -526,14 +713,20 @@ class Served:
         while self.is_open:
             why = self._desk.serve(self.reads.address, 10_000)
             self.n_asked += why == ASKED
+            if why == TORN:
+                self.there.shutdown(socket.SHUT_RDWR)
+                return
 
-    def read(self, number: int) -> np.ndarray:
-        """Return an answer."""
+    def read(self, number: int) -> np.ndarray | None:
+        """Return an answer; None where it has no end."""
         self.here.sendall(head(number=number))
         out = np.empty(self.nbytes, np.uint8)
         view: Any = memoryview(out.data)
         while view:
-            view = view[self.here.recv_into(view) :]
+            got = self.here.recv_into(view)
+            if not got:
+                return None
+            view = view[got:]
         return out
 
     def close(self) -> None:
@@ -583,6 +776,12 @@ def test_no_answer_is_torn():
         with beside(publish):
             for number in range(400):
                 said = lane.read(number)
+                if said is None:
+                    # It is sent from where it lies again: that is what is looked at.
+                    lane.close()
+                    segment.copied_until[0] = 0
+                    lane = Served(shard, layout)
+                    continue
                 assert unpack_head(said[:64].tobytes()).number == number
                 w, v = said[96 : 96 + 2**19].view("i8"), said[96 + 2**19 :].view("i4")
                 found = {*said[72:80].view("i8").tolist(), *w[[0, -1]], *v[[0, -1]]}
