@@ -78,6 +78,8 @@ class Connection:
         #: Since when its frames are counted for being busy, and when it has to be done
         #: with what is under way.
         self._since, self._n_counted, self._until = self.used, 0, math.inf
+        #: When that began, and how many bytes it has.
+        self._begun, self._nbytes = self.used, 0
         self.is_long = False
         #: How much of a frame is received at first, 0 for all that is there: where large
         #: bodies come its head alone, as the rest needs no copy then.
@@ -247,7 +249,8 @@ class Connection:
 
     def _expect(self, nbytes: int) -> None:
         """Give what is under way its time."""
-        self.channel.moved = now = time.monotonic()
+        self.channel.moved = self._begun = now = time.monotonic()
+        self._nbytes = nbytes
         self._until = now + PATIENCE_SECONDS + nbytes / SLOW_NBYTES
         self.channel.expect(self._until)
 
@@ -255,6 +258,20 @@ class Connection:
     def n_unsent(self) -> int:
         """Bytes of its answer that were not sent yet."""
         return sum(map(len, self._unsent))
+
+    @property
+    def n_held(self) -> int:
+        """Bytes of an answer that were not sent, or of a body that have come."""
+        return 0 if self._until == math.inf else self.n_unsent or self._n_moved
+
+    @property
+    def _n_moved(self) -> int:
+        return self._nbytes - self.n_unsent - sum(map(len, self._wanted))
+
+    def lag(self, now: float) -> float:
+        """Return by how many seconds its caller is slower than it may be."""
+        late = now - self._begun - self._n_moved / SLOW_NBYTES
+        return 0.0 if self._until == math.inf else late
 
     def is_busy(self, n: int, seconds: float) -> bool:
         """Return whether so many frames were served here within so many seconds."""

@@ -36,8 +36,10 @@ MOST_EVENTS = 256
 SWEEP_SECONDS = 1.0
 #: So many frames within so many seconds are a busy lane.
 BUSY_FRAMES, BUSY_SECONDS = 16, 0.1
-#: Bytes of answers that are not taken by those who have asked; beyond, the oldest go.
-MOST_UNSENT = 2**28
+#: Bytes of bodies that do not come and of answers that are not taken, of all lanes. Where
+#: there are more, who is slowest goes that is behind by so many seconds; that is looked at
+#: as often.
+MOST_HELD, LAG_SECONDS = 2**26, 0.2
 _IN = select.EPOLLIN | select.EPOLLRDHUP
 
 
@@ -73,7 +75,7 @@ class Selector:
         #: Those inside of a frame or of an answer.
         self._within: set[Connection] = set()
         self._ends = Ends()
-        self._now = self._next_sweep = 0.0
+        self._now = self._next_sweep = self._next_bound = 0.0
         #: Around its end: who gives back a connection later closes that.
         self._lock = threading.Lock()
         self._thread = threading.Thread(
@@ -223,6 +225,8 @@ class Selector:
             return  # told late: another thread has it, or it has ended
         if connection.is_mine:
             self._arm(connection, ROOM if connection.n_unsent else BYTES)
+            if connection.is_within:
+                self._bound(time.monotonic())
             if connection.channel.has_more:
                 self._serve(connection, buffer, None)
         elif (waiting := connection.waiting) is not None:
@@ -300,21 +304,25 @@ class Selector:
 
     def _sweep(self, now: float) -> None:
         """Cut those that take too long for what they are at."""
-        unsent = 0
-        for connection in sorted(self._within, key=lambda c: c.channel.moved):
+        for connection in list(self._within):
             if connection.is_mine and connection.is_late(now):
                 self._server.end(connection)
-            else:
-                unsent += connection.n_unsent
-        if unsent > MOST_UNSENT:
-            self._cut(unsent, now)
+        self._bound(now)
 
-    def _cut(self, unsent: int, now: float) -> None:
-        for connection in sorted(self._within, key=lambda c: c.channel.moved):
-            is_slow = now - connection.channel.moved > SWEEP_SECONDS
-            if unsent > MOST_UNSENT and is_slow and connection.is_mine:
-                unsent -= connection.n_unsent
-                self._server.end(connection)
+    def _bound(self, now: float) -> None:
+        """Cut the slowest, where what is under way here takes too much memory."""
+        if now < self._next_bound:
+            return
+        self._next_bound = now + LAG_SECONDS
+        held = sum(connection.n_held for connection in self._within)
+        if held <= MOST_HELD:
+            return
+        slow = [(one.lag(now), one.n_held, one) for one in self._within if one.is_mine]
+        for lag, n, connection in sorted(slow, key=lambda of: of[0], reverse=True):
+            if held <= MOST_HELD or lag < LAG_SECONDS:
+                break
+            held -= n
+            self._server.end(connection)
 
     def leave_to_parent(self) -> None:
         """Close the copies of a forked process."""

@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -386,9 +387,15 @@ def test_how_long_a_frame_may_take():
         assert found.is_late(now + 40)
 
 
-def test_answers_that_nobody_takes_are_bounded(monkeypatch):
-    monkeypatch.setattr(selecting, "MOST_UNSENT", 3_000_000)
+@pytest.fixture
+def bound(monkeypatch) -> None:
+    """Three million bytes at most, looked at without end."""
+    monkeypatch.setattr(selecting, "MOST_HELD", 3_000_000)
     monkeypatch.setattr(selecting, "SWEEP_SECONDS", 0.0)
+    monkeypatch.setattr(selecting, "LAG_SECONDS", 0.0)
+
+
+def test_answers_that_nobody_takes_are_bounded(bound):
     with served(0.001) as lanes:
         peers = [lanes.connect() for _ in range(5)]
         for peer in peers:
@@ -397,6 +404,59 @@ def test_answers_that_nobody_takes_are_bounded(monkeypatch):
         left = [peer for peer in peers if peer.connection not in lanes.ended]
         for peer in left:
             assert len(peer.receive()[1]) == 10**6
+
+
+def test_bodies_that_do_not_come_to_their_end_are_bounded(bound):
+    with served(0.001) as lanes:
+        peers = [lanes.connect() for _ in range(5)]
+        body = os.urandom(10**6)
+        for peer in peers:
+            peer.socket.sendall(frame(body)[:-1])
+        until(lambda: len(lanes.ended) == 2)
+        for peer in peers:
+            if peer.connection not in lanes.ended:
+                peer.socket.sendall(body[-1:])
+                assert peer.receive()[1] == body
+
+
+def test_who_is_slow_is_behind_its_bytes():
+    now = time.monotonic()
+    with served() as lanes:
+        found = lanes.connect().connection
+        assert found.lag(now + 100) == 0  # idle
+        found._expect(10**7)
+        now = found._begun
+        found._wanted = deque([memoryview(bytes(10**7))])
+        assert (found.n_held, found.lag(now + 3)) == (0, 3)
+        # What has come is memory, and has its time: a second for each million.
+        found._wanted = deque([memoryview(bytes(6 * 10**6))])
+        assert (found.n_held, found.lag(now + 3)) == (4 * 10**6, -1)
+        found._wanted.clear()
+        found._unsent = deque([memoryview(bytes(9 * 10**6))])
+        assert (found.n_held, found.lag(now + 3)) == (9 * 10**6, 2)
+
+
+def test_an_idle_lane_has_no_buffer(lanes, alone):
+    """Nor one that was used: they belong to threads."""
+    peers = [lanes.connect() for _ in range(20)]
+    for peer in peers:
+        for n in (10, 60_000, 100_000):
+            peer.ask(bytes(n))
+            peer.ask(form=LONG, clock=n)
+    peers[0].ask()  # so the selector is done with the last one
+    for peer in peers:
+        found = peer.connection
+        held = [found.channel._buffer, *found._wanted, *found._unsent, *found._body]
+        assert sum(memoryview(buffer).nbytes for buffer in held) == 0
+        assert found.n_held == 0
+    # Within a head there are its bytes, within a body that alone.
+    peers[0].socket.sendall(frame(bytes(60_000))[: HEAD_NBYTES - 1])
+    until(lambda: peers[0].connection.is_within)
+    assert peers[0].connection.channel._buffer.nbytes == HEAD_NBYTES - 1
+    peers[1].socket.sendall(frame(bytes(60_000))[:50_000])
+    until(lambda: peers[1].connection._head is not None)
+    until(lambda: peers[1].connection.channel._buffer.nbytes == 0)
+    assert peers[1].connection.n_held == 50_000 - HEAD_NBYTES
 
 
 # -- a process without descriptors or threads -----------------------------------------
