@@ -65,7 +65,7 @@ class Ways:
     """How a process, or the trainer of a run, reaches one shard."""
 
     def __init__(self, hosted: HostedShard, run: int = 0) -> None:
-        self.run, self.rank, self.bsp = run, 0 if run else -1, bool(run)
+        self.run, self.rank, self.bsp = run, 0 if run else -1, False
         self.serving, self.hosted = Mapped(), hosted
         self.meta = map_of(hosted)
 

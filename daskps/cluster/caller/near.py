@@ -1,7 +1,8 @@
 """Shards as this process can reach them itself, and steps that each of them just takes.
 
-Nearly all steps of a trainer simply join the round of each shard, and that is all there
-is to do then. What may have to wait is a call, see :mod:`daskps.cluster.caller.near_call`.
+Nearly all steps of a trainer simply join the round of each shard, or are applied at once
+in a run without rounds, and that is all there is to do then. What may have to wait is a
+call, see :mod:`daskps.cluster.caller.near_call`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class NearRoute:
     """
 
     def __init__(self, route: Route, ways: Ways, *, by_owner: bool = False) -> None:
-        self.route, self._bsp = route, ways.bsp
+        self.route = route
         parts: list[NearPart] = []
         #: Shards that are called by message.
         self.far: list[int] = []
@@ -90,9 +91,7 @@ class NearRoute:
     def try_step(
         self, tick: Tick, arrays: Mapping[Any, Array]
     ) -> tuple[list[tuple[int, int]], Sequence[NearPart]]:
-        """Have each shard take a step that simply joins its round, as nearly all do.
-
-        None does in runs without rounds.
+        """Have each shard take a step that is simple, as nearly all are.
 
         Returns
         -------
@@ -102,7 +101,7 @@ class NearRoute:
             The others: nothing was changed there.
         """
         versions: list[tuple[int, int]] = []
-        if not self._bsp or (time.monotonic() > self.next_look and not self.is_live()):
+        if time.monotonic() > self.next_look and not self.is_live():
             return versions, self.parts
         rest = []
         for part in self.parts:

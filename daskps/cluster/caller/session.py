@@ -25,10 +25,11 @@ from daskps.shards.steps import NOTHING, Step, Tick
 from daskps.version import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from daskps.cluster.caller.finite_check import FiniteCheck
     from daskps.cluster.caller.link import Link
+    from daskps.cluster.caller.near import NearPart
     from daskps.cluster.caller.shard_map import RunMembership, StoreMap
     from daskps.cluster.caller.targets import ReadSlices, Target
     from daskps.typing import Array
@@ -143,7 +144,9 @@ class Session:
             number = 0
             if tick or kind != NOTHING:  # it may change a shard
                 number, self.sequence = self.sequence, self.sequence + 1
-            step = Tick(self.run, self.rank, self.clock, number, kind, weight)
+            # One at a time: all before it were answered or given up.
+            said = self.run, self.rank, self.clock, number, kind, weight
+            step = Tick(*said, floor=number)
             make = partial(
                 self._request, step, arrays, tick=tick, target=target, look=look
             )
@@ -192,7 +195,10 @@ class Session:
         look: FiniteCheck | None = make.keywords["look"]
         if not near.far:
             rest = None if target is None else target.slices
-            taken, parts = near.try_step(step, arrays)
+            taken: list[tuple[int, int]] = []
+            parts: Sequence[NearPart] = near.parts
+            if look is None or look.done:
+                taken, parts = near.try_step(step, arrays)
             if parts:
                 said = self._step(step.sequence, step.kind, True, step.weight)
                 request = Request(near.route, said, arrays, check=look)

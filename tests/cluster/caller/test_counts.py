@@ -24,6 +24,8 @@ ROOT = Path(daskps.__file__).parent
 #: To be lowered: 18 files by message were meant.
 PUSH_CALLS, PUSH_FILES = 62, 9
 PULL_CALLS = 10
+#: Of a push in a run without rounds.
+FREE_CALLS = 76
 FAR_FILES = 28
 
 
@@ -84,8 +86,8 @@ def steps(trainer: Any, part: Any) -> None:
     found += push, pull
 
 
-def counted(way: str) -> tuple[Counted, Counted]:
-    """Return what the one trainer of a run in rounds calls at one shard."""
+def counted(way: str, sync: str = "bsp") -> tuple[Counted, Counted]:
+    """Return what the one trainer of a run calls at one shard."""
     params = {"w": np.zeros(100), "b": np.zeros(4)}
     with dask.config.set(WAYS[way]), inprocess.cluster(1) as made:
         daskps.create(params, name="w", optimizer=optim.SGD(0.1), shards=1)
@@ -94,7 +96,7 @@ def counted(way: str) -> tuple[Counted, Counted]:
         found: list[Any] = []
         # The task gets a copy of the function.
         HERE[:] = [loop, found]
-        daskps.run(store, steps, [None])
+        daskps.run(store, steps, [None], sync=sync)
     return found[0], found[1]
 
 
@@ -116,6 +118,12 @@ def test_a_push_near_the_shard_passes_few_files(near: Any) -> None:
 def test_a_repeated_pull_near_the_shard_takes_few_calls(near: Any) -> None:
     _, pull = near
     assert len(pull.calls) <= PULL_CALLS, [name for _, name in pull.calls]
+
+
+@pytest.mark.parametrize("sync", ["asp", "ssp"])
+def test_a_push_without_rounds_takes_as_few_calls(sync: str) -> None:
+    push, _ = counted("process", sync)
+    assert len(push.calls) <= FREE_CALLS, [name for _, name in push.calls]
 
 
 def test_a_push_by_message_passes_few_files() -> None:
