@@ -19,7 +19,7 @@ MUTANTS = (
         "daskps.shards.memory.undo:_roll_back",
         "if flip_of(table.buffers.undo[0]) == flip:",
         "if flip_of(table.buffers.undo[0]) >= flip - 1:",
-        (f"{_CRASHES}::test_killed_after_any_store[after another table]",),
+        (f"{_ROWS}::test_only_named_rows_and_their_slots_change",),
     ),
     Mutant(
         "what-was-begun-is-not-gone-on-with",
@@ -68,9 +68,9 @@ MUTANTS = (
     ),
     Mutant(
         "rows-of-another-shard",
-        "daskps.shards.arrays.row_planning:check_rows",
-        "if not _are_within(ids, piece):",
-        "if len(ids) < 0:",
+        "daskps.shards.arrays.row_planning:each_once",
+        "if are_distinct(ids, first, n, cache_dir=cache_dir):",
+        "if are_distinct(ids, first, n + 1, cache_dir=cache_dir):",
         (f"{_ROWS}::test_rows_that_do_not_fit_are_refused",),
     ),
     Mutant(

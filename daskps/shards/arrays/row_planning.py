@@ -23,7 +23,7 @@ _ID = np.dtype(np.int64)
 def check_rows(
     item: Item, piece: TablePiece, dtype: np.dtype[np.generic], kind: str
 ) -> None:
-    """Refuse rows that do not fit a piece of a table.
+    """Refuse rows that do not fit a piece of a table, whatever their ids.
 
     Raises
     ------
@@ -49,12 +49,6 @@ def check_rows(
             f"{about} and {data.shape} elements of {data.dtype} do not fit table "
             f"{name!r}, rows of {dim} {piece.table.dtype}; nothing was applied"
         )
-    if not _are_within(ids, piece):
-        raise PushRejectedError(
-            f"ids from {ids.min()} to {ids.max()} of table {name!r} were sent to shard "
-            f"{piece.shard}, which has {piece.n_rows} rows from {piece.first_row} on; "
-            f"nothing was applied"
-        )
 
 
 def _is_flat(array: Array, dtype: np.dtype[np.generic]) -> bool:
@@ -74,11 +68,6 @@ def _are_below(numbers: Array, n: int) -> bool:
     return not len(numbers) or int(np.maximum.reduce(numbers.view(np.uint64))) < n
 
 
-def _are_within(ids: Array, piece: TablePiece) -> bool:
-    # An overflow leads to numbers that are no rows either.
-    return _are_below(ids - piece.first_row, piece.n_rows)
-
-
 def each_once(
     item: Item, piece: TablePiece, kind: str, cache_dir: str | None
 ) -> tuple[Array, Array, Array | None]:
@@ -86,13 +75,25 @@ def each_once(
 
     Of rows that are named again the data are added up, in the order in which they
     come and with the precision of gradients; of those that are assigned the last holds.
+
+    Raises
+    ------
+    PushRejectedError
+        For an id that is no row of the piece.
     """
     _, _, data, ids, at = item
     if ids is None:
         raise TypeError(f"rows of table {piece.table.name!r} without their ids")
-    rows = data.reshape(-1, piece.table.dim)
-    if are_distinct(ids, piece.first_row, piece.n_rows, cache_dir=cache_dir):
-        return ids, rows, at
+    rows, first, n = data.reshape(-1, piece.table.dim), piece.first_row, piece.n_rows
+    try:
+        if are_distinct(ids, first, n, cache_dir=cache_dir):
+            return ids, rows, at
+    except ValueError as error:
+        raise PushRejectedError(
+            f"ids from {ids.min()} to {ids.max()} of table {piece.table.name[:60]!r} were "
+            f"sent to shard {piece.shard}, which has {n} rows from {first} on; nothing "
+            f"was applied"
+        ) from error
     found = repeats(ids, cache_dir=cache_dir)
     if kind == ASSIGN:
         return found.ids, rows, found.last(at)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from daskps.kernels.interface import TableRows, UndoLog
 from daskps.kernels.row_log import restore
 from daskps.kernels.row_moves import gather
 from daskps.kernels.row_writes import add, assign
 
 if TYPE_CHECKING:
-    from daskps.kernels.interface import TableRows, UndoLog
     from daskps.optim import Bound
     from daskps.typing import Array
 
@@ -81,7 +81,8 @@ class RowUpdate(NamedTuple):
         Then rows before it are updated, and their log is there to roll them back.
         """
         begin = entries_of(target.undo[0])
-        log = target.log._replace(base=undo_word(flip, 0), begin=begin)
+        ids, kept, of_slots, word, *_ = target.log
+        log = UndoLog(ids, kept, of_slots, word, undo_word(flip, 0), begin)
         what = self.ids, self.at, self.data
         if self.binding is not None:
             return self.binding.rows(
@@ -89,8 +90,8 @@ class RowUpdate(NamedTuple):
             )
         # Slots stay as they are, but are put back with their rows.
         entries = slice(begin, begin + len(self.ids))
-        for slot, kept in zip(target.table.slots, log.slots, strict=True):
-            out = kept[entries]
+        for slot, its_log in zip(target.table.slots, of_slots, strict=True):
+            out = its_log[entries]
             gather(slot, self.ids, out, first=target.table.first, cache_dir=cache_dir)
         write = assign if self.replace else add
         bare, log = target.table._replace(slots=()), log._replace(slots=())
