@@ -1,8 +1,8 @@
 """Initial values of the rows of tables: of each row alone, whoever asks for it.
 
 A number depends on the seed, the table's name, the row's id and the column, and on nothing
-else: a table has the same rows on any number of shards. Numbers are drawn by a hash of
-these (the finalizer of splitmix64, Steele, Lea and Flood 2014), for many rows at once.
+else: a table has the same rows on any number of shards, on whatever processors.
+:mod:`daskps.kernels.row_values` draws them.
 """
 
 from __future__ import annotations
@@ -26,19 +26,25 @@ from daskps.init import (
     normal,
     uniform,
 )
+from daskps.kernels.row_values import normals, uniforms
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from daskps.init import Custom, Initializer
     from daskps.typing import Array
 
-#: What spreads counters over 64 bits, and the two rounds of the finalizer.
-_STEP = np.uint64(0x9E3779B97F4A7C15)
-_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-
 
 def fill_rows(
-    rows: Array, initializer: Initializer, *, name: str, seed: int, first: int, n: int
+    rows: Array,
+    initializer: Initializer,
+    *,
+    name: str,
+    seed: int,
+    first: int,
+    n: int,
+    cache_dir: str | None = None,
 ) -> None:
     """Write new rows of a table.
 
@@ -57,6 +63,8 @@ def fill_rows(
         Id of the first of these rows.
     n : int
         Rows of the whole table.
+    cache_dir : str, optional
+        Where the compiled loop is kept, as in `kernels.build`.
 
     Raises
     ------
@@ -85,62 +93,39 @@ def fill_rows(
             rng = _generator(seed, name, first + i)
             rows[i] = _of_user(chosen, rows[i], name, rng)
         return
-    at_once = max(1, BLOCK // dim)
+    draw, scale, start = _moved(chosen, (n, dim))
+    at_once, key = max(1, BLOCK // dim), _key(seed, name)
     for i in range(0, k, at_once):
         part = rows[i : i + at_once]
-        drawn = _drawn(chosen, _words(seed, name, first + i, part.shape), (n, dim))
+        ids = np.arange(first + i, first + i + len(part))
+        drawn = draw(key, ids, dim, cache_dir=cache_dir)
         with np.errstate(over="ignore"):
-            part[...] = drawn
+            part[...] = start + scale * drawn
         if not np.isfinite(part).all():
             raise _not_finite(name, rows.dtype)
 
 
-def _words(seed: int, name: str, first: int, shape: tuple[int, ...]) -> Array:
-    """Return 64 random bits for each element of some rows."""
+def _key(seed: int, name: str) -> tuple[int, int]:
+    """Return two words that tell a table from others."""
     told = f"{seed}/{name}".encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(told, digest_size=16).digest()
-    of_row, of_column = np.frombuffer(digest, "<u8").astype(np.uint64)
-    ids = np.arange(first, first + shape[0]).astype(np.uint64)
-    columns = np.arange(shape[1]).astype(np.uint64)
-    keys = _mixed(of_row + ids * _STEP)
-    return _mixed((keys[:, None] ^ of_column) + columns * _STEP)
+    return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
 
 
-def _mixed(x: Array) -> Array:
-    """Return words of which each bit depends on all bits of those given."""
-    x = (x ^ (x >> np.uint64(30))) * _FIRST
-    x = (x ^ (x >> np.uint64(27))) * _SECOND
-    found: Array = x ^ (x >> np.uint64(31))
-    return found
-
-
-def _unit(words: Array) -> Array:
-    """Return numbers in [0, 1) of words."""
-    found: Array = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return found
-
-
-def _drawn(initializer: Drawn, words: Array, shape: tuple[int, int]) -> Array:
-    """Return numbers of a distribution, float64, for a table of that shape."""
-    drawn: Array
+def _moved(
+    initializer: Drawn, shape: tuple[int, int]
+) -> tuple[Callable[..., Array], float, float]:
+    """Return what draws for a table of that shape, times which factor, plus what."""
     match initializer:
         case uniform(low, high):
-            drawn = low + (high - low) * _unit(words)
+            return uniforms, high - low, low
         case normal(mean, std):
-            drawn = mean + std * _normal(words)
+            return normals, std, mean
         case fan_in(scale):
-            drawn = math.sqrt(scale / fans(shape)[0]) * _normal(words)
+            return normals, math.sqrt(scale / fans(shape)[0]), 0.0
         case fan_avg(scale):
             border = math.sqrt(6.0 * scale / sum(fans(shape)))
-            drawn = border * (2.0 * _unit(words) - 1.0)
-    return drawn
-
-
-def _normal(words: Array) -> Array:
-    """Return numbers of the standard normal distribution (Box and Muller 1958)."""
-    angles = 2.0 * np.pi * _unit(_mixed(words + _STEP))
-    # 1 - u is above 0.
-    return np.sqrt(-2.0 * np.log1p(-_unit(words))) * np.cos(angles)
+            return uniforms, 2.0 * border, -border
 
 
 def _generator(seed: int, name: str, row: int) -> np.random.Generator:

@@ -13,7 +13,7 @@ from daskps.kernels.source import sums_source
 from daskps.kernels.words import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from daskps.kernels.compiled import Module
     from daskps.typing import Array
@@ -209,14 +209,9 @@ class Repeats:
             )
         at = np.arange(len(self._where)) if at is None else at
         _check_positions(at, len(self._where))
-        kind = rows.dtype.kind
-        # Without a sign they wrap around to the same bits.
-        dtype = rows.dtype if kind == "f" else np.dtype(f"u{rows.dtype.itemsize}")
-        out = np.empty((len(self.ids), rows.shape[1]), dtype)
-        loop = module_of(sums_source(dtype, kind == "b"), self._cache_dir).function(
-            "sums"
-        )
-        if not loop(rows.view(dtype), at, self._where, out):
+        out = np.empty((len(self.ids), rows.shape[1]), bare := _bare(rows.dtype))
+        loop = _sums(rows.dtype, self._cache_dir)
+        if not loop(rows.view(bare), at, self._where, out):
             raise ValueError(f"a position is none of {len(rows)} rows")
         return out.view(rows.dtype)
 
@@ -298,6 +293,33 @@ def repeats(ids: Array, *, cache_dir: str | None = None) -> Repeats:
     where, distinct = np.empty((2, k), np.int64)
     n = _module(cache_dir).function("number")(ids, table, bits, where, distinct)
     return Repeats(distinct[:n], where, cache_dir)
+
+
+def warm(dtypes: Iterable[str], *, cache_dir: str | None = None) -> None:
+    """Compile what looks for repeats and sums them, so that the first push finds it.
+
+    Parameters
+    ----------
+    dtypes : iterable of str
+        Of the tables.
+    cache_dir : str, optional
+        Where the compiled loops are kept, as in `build`.
+    """
+    for name in ("marked", "hashed", "number"):
+        _module(cache_dir).function(name)
+    for dtype in {"float32" if dtype == "float16" else dtype for dtype in dtypes}:
+        _sums(np.dtype(dtype), cache_dir)
+
+
+def _sums(dtype: np.dtype[Any], cache_dir: str | None) -> Callable[..., Any]:
+    """Return the loop that sums rows of a dtype."""
+    source = sums_source(_bare(dtype), dtype.kind == "b")
+    return module_of(source, cache_dir).function("sums")
+
+
+def _bare(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return a dtype without a sign, where sums wrap around to the same bits."""
+    return dtype if dtype.kind == "f" else np.dtype(f"u{dtype.itemsize}")
 
 
 def _table(k: int) -> tuple[Array, int]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daskps.kernels import row_ids
 from daskps.kernels.compiled import module_of
 from daskps.kernels.dense import build
 from daskps.kernels.finite import finite
@@ -22,6 +23,8 @@ from daskps.kernels.row_moves import as_bytes
 from daskps.kernels.source import MOVES_SOURCE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from daskps.kernels.interface import Arrays, Kernel, TableRows, UndoLog
     from daskps.typing import Array
 
@@ -121,6 +124,21 @@ def assign(
     if done < 0:
         raise outside(ids, at, -1 - done, table)
     return True
+
+
+def warm(dtypes: Iterable[str], *, cache_dir: str | None = None) -> None:
+    """Compile the loops of tables but those of rules, so that their first use finds them.
+
+    Parameters
+    ----------
+    dtypes : iterable of str
+        Of the tables.
+    cache_dir : str, optional
+        Where they are kept, as in `build`.
+    """
+    for name in ("gather", "assign", "mark", "restore"):
+        module_of(MOVES_SOURCE, cache_dir).function(name)
+    row_ids.warm(dtypes, cache_dir=cache_dir)
 
 
 def _update(w: Any, g: Any) -> Any:

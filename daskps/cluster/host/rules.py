@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from daskps import config
 from daskps.cluster.host import copy_routine
 from daskps.cluster.upstream import loads
+from daskps.kernels import row_writes
 from daskps.optim import Rule, bind
 from daskps.shards.memory.publication import PAST_NBYTES
 from daskps.shards.rounds import words
@@ -72,9 +73,14 @@ class Rules:
         copy_routine.warm(self.layout.nbytes)
         words.compiled(self.cache_dir)
         nbytes = -(-self.layout.nbytes // self.layout.n_shards)
+        tables = {table.index: table.dtype for table in self.layout.tables}
+        if tables:
+            row_writes.warm(tables.values(), cache_dir=self.cache_dir)
         for index in self.by_index:
             bound = self.get(index)
-            if bound is not None:
+            if bound is not None and index in tables:
+                bound.kernel.warm_rows()
+            elif bound is not None:
                 past = nbytes >= PAST_NBYTES
                 if not durable:
                     bound.kernel.warm(past=past)

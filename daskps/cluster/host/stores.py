@@ -159,6 +159,7 @@ def _fill(segment: Segment, initializers: Mapping[int, Any], seed: int) -> None:
                 seed=seed,
                 first=part.first_row,
                 n=table.rows,
+                cache_dir=segment.cache_dir,
             )
 
 
