@@ -7,15 +7,18 @@ import random
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from daskps.cluster.lane import channel
+from daskps.cluster.caller.lane import Lane, LaneSaid
+from daskps.cluster.lane import channel, served
 from daskps.cluster.lane.channel import BUFFER_NBYTES, Channel
 from daskps.cluster.lane.frames import CALL, Head, pack_head
-from daskps.cluster.lane.served import ServedChannel
+from daskps.cluster.lane.served import ServedChannel, views_of
 from daskps.errors import ProtocolError
 from tests.cluster.forks import child
 
@@ -44,6 +47,54 @@ def trickle(there: socket.socket, data: bytes, sizes: list[int]) -> threading.Th
     thread = threading.Thread(target=run)
     thread.start()
     return thread
+
+
+class FewBytes(socket.socket):
+    """Takes and gives few bytes at once, as the kernel does with more than 2 GiB."""
+
+    def sendmsg(self, buffers: Any, *args: Any) -> int:
+        return super().send(b"".join(map(bytes, buffers))[:7001])
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        return super().recv_into(buffer, min(nbytes or len(buffer), 7003), flags)
+
+
+@pytest.mark.parametrize("kind", [socket.socket, FewBytes])
+def test_what_is_too_much_for_one_call_goes_in_parts(monkeypatch, kind):
+    """A gibibyte at a time, and what the kernel leaves of that."""
+    for module in (channel, served):
+        monkeypatch.setattr(module, "MOST_NBYTES", 9001)
+    here, there = socket.socketpair()
+    lane = Lane(kind(fileno=here.detach()), 30.0)
+    host = ServedChannel(kind(fileno=there.detach()), 30.0)
+    data = {"w": np.frombuffer(random.Random(0).randbytes(400_000), "u1")}
+    slices = (("w", 0, 150_000), ("w", 3, 10), ("w", 150_000, 300_001))
+    n = sum(b - a for _, a, b in slices)
+    wanted = b"".join(data["w"][a:b].tobytes() for _, a, b in slices)
+    form: Any = SimpleNamespace(key=b"0", patience=30.0, nbytes=n, slices=slices)
+    lane._forms[form.key] = 0
+    thread = threading.Thread(target=lane.ask, args=(form, LaneSaid(arrays=data)))
+    thread.start()
+    host.lend(memoryview(bytearray(BUFFER_NBYTES)))
+    head = host.try_head(waits=True)
+    assert head is not None
+    found = [bytearray(b - a) for _, a, b in slices]
+    assert host.try_fill(views_of(found), waits=True)
+    thread.join(10)
+    assert (head.nbytes, b"".join(found)) == (n, wanted)
+    answer = [pack_head(head), *found]
+    thread = threading.Thread(
+        target=partial(host.send_some, waits=True), args=(answer,)
+    )
+    thread.start()
+    assert lane.receive_head() == head
+    for piece in found:
+        again = bytearray(len(piece))
+        lane.receive_into(again)
+        assert again == piece
+    thread.join(10)
+    lane.close()
+    host.close()
 
 
 def test_the_kernel_takes_no_more_than_it_is_about_to_send():
