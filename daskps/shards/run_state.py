@@ -30,6 +30,7 @@ from daskps.shards.memory.format import (
     RUN,
 )
 from daskps.shards.memory.publication import Publication
+from daskps.shards.memory.undo import settle
 from daskps.shards.memory.withdrawal import Withdrawal, is_possible
 from daskps.shards.rounds.mailbox import Mailbox
 from daskps.shards.rounds.round import Round
@@ -129,6 +130,7 @@ class ShardRun:
         memory: Array | None,
     ) -> bool:
         """Start a run, and end one that is still there; return whether it is new."""
+        settle(self._segment)
         if self.run == run:
             return False
         if run == self._segment.header[ENDED]:
@@ -265,6 +267,8 @@ class ShardRun:
         IllegalStateError
             When it cannot go back so far; nothing was changed.
         """
+        # Else what was begun here and not ended would come after its end.
+        settle(self._segment)
         if self.run != run:
             if not self.run and run != self._segment.header[ENDED]:
                 # Its beginning may still be on the way, and must not come after.

@@ -434,6 +434,7 @@ class Shard:
         ahead of the rest meanwhile, and those that are behind can catch up. With
         `error` that is over: steps get it from here on, and parked ones now.
         """
+        settle(self.segment)
         if self.run_state.run != run:
             return []
         # A fence settles in less time than a cut may take. What that kept from being

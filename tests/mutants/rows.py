@@ -36,6 +36,13 @@ MUTANTS = (
         (f"{_CRASHES}::test_killed_before_a_reset_began_and_then_in_a_push",),
     ),
     Mutant(
+        "end-of-a-run-before-its-beginning-is-settled",
+        "daskps.shards.run_state:ShardRun.end",
+        "settle(self._segment)",
+        "pass",
+        (f"{_CRASHES}::test_the_end_of_a_run_does_not_come_before_its_beginning",),
+    ),
+    Mutant(
         "slots-of-rows-keep-their-values",
         "daskps.shards.memory.publication:Publication.finish",
         "if (self._resets or self.withdraws) and self.segment.tables:",

@@ -20,7 +20,7 @@ from daskps.consistency import ASP
 from daskps.layout.arrays import Layout
 from daskps.shards.arrays.rows import undo_word
 from daskps.shards.memory import undo
-from daskps.shards.memory.format import FORWARD, ROWS_SEQUENCE, VERSION
+from daskps.shards.memory.format import FORWARD, ROWS_SEQUENCE, RUN, VERSION
 from daskps.shards.memory.segment import Segment
 from daskps.shards.memory.withdrawal import Withdrawal
 from daskps.shards.row_reads import copy_rows, copy_rows_locked
@@ -254,6 +254,20 @@ def went_forward(label, buffer, before, after):
     assert not isinstance(ticket.outcome, Exception)
     validate(shard)
     return label.split(" ")[0], state == after
+
+
+def test_the_end_of_a_run_does_not_come_before_its_beginning():
+    """Who comes next may hear first that the run is over which a dead owner began."""
+    shard = shard_of(at(None))
+    push(shard, 0)
+    with watched(shard.segment) as stores:
+        shard_of(shard.segment).begin_run(5, ASP(), 1, reset=True)
+    for _, buffer in stores.states:
+        shard = shard_of(at(buffer))
+        shard.end_run(5, "over")
+        push(shard, 1)
+        validate(shard)
+        assert shard.segment.current.plain[RUN] == 0
 
 
 def test_killed_before_a_reset_began_and_then_in_a_push():

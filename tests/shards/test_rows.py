@@ -13,10 +13,12 @@ from daskps.consistency import ASP, BSP
 from daskps.errors import NoOptimizerError, ProtocolError, PushRejectedError
 from daskps.kernels import row_moves
 from daskps.layout.arrays import Layout
+from daskps.layout.spans import ROWS, Span, slot_area
 from daskps.shards import row_reads
 from daskps.shards.arrays.rows import RowUpdate
 from daskps.shards.memory import undo
-from daskps.shards.memory.format import ROWS_SEQUENCE
+from daskps.shards.memory.areas import RECORD
+from daskps.shards.memory.format import ROWS_SEQUENCE, VERSION
 from daskps.shards.memory.segment import Segment
 from daskps.shards.row_reads import copy_rows, copy_rows_locked
 from daskps.shards.shard import Shard
@@ -26,6 +28,7 @@ from tests.shards.rowing import (
     LAYOUT,
     NUM,
     SLOTS,
+    AddingRows,
     W,
     contents,
     make,
@@ -550,3 +553,29 @@ def test_slots_come_back_with_rows_whatever_has_changed_these(order):
     shard.submit(tickets)
     assert all(isinstance(t.outcome, ArithmeticError) for t in tickets)
     assert contents(shard) == state
+
+
+@pytest.mark.parametrize("arrays", [{}, {"w": ((6,), "float32")}])
+def test_copies_of_spans_have_rows_as_they_are(arrays):
+    index = len(arrays)
+    layout = Layout.build(arrays, 1, {"emb": (8, 3, "float32")})
+    shard = make(layout, slots={index: (0.25,)}, rules={index: AddingRows()})
+    at, segment = position(shard, index), shard.segment
+    send(shard, GRADIENT, rows(shard, index, [2], 1))
+    out, slot = np.empty(6, "f4"), np.empty(24, "f4")
+    version = np.empty(1, np.int64)
+    parts: list[Any] = [
+        (Span(ROWS, at, 6, 12), out),
+        (Span(slot_area(0), at, 0, 24), slot),
+        (Span(RECORD, 0, VERSION, VERSION + 1), version),
+    ]
+    assert segment.copy(segment.flip, parts)
+    np.testing.assert_array_equal(out.reshape(2, 3), read(shard, index, [2, 3]))
+    assert slot.reshape(8, 3)[:, 0].tolist() == [0.25, 0.25, 1.25, *[0.25] * 5]
+    assert version == 1
+    # What has one buffer is there at one flip only, and not while it is changed.
+    assert not segment.copy(segment.flip - 1, parts)
+    segment.header[ROWS_SEQUENCE] += 1
+    assert not segment.copy(segment.flip, parts)
+    undo.settle(segment)
+    assert segment.copy(segment.flip, parts)
