@@ -9,6 +9,7 @@ import pytest
 
 import daskps
 from daskps import config, kernels, optim
+from daskps.shards.memory.format import RANK_FLOOR
 from daskps.shards.memory.publication import PAST_NBYTES
 from daskps.store import intake
 
@@ -95,3 +96,26 @@ def test_who_applies_a_large_gradient_alone_looks_at_it(way, sync, looked):
     params = {"a": np.zeros(N, "f4"), "b": np.zeros(3, "f4")}
     with daskps.create(params, optimizer=optim.SGD(1.0), client=way) as store:
         assert daskps.run(store, looks, [0], sync=sync) == [looked]
+
+
+def mixed_near(trainer, part):
+    """The same, and how far each shard knows that the trainer's steps are settled."""
+    mixed(trainer, part)
+    trainer.push({"b": np.ones(3, "f4")})
+    near = [trainer._session.shards.ways.find_shard(shard) for shard in range(6)]
+    records = [hosted.shard.segment.current for _, hosted in near]
+    floors = [record.ranks.item(0, RANK_FLOOR) for record in records]
+    return floors, trainer._session.sequence - 1
+
+
+@pytest.mark.parametrize("way", ["inside"], indirect=True)
+def test_a_large_gradient_of_small_shards_is_looked_at_before_they_take_it(way):
+    """They take a step of ASP at once, and look at nothing."""
+    params = {"a": np.zeros(N, "f4"), "b": np.zeros(3, "f4")}
+    with daskps.create(params, optimizer=optim.SGD(1.0), shards=6) as store:
+        [(floors, number)] = daskps.run(store, mixed_near, [0], sync="asp")
+        pushes = len(list(cases()))
+        assert set(store.versions) == {pushes, pushes + 1}
+        assert np.isfinite(store.pull()["a"]).all()
+    # A cut waits for none of its steps.
+    assert floors == [number] * 6
