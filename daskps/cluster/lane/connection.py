@@ -269,9 +269,11 @@ class Connection:
         return self._nbytes - self.n_unsent - sum(map(len, self._wanted))
 
     def lag(self, now: float) -> float:
-        """Return by how many seconds its caller is slower than it may be."""
+        """Return for how many seconds its caller is behind, or nothing has moved."""
+        if self._until == math.inf:
+            return 0.0
         late = now - self._begun - self._n_moved / SLOW_NBYTES
-        return 0.0 if self._until == math.inf else late
+        return max(late, now - self.channel.moved)
 
     def is_busy(self, n: int, seconds: float) -> bool:
         """Return whether so many frames were served here within so many seconds."""
@@ -397,3 +399,5 @@ class Connection:
         if (waiting := self.claim()) is not None:
             waiting.cancel()
         self.channel.close()
+        # Who still knows of it keeps no array.
+        self._body, self._wanted, self._unsent = [], deque(), deque()

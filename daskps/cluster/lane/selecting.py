@@ -39,7 +39,7 @@ BUSY_FRAMES, BUSY_SECONDS = 16, 0.1
 #: Bytes of bodies that do not come and of answers that are not taken, of all lanes. Where
 #: there are more, who is slowest goes that is behind by so many seconds; that is looked at
 #: as often.
-MOST_HELD, LAG_SECONDS = 2**26, 0.2
+MOST_HELD, LAG_SECONDS = 2**26, 0.5
 _IN = select.EPOLLIN | select.EPOLLRDHUP
 
 

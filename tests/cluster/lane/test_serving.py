@@ -8,7 +8,6 @@ import socket
 import ssl
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -420,20 +419,25 @@ def test_bodies_that_do_not_come_to_their_end_are_bounded(bound):
 
 
 def test_who_is_slow_is_behind_its_bytes():
-    now = time.monotonic()
     with served() as lanes:
         found = lanes.connect().connection
-        assert found.lag(now + 100) == 0  # idle
+        assert found.lag(time.monotonic() + 100) == 0  # idle
         found._expect(10**7)
-        now = found._begun
-        found._wanted = deque([memoryview(bytes(10**7))])
+        now, wanted = found._begun, found._wanted
+        wanted.append(memoryview(bytes(10**7)))
         assert (found.n_held, found.lag(now + 3)) == (0, 3)
         # What has come is memory, and has its time: a second for each million.
-        found._wanted = deque([memoryview(bytes(6 * 10**6))])
-        assert (found.n_held, found.lag(now + 3)) == (4 * 10**6, -1)
-        found._wanted.clear()
-        found._unsent = deque([memoryview(bytes(9 * 10**6))])
-        assert (found.n_held, found.lag(now + 3)) == (9 * 10**6, 2)
+        wanted[0] = wanted[0][4 * 10**6 :]
+        found.channel.moved = now + 2.5
+        assert (found.n_held, found.lag(now + 3)) == (4 * 10**6, 0.5)
+        # However often a byte comes.
+        found.channel.moved = now + 7
+        assert found.lag(now + 7) == 3
+        wanted.clear()
+        found._unsent.append(memoryview(bytes(9 * 10**6)))
+        assert (found.n_held, found.lag(now + 7)) == (9 * 10**6, 6)
+        found.end()
+        assert (len(found._body), len(found._wanted), len(found._unsent)) == (0, 0, 0)
 
 
 def test_an_idle_lane_has_no_buffer(lanes, alone):
