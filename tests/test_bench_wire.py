@@ -25,6 +25,8 @@ from daskps.bench import command, wire
 from daskps.bench.between import bars, crowd, namespaces, sockets
 from daskps.bench.between.calls import Pair, own_cores
 from daskps.bench.between.rows import Bar, Row, WaySample
+from daskps.cluster.lane.forms import read_form
+from daskps.layout.arrays import Layout
 from tests.support import cleaned, local_cluster
 
 #: Whether a process can be kept on cores.
@@ -211,6 +213,14 @@ def test_calls_by_lane_are_counted(pair: Pair) -> None:
     with pair.store(8) as store:
         assert pair.call(store, "get", 10, lane=True).by_lane == 1
         assert pair.call(store, "get", 10, lane=False).by_lane == 0
+
+
+def test_hosts_know_the_form_of_what_a_crowd_pushes() -> None:
+    layout = Layout.build({"w": ((crowd.ELEMENTS,), "float32")}, 1)
+    form = read_form(crowd._form("s", 7), lambda *_: layout)
+    [part] = form.template.parts
+    assert (part.step.kind, part.step.producer) == ("gradient", 7)
+    assert form.nbytes == 4 * crowd.ELEMENTS
 
 
 @pytest.mark.leaky

@@ -99,7 +99,7 @@ def _form(uid: str, producer: int) -> dict[str, Any]:
     return {
         "protocol": PROTOCOL,
         "head": [*head, 0, "", ""],
-        "parts": [[0, 1, 0, [], [], "no"]],
+        "parts": [[0, 1, 0, [], [], "no", []]],
         "sizes": [[[0, 0, ELEMENTS, -1]]],
     }
 
