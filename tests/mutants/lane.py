@@ -14,6 +14,8 @@ TLS = "tests/cluster/lane/test_tls.py"
 CALLS = "tests/cluster/lane/test_lane_calls.py"
 TAIL = "tests/cluster/lane/test_tail.py"
 SAME = "tests/cluster/lane/test_same_answers.py"
+BATCH = "tests/cluster/lane/test_batch.py"
+WAITING = "tests/cluster/lane/test_waiting.py"
 
 MUTANTS = (
     Mutant(
@@ -273,5 +275,40 @@ MUTANTS = (
         "if flip > seen + 1 or time.monotonic_ns() < 1_000_000 * self._copied[0]:",
         "if time.monotonic_ns() < 1_000_000 * self._copied[0]:",
         (f"{TAIL}::test_where_others_push_between_two_reads_a_copy_is_sent",),
+    ),
+    Mutant(
+        "batch-without-its-shards",
+        "daskps.cluster.lane.batch:FrameBatch.serve",
+        "for queue in queues:",
+        "for queue in ():",
+        (f"{BATCH}::test_pushes_of_a_batch_are_applied_in_one_pass",),
+    ),
+    Mutant(
+        "batch-that-collects-garbage",
+        "daskps.cluster.lane.batch:FrameBatch.is_full",
+        "return len(self._asked) >= MOST_FRAMES",
+        "return len(self._asked) >= 2 * MOST_FRAMES",
+        (f"{BATCH}::test_a_full_batch_brings_no_collection_of_garbage",),
+    ),
+    Mutant(
+        "call-of-a-batch-is-answered-early",
+        "daskps.cluster.lane.connection:Connection.reply",
+        "if found.done:",
+        "if not found.done:",
+        (f"{BATCH}::test_what_another_one_is_at_is_answered_by_that_one",),
+    ),
+    Mutant(
+        "answered-calls-are-kept",
+        "daskps.cluster.lane.ends:Ends.add",
+        "if len(self._ends) > 2 * self._n_waiting + FEW:",
+        "if len(self._ends) > 20 * self._n_waiting + FEW * FEW:",
+        (f"{WAITING}::test_calls_that_were_answered_are_not_kept",),
+    ),
+    Mutant(
+        "burst-excuses-a-stall",
+        "daskps.cluster.lane.connection:Connection.lag",
+        "return max(late, now - self.channel.moved)",
+        "return late",
+        (f"{SERVING}::test_who_is_slow_is_behind_its_bytes",),
     ),
 )
