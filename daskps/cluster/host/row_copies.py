@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from daskps.shards.reads import copy_parts
 from daskps.shards.row_reads import copy_rows, copy_rows_locked
 from daskps.shards.steps import Ready
@@ -66,17 +64,7 @@ def copy_both(
     """
     if not rows:
         return copy_parts(segment, ready, parts, copy)
-    wanted, detours = [], []
-    for position, ids, out, at in rows:
-        into = out
-        if at is not None:
-            dim = segment.tables[position - len(segment.pieces)].piece.table.dim
-            into = np.empty(len(ids) * dim, out.dtype)
-            detours.append((out.reshape(-1, dim), at, into.reshape(-1, dim)))
-        wanted.append((position, ids, into))
     copied = copy_rows_locked if locked else copy_rows
-    if not copied(segment, ready.flip, wanted):
+    if not copied(segment, ready.flip, rows):
         return None
-    for out, at, found in detours:
-        out[at] = found
     return copy_parts(segment, ready, parts, copy)

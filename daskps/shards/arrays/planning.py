@@ -13,8 +13,9 @@ import numpy as np
 from daskps.errors import NoOptimizerError, PushRejectedError
 from daskps.kernels import finite
 from daskps.layout.arrays import compute_dtype
+from daskps.limits import MOST_PUSHED_ROWS
 from daskps.shards.arrays.operations import Formed, PieceUpdate
-from daskps.shards.arrays.row_planning import MOST_ROWS, check_rows, each_once
+from daskps.shards.arrays.row_planning import check_rows, each_once
 from daskps.shards.arrays.rows import RowUpdate
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, MODEL, Item, Step, Tick
 
@@ -205,10 +206,10 @@ class UpdatePlanner:
         position, kind = item.position, step.kind
         piece = self._tables[position - len(self._pieces)]
         ids, data, at = each_once(item, piece, kind, self._cache_dir)
-        if len(ids) > MOST_ROWS:
+        if len(ids) > MOST_PUSHED_ROWS:
             raise PushRejectedError(
                 f"{len(ids)} rows of {self._named(position)} in one {kind}: a shard "
-                f"takes {MOST_ROWS} at most; nothing was applied, use more shards, or "
+                f"takes {MOST_PUSHED_ROWS} at most; nothing was applied, use more shards, or "
                 f"send them in parts"
             )
         # Sums and products may be infinite where what was pushed is not.

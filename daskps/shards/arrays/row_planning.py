@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from daskps.shards.steps import Item
     from daskps.typing import Array
 
-#: Rows of one piece that a publication changes at most: its undo log has room for these.
-MOST_ROWS = 2**17
 _ID = np.dtype(np.int64)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from daskps.layout.arrays import ALIGN_NBYTES, align, compute_dtype
 from daskps.layout.spans import ROWS, WEIGHTS, slot_area
-from daskps.shards.arrays.row_planning import MOST_ROWS
+from daskps.limits import MOST_PUSHED_ROWS
 from daskps.shards.memory.format import HEADER_WORDS, Record
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def areas_of(
             add(slot_area(slot), dtype, piece.size, buffers=1 + durable)
     for of in tables:
         table, n_slots = of.table, len(slots.get(of.table.index, ()))
-        n_log = min(of.n_rows, MOST_ROWS)
+        n_log = min(of.n_rows, MOST_PUSHED_ROWS)
         add(UNDO, "int64", _UNDO_WORDS)
         add(ROWS, table.dtype, of.n_rows, table.dim)
         for slot in range(n_slots):
