@@ -30,8 +30,8 @@ SECONDS = 8.0
 class OneHotPushes:
     """One-hot pushes of several clients to one store, and snapshots of it.
 
-    Each push has an element of its own in every shard: whatever is applied once, twice
-    or in part can be seen at the end, whoever did it.
+    Each push has an element of its own in every shard, and a row of a table: whatever is
+    applied once, twice or in part can be seen at the end, whoever did it.
     """
 
     watch: Watch
@@ -43,16 +43,29 @@ class OneHotPushes:
 
     def params(self) -> Any:
         """Return the parameters of the store."""
-        return {"w": np.zeros(self.n_shards * self.n_pushes)}
+        n = self.n_shards * self.n_pushes
+        return {"w": np.zeros(n), "t": daskps.TableSpec(n, 1, "float64")}
+
+    def asked(self) -> Any:
+        """Return the rows that a pull of all reads besides the arrays."""
+        return {"t": np.arange(self.n_shards * self.n_pushes)}
 
     def rows(self, values: Any) -> Any:
-        """Return what was counted, by shard and push."""
-        return np.abs(values["w"].reshape(self.n_shards, self.n_pushes))
+        """Return what was counted, by shard and push: of the array, then of the table.
+
+        Both have the same of all pushes; else what is there is no number of times.
+        """
+        shape = self.n_shards, self.n_pushes
+        found, of_table = (np.abs(values[n].reshape(shape)) for n in ("w", "t"))
+        return np.where(found == of_table, found, np.nan)
 
     def _one_hot(self, push: int) -> Any:
         values = np.zeros((self.n_shards, self.n_pushes))
         values[:, push] = 1.0
-        return {"w": values.reshape(-1)}
+        # A row of each shard, which is named twice.
+        ids = np.arange(push, values.size, self.n_pushes)
+        halves = np.full((2, len(ids), 1), 0.5)
+        return {"w": values.reshape(-1), "t": daskps.RowGrad([ids, ids], halves)}
 
     async def push_all(self, client: Client, first: int, step: int) -> None:
         """Push every so many, one after the other or several at once."""
@@ -79,7 +92,8 @@ class OneHotPushes:
             version = await self.watch.call(f"push {push}", _awaited(work), SECONDS)
             self.acknowledged.add(push)
             if CHANCE.random() < 0.3:
-                work = store.pull(min_version=version, timeout=SECONDS)
+                asked = self.asked()
+                work = store.pull(rows=asked, min_version=version, timeout=SECONDS)
                 values = await self.watch.call("a pull", _awaited(work), SECONDS)
                 self._compare(values, {push}, f"a pull after push {push}")
         except EXPECTED:
@@ -119,7 +133,8 @@ class OneHotPushes:
         meta = StoreMap(await link.directory("find", name=self.name))
         shards, deadline = ShardClient(link, meta), Deadline(SECONDS, "a snapshot")
         taken = await snapshots.take_snapshot(shards, None, deadline)
-        within = asyncio.wait_for(snapshots.values(taken), deadline.left())
+        found = snapshots.values(taken, tables=True)
+        within = asyncio.wait_for(found, deadline.left())
         return await within
 
     def check(self, values: Any) -> None:

@@ -145,4 +145,4 @@ async def _create(job: OneHotPushes | Training, client: Client) -> None:
 
 async def _pull(job: OneHotPushes | Training, client: Client) -> Any:
     store = await daskps.open(job.name, client=client)
-    return await store.pull(timeout=LAST_SECONDS)
+    return await store.pull(rows=job.asked(), timeout=LAST_SECONDS)

@@ -62,6 +62,9 @@ class Training:
         """Return the parameters of the store."""
         return {"w": np.zeros(self.n_shards * N_RANKS * N_CLOCKS)}
 
+    def asked(self) -> None:
+        """Return which rows a pull of all reads: there are no tables."""
+
     def counts(self, values: Any) -> Any:
         """Return what was counted, by shard, rank and clock."""
         return -values["w"].reshape(self.n_shards, N_RANKS, N_CLOCKS)

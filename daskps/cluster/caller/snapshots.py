@@ -22,7 +22,7 @@ from daskps.cluster.host.snapshot_copies import (
 )
 from daskps.cluster.keys import copy_key, group_key
 from daskps.errors import SnapshotLostError
-from daskps.layout.chunks import edges_of, shards_of
+from daskps.layout.chunks import chunks_of_table, edges_of, shards_of
 from daskps.layout.spans import WEIGHTS, Span
 from daskps.version import Version
 
@@ -209,8 +209,11 @@ def take_copies(
     return CopyGroup(found, edges)
 
 
-async def values(taken: Taken) -> dict[str, Array]:
-    """Return the parameters of a snapshot of a whole store, on the event loop."""
+async def values(taken: Taken, *, tables: bool = False) -> dict[str, Array]:
+    """Return the parameters of a snapshot of a whole store, on the event loop.
+
+    With `tables` also all rows of those that were copied.
+    """
     layout = taken.layout
     flats = {d: np.empty(n, d) for d, n in layout.lengths.items()}
     client = taken.client
@@ -224,7 +227,12 @@ async def values(taken: Taken) -> dict[str, Array]:
             span = Span(WEIGHTS, position, 0, piece.size)
             flat = flats[piece.parameter.dtype]
             flat[start : start + piece.size] = group.get(shard, span)
-    return {
+    found = {
         p.name: flats[p.dtype][p.offset : p.offset + p.size].reshape(p.shape)
         for p in layout.parameters
     }
+    for table in layout.tables if tables else ():
+        parts = [chunk.parts[0] for chunk in chunks_of_table(layout, table)]
+        rows = [by_key[taken.futures[s].key].get(s, span) for s, span in parts]
+        found[table.name] = np.concatenate(rows).reshape(table.rows, table.dim)
+    return found
