@@ -293,7 +293,8 @@ async def changed(host: ShardHost, store: str, run: int) -> list[list[int] | Non
         if began != run:
             return None
         segment = hosted.shard.segment
-        changes = zip(segment.pieces, segment.current.changed, strict=True)
+        # Tables come after these, and no run changes any.
+        changes = zip(segment.pieces, segment.current.changed, strict=False)
         return sorted({p.parameter.index for p, last in changes if last > flip})
 
     return await host.each(host.of(store), find)
