@@ -54,7 +54,8 @@ def in_blocks(
     """
     step = max(1, _BLOCK // max(1, table.w.shape[1]))
     for lo in range(0, len(ids), step):
-        part = ids[lo : lo + step]
+        # A copy: whoever gave them may change them meanwhile.
+        part = np.array(ids[lo : lo + step])
         entries = slice(log.begin + lo, log.begin + lo + len(part))
         kept = [a[entries] for a in (log.w, *log.slots)]
         arrays = table.w, *table.slots

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daskps import optim
-from daskps.kernels import row_log, row_writes
+from daskps.kernels import row_log, row_moves, row_writes
 from daskps.kernels.interface import TableRows, UndoLog
 from daskps.layout.arrays import DTYPES
 
@@ -204,6 +204,24 @@ def test_writes_refuse_what_does_not_fit(verb: str) -> None:
             write(*case)
     assert w.all()
     assert not log.word.any()
+
+
+@pytest.mark.parametrize("dtype", ["f2", "i4"])
+def test_ids_that_their_owner_changes_meanwhile_leave_a_whole_log(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = TableRows(np.arange(20).reshape(10, 2).astype(dtype))
+    ids, log, before = np.arange(5), room(table, 5), bits(table)
+
+    def gathered(*given: Any, **more: Any) -> None:
+        row_moves.gather(*given, **more)
+        ids[:] = 9, 8, 7, 6, -1
+
+    monkeypatch.setattr(row_log, "gather", gathered)
+    row_writes.add(table, ids, None, np.ones((5, 2), dtype), log)
+    assert (table.w[:5] == np.arange(1, 11).reshape(5, 2)).all()
+    row_log.restore(table, log, entries_of(log))
+    assert bits(table) == before
 
 
 def test_a_process_killed_at_any_moment_leaves_what_can_be_put_back() -> None:

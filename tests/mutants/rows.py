@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+_LOG = "tests/kernels/test_row_log.py"
 _ROWS, _CRASHES = "tests/shards/test_rows.py", "tests/shards/test_row_crashes.py"
 
 MUTANTS = (
@@ -107,5 +108,26 @@ MUTANTS = (
         "return found.ids, found.sum(wide, at), None",
         "return found.ids, wide, found.last(at)",
         (f"{_ROWS}::test_repeats_are_one_update_and_in_assign_the_last_holds",),
+    ),
+    Mutant(
+        "rows-changed-in-blocks-do-not-count-in-the-log",
+        "daskps.kernels.row_log:in_blocks",
+        "mark(log.word, log.base + entries.stop)",
+        "pass",
+        (f"{_LOG}::test_several_updates_are_undone_and_read_as_before",),
+    ),
+    Mutant(
+        "ids-of-rows-are-read-twice",
+        "daskps.kernels.row_log:in_blocks",
+        "part = np.array(ids[lo : lo + step])",
+        "part = ids[lo : lo + step]",
+        (f"{_LOG}::test_ids_that_their_owner_changes_meanwhile_leave_a_whole_log",),
+    ),
+    Mutant(
+        "publication-before-is-read-from-the-newest-entry",
+        "daskps.kernels.row_log:overlay",
+        "out[found if at is None else at[found]] = log.w[oldest[near[found]]]",
+        "out[found if at is None else at[found]] = log.w[n - 1 - oldest[near[found]]]",
+        (f"{_LOG}::test_several_updates_are_undone_and_read_as_before",),
     ),
 )
