@@ -182,7 +182,12 @@ class ServedChannel(Channel):
                 self._to = got
                 continue
             elif view:
-                n = self._try_receive(view[:MOST_NBYTES], waits, self._all)
+                wanted = view[:MOST_NBYTES]
+                n = self._try_receive(wanted, waits, self._all)
+                if n < min(len(wanted), BUFFER_NBYTES) and waits and self._all:
+                    # All that has come while the kernel waited: no thread waits again.
+                    views[0] = view[n:]
+                    return False
                 if not n:
                     return False
             if n == len(view):

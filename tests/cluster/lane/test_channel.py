@@ -79,7 +79,9 @@ def test_what_is_too_much_for_one_call_goes_in_parts(monkeypatch, kind):
     head = host.try_head(waits=True)
     assert head is not None
     found = [bytearray(b - a) for _, a, b in slices]
-    assert host.try_fill(views_of(found), waits=True)
+    views = views_of(found)
+    while not host.try_fill(views, waits=True):
+        pass
     thread.join(10)
     assert (head.nbytes, b"".join(found)) == (n, wanted)
     answer = [pack_head(head), *found]
@@ -95,6 +97,23 @@ def test_what_is_too_much_for_one_call_goes_in_parts(monkeypatch, kind):
     thread.join(10)
     lane.close()
     host.close()
+
+
+@pytest.mark.parametrize("n", [0, 1, 65_535])
+def test_a_thread_waits_for_few_bytes_of_a_large_body_once(ends, monkeypatch, n):
+    """Ten bytes a second on as many lanes would have all threads, for a minute."""
+    _, there = ends
+    host, waited = ServedChannel(there, 30.0), list[bool]()
+
+    def receive(_: Any, view: memoryview, waits: bool, how: int = 0) -> int:
+        waited.append(waits)
+        return n
+
+    monkeypatch.setattr(ServedChannel, "_try_receive", receive)
+    views = views_of([bytearray(200_000), bytearray(10)])
+    assert not host.try_fill(views, waits=True)
+    assert waited == [True]
+    assert len(views[0]) == 200_000 - n
 
 
 def test_the_kernel_takes_no_more_than_it_is_about_to_send():
