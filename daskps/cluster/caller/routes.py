@@ -128,7 +128,7 @@ class Request(NamedTuple):
     def signed(self, producer: int, number: int, floor: int) -> Request:
         """Return the same with its identity outside runs."""
         step = self.step._replace(producer=producer, sequence=number, floor=floor)
-        return self._replace(step=step, rest=())
+        return Request(self.route, step, *self[2:-1])  # without the rest
 
     def bounds(self) -> Iterable[int]:
         """Return how far each shard must be that is read: clock or version."""

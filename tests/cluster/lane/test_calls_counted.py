@@ -24,7 +24,7 @@ LANE = {
     "distributed.worker.profile.enabled": False,
 }
 #: Of calls to the shards of one host. To be lowered by who makes the road shorter.
-GET_CALLS, PUSH_CALLS, ADD_CALLS = 22, 62, 63
+GET_CALLS, PUSH_CALLS, ADD_CALLS = 22, 61, 64
 TRAINER_PUSH_CALLS, TRAINER_PULL_CALLS, PUSHPULL_CALLS = 22, 16, 30
 #: What another host adds: a lane is taken, asked, heard and given back.
 HOST_CALLS = 5
