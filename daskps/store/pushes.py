@@ -253,6 +253,9 @@ class Writable(Readable):
                     f"allow_missing=True"
                 )
             finite, step = config.check_finite(), Step(kind=kind)
+            if not layout.tables:  # in few calls: nearly all that is added
+                arrays = intake.values(layout, named, what, finite=finite)
+                return routes.push(meta, arrays, step)
             dense, of_tables = row_intake.parted(layout, named)
             arrays = intake.values(layout, dense, what, finite=finite)
             calls = row_intake.values(layout, of_tables, what, finite=finite)
