@@ -179,8 +179,9 @@ class HostForm:
                 frame = self._read(head.number, bounds, versions)
                 if frame is not None:
                     return frame
-        # Of calls that only read nothing is done yet.
-        taken = () if self._only_reads else versions
+        # Of calls that only read nothing is done yet, nor where all shards are asked.
+        is_asked = self._only_reads or versions.count(ASK) == len(versions)
+        taken = () if is_asked else versions
         parts: Sequence[Part]
         if versions and ASK not in versions:
             parts = self._left(head, bounds)
