@@ -22,6 +22,7 @@ ALLOWED = {
     "cluster/caller/client.py": "prepared reads are filled",
     "cluster/caller/far.py": "what a message brought goes to the caller's arrays",
     "cluster/caller/session.py": "prepared reads are filled",
+    "cluster/caller/targets.py": "what was read goes to the caller's arrays",
     "cluster/caller/uncommitted.py": "the caller's gradients, kept for another owner",
     "cluster/host/contributions.py": "contributions of the task graph",
     "cluster/runs/graph/context.py": "weights that a task has read",
