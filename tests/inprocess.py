@@ -34,7 +34,7 @@ from daskps.cluster.directory.directory import Directory
 from daskps.cluster.host.host import HOSTS, ShardHost
 from daskps.cluster.keys import Anchor, store_of_anchor
 from daskps.cluster.wire.handlers import HOST
-from daskps.cluster.wire.replies import unpack_reply
+from daskps.cluster.wire.packing import unpack_reply
 
 _numbers = itertools.count(1)
 

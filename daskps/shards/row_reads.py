@@ -7,8 +7,7 @@ reader tries once without the lock (:func:`copy_rows`), and takes it then
 
 from __future__ import annotations
 
-from itertools import starmap
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from daskps.errors import ProtocolError
 from daskps.kernels.row_log import overlay
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 
-class RowsWanted(NamedTuple):
-    """Rows to read of one table."""
+class RowsRead(NamedTuple):
+    """A read of rows of one table, by who has the memory of their shard."""
 
     #: Of its piece in the shard.
     position: int
@@ -37,7 +36,7 @@ class RowsWanted(NamedTuple):
     at: Array | None = None
 
 
-def copy_rows(segment: Segment, flip: int, wanted: Sequence[tuple[Any, ...]]) -> bool:
+def copy_rows(segment: Segment, flip: int, wanted: Sequence[RowsRead]) -> bool:
     """Copy rows out without the lock; return whether all are of that flip.
 
     Parameters
@@ -46,8 +45,8 @@ def copy_rows(segment: Segment, flip: int, wanted: Sequence[tuple[Any, ...]]) ->
         The shard's memory.
     flip : int
         That which was in force when the read began.
-    wanted : sequence of RowsWanted
-        Which rows, of pieces that have them; tuples will do.
+    wanted : sequence of RowsRead
+        Which rows, of pieces that have them.
 
     Returns
     -------
@@ -65,14 +64,12 @@ def copy_rows(segment: Segment, flip: int, wanted: Sequence[tuple[Any, ...]]) ->
     # Looked at after the sequence: what was published before that would not change it.
     if sequence & 1 or header[FLIP] != flip:
         return False
-    for one in starmap(RowsWanted, wanted):
+    for one in wanted:
         _gather(_table(segment, one.position), one, segment.cache_dir)
     return header[ROWS_SEQUENCE] == sequence
 
 
-def copy_rows_locked(
-    segment: Segment, flip: int, wanted: Sequence[tuple[Any, ...]]
-) -> bool:
+def copy_rows_locked(segment: Segment, flip: int, wanted: Sequence[RowsRead]) -> bool:
     """Copy rows out under the lock; return whether they are there at that flip.
 
     Of the flip in force they are, and of the one before where no later publication has
@@ -100,7 +97,7 @@ def copy_rows_locked(
         flip != now - 1 or header[WRITING] != now or header[WITHDRAWS] == now
     ):
         return False
-    for one in starmap(RowsWanted, wanted):
+    for one in wanted:
         table = _table(segment, one.position)
         rows = _gather(table, one, segment.cache_dir)
         word = table.buffers.undo[0]
@@ -121,7 +118,7 @@ def _table(segment: Segment, position: int) -> TableMemory:
     return segment.tables[ordinal]
 
 
-def _gather(table: TableMemory, wanted: RowsWanted, cache_dir: str | None) -> Array:
+def _gather(table: TableMemory, wanted: RowsRead, cache_dir: str | None) -> Array:
     """Copy rows out; return them by row."""
     piece, (_, ids, out, at) = table.piece, wanted
     try:

@@ -26,7 +26,7 @@ from daskps.cluster.host.host import HOSTS
 from daskps.cluster.machine.mapping import FILES
 from daskps.cluster.plugins import DirectoryPlugin, HostPlugin
 from daskps.cluster.wire.handlers import HOST
-from daskps.cluster.wire.replies import unpack_reply
+from daskps.cluster.wire.packing import unpack_reply
 from tests.support import gen_cluster, served_by, store, until
 
 W = np.arange(8, dtype="f4")

@@ -16,7 +16,7 @@ MUTANTS = (
     ),
     Mutant(
         "any-mapping-is-success",
-        "daskps.cluster.wire.replies:unpack_reply",
+        "daskps.cluster.wire.packing:unpack_reply",
         'if not isinstance(reply, dict) or reply.get("status") not in ("OK", "refused"):',
         "if not isinstance(reply, dict):",
         (
@@ -70,7 +70,7 @@ MUTANTS = (
     ),
     Mutant(
         "errors-of-the-user-under-a-name-of-ours",
-        "daskps.cluster.wire.replies:pack_error",
+        "daskps.cluster.wire.packing:pack_error",
         'return ["DaskPSError", [sendable(f"{name}: {error}")], notes]',
         'return ["DaskPSError", [sendable(f"{error}")], notes]',
         ("tests/cluster/wire/test_saying.py::test_an_error_of_the_users_is_named",),

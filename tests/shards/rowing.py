@@ -10,7 +10,7 @@ import numpy as np
 from daskps.layout.arrays import Layout
 from daskps.shards.memory.format import GENERATION, N_PRODUCERS, N_RANKS
 from daskps.shards.memory.segment import Segment
-from daskps.shards.row_reads import copy_rows, copy_rows_locked
+from daskps.shards.row_reads import RowsRead, copy_rows, copy_rows_locked
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Step, Ticket
 from daskps.testing.invariants import validate
@@ -129,7 +129,7 @@ def read(shard: Shard, index: int, ids: Sequence[int], flip: int | None = None) 
     segment, at = shard.segment, position(shard, index)
     table = segment.tables[at - len(segment.pieces)]
     out = np.empty((len(ids), table.piece.table.dim), table.rows.dtype)
-    wanted = [(at, np.array(ids, np.int64), out.reshape(-1))]
+    wanted = [RowsRead(at, np.array(ids, np.int64), out.reshape(-1))]
     if flip is None:
         assert copy_rows(segment, segment.flip, wanted)
     elif not copy_rows_locked(segment, flip, wanted):

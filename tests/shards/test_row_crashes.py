@@ -23,7 +23,7 @@ from daskps.shards.memory import undo
 from daskps.shards.memory.format import FORWARD, ROWS_SEQUENCE, RUN, VERSION
 from daskps.shards.memory.segment import Segment
 from daskps.shards.memory.withdrawal import Withdrawal
-from daskps.shards.row_reads import copy_rows, copy_rows_locked
+from daskps.shards.row_reads import RowsRead, copy_rows, copy_rows_locked
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Step, Ticket
 from daskps.testing.invariants import validate
@@ -78,7 +78,7 @@ def tables_as_read(shard: Shard, flip: int) -> bytes | None:
     for ordinal, table in enumerate(segment.tables, 1):
         out = np.empty(table.piece.size, table.rows.dtype)
         ids = np.arange(table.piece.n_rows)
-        if not copy_rows_locked(segment, flip, [(ordinal, ids, out)]):
+        if not copy_rows_locked(segment, flip, [RowsRead(ordinal, ids, out)]):
             return None
         found += out.tobytes()
     return found
@@ -133,7 +133,7 @@ def unlocked(reference: Reference, segment: Segment, done: int) -> None:
     for ordinal, table in enumerate(segment.tables, 1):
         out = np.empty(table.piece.size, table.rows.dtype)
         ids = np.arange(table.piece.n_rows)
-        if copy_rows(segment, segment.flip, [(ordinal, ids, out)]):
+        if copy_rows(segment, segment.flip, [RowsRead(ordinal, ids, out)]):
             assert out.tobytes() in (reference.rows[done] or b"")
 
 

@@ -20,7 +20,7 @@ from daskps.shards.memory import undo
 from daskps.shards.memory.areas import RECORD
 from daskps.shards.memory.format import ROWS_SEQUENCE, VERSION
 from daskps.shards.memory.segment import Segment
-from daskps.shards.row_reads import copy_rows, copy_rows_locked
+from daskps.shards.row_reads import RowsRead, copy_rows, copy_rows_locked
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, MODEL, Item, Ready, Step, Ticket
 from tests.shards.rowing import (
@@ -316,12 +316,12 @@ def test_reads_keep_order_and_repeats():
 def test_reads_of_what_is_not_there(copy, wanted, said):
     shard = make()
     with pytest.raises(ProtocolError, match=said):
-        copy(shard.segment, shard.segment.flip, [wanted])
+        copy(shard.segment, shard.segment.flip, [RowsRead(*wanted)])
 
 
 def test_a_read_that_an_update_runs_into_is_told_so(monkeypatch):
     shard = make()
-    wanted = [(1, np.array([1, 2]), np.empty(6, "f4"))]
+    wanted = [RowsRead(1, np.array([1, 2]), np.empty(6, "f4"))]
     flip = shard.segment.flip
     assert copy_rows(shard.segment, flip, wanted)
     send(shard, ADD, rows(shard, NUM, [1], 1))
@@ -528,7 +528,7 @@ def test_a_writer_that_died_is_settled_by_who_comes_next():
     update = RowUpdate(np.array([3, 4]), np.full((2, 3), -1, "f4"))
     assert update.apply(segment.tables[0].buffers, segment.flip + 1, None)
     assert (table.w[[3, 4]] != old[[3, 4]]).all()
-    wanted = [(1, np.arange(40), np.empty(120, "f4"))]
+    wanted = [RowsRead(1, np.arange(40), np.empty(120, "f4"))]
     assert not copy_rows(segment, segment.flip, wanted)
     assert copy_rows_locked(segment, segment.flip, wanted)
     np.testing.assert_array_equal(wanted[0][2].reshape(40, 3), old)

@@ -18,7 +18,7 @@ from daskps.cluster.host.contributions import Contribution, Contributions, Round
 from daskps.cluster.host.reductions import sums
 from daskps.cluster.wire import encoding as words
 from daskps.cluster.wire.messages import Call
-from daskps.cluster.wire.payloads import INLINE_NBYTES
+from daskps.cluster.wire.packing import INLINE_NBYTES
 from daskps.layout.arrays import Layout
 from tests.support import WAYS, gen_cluster, mostly_inside
 

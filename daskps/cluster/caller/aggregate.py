@@ -8,7 +8,7 @@ import numpy as np
 
 from daskps.cluster.caller.routes import route_of
 from daskps.cluster.upstream import dumps
-from daskps.cluster.wire.payloads import pack_array, unpack_array
+from daskps.cluster.wire.packing import pack_array, unpack_array
 from daskps.layout.arrays import compute_dtype
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from daskps.cluster.caller.link import Link, current_link
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.host.rules import initial_slots
 from daskps.cluster.keys import anchor_key, make_anchor
-from daskps.cluster.wire.payloads import pack_array
-from daskps.cluster.wire.replies import unpack_reply
+from daskps.cluster.wire.packing import pack_array, unpack_reply
 from daskps.cluster.wire.wellformed import MOST_SECONDS
 from daskps.errors import LayoutError, ShardLostError
 from daskps.usercode import user_code

@@ -11,7 +11,7 @@ import numpy as np
 from daskps import config
 from daskps.cluster.caller.fetching import Fetch, Fetched, fetch_all
 from daskps.cluster.caller.lanes import lanes_of
-from daskps.cluster.wire.payloads import unpack_array
+from daskps.cluster.wire.packing import unpack_array
 from daskps.errors import ConsistencyError, DaskPSError, SnapshotLostError
 
 if TYPE_CHECKING:

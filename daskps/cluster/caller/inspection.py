@@ -13,7 +13,7 @@ from typing import Any
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.upstream import connection
 from daskps.cluster.wire.messages import identity
-from daskps.cluster.wire.replies import unpack_reply
+from daskps.cluster.wire.packing import unpack_reply
 from daskps.errors import DaskPSError, StoreNotFoundError
 
 #: How long one host may take to answer before its shards are shown without counters.

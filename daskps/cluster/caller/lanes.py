@@ -20,7 +20,7 @@ from daskps.cluster import upstream
 from daskps.cluster.caller.lane import Lane
 from daskps.cluster.caller.lane_form import PATIENCE_SECONDS
 from daskps.cluster.wire.messages import PROTOCOL
-from daskps.cluster.wire.replies import unpack_reply
+from daskps.cluster.wire.packing import unpack_reply
 
 if TYPE_CHECKING:
     import socket

@@ -27,7 +27,7 @@ from daskps.cluster.machine.machine import HERE, Machine
 from daskps.cluster.plugins import DirectoryPlugin
 from daskps.cluster.wire.deadline import Deadline
 from daskps.cluster.wire.messages import identity
-from daskps.cluster.wire.replies import unpack_reply
+from daskps.cluster.wire.packing import unpack_reply
 from daskps.errors import ProtocolError
 from daskps.usercode import UserFuture
 

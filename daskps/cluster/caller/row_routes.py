@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from daskps.cluster.wire.encoding import cache_dir
-from daskps.cluster.wire.rows import RowsAsked, RowsRead
+from daskps.cluster.wire.rows import RowsAsked
 from daskps.errors import IllegalStateError
 from daskps.kernels.row_ids import split
 from daskps.layout.bounds import bounds
+from daskps.shards.row_reads import RowsRead
 from daskps.shards.steps import Item
 
 if TYPE_CHECKING:

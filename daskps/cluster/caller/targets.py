@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.row_routes import RowSlice
     from daskps.cluster.wire.messages import Range
-    from daskps.cluster.wire.rows import RowsAsked, RowsRead
+    from daskps.cluster.wire.rows import RowsAsked
+    from daskps.shards.row_reads import RowsRead
     from daskps.typing import Array
 
 

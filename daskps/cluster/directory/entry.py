@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from daskps import config
-from daskps.cluster.wire.replies import unpack_reply
+from daskps.cluster.wire.packing import unpack_reply
 from daskps.errors import ShardLostError
 
 if TYPE_CHECKING:

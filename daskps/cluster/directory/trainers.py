@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.directory.run import EpochReport
 from daskps.cluster.wire.handlers import DIRECTORY
-from daskps.cluster.wire.replies import pack_error
+from daskps.cluster.wire.packing import pack_error
 from daskps.cluster.wire.wellformed import check
 from daskps.errors import NotEnoughWorkersError, ProtocolError, RunCancelledError
 

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.wire.messages import Answer, Call, Part
-from daskps.cluster.wire.rows import RowsAsked, RowsRead
 from daskps.errors import ConsistencyError, ShardBusyError
 from daskps.shards.deputy import NotHereError
+from daskps.shards.row_reads import RowsRead
 from daskps.shards.steps import Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from daskps.cluster.wire.rows import RowsAsked
     from daskps.reduction import Empty
     from daskps.typing import Array
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.wire.handlers import FETCHES, HOST
-from daskps.cluster.wire.payloads import pack_array
+from daskps.cluster.wire.packing import pack_array
 from daskps.errors import ConsistencyError, ProtocolError
 from daskps.layout.spans import Span
 

@@ -21,7 +21,7 @@ from daskps.cluster.machine.machine import HERE, Machine
 from daskps.cluster.machine.pool import BufferPool, limit_of
 from daskps.cluster.wire.encoding import widened
 from daskps.cluster.wire.messages import Answer, Call, pack_answers, unpack_call
-from daskps.cluster.wire.replies import refusal
+from daskps.cluster.wire.packing import refusal
 from daskps.cluster.wire.wellformed import refused
 from daskps.errors import (
     DaskPSError,

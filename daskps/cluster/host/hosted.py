@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from daskps.cluster.machine.blocks import Block
     from daskps.cluster.wire.messages import Range
-    from daskps.cluster.wire.rows import RowsRead
     from daskps.layout.arrays import Layout
+    from daskps.shards.row_reads import RowsRead
     from daskps.shards.steps import Tick
     from daskps.typing import Array
 

@@ -26,7 +26,7 @@ from daskps.cluster.lane.connection import Connection
 from daskps.cluster.lane.served import ServedChannel
 from daskps.cluster.lane.serving import LaneServer
 from daskps.cluster.wire.messages import PROTOCOL
-from daskps.cluster.wire.replies import refusal
+from daskps.cluster.wire.packing import refusal
 from daskps.cluster.wire.wellformed import fits
 from daskps.errors import DaskPSError, ProtocolError, StoreClosedError
 from daskps.kernels import system

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from daskps.cluster import upstream
-from daskps.cluster.wire.replies import unpack_reply
+from daskps.cluster.wire.packing import unpack_reply
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

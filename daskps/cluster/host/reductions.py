@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.host.contributions import RoundId
 from daskps.cluster.wire.handlers import FETCHES, HOST
-from daskps.cluster.wire.payloads import pack_array
+from daskps.cluster.wire.packing import pack_array
 from daskps.errors import ProtocolError
 from daskps.limits import MOST_PARTS
 

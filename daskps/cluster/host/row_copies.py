@@ -11,8 +11,8 @@ from daskps.shards.steps import Ready
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from daskps.cluster.wire.rows import RowsRead
     from daskps.shards.memory.segment import Segment
+    from daskps.shards.row_reads import RowsRead
     from daskps.shards.steps import Ticket
     from daskps.typing import Array
 

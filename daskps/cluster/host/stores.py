@@ -15,7 +15,7 @@ from daskps.cluster.host.rules import Rules
 from daskps.cluster.upstream import loads
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.messages import identity, unpack_item
-from daskps.cluster.wire.payloads import pack_array, unpack_array
+from daskps.cluster.wire.packing import pack_array, unpack_array
 from daskps.cluster.wire.wellformed import layout_of
 from daskps.errors import ProtocolError, PushRejectedError, StoreClosedError
 from daskps.init import fill

@@ -16,7 +16,7 @@ import struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from daskps.cluster.wire.messages import MOST, Answer
-from daskps.cluster.wire.replies import sendable
+from daskps.cluster.wire.packing import sendable
 from daskps.errors import ProtocolError
 
 if TYPE_CHECKING:

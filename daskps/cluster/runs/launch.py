@@ -11,7 +11,7 @@ from daskps.cluster import upstream
 from daskps.cluster.runs.graph.context import GraphWork
 from daskps.cluster.runs.graph.driver import GraphDriver
 from daskps.cluster.runs.resident import LAST_WORDS_SECONDS, Trainers
-from daskps.cluster.wire.replies import unpack_error
+from daskps.cluster.wire.packing import unpack_error
 from daskps.consistency import SSP
 from daskps.errors import RunCancelledError
 

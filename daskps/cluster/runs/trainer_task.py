@@ -11,7 +11,7 @@ from daskps.cluster.caller.shard_map import RunMembership, StoreMap
 from daskps.cluster.runs.telling import telling
 from daskps.cluster.upstream import loads, secede
 from daskps.cluster.wire import encoding
-from daskps.cluster.wire.replies import sendable
+from daskps.cluster.wire.packing import sendable
 from daskps.cluster.wire.wellformed import MOST_SECONDS
 from daskps.errors import RunCancelledError
 from daskps.usercode import user_code

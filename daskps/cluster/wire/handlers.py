@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from daskps.cluster.wire.replies import refusal
+from daskps.cluster.wire.packing import refusal
 from daskps.cluster.wire.wellformed import check, refused
 from daskps.errors import DaskPSError, IllegalStateError, ProtocolError
 

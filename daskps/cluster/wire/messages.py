@@ -15,11 +15,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from daskps import codecs, errors
-from daskps.cluster.wire.payloads import pack_array, unpack_array
-from daskps.cluster.wire.replies import pack_error, unpack_error, unpack_reply
+from daskps.cluster.wire.packing import (
+    pack_array,
+    pack_error,
+    unpack_array,
+    unpack_error,
+    unpack_reply,
+)
 from daskps.cluster.wire.rows import (
     RowsAsked,
-    pack_item,
     pack_rows,
     unpack_rows,
     unpack_rows_item,
@@ -158,7 +162,7 @@ def pack_call(call: Call) -> dict[str, Any]:
             p.shard,
             p.step.generation,
             p.step.at_least,
-            [pack_item(item) for item in p.step.items],
+            [_pack_item(item) for item in p.step.items],
             [list(r) for r in p.ranges],
             p.step.wait,
             [pack_rows(asked) for asked in p.rows],
@@ -278,6 +282,11 @@ def dtype_of_item(piece: Piece, kind: str) -> str:
     """Return of which dtype the numbers are that go to a piece."""
     dtype = piece.parameter.dtype
     return compute_dtype(dtype) if kind in (GRADIENT, MODEL) else dtype
+
+
+def _pack_item(item: Item) -> list[Any]:
+    packed = None if item.ids is None else pack_array(item.ids)
+    return [item.position, item.start, pack_array(item.data), packed]
 
 
 def unpack_item(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from daskps import errors
-from daskps.cluster.wire.payloads import pack_array, unpack_array
+from daskps.cluster.wire.packing import pack_array, unpack_array
 from daskps.layout.arrays import FLOATS, compute_dtype
 from daskps.limits import MOST_ROWS, MOST_ROWS_NBYTES
 from daskps.shards.steps import GRADIENT, MODEL, Item
@@ -39,19 +39,6 @@ class RowsAsked(NamedTuple):
     def nbytes(self) -> int:
         """Bytes of the answer."""
         return len(self.ids) * self.dim * np.dtype(self.dtype).itemsize
-
-
-class RowsRead(NamedTuple):
-    """A read of rows by who has the memory of their shard."""
-
-    #: Position of the table's piece in the shard.
-    position: int
-    #: By their numbers in the table.
-    ids: Array
-    #: Where they go, flat.
-    out: Array
-    #: Which row of `out` each of them is; None for one after the other.
-    at: Array | None = None
 
 
 def most_rows(table: Table) -> int:
@@ -91,12 +78,6 @@ def unpack_rows(layout: Layout, shard: int, packed: Sequence[Any]) -> RowsAsked:
             f"{piece.first_row + piece.n_rows:,} and gives {most_rows(table):,} at once"
         )
     return RowsAsked(position, ids, table.dim, table.dtype)
-
-
-def pack_item(item: Item) -> list[Any]:
-    """Return an item as a message has it: rows lie one after the other."""
-    packed = None if item.ids is None else pack_array(item.ids)
-    return [item.position, item.start, pack_array(item.data), packed]
 
 
 def unpack_rows_item(

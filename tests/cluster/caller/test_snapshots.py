@@ -38,7 +38,7 @@ from daskps.cluster.host.snapshot_copies import (
 )
 from daskps.cluster.keys import copy_key, group_key
 from daskps.cluster.wire.deadline import Deadline
-from daskps.cluster.wire.replies import unpack_reply
+from daskps.cluster.wire.packing import unpack_reply
 from daskps.layout.chunks import Edge
 from daskps.layout.spans import WEIGHTS, Span
 from daskps.shards.memory.segment import Segment

@@ -12,7 +12,7 @@ import pytest
 
 from daskps.cluster import plugins, wire
 from daskps.cluster.wire.handlers import DIRECTORY, HOST, Handlers
-from daskps.cluster.wire.replies import unpack_reply
+from daskps.cluster.wire.packing import unpack_reply
 from daskps.errors import IllegalStateError, ProtocolError
 
 #: Module of the handler of each message to a host.

@@ -21,8 +21,7 @@ from daskps.cluster.wire.messages import (
     pack_call,
     unpack_answers,
 )
-from daskps.cluster.wire.payloads import pack_array
-from daskps.cluster.wire.replies import pack_error, unpack_reply
+from daskps.cluster.wire.packing import pack_array, pack_error, unpack_reply
 from daskps.shards.memory.format import MAX_PRODUCERS, N_PRODUCERS
 from daskps.shards.steps import ADD, GRADIENT, Step
 from tests.support import store

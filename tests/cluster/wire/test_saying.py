@@ -16,7 +16,7 @@ from daskps.cluster.caller.session import Session
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.wire.deadline import Deadline
 from daskps.cluster.wire.messages import Call, Part, pack_call, unpack_call
-from daskps.cluster.wire.replies import pack_error, unpack_error
+from daskps.cluster.wire.packing import pack_error, unpack_error
 from daskps.cluster.wire.rows import RowsAsked
 from daskps.cluster.wire.wellformed import MOST_SECONDS, check
 from daskps.errors import (

@@ -10,7 +10,7 @@ from daskps import codecs
 from daskps.cluster.caller.fetching import Fetch, Fetched, fetch_all
 from daskps.cluster.host.contributions import PartialSum
 from daskps.cluster.host.reductions import Said
-from daskps.cluster.wire.payloads import unpack_array
+from daskps.cluster.wire.packing import unpack_array
 from daskps.cluster.wire.wellformed import fits
 from daskps.errors import ContributionLostError, ProtocolError, StaleGenerationError
 from daskps.layout.arrays import compute_dtype
