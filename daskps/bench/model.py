@@ -125,7 +125,7 @@ def request(shape: StoreShape, rank: int, host: int, clock: int | None) -> int:
     message = {
         "protocol": PROTOCOL,
         "head": head,
-        "parts": [[host, 1, 0, items, ranges, "read"]],
+        "parts": [[host, 1, 0, items, ranges, "read", []]],
         "op": "daskps_call",
         "reply": True,
     }
