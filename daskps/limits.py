@@ -82,9 +82,10 @@ def check_parameters(
         Naming what is too large and the limit.
     """
     n += len(tables)
+    which = "parameters and tables" if tables else "parameters"
     if n > MOST_PARAMETERS:
         raise LayoutError(
-            f"{n:,} parameters are more than the {MOST_PARAMETERS:,} that a store may "
+            f"{n:,} {which} are more than the {MOST_PARAMETERS:,} that a store may "
             f"have; put small ones of a kind together into one array"
         )
     dtypes, names, nbytes = set[str](), 0, 0
@@ -116,7 +117,7 @@ def check_parameters(
     ):
         if found > most:
             raise LayoutError(
-                f"{n:,} parameters in {shards:,} shards come to {found:,} {what}, more "
+                f"{n:,} {which} in {shards:,} shards come to {found:,} {what}, more "
                 f"than the {most:,} that a store may have"
             )
 
