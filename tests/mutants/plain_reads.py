@@ -25,21 +25,21 @@ MUTANTS = (
     ),
     Mutant(
         "torn-answer-has-an-end",
-        "daskps.cluster.lane.plain_reads:send_straight",
+        "daskps.cluster.lane.plain_answers:send_straight",
         "return push_out(fd, desk) if is_unhurt(desk, entry) else TORN",
         "return push_out(fd, desk)",
         (f"{PLAIN}::test_a_long_answer_that_updates_run_into_has_no_end",),
     ),
     Mutant(
         "nothing-of-an-answer-is-held-back",
-        "daskps.cluster.lane.plain_reads:send_straight",
+        "daskps.cluster.lane.plain_answers:send_straight",
         "held = min(TAIL_NBYTES, nbytes) if is_last else 0",
         "held = 0",
         (f"{PLAIN}::test_a_long_answer_that_updates_run_into_has_no_end",),
     ),
     Mutant(
         "what-is-left-of-a-long-answer-is-begun-anew",
-        "daskps.cluster.lane.plain_reads:keep_rest",
+        "daskps.cluster.lane.plain_answers:keep_rest",
         "copy(to, at + nbytes - left, left)",
         "copy(to, at, left)",
         (f"{PLAIN}::test_what_is_not_taken_of_a_long_answer_is_copied",),
@@ -99,7 +99,7 @@ MUTANTS = (
     ),
     Mutant(
         "push-is-taken-for-a-read",
-        "daskps.cluster.lane.plain_reads:find_entry",
+        "daskps.cluster.lane.plain_answers:find_entry",
         "if load(head + 8 * NBYTES_AT) != nbytes:",
         "if load(head + 8 * NBYTES_AT) < nbytes:",
         (f"{PLAIN}::test_a_frame_that_is_no_plain_read_is_left_as_it_came",),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.cluster.lane.frames import HEAD_NBYTES, MOST_FORMS, ROW_NBYTES
-from daskps.cluster.lane.plain_reads import (
+from daskps.cluster.lane.plain_words import (
     FD,
     LANE_WORDS,
     MOST_PARTS,

@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from daskps.cluster.lane.channel import flat
 from daskps.cluster.lane.frames import HEAD_NBYTES, unpack_head
-from daskps.cluster.lane.plain_reads import QUIET, TORN, UNSENT, WOKEN
+from daskps.cluster.lane.plain_words import (
+    QUIET,
+    TORN,
+    UNSENT,
+    WOKEN,
+)
 from daskps.cluster.lane.served import ServedChannel, views_of
 from daskps.errors import ShardBusyError
 

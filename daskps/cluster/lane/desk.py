@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daskps.cluster.lane.plain_reads import (
+from daskps.cluster.lane.plain_words import (
     ANSWER_AT,
     DESK_WORDS,
     EPOLL,

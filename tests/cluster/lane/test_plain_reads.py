@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from daskps.cluster.host.compiled_reads import MOST_NBYTES, CompiledReads
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.host.shard_reads import ShardRead
-from daskps.cluster.lane import plain_reads
+from daskps.cluster.lane import plain_answers, plain_reads
 from daskps.cluster.lane.desk import Desk, SharedDesk
 from daskps.cluster.lane.frames import (
     ANSWER,
@@ -37,7 +37,8 @@ from daskps.cluster.lane.frames import (
     pack_head,
     unpack_head,
 )
-from daskps.cluster.lane.plain_reads import ASKED, QUIET, TORN, UNSENT, WOKEN, Loops
+from daskps.cluster.lane.plain_reads import Loops
+from daskps.cluster.lane.plain_words import ASKED, QUIET, TORN, UNSENT, WOKEN
 from daskps.cluster.lane.tail import TAIL_NBYTES
 from daskps.cluster.wire.encoding import cache_dir
 from daskps.cluster.wire.messages import Answer, Call, Part
@@ -423,8 +424,8 @@ def sends(monkeypatch) -> Iterator[tuple[Long, list[Any], list[int]]]:
         copied.append(nbytes)
         copy_now(to, source, nbytes)
 
-    monkeypatch.setattr(plain_reads, "send", send)
-    monkeypatch.setattr(plain_reads, "copy", copy)
+    monkeypatch.setattr(plain_answers, "send", send)
+    monkeypatch.setattr(plain_answers, "copy", copy)
     with made.here, made.there:
         yield made, then, copied
 
@@ -514,8 +515,8 @@ def test_what_is_not_even_begun_of_a_long_answer_is_copied(sends, monkeypatch):
         ctypes.set_errno(errno.EAGAIN)
         return -1
 
-    monkeypatch.setattr(plain_reads, "send", part)
-    monkeypatch.setattr(plain_reads, "wait", lambda *_: False)
+    monkeypatch.setattr(plain_answers, "send", part)
+    monkeypatch.setattr(plain_answers, "wait", lambda *_: False)
     lane.here.sendall(head(number=1))
     assert plain_reads.answer_next(lane.reads.address, lane.desk._at) == UNSENT
     assert lane.received(50) + lane.desk.unsent == wanted
