@@ -650,7 +650,9 @@ def test_snapshot_of_a_deleted_store_ends(client):
     until(lambda: left(client) == 0)
 
 
-def test_lost_worker_is_named():
+def test_lost_worker_is_named(monkeypatch):
+    # Who is slow to kill it would find its push let go, and applied, in between.
+    monkeypatch.setattr("daskps.cluster.directory.cuts.HOLD_SECONDS", 60.0)
     with local_cluster(n_workers=2, threads=1) as client:
         with dask.config.set({"daskps.ways.machine": False}):
             # In private memory: nobody can adopt it.
