@@ -91,18 +91,6 @@ def scatter(
     _run("scatter", (w, ids, rows, at), first, cache_dir)
 
 
-def warm(*, cache_dir: str | None = None) -> None:
-    """Compile the loops, so that their first use finds them ready.
-
-    Parameters
-    ----------
-    cache_dir : str, optional
-        Where they are kept, as in `build`.
-    """
-    for name in ("gather", "scatter"):
-        module_of(MOVES_SOURCE, cache_dir).function(name)
-
-
 def _run(
     name: str,
     arrays: tuple[Array, Array, Array, Array | None],

@@ -136,7 +136,10 @@ def warm(dtypes: Iterable[str], *, cache_dir: str | None = None) -> None:
     cache_dir : str, optional
         Where they are kept, as in `build`.
     """
-    for name in ("gather", "assign", "mark", "restore"):
+    dtypes = set(dtypes)
+    # Those without a compiled loop of their own go in blocks.
+    more = ("scatter",) if dtypes - {"float32", "float64"} else ()
+    for name in ("gather", "assign", "mark", "restore", *more):
         module_of(MOVES_SOURCE, cache_dir).function(name)
     row_ids.warm(dtypes, cache_dir=cache_dir)
 

@@ -15,6 +15,7 @@ from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.upstream import current_task
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import StoreClosedError
+from daskps.store.mistaken import why_shut
 from daskps.store.repr import store_html, store_line
 
 if TYPE_CHECKING:
@@ -305,22 +306,11 @@ class Handle:
 
         A mapping would keep what the owners free.
         """
-        self._closed = self._closed or self._why_shut(method)
+        meta = self._meta_if_known()
+        is_session = None if meta is None else meta.session
+        self._closed = self._closed or why_shut(method, self.name, is_session)
         if self._shards is not None:
             self._shards.close()
-
-    def _why_shut(self, method: str) -> str:
-        """Return what became of the store, and what its user can still do."""
-        if method == "delete":
-            return f"store {self.name!r} was deleted by this handle; create it again"
-        closed = f"this handle of store {self.name!r} was closed"
-        another = f"daskps.open({self.name!r}) gives another handle"
-        meta = self._meta_if_known()
-        if meta is None:
-            return f"{closed}; if the store was given a name {another}"
-        if meta.session:
-            return f"{closed}, which freed the store; create it again"
-        return f"{closed}; {another}"
 
     def _nothing_to_do(self) -> Any:
         """Return None, or with an asynchronous client an awaitable of it.

@@ -1,4 +1,4 @@
-"""What handles say to those who take them for arrays and dicts in memory.
+"""What handles say to those who take them for arrays and dicts in memory, or for open.
 
 Python's own words, such as "unsupported operand", do not say where the values are nor
 which verb was meant. All of it is out of a type checker's sight, which therefore finds
@@ -143,3 +143,16 @@ def not_deleted(name: Any) -> TypeError:
         f"parameter {name!r:.60} cannot be taken out of its store; create another "
         f"store without it, or free all of this one with store.delete()"
     )
+
+
+def why_shut(method: str, name: str, is_session: bool | None) -> str:
+    """Return why a handle takes no calls any more, and what its user can still do."""
+    if method == "delete":
+        return f"store {name!r} was deleted by this handle; create it again"
+    closed = f"this handle of store {name!r} was closed"
+    another = f"daskps.open({name!r}) gives another handle"
+    if is_session is None:
+        return f"{closed}; if the store was given a name {another}"
+    if is_session:
+        return f"{closed}, which freed the store; create it again"
+    return f"{closed}; {another}"

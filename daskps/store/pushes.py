@@ -19,7 +19,7 @@ from daskps.store.targets import target_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from daskps.cluster.caller.link import CallFuture
+    from daskps.cluster.caller.call_future import CallFuture
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.targets import Target
     from daskps.typing import Array

@@ -14,7 +14,8 @@ from daskps.cluster.caller.shard_map import Prepared
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from daskps.cluster.caller.link import CallFuture, Link
+    from daskps.cluster.caller.call_future import CallFuture
+    from daskps.cluster.caller.link import Link
     from daskps.cluster.caller.routes import Reply, Request
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.ways import Ways

@@ -27,9 +27,10 @@ from daskps.shards.steps import NOTHING
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+    from daskps.cluster.caller.call_future import CallFuture
     from daskps.cluster.caller.lane_route import LaneRoute
     from daskps.cluster.caller.lanes import Lanes
-    from daskps.cluster.caller.link import CallFuture, Link
+    from daskps.cluster.caller.link import Link
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.targets import Target
     from daskps.cluster.caller.ways import Ways

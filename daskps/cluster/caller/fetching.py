@@ -16,9 +16,9 @@ from daskps.errors import DaskPSError, IllegalStateError, ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from daskps.cluster.caller.call_future import CallFuture
     from daskps.cluster.caller.lane import Lane
     from daskps.cluster.caller.lanes import Lanes
-    from daskps.cluster.caller.link import CallFuture
     from daskps.typing import Array
 
 #: How long all of an answer by lane may take to come, however it does.

@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from daskps.cluster.caller.call_future import CallFuture
 from daskps.cluster.caller.interrupts import shielded
 from daskps.cluster.caller.lane import LaneRefusedError, LaneSilentError, reason_of
-from daskps.cluster.caller.link import CallFuture
 from daskps.cluster.caller.routes import Reply, joined
 from daskps.cluster.lane.frames import APPLIED, PARKED
 from daskps.errors import ProtocolError
@@ -269,7 +269,7 @@ class LaneFuture(CallFuture[Reply]):
     """
 
     def __init__(self, link: Link, call: LaneCall) -> None:
-        super().__init__(link)
+        super().__init__(link.loop)
         self._call, self._owner = call, threading.get_ident()
         call.begin()
         call.send_left()

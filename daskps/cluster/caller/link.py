@@ -12,7 +12,6 @@ import contextlib
 import logging
 import os
 import threading
-from concurrent.futures import InvalidStateError
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,6 +21,7 @@ from distributed.utils import SyncMethodMixin
 
 from daskps import config
 from daskps.cluster import upstream
+from daskps.cluster.caller.call_future import CallFuture
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.machine.machine import HERE, Machine
 from daskps.cluster.plugins import DirectoryPlugin
@@ -29,7 +29,6 @@ from daskps.cluster.wire.deadline import Deadline
 from daskps.cluster.wire.messages import identity
 from daskps.cluster.wire.packing import unpack_reply
 from daskps.errors import ProtocolError
-from daskps.usercode import UserFuture
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -234,7 +233,7 @@ class Link(SyncMethodMixin):
 
     def start(self, function: Callable[[], Awaitable[T]]) -> CallFuture[T]:
         """Start a coroutine function on the loop and return its future at once."""
-        future: CallFuture[T] = CallFuture(self)
+        future: CallFuture[T] = CallFuture(self.loop)
 
         async def work() -> T:
             return await function()  # what it raises at once is the task's too
@@ -247,54 +246,6 @@ class Link(SyncMethodMixin):
 
         self.loop.add_callback(begin)
         return future
-
-
-class CallFuture(UserFuture[T]):
-    """A future of work on an event loop; cancelling it cancels that."""
-
-    def __init__(self, link: Link) -> None:
-        super().__init__()
-        self._link = link
-        #: Held by the one thread that tells the waiting ones that this was cancelled.
-        self._told = threading.Lock()
-        #: Kept so that it is not collected half way.
-        self.task: asyncio.Future[T] | None = None
-
-    def take(self, task: asyncio.Future[T]) -> None:
-        """Take over the outcome of the task behind it."""
-        error = None if task.cancelled() else task.exception()
-        # The caller's thread may cancel it meanwhile.
-        with contextlib.suppress(InvalidStateError):
-            if task.cancelled():
-                self._cancel()
-            elif error:
-                self.set_exception(error)
-            else:
-                self.set_result(task.result())
-
-    def cancel(self) -> bool:
-        """Cancel the future and the work behind it."""
-        done = self._cancel()
-        if done:
-            self.stop()
-        return done
-
-    def _cancel(self) -> bool:
-        """Cancel it and wake the threads that wait: `wait` and `as_completed` are told."""
-        done = super().cancel()
-        # Once: telling them a second time raises. The lock is never let go of.
-        if done and self._told.acquire(blocking=False):
-            self.set_running_or_notify_cancel()
-        return done
-
-    def stop(self) -> None:
-        """Cancel the work behind it, also where it is about to begin."""
-
-        def cancel() -> None:
-            if self.task is not None:
-                self.task.cancel()
-
-        self._link.loop.add_callback(cancel)
 
 
 _LINKS: dict[int, Link] = {}

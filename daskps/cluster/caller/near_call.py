@@ -28,9 +28,9 @@ from daskps.shards.steps import Ready, Ticket
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from daskps.cluster.caller.call_future import CallFuture
     from daskps.cluster.caller.far import Far
     from daskps.cluster.caller.finite_check import FiniteCheck
-    from daskps.cluster.caller.link import CallFuture
     from daskps.cluster.caller.near import NearPart, NearRoute
     from daskps.cluster.caller.routes import Request
     from daskps.cluster.wire.deadline import Deadline

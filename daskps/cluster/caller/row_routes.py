@@ -96,7 +96,7 @@ class RowSlice(NamedTuple):
     """Rows of a shard that a read asks for, and where they go."""
 
     asked: RowsAsked
-    #: Which array of the target, and which of its rows; None for all, in order.
+    #: Which array of the target, and which of its rows.
     number: int
     at: Array | slice
 

@@ -10,7 +10,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.host.lane_fetches import answer_fetch
-from daskps.cluster.host.lane_forms import HostForm, refusal_of
+from daskps.cluster.host.lane_forms import HostForm
+from daskps.cluster.host.lane_refusals import refusal_of
 from daskps.cluster.host.parked_calls import Parked
 from daskps.cluster.lane.forms import read_form
 from daskps.cluster.lane.frames import (

@@ -8,7 +8,6 @@ to wait is a ticket there, and the call is parked with its tickets.
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from functools import partial
 from itertools import repeat
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.cluster.host.calls import answers_of
+from daskps.cluster.host.lane_refusals import refusal_of
 from daskps.cluster.host.parked_calls import Parked
 from daskps.cluster.host.shard_reads import ShardRead
 from daskps.cluster.lane.frames import (
@@ -25,13 +25,11 @@ from daskps.cluster.lane.frames import (
     AnswerHead,
     Head,
     pack_answers,
-    pack_refusal,
 )
 from daskps.cluster.lane.tail import TAIL_NBYTES, Tail
 from daskps.cluster.wire.encoding import widened
 from daskps.cluster.wire.messages import Part
-from daskps.cluster.wire.wellformed import refused
-from daskps.errors import DaskPSError, ProtocolError, ShardBusyError
+from daskps.errors import ProtocolError, ShardBusyError
 from daskps.shards.run_record import changes
 from daskps.shards.steps import ASK, NO_WAIT, READ, Ready, Step, Tick
 
@@ -46,7 +44,6 @@ if TYPE_CHECKING:
     from daskps.cluster.wire.messages import Call
     from daskps.typing import Array
 
-logger = logging.getLogger(__name__)
 #: How long a call may wait here before its caller takes a message.
 MOST_WAIT_SECONDS = 20.0
 #: How long a step that is simple waits for a shard's lock before it becomes a ticket.
@@ -397,11 +394,3 @@ def _positions(template: Call) -> list[tuple[int, ...]] | None:
             return None
         found.append(tuple(item.position for item in items))
     return found
-
-
-def refusal_of(error: Exception, number: int) -> list[Any]:
-    """Return the frame that refuses a call, after an error that its shards gave none."""
-    if isinstance(error, (DaskPSError, ValueError, TypeError)):
-        return pack_refusal(error, number)
-    logger.error("a call by a lane failed", exc_info=error)
-    return pack_refusal(refused(error, "a call"), number)

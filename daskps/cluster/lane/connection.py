@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from daskps.cluster.lane.channel import flat
 from daskps.cluster.lane.frames import HEAD_NBYTES, unpack_head
@@ -24,6 +24,7 @@ from daskps.cluster.lane.plain_words import (
     WOKEN,
 )
 from daskps.cluster.lane.served import ServedChannel, views_of
+from daskps.cluster.lane.waits import ANSWERED, BATCH, BYTES, OTHERS, ROOM, THREAD
 from daskps.errors import ShardBusyError
 
 if TYPE_CHECKING:
@@ -41,16 +42,6 @@ PATIENCE_SECONDS = 30.0
 IDLE_SECONDS = 1.0
 #: Bytes of a frame that a caller sends or takes in a second at least.
 SLOW_NBYTES = 1_000_000
-
-#: What a connection waits for: bytes of a frame, room for those of an answer, what others
-#: do to its call, a thread that may take its time; or nothing, it has answered; or the
-#: rest of its batch.
-BYTES: Final = 1
-ROOM: Final = 2
-OTHERS: Final = 3
-THREAD: Final = 4
-ANSWERED: Final = 5
-BATCH: Final = 6
 
 
 class Home(Protocol):

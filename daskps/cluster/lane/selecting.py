@@ -13,19 +13,11 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from daskps.cluster.lane.batch import FrameBatch
-from daskps.cluster.lane.connection import (
-    ANSWERED,
-    BATCH,
-    BYTES,
-    OTHERS,
-    ROOM,
-    SMALL_NBYTES,
-    THREAD,
-    Connection,
-)
+from daskps.cluster.lane.connection import SMALL_NBYTES, Connection
 from daskps.cluster.lane.desk import SharedDesk
 from daskps.cluster.lane.ends import Ends
 from daskps.cluster.lane.plain_reads import loaded
+from daskps.cluster.lane.waits import ANSWERED, BATCH, BYTES, OTHERS, ROOM, THREAD
 
 if TYPE_CHECKING:
     from daskps.cluster.lane.homes import Giving

@@ -16,19 +16,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.lane.channel import BUFFER_NBYTES
-from daskps.cluster.lane.connection import (
-    ANSWERED,
-    BATCH,
-    BYTES,
-    OTHERS,
-    ROOM,
-    Connection,
-)
 from daskps.cluster.lane.desk import Desk
 from daskps.cluster.lane.plain_reads import loaded
 from daskps.cluster.lane.pool import Pool, PoolJob
 from daskps.cluster.lane.selecting import Selector, is_busy
 from daskps.cluster.lane.staying import Staying
+from daskps.cluster.lane.waits import ANSWERED, BATCH, BYTES, OTHERS, ROOM
 from daskps.errors import ProtocolError, ShardBusyError
 
 if TYPE_CHECKING:
@@ -36,6 +29,7 @@ if TYPE_CHECKING:
 
     from daskps.cluster.lane.batch import FrameBatch
     from daskps.cluster.lane.calls import Waiting
+    from daskps.cluster.lane.connection import Connection
 
 logger = logging.getLogger(__name__)
 #: Lanes that have a thread to themselves, and threads for what takes long.

@@ -9,9 +9,10 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from daskps.cluster.lane.connection import ANSWERED, OTHERS, ROOM, Connection
+from daskps.cluster.lane.waits import ANSWERED, OTHERS, ROOM
 
 if TYPE_CHECKING:
+    from daskps.cluster.lane.connection import Connection
     from daskps.cluster.lane.homes import Serving
 
 

@@ -15,8 +15,9 @@ from tornado.ioloop import IOLoop
 
 import daskps
 from daskps import ParameterStore, optim
+from daskps.cluster.caller.call_future import CallFuture
 from daskps.cluster.caller.client import ShardClient
-from daskps.cluster.caller.link import CallFuture, Link
+from daskps.cluster.caller.link import Link
 from daskps.cluster.wire import deadline
 from daskps.errors import StoreClosedError, StoreExistsError
 from tests.support import gen_cluster
@@ -235,8 +236,8 @@ async def nothing():
 @pytest.mark.parametrize("by", ["caller", "work", "both"])
 def test_a_cancelled_future_is_done_for_all_who_wait(by):
     heard = list[Any]()
-    link: Any = SimpleNamespace(loop=SimpleNamespace(add_callback=lambda call: None))
-    future: CallFuture[None] = CallFuture(link)
+    loop = SimpleNamespace(add_callback=lambda call: None)
+    future: CallFuture[None] = CallFuture(loop)
     future.add_done_callback(heard.append)
 
     async def cancelled():

@@ -164,3 +164,14 @@ def served(stall: float = 0.2) -> Iterator[Served]:
         yield found
     finally:
         found.close()
+
+
+@contextmanager
+def unserved() -> Iterator[Peer]:
+    """A caller of a connection that only the test has go on."""
+    here, there = socket.socketpair()
+    calls = Calls()
+    connection = Connection(ServedChannel(here, 0.001), calls)
+    yield Peer(there, connection, calls)
+    connection.end()
+    there.close()

@@ -18,7 +18,7 @@ from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.lane_calls import LaneCalls, Parked
 from daskps.cluster.lane import serving
 from daskps.cluster.lane.batch import MOST_FRAMES, FrameBatch
-from daskps.cluster.lane.connection import ANSWERED, BATCH, OTHERS, ROOM, Connection
+from daskps.cluster.lane.connection import Connection
 from daskps.cluster.lane.forms import say_form
 from daskps.cluster.lane.frames import (
     CALL,
@@ -33,11 +33,12 @@ from daskps.cluster.lane.frames import (
     unpack_rows,
 )
 from daskps.cluster.lane.served import ServedChannel
+from daskps.cluster.lane.waits import ANSWERED, BATCH, OTHERS, ROOM
 from daskps.cluster.wire.messages import Answer, Call, Part
 from daskps.shards.steps import ADD, GRADIENT, READ, Item, Step
 from tests.cluster.callers import counted
 from tests.cluster.hosted import bare_host, shared_shard
-from tests.cluster.lane.served import MANY, PARK, Calls, Peer, frame, served
+from tests.cluster.lane.served import MANY, PARK, Calls, Peer, frame, served, unserved
 from tests.cluster.laned import hosted_shards, pack_frame
 
 BUFFER = memoryview(bytearray(65_536))
@@ -314,12 +315,8 @@ def test_a_push_in_a_batch_takes_few_calls(host, kind, most):
 
 @pytest.fixture
 def peer() -> Iterator[Peer]:
-    here, there = socket.socketpair()
-    calls = Calls()
-    connection = Connection(ServedChannel(here, 0.001), calls)
-    yield Peer(there, connection, calls)
-    connection.end()
-    there.close()
+    with unserved() as found:
+        yield found
 
 
 def test_a_frame_of_a_batch_is_answered_with_it(peer):

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from daskps.cluster.lane.connection import (
-    ANSWERED,
-    BYTES,
-    OTHERS,
-    ROOM,
-    THREAD,
-    Connection,
-)
+from daskps.cluster.lane.connection import Connection
 from daskps.cluster.lane.frames import HEAD_NBYTES
-from daskps.cluster.lane.served import ServedChannel
-from tests.cluster.lane.served import LONG, MANY, PARK, Calls, Peer, frame
+from daskps.cluster.lane.waits import ANSWERED, BYTES, OTHERS, ROOM, THREAD
+from tests.cluster.lane.served import LONG, MANY, PARK, Peer, frame, unserved
 
 BUFFER = memoryview(bytearray(65_536))
 
@@ -38,12 +30,8 @@ class Home:
 
 @pytest.fixture
 def peer() -> Iterator[Peer]:
-    here, there = socket.socketpair()
-    calls = Calls()
-    connection = Connection(ServedChannel(here, 0.001), calls)
-    yield Peer(there, connection, calls)
-    connection.end()
-    there.close()
+    with unserved() as found:
+        yield found
 
 
 @pytest.fixture

@@ -27,8 +27,9 @@ from daskps.cluster.caller.targets import ReadSlice
 from daskps.cluster.caller.wires import Counters
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.lane_calls import LaneCalls
-from daskps.cluster.lane.connection import ANSWERED, OTHERS, Connection
+from daskps.cluster.lane.connection import Connection
 from daskps.cluster.lane.served import ServedChannel
+from daskps.cluster.lane.waits import ANSWERED, OTHERS
 from daskps.cluster.wire.deadline import Deadline
 from daskps.cluster.wire.messages import Call, Part, pack_call, unpack_call
 from daskps.errors import ProtocolError

@@ -16,10 +16,11 @@ import pytest
 from distributed.security import Security
 
 from daskps.cluster.lane import connection, selecting, serving
-from daskps.cluster.lane.connection import ANSWERED, Connection
+from daskps.cluster.lane.connection import Connection
 from daskps.cluster.lane.frames import HEAD_NBYTES
 from daskps.cluster.lane.served import ServedChannel
 from daskps.cluster.lane.staying import Staying
+from daskps.cluster.lane.waits import ANSWERED
 from tests.cluster.forks import child
 from tests.cluster.lane.served import (
     ECHO,

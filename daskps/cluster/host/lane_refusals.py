@@ -1,0 +1,20 @@
+"""What a host answers a call by lane with that went wrong before its shards had it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from daskps.cluster.lane.frames import pack_refusal
+from daskps.cluster.wire.wellformed import refused
+from daskps.errors import DaskPSError
+
+logger = logging.getLogger(__name__)
+
+
+def refusal_of(error: Exception, number: int) -> list[Any]:
+    """Return the frame that refuses a call, after an error that its shards gave none."""
+    if isinstance(error, (DaskPSError, ValueError, TypeError)):
+        return pack_refusal(error, number)
+    logger.error("a call by a lane failed", exc_info=error)
+    return pack_refusal(refused(error, "a call"), number)
