@@ -1,0 +1,182 @@
+"""Hashes of ids: whose a row with any id is.
+
+The hash of an id is ``mix64(id ^ seed)``, of 64 bits, where ``mix64`` is the finalizer of
+splitmix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators")::
+
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    x = x ^ (x >> 31)
+
+of numbers without a sign that wrap around. It is one to one. Rows lie in memory where it
+says: another one is another format. Its upper half says which bucket an id belongs to, of
+``n``: ``(hash >> 32) * n >> 32``. Its lower half is for the index of a shard.
+"""
+# ruff: noqa: PLR0917  (compiled functions take arguments by position)
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.kernels.row_ids import Split, place
+from daskps.kernels.row_values import mixed
+from daskps.kernels.words import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from daskps.kernels.compiled import Module
+    from daskps.typing import Array
+
+_HALF = 32
+_WORD_MASK = (1 << 64) - 1
+_ID = np.dtype(np.int64)
+
+
+def bucket(row: Any, seed: Any, n_buckets: Any) -> Any:
+    """Return the bucket of an id."""
+    return (mixed(np.uint64(row) ^ seed) >> np.uint64(_HALF)) * n_buckets >> np.uint64(
+        _HALF
+    )
+
+
+def bucketed(ids: Any, seed: Any, n_buckets: Any, out: Any) -> None:
+    """Find the bucket of each id."""
+    for k in range(ids.size):
+        out[k] = np.int64(bucket(ids[k], seed, n_buckets))
+
+
+def owners_by_hash(
+    ids: Any, seed: Any, n_buckets: Any, edges: Any, owner: Any, starts: Any
+) -> None:
+    """Find the shard that owns the bucket of each id, and count."""
+    n = edges.size - 1
+    per_bucket = n / np.float64(n_buckets)
+    for k in range(ids.size):
+        found = np.int64(bucket(ids[k], seed, n_buckets))
+        # Shards own about as many buckets as each other: a guess, and then those next to it.
+        s = min(n - 1, np.int64(found * per_bucket))
+        while found < edges[s]:
+            s -= 1
+        while found >= edges[s + 1]:
+            s += 1
+        owner[k] = s
+        starts[s + 1] += 1
+    for s in range(n):
+        starts[s + 1] += starts[s]
+
+
+_U8 = "types.uint64"
+_TABLE = "write(types.int32)"
+_FUNCTIONS: dict[Callable[..., Any], str] = {
+    mixed: _U8,
+    bucket: f"types.int64, {_U8}, {_U8}",
+    bucketed: f"IDS, {_U8}, {_U8}, WORDS",
+    owners_by_hash: f"IDS, {_U8}, {_U8}, IDS, {_TABLE}, WORDS",
+    place: f"IDS, {_TABLE}, WORDS, WORDS, WORDS",
+}
+
+
+@functools.cache
+def _module(cache_dir: str | None) -> Module:
+    return plain(_FUNCTIONS, cache_dir=cache_dir, alone=True)
+
+
+def buckets(
+    ids: Array, seed: int, n_buckets: int, *, cache_dir: str | None = None
+) -> Array:
+    """Return the bucket of each id.
+
+    Parameters
+    ----------
+    ids : ndarray, shape (k,), int64
+        Any; contiguous.
+    seed : int
+        Of the table: 64 bits, with a sign or without.
+    n_buckets : int
+        At least 1, at most 2**32.
+    cache_dir : str, optional
+        Where the compiled loops are kept, as in `build`.
+
+    Returns
+    -------
+    ndarray, shape (k,), int64
+        Numbers from 0 to ``n_buckets - 1``.
+
+    Raises
+    ------
+    ValueError
+        If `ids` is not as described.
+    """
+    _check(ids)
+    out = np.empty(len(ids), np.int64)
+    loop = _module(cache_dir).function("bucketed")
+    loop(ids, np.uint64(seed & _WORD_MASK), np.uint64(n_buckets), out)
+    return out
+
+
+def split(
+    ids: Array, seed: int, edges: Array, *, cache_dir: str | None = None
+) -> Split:
+    """Sort ids by the shard that owns their bucket, and keep their order in each.
+
+    Parameters
+    ----------
+    ids : ndarray, shape (k,), int64
+        Any, in any order; contiguous. They may repeat.
+    seed : int
+        Of the table: 64 bits, with a sign or without.
+    edges : ndarray, shape (n + 1,), int64
+        Shard s owns buckets [edges[s], edges[s + 1]), maybe none; from
+        :func:`daskps.layout.buckets.bucket_edges`.
+    cache_dir : str, optional
+        Where the compiled loops are kept, as in `build`.
+
+    Returns
+    -------
+    Split
+        As of :func:`daskps.kernels.row_ids.split`; there is a shard for every id.
+
+    Raises
+    ------
+    ValueError
+        If an array is not as described.
+    """
+    _check(ids)
+    n, k = len(edges) - 1, len(ids)
+    if n == 1 or not k:
+        return Split(ids, None, [0] + [k] * n)
+    _check(edges)
+    if edges[0] or not 0 < edges[n] <= 1 << _HALF or (edges[1:] < edges[:-1]).any():
+        raise ValueError(
+            f"expected edges that rise from 0 to at most 2**32, got {edges}"
+        )
+    starts, owner = np.zeros(n + 1, np.int64), np.empty(k, np.int32)
+    pos, placed = np.empty((2, k), np.int64)
+    functions = _module(cache_dir).function
+    word, n_buckets = np.uint64(seed & _WORD_MASK), np.uint64(edges[n])
+    functions("owners_by_hash")(ids, word, n_buckets, edges, owner, starts)
+    functions("place")(ids, owner, starts, pos, placed)
+    return Split(placed, pos, starts.tolist())
+
+
+def warm(*, cache_dir: str | None = None) -> None:
+    """Compile what splits ids, so that the first use finds it.
+
+    Parameters
+    ----------
+    cache_dir : str, optional
+        Where the compiled loops are kept, as in `build`.
+    """
+    for name in ("owners_by_hash", "place"):
+        _module(cache_dir).function(name)
+
+
+def _check(a: Array) -> None:
+    if a.dtype != _ID or a.ndim != 1 or not a.flags.c_contiguous:
+        raise ValueError(
+            f"expected contiguous int64, got {a.dtype} of shape {a.shape} with strides "
+            f"{a.strides}"
+        )
