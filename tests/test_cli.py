@@ -190,10 +190,21 @@ def test_list(client: Any, capsys: pytest.CaptureFixture[str]) -> None:
     daskps.create({"w": np.zeros((2, 3)), "b": 0.0}, name="model", shards=3)
     other = daskps.create({"w": np.zeros(5, "f4")})
     lines = said(["list"], capsys, client).splitlines()
-    assert lines[0] == "name              kind     parameters  shards  workers  bytes"
+    assert (
+        lines[0]
+        == "name              kind     parameters  tables  shards  workers  bytes"
+    )
     rows = {line.split()[0]: line.split()[1:] for line in lines[1:]}
-    assert rows["model"] == ["named", "2", "3", "2", "56", "B"]
-    assert rows[f"session-{other.uid[:8]}"] == ["session", "1", "2", "2", "20", "B"]
+    assert rows["model"] == ["named", "2", "0", "3", "2", "56", "B"]
+    assert rows[f"session-{other.uid[:8]}"] == [
+        "session",
+        "1",
+        "0",
+        "2",
+        "2",
+        "20",
+        "B",
+    ]
     found = {
         row["name"]: row for row in json.loads(said(["list", "--json"], capsys, client))
     }
@@ -202,6 +213,7 @@ def test_list(client: Any, capsys: pytest.CaptureFixture[str]) -> None:
         "uid": daskps.open("model").uid,
         "kind": "named",
         "parameters": 2,
+        "tables": 0,
         "shards": 3,
         "workers": 2,
         "nbytes": 56,
@@ -376,3 +388,15 @@ def test_importing_daskps_leaves_the_command_line_alone() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "False"
+
+
+def test_show_tells_of_tables(client: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    params = {"emb": daskps.TableSpec(1000, 8)}
+    store = daskps.create(params, name="model", optimizer=optim.SGD(0.5))
+    store["emb"].push([3, 999], np.ones((2, 8)))
+    lines = said(["show", "model"], capsys, client).splitlines()
+    heads = "name", "rows", "dim", "dtype", "bytes", "steps", "optimizer"
+    assert tuple(lines[2].split()) == heads
+    assert " ".join(lines[3].split()) == "emb 1000 8 float32 31.25 kiB 1 SGD(lr=0.5)"
+    [listed] = json.loads(said(["list", "--json"], capsys, client))
+    assert (listed["parameters"], listed["tables"]) == (0, 1)

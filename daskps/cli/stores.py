@@ -14,6 +14,7 @@ from daskps.cli.demo import address
 from daskps.cli.group import Failure
 from daskps.cluster.caller.inspection import StoreView, find_store, find_stores
 from daskps.store.repr import text_table
+from daskps.store.table_counts import counted_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -61,7 +62,15 @@ def list_(scheduler: str | None, as_json: bool) -> None:
     elif not rows:
         click.echo("no stores")
     else:
-        columns = ("name", "kind", "parameters", "shards", "workers", "nbytes")
+        columns = (
+            "name",
+            "kind",
+            "parameters",
+            "tables",
+            "shards",
+            "workers",
+            "nbytes",
+        )
         click.echo(table(columns, rows))
 
 
@@ -90,7 +99,7 @@ def show(name: str, scheduler: str | None, as_json: bool) -> None:
         click.echo(table(columns, found["parameters"]))
         click.echo()
     if found["tables"]:
-        of_rows = ("name", "rows", "dim", "dtype", "nbytes", "optimizer")
+        of_rows = ("name", "rows", "dim", "dtype", "nbytes", "steps", "optimizer")
         click.echo(table(of_rows, found["tables"]))
         click.echo()
     click.echo(table(("shard", "worker", *COUNTERS), found["shards"]))
@@ -120,13 +129,11 @@ def described(sight: StoreView) -> dict[str, Any]:
         }
         for p in meta.layout.parameters
     ]
+    counted = counted_tables(meta.layout, sight.shards)
     tables = [
         {
             "name": t.name,
-            "rows": t.rows,
-            "dim": t.dim,
-            "dtype": t.dtype,
-            "nbytes": t.nbytes,
+            **counted[t.name],
             "optimizer": meta.optimizers.get(t.index),
         }
         for t in meta.layout.tables
@@ -153,7 +160,7 @@ def _reach(scheduler: str | None, look: Callable[[str], Coroutine[Any, Any, T]])
 
 
 def _store(row: dict[str, Any]) -> dict[str, Any]:
-    keys = ("parameters", "shards", "workers", "nbytes")
+    keys = ("parameters", "tables", "shards", "workers", "nbytes")
     head = {"name": row["name"], "uid": row["uid"], "kind": _kind(row["session"])}
     return {**head, **{key: row[key] for key in keys}}
 

@@ -27,6 +27,11 @@ class Table:
     dtype: str
 
     @property
+    def row_nbytes(self) -> int:
+        """Number of bytes of one row."""
+        return self.dim * np.dtype(self.dtype).itemsize
+
+    @property
     def size(self) -> int:
         """Number of elements."""
         return self.rows * self.dim
@@ -34,7 +39,7 @@ class Table:
     @property
     def nbytes(self) -> int:
         """Number of bytes of one copy of the rows."""
-        return self.size * np.dtype(self.dtype).itemsize
+        return self.rows * self.row_nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,7 @@ class TablePiece:
     @property
     def nbytes(self) -> int:
         """Number of bytes of one copy of the rows."""
-        return self.size * np.dtype(self.table.dtype).itemsize
+        return self.n_rows * self.table.row_nbytes
 
 
 def cut(table: Table, n_shards: int, shard: int) -> TablePiece:

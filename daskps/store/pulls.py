@@ -9,6 +9,7 @@ from daskps.cluster.caller import routes
 from daskps.store.arguments import least_version
 from daskps.store.handle import Handle
 from daskps.store.row_targets import pulled
+from daskps.store.table_counts import counted_tables
 from daskps.store.targets import target_of
 
 if TYPE_CHECKING:
@@ -221,7 +222,8 @@ class Readable(Handle):
         -------
         dict
             "shards": one row per shard, with its worker, generation, version, bytes
-            of its values ("nbytes") and of all its memory ("segment_nbytes"), whether
+            of its values ("nbytes") and of all its memory ("segment_nbytes"), of each
+            table the "rows" that it has and the table's "steps" ("tables"), whether
             readers take its lock ("locked_reads"), pushes, duplicates and parked calls,
             and what its host has served for all its shards and all who call, trainers
             too: messages ("calls"), calls by lane ("lane_calls"), and of these reads
@@ -230,9 +232,12 @@ class Readable(Handle):
             worker ("ways": "process" is a call, "machine" acts on the shards' memory,
             "message" goes over the network, "lane" too, by a socket of its own),
             messages, calls without one ("local_calls"), bytes of the arrays in messages
-            ("nbytes"), and retries; "lanes" that this process has to those workers,
+            ("nbytes"), rows of tables that it has asked for and brought ("rows_pulled",
+            "rows_pushed"), and retries; "lanes" that this process has to those workers,
             calls that took them and the bytes of their arrays ("lane_calls",
             "lane_nbytes"), and "fallbacks", how often a message went instead and why.
+            "tables", by name: "rows", "dim", "dtype", bytes of all rows ("nbytes"), and
+            "steps", how many updates the optimizer has made of it.
 
         Raises
         ------
@@ -253,7 +258,8 @@ class Readable(Handle):
             handle: dict[str, Any] = {}
             if (shards := self._shards) is not None:
                 handle = shards.stats(on_loop)
-            return {"shards": found, "handle": handle}
+            tables = counted_tables(self.layout, found)
+            return {"shards": found, "handle": handle, "tables": tables}
 
         return self._ask("stats", finish, timeout)
 

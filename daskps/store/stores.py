@@ -33,7 +33,7 @@ class StoreInfo:
         Which store.
     session : bool
         Whether it goes with its client.
-    parameters, shards, workers : int
+    parameters, tables, shards, workers : int
         How many there are.
     nbytes : int
         Bytes of one copy of the values.
@@ -51,6 +51,7 @@ class StoreInfo:
     uid: str
     session: bool
     parameters: int
+    tables: int
     shards: int
     workers: int
     nbytes: int
@@ -60,12 +61,13 @@ class StoreList(list[StoreInfo]):
     """The stores of a cluster, which show themselves as a table."""
 
     def _table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        heads = ("name", "kind", "parameters", "bytes", "shards", "workers")
+        heads = ("name", "kind", "parameters", "tables", "bytes", "shards", "workers")
         rows: list[tuple[str, ...]] = [
             (
                 info.name,
                 "session" if info.session else "named",
                 str(info.parameters),
+                str(info.tables),
                 format_bytes(info.nbytes),
                 str(info.shards),
                 str(info.workers),

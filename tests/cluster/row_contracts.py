@@ -91,7 +91,20 @@ async def pushes_rows(s, get):
     version = await get(s["emb"].push(np.zeros(0, "i8"), np.zeros((0, DIM))))
     assert len(version.pairs) == s.layout.n_shards
     await check(s, get, expected)
-    assert (await get(s.stats()))["shards"][0]["pushes"] == 3
+    counted = await get(s.stats())
+    assert [row["pushes"] for row in counted["shards"]] == [3] * s.layout.n_shards
+    told = counted["tables"]["emb"]
+    assert told == {
+        "rows": ROWS,
+        "dim": DIM,
+        "dtype": "float32",
+        "nbytes": s["emb"].nbytes,
+        "steps": 3,
+    }
+    assert sum(row["tables"]["emb"]["rows"] for row in counted["shards"]) == ROWS
+    assert counted["tables"]["two"]["steps"] == 0
+    assert counted["handle"]["rows_pushed"] == IDS.size + 1
+    assert counted["handle"]["rows_pulled"] == 2 * ROWS
 
 
 async def pushes_rows_with_arrays(s, get):

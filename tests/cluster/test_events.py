@@ -18,7 +18,7 @@ from tests.support import gen_cluster, local_cluster, store, until
 
 HEAD = {"action", "store", "uid"}
 FIELDS = {
-    "store-created": {"session", "parameters", "shards", "workers", "nbytes"},
+    "store-created": {"session", "parameters", "tables", "shards", "workers", "nbytes"},
     "store-deleted": {"reason"},
     "store-freed": {"reason"},
     "shards-lost": {"shards", "worker", "reason"},
@@ -54,6 +54,7 @@ def test_session_store(client):
         "uid": s.uid,
         "session": True,
         "parameters": 2,
+        "tables": 0,
         "shards": 2,
         "workers": 2,
         "nbytes": created["nbytes"],

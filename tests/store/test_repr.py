@@ -137,7 +137,8 @@ def test_list_of_stores(shown):
     found: Any = daskps.list_stores()
     assert found == [*found]
     head, *rows = repr(found).splitlines()
-    assert head.split() == ["name", "kind", "parameters", "bytes", "shards", "workers"]
+    heads = ["name", "kind", "parameters", "tables", "bytes", "shards", "workers"]
+    assert head.split() == heads
     assert len(rows) == len(found)
     assert any(row.startswith(f"{NASTY}  named") for row in rows)
     html = found._repr_html_()

@@ -87,7 +87,9 @@ class ShardClient:
             What the shards have said that were asked.
         """
         target, reply = request.target, Reply([])
-        if not (target and self.reads.fill(target, request.bounds())):
+        if target and self.reads.fill(target, request.bounds()):
+            self.counters.count_rows(request)
+        else:
             reply = self.call(request, deadline)
         for more in request.rest:
             reply = self.call(more, deadline)
@@ -108,6 +110,7 @@ class ShardClient:
         Reply
             What the shards have said.
         """
+        self.counters.count_rows(request)
         key = request.route, request.by_owner
         near = self._near.find(key)
         if near is None or time.monotonic() > near.until:
@@ -126,9 +129,10 @@ class ShardClient:
 
     async def call_async(self, request: Request, deadline: Deadline) -> Reply:
         """Make a call to shards from the event loop; see :meth:`call`."""
-        reply = await self.far.call(request, request.route.slices, deadline)
-        for more in request.rest:
-            reply = await self.far.call(more, more.route.slices, deadline)
+        reply = Reply([])
+        for one in (request, *request.rest):
+            self.counters.count_rows(one)
+            reply = await self.far.call(one, one.route.slices, deadline)
         return reply
 
     def stats(self, on_loop: bool) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from daskps.cluster.wire.messages import pack_call, unpack_answers
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.link import Link
+    from daskps.cluster.caller.routes import Request
     from daskps.cluster.wire.messages import Answer, Call
 
 
@@ -27,8 +28,20 @@ class Counters:
     #: Calls that lanes took, and the bytes of their arrays.
     lane_calls: int = 0
     lane_nbytes: int = 0
+    #: Rows of tables that were asked for and that were brought, repeats among them.
+    rows_pulled: int = 0
+    rows_pushed: int = 0
     #: How often a call went on by message that had a lane, by the reason.
     fallbacks: dict[str, int] = field(default_factory=dict)
+
+    def count_rows(self, request: Request) -> None:
+        """Count the rows of tables that a call names."""
+        if request.rows:
+            self.rows_pushed += sum(len(given.cut.ids) for given in request.rows)
+        if request.target is not None and (rows := request.target.rows):
+            self.rows_pulled += sum(
+                len(r.asked.ids) for of in rows.values() for r in of
+            )
 
     def fell_back(self, why: str) -> None:
         """Count what was left to messages."""

@@ -158,6 +158,7 @@ class StoreEntry:
         return {
             "session": self.session,
             "parameters": len(self.layout["parameters"]),
+            "tables": len(self.layout.get("tables", ())),
             "shards": len(self.owners),
             "workers": len(set(self.owners)),
         }

@@ -301,6 +301,7 @@ async def stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
             "version": hosted.shard.segment.current.version,
             "nbytes": hosted.layout.shard_nbytes(hosted.index),
             "segment_nbytes": hosted.nbytes,
+            "tables": _counted_tables(hosted),
             "locked_reads": hosted.locks_reads,
             "pushes": hosted.shard.segment.header[N_APPLIED],
             "duplicates": hosted.shard.segment.header[N_DUPLICATES],
@@ -311,3 +312,13 @@ async def stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
         }
         for hosted in host.of(store)
     ]
+
+
+def _counted_tables(hosted: HostedShard) -> dict[str, dict[str, int]]:
+    """Return of each table how many rows a shard has, and its steps, which all have."""
+    segment = hosted.shard.segment
+    steps = segment.current.steps[len(segment.pieces) :].tolist()
+    return {
+        memory.piece.table.name: {"rows": memory.piece.n_rows, "steps": n}
+        for memory, n in zip(segment.tables, steps, strict=True)
+    }

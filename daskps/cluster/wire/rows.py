@@ -46,8 +46,7 @@ def most_rows(table: Table) -> int:
 
     They are read under one look at the shard's sequence, and are one answer.
     """
-    nbytes = table.dim * np.dtype(table.dtype).itemsize
-    return max(1, min(MOST_ROWS, MOST_ROWS_NBYTES // nbytes))
+    return max(1, min(MOST_ROWS, MOST_ROWS_NBYTES // table.row_nbytes))
 
 
 def pack_rows(asked: RowsAsked) -> list[Any]:

@@ -20,6 +20,7 @@ SHARD = {
     "version",
     "nbytes",
     "segment_nbytes",
+    "tables",
     "locked_reads",
     "lane_calls",
     "plain_reads",
@@ -34,6 +35,8 @@ HANDLE = {
     "local_calls",
     "nbytes",
     "retries",
+    "rows_pulled",
+    "rows_pushed",
     "lanes",
     "lane_calls",
     "lane_nbytes",
@@ -49,6 +52,7 @@ def in_task(s):
 def test_from_a_client_all_goes_by_message(client):
     with store(client, params={"w": np.zeros(10, "f4")}) as s:
         before = s.stats()
+        assert before["tables"] == {}
         assert [set(row) for row in before["shards"]] == [SHARD, SHARD]
         assert set(before["handle"]) == HANDLE
         assert [row["nbytes"] for row in before["shards"]] == [20, 20]

@@ -1,0 +1,41 @@
+"""What shards say of their tables, put together by table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from daskps.layout.arrays import Layout
+
+
+def counted_tables(
+    layout: Layout, shards: Iterable[Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Return what is known of each table.
+
+    Parameters
+    ----------
+    layout : Layout
+        The store's layout.
+    shards : iterable of mapping
+        A row of counters per shard; one that has not answered has no "tables".
+
+    Returns
+    -------
+    dict of str to dict
+        By name: rows, dim, dtype, nbytes of all rows, and steps.
+    """
+    answered = [of for row in shards if (of := row.get("tables")) is not None]
+    found = {}
+    for t in layout.tables:
+        steps = max((of[t.name]["steps"] for of in answered), default=None)
+        found[t.name] = {
+            "rows": t.rows,
+            "dim": t.dim,
+            "dtype": t.dtype,
+            "nbytes": t.nbytes,
+            "steps": steps,
+        }
+    return found
