@@ -60,6 +60,7 @@ def request(params, shards):
         session=True,
         params=params,
         tables=[],
+        any_ids=[],
         shards=shards,
         servers="auto",
         rules=b"",

@@ -19,7 +19,7 @@ import numpy as np
 
 from daskps.errors import LayoutError, UnknownParameterError
 from daskps.layout.bounds import bounds
-from daskps.layout.tables import Table, TablePiece, cut
+from daskps.layout.tables import AnyIds, Table, TablePiece, TableShape, UnboundedTable
 
 #: Dtypes a store can hold. Float parameters take gradients, the others `add`, `assign`.
 FLOATS = ("float16", "float32", "float64")
@@ -155,12 +155,13 @@ class Layout:
         cls,
         shapes: Mapping[str, tuple[tuple[int, ...], str]],
         n_shards: int,
-        tables: Mapping[str, tuple[int, int, str]] | None = None,
+        tables: Mapping[str, TableShape] | None = None,
     ) -> Layout:
         """Lay parameters and tables out over `n_shards` shards.
 
         `shapes` has the shape and dtype of each parameter, `tables` the number of rows,
-        their length and the dtype of each table, both by name.
+        their length and the dtype of each table, both by name. A table of any ids has 0
+        rows, and what they begin with.
         """
         if n_shards < 1:
             raise ValueError(f"shards must be at least 1, found {n_shards}")
@@ -253,7 +254,7 @@ class Layout:
     def table_pieces(self) -> tuple[tuple[TablePiece, ...], ...]:
         """For each shard its piece of every table, of no rows where none fall there."""
         return tuple(
-            tuple(cut(table, self.n_shards, shard) for table in self.tables)
+            tuple(table.cut(self.n_shards, shard) for table in self.tables)
             for shard in range(self.n_shards)
         )
 
@@ -309,34 +310,45 @@ class Layout:
         wire = {"parameters": arrays, "shards": self.n_shards}
         if self.tables:
             wire["tables"] = [(t.name, t.rows, t.dim, t.dtype) for t in self.tables]
+        unbounded = [t for t in self.tables if isinstance(t, UnboundedTable)]
+        if unbounded:
+            wire["any_ids"] = [(t.name, *t.of.to_wire()) for t in unbounded]
         return wire
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Layout:
         """Rebuild a layout from :meth:`to_wire`."""
         shapes = {n: (tuple(s), d) for n, s, d in wire["parameters"]}
-        tables = {n: (rows, dim, d) for n, rows, dim, d in wire.get("tables", ())}
+        any_ids = {n: AnyIds.from_wire(*of) for n, *of in wire.get("any_ids", ())}
+        tables: dict[str, TableShape] = {
+            n: (rows, dim, d, any_ids[n]) if n in any_ids else (rows, dim, d)
+            for n, rows, dim, d in wire.get("tables", ())
+        }
         return cls.build(shapes, wire["shards"], tables)
 
 
 def _tables(
-    tables: Mapping[str, tuple[int, int, str]], parameters: Sequence[Parameter]
+    tables: Mapping[str, TableShape], parameters: Sequence[Parameter]
 ) -> tuple[Table, ...]:
     """Return tables, numbered after the parameters; refuse what no store holds."""
     names = {p.name for p in parameters}
-    found = []
-    for index, (name, (rows, dim, dtype)) in enumerate(tables.items(), len(names)):
+    found: list[Table] = []
+    for index, (name, shape) in enumerate(tables.items(), len(names)):
+        rows, dim, dtype, *any_ids = shape
         _check_dtype("table", name, dtype)
         if name in names:
             raise LayoutError(
                 f"{name!r} is the name of an array and of a table; rename one of them"
             )
-        if rows < 1 or dim < 1:
+        if (rows < 1 and not any_ids) or dim < 1:
             raise LayoutError(
                 f"table {name!r} has {counted(rows, 'row')} of {counted(dim, 'number')}; "
                 f"it needs at least one of each"
             )
-        found.append(Table(index, name, rows, dim, dtype))
+        if any_ids:
+            found.append(UnboundedTable(index, name, 0, dim, dtype, any_ids[0]))
+        else:
+            found.append(Table(index, name, rows, dim, dtype))
     return tuple(found)
 
 

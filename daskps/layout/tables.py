@@ -1,17 +1,63 @@
 """Tables: named sets of rows by number, and which shard has which of them.
 
-The rows of a table are cut into contiguous ranges like ``np.array_split``; no row is ever
-split. Every shard has a piece of every table, of no rows where there are fewer rows than
-shards: a push of a table goes to all of them, and so each counts the table's steps.
+The rows of a table that has a number of them are cut into contiguous ranges like
+``np.array_split``; no row is ever split. Those of a table of any ids are cut by a hash of
+the id, see :mod:`daskps.layout.buckets`. Every shard has a piece of every table, of no
+rows where there are fewer rows than shards: a push of a table goes to all of them, and so
+each counts the table's steps.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from daskps.init import constant, normal, uniform
+from daskps.kernels import id_hash, row_ids
 from daskps.layout.bounds import bounds
+from daskps.layout.buckets import MOST_BUCKETS, bucket_edges
+from daskps.layout.ids import check_ids
+
+if TYPE_CHECKING:
+    from daskps.kernels.row_ids import Split
+    from daskps.typing import Array
+
+#: What rows begin as that nobody has made yet: a function of the seed, the table's name
+#: and the id, and of nothing that only some processes have.
+FirstRows: TypeAlias = constant | normal | uniform
+_KINDS: dict[str, type[FirstRows]] = {
+    kind.__name__: kind for kind in (constant, normal, uniform)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AnyIds:
+    """What a table of any ids has in place of a number of rows."""
+
+    init: FirstRows
+    #: That of the store.
+    seed: int
+
+    def to_wire(self) -> tuple[str, list[float], str]:
+        """Return it as plain values; a seed may have any number of digits."""
+        kind = type(self.init)
+        numbers = [getattr(self.init, name) for name in kind.__dataclass_fields__]
+        return kind.__name__, numbers, str(self.seed)
+
+    @classmethod
+    def from_wire(cls, kind: str, numbers: list[float], seed: str) -> AnyIds:
+        """Rebuild it from :meth:`to_wire`.
+
+        Raises
+        ------
+        ValueError, TypeError, KeyError
+            For what that never returns.
+        """
+        return cls(_KINDS[kind](*numbers), int(seed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +73,11 @@ class Table:
     dtype: str
 
     @property
+    def is_bounded(self) -> bool:
+        """Whether it has a number of rows, and these from the beginning."""
+        return True
+
+    @property
     def row_nbytes(self) -> int:
         """Number of bytes of one row."""
         return self.dim * np.dtype(self.dtype).itemsize
@@ -40,6 +91,66 @@ class Table:
     def nbytes(self) -> int:
         """Number of bytes of one copy of the rows."""
         return self.rows * self.row_nbytes
+
+    def check(self, ids: Array, what: str, error: type[Exception]) -> None:
+        """Refuse ids that can be none of it; see :func:`daskps.layout.ids.check_ids`."""
+        check_ids(ids, self.rows, what, error)
+
+    def split(
+        self, ids: Array, n_shards: int, *, cache_dir: str | None = None
+    ) -> Split | None:
+        """Sort ids by the shard that has their row, and keep their order in each.
+
+        None where one of them is none of the table.
+        """
+        edges = _row_edges(self.rows, n_shards)
+        return row_ids.split(ids, edges, cache_dir=cache_dir)
+
+    def cut(self, n_shards: int, shard: int) -> TablePiece:
+        """Return the piece that one of its shards has."""
+        start, stop = bounds(self.rows, n_shards, shard)
+        return TablePiece(self, shard, start, stop - start)
+
+
+@dataclass(frozen=True, slots=True)
+class UnboundedTable(Table):
+    """A table of any ids. It begins without rows: `rows`, and bytes with it, is 0."""
+
+    of: AnyIds
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it has a number of rows."""
+        return False
+
+    @property
+    def hash_seed(self) -> int:
+        """What its ids are hashed with, 64 bits without a sign."""
+        return _hash_seed(self.of.seed, self.name)
+
+    @property
+    def n_buckets(self) -> int:
+        """Into how many buckets its ids fall."""
+        return MOST_BUCKETS
+
+    def edges(self, n_shards: int) -> Array:
+        """Return where the buckets of each shard begin, and the last of them ends."""
+        return _bucket_edges(self.n_buckets, n_shards)
+
+    def check(self, ids: Array, what: str, error: type[Exception]) -> None:
+        """Refuse ids that can be none of it: there are none."""
+
+    def split(
+        self, ids: Array, n_shards: int, *, cache_dir: str | None = None
+    ) -> Split | None:
+        """Sort ids by the shard that their hash says; see :meth:`Table.split`."""
+        edges = self.edges(n_shards)
+        return id_hash.split(ids, self.hash_seed, edges, cache_dir=cache_dir)
+
+    def cut(self, n_shards: int, shard: int) -> TablePiece:
+        """Return the piece that one of its shards has."""
+        first, stop = self.edges(n_shards)[shard : shard + 2].tolist()
+        return UnboundedPiece(self, shard, 0, 0, first, stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +172,64 @@ class TablePiece:
         """Number of bytes of one copy of the rows."""
         return self.n_rows * self.table.row_nbytes
 
+    def holds(self, ids: Array) -> bool:
+        """Return whether all of these rows are in the piece."""
+        if not ids.size:
+            return True
+        low, high = int(ids.min()), int(ids.max())
+        return self.first_row <= low and high < self.first_row + self.n_rows
 
-def cut(table: Table, n_shards: int, shard: int) -> TablePiece:
-    """Return the piece of a table that one of its shards has."""
-    start, stop = bounds(table.rows, n_shards, shard)
-    return TablePiece(table, shard, start, stop - start)
+    def __str__(self) -> str:
+        stop = self.first_row + self.n_rows
+        return f"the rows {self.first_row:,} to {stop:,} of table {self._name}"
+
+    @property
+    def _name(self) -> str:
+        return repr(self.table.name[:60])
+
+
+@dataclass(frozen=True, slots=True)
+class UnboundedPiece(TablePiece):
+    """The rows of a table of any ids that one shard owns: those of some buckets."""
+
+    first_bucket: int
+    stop_bucket: int
+
+    def holds(self, ids: Array) -> bool:
+        """Return whether all of these rows would be in the piece."""
+        table = self.table
+        if not ids.size or not isinstance(table, UnboundedTable):
+            return not ids.size
+        found = id_hash.buckets(ids, table.hash_seed, table.n_buckets)
+        low, high = int(found.min()), int(found.max())
+        return self.first_bucket <= low and high < self.stop_bucket
+
+    def __str__(self) -> str:
+        return (
+            f"the buckets {self.first_bucket:,} to {self.stop_bucket:,} of table "
+            f"{self._name}"
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def _row_edges(rows: int, n_shards: int) -> Array:
+    """Return where the ranges of the shards begin, and the last of them ends."""
+    starts = [bounds(rows, n_shards, i)[0] for i in range(n_shards)]
+    return np.array([*starts, rows], np.int64)
+
+
+@functools.lru_cache(maxsize=64)
+def _bucket_edges(n_buckets: int, n_shards: int) -> Array:
+    return bucket_edges(n_buckets, n_shards)
+
+
+@functools.lru_cache(maxsize=256)
+def _hash_seed(seed: int, name: str) -> int:
+    """Return a word that tells a table from others, apart from what draws its rows."""
+    told = f"shards of {seed}/{name}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little")
+
+
+#: What a table is in a layout: number of rows, their length and dtype; and of any ids
+#: (with 0 rows) what they begin with.
+TableShape: TypeAlias = tuple[int, int, str] | tuple[int, int, str, AnyIds]

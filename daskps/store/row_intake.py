@@ -9,7 +9,7 @@ import numpy as np
 from daskps.cluster.caller.row_routes import RowCut, RowsGiven
 from daskps.errors import NoOptimizerError, PushRejectedError
 from daskps.layout.arrays import FLOATS, Layout, compute_dtype
-from daskps.layout.ids import as_ids, check_ids
+from daskps.layout.ids import as_ids
 from daskps.limits import MOST_PUSHED_ROWS
 from daskps.store import intake
 from daskps.store.row_grad import RowGrad
@@ -165,7 +165,7 @@ def asked_ids(
     """
     what = f"table {table.name[:60]!r}"
     flat, shape = as_ids(ids, what, error)
-    check_ids(flat, table.rows, what, error)
+    table.check(flat, what, error)
     return flat, shape
 
 

@@ -18,6 +18,7 @@ from daskps.store.intake import cast, spec_of
 from daskps.store.table_spec import TableSpec
 
 if TYPE_CHECKING:
+    from daskps.layout.tables import TableShape
     from daskps.typing import Array
 
 
@@ -104,12 +105,14 @@ def blueprint(
             values.initializers[index] = value.init
         else:
             shapes[key] = values.take(index, key, value)
-    tables = {n: (t.rows, t.dim, t.dtype) for n, t in of_tables.items()}
+    tables: dict[str, TableShape] = {
+        n: (t.rows, t.dim, t.dtype) for n, t in of_tables.items()
+    }
     check_parameters(
         ((key, shape, dtype) for key, (shape, dtype) in shapes.items()),
         len(shapes),
         number or 1,
-        [(key, *table) for key, table in tables.items()],
+        [(key, *table[:3]) for key, table in tables.items()],
     )
     for index, (key, spec) in enumerate(of_tables.items(), len(dense)):
         _encoded(key, "table name", LayoutError)
@@ -217,12 +220,12 @@ def _checked_chunk(chunk: Any, key: str, block_info: Any = None) -> Array:
 def _rules(
     optimizer: Any,
     arrays: Mapping[str, str],
-    tables: Mapping[str, tuple[int, int, str]],
+    tables: Mapping[str, TableShape],
 ) -> dict[int, Rule]:
     """Return the rules by index, that of the arrays first and then of the tables."""
     if optimizer is None:
         return {}
-    dtypes = {**arrays, **{n: dtype for n, (_, _, dtype) in tables.items()}}
+    dtypes = {**arrays, **{n: shape[2] for n, shape in tables.items()}}
     floats = [n for n, dtype in dtypes.items() if dtype in FLOATS]
     if not floats and isinstance(optimizer, Rule):
         raise LayoutError(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from daskps import init
 from daskps.errors import LayoutError
+from daskps.kernels.id_hash import buckets
 from daskps.layout.arrays import Layout
-from daskps.layout.tables import Table, TablePiece
+from daskps.layout.tables import AnyIds, Table, TablePiece, UnboundedTable
 
 ARRAYS = {"w": ((5, 3), "float32"), "b": ((3,), "float64")}
 TABLES = {"emb": (10, 4, "float32"), "few": (2, 7, "int64")}
@@ -69,3 +73,62 @@ def test_bytes_and_the_wire(arrays, tables):
 def test_tables_that_cannot_be(tables, said):
     with pytest.raises(LayoutError, match=said):
         Layout.build(ARRAYS, 2, tables)
+
+
+ANY = np.array([7, -1, 2**63 - 1, -(2**63), 0, 7, 123_456_789], np.int64)
+
+
+@pytest.mark.parametrize("n_shards", [1, 2, 3, 5, 12])
+def test_rows_of_any_ids_are_cut_by_their_hash(n_shards):
+    """Each id falls to one shard, whatever it is, and its piece says so."""
+    given: Any = {"emb": (0, 4, "float32", AnyIds(init.normal(), 3))}
+    layout = Layout.build(ARRAYS, n_shards, given)
+    table: Any = layout.tables[0]
+    split = table.split(ANY, n_shards)
+    pieces: list[Any] = [of[0] for of in layout.table_pieces]
+    assert split.starts[-1] == len(ANY)
+    at = np.arange(len(ANY)) if split.pos is None else split.pos
+    np.testing.assert_array_equal(split.ids, ANY[at])
+    for shard, piece in enumerate(pieces):
+        own = split.ids[split.starts[shard] : split.starts[shard + 1]]
+        assert piece.holds(own)
+        assert piece.holds(ANY) == (len(own) == len(ANY))
+        assert (piece.size, piece.nbytes, piece.first_row) == (0, 0, 0)
+        assert f"{piece.first_bucket:,}" in str(piece)
+    assert [p.stop_bucket for p in pieces] == [
+        *(p.first_bucket for p in pieces[1:]),
+        table.n_buckets,
+    ]
+    found = buckets(ANY, table.hash_seed, table.n_buckets)
+    assert len(np.unique(found)) == len(np.unique(ANY))
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**200])
+@pytest.mark.parametrize(
+    "first", [init.constant(2), init.normal(1, 0.5), init.uniform(-2, 3)]
+)
+def test_what_any_ids_begin_with_travels(seed, first):
+    given: Any = {**TABLES, "any": (0, 4, "float32", AnyIds(first, seed))}
+    given["more"] = 1, 1, "float32"
+    layout = Layout.build(ARRAYS, 3, given)
+    again = Layout.from_wire(layout.to_wire())
+    assert again == layout
+    assert again.names[2:] == ("emb", "few", "any", "more")
+    table = again.table_by_name["any"]
+    assert isinstance(table, UnboundedTable)
+    assert table.of == AnyIds(first, seed)
+    assert table == layout.table_by_name["any"]
+    assert (
+        again.nbytes
+        == Layout.build(ARRAYS, 3, {**TABLES, "m": (1, 1, "float32")}).nbytes
+    )
+
+
+def test_tables_of_any_ids_are_told_apart():
+    """By seed and name: what is far away in one is anywhere in the other."""
+    made = [
+        UnboundedTable(0, name, 0, 1, "float32", AnyIds(init.zeros(), seed)).hash_seed
+        for name, seed in [("a", 0), ("b", 0), ("a", 1)]
+    ]
+    assert len(set(made)) == 3
+    assert max(made) < 2**64

@@ -25,9 +25,9 @@ MUTANTS = (
     ),
     Mutant(
         "rows-of-other-shards-are-taken",
-        "daskps.cluster.wire.rows:_holds",
-        "return piece.first_row <= low and high < piece.first_row + piece.n_rows",
-        "return low >= 0 and high < piece.table.rows",
+        "daskps.layout.tables:TablePiece.holds",
+        "return self.first_row <= low and high < self.first_row + self.n_rows",
+        "return low >= 0 and high < self.table.rows",
         (
             "tests/cluster/wire/test_rows.py::test_a_read_of_rows_that_are_not_there_is_refused",
         ),

@@ -19,6 +19,7 @@ from daskps.cluster.keys import anchor_key, make_anchor
 from daskps.cluster.wire.packing import pack_array, unpack_reply
 from daskps.cluster.wire.wellformed import MOST_SECONDS
 from daskps.errors import LayoutError, ShardLostError
+from daskps.layout.tables import AnyIds
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from daskps.layout.arrays import Layout
+    from daskps.layout.tables import TableShape
     from daskps.optim import Rule
     from daskps.typing import Array
 
@@ -40,8 +42,7 @@ class Blueprint:
 
     name: str | None
     shapes: Mapping[str, tuple[tuple[int, ...], str]]
-    #: Number of rows, their length and their dtype.
-    tables: Mapping[str, tuple[int, int, str]]
+    tables: Mapping[str, TableShape]
     #: Initial values by the index of a parameter or table.
     arrays: Mapping[int, Array]
     #: Dask arrays by parameter index, of the parameter's shape and dtype.
@@ -88,6 +89,11 @@ async def _create(
     with user_code("the optimizer"):
         optimizers = [(i, repr(rule)) for i, rule in plan.rules.items()]
     slots = [(i, initial_slots(rule)) for i, rule in plan.rules.items()]
+    any_ids = [
+        (n, *of.to_wire())
+        for n, (*_, of) in plan.tables.items()
+        if isinstance(of, AnyIds)
+    ]
     wire = await link.directory(
         "create",
         request={
@@ -96,7 +102,8 @@ async def _create(
             "client": client.id,
             "session": plan.name is None,
             "params": [(n, list(s), d) for n, (s, d) in plan.shapes.items()],
-            "tables": [(n, *table) for n, table in plan.tables.items()],
+            "tables": [(n, *table[:3]) for n, table in plan.tables.items()],
+            "any_ids": any_ids,
             "shards": plan.shards,
             "servers": plan.servers,
             "rules": _pickled(dict(plan.rules), "the optimizer", "its class"),

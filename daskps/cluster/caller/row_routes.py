@@ -6,16 +6,11 @@ others with each call: they are split here, and a call's answer is put in order 
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
 
 from daskps.cluster.wire.encoding import cache_dir
 from daskps.cluster.wire.rows import RowsAsked
 from daskps.errors import IllegalStateError
-from daskps.kernels.row_ids import split
-from daskps.layout.bounds import bounds
 from daskps.shards.row_reads import RowsRead
 from daskps.shards.steps import Item
 
@@ -42,7 +37,7 @@ class RowCut(NamedTuple):
         """Cut ids, all of which are of the table."""
         if n_shards == 1:
             return cls(table, ids, None, (0, len(ids)))
-        found = split(ids, _edges(table.rows, n_shards), cache_dir=cache_dir())
+        found = table.split(ids, n_shards, cache_dir=cache_dir())
         if found is None:  # changed since they were looked at, by another thread
             raise IllegalStateError(
                 f"ids of table {table.name!r} that it does not have"
@@ -83,13 +78,6 @@ class RowsGiven(NamedTuple):
         if sent:
             return Item(position, 0, data.reshape(-1, dim)[at].reshape(-1), ids)
         return Item(position, 0, data, ids, at)
-
-
-@functools.lru_cache(maxsize=64)
-def _edges(rows: int, n_shards: int) -> Array:
-    """Return where the ranges of the shards begin, and the last of them ends."""
-    starts = [bounds(rows, n_shards, i)[0] for i in range(n_shards)]
-    return np.array([*starts, rows], np.int64)
 
 
 class RowSlice(NamedTuple):

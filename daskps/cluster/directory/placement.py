@@ -45,6 +45,9 @@ class StoreRequest:
     slots: Sequence[tuple[int, Sequence[float]]]
     overwrite: bool
     memory_share: float
+    #: Name of each table of any ids, and what its rows begin with: a kind, its numbers
+    #: and a seed.
+    any_ids: Sequence[tuple[str, str, Sequence[float], str]]
     #: Whether other processes of a shard's machine may map it.
     machine: bool
     wait_seconds: float
@@ -62,7 +65,7 @@ def reserve(
     of_arrays, tables = wanted.params, wanted.tables
     check_parameters(of_arrays, len(of_arrays), n_shards, tables)
     wire = {"parameters": of_arrays, "tables": tables, "shards": n_shards}
-    layout = Layout.from_wire(wire)
+    layout = Layout.from_wire({**wire, "any_ids": wanted.any_ids})
     owners = place(layout.n_shards, workers)
     nbytes: dict[str, int] = {}
     slots = dict(wanted.slots)

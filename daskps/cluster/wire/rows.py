@@ -70,11 +70,10 @@ def unpack_rows(layout: Layout, shard: int, packed: Sequence[Any]) -> RowsAsked:
             f"table"
         )
     ids, table = unpack_array(data, "int64"), piece.table
-    if ids.ndim != 1 or len(ids) > most_rows(table) or not _holds(piece, ids):
+    if ids.ndim != 1 or len(ids) > most_rows(table) or not piece.holds(ids):
         raise errors.ProtocolError(
-            f"a read of {ids.size:,} rows of table {table.name[:60]!r} of shard {shard}, "
-            f"which has the rows {piece.first_row:,} to "
-            f"{piece.first_row + piece.n_rows:,} and gives {most_rows(table):,} at once"
+            f"a read of {ids.size:,} rows of shard {shard}, which has {piece} and gives "
+            f"{most_rows(table):,} at once"
         )
     return RowsAsked(position, ids, table.dim, table.dtype)
 
@@ -101,11 +100,10 @@ def unpack_rows_item(
     dtype = compute_dtype(table.dtype) if computed else table.dtype
     ids, rows = unpack_array(given, "int64"), unpack_array(data, dtype)
     fits = ids.ndim == rows.ndim == 1 and len(rows) == len(ids) * table.dim
-    if not (fits and _holds(piece, ids)):
+    if not (fits and piece.holds(ids)):
         raise errors.PushRejectedError(
-            f"{ids.size:,} ids with {rows.size:,} elements do not fit the rows "
-            f"{piece.first_row:,} to {piece.first_row + piece.n_rows:,} of "
-            f"{table.dim} elements that shard {shard} has of table {table.name[:60]!r}"
+            f"{ids.size:,} ids with {rows.size:,} elements do not fit shard {shard}, "
+            f"which has {piece}, each of {table.dim} elements"
         )
     return Item(position, 0, rows, ids)
 
@@ -116,11 +114,3 @@ def _piece(layout: Layout, shard: int, position: Any) -> TablePiece | None:
     if type(position) is not int or not n <= position < n + len(pieces):
         return None
     return pieces[position - n]
-
-
-def _holds(piece: TablePiece, ids: Array) -> bool:
-    """Return whether all of these rows are in a piece."""
-    if not ids.size:
-        return True
-    low, high = int(ids.min()), int(ids.max())
-    return piece.first_row <= low and high < piece.first_row + piece.n_rows

@@ -96,6 +96,7 @@ class LayoutWire:
     parameters: Sequence[tuple[str, Sequence[int], str]]
     shards: int
     tables: Sequence[tuple[str, int, int, str]] = ()
+    any_ids: Sequence[tuple[str, str, Sequence[float], str]] = ()
 
 
 def layout_of(wire: Mapping[str, Any]) -> Layout:
