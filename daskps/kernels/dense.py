@@ -19,13 +19,21 @@ from daskps.kernels.row_log import (
     in_blocks,
     outside,
 )
+from daskps.kernels.row_moves import NOWHERE
 from daskps.kernels.source import update_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from daskps.kernels.compiled import Module
-    from daskps.kernels.interface import Arrays, Fixed, Scalars, TableRows, UndoLog
+    from daskps.kernels.interface import (
+        Arrays,
+        Fixed,
+        FixedRows,
+        Scalars,
+        TableRows,
+        UndoLog,
+    )
     from daskps.typing import Array
 
 #: Elements that float16 weights are widened at a time: the two float32 scratch arrays
@@ -132,6 +140,46 @@ class _Native(Kernel):
         if done < 0:
             raise outside(ids, at, -1 - done, table)
         return bool(done == len(ids))
+
+    def fixed_rows(self, table: TableRows, log: UndoLog) -> FixedRows:
+        dtype, dim, room = self.dtype, table.w.shape[1], len(log.rows)
+        _check_rows(self, table, NOWHERE, None, np.empty((0, dim), dtype), log)
+        loop: Any = self.module.function("rows")
+        w, slots, first, word = table.w, table.slots, table.first, log.word
+        logs = log.rows, log.w, *log.slots
+        latest: tuple[Scalars | None, Array] = None, np.empty(0)
+
+        def update(
+            ids: Array,
+            at: Array | None,
+            g: Array,
+            scalars: Scalars,
+            base: int,
+            begin: int,
+            check: bool,
+        ) -> bool:
+            nonlocal latest
+            n = len(ids)
+            usual = g.dtype is dtype and g.ndim == 2 and g.shape[1] == dim
+            if not (
+                usual
+                and 0 <= begin <= room - n
+                and (at is None or (at.shape == (n,) and at.flags.c_contiguous))
+            ):
+                place = log._replace(base=base, begin=begin)
+                return self.rows(table, ids, at, g, scalars, place, check=check)
+            kept = latest
+            if scalars is not kept[0]:
+                kept = latest = scalars, self._cast(scalars)
+            # What else may be wrong with its arrays the compiled function refuses.
+            where = *logs, word, begin, base, check, kept[1]
+            places = NOWHERE if at is None else at
+            done = loop(w, first, ids, places, g, *slots, *where)
+            if done < 0:
+                raise outside(ids, at, -1 - done, table)
+            return bool(done == n)
+
+        return update
 
     def warm_rows(self) -> None:
         self.module.function("rows")

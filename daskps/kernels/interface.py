@@ -19,6 +19,11 @@ Arrays: TypeAlias = tuple[Array, ...]
 Scalars: TypeAlias = tuple[float, ...]
 #: An update of arrays that stay where they are, given a gradient and scalars.
 Fixed: TypeAlias = Callable[[Array, Scalars], None]
+#: An update of rows of a table that stays where it is, like its log: given ids, where
+#: their gradients are, gradients, scalars, `base` and `begin` of the log, and `check`.
+FixedRows: TypeAlias = Callable[
+    [Array, Array | None, Array, Scalars, int, int, bool], bool
+]
 _Shape: TypeAlias = tuple[int, ...]
 
 _LARGEST = {
@@ -225,6 +230,43 @@ class Kernel(ABC):
         -----
         `warm` does not compile this loop: `warm_rows` or the first call does.
         """
+
+    def fixed_rows(self, table: TableRows, log: UndoLog) -> FixedRows:
+        """Return `rows` for a table and a log that stay where they are.
+
+        They are checked once, here, which for few rows is most of the work; for float16
+        in each call.
+
+        Parameters
+        ----------
+        table, log
+            As in `rows`; `base` and `begin` of the log come with each call.
+
+        Returns
+        -------
+        callable
+            Called with ids, positions, gradients, scalars, `base`, `begin` and `check`
+            it does what `rows` does.
+
+        Raises
+        ------
+        ValueError
+            As `rows`, here or from the callable.
+        """
+
+        def update(
+            ids: Array,
+            at: Array | None,
+            g: Array,
+            scalars: Scalars,
+            base: int,
+            begin: int,
+            check: bool,
+        ) -> bool:
+            place = log._replace(base=base, begin=begin)
+            return self.rows(table, ids, at, g, scalars, place, check=check)
+
+        return update
 
     @abstractmethod
     def warm_rows(self) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _SHORT_NBYTES = 128
 #: Instead of positions: every one, in order.
 NOWHERE = np.empty(0, np.int64)
-_ID = np.dtype(np.int64)
+_ID, _BYTE = np.dtype(np.int64), np.dtype(np.uint8)
 
 
 def gather(
@@ -54,6 +54,69 @@ def gather(
         read or written, but rows of `out` may have been.
     """
     _run("gather", (w, ids, out, at), first, cache_dir)
+
+
+class FixedGather:
+    """`gather` from a table that stays where it is: what that needs is made once.
+
+    Parameters
+    ----------
+    w : ndarray, shape (n_rows, dim)
+        The table, contiguous.
+    first : int
+        Id of its first row.
+    cache_dir : str, optional
+        Where the compiled loop is kept, as in `build`.
+    """
+
+    __slots__ = ("_dim", "_dtype", "_first", "_loop", "_rows", "_short")
+
+    def __init__(
+        self, w: Array, first: int = 0, *, cache_dir: str | None = None
+    ) -> None:
+        check_rows(w, w)
+        self._rows, self._first = as_bytes(w), first
+        self._dtype, self._dim = w.dtype, w.shape[1]
+        self._short = w.strides[0] <= _SHORT_NBYTES
+        self._loop = module_of(MOVES_SOURCE, cache_dir).function("gather")
+
+    def __call__(self, ids: Array, out: Array, at: Array | None = None) -> bool:
+        """Copy rows out; return whether all indices are inside.
+
+        Parameters
+        ----------
+        ids : ndarray, shape (k,), int64
+            Contiguous.
+        out : ndarray, shape (n, dim), dtype of the table
+            Contiguous and writable. Where an id is outside nothing is written.
+        at : ndarray, shape (k,), int64, optional
+            As in `gather`.
+
+        Returns
+        -------
+        bool
+            False where an id or a place is outside.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If an array is not as described; nothing was written.
+        """
+        n = len(ids)
+        if out.dtype != self._dtype or out.shape[1:] != (self._dim,):
+            raise ValueError(
+                f"expected rows of {self._dim} {self._dtype}, got {out.dtype} of shape "
+                f"{out.shape}"
+            )
+        if at is not None and at.shape != (n,):
+            raise ValueError(f"expected {n} places, got {at.shape}")
+        if not n:
+            return True
+        # What else there is to say of arrays, the compiled function says.
+        places = NOWHERE if at is None else at
+        into, short = out.view(_BYTE) if self._dim else as_bytes(out), self._short
+        done: int = self._loop(self._rows, self._first, ids, places, into, short)
+        return done == n
 
 
 def scatter(

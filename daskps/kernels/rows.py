@@ -26,7 +26,6 @@ def {name}({arguments}):
     sources = np.empty({chunk}, np.uint64)
 {before}    for lo in range(0, ids.size, {chunk}):
         hi = min(lo + {chunk}, ids.size)
-        bad = np.uint32(0)
         for k in range(lo, hi):
             r = np.uint64(ids[k] - first)
             source = np.uint64(k) if direct else np.uint64(at[k])
@@ -34,30 +33,34 @@ def {name}({arguments}):
                 return -1 - k
             log[begin + k], sources[k - lo] = r, source
             later = ids[min(k + {ahead}, ids.size - 1)] - first
-{keep}{look}        if bad:
-            return lo
-        store(word.ctypes.data, base + begin + hi)
+{keep}        store(word.ctypes.data, base + begin + hi)
         hold()
         for k in range(lo, hi):
             r, source = np.uint64(log[begin + k]), sources[k - lo]
-{update}    return ids.size
+{update}{after}    return ids.size
 
 """
 
-_LOOK = """\
-            if check:
-                for i in range(w.shape[1]):
-                    bad |= np.uint32(not abs(g[source, i]) <= LARGEST)
+#: NaN and infinity have the largest bits, but for the sign. That they are looked for in
+#: the pass that updates costs a twentieth of it; in one of its own, a sixth.
+_BEFORE = """\
+    bits, looked, largest = g.view(U), UNSIGNED if check else U(0), U(0)
 """
-
 _UPDATE = """\
             for i in range(w.shape[1]):
+                largest = max(largest, bits[source, i] & looked)
                 {targets} = {call}
+"""
+_AFTER = """\
+        if largest >= INFINITE:
+            return lo
 """
 
 _ROWS = """\
 from daskps.kernels.ahead import copy_row, fetch
 from daskps.kernels.intrinsics import hold, store
+
+INFINITE, UNSIGNED = np.array([np.inf], T).view(U)[0], U(np.iinfo(U).max >> 1)
 
 {loop}
 ENTRIES = write(types.int64)
@@ -71,8 +74,8 @@ def _logged(
     slots: Sequence[str],
     update: str,
     *,
-    scalars: str = "",
-    look: str = "",
+    before: str = "",
+    after: str = "",
     more: Sequence[str] = (),
 ) -> str:
     """Return the text of a loop that logs rows and updates them, chunk by chunk."""
@@ -88,10 +91,10 @@ def _logged(
         arguments=", ".join([*arguments, "begin", "base", *more]),
         chunk=_CHUNK,
         ahead=_AHEAD,
-        before=scalars,
+        before=before,
         keep="".join(lines),
-        look=look,
         update=update,
+        after=after,
     )
 
 
@@ -111,6 +114,14 @@ IDS = read(types.int64)
 def gather(w, first, ids, at, out, ask):
     direct = at.size == 0
     n, room = np.uint64(w.shape[0]), np.uint64(out.shape[0])
+    # Else a wrong id would be found when rows before it have been written.
+    least, most = first, first + w.shape[0] - 1
+    lowest, highest = least, least
+    for k in range(ids.size):
+        lowest, highest = min(lowest, ids[k]), max(highest, ids[k])
+    for k in range(ids.size if lowest < least or highest > most else 0):
+        if ids[k] < least or ids[k] > most:
+            return k
     for k in range(ids.size):
         r = np.uint64(ids[k] - first)
         to = np.uint64(k) if direct else np.uint64(at[k])
@@ -237,7 +248,8 @@ def rows_source(slots: Sequence[str], scalars: str, call: str) -> str:
     targets = ", ".join(f"{name}[r, i]" for name in ("w", *slots))
     update = _UPDATE.format(targets=targets, call=call)
     more = ("check", "c")
-    loop = _logged("rows", slots, update, scalars=scalars, look=_LOOK, more=more)
+    before = scalars + _BEFORE
+    loop = _logged("rows", slots, update, before=before, after=_AFTER, more=more)
     word, ids, rows = "types.int64", "read(types.int64)", "WRITE_ROWS"
     types = [rows, word, ids, ids, "READ_ROWS", *[rows] * len(slots), "ENTRIES", rows]
     types += [*[rows] * len(slots), "ENTRIES", word, word, "types.boolean", "READ"]

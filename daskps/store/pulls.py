@@ -90,8 +90,14 @@ class Readable(Handle):
         True
         """
         known = None
-        if out is not None and min_version is None and rows is None:
+        if min_version is None and (out is not None or rows is not None):
             known = self._at_hand()
+        if known is not None and rows is not None:
+            if names == () and isinstance(rows, dict) and timeout is DEFAULT:
+                of_tables = known.reads.rows.pull(rows, out)
+                if of_tables is not None:
+                    return of_tables
+            known = None
         if known is None:
             make = self._pulling(names, out, min_version, rows)
             return self._do(make, timeout, "a pull")

@@ -101,9 +101,9 @@ def test_a_gradient_that_is_not_finite_is_taken_back(
     g[at[bad], 3] = value
     args = table, ids, at, g, bound.scalars(1), log
     assert not bound.rows(*args, check=True)
-    # The chunk with it, and all after it, have not begun to count.
+    # The chunk with it counts, as its rows have changed; none after it does.
     n = max(0, entries_of(log))
-    assert n == (0 if dtype == "f2" else bad // 16 * 16)
+    assert n == (0 if dtype == "f2" else min(50, bad // 16 * 16 + 16))
     row_log.restore(table, log, n)
     assert bits(table) == before
     assert bound.rows(*args)

@@ -89,6 +89,16 @@ MUTANTS = (
         (f"{_ROWS}::test_a_read_that_an_update_runs_into_is_told_so",),
     ),
     Mutant(
+        "rows-near-that-a-writer-ran-into-are-good",
+        "daskps.cluster.caller.row_reads:RowSource.copy",
+        "return _DONE if header[ROWS_SEQUENCE] == sequence else _SPOILED",
+        "return _DONE",
+        (
+            "tests/cluster/caller/test_row_reads.py"
+            "::test_a_copy_that_an_update_runs_into_is_made_again",
+        ),
+    ),
+    Mutant(
         "rows-of-a-dead-writer-are-good",
         "daskps.shards.row_reads:copy_rows",
         "if sequence & 1 or header[FLIP] != flip:",

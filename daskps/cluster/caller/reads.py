@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from daskps.cluster.caller.lane_read import LaneRead
+from daskps.cluster.caller.looks import LOOK_SECONDS, looks_at, wait
 from daskps.cluster.caller.routes import Step
 from daskps.cluster.caller.row_reads import RowReads
 from daskps.cluster.caller.shard_map import Prepared
 from daskps.cluster.caller.targets import Target
 from daskps.cluster.host.copy_routine import copier
-from daskps.cluster.machine.pauses import Pause
 from daskps.cluster.wire.deadline import Deadline
 from daskps.shards.memory.format import MIXED
 from daskps.shards.memory.sides import runs
-from daskps.shards.reads import NOT_YET, LatestReads, TrainerReads
+from daskps.shards.reads import NOT_YET, TrainerReads
 from daskps.typing import Array
 
 if TYPE_CHECKING:
@@ -44,11 +44,6 @@ if TYPE_CHECKING:
 
 #: How often a copy that updates run into is tried again.
 TRIES = 4
-#: How long a read waits without asking the shards, and how much of it without a sleep.
-WAIT_SECONDS, SPIN_SECONDS = 0.01, 0.0005
-#: How often the shards' owners are looked after: one that is gone publishes nothing more,
-#: and what is read from its memory would look as if nobody pushed.
-LOOK_SECONDS = 0.1
 
 #: Which array, which of its elements, and what to copy there.
 PieceCopy = tuple[int, slice, Array]
@@ -104,7 +99,7 @@ class PreparedRead:
             segment = hosted.shard.segment
             whole = _pieces(segment, 0, of), _pieces(segment, 1, of)
             mixed = partial(_mixed, segment, of)
-            self._sources.append(Source(_looks_at(segment, ways), whole, mixed))
+            self._sources.append(Source(looks_at(segment, ways), whole, mixed))
             lives.add(serving.is_live)
         self._lives, self.n_hosts = [*lives], len(lives)
 
@@ -153,20 +148,6 @@ class PreparedRead:
             return False
         self._next_look = time.monotonic() + LOOK_SECONDS
         return True
-
-
-def _looks_at(segment: Segment, ways: Ways) -> TrainerReads:
-    if ways.run:
-        return TrainerReads(segment, ways.run, ways.rank)
-    return LatestReads(segment, 0, -1)
-
-
-def wait(looks: TrainerReads, clock: int) -> int:
-    """Wait a little for the other trainers: a round is short, where they are near."""
-    pause = Pause(SPIN_SECONDS)
-    while (flip := looks.find_flip(clock)) == NOT_YET and pause.seconds < WAIT_SECONDS:
-        pause()
-    return flip
 
 
 def _pieces(segment: Segment, side: int, slices: Iterable[ReadSlice]) -> PieceCopies:
@@ -260,7 +241,8 @@ class Reads:
     def __init__(self, meta: StoreMap, ways: Ways, far: Far) -> None:
         self._meta, self._ways, self._far = meta, ways, far
         self._counters = far.counters
-        self._rows = RowReads(meta, ways)
+        #: Of rows of tables.
+        self.rows = RowReads(meta, ways, far.counters)
         self._forever = Deadline(None, "a pull")
         self._named: Prepared[tuple[str, ...] | None, NamedRead] = Prepared(meta)
         #: What was read last, under the one key: loops read the same again.
@@ -272,7 +254,7 @@ class Reads:
 
     def clear(self) -> None:
         """Forget all reads, and with them the shards' memory."""
-        for known in (self._named, self._latest, self._seen, self._rows):
+        for known in (self._named, self._latest, self._seen, self.rows):
             known.clear()
 
     def read(
@@ -319,9 +301,10 @@ class Reads:
     def fill(self, target: Target, bounds: Iterable[int]) -> bool:
         """Read a target as far as these bounds; return whether that was possible."""
         if target.rows:
-            n = self._rows.fill(target, bounds)
-            self._counters.local_calls += n
-            return n > 0
+            if not self.rows.fill(target, bounds):
+                return False
+            self.lag = max(self.lag, self.rows.lag)
+            return True
         known, where = self._latest.find(None), self._meta.where
         if known is None or known.slices != target.slices:
             known = PreparedRead(self._ways, target.slices)
@@ -378,7 +361,7 @@ class Reads:
         buffers = [w[position].reshape(parameter.shape) for w in segment.weights]
         for buffer in buffers:
             buffer.flags.writeable = False
-        return _looks_at(segment, self._ways), position, (buffers[0], buffers[1])
+        return looks_at(segment, self._ways), position, (buffers[0], buffers[1])
 
 
 def _asked(names: Any, out: Any) -> tuple[str, ...] | None:

@@ -1,63 +1,254 @@
-"""Reads of rows without a lock or a message, from shards that this process reaches."""
+"""Reads of rows without a lock or a message, from shards that this process reaches.
+
+What stays the same from one read to the next is looked up once: which shards there are,
+and where the rows of each table begin. Any update of rows spoils a copy that it runs
+into. Who finds one under way reads of the other shards first, and waits a moment for the
+rest: the shards have turns too, but those are much longer.
+"""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 
+import numpy as np
+
+from daskps.cluster.caller.looks import LOOK_SECONDS, looks_at, wait
+from daskps.cluster.caller.row_routes import RowCut
 from daskps.cluster.caller.shard_map import Prepared
 from daskps.cluster.host.copy_routine import copier
 from daskps.cluster.host.row_copies import copy_both
-from daskps.shards.reads import LatestReads
+from daskps.cluster.machine.pauses import Pause
+from daskps.cluster.wire.encoding import cache_dir
+from daskps.cluster.wire.rows import most_rows
+from daskps.kernels.row_moves import FixedGather
+from daskps.layout.ids import as_ids
+from daskps.shards.memory.format import FLIP, ROWS_SEQUENCE
+from daskps.shards.reads import NOT_YET
 from daskps.shards.steps import Ready
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.targets import Target
     from daskps.cluster.caller.ways import Ways
+    from daskps.cluster.caller.wires import Counters
     from daskps.cluster.host.near_shards import NearShards
+    from daskps.layout.tables import Table
     from daskps.shards.memory.segment import Segment
+    from daskps.shards.memory.tables import TableMemory
+    from daskps.shards.reads import TrainerReads
+    from daskps.typing import Array
 
-#: How often the shards' owners are looked after: one that is gone publishes nothing more.
-LOOK_SECONDS = 0.1
+#: How often a copy is made that an update may run into, and how long a read waits in
+#: all for updates that are under way.
+TRIES, SPIN_SECONDS = 2, 0.0005
+_ID = np.dtype(np.int64)
+
+
+#: What is copied of a shard: of which table, ids, where to, and to which rows there.
+_Copies: TypeAlias = "list[tuple[int, Array, Array, Array | None]]"
+#: What becomes of a copy: all of it is of one version, an update is at it or has run into
+#: it, others must say.
+_DONE, _BUSY, _SPOILED, _NEVER = range(4)
 
 
 class RowSource(NamedTuple):
     """One shard that rows are read of."""
 
     segment: Segment
-    looks: LatestReads
+    looks: TrainerReads
     serving: NearShards
+    header: memoryview[int]
+    #: What copies rows out of each bounded table, by its number.
+    gathers: Mapping[int, FixedGather]
+
+    def copy(self, copies: _Copies, clock: int) -> int:
+        """Copy rows out; return what became of it."""
+        if (flip := self.find_flip(clock)) < 0:
+            return _NEVER
+        header = self.header
+        sequence = header[ROWS_SEQUENCE]
+        # In this order: what is published before the one is seen by the other.
+        if sequence & 1 or header[FLIP] != flip:
+            return _BUSY
+        for ordinal, ids, out, at in copies:
+            if not self.gathers[ordinal](ids, out, at):
+                return _NEVER
+        return _DONE if header[ROWS_SEQUENCE] == sequence else _SPOILED
+
+    def find_flip(self, clock: int) -> int:
+        """Return the flip that may be read, maybe after a little while; else below 0."""
+        flip = self.looks.find_flip(clock)
+        return wait(self.looks, clock) if flip == NOT_YET else flip
+
+
+class TableAsked(NamedTuple):
+    """Rows of one table that are read, and where they go."""
+
+    table: Table
+    ids: Array
+    #: Of shape (n, dim).
+    out: Array
+
+
+#: By shard; None for those that this process does not have.
+_Found: TypeAlias = "dict[int, RowSource | None]"
 
 
 class RowReads:
-    """Reads of rows, and of arrays with them, by a handle.
-
-    Any update of a table spoils a read that it runs into: that is tried once, and then
-    left to the shard, which has its turn for it.
+    """Reads of rows, and of arrays with them, by a handle or a trainer.
 
     Parameters
     ----------
     meta : StoreMap
         The store.
     ways : Ways
-        How this process reaches its shards.
+        How this process reaches its shards, and whose reads these are.
+    counters : Counters
+        Has the calls that take no message.
     """
 
-    def __init__(self, meta: StoreMap, ways: Ways) -> None:
-        self._ways = ways
-        self._meta = meta
+    def __init__(self, meta: StoreMap, ways: Ways, counters: Counters) -> None:
+        self._meta, self._ways, self._counters = meta, ways, counters
         self._known: Prepared[int, RowSource] = Prepared(meta, meta.layout.n_shards)
+        self._n_arrays = len(meta.layout.parameters)
+        #: The dtype of each table, and how many rows of it are read here at once.
+        self._tables = {
+            table.index: (
+                np.dtype(table.dtype),
+                most_rows(table) if table.is_bounded else -1,
+            )
+            for table in meta.layout.tables
+        }
         #: When to look after the owners again.
         self._next_look = 0.0
+        #: Clocks by which the slowest live trainer was behind at the last read.
+        self.lag = 0
 
     def clear(self) -> None:
         """Forget the shards, and with them their memory."""
         self._known.clear()
 
-    def fill(self, target: Target, bounds: Iterable[int]) -> int:
+    # -- of tables alone ---------------------------------------------------------
+
+    def pull(
+        self,
+        rows: Mapping[str, Any],
+        out: Mapping[str, Array] | None = None,
+        clock: int = 0,
+    ) -> dict[str, Array] | None:
+        """Read rows of tables, where that is simple, as it nearly always is.
+
+        Parameters
+        ----------
+        rows : mapping of str to array_like of int
+            Ids by the names of tables.
+        out : mapping of str to ndarray, optional
+            Where they go, for each of the tables; new arrays by default.
+        clock : int
+            That of the trainer; 0 outside runs.
+
+        Returns
+        -------
+        dict of str to ndarray
+            The rows; None for others to read them, or to say what is wrong.
+        """
+        tables = self._meta.layout.table_by_name
+        if out is not None and out.keys() != rows.keys():
+            return None
+        asked, found = [], dict[str, "Array"]()
+        for name, ids in rows.items():
+            table = tables.get(name)
+            made = table and self._asked(table, ids, None if out is None else out[name])
+            if not made:
+                return None
+            asked.append(made[0])
+            found[name] = made[1]
+        return found if self.read(asked, clock) else None
+
+    def pull_table(
+        self, table: Table, ids: Any, out: Array | None = None, clock: int = 0
+    ) -> Array | None:
+        """As :meth:`pull`, of one table."""
+        made = self._asked(table, ids, out)
+        return made[1] if made and self.read((made[0],), clock) else None
+
+    def read(self, asked: Sequence[TableAsked], clock: int = 0) -> bool:
+        """Read rows; return whether that was possible."""
+        pending = self._cut(asked)
+        found = {shard: self._find(shard) for shard in pending}
+        if not pending or not self._may_copy(found):
+            return False
+        tries, pause = 0, None
+        while True:
+            for shard, copies in [*pending.items()]:
+                became = found[shard].copy(copies, clock)
+                if became == _NEVER:
+                    return False
+                if became == _DONE:
+                    del pending[shard]
+                tries += became == _SPOILED
+            if not pending:
+                self._note(found)
+                self._counters.rows_pulled += sum([len(one.ids) for one in asked])
+                return True
+            pause = pause or Pause(SPIN_SECONDS)
+            if tries >= TRIES or pause.seconds > SPIN_SECONDS:
+                return False
+            pause()
+
+    def _asked(
+        self, table: Table, given: Any, out: Any
+    ) -> tuple[TableAsked, Array] | None:
+        """Return a read of rows, and the array that the caller gets; None for others to say.
+
+        That is: what is wrong with it, or how it goes in parts.
+        """
+        if (
+            type(given) is np.ndarray
+            and given.dtype == _ID
+            and given.flags.c_contiguous
+        ):
+            ids, shape = given.reshape(-1), given.shape
+        else:
+            ids, shape = as_ids(given, f"table {table.name[:60]!r}", ValueError)
+        dtype, most = self._tables[table.index]
+        if len(ids) > most:
+            return None
+        dim = table.dim
+        if out is None:
+            out = np.empty((*shape, dim), dtype)
+        elif (
+            type(out) is not np.ndarray
+            or out.shape != (*shape, dim)
+            or out.dtype != dtype
+            or not out.flags.carray
+        ):
+            return None
+        return TableAsked(table, ids, out.reshape(len(ids), dim)), out
+
+    def _cut(self, asked: Sequence[TableAsked]) -> dict[int, _Copies]:
+        """Return what is copied of each shard."""
+        n_shards, found = self._meta.layout.n_shards, dict[int, Any]()
+        for table, ids, out in asked:
+            ordinal = table.index - self._n_arrays
+            if n_shards == 1:
+                found.setdefault(0, []).append((ordinal, ids, out, None))
+                continue
+            split = table.split(ids, n_shards, cache_dir=cache_dir())
+            if split is None:
+                return {}  # others say which id is none
+            cut = RowCut(table, *split)
+            for shard in cut.shards():
+                one = ordinal, cut.ids_of(shard), out, cut.at_of(shard)
+                found.setdefault(shard, []).append(one)
+        return found
+
+    # -- with arrays ---------------------------------------------------------------
+
+    def fill(self, target: Target, bounds: Iterable[int]) -> bool:
         """Read all that a target asks for.
 
         Parameters
@@ -65,27 +256,19 @@ class RowReads:
         target : Target
             What is read, and where it goes.
         bounds : iterable of int
-            The least version of each of its shards.
+            For each of its shards the clock of the trainer, or else the least version.
 
         Returns
         -------
-        int
-            How many hosts have what was read; 0 where shards must be asked.
+        bool
+            False where shards must be asked.
         """
-        if self._ways.run:
-            return 0
-        shards = target.shards
-        if time.monotonic() > self._next_look:
-            found = [self._find(shard) for shard in shards]
-            if not all(one is not None and one.serving.is_live() for one in found):
-                return 0
-            self._next_look = time.monotonic() + LOOK_SECONDS
-        hosts = set()
-        for shard, least in zip(shards, bounds, strict=False):
-            source = self._find(shard)
-            flip = -1 if source is None else source.looks.find_flip(least)
-            if source is None or flip < 0:
-                return 0
+        found = {shard: self._find(shard) for shard in target.shards}
+        if not self._may_copy(found):
+            return False
+        for (shard, source), least in zip(found.items(), bounds, strict=False):
+            if (flip := source.find_flip(least)) < 0:
+                return False
             outs = target.outs(shard)
             asked = zip(target.ranges(shard), outs, strict=True)
             if not copy_both(
@@ -95,9 +278,9 @@ class RowReads:
                 rows=target.row_reads(shard),
                 copy=copier(sum(out.nbytes for out in outs)),
             ):
-                return 0
-            hosts.add(id(source.serving))
-        return len(hosts)
+                return False
+        self._note(found)
+        return True
 
     def _find(self, shard: int) -> RowSource | None:
         """Return a shard as this process has it; None where it has not."""
@@ -106,7 +289,42 @@ class RowReads:
             serving, hosted = found
             if not hosted.locks_reads:
                 segment = hosted.shard.segment
-                looks = LatestReads(segment, 0, -1)
-                source = RowSource(segment, looks, serving)
+                source = RowSource(
+                    segment,
+                    looks_at(segment, self._ways),
+                    serving,
+                    segment.header,
+                    {
+                        ordinal: _gather_of(segment, table)
+                        for ordinal, table in enumerate(segment.tables)
+                        if table.piece.table.is_bounded
+                    },
+                )
                 self._known.keep(shard, source, where)
         return source
+
+    def _may_copy(self, found: _Found) -> TypeGuard[dict[int, RowSource]]:
+        """Return whether this process has all of these shards, whose owners live."""
+        if None in found.values():
+            return False
+        if time.monotonic() > self._next_look:
+            if not all(
+                one is not None and one.serving.is_live() for one in found.values()
+            ):
+                return False
+            self._next_look = time.monotonic() + LOOK_SECONDS
+        return True
+
+    def _note(self, found: Mapping[int, RowSource]) -> None:
+        """Count a read, and how late the trainers are that it did not wait for."""
+        servings = set()
+        self.lag = 0
+        for source in found.values():
+            servings.add(id(source.serving))
+            self.lag = max(self.lag, source.looks.lag)
+        self._counters.local_calls += len(servings)
+
+
+def _gather_of(segment: Segment, table: TableMemory) -> FixedGather:
+    first = table.piece.first_row
+    return FixedGather(table.rows, first, cache_dir=segment.cache_dir)

@@ -274,6 +274,7 @@ def test_a_client_of_a_run_reads_exactly_the_round_of_its_step(tmp_path: Path) -
             cast("Any", SimpleNamespace(counters=Counters())),
         ),
         call=lambda request, deadline: call(ways, request)[0],
+        counters=Counters(),
     )
     found = {}
     for clock in (1, 2):

@@ -1,0 +1,135 @@
+"""Reads of rows from shards that this process reaches: made ready once, and one try."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daskps.cluster.caller.row_reads import TRIES, RowReads
+from daskps.cluster.caller.wires import Counters
+from daskps.cluster.host.hosted import HostedShard
+from daskps.consistency import BSP, SSP
+from daskps.kernels.row_moves import FixedGather
+from daskps.shards.deputy import CLOSED, set_gate
+from daskps.shards.memory.format import ROWS_SEQUENCE
+from daskps.shards.steps import ADD, Step, Ticket
+from tests.cluster.callers import Ways, counted
+from tests.shards.rowing import EMB, LAYOUT, make, rows, send
+
+RUN, CALLS = 7, 17
+TABLE = LAYOUT.table_by_name["emb"]
+
+
+class Here:
+    """A shard with tables, and the reads of a handle or a trainer."""
+
+    def __init__(self, run: int = 0) -> None:
+        self.hosted = HostedShard("s", LAYOUT, 0, make())
+        self.shard, self.counters = self.hosted.shard, Counters()
+        self.ways = Ways(self.hosted, run)
+        ways: Any = self.ways
+        self.reads = RowReads(ways.meta, ways, self.counters)
+
+    def pull(self, *args: Any) -> Any:
+        return self.reads.pull_table(TABLE, *args)
+
+
+def at_first(ids: Any) -> Any:
+    return 100.0 * np.asarray(ids)[..., None] + np.arange(3)
+
+
+def test_rows_are_read_into_new_arrays_and_given_ones() -> None:
+    here, ids = Here(), np.array([[5, 0], [39, 5]])
+    np.testing.assert_array_equal(here.pull(ids), at_first(ids))
+    out = np.zeros((2, 2, 3), "f4")
+    assert here.pull(ids, out) is out
+    np.testing.assert_array_equal(out, at_first(ids))
+    for given in ([7], 7, [], np.array([7], "u1"), ids[:, 0]):
+        np.testing.assert_array_equal(here.pull(given), at_first(np.array(given, int)))
+    found = here.reads.pull({"emb": [3], "num": [1, 2]})
+    assert found is not None
+    assert [*found] == ["emb", "num"]
+    np.testing.assert_array_equal(found["emb"], at_first([3]))
+    assert here.counters.local_calls == 8
+    assert here.counters.rows_pulled == 8 + 1 + 1 + 0 + 1 + 2 + 3
+
+
+def test_what_is_not_as_simple_is_left_to_others() -> None:
+    """They say what is wrong, and nothing was written."""
+    here, ids = Here(), np.array([1, 40])
+    out = np.zeros((2, 3), "f4")
+    assert here.pull(ids, out) is None
+    assert not out.any()
+    ids[1] = -1
+    assert here.pull(ids, out) is None
+    assert not out.any()
+    ids[1] = 2
+    for other in (out.astype("f8"), out[:1], np.zeros((2, 6), "f4")[:, ::2]):
+        assert here.pull(ids, other) is None
+    out.flags.writeable = False
+    assert here.pull(ids, out) is None
+    assert here.reads.pull({"emb": ids}, {}) is None
+    assert here.reads.pull({"w": ids}) is None
+    here.ways.serving.lives = False
+    here.reads._next_look = 0.0
+    assert here.pull(ids) is None
+    set_gate(here.shard.segment, CLOSED)
+    here.ways.serving.lives = True
+    assert here.pull(ids) is None
+    with pytest.raises(ValueError, match="floats"):
+        here.pull(np.ones(2))
+
+
+@pytest.mark.parametrize("disturbed", range(TRIES + 1))
+def test_a_copy_that_an_update_runs_into_is_made_again(
+    monkeypatch: pytest.MonkeyPatch, disturbed: int
+) -> None:
+    here, updates = Here(), iter(range(disturbed))
+    here.pull([1])
+    really = FixedGather.__call__
+
+    def gather(self: Any, *args: Any) -> bool:
+        for i in updates:
+            step = Step(ADD, [rows(here.shard, EMB, [2], 1)], producer=9, sequence=i)
+            done = really(self, *args)
+            here.shard.submit([Ticket(step)])
+            return done
+        return really(self, *args)
+
+    monkeypatch.setattr(FixedGather, "__call__", gather)
+    found = here.pull([2])
+    if disturbed == TRIES:
+        assert found is None
+    else:
+        np.testing.assert_array_equal(found, at_first([2]) + disturbed)
+
+
+def test_while_an_update_is_under_way_the_read_waits_a_moment() -> None:
+    here = Here()
+    here.shard.segment.header[ROWS_SEQUENCE] += 1
+    assert here.pull([1]) is None
+
+
+def test_a_trainer_reads_what_its_policy_lets_it_see() -> None:
+    for policy in (BSP(), SSP(1)):
+        here = Here(RUN)
+        assert here.pull([1]) is None  # of no run yet
+        here.shard.begin_run(RUN, policy, 1)
+        np.testing.assert_array_equal(here.pull([1], None, 0), at_first([1]))
+        if isinstance(policy, BSP):
+            assert here.pull([1], None, 1) is None  # not complete
+        else:
+            assert here.pull([1], None, 1) is not None
+            assert here.reads.lag == 1
+
+
+def test_a_read_of_rows_takes_few_calls() -> None:
+    here, ids, out = Here(), np.arange(8), np.empty((8, 3), "f4")
+    here.pull(ids, out)
+    calls = counted(lambda: here.pull(ids, out))
+    assert len(calls) <= CALLS, calls
+    send(here.shard, ADD, rows(here.shard, EMB, [2], 1))
+    calls = counted(lambda: here.pull(ids, out))
+    assert len(calls) <= CALLS, calls
