@@ -143,10 +143,6 @@ def tallying(send: Any) -> Any:
     ) -> Any:
         if is_counted(self) and _is_async.get():
             count(_by_contract, "on an event loop")
-        elif is_counted(self) and (
-            request.rows or (request.target and request.target.rows)
-        ):
-            count(_by_contract, "rows")
         elif is_counted(self) and request.given:
             count(_by_contract, "pieces that are given away")
         return await send(self, worker, request, *args, **kwargs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -29,15 +29,15 @@ def target_in(out: Any) -> Target:
     return Target(ALL, [out], lambda: None)
 
 
-def map_of(hosted: HostedShard) -> StoreMap:
-    """Return what a handle knows of a store of one shard."""
+def map_of(hosted: HostedShard, owners: Sequence[str] = ("tcp://w",)) -> StoreMap:
+    """Return what a handle knows of a store, by one of its shards."""
     wire = {
         "uid": "s",
         "name": "s",
         "session": True,
         "layout": hosted.layout.to_wire(),
-        "owners": ["tcp://w"],
-        "generations": [hosted.shard.generation],
+        "owners": [*owners],
+        "generations": [hosted.shard.generation] * len(owners),
         "segments": [],
         "rules": b"",
         "optimizers": [],

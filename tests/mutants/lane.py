@@ -118,8 +118,8 @@ MUTANTS = (
     Mutant(
         "lost-answer-is-success",
         "daskps.cluster.caller.lane_call:LaneCall._fall_back",
-        "self._left.append((self._make(), form.shards))",
-        "self._left.append((self._make().waiting(), form.shards))",
+        "self._left.append((self._make(), form.asked))",
+        "self._left.append((self._make().waiting(), form.asked))",
         (f"{LANES}::test_a_lane_that_is_cut_anywhere_applies_each_push_once",),
     ),
     Mutant(

@@ -8,6 +8,7 @@ from daskps.cluster.caller.far import Far
 from daskps.cluster.caller.lane import LaneSaid
 from daskps.cluster.caller.lane_call import LaneCall, LaneFuture
 from daskps.cluster.caller.lane_route import LaneRoute
+from daskps.cluster.caller.lane_rows import RowRoute, RowRoutes
 from daskps.cluster.caller.lanes import Lanes, lanes_of
 from daskps.cluster.caller.shard_map import Prepared
 
@@ -44,6 +45,7 @@ class FarByLane(Far):
         super().__init__(link, meta, ways, size)
         self.lanes: Lanes = lanes_of(link)
         self._routes: Prepared[Hashable, LaneRoute] = Prepared(meta, MOST_ROUTES)
+        self._rows = RowRoutes(self.lanes, meta)
 
     def start(
         self, request: Request, shards: Sequence[int], deadline: Deadline
@@ -60,8 +62,10 @@ class FarByLane(Far):
         if request.given:
             return None
         if request.rows or (request.target and request.target.rows):
-            self.counters.fell_back("rows go by message")
-            return None
+            rows = self._rows.find(request, shards)
+            if rows is None:
+                self.counters.fell_back("more rows than a lane takes")
+            return rows
         step, target = request.step, request.target
         key = (
             request.route,
@@ -88,14 +92,17 @@ def call_of(
 ) -> LaneCall:
     """Return a call by lanes that is not begun yet."""
     step, target = request.step, request.target
+    arrays, outs = request.arrays, () if target is None else target.flats
+    if isinstance(route, RowRoute):
+        arrays, outs = route.brings, route.outs
     said = LaneSaid(
         step.clock,
         step.sequence,
         step.floor,
         step.weight,
         step.lr,
-        request.arrays,
-        () if target is None else target.flats,
+        arrays,
+        outs,
         request.min_version,
     )
     return LaneCall(far, route, said, make=lambda: request, deadline=deadline)

@@ -110,7 +110,8 @@ class ShardClient:
         Reply
             What the shards have said.
         """
-        self.counters.count_rows(request)
+        if request.rows or (request.target is not None and request.target.rows):
+            self.counters.count_rows(request)
         key = request.route, request.by_owner
         near = self._near.find(key)
         if near is None or time.monotonic() > near.until:

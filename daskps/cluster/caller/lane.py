@@ -189,7 +189,7 @@ class Lane(Channel):
             wait_ms,
             number,
         )
-        buffers: list[Any] = [head + least]
+        buffers: list[Any] = [head + least + form.counts]
         for name, start, stop in form.slices:
             buffers.append(arrays[name][start:stop])
         if self._is_tls or len(buffers) > MOST_BUFFERS:
@@ -248,7 +248,8 @@ class Lane(Channel):
             rows = form.rows.unpack_from(buffer, HEAD_NBYTES)
             if rows[::4] == form.shards and rows[3::4] == form.applied:
                 if is_small:
-                    sources = self._sources.get(form.key)
+                    # Of frames with rows each has its own.
+                    sources = None if form.counts else self._sources.get(form.key)
                     if sources is None:
                         sources = self._find_in(form)
                     for place, source in zip(form.places, sources, strict=True):
@@ -269,7 +270,8 @@ class Lane(Channel):
             np.frombuffer(self._buffer, dtype, n, at)
             for _, _, dtype, n, at in form.places
         )
-        self._sources[form.key] = found
+        if not form.counts:
+            self._sources[form.key] = found
         return found
 
     def _read_answer(

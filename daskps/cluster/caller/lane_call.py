@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from daskps.cluster.caller.call_future import CallFuture
 from daskps.cluster.caller.interrupts import shielded
 from daskps.cluster.caller.lane import LaneRefusedError, LaneSilentError, reason_of
+from daskps.cluster.caller.lane_rows import put
 from daskps.cluster.caller.routes import Reply, joined
 from daskps.cluster.lane.frames import APPLIED, PARKED
 from daskps.errors import ProtocolError
@@ -145,7 +146,7 @@ class LaneCall:
             for form in route.forms:
                 lane = route.lanes.take(form.worker, form.store)
                 if lane is None:
-                    self._left.append((self._make(), form.shards))
+                    self._left.append((self._make(), form.asked))
                     continue
                 self._under_way.append((form, lane))
                 try:
@@ -215,6 +216,8 @@ class LaneCall:
             if codes == form.applied or not any(code & PARKED for code in codes):
                 self._versions += zip(form.shards, rows[1::4], strict=True)
                 self._lag = max(self._lag, *rows[2::4])
+                if form.moves:
+                    put(form.moves, outs)
             else:
                 self._leave(form, codes)
 
@@ -224,7 +227,7 @@ class LaneCall:
         request = self._make()
         if all(code & APPLIED for code in codes):
             request = request.waiting()
-        self._left.append((request, form.shards))
+        self._left.append((request, form.asked))
 
     def _await(self, form: LaneForm, lane: Lane) -> tuple[int, ...]:
         """Return the answer of a host that is silent, for as long as it may be.
@@ -254,7 +257,7 @@ class LaneCall:
             self._route.lanes.end(form.worker, lane, by_caller=late)
         self._far.counters.fell_back(reason_of(error))
         logger.debug("%s goes on by message: %r", self._deadline.what, error)
-        self._left.append((self._make(), form.shards))
+        self._left.append((self._make(), form.asked))
 
 
 class LaneFuture(CallFuture[Reply]):

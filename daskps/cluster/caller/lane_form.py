@@ -11,20 +11,21 @@ import hashlib
 import json
 import struct
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from daskps.cluster.caller.routes import at_least
 from daskps.cluster.lane.channel import BUFFER_NBYTES
 from daskps.cluster.lane.forms import LEAST, say_form
-from daskps.cluster.lane.frames import APPLIED, HEAD_NBYTES, ROW_NBYTES
+from daskps.cluster.lane.frames import APPLIED, HEAD_NBYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.cluster.caller.targets import ReadSlice
     from daskps.cluster.wire.messages import Call
+    from daskps.typing import Array
 
 #: Without a byte for so long, a lane is given up.
 PATIENCE_SECONDS = 1.5
@@ -36,6 +37,16 @@ SLOW_NBYTES = 100_000_000
 LanePlace = tuple[int, slice, Any, int, int]
 #: Which array of a request, and its elements from where to where.
 LaneSlice = tuple[Any, int, int]
+
+
+class RowMove(NamedTuple):
+    """Rows that come one after the other, and belong elsewhere."""
+
+    #: To which array of a target, and to which of its rows.
+    number: int
+    at: Array
+    #: What has come, by row.
+    rows: Array
 
 
 class LaneForm:
@@ -51,14 +62,20 @@ class LaneForm:
         Which elements of the caller's arrays its arrays are, in their order.
     reads : mapping of int to sequence of ReadSlice, optional
         What it reads of a shard and where that goes.
+    tables : (sequence of int, sequence of int), optional
+        Tables of which its frames bring rows, and of which they read some; see
+        :mod:`daskps.cluster.caller.lane_rows`.
     """
 
     __slots__ = (
         "answer_nbytes",
         "applied",
+        "asked",
         "call_nbytes",
+        "counts",
         "first_nbytes",
         "key",
+        "moves",
         "nbytes",
         "patience",
         "places",
@@ -77,10 +94,14 @@ class LaneForm:
         call: Call,
         slices: Sequence[LaneSlice] = (),
         reads: Mapping[int, Sequence[ReadSlice]] | None = None,
+        *,
+        tables: tuple[Sequence[int], Sequence[int]] | None = None,
     ) -> None:
         self.worker, self.store = worker, call.store
         #: What the host is told once for each lane, and what that is known by.
-        self.said = say_form(call)
+        self.said = (
+            say_form(call) if tables is None else {**say_form(call), "tables": tables}
+        )
         text = json.dumps(self.said, separators=(",", ":")).encode()
         self.key = hashlib.blake2b(text, digest_size=16).digest()
         self.slices = tuple((n, a, b) for n, a, b in slices if b > a)
@@ -88,15 +109,23 @@ class LaneForm:
         self.nbytes = sum(part.step.nbytes for part in call.parts)
         self.call_nbytes = call.nbytes
         self.patience = PATIENCE_SECONDS + self.call_nbytes / SLOW_NBYTES
-        self.shards = tuple(part.shard for part in call.parts)
+        self.shards = self.asked = tuple(part.shard for part in call.parts)
+        #: Of frames with rows how many there are of each shard and table, and rows that
+        #: come one after the other and belong elsewhere.
+        self.counts = b""
+        self.moves: Sequence[RowMove] = ()
         n_shards = len(self.shards)
         #: The rows of an answer, and what they say where nothing is waited for.
         self.rows = struct.Struct(f"<{4 * n_shards}q")
         self.applied = (APPLIED,) * n_shards
-        at = rows_end = HEAD_NBYTES + ROW_NBYTES * n_shards
-        places: list[LanePlace] = []
         #: What is read of each of them, and where that goes.
         self.reads = tuple([tuple((reads or {}).get(s, ())) for s in self.shards])
+        self._place()
+
+    def _place(self) -> None:
+        """Work out where in an answer what lies that is read."""
+        at = rows_end = HEAD_NBYTES + self.rows.size
+        places: list[LanePlace] = []
         for (dtype, start, stop), number, where in chain.from_iterable(self.reads):
             if n := stop - start:
                 places.append((number, where, np.dtype(dtype), n, at))

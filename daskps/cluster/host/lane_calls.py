@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from daskps.cluster.host.lane_fetches import answer_fetch
 from daskps.cluster.host.lane_forms import HostForm
 from daskps.cluster.host.lane_refusals import refusal_of
+from daskps.cluster.host.lane_rows import HostRowForm
 from daskps.cluster.host.parked_calls import Parked
-from daskps.cluster.lane.forms import read_form
 from daskps.cluster.lane.frames import (
     ANSWER,
     CALL,
@@ -23,6 +23,7 @@ from daskps.cluster.lane.frames import (
     pack_head,
     unpack_text,
 )
+from daskps.cluster.lane.row_forms import ID, RowForm, read_any_form
 from daskps.cluster.wire.wellformed import refused
 from daskps.errors import ProtocolError, StaleGenerationError
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
     from daskps.cluster.lane.calls import Queues
+    from daskps.cluster.lane.forms import Form
     from daskps.layout.arrays import Layout
 
 __all__ = ["LaneCalls", "Parked"]
@@ -77,7 +79,12 @@ class LaneCalls:
         if head.kind != CALL:
             return head.kind == FETCH
         known = self._forms.get(head.form)
-        return known is not None and known.form.answer_nbytes > LONG
+        if known is None:
+            return False
+        form = known.form
+        # Each of its ids may ask for a row.
+        rows = form.row_nbytes and head.nbytes // ID.itemsize * form.row_nbytes
+        return form.answer_nbytes + rows > LONG
 
     def begin(
         self,
@@ -113,17 +120,24 @@ class LaneCalls:
         with self._learning:
             self._forms.pop(head.form, None)
         try:
-            form = read_form(unpack_text(text), self._layout)
+            form = read_any_form(unpack_text(text), self._layout)
         except Exception as error:
             raise refused(error, "a form") from error
         with self._learning:
-            self._forms[head.form] = HostForm(self._host, form)
+            self._forms[head.form] = self._at_host(form)
         if self.reads is not None:
             call, get = form.template, self._host.get_shard
             self.reads.forget(head.form)
+            if isinstance(form, RowForm):
+                return
             with contextlib.suppress(StaleGenerationError):
                 hosted = [get(call.store, part.shard) for part in call.parts]
                 self.reads.learn(head.form, call, hosted)
+
+    def _at_host(self, form: Form) -> HostForm:
+        if isinstance(form, RowForm):
+            return HostRowForm(self._host, form)
+        return HostForm(self._host, form)
 
     @property
     def alone(self) -> int:
@@ -152,7 +166,7 @@ class LaneCalls:
             for number, form in [*self._forms.items()]:
                 if form.has_gone:
                     # Anew: the lane's thread may be at a call of this one.
-                    self._forms[number] = HostForm(self._host, form.form)
+                    self._forms[number] = self._at_host(form.form)
         if self.reads is None or not len(self.reads):
             return False
         self.reads.wake()

@@ -262,8 +262,20 @@ class HostForm:
     ) -> list[Any] | Parked:
         """Give the shards their parts as tickets; `taken` says what steps have led to."""
         taken = taken or (ASK,) * len(parts)
+        asked = zip(self._found, parts, taken, strict=True)
+        return self._offer_all(parked, asked, seconds, queues=queues)
+
+    @staticmethod
+    def _offer_all(
+        parked: Parked,
+        asked: Iterable[tuple[HostedShard, Part, int]],
+        seconds: float,
+        *,
+        queues: Queues | None,
+    ) -> list[Any] | Parked:
+        """Give shards what they are asked, and return the answer if it is there."""
         try:
-            for hosted, part, version in zip(self._found, parts, taken, strict=True):
+            for hosted, part, version in asked:
                 parked.offer(hosted, part, version, seconds, queues=queues)
         except BaseException:
             parked.cancel()

@@ -84,6 +84,8 @@ class Form:
     answer_nbytes: int
     #: Where each of them lies in a small body that is one buffer; None for others.
     places: tuple[tuple[np.dtype[Any], int, int], ...] | None
+    #: Bytes of the longest row that its frames may ask for; 0 where they ask for none.
+    row_nbytes: int = 0
 
     def check(self, head: Head) -> None:
         """Refuse a head whose body is none of this form.

@@ -465,7 +465,7 @@ def check_way(contract, used, name):
     if calls_without(contract) or contract in (aggregates, attributes):
         return
     if contract in ROW_CONTRACTS:
-        check_way_of_rows(contract, local, messages, name)
+        check_way_of_rows(contract, used, name)
         return
     if name == "lane" and contract is not futures:
         assert local == 0
@@ -483,9 +483,14 @@ def check_way(contract, used, name):
         assert messages > 0
 
 
-def check_way_of_rows(contract, local, messages, name):
-    """Tell it of rows, which go by message where others have lanes."""
+def check_way_of_rows(contract, used, name):
+    """Tell it of rows."""
+    local, messages, by_lane = used
     if contract in (pushes_rows_with_arrays, says_what_tables_are, refuses_rows):
+        return
+    if name == "lane":
+        assert local == 0
+        assert by_lane > 0
         return
     assert local > 0 if name in ("process", "machine") else messages > 0
     assert messages == 0 or name != "process"

@@ -71,7 +71,8 @@ def test_what_is_too_much_for_one_call_goes_in_parts(monkeypatch, kind):
     slices = (("w", 0, 150_000), ("w", 3, 10), ("w", 150_000, 300_001))
     n = sum(b - a for _, a, b in slices)
     wanted = b"".join(data["w"][a:b].tobytes() for _, a, b in slices)
-    form: Any = SimpleNamespace(key=b"0", patience=30.0, nbytes=n, slices=slices)
+    said: Any = {"key": b"0", "patience": 30.0, "nbytes": n, "counts": b""}
+    form: Any = SimpleNamespace(slices=slices, **said)
     lane._forms[form.key] = 0
     thread = threading.Thread(target=lane.ask, args=(form, LaneSaid(arrays=data)))
     thread.start()

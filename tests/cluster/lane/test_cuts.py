@@ -19,11 +19,14 @@ import numpy as np
 import pytest
 
 from daskps import consistency, optim
+from daskps.cluster.caller.by_lane import call_of
 from daskps.cluster.caller.lane import Lane, LaneSaid
 from daskps.cluster.caller.lane_call import LaneCall
 from daskps.cluster.caller.lane_form import LaneForm
-from daskps.cluster.caller.routes import Reply
-from daskps.cluster.caller.targets import ReadSlice
+from daskps.cluster.caller.lane_rows import RowRoutes
+from daskps.cluster.caller.routes import Reply, Request, push
+from daskps.cluster.caller.row_routes import RowCut, RowsGiven, slices_of
+from daskps.cluster.caller.targets import ReadSlice, Target
 from daskps.cluster.caller.wires import Counters
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.lane_calls import LaneCalls
@@ -35,17 +38,21 @@ from daskps.cluster.wire.messages import Call, Part, pack_call, unpack_call
 from daskps.errors import ProtocolError
 from daskps.layout.arrays import Layout
 from daskps.shards.steps import ADD, GRADIENT, NO_WAIT, READ, Item, Step
+from tests.cluster.callers import map_of
 from tests.cluster.hosted import bare_host
 from tests.cluster.laned import hosted_shards
 
-LAYOUT = Layout.build({"w": ((4,), "float64")}, 2)
+LAYOUT = Layout.build({"w": ((4,), "float64")}, 2, tables={"emb": (4, 1, "float64")})
 RUN, N_RANKS = 7, 2
+FOREVER, ADD_ROWS = Deadline(None, "a call"), "add rows"
 RANGE = ("float64", 0, 2)
 READS = {
     0: [ReadSlice(RANGE, 0, slice(0, 2))],
     1: [ReadSlice(RANGE, 0, slice(2, 4))],
 }
 SLICES = (("w", 0, 2), ("w", 2, 4))
+#: Rows that are pushed and read, of both shards.
+PUSHED, READ_IDS = np.array([2, 0, 3, 1]), np.array([3, 1, 0, 2])
 
 
 class HostEnd:
@@ -140,20 +147,31 @@ class Model:
         self.n = self.n_messages = 0
         self.given_back = 0
         self.out = np.zeros(4)
+        #: What a caller knows of the store, and its ways by lanes.
+        self.meta = map_of(host.shards["s", 0], ["a", "a"])
+        self.pool: Any
+        self.pool = SimpleNamespace(give_back=self._give_back, end=self._end)
+        self.rows = RowRoutes(self.pool, self.meta)
         #: What comes before a message, which would wait for it.
         self.first: Callable[[], None] | None = None
 
-    def send(self, request: Call, shards: Any, _: Any) -> Any:
+    def send(self, request: Call | Request, shards: Any, _: Any) -> Any:
         """Send a call by message, as `far` does."""
         self.n_messages += 1
         if self.first is not None:
             self.first()
+        target = None
+        if isinstance(request, Request):
+            target, request = request.target, request.call(self.meta, shards, 30.0, "")
         arrived = unpack_call(**pack_call(request), layout=LAYOUT)
         done: Future[Reply] = Future()
         answers = self.loop.run_until_complete(self.host.call(arrived))
         for answer in answers:
             if answer.error is not None:
                 raise answer.error
+            if target is not None:
+                target.fill(answer.shard, answer.arrays)
+                continue
             [out] = answer.arrays or [self.out[:0]]
             at = READS[answer.shard][0].where
             self.out[at][: len(out)] = out
@@ -166,8 +184,22 @@ class Model:
         cut = CutSocket(host, here.detach())
         return Lane(cut, 30.0), host, cut
 
+    def call_rows(self, lane: Lane, step: Step) -> Reply:
+        """Push rows and read some, as a thread does that has this lane."""
+        self.out[:] = -1
+        table, n = LAYOUT.tables[0], LAYOUT.n_shards
+        rows = slices_of(LAYOUT, RowCut.of(table, READ_IDS, n), 0, 0)
+        target = Target({}, [self.out], dict, {s: (of,) for s, of in rows.items()})
+        given = RowsGiven(RowCut.of(table, PUSHED, n), np.ones(4))
+        request = push(self.meta, {}, step, target=target, rows=[given])
+        route = self.rows.find(request, [0, 1])
+        assert route is not None
+        return self._made(lane, call_of(self, route, request, FOREVER))  # type: ignore[arg-type]
+
     def call(self, lane: Lane, step: Step) -> Reply:
         """Make a call as a thread does that has this lane."""
+        if step.kind == ADD_ROWS:
+            return self.call_rows(lane, step._replace(kind=ADD))
         data = np.ones(4)
         parts = []
         for shard in (0, 1):
@@ -178,11 +210,8 @@ class Model:
         reads: Any = READS if step.wait == READ else None
         form = LaneForm("a", call, SLICES, reads)
         self.out[:] = -1
-        pool: Any = SimpleNamespace(
-            take=lambda *_: lane, give_back=self._give_back, end=self._end
-        )
         route: Any = SimpleNamespace(
-            lanes=pool, forms=[form], run=step.run, may_wait=bool(step.run)
+            lanes=self.pool, forms=[form], run=step.run, may_wait=bool(step.run)
         )
         said = LaneSaid(
             step.clock,
@@ -197,8 +226,12 @@ class Model:
             route,
             said,
             make=lambda: call,  # type: ignore[arg-type,return-value]
-            deadline=Deadline(None, "a call"),
+            deadline=FOREVER,
         )
+        return self._made(lane, made)
+
+    def _made(self, lane: Lane, made: LaneCall) -> Reply:
+        self.pool.take = lambda *_: lane
         # Not `run`: the loop of the messages is this thread's.
         made.begin()
         reply: Reply = made.finish()
@@ -220,6 +253,12 @@ class Model:
 def adds(model: Model) -> tuple[Step, None]:
     """What adds outside runs, and reads what is there then."""
     step = Step(ADD, producer=3, sequence=model.n, floor=model.n, wait=READ)
+    return step, None
+
+
+def adds_rows(model: Model) -> tuple[Step, None]:
+    """The same of rows of a table."""
+    step = Step(ADD_ROWS, producer=3, sequence=model.n, floor=model.n)
     return step, None
 
 
@@ -287,7 +326,7 @@ def one(model: Model, kind: Any, **cut: Any) -> CutSocket:
     host.go_on()
     assert host.has_ended == there.is_cut
     assert (model.n_messages > before) == there.is_cut
-    value = model.n if kind is adds else -model.n
+    value = model.n if kind in (adds, adds_rows) else -model.n
     assert model.out.tolist() == [value] * 4
     model.check()
     lane.close()
@@ -295,9 +334,9 @@ def one(model: Model, kind: Any, **cut: Any) -> CutSocket:
     return there
 
 
-@pytest.mark.parametrize("kind", [adds, steps_last, steps_first])
+@pytest.mark.parametrize("kind", [adds, adds_rows, steps_last, steps_first])
 def test_a_push_counts_once_wherever_its_lane_is_cut(model, kind):
-    if kind is not adds:
+    if kind not in (adds, adds_rows):
         for hosted in model.host.shards.values():
             hosted.shard.begin_run(RUN, consistency.policy("bsp"), N_RANKS)
     whole = one(model, kind)
@@ -305,8 +344,9 @@ def test_a_push_counts_once_wherever_its_lane_is_cut(model, kind):
     # Form, head and arrays; what answers the form, head, rows and arrays.
     assert n_out > 64 + 100 + 64 + 32
     assert n_in == 64 + 64 + 64 + 32
-    # The form is said as calls of any kind say it.
-    form, its_answer = (0, 0) if kind is adds else (n_out - 64 - 32, 64)
+    # The form is said as calls of any kind say it. Rows come with their numbers and ids.
+    rows = 32 + 64 if kind is adds_rows else 0
+    form, its_answer = (0, 0) if kind is adds else (n_out - 64 - rows - 32, 64)
     places = [("out_at", at) for at in range(form, n_out)]
     places += [("in_at", at) for at in range(its_answer, n_in)]
     for k, (name, at) in enumerate(places):

@@ -1,0 +1,302 @@
+"""Forms of calls with rows of tables: frames whose lengths are their own.
+
+Which tables a call brings rows of, and which it reads, its form says once. How many rows
+that are of each shard, and which ones, comes with each frame, before the rows:
+
+- versions to wait for, as in frames without rows;
+- how many ids follow, for each shard and table: of what is brought, then of what is read;
+- these ids;
+- arrays and rows that are brought, those with the widest elements first: so all of it
+  lies aligned in the one buffer that a frame is received into.
+
+An answer has of each shard its arrays, and then the rows of each table that is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from daskps.cluster.lane.forms import LEAST, SMALL_NBYTES, Form, read_form
+from daskps.cluster.lane.frames import HAS_LEAST, HAS_LR, Head
+from daskps.cluster.wire.messages import Call, Part
+from daskps.cluster.wire.rows import RowsAsked, most_rows
+from daskps.errors import ProtocolError, PushRejectedError
+from daskps.layout.arrays import FLOATS, compute_dtype
+from daskps.limits import MOST_PUSHED_ROWS
+from daskps.shards.steps import GRADIENT, MODEL, NO_WAIT, NOTHING, READ, Item
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from daskps.layout.arrays import Layout
+    from daskps.layout.tables import Table, TablePiece
+    from daskps.reduction import Empty
+    from daskps.typing import Array
+
+#: Of an id, and of how many there are.
+ID = np.dtype("int64")
+
+
+class Given(NamedTuple):
+    """One array of a body, or the rows that a part has of a table."""
+
+    part: int
+    #: Which of the part's arrays; the tables come after them.
+    slot: int
+    dtype: np.dtype[Any]
+    #: Elements of the array, or of each row.
+    n: int
+    #: Which number of ids says how many rows there are; -1 for an array.
+    counted: int
+
+
+def dtype_of_rows(table: Table, kind: str) -> str:
+    """Return of which dtype the rows are that go to a table."""
+    computed = kind == GRADIENT and table.dtype in FLOATS
+    return compute_dtype(table.dtype) if computed else table.dtype
+
+
+def given_in(
+    arrays: Sequence[Sequence[tuple[str, int]]], pushed: Sequence[Table], kind: str
+) -> tuple[Given, ...]:
+    """Return what the body of a frame has, in its order.
+
+    Parameters
+    ----------
+    arrays : sequence of sequence of (dtype, n)
+        The arrays of each part.
+    pushed : sequence of Table
+        The tables that all of them have rows of.
+    kind : str
+        What the call does with them.
+    """
+    found = []
+    for part, of in enumerate(arrays):
+        for slot, (dtype, n) in enumerate(of):
+            found.append(Given(part, slot, np.dtype(dtype), n, -1))
+        for k, table in enumerate(pushed):
+            rows, at = np.dtype(dtype_of_rows(table, kind)), part * len(pushed) + k
+            found.append(Given(part, len(of) + k, rows, table.dim, at))
+    return tuple(sorted(found, key=lambda one: -one.dtype.itemsize))
+
+
+@dataclass(frozen=True, slots=True)
+class RowForm(Form):
+    """A form of calls with rows, as a host has it."""
+
+    #: Tables that rows are brought of, and read of.
+    pushed: tuple[Table, ...] = ()
+    read: tuple[Table, ...] = ()
+    #: What comes after the ids.
+    given: tuple[Given, ...] = ()
+    #: Positions of the pieces of both, by part.
+    positions: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+    #: The pieces themselves, by shard and table.
+    pieces: Mapping[int, Mapping[int, TablePiece]] = field(default_factory=dict)
+    #: By number of ids how many there may be at most, and bytes that come with each.
+    limits: tuple[tuple[int, int], ...] = ()
+    #: Bytes of a frame without ids and rows, and with as many as there may be.
+    least_nbytes: int = 0
+    most_nbytes: int = 0
+
+    def check(self, head: Head) -> None:
+        """Refuse a head whose body is none of this form; see :meth:`Form.check`."""
+        least = LEAST.itemsize * len(self.template.parts)
+        rest = head.nbytes - (least if head.flags & HAS_LEAST else 0)
+        if not self.least_nbytes <= rest <= self.most_nbytes:
+            raise ProtocolError(
+                f"a call with a body of {head.nbytes:,} bytes, of a form that has "
+                f"{self.least_nbytes:,} to {self.most_nbytes:,}"
+            )
+
+    def wanted(self, head: Head, empty: Empty) -> list[Array]:
+        """Return the buffer for a body of this form; see :meth:`Form.wanted`."""
+        self.check(head)
+        if head.nbytes <= SMALL_NBYTES:
+            return [np.empty(head.nbytes, np.uint8)]
+        return [empty(head.nbytes, np.uint8)]
+
+    def call_with_rows(self, head: Head, body: Sequence[Array]) -> Call:
+        """Return the call that a frame of this form is.
+
+        Parts of a call that only reads have nothing to read where no id is theirs.
+
+        Raises
+        ------
+        ProtocolError
+            For numbers of ids that no call has, or that are not those of its body.
+        """
+        data, n_parts = body[0], len(self.template.parts)
+        least, at = [0] * n_parts, 0
+        if head.flags & HAS_LEAST:
+            at = LEAST.itemsize * n_parts
+            least = data[:at].view(LEAST).tolist()
+        first = at + ID.itemsize * len(self.limits)
+        counts: list[int] = data[at:first].view(ID).tolist()
+        self._check_counts(counts, len(data) - at)
+        ends = [0, *accumulate(counts)]
+        at = first + ID.itemsize * ends[-1]
+        ids = data[first:at].view(ID)
+        arrays = [
+            [_NOTHING] * (len(p.step.items) + len(self.pushed))
+            for p in self.template.parts
+        ]
+        for part, slot, dtype, n, k in self.given:
+            end = at + dtype.itemsize * (n if k < 0 else n * counts[k])
+            arrays[part][slot] = data[at:end].view(dtype)
+            at = end
+        cut = [ids[a:b] for a, b in pairwise(ends)]
+        parts = [
+            self._part(head, i, at_least=bound, arrays=arrays[i], ids=cut)
+            for i, bound in enumerate(least)
+        ]
+        template = self.template
+        return template._replace(parts=tuple(parts), wait_seconds=head.wait_ms / 1000)
+
+    def _check_counts(self, counts: Sequence[int], nbytes: int) -> None:
+        found = self.least_nbytes
+        for n, (most, each) in zip(counts, self.limits, strict=True):
+            if not 0 <= n <= most:
+                raise ProtocolError(
+                    f"a call with {n:,} ids for a table of a shard, which takes {most:,}"
+                )
+            found += n * each
+        if found != nbytes:
+            raise ProtocolError(
+                f"a call with {nbytes:,} bytes, whose numbers of ids make {found:,}"
+            )
+
+    def _check_ids(
+        self, shard: int, table: Table, ids: Array, error: type[Exception]
+    ) -> None:
+        """Refuse ids of rows that a shard does not have, before any shard has heard."""
+        piece = self.pieces[shard][table.index]
+        if not piece.holds(ids):
+            raise error(f"{len(ids):,} ids do not fit shard {shard}, which has {piece}")
+
+    def _part(
+        self,
+        head: Head,
+        i: int,
+        *,
+        at_least: int,
+        arrays: Sequence[Array],
+        ids: Sequence[Array],
+    ) -> Part:
+        """Return what a call says to one shard."""
+        shard, step, ranges, _ = self.template.parts[i]
+        pushed, read = self.positions[i]
+        items = [
+            Item(item.position, item.start, array)
+            for item, array in zip(step.items, arrays, strict=False)
+        ]
+        n, k = len(items), i * len(pushed)
+        for j, position in enumerate(pushed):
+            self._check_ids(shard, self.pushed[j], ids[k + j], PushRejectedError)
+            items.append(Item(position, 0, arrays[n + j], ids[k + j]))
+        k = len(self.template.parts) * len(pushed) + i * len(read)
+        for j, table in enumerate(self.read):
+            self._check_ids(shard, table, ids[k + j], ProtocolError)
+        asked = tuple(
+            [
+                RowsAsked(position, ids[k + j], self.read[j].dim, self.read[j].dtype)
+                for j, position in enumerate(read)
+                if len(ids[k + j])
+            ]
+        )
+        wait = READ if step.wait == NO_WAIT and (asked or ranges) else step.wait
+        step = step._replace(
+            items=tuple(items),
+            clock=head.clock,
+            sequence=head.sequence,
+            weight=head.weight,
+            lr=head.lr if head.flags & HAS_LR else None,
+            wait=wait,
+            at_least=at_least,
+            floor=head.floor,
+        )
+        return Part(shard, step, ranges, asked)
+
+
+_NOTHING = np.empty(0, np.uint8)
+
+
+def read_any_form(said: Any, layout_of: Callable[[str, int], Layout]) -> Form:
+    """Return the form that a caller has said, of calls with rows or without.
+
+    Raises
+    ------
+    ProtocolError, PushRejectedError, StaleGenerationError
+        As :func:`~daskps.cluster.lane.forms.read_form`.
+    """
+    form = read_form(said, layout_of)
+    if "tables" not in said:
+        return form
+    template, kind = form.template, form.template.step.kind
+    layout = layout_of(template.store, template.parts[0].shard)
+    pushed, read = (_tables(layout, of) for of in said["tables"])
+    if template.codec or (pushed and kind in (NOTHING, MODEL)):
+        raise ProtocolError(f"a {kind} of rows, of codec {template.codec!r:.60}")
+    n, arrays = len(template.parts), _arrays_of(template)
+    given = given_in(arrays, pushed, kind)
+    limits = [
+        (
+            MOST_PUSHED_ROWS,
+            ID.itemsize + np.dtype(dtype_of_rows(t, kind)).itemsize * t.dim,
+        )
+        for t in pushed
+    ] * n
+    limits += [(most_rows(t), ID.itemsize) for t in read] * n
+    nbytes = form.nbytes + ID.itemsize * len(limits)
+    return RowForm(
+        template,
+        form.arrays,
+        form.nbytes,
+        form.answer_nbytes,
+        None,
+        max((table.row_nbytes for table in read), default=0),
+        pushed,
+        read,
+        given,
+        tuple(
+            (_positions(layout, p, pushed), _positions(layout, p, read))
+            for p in template.parts
+        ),
+        {
+            p.shard: {one.table.index: one for one in layout.table_pieces[p.shard]}
+            for p in template.parts
+        },
+        tuple(limits),
+        nbytes,
+        nbytes + sum(most * each for most, each in limits),
+    )
+
+
+def _arrays_of(template: Call) -> list[list[tuple[str, int]]]:
+    """Return dtype and length of the arrays of each part."""
+    return [
+        [(item.data.dtype.name, len(item.data)) for item in part.step.items]
+        for part in template.parts
+    ]
+
+
+def _tables(layout: Layout, ordinals: Iterable[Any]) -> tuple[Table, ...]:
+    """Return tables by their numbers among those of a store."""
+    found = []
+    for k in ordinals:
+        if type(k) is not int or not 0 <= k < len(layout.tables):
+            raise ProtocolError(
+                f"table {k!r:.60} of the {len(layout.tables)} of a store"
+            )
+        found.append(layout.tables[k])
+    if len({table.index for table in found}) < len(found):
+        raise ProtocolError("a form that names a table twice")
+    return tuple(found)
+
+
+def _positions(layout: Layout, part: Part, tables: Iterable[Table]) -> tuple[int, ...]:
+    return tuple(layout.table_position(part.shard, table.index) for table in tables)

@@ -1,0 +1,335 @@
+"""Frames of calls with rows: what arrives of them, and what is no such frame."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from daskps.cluster.caller.lane_rows import RowRoute, RowRoutes
+from daskps.cluster.caller.routes import push, read, spanning
+from daskps.cluster.caller.row_routes import RowCut, RowsGiven, slices_of
+from daskps.cluster.caller.targets import Target
+from daskps.cluster.host.host import ShardHost
+from daskps.cluster.host.lane_calls import LaneCalls
+from daskps.cluster.lane.forms import LEAST
+from daskps.cluster.lane.frames import (
+    ANSWER,
+    CALL,
+    FORM,
+    HAS_LEAST,
+    HEAD_NBYTES,
+    REFUSAL,
+    Head,
+    unpack_head,
+    unpack_text,
+)
+from daskps.cluster.lane.row_forms import RowForm, read_any_form
+from daskps.cluster.wire.messages import Call
+from daskps.errors import ProtocolError
+from daskps.layout.arrays import Layout
+from daskps.limits import MOST_PUSHED_ROWS
+from daskps.shards.steps import ADD, Step
+from tests.cluster.callers import map_of
+from tests.cluster.hosted import bare_host
+from tests.cluster.laned import hosted_shards
+
+#: Widths that lie in one buffer only in the right order; a table without a row for all.
+LAYOUT = Layout.build(
+    {"h": ((3,), "float16"), "w": ((7,), "float32")},
+    3,
+    tables={"emb": (20, 3, "float16"), "n": (2, 1, "int64"), "f": (9, 2, "float32")},
+)
+STEP = Step(ADD, producer=4, sequence=2, floor=1, weight=2.0)
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[ShardHost]:
+    loop = asyncio.new_event_loop()
+
+    async def made() -> ShardHost:
+        return stack.__enter__()
+
+    stack = bare_host(loop, *hosted_shards(LAYOUT, None))
+    yield loop.run_until_complete(made())
+    stack.__exit__(None, None, None)
+    loop.close()
+
+
+@pytest.fixture
+def routes(host: ShardHost) -> RowRoutes:
+    lanes: Any = SimpleNamespace()
+    return RowRoutes(lanes, map_of(host.shards["s", 0], ["a", "b", "a"]))
+
+
+def meta_of(routes: RowRoutes) -> Any:
+    return routes._meta
+
+
+def brings(table: int, ids: Any) -> RowsGiven:
+    """Return rows of a table, all different, for ids in any order."""
+    of = LAYOUT.tables[table]
+    data = np.arange(len(ids) * of.dim).astype(of.dtype)
+    return RowsGiven(RowCut.of(of, np.array(ids, "i8"), LAYOUT.n_shards), data)
+
+
+def target_of(
+    routes: RowRoutes, asked: dict[int, Any], arrays: tuple[int, ...] = ()
+) -> Target:
+    """Return a read of rows of tables, and of whole arrays."""
+    flats = {i: np.zeros(p.size, p.dtype) for i, p in enumerate(LAYOUT.parameters)}
+    spans: Any = {i: (0, len(flats[i]), flats[i]) for i in arrays}
+    target = spanning(meta_of(routes), spans, dict)
+    rows: dict[int, tuple[Any, ...]] = {}
+    outs = [*target.flats]
+    for table, ids in asked.items():
+        of = LAYOUT.tables[table]
+        cut = RowCut.of(of, np.array(ids, "i8"), LAYOUT.n_shards)
+        for shard, one in slices_of(LAYOUT, cut, len(outs), 0).items():
+            rows[shard] = (*rows.get(shard, ()), one)
+        outs.append(np.zeros(len(ids) * of.dim, of.dtype))
+    return target._replace(flats=outs, rows=rows)
+
+
+def form_of(frame: Any) -> RowForm:
+    """Return a form as its host has it."""
+    form = read_any_form(
+        unpack_text(json.dumps(frame.said).encode()),
+        lambda *_: LAYOUT,
+    )
+    assert isinstance(form, RowForm)
+    return form
+
+
+def body_of(route: RowRoute, frame: Any) -> np.ndarray[Any, Any]:
+    """Return what of a frame comes after its head, without versions to wait for."""
+    arrays = [route.brings[name][a:b] for name, a, b in frame.slices]
+    data = frame.counts + b"".join(array.tobytes() for array in arrays)
+    assert len(data) == frame.nbytes
+    return np.frombuffer(data, np.uint8)
+
+
+def plain(call: Call) -> Any:
+    """Return what parts of a call say, by shard, with lists for arrays."""
+
+    def listed(array: Any) -> Any:
+        return None if array is None else (array.dtype.name, array.tolist())
+
+    return {
+        p.shard: (
+            [
+                (i.position, i.start, listed(i.data), listed(i.ids))
+                for i in p.step.items
+            ],
+            p.step._replace(items=(), owned=True, touched=None),
+            p.ranges,
+            [(r.position, r.ids.tolist(), r.dim, r.dtype) for r in p.rows],
+        )
+        for p in call.parts
+    }
+
+
+IDS = [st.lists(st.integers(0, t.rows - 1), max_size=6) for t in LAYOUT.tables]
+
+
+@settings(max_examples=40)
+@given(
+    st.tuples(*IDS),
+    st.sets(st.integers(0, 2)),
+    st.tuples(*IDS),
+    st.sets(st.integers(0, 2)),
+    st.sets(st.integers(0, 1)),
+    st.integers(0, 9),
+)
+def test_a_call_with_rows_arrives_as_a_message_does(
+    host, given_ids, pushed, asked_ids, asked, arrays, least
+):
+    lanes: Any = SimpleNamespace()
+    routes = RowRoutes(lanes, map_of(host.shards["s", 0], ["a", "b", "a"]))
+    meta = meta_of(routes)
+    target = target_of(routes, {k: asked_ids[k] for k in asked}, tuple(arrays))
+    rows = [brings(k, given_ids[k]) for k in pushed]
+    dense = {
+        i: np.arange(LAYOUT.parameters[i].size).astype(LAYOUT.parameters[i].dtype)
+        for i in arrays
+    }
+    if rows:
+        request = push(meta, dense, STEP, target=target, rows=rows)
+    elif target.rows:
+        request = read(meta, target, None, Step())
+    else:
+        return
+    shards = tuple(request.route.slices)
+    route = routes.find(request, shards)
+    assert route is not None
+    seen = []
+    for frame in route.forms:
+        form, body = form_of(frame), body_of(route, frame)
+        said = request.step
+        head = Head(
+            CALL,
+            len(body),
+            1,
+            0,
+            0,
+            said.clock,
+            said.sequence,
+            said.floor,
+            said.weight,
+            0.0,
+            0,
+        )
+        if least:
+            versions = np.full(len(frame.shards), least, LEAST)
+            body = np.concatenate([versions.view(np.uint8), body])
+            head = head._replace(nbytes=len(body), flags=HAS_LEAST)
+            request = request._replace(min_version=least)
+        [buffer] = form.wanted(head, np.empty)
+        buffer[:] = body
+        found = form.call_with_rows(head, [buffer])
+        expected = plain(request.call(meta, frame.asked, 0.0, ""))
+        for shard, what in plain(found).items():
+            if shard in frame.asked:
+                assert what == expected[shard]
+                seen.append(shard)
+            else:
+                assert not what[3]
+        assert all(
+            item.data.flags.aligned for p in found.parts for item in p.step.items
+        )
+    assert sorted(seen) == sorted(shards)
+
+
+def served(host: ShardHost, frame: Any, body: Any, **said: Any) -> tuple[Any, Any]:
+    """Return kind and text of what a host answers to a frame of a form it knows."""
+    calls = LaneCalls(host)
+    text = json.dumps(frame.said).encode()
+    assert isinstance(calls.begin(Head(FORM, len(text), 1), [text], 1.0), list)
+    head = Head(CALL, len(body), 2, **said)
+    [buffer] = calls.wanted(head)
+    buffer[:] = body
+    found = calls.begin(head, [buffer], 1.0)
+    assert isinstance(found, list)
+    data = b"".join(bytes(memoryview(b).cast("B")) for b in found)
+    return unpack_head(data[:HEAD_NBYTES]).kind, data[HEAD_NBYTES:]
+
+
+def version_of(host: ShardHost) -> list[int]:
+    return [h.shard.segment.current.version for h in host.shards.values()]
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "says"),
+    [
+        (0, -1, "which takes 131,072"),
+        (0, 2**62, "which takes 131,072"),
+        (0, MOST_PUSHED_ROWS + 1, "which takes 131,072"),
+        (0, 3, "whose numbers of ids make"),
+        (2, 65_537, "which takes 65,536"),
+        (2, 1, "whose numbers of ids make"),
+        (4, 20, "PushRejectedError"),
+        (4, -1, "PushRejectedError"),
+        (7, 19, "ProtocolError"),
+        (7, -(2**63), "ProtocolError"),
+    ],
+)
+def test_numbers_and_ids_of_no_call_are_refused(host, routes, word, value, says):
+    """Of two shards at host a: how many ids of each, two pushed, then those read."""
+    request = push(
+        meta_of(routes),
+        {},
+        STEP._replace(sequence=9 + abs(value) % 97),
+        target=target_of(routes, {0: [0, 1, 19]}),
+        rows=[brings(0, [0, 19, 3])],
+    )
+    route = routes.find(request, (0, 1, 2))
+    assert route is not None
+    [frame, _] = route.forms
+    body = body_of(route, frame).copy()
+    words = body[: 8 * 10].view(np.int64)
+    assert words.tolist() == [2, 1, 2, 1, 0, 3, 19, 0, 1, 19]
+    before = version_of(host)
+    words[word] = value
+    kind, text = served(host, frame, body, sequence=request.step.sequence)
+    assert kind == REFUSAL
+    assert says in unpack_text(text)
+    assert version_of(host) == before
+
+
+def test_a_body_that_no_numbers_can_make_takes_no_memory(routes):
+    request = push(meta_of(routes), {}, STEP, rows=[brings(0, [0, 19, 3])])
+    route = routes.find(request, (0, 1, 2))
+    assert route is not None
+    form = form_of(route.forms[0])
+    most = form.most_nbytes
+    assert most == 2 * (8 + MOST_PUSHED_ROWS * (8 + 6))
+    form.check(Head(CALL, most))
+    for nbytes in (0, 15, most + 1, 2**63):
+        with pytest.raises(ProtocolError, match="of a form that has"):
+            form.wanted(Head(CALL, nbytes), lambda *_: pytest.fail("memory"))
+
+
+@pytest.mark.parametrize(
+    ("tables", "says"),
+    [
+        ([[3], []], "table 3 of the 3"),
+        ([[-1], []], "table -1"),
+        ([[], ["0"]], "table '0'"),
+        ([[0, 0], []], "twice"),
+        ([[], [1, 1]], "twice"),
+    ],
+)
+def test_a_form_of_tables_that_are_none_is_refused(routes, tables, says):
+    request = push(meta_of(routes), {}, STEP, rows=[brings(0, [0])])
+    route = routes.find(request, (0, 1, 2))
+    assert route is not None
+    said = {**route.forms[0].said, "tables": tables}
+    with pytest.raises(ProtocolError, match=says):
+        read_any_form(said, lambda *_: LAYOUT)
+    said = {**route.forms[0].said}
+    said["head"] = ["nothing" if x == ADD else x for x in said["head"]]
+    with pytest.raises(ProtocolError, match="a nothing of rows"):
+        read_any_form(said, lambda *_: LAYOUT)
+
+
+def test_reads_of_any_shards_are_of_one_form(routes):
+    """Else a lane would be told of each set of shards that ids can fall on."""
+    keys = set()
+    for ids in ([0], [19], [0, 19], [10, 0]):
+        request = read(meta_of(routes), target_of(routes, {0: ids}), None, Step())
+        route = routes.find(request, tuple(request.route.slices))
+        assert route is not None
+        keys |= {(frame.worker, frame.key) for frame in route.forms}
+    assert len(keys) == 2
+    assert [frame.asked for frame in route.forms] == [(0,), (1,)]
+
+
+def test_more_rows_than_a_lane_takes_go_by_message(routes):
+    """They are of few ids: else the shards would refuse them."""
+    request = push(
+        meta_of(routes), {}, STEP, rows=[brings(1, [0] * (MOST_PUSHED_ROWS + 1))]
+    )
+    assert routes.find(request, (0, 1, 2)) is None
+
+
+def test_a_push_of_rows_that_comes_again_counts_once(host, routes):
+    request = push(
+        meta_of(routes), {}, STEP._replace(sequence=1000), rows=[brings(1, [1, 1])]
+    )
+    route = routes.find(request, (0, 1, 2))
+    assert route is not None
+    before = version_of(host)
+    for frame in route.forms:
+        for _ in range(2):
+            body = body_of(route, frame)
+            kind, _ = served(host, frame, body, sequence=1000, floor=1000)
+            assert kind == ANSWER
+    assert [b - a for a, b in zip(before, version_of(host), strict=True)] == [1, 1, 1]
+    assert host.shards["s", 1].shard.segment.tables[1].rows.tolist() == [[0 + 1]]
