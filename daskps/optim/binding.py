@@ -30,7 +30,8 @@ class Bound:
             kernel.publish,
             kernel.fixed,
         )
-        self.rows, self.is_finite = kernel.rows, kernel.is_finite
+        self.rows, self.fixed_rows = kernel.rows, kernel.fixed_rows
+        self.is_finite = kernel.is_finite
         #: What was asked for last, and the answer: the parameters of a rule ask for
         #: the same one after the other.
         self._latest: tuple[tuple[int, float | None], tuple[float, ...]] | None = None

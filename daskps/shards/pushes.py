@@ -22,13 +22,23 @@ from daskps.shards.memory.format import (
 from daskps.shards.memory.publication import Publication, is_large, looks
 from daskps.shards.memory.undo import settle
 from daskps.shards.run_record import CODES
-from daskps.shards.steps import ASK, NOTHING, Step, Tick, Ticket
+from daskps.shards.steps import (
+    ADD,
+    ASK,
+    ASSIGN,
+    GRADIENT,
+    NOTHING,
+    Step,
+    Tick,
+    Ticket,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.shards.cuts.floors import Floors
     from daskps.shards.memory.segment import Segment
+    from daskps.shards.steps import Item
     from daskps.typing import Array
 
 _IN_ROUNDS = CODES["bsp"]
@@ -54,7 +64,14 @@ class Pushes:
         self._planner = planner
         self._floors = floors
 
-    def try_step(self, tick: Tick, arrays: Mapping[int, Array]) -> int:
+    def try_step(
+        self,
+        tick: Tick,
+        arrays: Mapping[int, Array],
+        rows: Sequence[Item] = (),
+        *,
+        check: bool = False,
+    ) -> int:
         """Apply one push that nothing is to be said against, as most are.
 
         Returns
@@ -63,18 +80,11 @@ class Pushes:
             The version that it leads to; ASK for any other: nothing was changed.
         """
         old = self._segment.current
-        if old.plain[POLICY] == _IN_ROUNDS or (arrays and is_large(self._segment)):
-            return ASK
-        if self._segment.header[ROWS_SEQUENCE] & 1:  # who came before died at rows
-            return ASK
-        if tick.run:
-            row = run_record.find_new(old, tick)
-        else:
-            row = producers.find_new(old, tick.producer, tick.sequence)
-        if row < 0:
+        if (row := self._find_row(old, tick, arrays, rows)) < 0:
             return ASK
         try:
             planned = self._planner.whole(tick, arrays, old.steps)
+            of_rows = self._planner.rows(tick, rows, old.steps, check=check)
         except Exception:  # noqa: BLE001  (a ticket gets the reason)
             return ASK
         if planned is None:
@@ -87,13 +97,52 @@ class Pushes:
         else:
             producers.note_new(record, row, tick)
         self._floors.note(tick)
-        record.plain[VERSION] = version = old.plain[VERSION] + bool(planned)
+        changes = bool(planned) or bool(of_rows)
+        record.plain[VERSION] = version = old.plain[VERSION] + changes
+        if of_rows and not self._write_rows(of_rows, publication):
+            return ASK
         publication.take_along(len(planned))
         for position, rule, data, scalars in planned:
             publication.update(position, rule, data, scalars)
         publication.finish()
         self._segment.header[N_APPLIED] += tick.kind != NOTHING
         return version
+
+    def _find_row(
+        self,
+        old: Record,
+        tick: Tick,
+        arrays: Mapping[int, Array],
+        rows: Sequence[Item],
+    ) -> int:
+        """Return where the row of a push begins that is as simple; -1 for any other."""
+        segment = self._segment
+        if old.plain[POLICY] == _IN_ROUNDS or (arrays and is_large(segment)):
+            return -1
+        if segment.header[ROWS_SEQUENCE] & 1:  # who came before died at rows
+            return -1
+        is_simple = tick.kind == GRADIENT or (
+            tick.kind in (ADD, ASSIGN) if rows else tick.run
+        )
+        if not is_simple:
+            return -1
+        if tick.run:
+            return run_record.find_new(old, tick)
+        return producers.find_new(old, tick.producer, tick.sequence)
+
+    def _write_rows(self, planned: Operations, publication: Publication) -> bool:
+        """Update rows; return whether they were fine.
+
+        Else they are as they were, and a ticket gets the reason.
+        """
+        publication.add(planned)
+        count(planned, publication.record.steps)
+        try:
+            publication.write_rows()
+        except Exception:  # noqa: BLE001  (a ticket gets the reason)
+            settle(self._segment)
+            return False
+        return True
 
     def apply(self, tickets: Sequence[Ticket]) -> None:
         """Apply the pushes of some tickets, in order, in one publication."""

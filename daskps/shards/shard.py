@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from daskps.shards.memory.segment import Segment
     from daskps.shards.memory.witness import Witness
     from daskps.shards.rounds.round import Round
-    from daskps.shards.steps import Step
+    from daskps.shards.steps import Item, Step
     from daskps.typing import Array
 
 
@@ -134,13 +134,20 @@ class Shard:
         return done if self.cut is None else done + self.cut.advance(self.segment)
 
     def try_step(
-        self, tick: Tick, arrays: Mapping[int, Array], *, alone: bool = True
+        self,
+        tick: Tick,
+        arrays: Mapping[int, Array],
+        rows: Sequence[Item] = (),
+        *,
+        alone: bool = True,
+        check: bool = False,
     ) -> int:
         """Take a step that nothing is to be said against, as most are.
 
         A trainer's joins the open round; without rounds, and from outside of runs, it is
-        an update of its own. With `alone` none is taken where tickets are parked: nobody
-        would ask them again.
+        an update of its own, also of rows. With `alone` none is taken where tickets are
+        parked: nobody would ask them again. With `check` nobody has looked for NaN and
+        infinity in the rows, and no arrays come with them.
 
         Returns
         -------
@@ -157,8 +164,8 @@ class Shard:
         ):
             return ASK
         if open_round is None or open_round.run != tick.run:
-            return self._try_push(tick, arrays)
-        if self._heads[header[FLIP] & 1][RUN] != tick.run:
+            return self._try_push(tick, arrays, rows, check=check)
+        if rows or self._heads[header[FLIP] & 1][RUN] != tick.run:
             return ASK
         try:
             n = open_round.find_slices(tick, arrays)
@@ -191,7 +198,6 @@ class Shard:
         if (
             self.run_state.attached is not None
             or step.generation != self.generation
-            or step.check
             or ticket.applied
             or not run_record.changes(step)
         ):
@@ -206,11 +212,18 @@ class Shard:
         ticket.applied, ticket.version = True, version
         return True
 
-    def _try_push(self, tick: Tick, arrays: Mapping[int, Array]) -> int:
+    def _try_push(
+        self,
+        tick: Tick,
+        arrays: Mapping[int, Array],
+        rows: Sequence[Item],
+        *,
+        check: bool,
+    ) -> int:
         """As :meth:`try_step`, for a step that is an update of its own."""
         if tick.touched is not None and self.run_state.is_deputy:
             return ASK  # only its owner keeps where that goes
-        return self._pushes.try_step(tick, arrays)
+        return self._pushes.try_step(tick, arrays, rows, check=check)
 
     def release_cut(self, why: str) -> list[Ticket]:
         """Give a cut up and go on with what waited for it."""
@@ -331,10 +344,11 @@ class Shard:
     def _try_ticket(self, step: Step) -> int:
         """As :meth:`try_step`, for a step whose arrays nobody has looked at."""
         simple = step.tick if step.run else step.producer
-        arrays = step.find_pieces(len(self.segment.pieces)) if simple else None
-        if arrays is None:
+        found = step.find_pieces(len(self.segment.pieces)) if simple else None
+        if found is None or (step.check and found[0]):
             return ASK
-        return self.try_step(Tick.of(step, step.kind), arrays, alone=False)
+        tick = Tick.of(step, step.kind)
+        return self.try_step(tick, *found, alone=False, check=step.check)
 
     def _wake(self) -> list[Ticket]:
         """Advance parked tickets as long as that publishes something new."""

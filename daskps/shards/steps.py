@@ -79,15 +79,21 @@ class Step(NamedTuple):
         """Bytes of the arrays."""
         return sum(item.data.nbytes for item in self.items)
 
-    def find_pieces(self, n_pieces: int) -> dict[int, Array] | None:
-        """Return the array of each piece, by position; None for what is not as simple."""
-        arrays = {item.position: item.data for item in self.items}
-        if len(arrays) < len(self.items) or any(
-            i.start or i.ids is not None or not 0 <= i.position < n_pieces
-            for i in self.items
-        ):
-            return None
-        return arrays
+    def find_pieces(self, n_pieces: int) -> tuple[dict[int, Array], list[Item]] | None:
+        """Return the array of each whole piece, by position, and what it has of rows.
+
+        None for what is not as simple.
+        """
+        arrays, rows = dict[int, "Array"](), list[Item]()
+        for item in self.items:
+            position, start, data, ids, _ = item
+            if ids is not None:
+                rows.append(item)
+            elif start or not 0 <= position < n_pieces or position in arrays:
+                return None
+            else:
+                arrays[position] = data
+        return arrays, rows
 
 
 class Tick(NamedTuple):

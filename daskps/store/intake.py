@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 #: Each dtype that a store can hold, as arrays have it.
 _NATIVE = {name: np.dtype(name) for name in DTYPES}
+_HELD = frozenset(_NATIVE.values())
 #: What gradients of each are computed in.
 _COMPUTED = {name: compute_dtype(name) for name in FLOATS}
 
@@ -43,6 +44,8 @@ def as_array(value: Any, what: str, error: type[ValueError]) -> Array:
         As `error` says: for masked arrays, dtypes no store holds, and what NumPy
         cannot make an array of.
     """
+    if type(value) is np.ndarray and value.dtype in _HELD:
+        return value
     if isinstance(value, np.ma.MaskedArray):
         raise error(
             f"{what} is a masked array and a store has no mask; fill it first, for "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import config
 from daskps.cluster.caller import routes
+from daskps.cluster.caller.finite_check import FiniteCheck
 from daskps.cluster.caller.routes import ADD, ASSIGN, GRADIENT, Request, Step
 from daskps.errors import PushRejectedError, UnknownParameterError
 from daskps.layout.ids import as_ids
@@ -107,9 +108,16 @@ class Writable(Readable):
                 arrays = intake.scaled(layout, arrays, factor, finite=finite)
             if not named:
                 return routes.push(meta, arrays, step, target=where)
-            check = partial(row_intake.gradients, weight=factor, finite=finite)
-            rows = check(layout, rules, named)
-            return routes.push(meta, arrays, step, target=where, rows=rows)
+            # Else whoever applies them looks: to look at them twice costs a pass more.
+            at_once = finite and factor != 1.0
+            rows = row_intake.gradients(
+                layout, rules, named, weight=factor, finite=at_once
+            )
+            request = routes.push(meta, arrays, step, target=where, rows=rows)
+            if finite and not at_once:
+                look = FiniteCheck(partial(row_intake.look, rows))
+                return request._replace(check=look)
+            return request
 
         return make
 

@@ -15,7 +15,7 @@ from daskps.store import intake
 from daskps.store.row_grad import RowGrad
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from daskps.layout.tables import Table
     from daskps.typing import Array
@@ -185,9 +185,29 @@ def _ready(
         of = f"the table {table.dtype}"
         array = intake.cast(array, dtype, name, of=of, given=given.values)
     flat = np.ascontiguousarray(array).reshape(-1)
-    if finite and dtype in FLOATS and not intake.is_finite(flat):
-        raise PushRejectedError(f"{name} has NaN or Inf (as {dtype}); {intake.ADVICE}")
+    if finite and dtype in FLOATS:
+        _look(table, flat, what)
     return ids, flat
+
+
+def look(rows: Iterable[RowsGiven]) -> None:
+    """Refuse gradients with NaN or infinity that were checked without that look.
+
+    Raises
+    ------
+    PushRejectedError
+        Naming the table.
+    """
+    for given in rows:
+        _look(given.cut.table, given.data, "gradient")
+
+
+def _look(table: Table, data: Array, what: str) -> None:
+    if not intake.is_finite(data):
+        raise PushRejectedError(
+            f"the {what} of table {table.name[:60]!r} has NaN or Inf (as {data.dtype}); "
+            f"{intake.ADVICE}"
+        )
 
 
 def _scaled(table: Table, data: Array, weight: float, *, finite: bool) -> Array:

@@ -104,9 +104,9 @@ MUTANTS = (
     ),
     Mutant(
         "push-without-a-ticket-into-rounds",
-        "daskps.shards.pushes:Pushes.try_step",
-        "if old.plain[POLICY] == _IN_ROUNDS or (arrays and is_large(self._segment)):",
-        "if arrays and is_large(self._segment):",
+        "daskps.shards.pushes:Pushes._find_row",
+        "if old.plain[POLICY] == _IN_ROUNDS or (arrays and is_large(segment)):",
+        "if arrays and is_large(segment):",
         ("tests/shards/test_try_step.py::test_shard_decides_about_a_push_after",),
     ),
     Mutant(

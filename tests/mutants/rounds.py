@@ -193,8 +193,8 @@ MUTANTS = (
     Mutant(
         "step-without-a-ticket-of-a-run-that-is-over",
         "daskps.shards.shard:Shard.try_step",
-        "if self._heads[header[FLIP] & 1][RUN] != tick.run:",
-        "if self._heads[header[FLIP] & 1][RUN] < 0:",
+        "if rows or self._heads[header[FLIP] & 1][RUN] != tick.run:",
+        "if rows or self._heads[header[FLIP] & 1][RUN] < 0:",
         (
             "tests/shards/rounds/test_mailbox.py"
             "::test_run_that_its_owner_has_ended_takes_no_step",
@@ -251,8 +251,8 @@ MUTANTS = (
     Mutant(
         "part-of-a-piece-is-taken-for-all-of-it",
         "daskps.shards.steps:Step.find_pieces",
-        "if len(arrays) < len(self.items) or any(",
-        "if any(",
+        "elif start or not 0 <= position < n_pieces or position in arrays:",
+        "elif start or not 0 <= position < n_pieces:",
         ("tests/shards/rounds/test_rounds.py::test_a_piece_twice_in_a_step_is_summed",),
     ),
     Mutant(

@@ -89,6 +89,26 @@ MUTANTS = (
         (f"{_ROWS}::test_a_read_that_an_update_runs_into_is_told_so",),
     ),
     Mutant(
+        "rows-that-are-not-finite-stay-without-a-ticket",
+        "daskps.shards.pushes:Pushes._write_rows",
+        "settle(self._segment)",
+        "pass",
+        (
+            "tests/shards/test_row_steps.py"
+            "::test_rows_after_rows_that_are_not_finite_are_undone",
+        ),
+    ),
+    Mutant(
+        "rows-after-a-dead-writer-without-a-ticket",
+        "daskps.shards.pushes:Pushes._find_row",
+        "if segment.header[ROWS_SEQUENCE] & 1:  # who came before died at rows",
+        "if False:",
+        (
+            "tests/shards/test_row_steps.py"
+            "::test_what_there_is_something_to_say_about_is_asked",
+        ),
+    ),
+    Mutant(
         "rows-near-that-a-writer-ran-into-are-good",
         "daskps.cluster.caller.row_reads:RowSource.copy",
         "return _DONE if header[ROWS_SEQUENCE] == sequence else _SPOILED",

@@ -54,6 +54,13 @@ class AddingRows:
             w_in, w_out, g, slots, scalars, slots_out
         )
 
+    def fixed_rows(self, table, log):
+        def update(ids, at, g, scalars, base, begin, check):
+            place = log._replace(base=base, begin=begin)
+            return self.rows(table, ids, at, g, scalars, place, check=check)
+
+        return update
+
     def rows(self, table, ids, at, g, scalars, log, *, check=False):
         for k, row in enumerate(ids - table.first):
             data, entry = g[k if at is None else at[k]], log.begin + k

@@ -19,16 +19,19 @@ from daskps.cluster.caller.far import Far, gather
 from daskps.cluster.caller.near import NearRoute
 from daskps.cluster.caller.near_call import call_near
 from daskps.cluster.caller.reads import Reads
-from daskps.cluster.caller.routes import Reply, Request, Route
+from daskps.cluster.caller.routes import GRADIENT, Reply, Request, Route
 from daskps.cluster.caller.shard_map import Prepared
 from daskps.cluster.caller.ways import Ways
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import DaskPSError, StaleGenerationError
+from daskps.shards.steps import Tick
+from daskps.usercode import holding_interrupts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from daskps.cluster.caller.link import Link
+    from daskps.cluster.caller.near import NearPart
     from daskps.cluster.caller.shard_map import RunMembership, StoreMap
 
 #: How long a control message to a host that cannot be reached is tried again: new
@@ -126,13 +129,21 @@ class ShardClient:
                     return call_of(self.far, route, request, deadline).run()
             work = self.far.call
             return self.link.run(lambda: work(request, near.far, deadline))
-        return call_near(self.far, request, near, deadline)
+        if near.far or not _is_simple(request):
+            return call_near(self.far, request, near, deadline)
+        taken, parts = _try_near(request, near)
+        if not parts:
+            self.counters.local_calls += near.n_hosts
+            return Reply(taken)
+        return call_near(self.far, request, near, deadline, taken=taken, parts=parts)
 
     async def call_async(self, request: Request, deadline: Deadline) -> Reply:
         """Make a call to shards from the event loop; see :meth:`call`."""
         reply = Reply([])
         for one in (request, *request.rest):
             self.counters.count_rows(one)
+            if one.check is not None:
+                one.check()
             reply = await self.far.call(one, one.route.slices, deadline)
         return reply
 
@@ -260,3 +271,37 @@ class ShardClient:
         shards = self.meta.hosts.get(worker, ())
         async with self.far.liveness.over(worker, shards):
             return await self.link.control(worker, method, store=self.meta.uid, **of)
+
+
+def _is_simple(request: Request) -> bool:
+    """Return whether a shard may take a call at once: a push outside runs, no more."""
+    step = request.step
+    return bool(
+        step.producer
+        and request.target is None
+        and not request.codec
+        and (step.kind == GRADIENT or (request.rows and not request.arrays))
+    )
+
+
+def _try_near(
+    request: Request, near: NearRoute
+) -> tuple[list[tuple[int, int]], Sequence[NearPart]]:
+    """Have near shards take a push that is simple, as nearly all are.
+
+    Returns
+    -------
+    list of (int, int)
+        The shards that have taken it, with their versions.
+    sequence of NearPart
+        The others: nothing was changed there.
+    """
+    check, looks = request.check, False
+    if check is not None and not check.done:
+        looks = not request.arrays and len(near.parts) == 1
+        if not looks:  # what the second shard finds the first would have applied
+            check()
+    tick = Tick.of(request.step, request.step.kind)
+    # Ctrl-C must not come between taking a lock and giving it back.
+    with holding_interrupts():
+        return near.try_step(tick, request.arrays, request.rows, check=looks)

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.cluster.caller.routes import PieceSlice, Route
+    from daskps.cluster.caller.row_routes import RowsGiven
     from daskps.cluster.caller.ways import Ways
     from daskps.cluster.host.hosted import HostedShard
     from daskps.cluster.host.near_shards import NearShards
-    from daskps.shards.steps import Tick
+    from daskps.shards.steps import Item, Tick
     from daskps.typing import Array
 
 #: How long a step that is simple waits for a shard's lock before it becomes a ticket.
@@ -89,9 +90,16 @@ class NearRoute:
         return True
 
     def try_step(
-        self, tick: Tick, arrays: Mapping[Any, Array]
+        self,
+        tick: Tick,
+        arrays: Mapping[Any, Array],
+        rows: Sequence[RowsGiven] = (),
+        *,
+        check: bool = False,
     ) -> tuple[list[tuple[int, int]], Sequence[NearPart]]:
         """Have each shard take a step that is simple, as nearly all are.
+
+        With `check` it looks for NaN and infinity in rows.
 
         Returns
         -------
@@ -109,8 +117,11 @@ class NearRoute:
             given = {}
             for position, name, start, stop in slices:
                 given[position] = arrays[name][start:stop]
+            items: Sequence[Item] = ()
+            if rows:
+                items = [of.item(hosted.layout, shard, sent=False) for of in rows]
             try:
-                version = hosted.try_step(tick, given, SOON_SECONDS)
+                version = hosted.try_step(tick, given, SOON_SECONDS, items, check=check)
             except ShardBusyError:
                 version = ASK
             if version == ASK:

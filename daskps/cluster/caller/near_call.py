@@ -47,7 +47,15 @@ MIN_SECONDS = 0.01
 HANDED_BACK = (NotHereError, StaleGenerationError)
 
 
-def call_near(far: Far, request: Request, near: NearRoute, deadline: Deadline) -> Reply:
+def call_near(
+    far: Far,
+    request: Request,
+    near: NearRoute,
+    deadline: Deadline,
+    *,
+    taken: Sequence[tuple[int, int]] = (),
+    parts: Sequence[NearPart] | None = None,
+) -> Reply:
     """Call shards that this process reaches, and the others by message.
 
     Parameters
@@ -60,13 +68,15 @@ def call_near(far: Far, request: Request, near: NearRoute, deadline: Deadline) -
         The shards of its route.
     deadline : Deadline
         Its end.
+    taken, parts
+        As for :class:`NearCall`.
 
     Returns
     -------
     Reply
         What the shards have said.
     """
-    call = NearCall(far, request, near, deadline)
+    call = NearCall(far, request, near, deadline, taken=taken, parts=parts)
     return shielded(call.run, call.stop)
 
 
@@ -200,7 +210,8 @@ class NearCall:
 
         Until it has, no other one has seen anything. Returns what is left to offer.
         """
-        if self._sent or self._back or not self._may_look_later(parts):
+        in_others = bool(self._request.rows) and len(parts) > 1
+        if self._sent or self._back or in_others or not self._may_look_later(parts):
             check()
             return parts
         first, *others = parts

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from daskps.cluster.wire.messages import Range
     from daskps.layout.arrays import Layout
     from daskps.shards.row_reads import RowsRead
-    from daskps.shards.steps import Tick
+    from daskps.shards.steps import Item, Tick
     from daskps.typing import Array
 
 T = TypeVar("T")
@@ -210,7 +210,15 @@ class HostedShard:
                 for ticket in done:
                     ticket.owner.one_done()
 
-    def try_step(self, tick: Tick, arrays: Mapping[int, Array], seconds: float) -> int:
+    def try_step(
+        self,
+        tick: Tick,
+        arrays: Mapping[int, Array],
+        seconds: float,
+        rows: Sequence[Item] = (),
+        *,
+        check: bool = False,
+    ) -> int:
         """Have the shard take a step that is simple; see :meth:`Shard.try_step`.
 
         Returns
@@ -231,7 +239,7 @@ class HostedShard:
             if lock is not None:
                 lock.acquire(seconds)
             try:
-                version = shard.try_step(tick, arrays, alone=False)
+                version = shard.try_step(tick, arrays, rows, alone=False, check=check)
                 if version != ASK and shard.parked.tickets:
                     done = shard.submit(())  # it may be what they wait for
             finally:

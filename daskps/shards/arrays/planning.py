@@ -90,14 +90,16 @@ class UpdatePlanner:
         """
         for item in step.items:
             if item.ids is not None:
-                self._check_rows(item, step, whole)
+                self._check_rows(item, step.items, step.kind, whole)
             elif not self._fits(item, step.kind, whole):
                 raise PushRejectedError(
                     f"{item.data.shape} elements of {item.data.dtype} at {item.start} "
                     f"do not fit {self._named(item.position)}; nothing was applied"
                 )
 
-    def _check_rows(self, item: Item, step: Step, whole: bool) -> None:
+    def _check_rows(
+        self, item: Item, items: Sequence[Item], kind: str, whole: bool = False
+    ) -> None:
         ordinal = item.position - len(self._pieces)
         if not 0 <= ordinal < len(self._tables):
             raise PushRejectedError(
@@ -111,13 +113,13 @@ class UpdatePlanner:
                 f"(sync='bsp'), which takes arrays only; nothing was applied, train "
                 f"with sync='ssp' or 'asp'"
             )
-        if [other.position for other in step.items].count(item.position) > 1:
+        if [other.position for other in items].count(item.position) > 1:
             raise PushRejectedError(
                 f"{self._named(item.position)} is named twice in one step; nothing was "
                 f"applied, send all of its rows together"
             )
-        kinds = self._computed if step.kind in (GRADIENT, MODEL) else self._dtypes
-        check_rows(item, self._tables[ordinal], kinds[item.position], step.kind)
+        kinds = self._computed if kind in (GRADIENT, MODEL) else self._dtypes
+        check_rows(item, self._tables[ordinal], kinds[item.position], kind)
 
     def _fits(self, item: Item, kind: str, whole: bool) -> bool:
         if not 0 <= item.position < len(self._pieces):
@@ -164,8 +166,8 @@ class UpdatePlanner:
         planned: Operations = []
         for item in step.items:
             if item.ids is not None:
-                update = self._rows(item, step, counts, alone=alone)
-                planned.append((item.position, update))
+                look = step.check, alone
+                planned.append((item.position, self._rows(item, step, counts, look)))
                 continue
             if step.kind == GRADIENT:
                 data = _scaled(item.data, step.weight)
@@ -184,7 +186,7 @@ class UpdatePlanner:
 
         None for what is not as simple, and what is refused.
         """
-        if tick.kind != GRADIENT and (arrays or not tick.run):
+        if tick.kind != GRADIENT and arrays:
             return None
         planned: list[Whole] = []
         for position, data in arrays.items():
@@ -201,8 +203,31 @@ class UpdatePlanner:
             planned.append((position, rule, _scaled(data, tick.weight), scalars))
         return planned
 
-    def _rows(self, item: Item, step: Step, counts: Array, *, alone: bool) -> RowUpdate:
-        """Return the update of rows: repeats come to one, and are no rows twice."""
+    def rows(
+        self, tick: Tick, items: Sequence[Item], counts: Array, *, check: bool
+    ) -> Operations:
+        """Return the updates of rows of a step that is alone; with `check` they look.
+
+        Raises
+        ------
+        PushRejectedError, NoOptimizerError
+            For what does not fit.
+        """
+        planned: Operations = []
+        for item in items:
+            self._check_rows(item, items, tick.kind)
+            planned.append(
+                (item.position, self._rows(item, tick, counts, (check, True)))
+            )
+        return planned
+
+    def _rows(
+        self, item: Item, step: Step | Tick, counts: Array, look: tuple[bool, bool]
+    ) -> RowUpdate:
+        """Return the update of rows: repeats come to one, and are no rows twice.
+
+        `look` says whether they must be looked at, and whether the update may do that.
+        """
         position, kind = item.position, step.kind
         piece = self._tables[position - len(self._pieces)]
         ids, data, at = each_once(item, piece, kind, self._cache_dir)
@@ -216,8 +241,8 @@ class UpdatePlanner:
         is_as_pushed = (
             step.weight == 1.0 and len(ids) == len(item.data) // data.shape[1]
         )
-        fused = step.check and alone and is_as_pushed
-        if step.check and not fused:
+        fused = all(look) and is_as_pushed
+        if look[0] and not fused:
             self._look(item, kind)
         if kind != GRADIENT:
             return RowUpdate(ids, data, at, replace=kind == ASSIGN, check=fused)

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+
 from daskps.kernels.interface import TableRows, UndoLog
 from daskps.kernels.row_log import restore
 from daskps.kernels.row_moves import gather
 from daskps.kernels.row_writes import add, assign
 
 if TYPE_CHECKING:
+    from daskps.kernels.interface import FixedRows
     from daskps.optim import Bound
     from daskps.typing import Array
 
@@ -46,6 +49,8 @@ class RowBuffers(NamedTuple):
     log: UndoLog
     #: The undo word, which is that of the log.
     undo: memoryview[int]
+    #: What updates these rows, by the rule that does.
+    made: dict[Bound, FixedRows]
 
     @property
     def room(self) -> int:
@@ -80,14 +85,16 @@ class RowUpdate(NamedTuple):
 
         Then rows before it are updated, and their log is there to roll them back.
         """
-        begin = entries_of(target.undo[0])
-        ids, kept, of_slots, word, *_ = target.log
-        log = UndoLog(ids, kept, of_slots, word, undo_word(flip, 0), begin)
+        begin, base = entries_of(target.undo[0]), undo_word(flip, 0)
         what = self.ids, self.at, self.data
-        if self.binding is not None:
-            return self.binding.rows(
-                target.table, *what, self.scalars, log, check=self.check
-            )
+        if (binding := self.binding) is not None:
+            update = target.made.get(binding)
+            if update is None:
+                update = binding.fixed_rows(target.table, target.log)
+                target.made[binding] = update
+            return update(*what, self.scalars, base, begin, self.check)
+        ids, kept, of_slots, word, *_ = target.log
+        log = UndoLog(ids, kept, of_slots, word, base, begin)
         # Slots stay as they are, but are put back with their rows.
         entries = slice(begin, begin + len(self.ids))
         for slot, its_log in zip(target.table.slots, of_slots, strict=True):
@@ -95,4 +102,5 @@ class RowUpdate(NamedTuple):
             gather(slot, self.ids, out, first=target.table.first, cache_dir=cache_dir)
         write = assign if self.replace else add
         bare, log = target.table._replace(slots=()), log._replace(slots=())
-        return write(bare, *what, log, check=self.check, cache_dir=cache_dir)
+        with np.errstate(all="ignore"):
+            return write(bare, *what, log, check=self.check, cache_dir=cache_dir)

@@ -106,7 +106,7 @@ class Publication:
         segment = self.segment
         if self._rows:
             # First: what is refused there must not be in slots of one buffer yet.
-            self._write_rows()
+            self.write_rows()
         self.take_along(len(self._operations))
         large = is_large(segment)
         for position, operations in self._operations.items():
@@ -126,8 +126,14 @@ class Publication:
                 )
         self.finish()
 
-    def _write_rows(self) -> None:
-        """Update rows in place, where there are any."""
+    def write_rows(self) -> None:
+        """Update rows in place, where there are any, before anything else is written.
+
+        Raises
+        ------
+        PushRejectedError
+            As :meth:`commit`.
+        """
         segment = self.segment
         changed = [i for i, of in self._rows.items() if any(len(u.ids) for u in of)]
         if not changed:

@@ -51,4 +51,4 @@ def tables_of(
         log_rows, *log_slots = logs
         table = TableRows(rows, in_place, piece.first_row)
         log = UndoLog(ids, log_rows, tuple(log_slots), undo[:1], 0)
-        yield TableMemory(piece, RowBuffers(table, log, integers(undo)), init)
+        yield TableMemory(piece, RowBuffers(table, log, integers(undo), {}), init)
