@@ -173,10 +173,11 @@ class ShardRun:
     ) -> None:
         """Use the mailboxes in some memory, which are empty unless they are attached."""
         pieces = self._segment.pieces
+        tables = [table.piece for table in self._segment.tables]
         if memory is None:
             # Most rounds need far fewer slices than the worst order of arrival.
-            memory = untouched(Mailbox.nbytes_of(pieces, n_ranks, reduce))
-        mailbox = Mailbox(pieces, n_ranks, reduce, memory)
+            memory = untouched(Mailbox.nbytes_of(pieces, n_ranks, reduce, tables))
+        mailbox = Mailbox(pieces, n_ranks, reduce, memory, tables=tables)
         if attach:
             mailbox.check(run)
         else:

@@ -4,10 +4,62 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+_ROUNDS = "tests/shards/rounds/test_row_rounds.py"
 _LOG = "tests/kernels/test_row_log.py"
 _ROWS, _CRASHES = "tests/shards/test_rows.py", "tests/shards/test_row_crashes.py"
 
 MUTANTS = (
+    Mutant(
+        "rows-of-a-round-over-those-of-others",
+        "daskps.shards.rounds.arena:Arena.place",
+        "start = max((span.start + span.n for span in taken), default=0)",
+        "start = 0",
+        (f"{_ROUNDS}::test_any_order_at_any_of_two_gives_the_bits_of_the_tree",),
+    ),
+    Mutant(
+        "rows-of-a-round-are-no-mean",
+        "daskps.shards.rounds.row_sums:Arenas.merge",
+        "if self._is_mean:",
+        "if not spans:",
+        (f"{_ROUNDS}::test_the_mean_is_of_the_ranks_that_brought_the_table",),
+    ),
+    Mutant(
+        "rows-are-noted-in-the-table-in-force",
+        "daskps.shards.rounds.round:Round._keep",
+        "other.note_rows(tick.rank, tick.weight, came.spans)",
+        "(table.note_rows(*(it := (tick.rank, tick.weight, came.spans))), other.note_rows(*it))",
+        (f"{_ROUNDS}::test_killed_after_any_store[False]",),
+    ),
+    Mutant(
+        "rounds-take-rows-without-room",
+        "daskps.shards.rounds.arena:Arena.check",
+        "if others + n > self.room:",
+        "if n > self.room:",
+        (f"{_ROUNDS}::test_rows_without_room_are_refused_before_anything_is_stored",),
+    ),
+    Mutant(
+        "arrays-of-all-pieces-leave-rows-behind",
+        "daskps.shards.rounds.round:Round._apply",
+        "has_rows = came.spans or self._table.words[words.N_BROUGHT]",
+        "has_rows = came.spans",
+        (f"{_ROUNDS}::test_rows_beside_arrays_of_all_pieces",),
+    ),
+    Mutant(
+        "pushes-of-rows-lent-before-the-tick",
+        "daskps.shards.rounds.unticked:join_rows",
+        "if known is None and not (step.tick or step.owned):",
+        "if known is None and step.weight < 0:",
+        (f"{_ROUNDS}::test_pushes_of_a_clock_have_the_bits_of_one[False]",),
+    ),
+    Mutant(
+        "node-that-is-not-complete",
+        "daskps.kernels.row_merge:is_within",
+        "return lo <= rank < hi",
+        "return lo <= rank < hi and b - a > 1",
+        (
+            "tests/kernels/test_row_merge.py::test_sums_have_the_bits_of_the_tree[8-float32]",
+        ),
+    ),
     Mutant(
         "log-of-rows-goes-on-from-the-last",
         "daskps.shards.memory.undo:begin",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from daskps import optim
-from daskps.consistency import ASP, BSP
+from daskps.consistency import ASP
 from daskps.errors import NoOptimizerError, ProtocolError, PushRejectedError
 from daskps.kernels import row_moves
 from daskps.layout.arrays import Layout
@@ -274,20 +274,14 @@ def test_of_several_pushes_only_that_with_nan_is_refused():
     np.testing.assert_array_equal(read(shard, EMB, [1]), first(EMB, [1], 3) + 3)
 
 
-def test_rows_are_for_runs_without_rounds():
+def test_a_trainer_pushes_rows_without_rounds():
     shard = make()
     shard.begin_run(5, ASP(), 1, "mean")
-    said: dict[str, Any] = {"run": 5, "rank": 0, "tick": True}
     one = rows(shard, EMB, [1], 1)
-    ticket = Ticket(Step(GRADIENT, [one], clock=0, sequence=0, **said))
-    shard.submit([ticket])
-    assert ticket.version == 1
-    shard.end_run(5, "over")
-    shard.begin_run(6, BSP(), 1, "mean")
-    said["run"] = 6
-    ticket = Ticket(Step(GRADIENT, [one], clock=0, sequence=0, **said))
-    shard.submit([ticket])
-    said_of(ticket, "in a round")
+    step = Step(GRADIENT, [one], run=5, rank=0, clock=0, sequence=0, tick=True)
+    ticket, again = Ticket(step), Ticket(step)
+    shard.submit([ticket, again])
+    assert (ticket.version, ticket.duplicate, again.duplicate) == (1, False, True)
 
 
 # -- reads -----------------------------------------------------------------------------

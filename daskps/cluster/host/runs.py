@@ -123,11 +123,14 @@ def _take_mailboxes(
         return
     for hosted in hosted_shards:
         _refuse_old(hosted, run)
+    segments = [hosted.shard.segment for hosted in hosted_shards]
     sizes = [
-        Mailbox.nbytes_of(s.shard.segment.pieces, n_ranks, reduce)
-        for s in hosted_shards
+        Mailbox.nbytes_of(
+            segment.pieces, n_ranks, reduce, [table.piece for table in segment.tables]
+        )
+        for segment in segments
     ]
-    more = sum(hosted.shard.segment.more_nbytes for hosted in hosted_shards)
+    more = sum(segment.more_nbytes for segment in segments)
     _check_room(host, hosted_shards[0].name, sum(sizes) + more)
     for hosted in hosted_shards:
         hosted.free_mailbox()
@@ -283,7 +286,7 @@ async def rounds(host: ShardHost, store: str, run: int) -> list[int]:
 
 @HOST.handles("changed")
 async def changed(host: ShardHost, store: str, run: int) -> list[list[int] | None]:
-    """Return the parameters that a run has changed, per shard held here.
+    """Return the parameters and tables that a run has changed, per shard held here.
 
     None for a shard that has come here since it began.
     """
@@ -293,8 +296,9 @@ async def changed(host: ShardHost, store: str, run: int) -> list[list[int] | Non
         if began != run:
             return None
         segment = hosted.shard.segment
-        # Tables come after these, and no run changes any.
-        changes = zip(segment.pieces, segment.current.changed, strict=False)
-        return sorted({p.parameter.index for p, last in changes if last > flip})
+        indices = [piece.parameter.index for piece in segment.pieces]
+        indices += [table.piece.table.index for table in segment.tables]
+        changes = zip(indices, segment.current.changed, strict=True)
+        return sorted({index for index, last in changes if last > flip})
 
     return await host.each(host.of(store), find)

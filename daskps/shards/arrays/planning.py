@@ -81,7 +81,7 @@ class UpdatePlanner:
         return self._bindings.get(self._indices[position])
 
     def check(self, step: Step, whole: bool = False) -> None:
-        """Refuse arrays that do not fit, with `whole` also parts of a piece, and rows.
+        """Refuse arrays and rows that do not fit, with `whole` also parts of a piece.
 
         Raises
         ------
@@ -90,28 +90,20 @@ class UpdatePlanner:
         """
         for item in step.items:
             if item.ids is not None:
-                self._check_rows(item, step.items, step.kind, whole)
+                self._check_rows(item, step.items, step.kind)
             elif not self._fits(item, step.kind, whole):
                 raise PushRejectedError(
                     f"{item.data.shape} elements of {item.data.dtype} at {item.start} "
                     f"do not fit {self._named(item.position)}; nothing was applied"
                 )
 
-    def _check_rows(
-        self, item: Item, items: Sequence[Item], kind: str, whole: bool = False
-    ) -> None:
+    def _check_rows(self, item: Item, items: Sequence[Item], kind: str) -> None:
         ordinal = item.position - len(self._pieces)
         if not 0 <= ordinal < len(self._tables):
             raise PushRejectedError(
                 f"rows by their ids were sent to {self._named(item.position)}, which "
                 f"is no table; nothing was applied, send the elements of the array "
                 f"instead"
-            )
-        if whole:
-            raise PushRejectedError(
-                f"rows of {self._named(item.position)} were pushed in a round "
-                f"(sync='bsp'), which takes arrays only; nothing was applied, train "
-                f"with sync='ssp' or 'asp'"
             )
         if [other.position for other in items].count(item.position) > 1:
             raise PushRejectedError(
@@ -229,8 +221,7 @@ class UpdatePlanner:
         `look` says whether they must be looked at, and whether the update may do that.
         """
         position, kind = item.position, step.kind
-        piece = self._tables[position - len(self._pieces)]
-        ids, data, at = each_once(item, piece, kind, self._cache_dir)
+        ids, data, at = self.each_once(item, kind)
         if len(ids) > MOST_PUSHED_ROWS:
             raise PushRejectedError(
                 f"{len(ids)} rows of {self._named(position)} in one {kind}: a shard "
@@ -253,10 +244,33 @@ class UpdatePlanner:
         data = _scaled(data, step.weight)
         return RowUpdate(ids, data, at, binding, scalars, check=fused)
 
+    def each_once(
+        self, item: Item, kind: str = GRADIENT
+    ) -> tuple[Array, Array, Array | None]:
+        """Return ids of rows, none twice, and their data; see `row_planning`."""
+        piece = self._tables[item.position - len(self._pieces)]
+        return each_once(item, piece, kind, self._cache_dir)
+
+    def check_rules(self, step: Step) -> None:
+        """Refuse gradients of rows without an optimizer.
+
+        Raises
+        ------
+        NoOptimizerError
+            Naming the table.
+        """
+        for item in step.items:
+            if item.ids is not None and self.binding(item.position) is None:
+                raise self._no_rule(item.position)
+
     def round(
-        self, reduced: Mapping[int, Array | Formed], kind: str, counts: Array
+        self,
+        reduced: Mapping[int, Array | Formed],
+        kind: str,
+        counts: Array,
+        rows: Mapping[int, tuple[Array, Array]],
     ) -> Operations:
-        """Return the operations of a complete round."""
+        """Return the operations of a complete round, of whose rows there are sums."""
         planned: Operations = []
         for position in sorted(reduced):
             data = reduced[position]
@@ -265,6 +279,13 @@ class UpdatePlanner:
             else:
                 op = PieceUpdate(data, replace=True)
             planned.append((position, op))
+        for position in sorted(rows):
+            binding = self.binding(position)
+            if binding is None:
+                raise self._no_rule(position)
+            scalars = binding.scalars(counts.item(position) + 1, None)
+            ids, data = rows[position]
+            planned.append((position, RowUpdate(ids, data, None, binding, scalars)))
         return planned
 
     def _look(self, item: Item, kind: str) -> None:

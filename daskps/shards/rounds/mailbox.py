@@ -2,18 +2,22 @@
 
 ::
 
-    header      128 B   magic, format, ranks, run, number and bytes of slices, turn word
+    header      128 B   magic, format, ranks, run, number and bytes of slices, bytes of
+                        arenas, turn word
     table 0             the round it is of; kind, weight and progress of that round; a
     table 1             word and the next sequence number per rank; the ranks that each
                         slice holds the sum of; a bit per rank that has pushed
-                        before its tick
+                        before its tick; in shards with tables the weight of each rank
+                        and, per table and rank, where its rows are and how many
     slices              weight of every piece, NaN where nobody delivers it; then the
                         pieces in their compute dtype, each 64-byte aligned
+    arenas              for each table ids and rows that ranks have brought, see
+                        :mod:`daskps.shards.rounds.arena`
 
-All words are little-endian int64, weights float64. A *delivery* writes a slice that the
-table in force does not name, then the table that is not in force, and then adds one to
-the *turn word*, whose parity selects the table: a process that dies anywhere before
-that store has delivered nothing.
+All words are little-endian int64, weights float64. A *delivery* writes a slice, and rows
+of an arena, that the table in force does not name, then the table that is not in force,
+and then adds one to the *turn word*, whose parity selects the table: a process that dies
+anywhere before that store has delivered nothing.
 
 What a rank pushes before its tick stays in the process that got it. Its bit in the
 table in force says so: whoever takes the shard over does not have these arrays.
@@ -35,20 +39,24 @@ from daskps.errors import ProtocolError
 from daskps.layout.arrays import align, compute_dtype
 from daskps.shards.memory.areas import PAGE_NBYTES
 from daskps.shards.memory.format import integers
-from daskps.shards.rounds.words import HEAD, MASK, ROUND, SHIFT
+from daskps.shards.rounds.arena import Arena, RowSpan, room_of
+from daskps.shards.rounds.words import HEAD, MASK, N_BROUGHT, ROUND, SHIFT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from daskps.layout.arrays import Piece
+    from daskps.layout.tables import TablePiece
     from daskps.reduction import Node, Reducer
     from daskps.typing import Array
 
 MAGIC = 0x584F_424C_4941_4D  # "MAILBOX"
-FORMAT = 2
+FORMAT = 3
 HEADER_WORDS = 16
 #: Words of the header.
-MAGIC_AT, FORMAT_AT, N_RANKS_AT, RUN_AT, N_SLICES_AT, NBYTES_AT, TURN = range(7)
+MAGIC_AT, FORMAT_AT, N_RANKS_AT, RUN_AT, N_SLICES_AT, NBYTES_AT, ROWS_AT, TURN = range(
+    8
+)
 
 
 def n_slices(n_ranks: int, reduce: str | Reducer) -> int:
@@ -63,22 +71,48 @@ def n_slices(n_ranks: int, reduce: str | Reducer) -> int:
 class MailboxTable:
     """One of the two tables, as views of the mailbox: plain integers, quickly read."""
 
-    def __init__(self, words: Array, n_ranks: int) -> None:
+    def __init__(self, words: Array, n_ranks: int, n_slices: int) -> None:
         #: Its words as the compiled functions take them, and one by one.
         self.array, self.words = words, integers(words)
         self.ranks = self.words[HEAD : HEAD + n_ranks]
         self.next = self.words[HEAD + n_ranks : HEAD + 2 * n_ranks]
-        n_bits = _n_bits(n_ranks)
-        slices = self.words[HEAD + 2 * n_ranks : -n_bits]
-        n = len(slices) // 2
+        at = HEAD + 2 * n_ranks
         #: Ranks [first, last) whose sum each slice holds.
-        self.first, self.last = slices[:n], slices[n:]
-        self.bits = self.words[-n_bits:]
+        self.first = self.words[at : at + n_slices]
+        self.last = self.words[at + n_slices : at + 2 * n_slices]
+        at, n_bits = at + 2 * n_slices, _n_bits(n_ranks)
+        self.bits = self.words[at : at + n_bits]
+        at += n_bits
+        #: With which weight each rank has brought rows.
+        self.weights: memoryview[float] = (
+            words[at : at + n_ranks].data.cast("B").cast("d")
+        )
+        #: By table and rank one more than how many rows it has brought, 0 where it has
+        #: not named the table; and where they are.
+        self._rows = words[at + n_ranks :].reshape(-1, 2, n_ranks)
 
     @staticmethod
-    def n_words(n_ranks: int, n_slices: int) -> int:
+    def n_words(n_ranks: int, n_slices: int, n_tables: int = 0) -> int:
         """Return the length of a table."""
-        return HEAD + 2 * n_ranks + 2 * n_slices + _n_bits(n_ranks)
+        of_rows = n_ranks * (1 + 2 * n_tables) if n_tables else 0
+        return HEAD + 2 * n_ranks + 2 * n_slices + _n_bits(n_ranks) + of_rows
+
+    def spans(self, ordinal: int) -> dict[int, RowSpan]:
+        """Return where the rows of one table are, by the ranks that have named it."""
+        if not self.words[N_BROUGHT]:
+            return {}
+        counts, starts = self._rows[ordinal]
+        return {
+            rank: RowSpan(starts.item(rank), counts.item(rank) - 1)
+            for rank in np.flatnonzero(counts).tolist()
+        }
+
+    def note_rows(self, rank: int, weight: float, spans: Mapping[int, RowSpan]) -> None:
+        """Note where a rank's rows are, by the number of their table."""
+        self.words[N_BROUGHT] += 1
+        self.weights[rank] = weight
+        for ordinal, (start, n) in spans.items():
+            self._rows[ordinal, :, rank] = n + 1, start
 
     def has_pushed(self, rank: int) -> bool:
         """Return whether a rank that has not ticked has pushed in this round."""
@@ -126,6 +160,8 @@ class Mailbox:
         How contributions become one gradient.
     buffer : ndarray, shape (nbytes,), uint8
         Memory to use.
+    tables : sequence of TablePiece, default ()
+        The pieces of tables of the shard.
     """
 
     def __init__(
@@ -134,30 +170,52 @@ class Mailbox:
         n_ranks: int,
         reduce: str | Reducer,
         buffer: Array,
+        *,
+        tables: Sequence[TablePiece] = (),
     ) -> None:
         self.n_ranks, self.n_slices = n_ranks, n_slices(n_ranks, reduce)
         self._pieces, self._buffer = pieces, buffer
         self._slice_nbytes = _slice_nbytes(pieces)
-        needed = _needed(pieces, n_ranks, self.n_slices)
+        rooms = [room_of(piece, n_ranks, reduce) for piece in tables]
+        arenas = [*map(Arena.nbytes_of, tables, rooms)]
+        self._arenas_nbytes = sum(arenas)
+        needed = self.nbytes_of(pieces, n_ranks, reduce, tables)
         if len(buffer) < needed:
             raise ProtocolError(
                 f"mailboxes of {n_ranks} trainers need {needed:,} bytes of memory, "
                 f"found {len(buffer):,}"
             )
         self.words = integers(buffer[: HEADER_WORDS * 8])
-        n_table = MailboxTable.n_words(n_ranks, self.n_slices) * 8
+        n_table = MailboxTable.n_words(n_ranks, self.n_slices, len(tables)) * 8
         at = align(HEADER_WORDS * 8)
         self.tables = tuple(
-            MailboxTable(buffer[i : i + n_table].view(np.int64), n_ranks)
+            MailboxTable(buffer[i : i + n_table].view(np.int64), n_ranks, self.n_slices)
             for i in (at, at + align(n_table))
         )
         self._slices_at = align(at + 2 * align(n_table), PAGE_NBYTES)
         self._slices: list[Slice | None] = [None] * self.n_slices
+        at = self._slices_at + self.n_slices * self._slice_nbytes
+        starts = [at + sum(arenas[:i]) for i in range(len(arenas))]
+        #: By the number of their table.
+        self.arenas = [
+            Arena(piece, n_ranks, room, buffer[start : start + nbytes])
+            for piece, room, start, nbytes in zip(
+                tables, rooms, starts, arenas, strict=True
+            )
+        ]
 
     @staticmethod
-    def nbytes_of(pieces: Sequence[Piece], n_ranks: int, reduce: str | Reducer) -> int:
+    def nbytes_of(
+        pieces: Sequence[Piece],
+        n_ranks: int,
+        reduce: str | Reducer,
+        tables: Sequence[TablePiece] = (),
+    ) -> int:
         """Return the memory that a run's mailboxes need for some pieces."""
-        return _needed(pieces, n_ranks, n_slices(n_ranks, reduce))
+        rooms = [room_of(piece, n_ranks, reduce) for piece in tables]
+        arenas = sum(map(Arena.nbytes_of, tables, rooms))
+        n = n_slices(n_ranks, reduce)
+        return _needed(pieces, n_ranks, n, len(tables)) + arenas
 
     def clear(self, run: int) -> None:
         """Give the memory to a run; nobody else may be using it."""
@@ -175,17 +233,18 @@ class Mailbox:
         ProtocolError
             Saying what was found instead.
         """
-        found = self.words[: NBYTES_AT + 1].tolist()
+        found = self.words[: ROWS_AT + 1].tolist()
         wanted = [MAGIC, *self._identity(run)]
         if found != wanted:
             raise ProtocolError(
                 f"no mailboxes of run {run}: expected magic, format, ranks, run, "
-                f"slices and bytes of a slice {wanted}, found {found}; deliver "
-                f"through the shard's worker"
+                f"slices, bytes of a slice and of arenas {wanted}, found {found}; "
+                f"deliver through the shard's worker"
             )
 
     def _identity(self, run: int) -> list[int]:
-        return [FORMAT, self.n_ranks, run, self.n_slices, self._slice_nbytes]
+        sizes = self.n_slices, self._slice_nbytes, self._arenas_nbytes
+        return [FORMAT, self.n_ranks, run, *sizes]
 
     def find_slices(self, found: memoryview[int], at: int, n: int) -> list[Slice]:
         """Return the slices that every other word names, `n` from `at` on."""
@@ -220,7 +279,7 @@ def _slice_nbytes(pieces: Sequence[Piece]) -> int:
     return align(8 * len(pieces)) + sum(arrays)
 
 
-def _needed(pieces: Sequence[Piece], n_ranks: int, n_slices: int) -> int:
-    table = align(MailboxTable.n_words(n_ranks, n_slices) * 8)
+def _needed(pieces: Sequence[Piece], n_ranks: int, n_slices: int, n_tables: int) -> int:
+    table = align(MailboxTable.n_words(n_ranks, n_slices, n_tables) * 8)
     head = align(align(HEADER_WORDS * 8) + 2 * table, PAGE_NBYTES)
     return head + n_slices * _slice_nbytes(pieces)

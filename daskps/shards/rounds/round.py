@@ -8,10 +8,12 @@ again, as one *whole* step.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from daskps.errors import PushRejectedError
 from daskps.layout.arrays import compute_dtype
 from daskps.reduction import path, reduce_all
 from daskps.shards import run_record
@@ -26,10 +28,12 @@ from daskps.shards.memory.format import (
     integers,
 )
 from daskps.shards.memory.publication import Publication
+from daskps.shards.memory.undo import settle
 from daskps.shards.rounds import sums, words
 from daskps.shards.rounds.mailbox import TURN
+from daskps.shards.rounds.row_sums import Arenas
 from daskps.shards.rounds.sums import Delivery, DirectSums, LazySum
-from daskps.shards.rounds.unticked import Unticked, join_pushes
+from daskps.shards.rounds.unticked import Pushed, Unticked, join_pushes, join_rows
 from daskps.shards.run_record import EARLY, NEW, judge_step
 from daskps.shards.steps import GRADIENT, MODEL, NOTHING, Tick
 
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
     from daskps.reduction import Reducer
     from daskps.shards.arrays.planning import UpdatePlanner
     from daskps.shards.memory.segment import Segment
+    from daskps.shards.rounds.arena import RankRows
     from daskps.shards.rounds.mailbox import Mailbox, MailboxTable
     from daskps.shards.steps import Step
     from daskps.typing import Array
@@ -47,6 +52,7 @@ if TYPE_CHECKING:
 #: Kinds of a round, and their words in a table.
 KINDS: Final = (NOTHING, GRADIENT, MODEL)
 CODES: Final = {kind: code for code, kind in enumerate(KINDS)}
+_NONE: Final[Mapping[int, RankRows]] = MappingProxyType({})
 
 
 class Round:
@@ -108,6 +114,9 @@ class Round:
         shapes = [(p.size,) for p in segment.pieces]
         self._wanted = list(zip(dtypes, shapes, strict=True))
         self._direct = DirectSums.of(segment, planner, reduce, self.work)
+        #: Positions of tables come after those of arrays.
+        self._n_pieces = len(segment.pieces)
+        self._arenas = Arenas(mailbox.arenas, self._is_mean, cache_dir)
 
     @property
     def is_current(self) -> bool:
@@ -171,6 +180,7 @@ class Round:
         arrays: Mapping[int, Array],
         n: int,
         *,
+        rows: Mapping[int, RankRows] = _NONE,
         may_apply: bool = True,
         bits: int = words.TICKED,
     ) -> None:
@@ -178,16 +188,20 @@ class Round:
 
         The round that it completes is applied, if that may be; else what came is kept.
         Sums are formed at once where all parts of them are gradients of the whole shard
-        and that is small, and otherwise lazily, tile by tile.
+        and that is small, and otherwise lazily, tile by tile. Of `rows`, by the number of
+        their table, they are formed when the round is applied.
         """
-        code = CODES[tick.kind] if arrays else 0
+        code = CODES[tick.kind] if arrays or rows else 0
         if not tick.weight:
-            arrays = {}
+            arrays, rows = {}, {}
         slices = self.mailbox.find_slices(self.found, words.SLICES, n) if n else ()
         weight = 0.0
         if self._direct is not None:
             weight = self._direct.weigh(tick, arrays, slices)
         came = Delivery(tick, arrays, slices, code, bits, weight)
+        if rows:
+            spans = self._arenas.place(self._table, rows, tick.weight)
+            came = came._replace(spans=spans)
         if self.found[words.LAST] and may_apply:
             self._apply(came)
         else:
@@ -205,18 +219,22 @@ class Round:
         table, other = self._table, mailbox.tables[self._table is mailbox.tables[0]]
         who = tick.rank, came.bits, tick.sequence + 1, came.code, tick.weight
         self.work.join(table.array, other.array, *self._sizes, self._found, n, *who)
+        if came.spans:
+            other.note_rows(tick.rank, tick.weight, came.spans)
         mailbox.words[TURN] += 1
         self._unticked.pop(tick.rank, None)
 
     def _apply(self, came: Delivery) -> None:
         """Publish the round that a rank completes, or say why it cannot be."""
         try:
-            if came.weight and self._direct is not None:
+            has_rows = came.spans or self._table.words[words.N_BROUGHT]
+            if came.weight and self._direct is not None and not has_rows:
                 n_pushes = self._publish_direct(came, self._direct)
             else:
                 with np.errstate(all="ignore"):
                     n_pushes = self._publish(came)
         except Exception as error:  # noqa: BLE001  (every trainer gets it)
+            settle(self._segment)
             if (fail := self._fail()) is not None:
                 fail(self.run, error)
             return
@@ -224,11 +242,13 @@ class Round:
         self._unticked.clear()
 
     def _publish(self, came: Delivery) -> int:
-        """Publish a round of any arrays; return how many pushed."""
+        """Publish a round of any arrays and rows; return how many pushed."""
         code = came.code or self._table.words[words.KIND]
         kind = MODEL if code == CODES[MODEL] else GRADIENT
         counts = self._segment.current.steps
-        planned = self._planner.round(self._reduce(came), kind, counts)
+        planned = self._planner.round(
+            self._reduce(came), kind, counts, self._merge(came)
+        )
         # Not before: it overwrites the round before the one in force.
         publication = Publication(self._segment)
         publication.add(planned)
@@ -273,6 +293,12 @@ class Round:
             nodes[came.tick.rank] = dict(came.arrays), weights
         return dict(reduce_all(nodes, self.size, self.reduce))
 
+    def _merge(self, came: Delivery) -> dict[int, tuple[Array, Array]]:
+        """Return ids and sums of the rows of a complete round by position."""
+        tick = came.tick
+        merged = self._arenas.merge(self._table, tick.rank, tick.weight, came.spans)
+        return {self._n_pieces + ordinal: found for ordinal, found in merged.items()}
+
     # -- what is not as simple -----------------------------------------------
 
     def take_step(self, step: Step, may_apply: bool) -> str:
@@ -280,6 +306,8 @@ class Round:
 
         Raises
         ------
+        PushRejectedError, NoOptimizerError
+            When its arrays or rows do not fit.
         ContributionLostError
             When the rank's pushes before this one went with the shard's worker.
         ConsistencyError
@@ -300,23 +328,40 @@ class Round:
             # What a round of the task graph brings is in no memory that others have:
             # it is accepted when it is applied.
             return EARLY
-        self._planner.check(step, whole=True)
+        self._check(step)
         held = None if step.whole else self._unticked.find(rank, state[0])
         if held is None and not step.whole and table.has_pushed(rank):
             raise run_record.lost(step)
-        before, arrays = held or (None, {})
+        before, arrays, rows = held or (None, {}, {})
         kind = before.kind if before else NOTHING
         if step.items:
             kind = self._check_kind(step, table)
+        rows = join_rows(rows, step, self._planner)
+        brought = {p - self._n_pieces: of for p, of in rows.items()}
+        if step.weight:
+            self._arenas.check(table, brought)
         arrays = join_pushes(arrays, step)
         tick = Tick.of(step, kind)
         if step.tick:
             n = self._climb(rank, bool(arrays and step.weight))
-            self.deliver(tick, arrays, n, may_apply=may_apply)
+            self.deliver(tick, arrays, n, rows=brought, may_apply=may_apply)
         else:
             table.note_pushed(rank, True)
-            self._unticked[rank] = tick, arrays
+            self._unticked[rank] = Pushed(tick, arrays, rows)
         return NEW
+
+    def _check(self, step: Step) -> None:
+        """Refuse arrays and rows that the round does not take; nothing was changed."""
+        self._planner.check(step, whole=True)
+        if all(item.ids is None for item in step.items):
+            return
+        if callable(self.reduce):
+            raise PushRejectedError(
+                f"rows of a table were pushed in a run whose reduce= is the function "
+                f"{self.reduce!r:.60}, which takes whole arrays; nothing was applied, "
+                f"train with reduce='mean' or 'sum'"
+            )
+        self._planner.check_rules(step)
 
     def _check_kind(self, step: Step, table: MailboxTable) -> str:
         """Return the kind of a step with arrays, if it is that of the round."""
@@ -329,7 +374,7 @@ class Round:
     def _find_next(self, rank: int, table: MailboxTable) -> int:
         """Return the next sequence number of a rank."""
         held = self._unticked.find(rank, table.words[words.ROUND])
-        return table.next[rank] if held is None else held[0].sequence + 1
+        return table.next[rank] if held is None else held.tick.sequence + 1
 
     # -- ranks that end and begin --------------------------------------------
 

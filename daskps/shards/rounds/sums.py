@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import isnan, nan
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import numpy as np
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from daskps.reduction import Reducer
     from daskps.shards.arrays.planning import UpdatePlanner
     from daskps.shards.memory.segment import Segment
+    from daskps.shards.rounds.arena import RowSpan
     from daskps.shards.rounds.mailbox import Slice
     from daskps.shards.rounds.words import Compiled
     from daskps.shards.steps import Tick
@@ -53,6 +55,8 @@ class Delivery(NamedTuple):
     bits: int = 0
     #: Weight of a sum that is formed at once, 0 where it is formed lazily.
     weight: float = 0.0
+    #: Where its rows are, by the number of their table.
+    spans: Mapping[int, RowSpan] = MappingProxyType({})
 
 
 @dataclass(slots=True)

@@ -5,27 +5,76 @@ It is with one process alone, and goes with it: a rank's table says that there w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from daskps.shards.rounds.arena import RankRows
+from daskps.shards.steps import Item
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from daskps.shards.arrays.planning import UpdatePlanner
     from daskps.shards.steps import Step, Tick
     from daskps.typing import Array
 
 
-class Unticked(dict[int, "tuple[Tick, dict[int, Array]]"]):
-    """By rank what its pushes are together, as the tick says it, and their arrays.
+class Pushed(NamedTuple):
+    """What a rank has pushed in the open round."""
 
-    What belongs to another round than `now` counts for nothing.
-    """
+    #: What its pushes are together, as the tick says it.
+    tick: Tick
+    arrays: dict[int, Array]
+    #: By position.
+    rows: dict[int, RankRows]
 
-    def find(self, rank: int, now: int) -> tuple[Tick, dict[int, Array]] | None:
+
+class Unticked(dict[int, Pushed]):
+    """By rank what it has pushed. What belongs to another round counts for nothing."""
+
+    def find(self, rank: int, now: int) -> Pushed | None:
         """Return what a rank has pushed."""
         held = self.get(rank)
-        return held if held is not None and held[0].clock == now else None
+        return held if held is not None and held.tick.clock == now else None
 
     def find_kinds(self, now: int) -> list[str]:
         """Return of which kinds that is, for all ranks."""
-        return [tick.kind for tick, _ in self.values() if tick.clock == now]
+        return [of.tick.kind for of in self.values() if of.tick.clock == now]
+
+
+def join_rows(
+    rows: Mapping[int, RankRows], step: Step, planner: UpdatePlanner
+) -> dict[int, RankRows]:
+    """Return the rows of a rank's earlier pushes with those of one more, by position.
+
+    Those of one id are added up in the order in which they come: what is kept so far is
+    what a single push of all of them would begin with. Nothing that was kept changes.
+    """
+    joined = dict(rows)
+    for item in step.items:
+        if item.ids is None:
+            continue
+        if (known := rows.get(item.position)) is not None:
+            item = _after(known, item)
+        found = RankRows(*planner.each_once(item))
+        if known is None and not (step.tick or step.owned):
+            found = RankRows(found.ids.copy(), _in_order(found.data, found.at).copy())
+        joined[item.position] = found
+    return joined
+
+
+def _after(known: RankRows, item: Item) -> Item:
+    """Return rows that were kept and those of an item as one item."""
+    dim = known.data.shape[1]
+    ids = np.concatenate([known.ids, item.ids])
+    data = [_in_order(known.data, known.at)]
+    data.append(_in_order(item.data.reshape(-1, dim), item.at))
+    return Item(item.position, 0, np.concatenate(data).reshape(-1), ids)
+
+
+def _in_order(data: Array, at: Array | None) -> Array:
+    return data if at is None else data[at]
 
 
 def join_pushes(arrays: dict[int, Array], step: Step) -> dict[int, Array]:
@@ -37,6 +86,8 @@ def join_pushes(arrays: dict[int, Array], step: Step) -> dict[int, Array]:
     if step.tick:
         arrays = dict(arrays)
     for item in step.items:
+        if item.ids is not None:
+            continue
         known = arrays.get(item.position)
         if step.tick:
             data = item.data

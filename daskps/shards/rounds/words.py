@@ -36,9 +36,10 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 #: Words at the head of a table: its round, the kind of it, the sum of the ranks'
-#: weights (a float64), the ranks that are in, and those of them that ticked.
+#: weights (a float64), the ranks that are in, those of them that ticked, and those that
+#: have brought rows.
 HEAD = 8
-ROUND, KIND, WEIGHT, N_IN, N_TICKED = range(5)
+ROUND, KIND, WEIGHT, N_IN, N_TICKED, N_BROUGHT = range(6)
 #: Bits of a rank's word.
 TICKED, FINISHED = 1, 2
 #: A word of bits has 32 ranks: where a rank's word is, and its bit there.

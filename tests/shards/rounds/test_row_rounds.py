@@ -1,0 +1,573 @@
+"""Rows in the rounds of a BSP run: brought by ranks at several processes, summed by id."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from daskps.consistency import BSP
+from daskps.errors import (
+    ClockError,
+    ContributionLostError,
+    NoOptimizerError,
+    ProtocolError,
+    PushRejectedError,
+)
+from daskps.layout.arrays import Layout
+from daskps.reduction import Node, fold
+from daskps.shards import cut_requests
+from daskps.shards.deputy import NotHereError
+from daskps.shards.memory.format import GENERATION
+from daskps.shards.memory.segment import Segment
+from daskps.shards.rounds import arena
+from daskps.shards.rounds.mailbox import Mailbox, MailboxTable
+from daskps.shards.rounds.round import Round
+from daskps.shards.shard import Shard
+from daskps.shards.steps import (
+    ASK,
+    GRADIENT,
+    MODEL,
+    READ,
+    Item,
+    Ready,
+    Step,
+    Tick,
+    Ticket,
+)
+from daskps.testing.invariants import validate
+from tests.shards import storing
+from tests.shards.rowing import EMB, AddingRows, W, contents, position, read
+
+RUN, ROWS, DIM = 7, 11, 2
+TABLES = {"emb": (ROWS, DIM, "float32"), "num": (5, 1, "int64")}
+SLOTS = {W: (0.5,), EMB: (0.25,)}
+
+
+class Momentum(AddingRows):
+    """A rule whose result depends on every bit of the gradient and on the step."""
+
+    def inplace(self, w, g, slots, scalars):
+        slots[0][:] = np.float32(0.7) * slots[0] + g
+        w -= np.float32(0.3 / scalars[0]) * slots[0]
+
+
+RULES: Any = {W: AddingRows(), EMB: Momentum()}
+
+
+def layout_of(n_shards: int) -> Layout:
+    return Layout.build({"w": ((6,), "float32")}, n_shards, TABLES)
+
+
+class Store:
+    """The shards of a store in a run, each with an owner and a deputy."""
+
+    def __init__(self, size: int, reduce: Any = "mean", n_shards: int = 1) -> None:
+        self.size, self.reduce, self.layout = size, reduce, layout_of(n_shards)
+        self.memory, self.owners, self.deputies = [], list[Shard](), list[Shard]()
+        for index in range(n_shards):
+            tables = self.layout.table_pieces[index]
+            pieces = self.layout.pieces[index], size, reduce, tables
+            memory = np.zeros(Mailbox.nbytes_of(*pieces), np.uint8)
+            owner = Shard(self.segment(index), RULES)
+            owner.segment.words[GENERATION] = 1
+            owner.begin_run(RUN, BSP(), size, reduce, memory=memory)
+            self.memory.append(memory)
+            self.owners.append(owner)
+            self.deputies.append(self.deputy(index))
+
+    def segment(self, index: int, buffer: Any = None) -> Segment:
+        return Segment(self.layout, index, SLOTS, buffer, durable=True)
+
+    def deputy(self, index: int) -> Shard:
+        buffer = self.owners[index].segment.buffer
+        deputy = Shard.as_deputy(self.segment(index, buffer), RULES)
+        self.attach(deputy, self.memory[index])
+        return deputy
+
+    def attach(self, shard: Shard, memory: Any) -> None:
+        shard.run_state.attach_rounds(RUN, self.size, self.reduce, memory)
+
+    def items(self, shard: Shard, given: Any, at: bool = False) -> tuple[Item, ...]:
+        """What of rows (ids, values) by table, and of "w", a shard gets."""
+        found = []
+        for index, what in given.items():
+            if index == W:
+                (piece,) = shard.segment.pieces
+                found.append(Item(0, 0, what[piece.start : piece.stop].copy()))
+                continue
+            ids, values = what
+            ordinal = position(shard, index) - len(shard.segment.pieces)
+            of = shard.segment.tables[ordinal].piece
+            mine = (ids >= of.first_row) & (ids < of.first_row + of.n_rows)
+            where = np.flatnonzero(mine)
+            data = values if at else values[where]
+            found.append(
+                Item(
+                    position(shard, index),
+                    0,
+                    np.ascontiguousarray(data).reshape(-1),
+                    ids[where],
+                    where if at else None,
+                )
+            )
+        return tuple(found)
+
+    def tables(self) -> Any:
+        """All rows of the first table, over all shards."""
+        parts = []
+        for shard in self.owners:
+            piece = shard.segment.tables[0].piece
+            ids = range(piece.first_row, piece.first_row + piece.n_rows)
+            parts.append(read(shard, EMB, ids))
+        return np.concatenate(parts)
+
+
+def round_of(shard: Shard) -> Round:
+    assert shard.round is not None
+    return shard.round
+
+
+def told(rank: int, clock: int = 0, **said: Any) -> dict[str, Any]:
+    return {
+        "run": RUN,
+        "rank": rank,
+        "clock": clock,
+        "sequence": clock,
+        "tick": True,
+    } | said
+
+
+def step(store: Store, shard: Shard, given: Any, rank: int, **said: Any) -> Step:
+    at = said.pop("at", False)
+    return Step(GRADIENT, store.items(shard, given, at), **told(rank, **said))
+
+
+def send(shard: Shard, *steps: Step) -> list[Ticket]:
+    tickets = [Ticket(one) for one in steps]
+    shard.submit(tickets)
+    validate(shard)
+    return tickets
+
+
+def some(*pairs: tuple[int, float]) -> tuple[Any, Any]:
+    """Rows full of a number, by id."""
+    ids = np.array([row for row, _ in pairs], np.int64)
+    values = np.array([[v] * DIM for _, v in pairs], "f4").reshape(-1, DIM)
+    return ids, values
+
+
+def rough(rng: Any, n: int) -> Any:
+    """Ids that repeat, and values whose sum depends on the order of its additions."""
+    values = rng.normal(size=(n, DIM)) * 10.0 ** rng.integers(-4, 5, (n, DIM))
+    return rng.integers(0, ROWS, n), values.astype("f4")
+
+
+def folded(nodes: dict[int, Node], size: int) -> Node:
+    total = fold({(rank, rank + 1): node for rank, node in nodes.items()}, 0, size)
+    assert total is not None
+    return total
+
+
+def expected(given: dict[int, Any], size: int, reduce: str) -> dict[int, Any]:
+    """The gradient of each row, row by row along the tree of arrays."""
+    rows = {int(i) for (ids, _), _ in given.values() for i in ids}
+    leaves = {r: ({0: np.zeros(1)}, {0: weight}) for r, (_, weight) in given.items()}
+    total = folded(leaves, size)[1][0] if leaves else 0.0
+    sums = {}
+    for row in sorted(rows):
+        nodes = dict[int, Node]()
+        for rank, ((ids, values), weight) in given.items():
+            mine = [values[k] for k in np.flatnonzero(ids == row)]
+            if not mine:
+                continue
+            once = mine[0].copy()
+            for other in mine[1:]:
+                once += other
+            scaled = once * np.float32(weight) if reduce == "mean" else once
+            nodes[rank] = {0: scaled}, {0: weight}
+        found = folded(nodes, size)[0][0]
+        sums[row] = found / np.float32(total) if reduce == "mean" else found
+    return sums
+
+
+def push(
+    store: Store, what: Any, rank: int, rng: Any, *, held: bool, weight: float
+) -> None:
+    """Push to each shard at one of its processes, twice."""
+    at = bool(rng.integers(2))
+    for pair in zip(store.owners, store.deputies, strict=True):
+        # A cut lets deputies only read.
+        shard = pair[0 if held else rng.integers(2)]
+        one = step(store, shard, what, rank, weight=weight, at=at)
+        (ticket,) = send(shard, one)
+        assert isinstance(ticket.outcome, Ready), ticket.outcome
+        assert send(shard, one)[0].duplicate
+
+
+def drawn(rng: Any) -> dict[int, Any]:
+    what: dict[int, Any] = {}
+    if rng.random() < 0.8:
+        what[EMB] = rough(rng, int(rng.integers(0, 9)))
+    if rng.random() < 0.5:
+        what[W] = np.ones(6, "f4")
+    return what
+
+
+def cut_off(store: Store) -> None:
+    for owner in store.owners:
+        cut_requests.begin_cut(owner, "cut", 0)
+
+
+def go_on(store: Store) -> None:
+    for owner in store.owners:
+        assert owner.rounds_of(RUN) == 0
+        cut_requests.end_cut(owner, "cut")
+
+
+# -- bits -----------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.data(),
+    st.integers(1, 9),
+    st.sampled_from(["mean", "sum"]),
+    st.sampled_from([1, 2, 3]),
+    st.integers(0, 2**32 - 1),
+)
+def test_any_order_at_any_of_two_gives_the_bits_of_the_tree(
+    data, size, reduce, n_shards, seed
+):
+    rng = np.random.default_rng(seed)
+    store = Store(size, reduce, n_shards)
+    order = data.draw(st.permutations(range(size)))
+    finished = data.draw(st.sets(st.integers(0, size - 1), max_size=size - 1))
+    # One rank alone waits outside until its round can be applied.
+    held = size > 1 and data.draw(st.booleans())
+    given: dict[int, Any] = {}
+    if held:
+        cut_off(store)
+    for rank in order:
+        if rank in finished:
+            for owner in store.owners:
+                owner.finish_rank(RUN, rank)
+            continue
+        weight = float(rng.choice([0.0, 1.0, 0.3, 32.0]))
+        what = drawn(rng)
+        push(store, what, rank, rng, held=held, weight=weight)
+        if weight and EMB in what:
+            given[rank] = what[EMB], weight
+    if held:
+        go_on(store)
+    rows, slots = np.zeros((2, ROWS, DIM), "f4") + np.array([[[0]], [[0.25]]], "f4")
+    for row, g in expected(given, size, reduce).items():
+        Momentum().inplace(rows[row], g, (slots[row],), (1.0,))
+    assert store.tables().tobytes() == rows.tobytes()
+    for shard in (*store.owners, *store.deputies):
+        assert shard.rounds_of(RUN) == 1
+        # Of the table: the same on all shards, wherever its rows are.
+        assert shard.segment.current.steps[-2] == bool(given)
+        validate(shard)
+
+
+def test_the_mean_is_of_the_ranks_that_brought_the_table():
+    """Not of those which brought the row, nor of those which brought only an array."""
+    store = Store(3)
+    (owner,) = store.owners
+    send(
+        owner,
+        step(store, owner, {EMB: some((0, 6.0))}, 0, weight=1.0),
+        step(store, owner, {EMB: some()}, 1, weight=2.0),
+        step(store, owner, {W: np.ones(6, "f4")}, 2, weight=4.0),
+    )
+    # 0.3 * (0.7 * 0.25 + 6 / 3)
+    assert read(owner, EMB, [0])[0] == pytest.approx([-0.6525] * 2)
+    assert owner.segment.current.steps.tolist() == [1, 1, 0]
+
+
+def test_rows_beside_arrays_of_all_pieces():
+    """These are summed as they come, which must not leave the rows behind."""
+    store = Store(2, "sum")
+    (owner,), (deputy,) = store.owners, store.deputies
+    both: dict[int, Any] = {W: np.ones(6, "f4"), EMB: some((3, 1.0))}
+    send(owner, step(store, owner, both, 0))
+    version = deputy.try_step(Tick(RUN, 1, 0, 0, GRADIENT, 1.0), {0: np.ones(6, "f4")})
+    assert version == 1
+    assert owner.segment.weights[owner.segment.current.side][0].tolist() == [2] * 6
+    assert read(owner, EMB, [3])[0] == pytest.approx([-0.3 * 1.175] * 2)
+    assert deputy.try_step(Tick(RUN, 1, 1, 1, GRADIENT, 1.0), {1: both[EMB]}) == ASK
+
+
+# -- pushes before the tick --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("owned", [False, True])
+def test_pushes_of_a_clock_have_the_bits_of_one(owned):
+    rng = np.random.default_rng(5)
+    pushes = [rough(rng, 6) for _ in range(3)]
+    whole = tuple(np.concatenate(of) for of in zip(*pushes, strict=True))
+    found = []
+    for parts in (pushes, [whole]):
+        store = Store(2)
+        (owner,) = store.owners
+        for i, part in enumerate(parts):
+            last = i == len(parts) - 1
+            one = step(store, owner, {EMB: part}, 0, sequence=i, tick=last)
+            send(owner, one._replace(owned=owned, whole=len(parts) == 1))
+            for item in one.items if not owned else ():
+                # The caller's memory is used for something else.
+                item.data[:] = np.nan
+        send(owner, step(store, owner, {EMB: some((1, 1.0))}, 1))
+        assert owner.rounds_of(RUN) == 1
+        found.append(store.tables().tobytes())
+    assert found[0] == found[1]
+
+
+def test_pushes_before_the_tick_go_with_their_process():
+    store = Store(2)
+    (owner,), (deputy,) = store.owners, store.deputies
+    send(deputy, step(store, deputy, {EMB: some((1, 9.0))}, 0, tick=False))
+    last = step(store, owner, {EMB: some((2, 1.0))}, 0, sequence=1)
+    (lost,) = send(owner, last)
+    assert isinstance(lost.outcome, ContributionLostError)
+    all_of_it = step(store, owner, {EMB: some((1, 9.0), (2, 1.0))}, 0, sequence=1)
+    (taken,) = send(owner, all_of_it._replace(whole=True))
+    assert not taken.duplicate
+    send(owner, step(store, owner, {}, 1))
+    assert (read(owner, EMB, [1, 2]) < 0).all()
+
+
+def test_trainer_that_starts_again_pushes_its_rows_anew():
+    store = Store(2, "sum")
+    (owner,) = store.owners
+    send(owner, step(store, owner, {EMB: some((1, 9.0))}, 0, tick=False))
+    clock, after = owner.run_state.resume_rank(RUN, 0, attempt=1)
+    assert clock == 0
+    given = {EMB: some((1, 1.0))}
+    send(owner, step(store, owner, given, 0, sequence=after))
+    send(owner, step(store, owner, {}, 1))
+    assert read(owner, EMB, [1])[0] == pytest.approx([-0.3 * 1.175] * 2)
+
+
+# -- what is refused ---------------------------------------------------------------------
+
+
+def unchanged(store: Store, one: Step, error: type[Exception], match: str) -> None:
+    (owner,) = store.owners
+    round_of(owner).find_table()
+    before, memory = contents(owner), store.memory[0].copy()
+    (ticket,) = send(owner, one)
+    assert isinstance(ticket.outcome, error)
+    assert match in str(ticket.outcome)
+    assert contents(owner) == before
+    assert (store.memory[0] == memory).all()
+
+
+def test_rows_without_room_are_refused_before_anything_is_stored(monkeypatch):
+    monkeypatch.setattr(arena, "MOST_PUSHED_ROWS", 5)
+    store = Store(3, "sum")
+    (owner,) = store.owners
+    three = {EMB: some((0, 1), (1, 1), (2, 1))}
+    send(owner, step(store, owner, three, 0))
+    unchanged(store, step(store, owner, three, 1), PushRejectedError, "has 3 of other")
+    six = {EMB: some(*((i, 1) for i in range(6)))}
+    before_tick = step(store, owner, six, 2, tick=False)
+    unchanged(store, before_tick, PushRejectedError, "it takes 5 of all")
+    # Repeats take no room; a rank that sits out takes none either.
+    two = {EMB: some((4, 1), (4, 1), (3, 1))}
+    send(owner, step(store, owner, two, 1))
+    send(owner, step(store, owner, six, 2, weight=0.0))
+    assert owner.rounds_of(RUN) == 1
+    # The next round begins with all of it.
+    send(owner, step(store, owner, three, 0, clock=1))
+
+
+def test_functions_models_and_tables_without_a_rule_are_refused():
+    given = {EMB: some((0, 1.0))}
+    for reduce in ("mean", np.median):
+        store = Store(2, reduce)
+        (owner,) = store.owners
+        one = step(store, owner, given, 0)
+        if callable(reduce):
+            unchanged(store, one, PushRejectedError, "takes whole arrays")
+            continue
+        unchanged(store, one._replace(kind=MODEL), PushRejectedError, "averaged")
+        num = Item(2, 0, np.ones(1, np.int64), np.zeros(1, np.int64))
+        ruleless = one._replace(items=(num,))
+        unchanged(store, ruleless, NoOptimizerError, "'num'")
+        (item,) = one.items
+        twice = one._replace(items=(item, item))
+        unchanged(store, twice, PushRejectedError, "twice")
+        outside = item._replace(ids=np.array([ROWS], np.int64))
+        bad = one._replace(items=(outside,))
+        unchanged(store, bad, PushRejectedError, f"ids from {ROWS} to {ROWS}")
+
+
+def test_memory_is_that_of_slices_and_of_what_the_arenas_hold():
+    layout = layout_of(1)
+    pieces, tables = layout.pieces[0], layout.table_pieces[0]
+    bare = Mailbox.nbytes_of(pieces, 2, "mean")
+    of_rows = Mailbox.nbytes_of(pieces, 2, "mean", tables) - bare
+    # 22 and 10 rows with their ids, and a page at most for the tables of words.
+    assert 192 + 192 + 128 + 128 <= of_rows <= 640 + 2 * 4096
+    assert Mailbox.nbytes_of(pieces, 2, np.median, tables) - bare <= 4096
+    store = Store(2)
+    with pytest.raises(ProtocolError, match="arenas"):
+        Mailbox(pieces, 2, "mean", store.memory[0], tables=tables[:1]).check(RUN)
+
+
+# -- faults ---------------------------------------------------------------------------
+
+
+def test_round_that_is_held_is_applied_or_withdrawn_with_its_rows():
+    store = Store(2, "sum")
+    (owner,) = store.owners
+    send(owner, *(step(store, owner, {EMB: some((r, 1.0))}, r) for r in (0, 1)))
+    before, slots = store.tables(), owner.segment.tables[0].slots[0].copy()
+    one = {EMB: some((0, 1.0), (5, 2.0))}
+    send(owner, step(store, owner, one, 0, clock=1))
+    owner.hold_run(RUN)
+    owner.submit([Ticket(step(store, owner, one, 1, clock=1))])
+    assert (store.tables() == before).all()
+    owner.hold_run(RUN, 2)
+    assert owner.rounds_of(RUN) == 2
+    assert not (store.tables() == before).all()
+    owner.end_run(RUN, "over", rounds=1, version=9)
+    validate(owner)
+    assert (store.tables() == before).all()
+    assert (owner.segment.tables[0].slots[0] == slots).all()
+    assert owner.segment.current.steps.tolist() == [0, 1, 0]
+
+
+def test_round_that_cannot_be_applied_is_left_to_the_owner():
+    class Raising(Momentum):
+        def scalars(self, step, lr):
+            raise ArithmeticError("this schedule raises")
+
+    store = Store(2)
+    (owner,), (deputy,) = store.owners, store.deputies
+    raising: Any = {EMB: Raising()}
+    for shard in (owner, deputy):
+        shard._planner._bindings = raising
+    one = {EMB: some((0, 1.0))}
+    send(owner, step(store, owner, one, 0))
+    before, memory = contents(owner), store.memory[0].copy()
+    (ticket,) = send(deputy, step(store, deputy, one, 1))
+    assert isinstance(ticket.outcome, NotHereError)
+    assert contents(owner) == before
+    (ticket,) = send(owner, ticket.step)
+    assert isinstance(ticket.outcome, ArithmeticError)
+    words = round_of(owner).mailbox.tables[0].words.nbytes * 2 + 128
+    assert (store.memory[0][:words] == memory[:words]).all()
+
+
+def test_readers_get_the_round_of_their_clock_and_no_newer_one():
+    """A trainer that starts again reads the round before the last one."""
+    store = Store(2, "sum")
+    (owner,) = store.owners
+    seen = [store.tables()]
+    for clock in range(3):
+        for rank in (0, 1):
+            given = {EMB: some((clock, 1.0), (rank, 2.0))}
+            send(owner, step(store, owner, given, rank, clock=clock))
+        seen.append(store.tables())
+    for clock, wanted in enumerate(seen):
+        (ticket,) = send(owner, Step(run=RUN, rank=0, clock=clock, wait=READ))
+        if clock < 2:
+            assert isinstance(ticket.outcome, ClockError)
+            continue
+        ready = ticket.outcome
+        assert isinstance(ready, Ready)
+        assert ready.exact
+        found = read(owner, EMB, range(ROWS), ready.flip)
+        assert found.tobytes() == wanted.tobytes()
+
+
+# -- a process dies after any store ----------------------------------------------------
+
+
+def states_of(store: Store, one: Step) -> list[tuple[str, Any, Any]]:
+    """Segment and mailboxes after each store of one step."""
+    owner, memory = store.owners[0], store.memory[0]
+    found: list[tuple[str, Any, Any]] = []
+
+    class Both(storing.Stores):
+        def note(self, label: str) -> None:
+            found.append((label, self._buffer.copy(), memory.copy()))
+
+    def noted(owner: Any, name: str, label: str, patch: Any) -> None:
+        method = getattr(owner, name)
+
+        def after(*args: Any) -> Any:
+            result = method(*args)
+            stores.note(label)
+            return result
+
+        patch.setattr(owner, name, after)
+
+    def half(self: Any, taken: Any, came: Any, scale: float) -> Any:
+        span = place(self, taken, came, scale)
+        kept = self._rows[span.start : span.start + span.n].copy()
+        self._rows[span.start : span.start + span.n] = np.nan
+        stores.note("arena half")
+        self._rows[span.start : span.start + span.n] = kept
+        stores.note("arena")
+        return span
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storing, "Stores", Both)
+        with storing.watched(owner.segment) as stores:
+            place = arena.Arena.place
+            patch.setattr(arena.Arena, "place", half)
+            noted(MailboxTable, "note_rows", "table", patch)
+            shard = Shard(owner.segment, RULES)
+            store.attach(shard, memory)
+            mailbox = round_of(shard).mailbox
+            words: Any = storing.Words(mailbox.words, stores, "mailbox")
+            mailbox.words = words
+            shard.submit([Ticket(one)])
+    return found
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_killed_after_any_store(last):
+    """Who comes next has the rank in the round with its rows, or takes it again."""
+    one = {EMB: some((1, 1.0), (4, 2.0), (1, 1.0))}
+    both = {EMB: some((4, 4.0), (2, 8.0)), W: np.ones(6, "f4")}
+    wanted = Store(2)
+    (owner,) = wanted.owners
+    opened = [step(wanted, owner, given, r) for r, given in ((0, both), (1, one))]
+    steps = [
+        *opened,
+        step(wanted, owner, both, 1, clock=1, weight=3.0),
+        step(wanted, owner, one, 0, clock=1),
+    ]
+    send(owner, *steps[: 3 + last])
+    after = contents(owner), owner.segment.flip
+    send(owner, *steps[3 + last :])
+    store = Store(2)
+    send(store.owners[0], *steps[: 2 + last])
+    states = states_of(store, steps[2 + last])
+    labels = {label.split(" ")[0] for label, *_ in states}
+    assert labels >= ({"row", "undo", "header"} if last else {"mailbox", "table"})
+    assert "arena" in labels
+    seen = set[bytes]()
+    for label, buffer, memory in states:
+        if (both_of := buffer.tobytes() + memory.tobytes()) in seen:
+            continue
+        seen.add(both_of)
+        heir = Shard(store.segment(0, buffer), RULES)
+        store.attach(heir, memory)
+        heir.take_over()
+        (ticket,) = send(heir, steps[2 + last])
+        assert not isinstance(ticket.outcome, Exception), label
+        assert heir.segment.flip == after[1], label
+        if last:
+            assert contents(heir) == after[0], label
+            assert read(heir, EMB, [1], heir.segment.flip - 1) is not None
+        send(heir, *steps[3 + last :])
+        assert contents(heir) == contents(owner), label
