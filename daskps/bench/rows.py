@@ -92,6 +92,11 @@ _LIMITS: dict[Callable[..., Any], str] = {
 }
 
 
+def limits(cache_dir: str | None = None) -> Callable[[str], Any]:
+    """Return the loops of the limit, compiled, by name."""
+    return plain(_LIMITS, cache_dir=cache_dir, alone=True).function
+
+
 def run(options: Namespace) -> None:
     """Measure and print a table."""
     print(
@@ -117,7 +122,7 @@ class _Table:
             optim.bind(rule, np.float32, cache_dir=cache_dir)
             for rule in (optim.SGD(float(_LR)), optim.Adagrad(float(_LR), eps=1e-10))
         ]
-        self.limits = plain(_LIMITS, cache_dir=cache_dir, alone=True).function
+        self.limits = limits(cache_dir)
 
     def push(self, ids: Array, g: Array) -> None:
         """Apply SGD as a shard does, of ids that may repeat."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from distributed import Client
 
 from daskps.bench import clusters, report
-from daskps.bench.between import bars, namespaces
+from daskps.bench.between import bars, namespaces, tables
 from daskps.bench.between.calls import Pair
 from daskps.bench.between.crowd import CrowdError
 from daskps.bench.between.rows import HEADER, Row
@@ -34,6 +34,7 @@ ROWS: dict[str, Callable[[Pair, Namespace], Iterable[Row | str]]] = {
     "step": bars.steps,
     "peers": bars.peers,
     "large": bars.large,
+    "rows": tables.rows,
     "busy": bars.busy_server,
     "many": bars.many,
     "tls": bars.tls,

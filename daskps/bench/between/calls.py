@@ -194,9 +194,11 @@ class Pair:
         ) as store:
             yield store
 
-    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a task on the first worker."""
-        task = self.client.submit(function, *args, workers=[self.here], pure=False)
+        task = self.client.submit(
+            function, *args, workers=[self.here], pure=False, **kwargs
+        )
         return task.result()
 
     def call(

@@ -1,0 +1,190 @@
+"""Rows of a table between machines, beside a bare socket whose server knows no shard.
+
+That server keeps rows in memory and has the compiled loops of the limit: they ask for rows
+ahead of their turn, and know no bounds, no repeats, no log of what was there. Its buffers,
+and those of its caller, are used again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import struct
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import daskps
+from daskps import optim
+from daskps.bench import clusters
+from daskps.bench.between.calls import WARM, WARM_SECONDS, timed, with_lanes
+from daskps.bench.between.rows import Bar, Row, WaySample
+from daskps.bench.between.sockets import ANSWER_NBYTES, fill
+from daskps.bench.rows import DIM, limits
+from daskps.cluster.lane.channel import flat
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Iterator
+
+    from daskps.bench.between.calls import Pair
+    from daskps.bench.between.rows import TakesSample
+    from daskps.typing import Array
+
+#: Rows of the table; rows of a call, and how many fewer calls of them are made.
+ROWS = 1_000_000
+NAMED = {64: 1, 10_000: 10}
+#: Sets of ids that are used in turn, and the learning rate.
+_SETS, _LR = 31, np.float32(1e-3)
+#: What is asked: ids that follow with rows, and ids of rows to answer with.
+_HEAD = struct.Struct("<qq48x")
+
+
+def sets_of(named: int) -> Iterator[Array]:
+    """Return ids for call after call, none of them twice in one."""
+    rng = np.random.default_rng(0)
+    return itertools.cycle(
+        [rng.choice(ROWS, named, replace=False) for _ in range(_SETS)]
+    )
+
+
+def serve(named: int, *, dask_worker: Any) -> tuple[str, int]:
+    """Have a thread of a worker serve one connection; return where."""
+    listener = socket.create_server((dask_worker.ip, 0))
+    w, loops = np.ones((ROWS, DIM), np.float32), limits()
+
+    def run() -> None:
+        with listener:
+            here, _ = listener.accept()
+        here.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with here:
+            _answer(here, w, named, loops)
+
+    threading.Thread(target=run, name="bare-socket", daemon=True).start()
+    host, port = listener.getsockname()[:2]
+    return host, port
+
+
+def _answer(here: socket.socket, w: Array, named: int, loops: Any) -> None:
+    """Answer requests until the caller has gone."""
+    head = memoryview(bytearray(_HEAD.size))
+    ids, rows = np.empty(named, np.int64), np.empty((named, DIM), np.float32)
+    pull, push = loops("limit_pull"), loops("limit_push")
+    said = bytes(ANSWER_NBYTES)
+    with contextlib.suppress(EOFError):
+        while True:
+            fill(here, head)
+            come, go = _HEAD.unpack(head)
+            n = come or go
+            fill(here, flat(ids[:n]))
+            if come:
+                fill(here, flat(rows[:n]))
+                push(w, ids[:n], rows[:n], _LR)
+                here.sendall(said)
+            else:
+                pull(w, ids[:n], rows[:n])
+                _send(here, [said, rows[:n]])
+
+
+def _send(here: socket.socket, buffers: list[Any]) -> None:
+    """Send buffers in one call, where the kernel takes them."""
+    sent = here.sendmsg(buffers)
+    for buffer in buffers:
+        view = memoryview(buffer).cast("B")
+        here.sendall(view[sent:])
+        sent = max(0, sent - len(view))
+
+
+class BareRows:
+    """The caller's end of such a connection."""
+
+    def __init__(self, where: tuple[str, int], named: int) -> None:
+        self._here = socket.create_connection(where)
+        self._here.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sets = sets_of(named)
+        self._rows = np.full((named, DIM), 1e-3, np.float32)
+        # The answer's head comes before the rows, in the same array.
+        self._answer = memoryview(bytearray(ANSWER_NBYTES + self._rows.nbytes))
+        self._pull, self._push = _HEAD.pack(0, named), _HEAD.pack(named, 0)
+
+    def both(self) -> None:
+        """Read rows, and deliver gradients that were looked at for NaN."""
+        ids = next(self._sets)
+        _send(self._here, [self._pull, ids])
+        fill(self._here, self._answer)
+        if not np.isfinite(np.add.reduce(self._rows, axis=None)):
+            raise ValueError("not finite")
+        _send(self._here, [self._push, ids, self._rows])
+        fill(self._here, self._answer[:ANSWER_NBYTES])
+
+    def close(self) -> None:
+        """End it, and the thread that serves it."""
+        self._here.close()
+
+
+def bare(where: tuple[str, int], named: int, calls: int, *, peer: int) -> WaySample:
+    """Measure the pull and push of rows over a bare socket."""
+    with contextlib.closing(BareRows(where, named)) as caller:
+        for _ in range(min(WARM, 1 + calls // 4)):
+            caller.both()
+        return timed(caller.both, calls, peer)
+
+
+def handle(
+    store: daskps.ParameterStore, named: int, calls: int, *, lane: bool, peer: int
+) -> WaySample:
+    """Measure the same by a handle, in a task of one worker on a shard of another."""
+
+    def counted() -> tuple[int, int]:
+        found = store.stats()["handle"]
+        return found["lane_calls"], found["messages"]
+
+    with clusters.configured({"daskps.ways.lane": lane}):
+        emb, sets = store["emb"], sets_of(named)
+        out = np.empty((named, DIM), np.float32)
+        g = np.full((named, DIM), 1e-3, np.float32)
+
+        def both() -> None:
+            ids = next(sets)
+            emb.pull(ids, out=out)
+            emb.push(ids, g)
+
+        end = time.monotonic() + WARM_SECONDS
+        both()
+        while lane and not counted()[0] and time.monotonic() < end:
+            both()
+        for _ in range(min(WARM, 1 + calls // 4)):
+            both()
+        before = counted()
+        return with_lanes(timed(both, calls, peer), before, counted())
+
+
+def rows(pair: Pair, options: Namespace) -> Iterator[Row]:
+    """Yield pulls and pushes of few rows and of many."""
+    spec = {"emb": daskps.TableSpec(ROWS, DIM, init=1.0)}
+    with daskps.create(
+        spec, client=pair.client, optimizer=optim.SGD(1e-3), servers=[pair.there]
+    ) as store:
+        for named, fewer in NAMED.items():
+            calls = max(5, options.calls // fewer)
+            call = partial(handle, store, named, calls, peer=pair.pids[1])
+            sides: dict[str, TakesSample] = {
+                "lane": partial(pair.run, call, lane=True),
+                "bare socket": partial(_bare, pair, named, calls),
+                "message": partial(pair.run, call, lane=False),
+            }
+            yield Row(
+                f"pull + push (SGD) of {named:,} rows of {ROWS:,} x {DIM} float32",
+                sides,
+                [Bar("lane", "bare socket", 1.2)],
+            )
+
+
+def _bare(pair: Pair, named: int, calls: int) -> WaySample:
+    where = pair.client.run(partial(serve, named), workers=[pair.there])[pair.there]
+    sample: WaySample = pair.run(partial(bare, where, named, calls, peer=pair.pids[1]))
+    return sample
