@@ -16,8 +16,30 @@ TAIL = "tests/cluster/lane/test_tail.py"
 SAME = "tests/cluster/lane/test_same_answers.py"
 BATCH = "tests/cluster/lane/test_batch.py"
 WAITING = "tests/cluster/lane/test_waiting.py"
+ROWS = "tests/cluster/lane/test_row_forms.py"
 
 MUTANTS = (
+    Mutant(
+        "torn-rows-by-lane",
+        "daskps.cluster.host.shard_row_reads:ShardRowRead.read",
+        "return (version if header[ROWS_SEQUENCE] == sequence else ASK), at",
+        "return version, at",
+        (f"{ROWS}::test_a_read_that_an_update_runs_into_is_left_to_the_shard",),
+    ),
+    Mutant(
+        "ids-of-another-shard-reach-this-one",
+        "daskps.cluster.lane.row_forms:RowForm.read_body",
+        "if n and not piece.holds(some):",
+        "if n < 0:",
+        (f"{ROWS}::test_numbers_and_ids_of_no_call_are_refused",),
+    ),
+    Mutant(
+        "rows-that-make-up-no-frame",
+        "daskps.cluster.lane.row_forms:RowForm._check_counts",
+        "if found != nbytes:",
+        "if found > 2 * nbytes:",
+        (f"{ROWS}::test_numbers_and_ids_of_no_call_are_refused",),
+    ),
     Mutant(
         "slow-caller-keeps-threads",
         "daskps.cluster.lane.connection:Connection.go_on",

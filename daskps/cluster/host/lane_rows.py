@@ -1,7 +1,8 @@
 """Forms of calls with rows of tables at the shards of a host.
 
-Which rows a call brings or reads is another thing each time: its shards are asked with
-tickets, as they are by message. Shards that none of the ids of a read are of are not.
+As with arrays, what can be done at once is tried first: a push of rows that is an update of
+its own, and a read of rows that no update runs into. All else is tickets, as by message.
+Shards that none of the ids of a read are of are not asked.
 """
 
 from __future__ import annotations
@@ -10,24 +11,32 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from daskps.cluster.host.calls import answers_of
-from daskps.cluster.host.lane_forms import MOST_WAIT_SECONDS, HostForm
+from daskps.cluster.host.lane_forms import (
+    MOST_WAIT_SECONDS,
+    SMALL_NBYTES,
+    SOON_SECONDS,
+    HostForm,
+)
 from daskps.cluster.host.lane_refusals import refusal_of
 from daskps.cluster.host.parked_calls import Parked
-from daskps.cluster.lane.frames import pack_answers
+from daskps.cluster.host.shard_row_reads import ShardRowRead
+from daskps.cluster.lane.frames import APPLIED, HAS_LR, AnswerHead, pack_answers
 from daskps.cluster.wire.messages import Answer
 from daskps.errors import ProtocolError, ShardBusyError
 from daskps.shards.run_record import changes
-from daskps.shards.steps import ASK
+from daskps.shards.steps import ASK, NO_WAIT, READ, Tick
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from daskps.cluster.host.calls import Started
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.lane.calls import Queues
     from daskps.cluster.lane.frames import Head
-    from daskps.cluster.lane.row_forms import RowForm
+    from daskps.cluster.lane.row_forms import RowForm, RowsSaid
 
 
 class HostRowForm(HostForm):
@@ -43,8 +52,33 @@ class HostRowForm(HostForm):
 
     def __init__(self, host: ShardHost, form: RowForm) -> None:
         super().__init__(host, form)
-        self._row_form = form
-        self._only_reads = not changes(form.template.step)
+        self._row_form, self._rows = form, AnswerHead(len(self._shards), 0)
+        step, has_ranges = self._step, self._has_reads
+        self._only_reads = not changes(step)
+        #: Whether it waits for nothing but what it reads.
+        wait = READ if self._only_reads else NO_WAIT
+        self._is_plain = (not step.run or step.rank >= 0) and all(
+            part.step.wait == wait for part in form.template.parts
+        )
+        self._all_asked = (ASK,) * len(self._shards)
+        is_update = step.tick if step.run else bool(step.producer)
+        #: Whether a shard may take its steps without a ticket; nothing is read by them.
+        self._steps = is_update and not (
+            self._only_reads or step.whole or has_ranges or form.read
+        )
+        #: What reads rows of each shard; empty where tickets have to.
+        self._row_reads: list[ShardRowRead] = []
+
+    def _find(self) -> None:
+        super()._find()
+        self._row_reads = []
+        if self._tries and self._only_reads and not self._has_reads:
+            tables = self._row_form.read
+            self._row_reads = [
+                ShardRowRead(hosted.shard.segment, self._step, tables)
+                for hosted in self._found
+                if all(table.is_bounded for table in tables)
+            ]
 
     def begin(
         self,
@@ -61,18 +95,93 @@ class HostRowForm(HostForm):
             raise ProtocolError(f"a call of weight {head.weight} in run {self._run}")
         if not self._is_current():
             self._find()
-        call = self._row_form.call_with_rows(head, body)
+        form = self._row_form
+        said = form.read_body(head, body)
+        versions: Sequence[int] = self._all_asked
+        if self._row_reads:
+            frame = self._read_rows(head, said)
+            if frame is not None:
+                return frame
+        elif self._steps and self._tries:
+            versions = self._try_rows(head, said, seconds)
+            if ASK not in versions:
+                return [self._rows.pack(head.number, self._said(versions))]
+        parts = form.parts(head, said)
         asked = [
-            (hosted, part, ASK)
-            for hosted, part in zip(self._found, call.parts, strict=True)
+            (hosted, part, version)
+            for hosted, part, version in zip(self._found, parts, versions, strict=True)
             if part.reads or not self._only_reads
         ]
-        if call.step.producer:
+        if producer := self._step.producer:
             for hosted, *_ in asked:
-                self._host.make_room(hosted, call.step.producer, seconds)
-        end = time.monotonic() + min(call.wait_seconds, MOST_WAIT_SECONDS)
+                self._host.make_room(hosted, producer, seconds)
+        end = time.monotonic() + min(head.wait_ms / 1000, MOST_WAIT_SECONDS)
         parked = Parked(self._host, end, partial(self._answer_rows, head.number))
         return self._offer_all(parked, asked, seconds, queues=queues)
+
+    def _said(self, versions: Iterable[int]) -> list[int]:
+        """Return what is said of shards that are done."""
+        found: list[int] = []
+        for shard, version in zip(self._shards, versions, strict=True):
+            found += (shard, version, 0, APPLIED)
+        return found
+
+    def _try_rows(self, head: Head, said: RowsSaid, seconds: float) -> list[int]:
+        """Have each shard take a step; return the versions, or ASK."""
+        step, versions = self._step, []
+        tick = Tick(
+            step.run,
+            step.rank,
+            head.clock,
+            head.sequence,
+            step.kind,
+            head.weight,
+            step.producer,
+            head.lr if head.flags & HAS_LR else None,
+            head.floor,
+            step.touched,
+        )
+        soon, n = min(seconds, SOON_SECONDS), len(self._row_form.pushed)
+        for hosted, items in zip(self._found, said.items, strict=True):
+            arrays = {item.position: item.data for item in items[:-n]}
+            try:
+                versions.append(hosted.try_step(tick, arrays, soon, items[-n:]))
+            except ShardBusyError:
+                versions.append(ASK)
+        return versions
+
+    def _read_rows(self, head: Head, said: RowsSaid) -> list[Any] | None:
+        """Return the frame that answers a read; None where a shard must be asked."""
+        nbytes = sum(
+            [
+                len(ids) * table.row_nbytes
+                for asked in said.asked
+                for ids, table in zip(asked, self._row_form.read, strict=True)
+            ]
+        )
+        if is_small := nbytes <= SMALL_NBYTES:
+            out = np.empty(self._rows.nbytes + nbytes, np.uint8)
+            at = self._rows.nbytes
+        else:
+            out, at = self._host.empty(nbytes, np.uint8), 0
+        rows = list[int]()
+        for shard, read, bound, asked in zip(
+            self._shards, self._row_reads, said.least, said.asked, strict=True
+        ):
+            version = lag = 0
+            if any(map(len, asked)):
+                if self._run:
+                    bound = head.clock + self._step.tick
+                version, at = read.read(bound, asked, out, at)
+                if version < 0:
+                    return None
+                lag = read.looks.lag
+            rows += (shard, version, lag, APPLIED)
+        first = self._rows.pack_before(head.number, rows, nbytes)
+        if not is_small:
+            return [first, out]
+        out[: len(first)] = np.frombuffer(first, np.uint8)
+        return [out]
 
     def _answer_rows(
         self, number: int, started: Sequence[Started], seconds: float
@@ -85,6 +194,6 @@ class HostRowForm(HostForm):
         except Exception as error:  # noqa: BLE001 - its caller gets a refusal
             return refusal_of(error, number)
         if len(found) < len(self._shards):
-            said = {answer.shard: answer for answer in found}
-            found = [said.get(shard) or Answer(shard) for shard in self._shards]
+            of = {answer.shard: answer for answer in found}
+            found = [of.get(shard) or Answer(shard) for shard in self._shards]
         return pack_answers(found, number)

@@ -208,6 +208,13 @@ class AnswerHead:
         """Return them, with shard, version, lag and code of each row."""
         return self._struct.pack(*self._said, number, *rows)
 
+    def pack_before(self, number: int, rows: Sequence[int], nbytes: int) -> bytes:
+        """Return them before so many bytes more."""
+        *said, body, a, b, c, weight, lr, ms = self._said
+        return self._struct.pack(
+            *said, body + nbytes, a, b, c, weight, lr, ms, number, *rows
+        )
+
     def pack_into(self, buffer: Any, number: int, rows: Sequence[int]) -> None:
         """Write them at the beginning of a buffer."""
         self._struct.pack_into(buffer, 0, *self._said, number, *rows)

@@ -14,15 +14,14 @@ An answer has of each shard its arrays, and then the rows of each table that is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from daskps.cluster.lane.forms import LEAST, SMALL_NBYTES, Form, read_form
 from daskps.cluster.lane.frames import HAS_LEAST, HAS_LR, Head
-from daskps.cluster.wire.messages import Call, Part
+from daskps.cluster.wire.messages import Part
 from daskps.cluster.wire.rows import RowsAsked, most_rows
 from daskps.errors import ProtocolError, PushRejectedError
 from daskps.layout.arrays import FLOATS, compute_dtype
@@ -30,15 +29,28 @@ from daskps.limits import MOST_PUSHED_ROWS
 from daskps.shards.steps import GRADIENT, MODEL, NO_WAIT, NOTHING, READ, Item
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+    from daskps.cluster.wire.messages import Call
     from daskps.layout.arrays import Layout
     from daskps.layout.tables import Table, TablePiece
     from daskps.reduction import Empty
     from daskps.typing import Array
 
+_NONE = np.empty(0, np.uint8)
 #: Of an id, and of how many there are.
 ID = np.dtype("int64")
+
+
+class RowsSaid(NamedTuple):
+    """What the body of a frame with rows says, by part."""
+
+    #: Versions to wait for.
+    least: list[int]
+    #: Arrays and rows that are brought.
+    items: list[list[Item]]
+    #: Ids of the rows that are read, by table.
+    asked: list[list[Array]]
 
 
 class Given(NamedTuple):
@@ -93,10 +105,12 @@ class RowForm(Form):
     read: tuple[Table, ...] = ()
     #: What comes after the ids.
     given: tuple[Given, ...] = ()
-    #: Positions of the pieces of both, by part.
-    positions: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
-    #: The pieces themselves, by shard and table.
-    pieces: Mapping[int, Mapping[int, TablePiece]] = field(default_factory=dict)
+    #: Rows that are brought, as items without any, by part.
+    row_items: tuple[tuple[Item, ...], ...] = ()
+    #: Positions of the pieces that are read, by part.
+    reads_at: tuple[tuple[int, ...], ...] = ()
+    #: Whose ids each number of them counts.
+    pieces: tuple[TablePiece, ...] = ()
     #: By number of ids how many there may be at most, and bytes that come with each.
     limits: tuple[tuple[int, int], ...] = ()
     #: Bytes of a frame without ids and rows, and with as many as there may be.
@@ -120,15 +134,14 @@ class RowForm(Form):
             return [np.empty(head.nbytes, np.uint8)]
         return [empty(head.nbytes, np.uint8)]
 
-    def call_with_rows(self, head: Head, body: Sequence[Array]) -> Call:
-        """Return the call that a frame of this form is.
-
-        Parts of a call that only reads have nothing to read where no id is theirs.
+    def read_body(self, head: Head, body: Sequence[Array]) -> RowsSaid:
+        """Return what the body of a frame of this form says.
 
         Raises
         ------
-        ProtocolError
-            For numbers of ids that no call has, or that are not those of its body.
+        ProtocolError, PushRejectedError
+            For numbers of ids that no call has, or that are not those of its body, and
+            for ids of rows that are another shard's.
         """
         data, n_parts = body[0], len(self.template.parts)
         least, at = [0] * n_parts, 0
@@ -138,24 +151,28 @@ class RowForm(Form):
         first = at + ID.itemsize * len(self.limits)
         counts: list[int] = data[at:first].view(ID).tolist()
         self._check_counts(counts, len(data) - at)
-        ends = [0, *accumulate(counts)]
-        at = first + ID.itemsize * ends[-1]
-        ids = data[first:at].view(ID)
-        arrays = [
-            [_NOTHING] * (len(p.step.items) + len(self.pushed))
-            for p in self.template.parts
+        at = first + ID.itemsize * sum(counts)
+        ids, cut, k = data[first:at].view(ID), [], 0
+        for n, piece in zip(counts, self.pieces, strict=True):
+            cut.append(some := ids[k : k + n])
+            k += n
+            if n and not piece.holds(some):
+                error = PushRejectedError if self.pushed else ProtocolError
+                raise error(
+                    f"{n:,} ids do not fit shard {piece.shard}, which has {piece}"
+                )
+        items: list[list[Item]] = [
+            [*part.step.items, *self.row_items[i]]
+            for i, part in enumerate(self.template.parts)
         ]
         for part, slot, dtype, n, k in self.given:
             end = at + dtype.itemsize * (n if k < 0 else n * counts[k])
-            arrays[part][slot] = data[at:end].view(dtype)
+            array, of = data[at:end].view(dtype), items[part]
+            of[slot] = Item(of[slot].position, 0, array, None if k < 0 else cut[k])
             at = end
-        cut = [ids[a:b] for a, b in pairwise(ends)]
-        parts = [
-            self._part(head, i, at_least=bound, arrays=arrays[i], ids=cut)
-            for i, bound in enumerate(least)
-        ]
-        template = self.template
-        return template._replace(parts=tuple(parts), wait_seconds=head.wait_ms / 1000)
+        n, k = len(self.read), n_parts * len(self.pushed)
+        asked = [cut[k + i * n : k + (i + 1) * n] for i in range(n_parts)]
+        return RowsSaid(least, items, asked)
 
     def _check_counts(self, counts: Sequence[int], nbytes: int) -> None:
         found = self.least_nbytes
@@ -170,59 +187,36 @@ class RowForm(Form):
                 f"a call with {nbytes:,} bytes, whose numbers of ids make {found:,}"
             )
 
-    def _check_ids(
-        self, shard: int, table: Table, ids: Array, error: type[Exception]
-    ) -> None:
-        """Refuse ids of rows that a shard does not have, before any shard has heard."""
-        piece = self.pieces[shard][table.index]
-        if not piece.holds(ids):
-            raise error(f"{len(ids):,} ids do not fit shard {shard}, which has {piece}")
+    def parts(self, head: Head, said: RowsSaid) -> list[Part]:
+        """Return what a frame of this form says to each shard.
 
-    def _part(
-        self,
-        head: Head,
-        i: int,
-        *,
-        at_least: int,
-        arrays: Sequence[Array],
-        ids: Sequence[Array],
-    ) -> Part:
-        """Return what a call says to one shard."""
-        shard, step, ranges, _ = self.template.parts[i]
-        pushed, read = self.positions[i]
-        items = [
-            Item(item.position, item.start, array)
-            for item, array in zip(step.items, arrays, strict=False)
-        ]
-        n, k = len(items), i * len(pushed)
-        for j, position in enumerate(pushed):
-            self._check_ids(shard, self.pushed[j], ids[k + j], PushRejectedError)
-            items.append(Item(position, 0, arrays[n + j], ids[k + j]))
-        k = len(self.template.parts) * len(pushed) + i * len(read)
-        for j, table in enumerate(self.read):
-            self._check_ids(shard, table, ids[k + j], ProtocolError)
-        asked = tuple(
-            [
-                RowsAsked(position, ids[k + j], self.read[j].dim, self.read[j].dtype)
-                for j, position in enumerate(read)
-                if len(ids[k + j])
-            ]
-        )
-        wait = READ if step.wait == NO_WAIT and (asked or ranges) else step.wait
-        step = step._replace(
-            items=tuple(items),
-            clock=head.clock,
-            sequence=head.sequence,
-            weight=head.weight,
-            lr=head.lr if head.flags & HAS_LR else None,
-            wait=wait,
-            at_least=at_least,
-            floor=head.floor,
-        )
-        return Part(shard, step, ranges, asked)
-
-
-_NOTHING = np.empty(0, np.uint8)
+        Parts of a call that only reads have nothing to read where no id is theirs.
+        """
+        found: list[Part] = []
+        lr = head.lr if head.flags & HAS_LR else None
+        for part, at_least, items, ids in zip(self.template.parts, *said, strict=True):
+            shard, step, ranges, _ = part
+            asked = tuple(
+                [
+                    RowsAsked(position, some, table.dim, table.dtype)
+                    for table, position, some in zip(
+                        self.read, self.reads_at[len(found)], ids, strict=True
+                    )
+                    if len(some)
+                ]
+            )
+            step = step._replace(
+                items=tuple(items),
+                clock=head.clock,
+                sequence=head.sequence,
+                weight=head.weight,
+                lr=lr,
+                wait=READ if step.wait == NO_WAIT and (asked or ranges) else step.wait,
+                at_least=at_least,
+                floor=head.floor,
+            )
+            found.append(Part(shard, step, ranges, asked))
+        return found
 
 
 def read_any_form(said: Any, layout_of: Callable[[str, int], Layout]) -> Form:
@@ -263,13 +257,16 @@ def read_any_form(said: Any, layout_of: Callable[[str, int], Layout]) -> Form:
         read,
         given,
         tuple(
-            (_positions(layout, p, pushed), _positions(layout, p, read))
+            tuple(Item(at, 0, _NONE) for at in _positions(layout, p, pushed))
             for p in template.parts
         ),
-        {
-            p.shard: {one.table.index: one for one in layout.table_pieces[p.shard]}
+        tuple(_positions(layout, p, read) for p in template.parts),
+        tuple(
+            layout.table_pieces[p.shard][table.index - len(layout.parameters)]
+            for tables in (pushed, read)
             for p in template.parts
-        },
+            for table in tables
+        ),
         tuple(limits),
         nbytes,
         nbytes + sum(most * each for most, each in limits),

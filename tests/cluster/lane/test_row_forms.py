@@ -18,7 +18,9 @@ from daskps.cluster.caller.routes import push, read, spanning
 from daskps.cluster.caller.row_routes import RowCut, RowsGiven, slices_of
 from daskps.cluster.caller.targets import Target
 from daskps.cluster.host.host import ShardHost
-from daskps.cluster.host.lane_calls import LaneCalls
+from daskps.cluster.host.hosted import HostedShard
+from daskps.cluster.host.lane_calls import LaneCalls, Parked
+from daskps.cluster.host.shard_row_reads import ShardRowRead
 from daskps.cluster.lane.forms import LEAST
 from daskps.cluster.lane.frames import (
     ANSWER,
@@ -34,9 +36,11 @@ from daskps.cluster.lane.frames import (
 from daskps.cluster.lane.row_forms import RowForm, read_any_form
 from daskps.cluster.wire.messages import Call
 from daskps.errors import ProtocolError
+from daskps.kernels.row_moves import FixedGather
 from daskps.layout.arrays import Layout
 from daskps.limits import MOST_PUSHED_ROWS
-from daskps.shards.steps import ADD, Step
+from daskps.shards.memory.format import ROWS_SEQUENCE
+from daskps.shards.steps import ADD, ASK, Step
 from tests.cluster.callers import map_of
 from tests.cluster.hosted import bare_host
 from tests.cluster.laned import hosted_shards
@@ -193,7 +197,8 @@ def test_a_call_with_rows_arrives_as_a_message_does(
             request = request._replace(min_version=least)
         [buffer] = form.wanted(head, np.empty)
         buffer[:] = body
-        found = form.call_with_rows(head, [buffer])
+        parts = form.parts(head, form.read_body(head, [buffer]))
+        found = form.template._replace(parts=tuple(parts))
         expected = plain(request.call(meta, frame.asked, 0.0, ""))
         for shard, what in plain(found).items():
             if shard in frame.asked:
@@ -236,8 +241,8 @@ def version_of(host: ShardHost) -> list[int]:
         (2, 1, "whose numbers of ids make"),
         (4, 20, "PushRejectedError"),
         (4, -1, "PushRejectedError"),
-        (7, 19, "ProtocolError"),
-        (7, -(2**63), "ProtocolError"),
+        (7, 19, "do not fit shard"),
+        (7, -(2**63), "do not fit shard"),
     ],
 )
 def test_numbers_and_ids_of_no_call_are_refused(host, routes, word, value, says):
@@ -333,3 +338,63 @@ def test_a_push_of_rows_that_comes_again_counts_once(host, routes):
             assert kind == ANSWER
     assert [b - a for a, b in zip(before, version_of(host), strict=True)] == [1, 1, 1]
     assert host.shards["s", 1].shard.segment.tables[1].rows.tolist() == [[0 + 1]]
+
+
+def answers(host: ShardHost, routes: RowRoutes, number: int) -> list[Any]:
+    """Return what a host says to a push of rows, and to a read of some of them."""
+    found = []
+    step = STEP._replace(sequence=number, floor=number)
+    push_ = push(meta_of(routes), {}, step, rows=[brings(2, [8, 0, 8]), brings(0, [5])])
+    asked = target_of(routes, {0: [5, 0, 19, 5], 2: [8]})
+    read_ = read(meta_of(routes), asked, None, Step())
+    for request in (push_, read_):
+        route = routes.find(request, tuple(request.route.slices))
+        assert route is not None
+        for frame in route.forms:
+            said = request.step
+            numbers = {"sequence": said.sequence, "floor": said.floor}
+            found.append(served(host, frame, body_of(route, frame), **numbers))
+            assert found[-1][0] == ANSWER
+    return found
+
+
+def test_what_is_done_at_once_is_what_tickets_do(host, routes, monkeypatch):
+    def no_ticket(*_: Any, **__: Any) -> None:
+        pytest.fail("a ticket")
+
+    monkeypatch.setattr(Parked, "offer", no_ticket)
+    first = answers(host, routes, 2000)
+    monkeypatch.undo()
+    monkeypatch.setattr(ShardRowRead, "read", lambda *_: (ASK, 0))
+    again = answers(host, routes, 2000)  # the same push: it counts once
+    assert first[-2:] == again[-2:]
+    monkeypatch.setattr(HostedShard, "try_step", lambda *_, **__: ASK)
+    later = answers(host, routes, 2001)
+    versions = [np.frombuffer(x[1][:32], "i8")[1] for x in (*first[:2], *later[:2])]
+    assert versions[2] == versions[0] + 1
+    assert versions[3] == versions[1] + 1
+
+
+def test_a_read_that_an_update_runs_into_is_left_to_the_shard(host, monkeypatch):
+    segment = host.shards["s", 0].shard.segment
+    read_ = ShardRowRead(segment, Step(), [LAYOUT.tables[0]])
+    ids, out = [np.array([3, 0])], np.zeros(12, np.uint8)
+    version, at = read_.read(0, ids, out, 0)
+    assert (version, at) == (segment.current.version, 12)
+    assert (
+        out.view("f2").tolist() == segment.tables[0].rows[[3, 0]].reshape(-1).tolist()
+    )
+    assert read_.read(version + 1, ids, out, 0)[0] < 0
+    header = segment.header
+    header[ROWS_SEQUENCE] += 1
+    try:
+        assert read_.read(0, ids, out, 0)[0] < 0
+    finally:
+        header[ROWS_SEQUENCE] += 1
+
+    def gathered(*_: Any) -> bool:
+        header[ROWS_SEQUENCE] += 2
+        return True
+
+    monkeypatch.setattr(FixedGather, "__call__", gathered)
+    assert read_.read(0, ids, out, 0)[0] < 0
