@@ -92,11 +92,6 @@ _LIMITS: dict[Callable[..., Any], str] = {
 }
 
 
-def limits(cache_dir: str | None = None) -> Callable[[str], Any]:
-    """Return the loops of the limit, compiled, by name."""
-    return plain(_LIMITS, cache_dir=cache_dir, alone=True).function
-
-
 def run(options: Namespace) -> None:
     """Measure and print a table."""
     print(
@@ -108,7 +103,7 @@ def run(options: Namespace) -> None:
         print(_compare(line, options.pairs), flush=True)
 
 
-class _Table:
+class LoopTable:
     """A table in shared memory, its log, and what is done to it."""
 
     def __init__(self, rows: int, named: int, cache_dir: str | None) -> None:
@@ -122,7 +117,7 @@ class _Table:
             optim.bind(rule, np.float32, cache_dir=cache_dir)
             for rule in (optim.SGD(float(_LR)), optim.Adagrad(float(_LR), eps=1e-10))
         ]
-        self.limits = limits(cache_dir)
+        self.limits = plain(_LIMITS, cache_dir=cache_dir, alone=True).function
 
     def push(self, ids: Array, g: Array) -> None:
         """Apply SGD as a shard does, of ids that may repeat."""
@@ -169,10 +164,18 @@ class _Table:
             row_ids.are_distinct(ours, first, len(w), cache_dir=self.cache_dir)
             self._apply(0, TableRows(w, (), first), ours, split.pos[part], g)
 
+    def limit_pull(self, ids: Array) -> None:
+        """Read rows without anything."""
+        self.limits("limit_pull")(self.w, ids, self.out)
+
+    def limit_push(self, ids: Array, g: Array) -> None:
+        """Apply SGD without anything."""
+        self.limits("limit_push")(self.w, ids, g, _LR)
+
     def limit(self, ids: Array, g: Array) -> None:
         """Pull and push without anything."""
-        self.limits("limit_pull")(self.w, ids, self.out)
-        self.limits("limit_push")(self.w, ids, g, _LR)
+        self.limit_pull(ids)
+        self.limit_push(ids, g)
 
     def _apply(
         self, rule: int, table: TableRows, ids: Array, at: Array | None, g: Array
@@ -185,7 +188,7 @@ class _Table:
 def _lines(options: Namespace) -> list[Line]:
     rng = np.random.default_rng(0)
     rows, named, many = options.rows, options.named, min(options.many, options.rows)
-    table = _Table(rows, max(named, many), options.cache_dir)
+    table = LoopTable(rows, max(named, many), options.cache_dir)
     uniform = [rng.choice(rows, named, replace=False) for _ in range(_SETS)]
     zipf = [rng.zipf(_ZIPF, named) % rows for _ in range(_SETS)]
     distinct = [rng.choice(rows, len(np.unique(ids)), replace=False) for ids in zipf]
@@ -229,7 +232,7 @@ def _small_push(options: Namespace) -> Line:
     rng, actions = np.random.default_rng(1), []
     g = rng.standard_normal((_FEW, DIM), np.float32)
     for rows in (options.large, _SMALL):
-        table = _Table(rows, _FEW, options.cache_dir)
+        table = LoopTable(rows, _FEW, options.cache_dir)
         sets = [rng.choice(rows, _FEW, replace=False) for _ in range(1000)]
         actions.append(_each(itertools.cycle(sets), partial(_push, table, g), 500))
     large, small = actions
@@ -237,7 +240,7 @@ def _small_push(options: Namespace) -> Line:
     return f"push of {_FEW} rows {into[0]}", large, into[1], small
 
 
-def _push(table: _Table, g: Array, ids: Array) -> None:
+def _push(table: LoopTable, g: Array, ids: Array) -> None:
     table.push(ids, g)
 
 

@@ -1,8 +1,9 @@
-"""Rows of a table between machines, beside a bare socket whose server knows no shard.
+"""Rows of a table between machines, beside bare sockets whose servers know no shard.
 
-That server keeps rows in memory and has the compiled loops of the limit: they ask for rows
-ahead of their turn, and know no bounds, no repeats, no log of what was there. Its buffers,
-and those of its caller, are used again.
+One does the same work with the loops of a shard: it looks for ids that repeat and for NaN,
+and keeps what was there in a log. The other one has the loops of the limit, which do none
+of that and ask for rows ahead of their turn. Their buffers, and those of their callers,
+are used again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from daskps.bench import clusters
 from daskps.bench.between.calls import WARM, WARM_SECONDS, timed, with_lanes
 from daskps.bench.between.rows import Bar, Row, WaySample
 from daskps.bench.between.sockets import ANSWER_NBYTES, fill
-from daskps.bench.rows import DIM, limits
+from daskps.bench.rows import DIM, LoopTable
 from daskps.cluster.lane.channel import flat
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
 #: Rows of the table; rows of a call, and how many fewer calls of them are made.
 ROWS = 1_000_000
 NAMED = {64: 1, 10_000: 10}
-#: Sets of ids that are used in turn, and the learning rate.
-_SETS, _LR = 31, np.float32(1e-3)
+#: Sets of ids that are used in turn.
+_SETS = 31
 #: What is asked: ids that follow with rows, and ids of rows to answer with.
 _HEAD = struct.Struct("<qq48x")
 
@@ -52,28 +53,31 @@ def sets_of(named: int) -> Iterator[Array]:
     )
 
 
-def serve(named: int, *, dask_worker: Any) -> tuple[str, int]:
+def serve(named: int, is_limit: bool, *, dask_worker: Any) -> tuple[str, int]:
     """Have a thread of a worker serve one connection; return where."""
     listener = socket.create_server((dask_worker.ip, 0))
-    w, loops = np.ones((ROWS, DIM), np.float32), limits()
+    table = LoopTable(ROWS, named, None)
 
     def run() -> None:
         with listener:
             here, _ = listener.accept()
         here.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with here:
-            _answer(here, w, named, loops)
+            _answer(here, table, named, is_limit=is_limit)
 
     threading.Thread(target=run, name="bare-socket", daemon=True).start()
     host, port = listener.getsockname()[:2]
     return host, port
 
 
-def _answer(here: socket.socket, w: Array, named: int, loops: Any) -> None:
+def _answer(
+    here: socket.socket, table: LoopTable, named: int, *, is_limit: bool
+) -> None:
     """Answer requests until the caller has gone."""
     head = memoryview(bytearray(_HEAD.size))
     ids, rows = np.empty(named, np.int64), np.empty((named, DIM), np.float32)
-    pull, push = loops("limit_pull"), loops("limit_push")
+    pull = table.limit_pull if is_limit else table.pull
+    push = table.limit_push if is_limit else table.push
     said = bytes(ANSWER_NBYTES)
     with contextlib.suppress(EOFError):
         while True:
@@ -83,11 +87,11 @@ def _answer(here: socket.socket, w: Array, named: int, loops: Any) -> None:
             fill(here, flat(ids[:n]))
             if come:
                 fill(here, flat(rows[:n]))
-                push(w, ids[:n], rows[:n], _LR)
+                push(ids[:n], rows[:n])
                 here.sendall(said)
             else:
-                pull(w, ids[:n], rows[:n])
-                _send(here, [said, rows[:n]])
+                pull(ids[:n])
+                _send(here, [said, table.out[:n]])
 
 
 def _send(here: socket.socket, buffers: list[Any]) -> None:
@@ -175,6 +179,7 @@ def rows(pair: Pair, options: Namespace) -> Iterator[Row]:
             sides: dict[str, TakesSample] = {
                 "lane": partial(pair.run, call, lane=True),
                 "bare socket": partial(_bare, pair, named, calls),
+                "bare socket, limit": partial(_bare, pair, named, calls, is_limit=True),
                 "message": partial(pair.run, call, lane=False),
             }
             yield Row(
@@ -184,7 +189,8 @@ def rows(pair: Pair, options: Namespace) -> Iterator[Row]:
             )
 
 
-def _bare(pair: Pair, named: int, calls: int) -> WaySample:
-    where = pair.client.run(partial(serve, named), workers=[pair.there])[pair.there]
+def _bare(pair: Pair, named: int, calls: int, *, is_limit: bool = False) -> WaySample:
+    server = partial(serve, named, is_limit)
+    where = pair.client.run(server, workers=[pair.there])[pair.there]
     sample: WaySample = pair.run(partial(bare, where, named, calls, peer=pair.pids[1]))
     return sample
