@@ -28,7 +28,7 @@ MUTANTS = (
         "daskps.shards.rounds.round:Round._keep",
         "other.note_rows(tick.rank, tick.weight, came.spans)",
         "(table.note_rows(*(it := (tick.rank, tick.weight, came.spans))), other.note_rows(*it))",
-        (f"{_ROUNDS}::test_killed_after_any_store[False]",),
+        (f"{_ROUNDS}::test_what_died_on_its_way_into_a_round_is_not_in_it",),
     ),
     Mutant(
         "rounds-take-rows-without-room",
@@ -55,7 +55,7 @@ MUTANTS = (
         "node-that-is-not-complete",
         "daskps.kernels.row_merge:is_within",
         "return lo <= rank < hi",
-        "return lo <= rank < hi and b - a > 1",
+        "return rank < lo",
         (
             "tests/kernels/test_row_merge.py::test_sums_have_the_bits_of_the_tree[8-float32]",
         ),

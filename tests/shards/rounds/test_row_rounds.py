@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from daskps.consistency import BSP
 from daskps.errors import (
@@ -308,7 +309,9 @@ def test_rows_beside_arrays_of_all_pieces():
 @pytest.mark.parametrize("owned", [False, True])
 def test_pushes_of_a_clock_have_the_bits_of_one(owned):
     rng = np.random.default_rng(5)
-    pushes = [rough(rng, 6) for _ in range(3)]
+    # The first as it came, without repeats.
+    pushes = [(np.array([4, 1, 7]), rough(rng, 3)[1])]
+    pushes += [rough(rng, 6) for _ in range(2)]
     whole = tuple(np.concatenate(of) for of in zip(*pushes, strict=True))
     found = []
     for parts in (pushes, [whole]):
@@ -490,9 +493,9 @@ def test_readers_get_the_round_of_their_clock_and_no_newer_one():
 # -- a process dies after any store ----------------------------------------------------
 
 
-def states_of(store: Store, one: Step) -> list[tuple[str, Any, Any]]:
-    """Segment and mailboxes after each store of one step."""
-    owner, memory = store.owners[0], store.memory[0]
+def states_of(store: Store, one: Step, index: int = 0) -> list[tuple[str, Any, Any]]:
+    """Segment and mailboxes of a shard after each store of one step."""
+    owner, memory = store.owners[index], store.memory[index]
     found: list[tuple[str, Any, Any]] = []
 
     class Both(storing.Stores):
@@ -571,3 +574,215 @@ def test_killed_after_any_store(last):
             assert read(heir, EMB, [1], heir.segment.flip - 1) is not None
         send(heir, *steps[3 + last :])
         assert contents(heir) == contents(owner), label
+
+
+def test_what_died_on_its_way_into_a_round_is_not_in_it():
+    """Its trainer may never come again."""
+    given = {EMB: some((1, 1.0), (4, 2.0))}
+    store, others = Store(2, "sum"), {EMB: some((1, 8.0))}
+    (owner,) = store.owners
+    found = set()
+    for label, buffer, memory in states_of(store, step(store, owner, given, 0)):
+        heir = Shard(store.segment(0, buffer), RULES)
+        store.attach(heir, memory)
+        heir.take_over()
+        is_in = label.startswith("mailbox") and round_of(heir).next_sequences[0] > 0
+        heir.finish_rank(RUN, 0)
+        send(heir, step(store, heir, others, 1))
+        assert heir.rounds_of(RUN) == 1
+        wanted = Momentum(), np.zeros(DIM, "f4"), np.full(DIM, 0.25, "f4")
+        wanted[0].inplace(
+            wanted[1], np.float32(9.0 if is_in else 8.0), wanted[2:], (1.0,)
+        )
+        assert (read(heir, EMB, [1])[0] == wanted[1]).all(), label
+        assert bool(read(heir, EMB, [4]).any()) == is_in, label
+        found.add(is_in)
+    assert found == {False, True}
+
+
+# -- all of it, in any order -----------------------------------------------------------
+
+SIZE, N_SHARDS = 3, 2
+PAIRS = st.lists(st.tuples(st.integers(0, ROWS - 1), st.integers(-9, 9)), max_size=4)
+
+
+class Rounds(RuleBasedStateMachine):
+    """Trainers and owners that die, beside plain arrays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = Store(SIZE, "mean", N_SHARDS)
+        self.rows, self.slots = np.zeros((ROWS, DIM), "f4"), np.full((ROWS, DIM), 0.25)
+        self.slots = self.slots.astype("f4")
+        self.before, self.round, self.n_steps = self.rows.copy(), 0, 0
+        self.numbers, self.attempts = [0] * SIZE, [1] * SIZE
+        #: What each rank has pushed in the open round, and which of them ticked.
+        self.pushed: list[list[Any]] = [[] for _ in range(SIZE)]
+        self.ticked: set[int] = set()
+        self.last: tuple[int, list[Step]] | None = None
+
+    def steps(self, rank: int, what: Any, **said: Any) -> list[Step]:
+        number, self.numbers[rank] = self.numbers[rank], self.numbers[rank] + 1
+        given = {} if what is None else {EMB: what}
+        told = {"clock": self.round, "sequence": number, "weight": 1.0 + rank, **said}
+        owners = self.store.owners
+        return [step(self.store, owner, given, rank, **told) for owner in owners]
+
+    def free(self, rank: int) -> int | None:
+        """A rank that has not ticked, from this one on."""
+        ranks = [(rank + i) % SIZE for i in range(SIZE)]
+        return next((r for r in ranks if r not in self.ticked), None)
+
+    @rule(rank=st.integers(0, SIZE - 1), pairs=PAIRS)
+    def push(self, rank: int, pairs: Any) -> None:
+        one = self.free(rank)
+        if one is not None:
+            self.take(one, some(*pairs), tick=False)
+
+    @rule(
+        rank=st.integers(0, SIZE - 1),
+        pairs=st.none() | PAIRS,
+        owner=st.booleans(),
+        moment=st.none() | st.integers(0, 400),
+        which=st.integers(0, N_SHARDS - 1),
+    )
+    def tick(
+        self, rank: int, pairs: Any, owner: bool, moment: int | None, which: int
+    ) -> None:
+        """A rank ticks, maybe in the last moment of the owner of one shard."""
+        one = self.free(rank)
+        if one is None:
+            return
+        what = None if pairs is None else some(*pairs)
+        if moment is not None and not self.pushed[one]:
+            self.die(one, what, moment, which)
+        else:
+            self.take(one, what, tick=True, owner=owner)
+        self.ticked.add(one)
+        if len(self.ticked) == SIZE:
+            self.publish()
+
+    def take(self, rank: int, what: Any, *, tick: bool, owner: bool = True) -> None:
+        if what is not None:
+            self.pushed[rank].append(what)
+        steps = self.steps(rank, what, tick=tick)
+        # Of what was pushed before the tick nobody but the owner knows.
+        at_owner = owner or len(self.pushed[rank]) > (what is not None)
+        shards = self.store.owners if at_owner else self.store.deputies
+        outcomes = [
+            send(shard, s)[0].outcome for shard, s in zip(shards, steps, strict=True)
+        ]
+        if any(isinstance(o, ContributionLostError) for o in outcomes):
+            steps = self.steps(rank, self.all_of(rank), tick=tick, whole=True)
+            for shard, s in zip(self.store.owners, steps, strict=True):
+                outcome = send(shard, s)[0].outcome
+                assert not isinstance(outcome, Exception), outcome
+        else:
+            assert not any(isinstance(o, Exception) for o in outcomes), outcomes
+        self.last = rank, steps
+
+    def all_of(self, rank: int) -> Any:
+        pushed = self.pushed[rank]
+        if not pushed:
+            return None
+        return tuple(np.concatenate(of) for of in zip(*pushed, strict=True))
+
+    def die(self, rank: int, what: Any, moment: int, which: int) -> None:
+        """The owner of a shard dies at any store; its heir is sent the step again."""
+        if what is not None:
+            self.pushed[rank].append(what)
+        store, steps = self.store, self.steps(rank, what)
+        for i, owner in enumerate(store.owners):
+            if i == which:
+                states = states_of(store, steps[i], i)
+                _, buffer, memory = states[moment % len(states)]
+                store.memory[i] = memory
+                store.owners[i] = owner = Shard(store.segment(i, buffer), RULES)
+                store.attach(owner, memory)
+                owner.take_over()
+                store.deputies[i] = store.deputy(i)
+            outcome = send(owner, steps[i])[0].outcome
+            assert not isinstance(outcome, Exception), outcome
+        self.last = rank, steps
+
+    @rule()
+    def send_again(self) -> None:
+        if self.last is None:
+            return
+        rank, steps = self.last
+        if steps[0].sequence >> 40 != self.attempts[rank] - 1:
+            return
+        for shard, one in zip(self.store.owners, steps, strict=True):
+            assert send(shard, one)[0].duplicate
+
+    @rule(rank=st.integers(0, SIZE - 1))
+    def restart(self, rank: int) -> None:
+        """A trainer dies; another one reads where its rank stands, and that round."""
+        self.attempts[rank] += 1
+        found = [
+            owner.run_state.resume_rank(RUN, rank, self.attempts[rank] - 1)
+            for owner in self.store.owners
+        ]
+        assert {clock for clock, _ in found} == {self.round + (rank in self.ticked)}
+        self.numbers[rank] = max(number for _, number in found)
+        if rank not in self.ticked:
+            self.pushed[rank] = []
+
+    @rule(back=st.integers(0, 1))
+    def read_of_a_round(self, back: int) -> None:
+        """Exactly that round, or an error where it is gone."""
+        wanted = (self.rows, self.before)[back]
+        for owner in self.store.owners:
+            asked = Step(run=RUN, rank=0, clock=self.round - back, wait=READ)
+            ready = send(owner, asked)[0].outcome
+            if not isinstance(ready, Ready):
+                assert back
+                continue
+            piece = owner.segment.tables[0].piece
+            ids = range(piece.first_row, piece.first_row + piece.n_rows)
+            found = read(owner, EMB, ids, ready.flip)
+            if found is not None:
+                assert (found == wanted[ids]).all()
+
+    @rule()
+    def withdraw(self) -> None:
+        """The last round is taken back, and another run begins."""
+        if not self.round:
+            return
+        store, version = self.store, 1000 * self.round
+        for owner in store.owners:
+            owner.hold_run(RUN)
+            back = owner.run_state.find_standing(RUN).has_last
+            rounds = self.round - 1 if back else self.round
+            owner.end_run(RUN, "over", rounds=rounds, version=version)
+            validate(owner)
+            piece = owner.segment.tables[0].piece
+            ids = range(piece.first_row, piece.first_row + piece.n_rows)
+            wanted = self.before if back else self.rows
+            assert (read(owner, EMB, ids) == wanted[ids]).all()
+        self.__init__()  # type: ignore[misc]  # another store, as good as new
+
+    def publish(self) -> None:
+        self.before = self.rows.copy()
+        named = {r: self.all_of(r) for r in range(SIZE)}
+        given = {r: (of, 1.0 + r) for r, of in named.items() if of is not None}
+        if given:
+            self.n_steps += 1
+        for row, g in expected(given, SIZE, "mean").items():
+            slots = (self.slots[row],)
+            Momentum().inplace(self.rows[row], g, slots, (float(self.n_steps),))
+        self.round, self.ticked = self.round + 1, set()
+        self.pushed = [[] for _ in range(SIZE)]
+
+    @invariant()
+    def holds(self) -> None:
+        assert self.store.tables().tobytes() == self.rows.tobytes()
+        for owner in self.store.owners:
+            assert owner.rounds_of(RUN) == self.round
+            assert owner.segment.current.steps[-2] == self.n_steps
+
+
+Rounds.TestCase.settings = settings(
+    max_examples=10, stateful_step_count=25, deadline=None
+)
+TestRounds = Rounds.TestCase
