@@ -31,7 +31,17 @@ from daskps.bench import (
 )
 from daskps.bench.jobs import LEARNING_RATE, StepJob
 from daskps.bench.pairs import Comparison
-from daskps.bench.peers import Peer, PeerError, actors, allreduce, dask, gang, limit
+from daskps.bench.peers import (
+    Peer,
+    PeerError,
+    actors,
+    allreduce,
+    dask,
+    gang,
+    limit,
+    tables,
+)
+from daskps.bench.peers.tables import DIM, RATE, TableJob
 
 SLOW = Comparison("BSP round, 1 KiB, 2 + 2", "Snail", (1e-3, 2e-3, 1e-3), (3e-3,) * 3)
 FAST = Comparison(
@@ -430,3 +440,20 @@ def test_rows_are_set_beside_the_limit(capsys: pytest.CaptureFixture[str]) -> No
     assert len(said) == 9
     assert said[2].startswith("pull + push ")
     assert " to " in said[-1]
+
+
+def test_servers_of_tables_have_each_row_once() -> None:
+    for law in ("uniform", "zipf", "as zipf"):
+        job = TableJob(rows=101, named=40, trainers=1, servers=3, ids=law)
+        ids = next(job.turns(0))
+        assert ids.min() >= 0
+        assert ids.max() < job.rows
+        assert (law == "zipf") == (len(np.unique(ids)) < len(ids))
+        servers = [tables.Served(job, i) for i in range(job.servers)]
+        out = np.zeros((len(ids), DIM), "f4")
+        for part, server in zip(tables.parts(job, ids), servers, strict=True):
+            server.push(ids[part], np.ones((len(ids[part]), DIM), "f4"))
+            out[part] = server.pull(ids[part])
+        times = np.array([(ids == one).sum() for one in ids])
+        expected = np.repeat(1 - RATE * times[:, None], DIM, axis=1)
+        np.testing.assert_allclose(out, expected, rtol=1e-6)

@@ -37,6 +37,7 @@ NAMES = {
     "scaling": "rounds of 1 to 64 trainers in one process, beside the cost model",
     "snapshot": "snapshots while others push",
     "startup": "imports, first pushes, and a worker that comes",
+    "tables": "rows of tables, beside other systems and the limit",
     "train": "logistic regression",
     "tree": "steps of this checkout, beside those of another one",
     "wire": "calls between machines, beside messages, bare sockets and others",

@@ -6,7 +6,7 @@ this but the lock. Tables are in shared memory, and each call names other rows, 
 of them are still in a cache. Times are those of the thread on the CPU; both sides of a line
 run in turn, and the ratio is the median over the pairs of our time over the peer's.
 """
-# ruff: noqa: PLR0917  (compiled functions take arguments by position)
+# ruff: noqa: PLR0917  (what a loop takes)
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import statistics
 import time
 from functools import partial
 from mmap import mmap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from daskps import optim
 from daskps.bench.options import number
+from daskps.bench.peers.tables import DIM, LIMITS, RATE, ZIPF
 from daskps.kernels import plain, row_ids, row_moves
 from daskps.kernels.interface import TableRows, UndoLog
-from daskps.kernels.system import fetch
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -44,52 +44,11 @@ OPTIONS = (
     number("--pairs", 41),
     ("--cache-dir", {"help": "of compiled kernels [in memory]"}),
 )
-#: Weights of a row.
-DIM = 64
-_LR, _EPS = np.float32(1e-3), np.float32(1e-10)
-#: Of Zipf's law, for ids that repeat.
-_ZIPF = 1.1
+_EPS = np.float32(1e-10)
 #: Sets of ids that are used in turn.
 _SETS = 31
 #: Rows of a small push, and of the smaller one of the tables that it goes to.
 _FEW, _SMALL = 10, 2**12
-
-
-def limit_pull(w: Any, ids: Any, out: Any) -> None:
-    """Copy rows out, each asked for before its turn."""
-    for k in range(ids.size):
-        row = np.uint64(ids[k])
-        fetch(w, ids[min(k + 8, ids.size - 1)])
-        for i in range(w.shape[1]):
-            out[k, i] = w[row, i]
-
-
-def limit_push(w: Any, ids: Any, g: Any, lr: Any) -> None:
-    """Apply SGD to rows in place."""
-    for k in range(ids.size):
-        row = np.uint64(ids[k])
-        fetch(w, ids[min(k + 8, ids.size - 1)])
-        for i in range(w.shape[1]):
-            w[row, i] -= lr * g[k, i]
-
-
-def limit_adagrad(w: Any, total: Any, ids: Any, g: Any, lr: Any, eps: Any) -> None:
-    """Apply Adagrad to rows in place."""
-    for k in range(ids.size):
-        later, row = ids[min(k + 8, ids.size - 1)], np.uint64(ids[k])
-        fetch(w, later)
-        fetch(total, later)
-        for i in range(w.shape[1]):
-            total[row, i] += g[k, i] * g[k, i]
-            w[row, i] -= lr * g[k, i] / (np.sqrt(total[row, i]) + eps)
-
-
-_ROWS, _NUMBER = "write(types.float32).copy(ndim=2)", "types.float32"
-_LIMITS: dict[Callable[..., Any], str] = {
-    limit_pull: f"{_ROWS}, IDS, {_ROWS}",
-    limit_push: f"{_ROWS}, IDS, {_ROWS}, {_NUMBER}",
-    limit_adagrad: f"{_ROWS}, {_ROWS}, IDS, {_ROWS}, {_NUMBER}, {_NUMBER}",
-}
 
 
 def run(options: Namespace) -> None:
@@ -115,9 +74,9 @@ class LoopTable:
         self.log = UndoLog(numbers, log, (logged,), np.zeros(1, np.int64), 0)
         self._rules = [
             optim.bind(rule, np.float32, cache_dir=cache_dir)
-            for rule in (optim.SGD(float(_LR)), optim.Adagrad(float(_LR), eps=1e-10))
+            for rule in (optim.SGD(float(RATE)), optim.Adagrad(float(RATE), eps=1e-10))
         ]
-        self.limits = plain(_LIMITS, cache_dir=cache_dir, alone=True).function
+        self.limits = plain(LIMITS, cache_dir=cache_dir, alone=True).function
 
     def push(self, ids: Array, g: Array) -> None:
         """Apply SGD as a shard does, of ids that may repeat."""
@@ -170,7 +129,7 @@ class LoopTable:
 
     def limit_push(self, ids: Array, g: Array) -> None:
         """Apply SGD without anything."""
-        self.limits("limit_push")(self.w, ids, g, _LR)
+        self.limits("limit_push")(self.w, ids, g, RATE)
 
     def limit(self, ids: Array, g: Array) -> None:
         """Pull and push without anything."""
@@ -190,19 +149,19 @@ def _lines(options: Namespace) -> list[Line]:
     rows, named, many = options.rows, options.named, min(options.many, options.rows)
     table = LoopTable(rows, max(named, many), options.cache_dir)
     uniform = [rng.choice(rows, named, replace=False) for _ in range(_SETS)]
-    zipf = [rng.zipf(_ZIPF, named) % rows for _ in range(_SETS)]
+    zipf = [rng.zipf(ZIPF, named) % rows for _ in range(_SETS)]
     distinct = [rng.choice(rows, len(np.unique(ids)), replace=False) for ids in zipf]
     large = [rng.choice(rows, many, replace=False) for _ in range(8)]
     g, g_large = (rng.standard_normal((n, DIM), np.float32) for n in (named, many))
 
     def at_once(ids: Array) -> None:
         np.add.at(table.total, ids, g_large * g_large)
-        step = _LR * g_large / (np.sqrt(table.total[ids]) + _EPS)
+        step = RATE * g_large / (np.sqrt(table.total[ids]) + _EPS)
         np.add.at(table.w, ids, -step)
 
     def in_place(ids: Array) -> None:
         loop = table.limits("limit_adagrad")
-        loop(table.w, table.total, ids, g_large, _LR, _EPS)
+        loop(table.w, table.total, ids, g_large, RATE, _EPS)
 
     # Turns that both sides take, or the second one would find in a cache what the first
     # has read.
@@ -215,7 +174,7 @@ def _lines(options: Namespace) -> list[Line]:
     as_many = _each(
         itertools.cycle(distinct), lambda ids: table.both(ids, g[: len(ids)])
     )
-    law, updates = f"pull + push, Zipf ({_ZIPF})", f"Adagrad of {many:,} rows"
+    law, updates = f"pull + push, Zipf ({ZIPF})", f"Adagrad of {many:,} rows"
     return [
         ("pull + push", both, *limit),
         ("pull + push, two shards", halves, *limit),

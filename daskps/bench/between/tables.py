@@ -25,7 +25,8 @@ from daskps.bench import clusters
 from daskps.bench.between.calls import WARM, WARM_SECONDS, timed, with_lanes
 from daskps.bench.between.rows import Bar, Row, WaySample
 from daskps.bench.between.sockets import ANSWER_NBYTES, fill
-from daskps.bench.rows import DIM, LoopTable
+from daskps.bench.peers.tables import DIM
+from daskps.bench.rows import LoopTable
 from daskps.cluster.lane.channel import flat
 
 if TYPE_CHECKING:

@@ -123,7 +123,9 @@ class _Actors:
 
 
 @contextmanager
-def opened(trainers: int, servers: int, client: Any) -> Iterator[Measure]:
+def opened(
+    trainers: int, servers: int, client: Any, make: Any = _Actors
+) -> Iterator[Measure]:
     """Start Ray on loopback, without a dashboard."""
     # Sockets have short names: not below a long TMPDIR.
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
@@ -142,7 +144,7 @@ def opened(trainers: int, servers: int, client: Any) -> Iterator[Measure]:
                 logging_level=logging.ERROR,
             )
             # Actors without a handle end.
-            actors = lru_cache(maxsize=1)(_Actors)
+            actors = lru_cache(maxsize=1)(make)
             yield lambda job, steps: actors(job).measure(steps)
             actors.cache_clear()
         except ray.exceptions.RayError as error:

@@ -1,0 +1,197 @@
+"""Rows of tables through the public interface, beside other systems and the limit.
+
+A trainer is a task that holds a handle, in another process than the shards; its memory
+is theirs. A step reads 10,000 rows into an array and pushes as many gradients (SGD), each
+step of other rows. What one call costs is told for few rows: a pull of 64, and a push of
+10 into a table of 1 GiB beside one of 1 MiB.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import daskps
+from daskps import optim
+from daskps.bench import clusters, command
+from daskps.bench.jobs import timed
+from daskps.bench.options import number, reported
+from daskps.bench.pairs import Comparison, alternate, steps_in
+from daskps.bench.peers import PeerError
+from daskps.bench.peers.tables import (
+    DIM,
+    PEERS,
+    RATE,
+    TableJob,
+    TableTrainer,
+    loops,
+)
+from daskps.bench.report import Report
+from daskps.bench.sides import ways_of
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Iterator
+
+    from distributed import Client
+
+OPTIONS = (
+    *reported(pairs=7),
+    number("--rows", 1_000_000, "of the table"),
+    number("--named", 10_000, "rows of a pull and a push"),
+    number("--large", 2**22, "rows of the large table of a small push"),
+    ("--seconds", {"type": float, "default": 0.3, "help": "of a sample"}),
+    ("--job", {"default": "", "help": "only jobs whose title contains this"}),
+)
+#: Rows of the table of 1 MiB.
+_SMALL = 2**12
+
+
+class _Ours(TableTrainer):
+    def __init__(self, store: Any, job: TableJob, rank: int) -> None:
+        super().__init__(job, rank)
+        self._table = store["emb"]
+
+    def move(self, ids: Any, out: Any, grads: Any) -> None:
+        self._table.pull(ids, out=out)
+        self._table.push(ids, grads)
+
+
+def _loop(store: Any, job: TableJob, rank: int, steps: int) -> float:
+    return timed(_Ours(store, job, rank).step, steps)
+
+
+@contextmanager
+def _opened(client: Client, job: TableJob) -> Iterator[Any]:
+    """Make a store for a job; give what measures steps, and the ways."""
+    trainers, servers = clusters.places(client, job.trainers, job.servers)
+    with daskps.create(
+        {"emb": daskps.TableSpec(job.rows, DIM, init=1.0)},
+        client=client,
+        optimizer=optim.SGD(float(RATE)),
+        shards=job.servers,
+        servers=servers,
+    ) as store:
+
+        def measure(steps: int) -> float:
+            work = [
+                client.submit(_loop, store, job, i, steps, workers=[at], pure=False)
+                for i, at in enumerate(trainers)
+            ]
+            return float(max(client.gather(work)))
+
+        asked = client.submit(ways_of, store, workers=trainers[:1], pure=False)
+        yield measure, tuple(asked.result())
+
+
+def _beside_peers(client: Client, job: TableJob, options: Namespace) -> Iterator[Any]:
+    for name, peer in PEERS.items():
+        if reason := peer.missing():
+            yield name, reason
+            continue
+        try:
+            with (
+                _opened(client, job) as (ours, ways),
+                peer.opened(job.trainers, job.servers, client) as measure,
+            ):
+                theirs: Any = measure
+                n_ours = steps_in(options.seconds, ours)
+                n_theirs = steps_in(options.seconds, partial(theirs, job))
+                found = alternate(
+                    partial(ours, n_ours), partial(theirs, job, n_theirs), options.pairs
+                )
+                yield Comparison(job.title, peer.title, *found, ways)
+        except PeerError as error:
+            yield name, str(error)
+
+
+def _zipf(client: Client, job: TableJob, options: Namespace) -> Iterator[Comparison]:
+    """Set ids that repeat beside as many different ones, for ours and for the limit."""
+    shape = job.rows, job.named, job.trainers, job.servers
+    jobs = [TableJob(*shape, ids=law) for law in ("zipf", "as zipf")]
+    with _opened(client, jobs[0]) as (a, ways), _opened(client, jobs[1]) as (b, _):
+        n = steps_in(options.seconds, a)
+        found = alternate(partial(a, n), partial(b, n), options.pairs)
+        yield Comparison(jobs[0].title, "ours, uniform", *found, ways)
+    with PEERS["limit"].opened(job.trainers, job.servers, client) as measure:
+        limit: Any = measure
+        n = steps_in(options.seconds, partial(limit, jobs[0]))
+        one, other = (partial(limit, of, n) for of in jobs)
+        found = alternate(one, other, options.pairs)
+        yield Comparison(f"the limit: {jobs[0].title}", "limit, uniform", *found)
+
+
+def _small(store: Any, what: str, n: int, steps: int) -> float:
+    """Return the seconds of a pull or a push of few rows, others each time."""
+    table = store["emb"]
+    rng = np.random.default_rng(0)
+    sets = [rng.choice(table.rows, n, replace=False) for _ in range(1000)]
+    values, at = np.full((n, DIM), 1e-3, np.float32), iter(range(10**9))
+    if what == "push":
+        return timed(lambda: table.push(sets[next(at) % 1000], values), steps)
+    return timed(lambda: table.pull(sets[next(at) % 1000], out=values), steps)
+
+
+def _small_limit(rows: int, n: int, steps: int) -> float:
+    table, (pull, _) = np.ones((rows, DIM), np.float32), loops()
+    rng = np.random.default_rng(0)
+    sets = [rng.choice(rows, n, replace=False) for _ in range(1000)]
+    out, at = np.empty((n, DIM), np.float32), iter(range(10**9))
+    return timed(lambda: pull(table, sets[next(at) % 1000], out), steps)
+
+
+def _few_rows(client: Client, options: Namespace) -> Iterator[Comparison]:
+    """Set small calls beside the loop alone, and into a large table beside a small one."""
+    here, there = clusters.places(client, 1, 1)
+    with (
+        _store(client, options.large, there) as large,
+        _store(client, _SMALL, there) as small,
+    ):
+
+        def at(*work: Any) -> Any:
+            return lambda: client.submit(*work, workers=here, pure=False).result()
+
+        steps, small_steps = 2000, 500
+        ways = tuple(at(ways_of, large)())
+        bare = at(_small_limit, options.large, 64, steps)
+        found = alternate(at(_small, large, "pull", 64, steps), bare, options.pairs)
+        yield Comparison("pull of 64 rows", "loop alone", *found, ways)
+        how = "push", 10, small_steps
+        found = alternate(
+            at(_small, large, *how), at(_small, small, *how), options.pairs
+        )
+        title = f"push of 10 rows into {options.large:,}"
+        yield Comparison(title, f"into {_SMALL:,}", *found, ways)
+
+
+def _store(client: Client, rows: int, servers: list[str]) -> Any:
+    spec = {"emb": daskps.TableSpec(rows, DIM, init=1.0)}
+    rule = optim.SGD(float(RATE))
+    return daskps.create(spec, client=client, optimizer=rule, shards=1, servers=servers)
+
+
+def run(options: Namespace) -> None:
+    """Measure and print."""
+    report = Report("tables", options)
+    jobs = [TableJob(options.rows, options.named, n, n) for n in (1, 2)]
+    for job in jobs:
+        if options.job not in job.title:
+            continue
+        with command.cluster(options, job.trainers + job.servers) as client:
+            for found in _beside_peers(client, job, options):
+                if isinstance(found, Comparison):
+                    report.add(found)
+                else:
+                    report.missing[found[0]] = found[1]
+    if options.job in "zipf":
+        with command.cluster(options, 2) as client:
+            for found in _zipf(client, jobs[0], options):
+                report.add(found)
+    if options.job in "few rows":
+        with command.cluster(options, 2) as client:
+            for found in _few_rows(client, options):
+                report.add(found)
+    report.end()
