@@ -162,7 +162,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows-near-that-a-writer-ran-into-are-good",
-        "daskps.cluster.caller.row_reads:RowSource.copy",
+        "daskps.cluster.caller.row_reads:RowSource.read",
         "return _DONE if header[ROWS_SEQUENCE] == sequence else _SPOILED",
         "return _DONE",
         (

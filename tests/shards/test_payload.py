@@ -20,6 +20,7 @@ HOMES = ("shards/arrays/", "cluster/wire/")
 ALLOWED = {
     # Host memory: what a caller gave or gets, never a segment's.
     "cluster/caller/client.py": "prepared reads are filled",
+    "cluster/caller/lane_rows.py": "ids and values of the caller, as bytes",
     "cluster/caller/far.py": "what a message brought goes to the caller's arrays",
     "cluster/caller/session.py": "prepared reads are filled",
     "cluster/caller/targets.py": "what was read goes to the caller's arrays",
@@ -35,6 +36,7 @@ ALLOWED = {
     "shards/reads.py": "the default of that choice",
     # Arithmetic of sums, and what is kept of a step before its tick, in the mailboxes'
     # memory: beside the segment, and the host's.
+    "shards/rounds/arena.py": "rows of a round, in the memory of mailboxes",
     "shards/rounds/round.py": "arrays of steps before their tick, and who is asked",
     "shards/rounds/sums.py": "forms sums",
     "shards/rounds/unticked.py": "keeps what came before the tick",

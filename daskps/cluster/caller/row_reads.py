@@ -64,7 +64,7 @@ class RowSource(NamedTuple):
     #: What copies rows out of each bounded table, by its number.
     gathers: Mapping[int, FixedGather]
 
-    def copy(self, copies: _Copies, clock: int) -> int:
+    def read(self, copies: _Copies, clock: int) -> int:
         """Copy rows out; return what became of it."""
         if (flip := self.find_flip(clock)) < 0:
             return _NEVER
@@ -184,7 +184,7 @@ class RowReads:
         tries, pause = 0, None
         while True:
             for shard, copies in [*pending.items()]:
-                became = found[shard].copy(copies, clock)
+                became = found[shard].read(copies, clock)
                 if became == _NEVER:
                     return False
                 if became == _DONE:
