@@ -149,9 +149,9 @@ _jit = njit(error_model="numpy", nogil={alone}, cache=CACHE)
 """
 #: Without these, functions take less time than to give the interpreter to another thread.
 _ALONE = """\
-from daskps.kernels.ahead import fetch
+from daskps.kernels.ahead import fetch, fetch_to_read
 from daskps.kernels.intrinsics import (
-    copy, epoll_wait, errno, load, monotonic, poll, recv, send, settle, store
+    copy, epoll_wait, errno, hold, load, monotonic, poll, recv, send, settle, store
 )
 
 """

@@ -37,8 +37,16 @@ def settle() -> None:
     """Let nothing that was read so far be read any later than this."""
 
 
+def hold() -> None:
+    """Let nothing that is written later be written before this."""
+
+
 def fetch(table: Any, row: int) -> None:
     """Begin to bring a row of a contiguous table that will be updated."""
+
+
+def fetch_to_read(table: Any, row: int) -> None:
+    """Begin to bring a row of a contiguous table that is only read."""
 
 
 def copy(to: int, source: int, nbytes: int) -> None:

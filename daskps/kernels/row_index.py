@@ -1,0 +1,520 @@
+"""Which rows a piece of a table has, by id: what they are kept in, and how that changes.
+
+All of it is words in the memory of a shard, in the areas of
+:mod:`daskps.kernels.index_probe`; whoever maps the memory can read and change it. Changes
+are logged (:mod:`daskps.kernels.words_log`) and rolled back with the publication that they
+belong to, the index too: nothing is looked at twice to be sure of it.
+
+The index has two sides. One is in force; when it fills up, the other one, larger, is built a
+part at a time between publications, while changes go to both, and then it is in force.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from daskps.kernels import index_changes as changes
+from daskps.kernels import index_probe as at
+from daskps.kernels import words_log
+from daskps.kernels.words import plain
+
+if TYPE_CHECKING:
+    from daskps.kernels.compiled import Module
+    from daskps.kernels.words_log import WordsLog
+    from daskps.typing import Array
+
+#: Entries of an index at least.
+_FEWEST_SLOTS: Final = 1024
+#: How full an index gets before a larger one is built: two thirds.
+_FULL: Final = 2, 3
+#: Up to so many entries the next index is twice as large, then half as large again.
+_SMALL: Final = 1 << 16
+_ID = np.dtype(np.int64)
+_WORD_MASK = (1 << 64) - 1
+_WHY = {
+    changes.NO_LOG: "log",
+    changes.NO_ROW: "rows",
+    changes.NO_SLOT: "slots",
+}
+
+
+class NoRoomError(Exception):
+    """There is no room for what was asked: `what` is "rows", "slots" or "log".
+
+    Some words may have changed; all of them are in the log.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"no room for more {what} of a table")
+        self.what = what
+
+
+class Taken(NamedTuple):
+    """What has become of ids that were given rows."""
+
+    #: Positions of those whose rows are new and get their first values.
+    fresh: Array
+    #: For each of them, whether what its row holds is in force still: log it first.
+    kept: Array
+    #: Ids that lost their rows for others.
+    gone: Array
+    #: Entries of the log.
+    n: int
+
+
+@functools.cache
+def _module(cache_dir: str | None) -> Module:
+    return plain(changes.FUNCTIONS, cache_dir=cache_dir, alone=True)
+
+
+def slots_for(rows: int) -> int:
+    """Return how many entries an index of so many ids should have.
+
+    Parameters
+    ----------
+    rows : int
+        Ids that it has, or will have.
+
+    Returns
+    -------
+    int
+        So many that it need not grow soon.
+    """
+    return max(_FEWEST_SLOTS, 2 * rows)
+
+
+class RowIndex:
+    """The rows of a table piece, by id.
+
+    Parameters
+    ----------
+    words : ndarray, int64
+        Memory that has its areas.
+    places : ndarray, shape (10,), int64
+        Where each area begins in it, and how many words it has: those that may ever be used.
+    cache_dir : str, optional
+        Where the compiled loops are kept, as in `build`.
+
+    Raises
+    ------
+    ValueError
+        If the areas are not inside of the memory, or are none.
+    """
+
+    def __init__(
+        self, words: Array, places: Array, *, cache_dir: str | None = None
+    ) -> None:
+        words_log.check(words, places)
+        if len(places) != 2 * at.N_AREAS or places[1] < at.N_HEAD:
+            raise ValueError(
+                f"expected {at.N_AREAS} areas, got places {places.tolist()}"
+            )
+        self.words = words
+        self.places = places
+        self._cache_dir = cache_dir
+        head, keys, state = (
+            words[places[2 * a] : places[2 * a] + places[2 * a + 1]]
+            for a in (at.HEAD, at.KEYS, at.STATE)
+        )
+        self.head: Array = head
+        self._keys, self._state = keys, state
+
+    def begin(
+        self,
+        *,
+        seed: int,
+        rows: int,
+        slots: int,
+        max_rows: int = 0,
+        buckets: int = 0,
+        first_bucket: int = 0,
+    ) -> None:
+        """Make it one without rows, in memory that is all zeros.
+
+        Parameters
+        ----------
+        seed : int
+            Of the table's hash: 64 bits, with a sign or without.
+        rows : int
+            How many rows there is memory for.
+        slots : int
+            How many entries the index has.
+        max_rows, buckets : int
+            How many rows the whole table holds at most, and in how many buckets; 0 for any
+            number.
+        first_bucket : int
+            The first bucket of this piece.
+        """
+        seed &= _WORD_MASK
+        self.head[at.SEED] = seed - (seed >> 63 << 64)
+        self.head[at.ROWS], self.head[at.SLOTS_0] = rows, slots
+        self.head[at.MAX_ROWS], self.head[at.BUCKETS] = max_rows, buckets
+        self.head[at.FIRST_BUCKET] = first_bucket
+
+    def look_up(self, ids: Array, rows: Array, *, since: int = 0) -> int:
+        """Find the row of each id; without the lock it may be a wrong one, but it is one.
+
+        Parameters
+        ----------
+        ids : ndarray, shape (k,), int64
+            Any; contiguous.
+        rows : ndarray, shape (k,), int64
+            Gets the row of each, -1 where it has none.
+        since : int
+            What a row's state is at least, or it counts as none.
+
+        Returns
+        -------
+        int
+            How many have no row.
+
+        Raises
+        ------
+        ValueError
+            If an array is not as described.
+        """
+        _check(ids, rows)
+        look_up = _module(self._cache_dir).function("look_up")
+        missing: int = look_up(self.words, self.places, ids, rows, since)
+        return missing
+
+    def take(
+        self,
+        ids: Array,
+        rows: Array,
+        log: WordsLog,
+        *,
+        stamp: int = 0,
+        admit: int = 1,
+        since: int = 0,
+    ) -> Taken:
+        """Give rows to ids that have none, and say that all of them were pushed.
+
+        Parameters
+        ----------
+        ids : ndarray, shape (k,), int64
+            Each once.
+        rows : ndarray, shape (k,), int64
+            What `look_up` has found of them; nothing has changed since. Where it was -1
+            it becomes the new row, and stays -1 where the id gets none; so it becomes where
+            a row went to another id.
+        log : WordsLog
+            Where the words go that change.
+        stamp : int
+            The state of the rows from now on, more than that of earlier pushes; 0 in
+            tables where nobody asks.
+        admit : int
+            How often an id is pushed before it gets a row, and then that often.
+        since : int
+            As in `look_up`.
+
+        Returns
+        -------
+        Taken
+            Which rows are new.
+
+        Raises
+        ------
+        NoRoomError
+            If there are too few rows, entries of the index or of the log. What has changed
+            is in the log.
+        ValueError
+            If an array is not as described, a row is none of the piece, or an id belongs
+            to another shard.
+        """
+        _check(ids, rows)
+        words_log.check_log(log, log.begin)
+        k = len(ids)
+        told, book = np.empty(2 + 3 * k, np.int64), _book(log, stamp, admit, since)
+        loop = _module(self._cache_dir).function("take")
+        _refuse(loop(self.words, self.places, ids, rows, log.entries, book, told))
+        (n_fresh, n_gone), (fresh, kept, gone) = told[:2], told[2:].reshape(3, k)
+        n = int(book[words_log.N])
+        return Taken(fresh[:n_fresh], kept[:n_fresh] != 0, gone[:n_gone], n)
+
+    def remove(self, ids: Array, log: WordsLog) -> tuple[Array, int]:
+        """Forget ids, those that are only counted too.
+
+        Parameters
+        ----------
+        ids : ndarray, shape (k,), int64
+            Any.
+        log : WordsLog
+            Where the words go that change.
+
+        Returns
+        -------
+        rows : ndarray, shape (k,), int64
+            The row that each had, or -1.
+        n : int
+            Entries of the log.
+
+        Raises
+        ------
+        NoRoomError
+            If there is no room in the log.
+        ValueError
+            If an array is not as described.
+        """
+        rows = np.empty(len(ids), np.int64)
+        _check(ids, rows)
+        words_log.check_log(log, log.begin)
+        loop = _module(self._cache_dir).function("remove")
+        book = _book(log)
+        _refuse(loop(self.words, self.places, ids, rows, log.entries, book))
+        return rows, int(book[words_log.N])
+
+    def expire(
+        self, low: int, high: int, since: int, log: WordsLog
+    ) -> tuple[Array, int]:
+        """Forget rows of a range whose state is below one.
+
+        Parameters
+        ----------
+        low, high : int
+            Rows from `low` to `high - 1`, as far as any were handed out.
+        since : int
+            The lowest state that stays.
+        log : WordsLog
+            Where the words go that change.
+
+        Returns
+        -------
+        ids : ndarray, int64
+            Those that were forgotten.
+        n : int
+            Entries of the log.
+
+        Raises
+        ------
+        NoRoomError
+            If there is no room in the log.
+        """
+        words_log.check_log(log, log.begin)
+        low, high = max(0, low), min(high, self.end)
+        told, book = np.zeros(1 + max(0, high - low), np.int64), _book(log, since=since)
+        loop = _module(self._cache_dir).function("expire")
+        _refuse(loop(self.words, self.places, low, high, log.entries, book, told))
+        return told[1 : 1 + told[0]], int(book[words_log.N])
+
+    @property
+    def end(self) -> int:
+        """Rows from here on have never been handed out."""
+        head = self.head
+        end = head[at.ROWS if head[at.BUCKETS] else at.END]
+        return max(0, min(int(end), len(self._state)))
+
+    def ids(self, *, since: int = 0) -> tuple[Array, Array]:
+        """Return all ids that have rows, ascending, and their rows.
+
+        Parameters
+        ----------
+        since : int
+            As in `look_up`.
+
+        Returns
+        -------
+        ids, rows : ndarray, int64
+            As many of both.
+        """
+        rows = np.flatnonzero(self._state[: self.end] >= max(1, since))
+        ids = self._keys[rows]
+        order = np.argsort(ids, kind="stable")
+        return ids[order], rows[order]
+
+    def candidates(self) -> tuple[Array, Array]:
+        """Return all ids that have been counted and have no rows, and their counts.
+
+        Returns
+        -------
+        ids, counts : ndarray, int64
+            By id, ascending.
+        """
+        side = int(self.head[at.SIDE]) & 1
+        start, _ = self.places[2 * (at.SIDE_0 + side) :][:2]
+        n = int(self.head[at.SLOTS_0 + side])
+        entries = self.words[start : start + 2 * n].reshape(n, 2)
+        ids, counts = entries[entries[:, 1] < 0].T
+        order = np.argsort(ids, kind="stable")
+        return ids[order], -counts[order]
+
+    def restore(self, log: WordsLog, n: int) -> None:
+        """Put back what words were before the first `n` entries of a log.
+
+        Parameters
+        ----------
+        log : WordsLog
+            The log.
+        n : int
+            How many entries count.
+
+        Raises
+        ------
+        ValueError
+            As `words_log.restore`.
+        """
+        words_log.restore(self.words, self.places, log, n, cache_dir=self._cache_dir)
+
+    def rows_before(
+        self, log: WordsLog, n: int, ids: Array, *, since: int = 0
+    ) -> Array:
+        """Return the rows that ids had before the first `n` entries of a log.
+
+        Parameters
+        ----------
+        log : WordsLog
+            The log.
+        n : int
+            How many entries count.
+        ids : ndarray, shape (k,), int64
+            Any.
+        since : int
+            As in `look_up`, of then.
+
+        Returns
+        -------
+        ndarray, shape (k,), int64
+            A row, or -1.
+        """
+        keys, state, end = self._keys.copy(), self._state.copy(), self.end
+        for area, words in ((at.KEYS, keys), (at.STATE, state)):
+            changed, old = words_log.before(log, n, area)
+            words[changed] = old
+        changed, old = words_log.before(log, n, at.HEAD)
+        if not self.head[at.BUCKETS] and (changed == at.END).any():
+            end = int(old[changed == at.END][0])
+        rows = np.flatnonzero(state[:end] >= max(1, since))
+        order = rows[np.argsort(keys[rows], kind="stable")]
+        found = np.full(len(ids), -1, np.int64)
+        if len(order):
+            near = np.minimum(np.searchsorted(keys[order], ids), len(order) - 1)
+            is_there = keys[order[near]] == ids
+            found[is_there] = order[near[is_there]]
+        return found
+
+    @property
+    def slots_wanted(self) -> int:
+        """How many entries the other side should have; 0 while this one will do."""
+        head, side = self.head, int(self.head[at.SIDE]) & 1
+        slots = int(head[at.SLOTS_0 + side])
+        if (head[at.USED] + head[at.CANDIDATES]) * _FULL[1] < slots * _FULL[0]:
+            return 0
+        return slots * 2 if slots < _SMALL else slots + slots // 2
+
+    @property
+    def is_building(self) -> bool:
+        """Whether the other side is being built."""
+        return bool(self.head[at.SLOTS_0 + 1 - (int(self.head[at.SIDE]) & 1)] > 0)
+
+    def start(self, slots: int) -> None:
+        """Begin to build the other side, between publications.
+
+        Parameters
+        ----------
+        slots : int
+            How many entries it has; there is memory for them, all zeros. 0 gives up what
+            has been built.
+
+        Raises
+        ------
+        ValueError
+            If it has no room for so many, or they are too few.
+        """
+        head, other = self.head, 1 - (int(self.head[at.SIDE]) & 1)
+        most = int(self.places[2 * (at.SIDE_0 + other) + 1]) // 2
+        used = int(head[at.USED] + head[at.CANDIDATES])
+        if slots and not used < slots <= most:
+            raise ValueError(f"an index of {used} ids with {slots} of {most} entries")
+        head[at.SLOTS_0 + other] = 0
+        head[at.BUILT] = 0
+        head[at.SLOTS_0 + other] = slots
+
+    def build(self, at_most: int) -> bool:
+        """Copy some entries to the other side, between publications.
+
+        Parameters
+        ----------
+        at_most : int
+            How many entries of the side in force it looks at, at least 1.
+
+        Returns
+        -------
+        bool
+            Whether it has all of them: `switch` comes next.
+
+        Raises
+        ------
+        ValueError
+            If the process before was killed here: `start` again, with memory that is zeros;
+            or if no side is being built.
+        """
+        if not self.is_building or at_most < 1:
+            raise ValueError(f"no side of an index to copy {at_most} entries to")
+        loop = _module(self._cache_dir).function("copy_entries")
+        done = loop(self.words, self.places, at_most)
+        if done < 0:
+            raise ValueError("the other side of an index was left half-way")
+        return bool(done)
+
+    def switch(self, log: WordsLog) -> int:
+        """Put the other side in force, in a publication.
+
+        Parameters
+        ----------
+        log : WordsLog
+            Where the words go that change. The side that was in force keeps its entries
+            until this publication cannot be rolled back any more; then its memory may be
+            given back.
+
+        Returns
+        -------
+        int
+            Entries of the log.
+
+        Raises
+        ------
+        NoRoomError
+            If there is no room in the log.
+        ValueError
+            If the other side does not have all entries.
+        """
+        words_log.check_log(log, log.begin)
+        side = int(self.head[at.SIDE]) & 1
+        slots = int(self.head[at.SLOTS_0 + side])
+        if not self.is_building or self.head[at.BUILT] != 2 * slots:
+            raise ValueError("the other side of an index does not have all entries")
+        put, book = _module(self._cache_dir).function("put"), _book(log)
+        for where, value in (
+            (at.SIDE, 1 - side),
+            (at.SLOTS_0 + side, 0),
+            (at.BUILT, 0),
+        ):
+            put(self.words, self.places, at.HEAD, where, value, log.entries, book)
+        n = int(book[words_log.N])
+        _refuse(0 if n >= 0 else changes.NO_LOG)
+        return n
+
+
+def _book(log: WordsLog, stamp: int = 0, admit: int = 1, since: int = 0) -> Array:
+    more = [0] * (changes.BOOK_WORDS - changes.BEGIN - 1)
+    return log.book(stamp, admit, since, log.begin, *more)
+
+
+def _check(ids: Array, rows: Array) -> None:
+    for a in (ids, rows):
+        if a.dtype != _ID or a.shape != (len(ids),) or not a.flags.c_contiguous:
+            raise ValueError(
+                f"expected {len(ids)} contiguous int64, got {a.dtype} of shape {a.shape}"
+            )
+    if not rows.flags.writeable:
+        raise ValueError("rows cannot be written to a read-only array; use np.empty")
+
+
+def _refuse(why: int) -> None:
+    if why in _WHY:
+        raise NoRoomError(_WHY[why])
+    if why < 0:
+        raise ValueError("a row or an id that the piece of a table cannot have")
