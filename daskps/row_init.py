@@ -160,3 +160,48 @@ def _not_finite(name: str, dtype: np.dtype[Any]) -> LayoutError:
         f"the initializer of table {name!r} gives NaN or Inf in {dtype}; return finite "
         f"values in its range"
     )
+
+
+def initial_rows(
+    ids: Array,
+    shape: tuple[int, Any],
+    initializer: constant | normal | uniform,
+    *,
+    name: str,
+    seed: int,
+    cache_dir: str | None = None,
+) -> Array:
+    """Return the first values of rows of any ids.
+
+    Parameters
+    ----------
+    ids : ndarray, shape (k,), int64
+        Which; contiguous.
+    shape : (int, dtype)
+        Length of a row, and the table's dtype.
+    initializer : constant, normal or uniform
+        What a row of a table without a number of rows may begin with.
+    name : str
+        Name of the table.
+    seed : int
+        Seed of the store, at least 0.
+    cache_dir : str, optional
+        Where the compiled loop is kept, as in `kernels.build`.
+
+    Returns
+    -------
+    ndarray, shape (k, dim)
+        Finite as far as the dtype can hold the values; the same that `fill_rows` gives.
+    """
+    dim, dtype = shape
+    rows = np.empty((len(ids), dim), dtype)
+    if isinstance(initializer, constant):
+        rows[...] = initializer.value
+        return rows
+    draw, scale, start = _moved(initializer, (1, dim))
+    at_once, key = max(1, BLOCK // dim), _key(seed, name)
+    for i in range(0, len(ids), at_once):
+        drawn = draw(key, ids[i : i + at_once], dim, cache_dir=cache_dir)
+        with np.errstate(over="ignore"):
+            rows[i : i + at_once] = start + scale * drawn
+    return rows

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 #: What rows begin as that nobody has made yet: a function of the seed, the table's name
 #: and the id, and of nothing that only some processes have.
 FirstRows: TypeAlias = constant | normal | uniform
+#: Bytes of addresses, about, that the piece of a table of any ids is given in a shard.
+#: Memory comes later, as rows do.
+ROOM_NBYTES = 1 << 38
 _KINDS: dict[str, type[FirstRows]] = {
     kind.__name__: kind for kind in (constant, normal, uniform)
 }
@@ -41,6 +44,8 @@ class AnyIds:
     init: FirstRows
     #: That of the store.
     seed: int
+    #: How many rows a shard may ever have of it; 0 for what its addresses allow.
+    room: int = 0
 
     def to_wire(self) -> tuple[str, list[float], str]:
         """Return it as plain values; a seed may have any number of digits."""
@@ -194,6 +199,19 @@ class UnboundedPiece(TablePiece):
 
     first_bucket: int
     stop_bucket: int
+
+    @property
+    def of(self) -> AnyIds:
+        """What its table has in place of a number of rows."""
+        table = self.table
+        if not isinstance(table, UnboundedTable):
+            raise TypeError(f"table {self._name} has a number of rows")
+        return table.of
+
+    @property
+    def room(self) -> int:
+        """How many rows it may ever have: addresses are reserved for so many."""
+        return self.of.room or ROOM_NBYTES // (4 * self.table.row_nbytes + 256)
 
     def holds(self, ids: Array) -> bool:
         """Return whether all of these rows would be in the piece."""

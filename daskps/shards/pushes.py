@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from daskps.errors import LayoutError, PushRejectedError
 from daskps.shards import producers, run_record
 from daskps.shards.arrays.planning import Operations, UpdatePlanner, count
+from daskps.shards.deputy import NotHereError
 from daskps.shards.memory.format import (
     N_APPLIED,
     N_DUPLICATES,
     POLICY,
     ROWS_SEQUENCE,
     VERSION,
-    Record,
 )
+from daskps.shards.memory.growth import OwnerOnlyError, look_up, make_room
 from daskps.shards.memory.publication import Publication, is_large, looks
 from daskps.shards.memory.undo import settle
 from daskps.shards.run_record import CODES
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.shards.cuts.floors import Floors
+    from daskps.shards.memory.format import Record
     from daskps.shards.memory.segment import Segment
     from daskps.shards.steps import Item
     from daskps.typing import Array
@@ -85,6 +88,9 @@ class Pushes:
         try:
             planned = self._planner.whole(tick, arrays, old.steps)
             of_rows = self._planner.rows(tick, rows, old.steps, check=check)
+            if of_rows and self._segment.has_any_ids:
+                of_rows = look_up(self._segment, of_rows)
+                make_room(self._segment, of_rows)
         except Exception:  # noqa: BLE001  (a ticket gets the reason)
             return ASK
         if planned is None:
@@ -150,8 +156,7 @@ class Pushes:
         publication: Publication | None = None
         new: list[Ticket] = []
         for ticket in changing:
-            record = publication.record if publication else self._segment.current
-            planned = self._planned(ticket, record, alone=len(changing) == 1)
+            planned = self._planned(ticket, publication, alone=len(changing) == 1)
             if planned is None:
                 continue
             if (
@@ -162,7 +167,7 @@ class Pushes:
                 self._commit(publication, new)
                 publication, new = None, []
                 # Had that come to nothing, this push would be another step.
-                planned = self._planned(ticket, self._segment.current, alone=False)
+                planned = self._planned(ticket, None, alone=False)
                 if planned is None:
                     continue
             if publication is None:
@@ -177,12 +182,14 @@ class Pushes:
             ticket.applied = ticket.outcome is None
 
     def _planned(
-        self, ticket: Ticket, record: Record, *, alone: bool
+        self, ticket: Ticket, publication: Publication | None, *, alone: bool
     ) -> Operations | None:
         """Plan the update of one push; None where it is a repeat or is refused.
 
-        Whatever can be wrong with it is found here, and nothing is written.
+        Whatever can be wrong with it is found here, and nothing is written; where none is
+        under way that it could join, there is room for its rows.
         """
+        record = publication.record if publication else self._segment.current
         step = ticket.step
         ticket.version = record.version
         try:
@@ -195,6 +202,16 @@ class Pushes:
             planned = self._planner.step(step, record.steps, fused=fused, alone=alone)
             if not step.run and producers.lacks_room(record, step.producer):
                 raise producers.no_room(record)
+            if self._segment.has_any_ids:
+                planned = look_up(self._segment, planned)
+                if publication is None:
+                    make_room(self._segment, planned)
+        except OwnerOnlyError:
+            ticket.outcome = NotHereError()
+            return None
+        except LayoutError as error:
+            ticket.outcome = PushRejectedError(str(error))
+            return None
         except Exception as error:  # noqa: BLE001  (it is this ticket's answer)
             ticket.outcome = error
             return None

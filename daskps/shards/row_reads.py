@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from daskps.errors import ProtocolError
 from daskps.kernels.row_log import overlay
 from daskps.kernels.row_moves import gather
@@ -34,6 +36,9 @@ class RowsRead(NamedTuple):
     out: Array
     #: Which row of `out` is meant for each, None for one after the other.
     at: Array | None = None
+    #: Of a table of any ids: becomes 1 for each id that has a row, uint8. Where it is 0,
+    #: `out` is left as it is.
+    found: Array | None = None
 
 
 def copy_rows(segment: Segment, flip: int, wanted: Sequence[RowsRead]) -> bool:
@@ -65,7 +70,10 @@ def copy_rows(segment: Segment, flip: int, wanted: Sequence[RowsRead]) -> bool:
     if sequence & 1 or header[FLIP] != flip:
         return False
     for one in wanted:
-        _gather(_table(segment, one.position), one, segment.cache_dir)
+        table = _table(segment, one.position)
+        if table.any_rows is not None:
+            one = _by_row(table, one)
+        _gather(table, one, segment.cache_dir)
     return header[ROWS_SEQUENCE] == sequence
 
 
@@ -99,13 +107,27 @@ def copy_rows_locked(segment: Segment, flip: int, wanted: Sequence[RowsRead]) ->
         return False
     for one in wanted:
         table = _table(segment, one.position)
-        rows = _gather(table, one, segment.cache_dir)
         word = table.buffers.undo[0]
         # What has not changed in the last publication is what it was before.
-        if not is_last and flip_of(word) == now:
+        has_log = not is_last and flip_of(word) == now
+        one = _by_row(table, one, before=has_log)
+        rows = _gather(table, one, segment.cache_dir)
+        if has_log:
             log, first = table.buffers.log, table.piece.first_row
             overlay(log, entries_of(word), one.ids, rows, one.at, first=first)
     return True
+
+
+def all_rows(segment: Segment, position: int) -> tuple[Array, Array]:
+    """Return the ids of a table of any ids, ascending, and their rows; under the lock."""
+    settle(segment)
+    table = _table(segment, position)
+    if table.any_rows is None:
+        raise _not_any(table)
+    ids, numbers = table.any_rows.index.ids()
+    out = np.empty((len(ids), table.piece.table.dim), table.rows.dtype)
+    gather(table.rows, numbers, out, cache_dir=segment.cache_dir)
+    return ids, out
 
 
 def _table(segment: Segment, position: int) -> TableMemory:
@@ -118,9 +140,35 @@ def _table(segment: Segment, position: int) -> TableMemory:
     return segment.tables[ordinal]
 
 
+def _by_row(table: TableMemory, wanted: RowsRead, *, before: bool = False) -> RowsRead:
+    """Return what to read of a table of any ids by numbers of rows, as far as there are.
+
+    With `before`, what there was before the last publication.
+    """
+    any_rows, ids = table.any_rows, wanted.ids
+    if any_rows is None:
+        return wanted
+    rows = any_rows.find_before(ids) if before else any_rows.find(ids)
+    there = rows >= 0
+    if wanted.found is None or wanted.found.shape != there.shape:
+        raise _not_any(table)
+    wanted.found[:] = there
+    if there.all():
+        return wanted._replace(ids=rows)
+    at = np.arange(len(ids)) if wanted.at is None else wanted.at
+    return wanted._replace(ids=rows[there], at=at[there])
+
+
+def _not_any(table: TableMemory) -> ProtocolError:
+    return ProtocolError(
+        f"rows of table {table.piece.table.name[:60]!r} were asked as those of another "
+        f"kind of table; run the same version of daskps in all processes"
+    )
+
+
 def _gather(table: TableMemory, wanted: RowsRead, cache_dir: str | None) -> Array:
     """Copy rows out; return them by row."""
-    piece, (_, ids, out, at) = table.piece, wanted
+    piece, (_, ids, out, at, _) = table.piece, wanted
     try:
         rows = out.reshape(-1, piece.table.dim)
         if not out.flags.c_contiguous:

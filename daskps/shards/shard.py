@@ -98,6 +98,7 @@ class Shard:
         """Return a state machine over a segment that another process owns."""
         shard = cls(segment, bindings, segment.header[GENERATION], cache_dir=cache_dir)
         shard.run_state.is_deputy = True
+        segment.memory = None
         return shard
 
     # -- steps ---------------------------------------------------------------

@@ -37,6 +37,7 @@ from daskps.shards.run_record import CODES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from daskps.shards.arrays.any_rows import AnyRows
     from daskps.shards.cuts.cut import Cut
     from daskps.shards.memory.format import Record
     from daskps.shards.memory.segment import Segment
@@ -118,10 +119,21 @@ def _tables(segment: Segment) -> Iterator[str]:
         name, word = table.piece.table.name, table.buffers.undo[0]
         if flip_of(word) > segment.flip + 1:
             yield f"table {name!r} has a log of flip {flip_of(word)}"
-        if entries_of(word) > table.buffers.room:
+        if entries_of(word) > table.room:
             yield f"table {name!r} has {entries_of(word)} entries in its log"
         if flip_of(word) == segment.flip + 1 and entries_of(word):
             yield f"table {name!r} has a log that was not rolled back"
+        if (any_rows := table.any_rows) is not None:
+            yield from _any_rows(name, any_rows)
+
+
+def _any_rows(name: str, any_rows: AnyRows) -> Iterator[str]:
+    """Look at whether the index of a table has its rows, and no others."""
+    ids, rows = any_rows.index.ids()
+    if not len(ids) == len(np.unique(ids)) == any_rows.n_rows <= any_rows.end:
+        yield f"table {name!r} has {any_rows.n_rows} rows, of {len(ids)} ids"
+    elif (any_rows.find(ids) != rows).any():
+        yield f"table {name!r} has an index that leads elsewhere"
 
 
 def _run(

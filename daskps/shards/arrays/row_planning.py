@@ -82,18 +82,35 @@ def each_once(
     _, _, data, ids, at = item
     if ids is None:
         raise TypeError(f"rows of table {piece.table.name!r} without their ids")
-    rows, first, n = data.reshape(-1, piece.table.dim), piece.first_row, piece.n_rows
-    try:
-        if are_distinct(ids, first, n, cache_dir=cache_dir):
+    rows = data.reshape(-1, piece.table.dim)
+    if piece.table.is_bounded:
+        if _are_distinct(ids, piece, cache_dir):
             return ids, rows, at
-    except ValueError as error:
-        raise PushRejectedError(
-            f"ids from {ids.min()} to {ids.max()} of table {piece.table.name[:60]!r} were "
-            f"sent to shard {piece.shard}, which has {n} rows from {first} on; nothing "
-            f"was applied"
-        ) from error
-    found = repeats(ids, cache_dir=cache_dir)
+        found = repeats(ids, cache_dir=cache_dir)
+    else:
+        if not piece.holds(ids):
+            raise _elsewhere(ids, piece)
+        found = repeats(ids, cache_dir=cache_dir)
+        if len(found.ids) == len(ids):
+            return ids, rows, at
     if kind == ASSIGN:
         return found.ids, rows, found.last(at)
     wide = rows.astype(np.float32) if rows.dtype == np.float16 else rows
     return found.ids, found.sum(wide, at), None
+
+
+def _are_distinct(ids: Array, piece: TablePiece, cache_dir: str | None) -> bool:
+    try:
+        return are_distinct(ids, piece.first_row, piece.n_rows, cache_dir=cache_dir)
+    except ValueError as error:
+        raise _elsewhere(ids, piece) from error
+
+
+def _elsewhere(ids: Array, piece: TablePiece) -> PushRejectedError:
+    has = str(piece)
+    if piece.table.is_bounded:
+        has = f"{piece.n_rows} rows from {piece.first_row} on"
+    return PushRejectedError(
+        f"ids from {ids.min()} to {ids.max()} of table {piece.table.name[:60]!r} were "
+        f"sent to shard {piece.shard}, which has {has}; nothing was applied"
+    )

@@ -67,7 +67,7 @@ class RowBuffers(NamedTuple):
 class RowUpdate(NamedTuple):
     """Rows on their way into one piece of a table."""
 
-    #: Which, by their numbers in the table; none twice.
+    #: Which, by their ids in the table; none twice.
     ids: Array
     #: One for each, of shape (n, dim).
     data: Array
@@ -79,6 +79,9 @@ class RowUpdate(NamedTuple):
     replace: bool = False
     #: Whether NaN and infinity are looked for in the pass.
     check: bool = False
+    #: In a table of any ids the row of each, -1 for none, when this was planned; before
+    #: it is applied `ids` become numbers of rows.
+    rows: Array | None = None
 
     def apply(self, target: RowBuffers, flip: int, cache_dir: str | None) -> bool:
         """Update rows; False for data that was to be looked at and is not finite.

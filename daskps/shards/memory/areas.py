@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from daskps.kernels import index_probe
 from daskps.layout.arrays import ALIGN_NBYTES, align, compute_dtype
 from daskps.layout.spans import ROWS, WEIGHTS, slot_area
+from daskps.layout.tables import UnboundedPiece
 from daskps.limits import MOST_PUSHED_ROWS
 from daskps.shards.memory.format import HEADER_WORDS, Record
 
@@ -28,8 +30,20 @@ RECORD: Final = "record"
 UNDO: Final = "undo"
 LOG_IDS: Final = "log ids"
 LOG: Final = "log"
+WORDS_LOG: Final = "log words"
+INDEX_HEAD: Final = "index head"
+KEYS: Final = "keys"
+STATE: Final = "state"
+INDEX: Final = "index"
 #: Words that a table has for itself.
 _UNDO_WORDS = 8
+#: Words that change with an id that comes or goes, at most about, and entries of the log
+#: that they take at a time beside those.
+WORDS_OF_AN_ID = 40
+MORE_WORDS = 64
+#: Entries of an index: at least, and for each row that there may ever be.
+FEWEST_SLOTS = 1024
+MOST_SLOTS = 4
 
 
 class Area(NamedTuple):
@@ -87,7 +101,8 @@ def areas_of(
     -------
     list of Area
         Header, record, the weights of each dtype, of each piece its slots, and then of
-        each table its undo word, rows, slots and the log of them.
+        each table its undo word, rows, slots and the log of them; where it has any ids,
+        also the log of words and the areas of its index.
     """
     areas: list[Area] = []
     at = 0
@@ -111,17 +126,27 @@ def areas_of(
             add(slot_area(slot), dtype, piece.size, buffers=1 + durable)
     for of in tables:
         table, n_slots = of.table, len(slots.get(of.table.index, ()))
-        n_log = min(of.n_rows, MOST_PUSHED_ROWS)
+        is_any = isinstance(of, UnboundedPiece)
+        n = of.room if isinstance(of, UnboundedPiece) else of.n_rows
+        # A row that another id had is logged before its first values, and after.
+        n_log = min(n, MOST_PUSHED_ROWS) * (1 + is_any)
         add(UNDO, "int64", _UNDO_WORDS)
-        add(ROWS, table.dtype, of.n_rows, table.dim)
+        add(ROWS, table.dtype, n, table.dim)
         for slot in range(n_slots):
-            add(slot_area(slot), compute_dtype(table.dtype), of.n_rows, table.dim)
+            add(slot_area(slot), compute_dtype(table.dtype), n, table.dim)
         add(LOG_IDS, "int64", n_log)
         add(LOG, table.dtype, n_log, table.dim)
         for slot in range(n_slots):
             add(
                 f"{LOG} {slot_area(slot)}", compute_dtype(table.dtype), n_log, table.dim
             )
+        if is_any:
+            add(WORDS_LOG, "int64", 2 * (n_log * WORDS_OF_AN_ID + MORE_WORDS))
+            add(INDEX_HEAD, "int64", index_probe.N_HEAD)
+            add(KEYS, "int64", n)
+            add(STATE, "int64", n)
+            add(f"{INDEX} 0", "int64", 2 * MOST_SLOTS * n + 2 * FEWEST_SLOTS)
+            add(f"{INDEX} 1", "int64", 2 * MOST_SLOTS * n + 2 * FEWEST_SLOTS)
     return areas
 
 

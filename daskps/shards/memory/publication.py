@@ -19,6 +19,7 @@ from daskps.shards.memory.format import (
     SIDE,
     WRITING,
 )
+from daskps.shards.memory.room import Need, has_room
 from daskps.shards.memory.witness import Change
 
 if TYPE_CHECKING:
@@ -84,13 +85,13 @@ class Publication:
     def has_room(
         self, operations: Sequence[tuple[int, PieceUpdate | RowUpdate]]
     ) -> bool:
-        """Return whether the undo logs have room for more rows."""
+        """Return whether there is room for more rows, in the undo logs first of all."""
         pieces, all_tables = self.segment.pieces, self.segment.tables
         for position, operation in operations:
             if isinstance(operation, RowUpdate):
                 ordinal = position - len(pieces)
-                n = sum(len(update.ids) for update in self._rows.get(ordinal, ()))
-                if n + len(operation.ids) > all_tables[ordinal].buffers.room:
+                need = Need.of([*self._rows.get(ordinal, ()), operation])
+                if not has_room(all_tables[ordinal], need):
                     return False
         return True
 
@@ -141,7 +142,12 @@ class Publication:
         undo.begin(segment, self.flip, changed)
         for ordinal in changed:
             table = segment.tables[ordinal]
-            for update in self._rows[ordinal]:
+            for i, update in enumerate(self._rows[ordinal]):
+                if table.any_rows is not None:
+                    # What was found of them is what the first of several updates finds.
+                    known = update if not i else update._replace(rows=None)
+                    to = known, table.buffers, self.flip
+                    update = table.any_rows.insert(*to)
                 if not update.apply(table.buffers, self.flip, segment.cache_dir):
                     raise PushRejectedError(
                         f"rows for table {table.piece.table.name[:60]!r} have NaN or "

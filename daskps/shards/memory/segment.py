@@ -32,6 +32,7 @@ from daskps.shards.memory.format import (
     Record,
     integers,
 )
+from daskps.shards.memory.room import Memory, Own, begin_rows
 from daskps.shards.memory.tables import tables_of
 from daskps.shards.memory.witness import Change
 
@@ -128,8 +129,10 @@ class Segment:
         self.tables = tuple(
             tables_of(layout.table_pieces[shard], others[at:], self.buffer, slots)
         )
-        #: Where compiled functions are kept.
-        self.cache_dir: str | None = None
+        self.has_any_ids = any(table.any_rows is not None for table in self.tables)
+        #: Has memory for more rows of any ids; None where only the owner has.
+        self.memory: Memory | None = Own()
+        self._cache_dir: str | None = None
         #: Is told of each change before it takes effect; see :meth:`watch`.
         self.witness: Witness | None = None
         #: What copies, adds, fills and looks at its arrays.
@@ -180,11 +183,12 @@ class Segment:
 
     def _begin(self) -> None:
         """Make a shard of zeroed memory; the magic number says that it is one."""
-        pairs = [*zip(self.slots[0], self.slot_init, strict=True)]
-        pairs += [(table.slots, table.slot_init) for table in self.tables]
-        for arrays, values in pairs:
+        for arrays, values in zip(self.slots[0], self.slot_init, strict=True):
             for array, value in zip(arrays, values, strict=True):
                 self.payload.fill(array, value)
+        for table in self.tables:
+            table.fill_slots(self.payload.fill)
+            begin_rows(table)
         at = [FORMAT_AT, N_PIECES_AT, N_SIDES_AT, N_TABLES_AT]
         self.words[at] = FORMAT, len(self.pieces), self.n_sides, self._n_tables
         self.words[MAGIC_AT] = MAGIC
@@ -204,6 +208,18 @@ class Segment:
         """Return slots, which come in the order of their areas, by piece."""
         slots = iter(slots)
         return [tuple(islice(slots, len(init))) for init in self.slot_init]
+
+    @property
+    def cache_dir(self) -> str | None:
+        """Where compiled functions are kept."""
+        return self._cache_dir
+
+    @cache_dir.setter
+    def cache_dir(self, value: str | None) -> None:
+        self._cache_dir = value
+        for table in self.tables:
+            if table.any_rows is not None:
+                table.any_rows.cache_dir = value
 
     @property
     def more_nbytes(self) -> int:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from daskps.kernels import index_probe
 from daskps.kernels.interface import TableRows, UndoLog
-from daskps.shards.arrays.rows import RowBuffers
+from daskps.layout.tables import UnboundedPiece
+from daskps.shards.arrays.any_rows import LOG_ROOM, AnyRows
+from daskps.shards.arrays.rows import RowBuffers, undo_word
 from daskps.shards.memory.format import integers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from daskps.layout.tables import TablePiece
     from daskps.shards.memory.areas import Area
@@ -23,6 +28,39 @@ class TableMemory(NamedTuple):
     buffers: RowBuffers
     #: The initial value of each slot.
     slot_init: tuple[float, ...]
+    #: Which rows there are, where it is a table of any ids.
+    any_rows: AnyRows | None = None
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows there are."""
+        return self.piece.n_rows if self.any_rows is None else self.any_rows.n_rows
+
+    @property
+    def room(self) -> int:
+        """How many entries the log of rows has memory for."""
+        if self.any_rows is None:
+            return self.buffers.room
+        return int(self.any_rows.own[LOG_ROOM])
+
+    def begin(self, flip: int) -> None:
+        """Say whose undo logs these are, with no entries yet."""
+        if self.any_rows is not None:
+            # First: who finds the other word of a flip takes both logs for its own.
+            self.any_rows.begin(flip)
+        self.buffers.undo[0] = undo_word(flip, 0)
+
+    def roll_back(self, cache_dir: str | None) -> None:
+        """Take back what the logs have."""
+        self.buffers.roll_back(cache_dir)
+        if self.any_rows is not None:
+            self.any_rows.roll_back()
+
+    def fill_slots(self, fill: Callable[[Array, float], object]) -> None:
+        """Give the slots of all rows their first values."""
+        end = len(self.rows) if self.any_rows is None else self.any_rows.end
+        for slot, value in zip(self.slots, self.slot_init, strict=True):
+            fill(slot[:end], value)
 
     @property
     def rows(self) -> Array:
@@ -42,7 +80,8 @@ def tables_of(
     slots: Mapping[int, Sequence[float]],
 ) -> Iterator[TableMemory]:
     """Yield the memory of each piece, whose areas follow one another as `areas_of` says."""
-    views = (area.views(memory)[0] for area in areas)
+    rest = iter(areas)
+    views = (area.views(memory)[0] for area in rest)
     for piece in pieces:
         init = tuple(map(float, slots.get(piece.table.index, ())))
         undo, rows = next(views), next(views)
@@ -51,4 +90,19 @@ def tables_of(
         log_rows, *log_slots = logs
         table = TableRows(rows, in_place, piece.first_row)
         log = UndoLog(ids, log_rows, tuple(log_slots), undo[:1], 0)
-        yield TableMemory(piece, RowBuffers(table, log, integers(undo), {}), init)
+        any_rows = None
+        if isinstance(piece, UnboundedPiece):
+            any_rows = _any_rows(piece, rest, memory, own=undo, slot_init=init)
+        buffers = RowBuffers(table, log, integers(undo), {})
+        yield TableMemory(piece, buffers, init, any_rows)
+
+
+def _any_rows(
+    piece: UnboundedPiece, areas: Iterator[Area], memory: Array, **own: Any
+) -> AnyRows:
+    """Return what says which rows a piece has; it takes the next areas."""
+    (log,) = next(areas).views(memory)
+    words = memory[: len(memory) // 8 * 8].view(np.int64)
+    index = [next(areas) for _ in range(index_probe.N_AREAS)]
+    places = np.array([[a.offset // 8, a.shape[0]] for a in index]).reshape(-1)
+    return AnyRows(piece, words=words, places=places, log=log, **own)

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from daskps.shards.arrays.rows import flip_of, undo_word
+from daskps.shards.arrays.rows import flip_of
 from daskps.shards.memory.format import FORWARD, ROWS_SEQUENCE
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def begin(segment: Segment, flip: int, ordinals: Collection[int]) -> None:
     # One that never began to change anything may have left it.
     segment.header[FORWARD] = 0
     for ordinal in ordinals:
-        segment.tables[ordinal].buffers.undo[0] = undo_word(flip, 0)
+        segment.tables[ordinal].begin(flip)
     segment.header[ROWS_SEQUENCE] += 1
 
 
@@ -83,11 +83,10 @@ def _roll_back(segment: Segment, flip: int) -> None:
     """Take back what the publication of a flip has changed."""
     for table in segment.tables:
         if flip_of(table.buffers.undo[0]) == flip:
-            table.buffers.roll_back(segment.cache_dir)
+            table.roll_back(segment.cache_dir)
 
 
 def _reset(segment: Segment) -> None:
     """Give all slots of rows their first values."""
     for table in segment.tables:
-        for slot, value in zip(table.slots, table.slot_init, strict=True):
-            segment.payload.fill(slot, value)
+        table.fill_slots(segment.payload.fill)

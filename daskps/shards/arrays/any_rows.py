@@ -1,0 +1,225 @@
+"""Rows of a table of any ids: which id has which row, and what a new one begins with.
+
+An index in the shard's memory says which row an id has (:mod:`daskps.kernels.row_index`); the
+rows themselves are changed by number, as those of other tables are. What is known of ids
+(keys, states, what is free, the index) is words, and those that change go to a log of their
+own with an undo word of its own: both words are of the same flip, and what they log is
+different memory.
+
+A row that nobody has had is not in force, so it gets its first values without a log. One that
+another id has lost is logged first: readers of the publication before want it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from daskps.errors import PushRejectedError
+from daskps.kernels import index_probe
+from daskps.kernels.row_index import NoRoomError, RowIndex
+from daskps.kernels.row_moves import scatter
+from daskps.kernels.words_log import WordsLog
+from daskps.layout.tables import UnboundedTable
+from daskps.row_init import initial_rows
+from daskps.shards.arrays.rows import RowUpdate, entries_of, flip_of, undo_word
+
+if TYPE_CHECKING:
+    from daskps.layout.tables import UnboundedPiece
+    from daskps.shards.arrays.rows import RowBuffers
+    from daskps.typing import Array
+
+#: Words that a table has for itself: two undo words, of rows and of words; how many entries
+#: both logs have memory for; how many entries of the side of the index that comes next are
+#: zeros; how many each side has memory for; the flip that put a side in force last.
+ROWS_UNDO: Final = 0
+WORDS_UNDO: Final = 1
+LOG_ROOM: Final = 2
+WORDS_ROOM: Final = 3
+READY: Final = 4
+SIDE_ROOM: Final = 5
+SWITCHED: Final = 7
+
+
+class AnyRows:
+    """Which rows the piece of a table of any ids has, in the memory of its shard.
+
+    Parameters
+    ----------
+    piece : UnboundedPiece
+        Which piece.
+    words : ndarray, int64
+        All of the memory.
+    places : ndarray, shape (10,), int64
+        Where the areas of the index are in it.
+    own : ndarray, shape (8,), int64
+        The words that the table has for itself.
+    log : ndarray, int64
+        The log of words.
+    slot_init : tuple of float
+        The initial value of each slot.
+    """
+
+    def __init__(
+        self,
+        piece: UnboundedPiece,
+        *,
+        words: Array,
+        places: Array,
+        own: Array,
+        log: Array,
+        slot_init: tuple[float, ...],
+    ) -> None:
+        self.piece, self.own, self.places = piece, own, places
+        self._words, self.log, self._slot_init = words, log, slot_init
+        self.keys, self.state = (
+            self._area(area) for area in (index_probe.KEYS, index_probe.STATE)
+        )
+        self._use(None)
+
+    def _use(self, cache_dir: str | None) -> None:
+        """Keep compiled loops in a folder from here on."""
+        self._cache_dir = cache_dir
+        self.index = RowIndex(self._words, self.places, cache_dir=cache_dir)
+        self.head = self.index.head
+
+    @property
+    def cache_dir(self) -> str | None:
+        """Where compiled loops are kept."""
+        return self._cache_dir
+
+    @cache_dir.setter
+    def cache_dir(self, value: str | None) -> None:
+        if value != self._cache_dir:
+            self._use(value)
+
+    def _area(self, area: int) -> Array:
+        start, n = self.places[2 * area : 2 * area + 2].tolist()
+        return self._words[start : start + n]
+
+    def entries(self, side: int) -> Array:
+        """Return all words of a side of the index that may ever be used."""
+        return self._area(index_probe.SIDE_0 + side)
+
+    @property
+    def hash_seed(self) -> int:
+        """What the ids of its table are hashed with."""
+        table = self.piece.table
+        return table.hash_seed if isinstance(table, UnboundedTable) else 0
+
+    @property
+    def side(self) -> int:
+        """Which side of the index is in force."""
+        return int(self.head[index_probe.SIDE]) & 1
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        """How many entries the side in force has, and the one that is being built or 0."""
+        head, side = self.head, self.side
+        at = index_probe.SLOTS_0
+        return int(head[at + side]), int(head[at + 1 - side])
+
+    @property
+    def is_built(self) -> bool:
+        """Whether the other side of the index has all entries, to be put in force."""
+        now, other = self.slots
+        return other > 0 and int(self.head[index_probe.BUILT]) == 2 * now
+
+    @property
+    def n_rows(self) -> int:
+        """How many ids have rows."""
+        return int(self.head[index_probe.USED])
+
+    @property
+    def end(self) -> int:
+        """Rows from here on have never been anybody's."""
+        return self.index.end
+
+    def find(self, ids: Array) -> Array:
+        """Return the row of each id, -1 where it has none."""
+        rows = np.empty(len(ids), np.int64)
+        self.index.look_up(ids, rows)
+        return rows
+
+    def find_before(self, ids: Array) -> Array:
+        """As :meth:`find`, before the publication whose log there is."""
+        n = entries_of(int(self.own[WORDS_UNDO]))
+        return self.index.rows_before(self._logged(0), n, ids)
+
+    def begin(self, flip: int) -> None:
+        """Say whose words the log has from here on."""
+        self.own[WORDS_UNDO] = undo_word(flip, 0)
+
+    def flip_of_log(self) -> int:
+        """Return whose words the log has."""
+        return flip_of(int(self.own[WORDS_UNDO]))
+
+    def _logged(self, flip: int) -> WordsLog:
+        own = self.own
+        entries = self.log[: 2 * int(own[WORDS_ROOM])]
+        begin = entries_of(int(own[WORDS_UNDO])) if flip else 0
+        word = own[WORDS_UNDO : WORDS_UNDO + 1]
+        return WordsLog(entries, word, undo_word(flip, 0), begin)
+
+    def insert(self, update: RowUpdate, target: RowBuffers, flip: int) -> RowUpdate:
+        """Give rows to ids that have none; return the update by numbers of rows.
+
+        Of ids that get no row it has nothing.
+
+        Raises
+        ------
+        PushRejectedError
+            Where there are more changes than the log takes: then the publication has to be
+            rolled back.
+        """
+        index, log = self.index, self._logged(flip)
+        if self.is_built:
+            log = log._replace(begin=index.switch(log))
+            self.own[SWITCHED] = flip
+        rows, ids = update.rows, update.ids
+        if rows is None:
+            rows = self.find(ids)
+        try:
+            taken = index.take(ids, rows, log)
+        except NoRoomError as error:
+            raise PushRejectedError(
+                f"{len(ids)} rows of table {self.piece.table.name[:60]!r} change more "
+                f"words of its index than their log takes; nothing was applied, push "
+                f"them in parts"
+            ) from error
+        if len(taken.fresh):
+            fresh = taken.fresh
+            self._fill(ids[fresh], rows[fresh], taken.kept, target, flip=flip)
+        there = rows >= 0
+        if there.all():
+            return update._replace(ids=rows, rows=None)
+        at = np.arange(len(rows)) if update.at is None else update.at
+        return update._replace(ids=rows[there], at=at[there], rows=None)
+
+    def _fill(
+        self, ids: Array, rows: Array, kept: Array, target: RowBuffers, *, flip: int
+    ) -> None:
+        """Write the first values of new rows, and of their slots."""
+        table, of, (w, slots, _) = self.piece.table, self.piece.of, target.table
+        kind = ids, (table.dim, w.dtype), of.init
+        cache_dir = self._cache_dir
+        values = initial_rows(*kind, name=table.name, seed=of.seed, cache_dir=cache_dir)
+        new = rows
+        if kept.any():
+            first = RowUpdate(rows[kept], values[kept], replace=True)
+            first.apply(target, flip, cache_dir)
+            new, values = rows[~kept], values[~kept]
+        scatter(w, new, values, cache_dir=cache_dir)
+        for slot, value in zip(slots, self._slot_init, strict=True):
+            slot[rows] = value
+
+    def roll_back(self) -> None:
+        """Put back what the log of words has, the newest first."""
+        index, word = self.index, int(self.own[WORDS_UNDO])
+        index.restore(self._logged(0), entries_of(word))
+        if index.is_building:
+            # It may have been given what is taken back, by a step between publications.
+            self.own[READY] = 0
+            index.start(0)
+        self.own[WORDS_UNDO] = undo_word(flip_of(word), 0)

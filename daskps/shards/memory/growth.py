@@ -1,0 +1,191 @@
+"""Growth of tables of any ids: memory comes before the push that needs it.
+
+It is taken a part at a time, always before a publication and never in one, and only by the
+owner of the segment: a deputy hands over the push that needs some.
+
+The index of a table grows on its other side: when it is two thirds full, memory for a larger
+one is taken and cleared over several pushes, then each of them copies some entries, and the
+publication after the last puts it in force.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from daskps.errors import LayoutError
+from daskps.kernels import index_probe
+from daskps.shards.arrays.any_rows import (
+    LOG_ROOM,
+    READY,
+    SIDE_ROOM,
+    SWITCHED,
+    WORDS_ROOM,
+)
+from daskps.shards.arrays.rows import RowUpdate
+from daskps.shards.memory.room import Need, fits, has_room, logged, words_of
+
+if TYPE_CHECKING:
+    from daskps.shards.arrays.any_rows import AnyRows
+    from daskps.shards.arrays.planning import Operations
+    from daskps.shards.memory.room import Memory
+    from daskps.shards.memory.segment import Segment
+    from daskps.shards.memory.tables import TableMemory
+
+#: Memory is taken in parts of about so many bytes: to make and clear 64 MiB took 80 ms.
+STEP_NBYTES: Final = 2**26
+#: And of rows at least so many.
+_LEAST_NBYTES: Final = 2**16
+#: Entries of an index that are copied with each push, and with each new id in it.
+_COPIED: Final = 1024
+_COPIED_AN_ID: Final = 16
+
+
+class OwnerOnlyError(Exception):
+    """A push needs memory that only the owner of the shard takes; nothing was changed."""
+
+
+def look_up(segment: Segment, operations: Operations) -> Operations:
+    """Return operations that know which of their rows are there, in tables of any ids."""
+    found: Operations = []
+    for position, operation in operations:
+        any_rows = segment.tables[position - len(segment.pieces)].any_rows
+        if isinstance(operation, RowUpdate) and any_rows is not None:
+            rows = any_rows.find(operation.ids)
+            found.append((position, operation._replace(rows=rows)))
+        else:
+            found.append((position, operation))
+    return found
+
+
+def make_room(segment: Segment, operations: Operations) -> None:
+    """Take the memory that a publication of these operations needs, before it begins.
+
+    Raises
+    ------
+    OwnerOnlyError
+        On a deputy, where there is not enough.
+    LayoutError
+        Where no more is to be had; what there is has not changed.
+    """
+    for position, operation in operations:
+        table = segment.tables[position - len(segment.pieces)]
+        if isinstance(operation, RowUpdate) and table.any_rows is not None:
+            need = Need.of([operation])
+            _tend(segment, table.any_rows, need)
+            if not has_room(table, need):
+                if segment.memory is None:
+                    raise OwnerOnlyError
+                _grow(segment.memory, table, table.any_rows, need)
+
+
+def _tend(segment: Segment, any_rows: AnyRows, need: Need) -> None:
+    """Do the next part of what the index needs to grow, where it does."""
+    index, own = any_rows.index, any_rows.own
+    other = 1 - any_rows.side
+    if index.is_building:
+        if not any_rows.is_built:
+            _copy(any_rows, _COPIED + _COPIED_AN_ID * need.n_new)
+    elif need.n_new and (slots := index.slots_wanted):
+        if segment.memory is None:
+            raise OwnerOnlyError
+        if _prepare(segment.memory, any_rows, slots, STEP_NBYTES // 16):
+            own[READY] = 0
+            index.start(slots)
+    elif (
+        own[SIDE_ROOM + other]
+        and segment.memory is not None
+        and segment.flip > own[SWITCHED]
+    ):
+        # Nobody goes back behind the publication that has left it.
+        own[READY] = 0
+        segment.memory.give(any_rows.entries(other)[: 2 * int(own[SIDE_ROOM + other])])
+        own[SIDE_ROOM + other] = 0
+
+
+def _copy(any_rows: AnyRows, n: int) -> None:
+    """Copy entries to the side that is being built; a side left half-way is given up."""
+    index = any_rows.index
+    if any_rows.head[index_probe.BUILT] & 1:
+        any_rows.own[READY] = 0
+        index.start(0)
+    else:
+        index.build(n)
+
+
+def _prepare(memory: Memory, any_rows: AnyRows, slots: int, at_most: int) -> bool:
+    """Have zeros for a side of an index, some entries at a time; whether it has all."""
+    own, other = any_rows.own, 1 - any_rows.side
+    entries, ready = any_rows.entries(other), int(own[READY])
+    if 2 * slots > len(entries):
+        raise _no_more(any_rows, f"an index of {slots:,} entries")
+    stop, there = min(slots, ready + at_most), int(own[SIDE_ROOM + other])
+    if stop > there:
+        memory.take([entries[2 * there : 2 * stop]])
+        own[SIDE_ROOM + other] = stop
+    if ready < there:
+        memory.clear(entries[2 * ready : 2 * min(stop, there)])
+    own[READY] = stop
+    return stop == slots
+
+
+def _grow(memory: Memory, table: TableMemory, any_rows: AnyRows, need: Need) -> None:
+    """Take all that a publication lacks."""
+    _grow_rows(memory, table, any_rows, need)
+    _grow_logs(memory, table, any_rows, need)
+    if not fits(any_rows, need, any_rows.slots[any_rows.is_built]):
+        head, index = any_rows.head, any_rows.index
+        if index.is_building and not head[index_probe.BUILT] & 1:
+            index.build(any_rows.slots[0])
+            if fits(any_rows, need, any_rows.slots[1]):
+                return
+        any_rows.own[READY] = 0
+        index.start(0)
+        used = int(head[index_probe.USED] + head[index_probe.CANDIDATES]) + need.n_new
+        slots = max(index.slots_wanted, 2 * used)
+        _prepare(memory, any_rows, slots, slots)
+        any_rows.own[READY] = 0
+        index.start(slots)
+        index.build(any_rows.slots[0])
+
+
+def _grow_rows(
+    memory: Memory, table: TableMemory, any_rows: AnyRows, need: Need
+) -> None:
+    head, (w, slots, _) = any_rows.head, table.buffers.table
+    now, room = int(head[index_probe.ROWS]), len(w)
+    wanted = int(head[index_probe.USED]) + need.n_new
+    if wanted <= now:
+        return
+    if wanted > room:
+        raise _no_more(any_rows, f"{wanted:,} rows")
+    nbytes = sum(a.strides[0] for a in (w, *slots, any_rows.keys, any_rows.state))
+    more = max(_LEAST_NBYTES // nbytes, min(now // 8, STEP_NBYTES // nbytes))
+    stop = min(room, max(wanted, now + more))
+    arrays = w, *slots, any_rows.keys, any_rows.state
+    memory.take([a[now:stop] for a in arrays])
+    head[index_probe.ROWS] = stop
+
+
+def _grow_logs(
+    memory: Memory, table: TableMemory, any_rows: AnyRows, need: Need
+) -> None:
+    own, log = any_rows.own, table.buffers.log
+    now, wanted = int(own[LOG_ROOM]), logged(any_rows, need)
+    if wanted > now:
+        stop = min(len(log.rows), max(wanted, 2 * now))
+        memory.take([a[now:stop] for a in (log.rows, log.w, *log.slots)])
+        own[LOG_ROOM] = stop
+    now, wanted, words = int(own[WORDS_ROOM]), words_of(need), any_rows.log
+    if wanted > now:
+        stop = min(len(words) // 2, max(wanted, 2 * now))
+        memory.take([words[2 * now : 2 * stop]])
+        own[WORDS_ROOM] = stop
+
+
+def _no_more(any_rows: AnyRows, what: str) -> LayoutError:
+    piece = any_rows.piece
+    return LayoutError(
+        f"shard {piece.shard} has addresses for {piece.room:,} rows of table "
+        f"{piece.table.name[:60]!r}, and a push needs {what}; nothing was applied there, "
+        f"use more shards"
+    )

@@ -1,0 +1,146 @@
+"""Shards with tables of any ids, for tests; and a model of what their rows come to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from daskps.init import constant
+from daskps.layout.arrays import Layout
+from daskps.layout.tables import AnyIds
+from daskps.shards.memory.format import GENERATION, N_PRODUCERS
+from daskps.shards.memory.segment import Segment
+from daskps.shards.row_reads import RowsRead, all_rows, copy_rows, copy_rows_locked
+from daskps.shards.shard import Shard
+from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Step, Ticket
+from tests.shards.rowing import AddingRows
+
+#: An array, a table of any ids with a rule and one of integers without.
+W, EMB, NUM = 0, 1, 2
+SLOTS = {W: (0.5,), EMB: (0.25,)}
+DIMS, FIRST = {EMB: 2, NUM: 1}, {EMB: 3.0, NUM: 7.0}
+
+
+def layout_of(n_shards: int = 1, room: int = 64) -> Layout:
+    return Layout.build(
+        {"w": ((n_shards,), "float32")},
+        n_shards,
+        {
+            "emb": (0, 2, "float32", AnyIds(constant(3.0), 5, room)),
+            "num": (0, 1, "int64", AnyIds(constant(7.0), 5, room)),
+        },
+    )
+
+
+def made(layout: Layout, shard: int = 0, buffer: Any = None) -> Shard:
+    segment = Segment(layout, shard, SLOTS, buffer, durable=True)
+    segment.words[GENERATION] = 1
+    rules: Any = {W: AddingRows(), EMB: AddingRows()}
+    return Shard(segment, rules)
+
+
+def item(shard: Shard, index: int, pairs: Sequence[tuple[int, int]]) -> Item:
+    """The rows of some pairs (id, value) that are this shard's."""
+    n = len(shard.segment.pieces)
+    position = next(
+        n + i
+        for i, table in enumerate(shard.segment.tables)
+        if table.piece.table.index == index
+    )
+    piece = shard.segment.tables[position - n].piece
+    mine = [(i, v) for i, v in pairs if piece.holds(np.array([i], np.int64))]
+    ids = np.array([i for i, _ in mine], np.int64)
+    values = np.array([v for _, v in mine], piece.table.dtype)
+    return Item(position, 0, np.repeat(values, DIMS[index]), ids)
+
+
+def step(shard: Shard, kind: str, named: Any, sequence: int, **said: Any) -> Step:
+    """A push to tables: by index of the table its pairs."""
+    items = [item(shard, index, pairs) for index, pairs in named.items()]
+    return Step(kind, items, producer=1, sequence=sequence, **said)
+
+
+def read(
+    shard: Shard, index: int, ids: Sequence[int], flip: int | None = None
+) -> dict[int, Any] | None:
+    """Rows that there are, by id; under the lock where a flip is asked for."""
+    at = item(shard, index, ()).position
+    table = shard.segment.tables[at - len(shard.segment.pieces)]
+    out = np.full((len(ids), table.piece.table.dim), -1, table.rows.dtype)
+    found = np.full(len(ids), 9, np.uint8)
+    wanted = [RowsRead(at, np.array(ids, np.int64), out.reshape(-1), None, found)]
+    if flip is None:
+        assert copy_rows(shard.segment, shard.segment.flip, wanted)
+    elif not copy_rows_locked(shard.segment, flip, wanted):
+        return None
+    assert set(found.tolist()) <= {0, 1}
+    assert (out[found == 0] == -1).all()
+    pairs = zip(ids, out.tolist(), found.tolist(), strict=True)
+    return {i: row for i, row, there in pairs if there}
+
+
+class Model:
+    """What pushes come to: a dict for each table, one row at a time."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, dict[int, float]] = {EMB: {}, NUM: {}}
+        self.slots: dict[int, float] = {}
+        self.steps = {EMB: 0, NUM: 0}
+
+    def push(self, kind: str, named: dict[int, list[tuple[int, int]]]) -> None:
+        for index, pairs in named.items():
+            self.steps[index] += kind == GRADIENT
+            sums: dict[int, int] = {}
+            for i, value in pairs:
+                sums[i] = value if kind == ASSIGN else sums.get(i, 0) + value
+            rows = self.rows[index]
+            for i, value in sums.items():
+                now = rows.get(i, FIRST[index])
+                if index == EMB:
+                    self.slots.setdefault(i, 0.25)
+                if kind == GRADIENT:
+                    rows[i] = now + value * self.steps[index]
+                    self.slots[i] += self.steps[index]
+                else:
+                    rows[i] = value if kind == ASSIGN else now + value
+
+    def of(self, index: int) -> dict[int, list[float]]:
+        return {i: [v] * DIMS[index] for i, v in self.rows[index].items()}
+
+
+def slots_of(shard: Shard) -> dict[int, list[float]]:
+    """The slot of each row of the table that has one."""
+    table = shard.segment.tables[0]
+    assert table.any_rows is not None
+    ids, rows = table.any_rows.index.ids()
+    return dict(zip(ids.tolist(), table.slots[0][rows].tolist(), strict=True))
+
+
+def in_force(shard: Shard) -> bytes:
+    """All that is in force, as bytes; what rows hold that are nobody's is not."""
+    segment, found = shard.segment, b""
+    for position, table in enumerate(segment.tables, len(segment.pieces)):
+        assert table.any_rows is not None
+        ids, rows = all_rows(segment, position)
+        _, numbers = table.any_rows.index.ids()
+        found += ids.tobytes() + rows.tobytes()
+        found += b"".join(slot[numbers].tobytes() for slot in table.slots)
+    record = segment.current
+    found += record.producers[: record.plain[N_PRODUCERS]].tobytes()
+    found += b"".join(
+        segment.weights_of(record, p).tobytes()
+        + segment.slots_of(record, p)[0].tobytes()
+        for p in range(len(segment.pieces))
+    )
+    return found + record.fixed.tobytes()
+
+
+KINDS = (GRADIENT, ADD, ASSIGN)
+
+
+def send(shard: Shard, *steps: Step) -> list[Ticket]:
+    tickets = [Ticket(one) for one in steps]
+    shard.submit(tickets)
+    return tickets
