@@ -132,7 +132,7 @@ MUTANTS = (
     ),
     Mutant(
         "repeat-in-one-batch-is-applied",
-        "daskps.shards.pushes:Pushes.apply",
+        "daskps.shards.pushes:Pushes._planned",
         "record = publication.record if publication else self._segment.current",
         "record = self._segment.current",
         ("tests/shards/test_shard.py::test_a_repeat_in_the_same_batch_is_a_repeat",),

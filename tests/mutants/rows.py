@@ -6,6 +6,8 @@ from tests.mutants.mutant import Mutant
 
 _ROUNDS = "tests/shards/rounds/test_row_rounds.py"
 _LOG = "tests/kernels/test_row_log.py"
+_ANY = "tests/shards/test_any_rows.py"
+_ANY_CRASHES = "tests/shards/test_any_row_crashes.py"
 _ROWS, _CRASHES = "tests/shards/test_rows.py", "tests/shards/test_row_crashes.py"
 
 MUTANTS = (
@@ -63,7 +65,7 @@ MUTANTS = (
     Mutant(
         "log-of-rows-goes-on-from-the-last",
         "daskps.shards.memory.undo:begin",
-        "segment.tables[ordinal].buffers.undo[0] = undo_word(flip, 0)",
+        "segment.tables[ordinal].begin(flip)",
         "pass",
         (f"{_CRASHES}::test_killed_after_any_store[rows]",),
     ),
@@ -128,9 +130,9 @@ MUTANTS = (
     ),
     Mutant(
         "rows-of-another-shard",
-        "daskps.shards.arrays.row_planning:each_once",
-        "if are_distinct(ids, first, n, cache_dir=cache_dir):",
-        "if are_distinct(ids, first, n + 1, cache_dir=cache_dir):",
+        "daskps.shards.arrays.row_planning:_are_distinct",
+        "return are_distinct(ids, piece.first_row, piece.n_rows, cache_dir=cache_dir)",
+        "return are_distinct(ids, piece.first_row, 2**40, cache_dir=cache_dir)",
         (f"{_ROWS}::test_rows_that_do_not_fit_are_refused",),
     ),
     Mutant(
@@ -180,8 +182,8 @@ MUTANTS = (
     Mutant(
         "publication-before-is-that-in-force",
         "daskps.shards.row_reads:copy_rows_locked",
-        "if not is_last and flip_of(word) == now:",
-        "if not is_last and flip_of(word) == flip:",
+        "has_log = not is_last and flip_of(word) == now",
+        "has_log = not is_last and flip_of(word) == flip",
         (f"{_ROWS}::test_the_publication_before_is_there",),
     ),
     Mutant(
@@ -211,5 +213,33 @@ MUTANTS = (
         "out[found if at is None else at[found]] = log.w[oldest[near[found]]]",
         "out[found if at is None else at[found]] = log.w[n - 1 - oldest[near[found]]]",
         (f"{_LOG}::test_several_updates_are_undone_and_read_as_before",),
+    ),
+    Mutant(
+        "words-of-ids-are-not-rolled-back",
+        "daskps.shards.memory.tables:TableMemory.roll_back",
+        "self.any_rows.roll_back()",
+        "pass",
+        (f"{_ANY_CRASHES}::test_killed_after_any_store[more rows]",),
+    ),
+    Mutant(
+        "a-row-that-nobody-had-begins-with-zeros",
+        "daskps.shards.arrays.any_rows:AnyRows._fill",
+        "slot[rows] = value",
+        "pass",
+        (f"{_ANY}::test_rows_of_any_ids_are_those_of_a_plain_dict[1]",),
+    ),
+    Mutant(
+        "second-push-takes-what-was-found-before-the-first",
+        "daskps.shards.memory.publication:Publication.write_rows",
+        "known = update if not i else update._replace(rows=None)",
+        "known = update",
+        (f"{_ANY}::test_pushes_that_queued_up_see_each_others_rows",),
+    ),
+    Mutant(
+        "a-deputy-takes-memory",
+        "daskps.shards.shard:Shard.as_deputy",
+        "segment.memory = None",
+        "pass",
+        (f"{_ANY}::test_a_deputy_hands_over_what_needs_memory",),
     ),
 )
