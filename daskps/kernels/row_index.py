@@ -52,7 +52,7 @@ class NoRoomError(Exception):
         self.what = what
 
 
-class Taken(NamedTuple):
+class TakenRows(NamedTuple):
     """What has become of ids that were given rows."""
 
     #: Positions of those whose rows are new and get their first values.
@@ -190,7 +190,7 @@ class RowIndex:
         stamp: int = 0,
         admit: int = 1,
         since: int = 0,
-    ) -> Taken:
+    ) -> TakenRows:
         """Give rows to ids that have none, and say that all of them were pushed.
 
         Parameters
@@ -213,7 +213,7 @@ class RowIndex:
 
         Returns
         -------
-        Taken
+        TakenRows
             Which rows are new.
 
         Raises
@@ -233,7 +233,7 @@ class RowIndex:
         _refuse(loop(self.words, self.places, ids, rows, log.entries, book, told))
         (n_fresh, n_gone), (fresh, kept, gone) = told[:2], told[2:].reshape(3, k)
         n = int(book[words_log.N])
-        return Taken(fresh[:n_fresh], kept[:n_fresh] != 0, gone[:n_gone], n)
+        return TakenRows(fresh[:n_fresh], kept[:n_fresh] != 0, gone[:n_gone], n)
 
     def remove(self, ids: Array, log: WordsLog) -> tuple[Array, int]:
         """Forget ids, those that are only counted too.
