@@ -151,7 +151,8 @@ class ParameterTable:
         """
         known = self._store._at_hand() if timeout is DEFAULT else None
         if known is not None:
-            found = known.reads.rows.pull_table(self._table, ids, out)
+            until = partial(self._store._deadline, timeout, f"a pull of {self.name!r}")
+            found = known.reads.rows.pull_table(self._table, ids, out, until=until)
             if found is not None:
                 return found
         name = self.name

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.lanes import Lanes
     from daskps.cluster.caller.routes import Request
-    from daskps.cluster.caller.row_routes import RowSlice
+    from daskps.cluster.caller.row_routes import RowCut, RowsGiven, RowSlice
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.typing import Array
 
@@ -78,6 +78,8 @@ class HostRows:
             meta.where.owners[shards[0]], call, tables=(tuple(pushed), tuple(read))
         )
         self._layout, self._read = layout, tuple(read)
+        #: Position of the first table of each shard.
+        self._firsts = [len(layout.pieces[shard]) for shard in shards]
         #: What comes after the ids, and which of the caller's arrays those are.
         self._given = given_in(arrays, tables, call.step.kind)
         self._slices = [
@@ -86,26 +88,40 @@ class HostRows:
         self._reads = [() if plain is None else plain.slices.get(s, ()) for s in shards]
 
     def frame(
-        self, request: Request, meant: Sequence[int], route: RowRoute
+        self,
+        given: Sequence[RowsGiven],
+        rows: Mapping[int, Sequence[RowSlice]],
+        meant: Sequence[int],
+        route: RowRoute,
     ) -> RowFrame:
-        """Return the frame of a call; its arrays go into those of the route."""
-        form, given = self.form, request.rows
+        """Return the frame of a call; its arrays go into those of the route.
+
+        Parameters
+        ----------
+        given : sequence of RowsGiven
+            The rows that it brings.
+        rows : mapping of int to sequence of RowSlice
+            Those that it reads, by shard.
+        meant : sequence of int
+            The shards of it that are meant.
+        route : RowRoute
+            The call.
+        """
+        form = self.form
         cuts = [one.cut.ids_of(shard) for shard in form.shards for one in given]
         counts, reads = [len(ids) for ids in cuts], []
         moves: list[RowMove] = []
-        rows = {} if request.target is None else request.target.rows
-        for shard, slices in zip(form.shards, self._reads, strict=True):
-            found = list(slices)
+        for shard, slices, first in zip(
+            form.shards, self._reads, self._firsts, strict=True
+        ):
+            of = rows.get(shard, ()) if shard in meant else ()
+            found = [*slices]
             for table in self._read:
-                position = self._layout.table_position(
-                    shard, self._layout.tables[table].index
-                )
                 n = 0
-                for one in rows.get(shard, ()) if shard in meant else ():
-                    if one.asked.position == position:
-                        ids = one.asked.ids
-                        n = len(ids)
-                        cuts.append(ids)
+                for one in of:
+                    if one.asked.position == first + table:
+                        n = len(one.asked.ids)
+                        cuts.append(one.asked.ids)
                         found.append(route.take_in(one, moves))
                 counts.append(n)
             reads.append(tuple(found))
@@ -187,21 +203,30 @@ class RowRoute(LaneRoute):
     ----------
     lanes : Lanes
         The lanes of this process.
-    request : Request
-        The call.
+    arrays : mapping of name to ndarray
+        Arrays that it brings beside rows.
+    flats : sequence of ndarray
+        Where goes what it reads.
+    run : int
+        The run of who calls; 0 outside runs.
     """
 
     __slots__ = ("brings", "outs")
 
-    def __init__(self, lanes: Lanes, request: Request) -> None:
-        self.lanes, self.run = lanes, request.step.run
-        self.may_wait, self.is_small = self.run != 0, False
-        target = request.target
-        self.slices, self.rest = {} if target is None else target.slices, {}
+    def __init__(
+        self,
+        lanes: Lanes,
+        arrays: Mapping[Any, Array],
+        flats: Sequence[Array],
+        run: int = 0,
+    ) -> None:
+        self.lanes, self.run = lanes, run
+        self.may_wait, self.is_small = run != 0, False
+        self.slices, self.rest = {}, {}
         self.forms: tuple[LaneForm, ...] = ()
         #: What goes, by what frames call it, and where goes what comes.
-        self.brings: dict[Any, Array] = dict(request.arrays)
-        self.outs: list[Array] = [] if target is None else [*target.flats]
+        self.brings: dict[Any, Array] = dict(arrays)
+        self.outs: list[Array] = [*flats]
 
     def bring(self, array: Array) -> Hashable:
         """Return what an array is called that goes with the frames."""
@@ -241,9 +266,7 @@ class RowRoutes:
         """Return how a call takes lanes; None where it brings too many rows for them."""
         meta, step, target = self._meta, request.step, request.target
         for one in request.rows:
-            starts = one.cut.starts
-            most = max(b - a for a, b in pairwise(starts))
-            if most > MOST_PUSHED_ROWS:
+            if len(one.cut.ids) > MOST_PUSHED_ROWS and not _may_go(one.cut):
                 return None
         first = len(meta.layout.parameters)
         pushed = tuple([one.cut.table.index - first for one in request.rows])
@@ -271,7 +294,11 @@ class RowRoutes:
         hosts: dict[str, list[int]] = {}
         for shard in shards:
             hosts.setdefault(where.owners[shard], []).append(shard)
-        route, frames = RowRoute(self._lanes, request), []
+        flats: Sequence[Array] = ()
+        rows: Mapping[int, Sequence[RowSlice]] = {}
+        if target is not None:
+            flats, rows = target.flats, target.rows
+        route, frames = RowRoute(self._lanes, request.arrays, flats, step.run), []
         for worker, of in hosts.items():
             form = kind.forms.get(worker)
             if form is None:
@@ -281,7 +308,7 @@ class RowRoutes:
                     made = request._replace(route=route_of(meta, (), None))
                 form = HostRows(meta, said, made, pushed=pushed, read=read)
                 kind.forms[worker] = form
-            frames.append(form.frame(request, of, route))
+            frames.append(form.frame(request.rows, rows, of, route))
         route.forms = tuple(frames)
         return route
 
@@ -292,6 +319,11 @@ class _Kind:
     def __init__(self, slices: Mapping[int, tuple[ReadSlice, ...]]) -> None:
         self.slices = slices
         self.forms: dict[str, HostRows] = {}
+
+
+def _may_go(cut: RowCut) -> bool:
+    """Return whether each shard gets no more rows than a lane takes."""
+    return max(b - a for a, b in pairwise(cut.starts)) <= MOST_PUSHED_ROWS
 
 
 def _tables_of(

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from daskps.cluster.caller.lane_read import LaneRead
+from daskps.cluster.caller.lane_row_reads import LaneRowReads
 from daskps.cluster.caller.looks import LOOK_SECONDS, looks_at, wait
 from daskps.cluster.caller.routes import Step
 from daskps.cluster.caller.row_reads import RowReads
@@ -242,7 +243,8 @@ class Reads:
         self._meta, self._ways, self._far = meta, ways, far
         self._counters = far.counters
         #: Of rows of tables.
-        self.rows = RowReads(meta, ways, far.counters)
+        by_lane = None if far.lanes is None else LaneRowReads(far, far.lanes)
+        self.rows = RowReads(meta, ways, far.counters, by_lane)
         self._forever = Deadline(None, "a pull")
         self._named: Prepared[tuple[str, ...] | None, NamedRead] = Prepared(meta)
         #: What was read last, under the one key: loops read the same again.

@@ -28,13 +28,15 @@ from daskps.shards.reads import NOT_YET
 from daskps.shards.steps import Ready
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from daskps.cluster.caller.lane_row_reads import LaneRowReads
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.targets import Target
     from daskps.cluster.caller.ways import Ways
     from daskps.cluster.caller.wires import Counters
     from daskps.cluster.host.near_shards import NearShards
+    from daskps.cluster.wire.deadline import Deadline
     from daskps.layout.tables import Table
     from daskps.shards.memory.segment import Segment
     from daskps.shards.memory.tables import TableMemory
@@ -108,10 +110,19 @@ class RowReads:
         How this process reaches its shards, and whose reads these are.
     counters : Counters
         Has the calls that take no message.
+    by_lane : LaneRowReads, optional
+        Reads rows of shards that are all of other processes.
     """
 
-    def __init__(self, meta: StoreMap, ways: Ways, counters: Counters) -> None:
+    def __init__(
+        self,
+        meta: StoreMap,
+        ways: Ways,
+        counters: Counters,
+        by_lane: LaneRowReads | None = None,
+    ) -> None:
         self._meta, self._ways, self._counters = meta, ways, counters
+        self._by_lane = None if ways.run else by_lane
         self._known: Prepared[int, RowSource] = Prepared(meta, meta.layout.n_shards)
         self._n_arrays = len(meta.layout.parameters)
         #: The dtype of each table, and how many rows of it are read here at once.
@@ -169,17 +180,33 @@ class RowReads:
         return found if self.read(asked, clock) else None
 
     def pull_table(
-        self, table: Table, ids: Any, out: Array | None = None, clock: int = 0
+        self,
+        table: Table,
+        ids: Any,
+        out: Array | None = None,
+        clock: int = 0,
+        *,
+        until: Callable[[], Deadline] | None = None,
     ) -> Array | None:
-        """As :meth:`pull`, of one table."""
+        """As :meth:`pull`, of one table; by lane too, where there is an end to that."""
         made = self._asked(table, ids, out)
-        return made[1] if made and self.read((made[0],), clock) else None
+        return made[1] if made and self.read((made[0],), clock, until) else None
 
-    def read(self, asked: Sequence[TableAsked], clock: int = 0) -> bool:
+    def read(
+        self,
+        asked: Sequence[TableAsked],
+        clock: int = 0,
+        until: Callable[[], Deadline] | None = None,
+    ) -> bool:
         """Read rows; return whether that was possible."""
         pending = self._cut(asked)
+        if not pending:
+            return False
+        by_lane = self._by_lane
+        if by_lane is not None and until is not None and by_lane.knows(pending):
+            return by_lane.read(pending, until) and self._count(asked)
         found = {shard: self._find(shard) for shard in pending}
-        if not pending or not self._may_copy(found):
+        if not self._may_copy(found):
             return False
         tries, pause = 0, None
         while True:
@@ -192,12 +219,16 @@ class RowReads:
                 tries += became == _SPOILED
             if not pending:
                 self._note(found)
-                self._counters.rows_pulled += sum([len(one.ids) for one in asked])
-                return True
+                return self._count(asked)
             pause = pause or Pause(SPIN_SECONDS)
             if tries >= TRIES or pause.seconds > SPIN_SECONDS:
                 return False
             pause()
+
+    def _count(self, asked: Sequence[TableAsked]) -> bool:
+        """Count the rows of a read that was possible."""
+        self._counters.rows_pulled += sum([len(one.ids) for one in asked])
+        return True
 
     def _asked(
         self, table: Table, given: Any, out: Any
@@ -306,6 +337,8 @@ class RowReads:
     def _may_copy(self, found: _Found) -> TypeGuard[dict[int, RowSource]]:
         """Return whether this process has all of these shards, whose owners live."""
         if None in found.values():
+            if self._by_lane is not None:
+                self._by_lane.note(found)  # for the next one
             return False
         if time.monotonic() > self._next_look:
             if not all(

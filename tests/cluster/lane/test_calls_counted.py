@@ -26,6 +26,8 @@ LANE = {
 #: Of calls to the shards of one host. To be lowered by who makes the road shorter.
 GET_CALLS, PUSH_CALLS, ADD_CALLS = 22, 61, 64
 TRAINER_PUSH_CALLS, TRAINER_PULL_CALLS, PUSHPULL_CALLS = 22, 16, 30
+#: Of 64 rows of a table, from one host and two.
+ROWS_PULL_CALLS, ROWS_PUSH_CALLS = {1: 48, 2: 107}, {1: 116, 2: 150}
 #: What another host adds: a lane is taken, asked, heard and given back.
 HOST_CALLS = 5
 N = 100
@@ -83,6 +85,43 @@ def test_calls_of_a_handle_take_few_calls(client, hosts):
     assert len(found["get"]) <= GET_CALLS + more, found["get"]
     assert len(found["push"]) <= PUSH_CALLS + more, found["push"]
     assert len(found["add"]) <= ADD_CALLS + more, found["add"]
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_calls_with_rows_take_few_calls(client, hosts):
+    names = list(client.nthreads())[:hosts]
+    emb = daskps.TableSpec(640, 8, init=1.0)
+    with (
+        dask.config.set(LANE),
+        daskps.create({"emb": emb}, optimizer=optim.SGD(0.5), servers=names) as s,
+    ):
+        ids, g = np.arange(630, -10, -10), np.ones((64, 8), "f4")
+        out, table = np.empty((64, 8), "f4"), s["emb"]
+        until(
+            lambda: (
+                table.pull(ids) is not None and s.stats()["handle"]["lanes"] >= hosts
+            )
+        )
+        found: dict[str, list[str]] = {}
+
+        def work() -> None:
+            for _ in range(3):
+                table.pull(ids, out=out)
+                table.push(ids, g)
+            found["pull"] = least(lambda: table.pull(ids, out=out))
+            found["push"] = least(lambda: table.push(ids, g))
+
+        before = s.stats()["handle"]
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        after = s.stats()["handle"]
+        assert after["messages"] == before["messages"]
+        assert after["lane_calls"] == before["lane_calls"] + 16 * hosts
+        assert table.pull(ids).tolist() == [[-3.0] * 8] * 64
+        assert out.tolist() == [[-0.5] * 8] * 64
+    assert len(found["pull"]) <= ROWS_PULL_CALLS[hosts], found["pull"]
+    assert len(found["push"]) <= ROWS_PUSH_CALLS[hosts], found["push"]
 
 
 def steps(trainer: Any, part: Any) -> dict[str, list[str]]:

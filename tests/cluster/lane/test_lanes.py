@@ -115,6 +115,33 @@ def test_a_handle_takes_lanes_once_they_are_open(client):
         assert set(after["ways"].values()) == {"lane"}
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_rows_of_a_read_that_no_lane_answers_come_by_message(client, monkeypatch, n):
+    rows, names = np.arange(30, dtype="f4").reshape(10, 3), [*client.nthreads()][:n]
+    emb = daskps.TableSpec(10, 3, init=rows)
+    with store(client, params={"emb": emb}, servers=names) as s:
+        ids, table = np.array([9, 0, 4, 9]), s["emb"]
+        until(lambda: table.pull(ids) is not None and handle(s)["lanes"] >= n)
+        before = handle(s)
+        assert table.pull(ids).tolist() == rows[ids].tolist()
+        after = handle(s)
+        assert after["lane_calls"] == before["lane_calls"] + n
+        assert after["messages"] == before["messages"]
+        assert after["rows_pulled"] == before["rows_pulled"] + 4
+
+        with pytest.raises(ValueError, match="rows 0 to 9, found id 10"):
+            table.pull([0, 10])
+
+        def refuses(*_: Any) -> Any:
+            raise ConnectionResetError("cut")
+
+        monkeypatch.setattr(lane.Lane, "answer", refuses)
+        assert table.pull(ids).tolist() == rows[ids].tolist()
+        found = handle(s)
+        assert found["messages"] == after["messages"] + n
+        assert found["fallbacks"] == {"ConnectionResetError": n}
+
+
 def test_all_handles_and_trainers_of_a_process_have_its_lanes(client):
     """Also one that is made from another one's bytes and calls only once."""
     with store(client) as s:

@@ -1,0 +1,118 @@
+"""Reads of rows by lanes alone, without what a call of any kind is made of."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+from daskps.cluster.caller import routes
+from daskps.cluster.caller.lane import LaneSaid
+from daskps.cluster.caller.lane_call import LaneCall
+from daskps.cluster.caller.lane_rows import HostRows, RowRoute
+from daskps.cluster.caller.near import AGAIN_SECONDS
+from daskps.cluster.caller.row_routes import RowSlice
+from daskps.cluster.caller.shard_map import Prepared
+from daskps.cluster.caller.targets import Target
+from daskps.cluster.wire.rows import RowsAsked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from daskps.cluster.caller.far import Far
+    from daskps.cluster.caller.lanes import Lanes
+    from daskps.cluster.caller.routes import Request
+    from daskps.cluster.wire.deadline import Deadline
+    from daskps.typing import Array
+
+#: What is read of a shard: of which table, ids, where to, and to which rows there.
+RowCopies: TypeAlias = "Sequence[tuple[int, Array, Array, Array | None]]"
+#: How many forms are ready: of each host, for each choice of tables.
+MOST_FORMS = 64
+
+
+class LaneRowReads:
+    """Reads of rows of tables by a handle, from shards of other processes.
+
+    Parameters
+    ----------
+    far : Far
+        The way to them.
+    lanes : Lanes
+        The lanes of this process.
+    """
+
+    def __init__(self, far: Far, lanes: Lanes) -> None:
+        self._far, self._lanes, self._meta = far, lanes, far.meta
+        self._known: Prepared[tuple[str, tuple[int, ...]], HostRows]
+        self._known = Prepared(far.meta, MOST_FORMS)
+        #: Until when shards are held for far: a way that is closed may be open soon.
+        self._until: dict[int, float] = {}
+
+    def note(self, shards: Mapping[int, object]) -> None:
+        """Hold those of these shards for far, for a while, that are None."""
+        until = time.monotonic() + AGAIN_SECONDS
+        self._until.update({s: until for s, found in shards.items() if found is None})
+
+    def knows(self, shards: Mapping[int, RowCopies]) -> bool:
+        """Return whether all of these were far a moment ago."""
+        until = self._until
+        return min([until.get(shard, 0.0) for shard in shards]) > time.monotonic()
+
+    def read(
+        self, pending: Mapping[int, RowCopies], until: Callable[[], Deadline]
+    ) -> bool:
+        """Read rows, by message what no lane answers.
+
+        Parameters
+        ----------
+        pending : mapping of int to sequence of (table, ids, out, at)
+            What is read of each shard: rows `out[at]`, of shape (n, dim).
+        until : callable
+            Returns its end.
+
+        Returns
+        -------
+        bool
+            False for ids that a shard does not have: others say which.
+        """
+        meta, far = self._meta, self._far
+        layout, where = meta.layout, meta.where
+        rows: dict[int, tuple[RowSlice, ...]] = {}
+        hosts: dict[str, list[int]] = {}
+        flats: list[Array] = []
+        named = set()
+        for shard, copies in pending.items():
+            hosts.setdefault(where.owners[shard], []).append(shard)
+            first, of = len(layout.pieces[shard]), []
+            for ordinal, ids, out, at in copies:
+                table = layout.tables[ordinal]
+                if not layout.table_pieces[shard][ordinal].holds(ids):
+                    return False
+                asked = RowsAsked(first + ordinal, ids, table.dim, table.dtype)
+                to = slice(0, len(ids)) if at is None else at
+                of.append(RowSlice(asked, len(flats), to))
+                flats.append(out.reshape(-1))
+                named.add(ordinal)
+            rows[shard] = tuple(of)
+        tables, frames = tuple(sorted(named)), []
+        route = RowRoute(self._lanes, {}, flats)
+        make = partial(self._request, rows, flats)
+        for worker, shards in hosts.items():
+            form = self._known.find((worker, tables))
+            if form is None:
+                every = [s for s, w in enumerate(where.owners) if w == worker]
+                request = make()._replace(route=routes.route_of(meta, (), None))
+                form = HostRows(meta, every, request, pushed=(), read=tables)
+                self._known.keep((worker, tables), form, where)
+            frames.append(form.frame((), rows, shards, route))
+        route.forms = tuple(frames)
+        said = LaneSaid(arrays=route.brings, outs=route.outs)
+        LaneCall(far, route, said, make=make, deadline=until()).run()
+        return True
+
+    def _request(
+        self, rows: Mapping[int, tuple[RowSlice, ...]], flats: Sequence[Array]
+    ) -> Request:
+        """Return it as it goes by message."""
+        return routes.read(self._meta, Target({}, flats, dict, rows))
