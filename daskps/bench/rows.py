@@ -24,6 +24,7 @@ from daskps.bench.options import number
 from daskps.bench.peers.tables import DIM, LIMITS, RATE, ZIPF
 from daskps.kernels import plain, row_ids, row_moves
 from daskps.kernels.interface import TableRows, UndoLog
+from daskps.testing.row_rounds import RoundOfRows
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -183,7 +184,14 @@ def _lines(options: Namespace) -> list[Line]:
         (law, repeated, "uniform, as many different rows", as_many),
         (law, repeated, "uniform, as many ids", both),
         _small_push(options),
+        _round(options),
     ]
+
+
+def _round(options: Namespace) -> Line:
+    """Return what compares a round of two ranks and its parts."""
+    one = RoundOfRows(options.rows, options.named, DIM, options.cache_dir)
+    return f"BSP round, 2 x {options.named:,} rows", one.whole, "its parts", one.parts
 
 
 def _small_push(options: Namespace) -> Line:

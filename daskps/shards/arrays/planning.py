@@ -288,6 +288,17 @@ class UpdatePlanner:
             planned.append((position, RowUpdate(ids, data, None, binding, scalars)))
         return planned
 
+    def look(self, step: Step) -> None:
+        """Refuse arrays and rows of a step with NaN or infinity.
+
+        Raises
+        ------
+        PushRejectedError
+            Naming the parameter or table.
+        """
+        for item in step.items:
+            self._look(item, step.kind)
+
     def _look(self, item: Item, kind: str) -> None:
         """Refuse an array with NaN or infinity."""
         binding = self.binding(item.position)

@@ -19,7 +19,7 @@ import numpy as np
 from daskps.errors import PushRejectedError
 from daskps.kernels.row_merge import Brought, merge_rows
 from daskps.kernels.row_moves import gather
-from daskps.layout.arrays import align, compute_dtype
+from daskps.layout.arrays import FLOATS, align, compute_dtype
 from daskps.limits import MOST_PUSHED_ROWS
 from daskps.reduction import split
 
@@ -49,7 +49,7 @@ class RowSpan(NamedTuple):
 
 def room_of(piece: TablePiece, n_ranks: int, reduce: str | Reducer) -> int:
     """Return how many rows of a piece a round takes from all ranks together."""
-    if callable(reduce):
+    if callable(reduce) or piece.table.dtype not in FLOATS:
         return 0
     if not piece.table.is_bounded:
         return MOST_PUSHED_ROWS

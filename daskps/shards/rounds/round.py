@@ -362,6 +362,8 @@ class Round:
                 f"train with reduce='mean' or 'sum'"
             )
         self._planner.check_rules(step)
+        if step.check:
+            self._planner.look(step)
 
     def _check_kind(self, step: Step, table: MailboxTable) -> str:
         """Return the kind of a step with arrays, if it is that of the round."""

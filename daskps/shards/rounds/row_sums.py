@@ -35,7 +35,7 @@ class Arenas:
         self, arenas: Sequence[Arena], is_mean: bool, cache_dir: str | None
     ) -> None:
         self._arenas, self._is_mean, self._cache_dir = arenas, is_mean, cache_dir
-        for dtype in {arena.piece.table.dtype for arena in arenas}:
+        for dtype in {arena.piece.table.dtype for arena in arenas if arena.room}:
             warm(np.dtype(compute_dtype(dtype)), cache_dir=cache_dir)
 
     def check(self, table: MailboxTable, rows: Mapping[int, RankRows]) -> None:
