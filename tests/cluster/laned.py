@@ -66,10 +66,11 @@ def hosted_shards(
 
 
 def bindings(layout: Layout, rule: Rule) -> dict[int, Any]:
-    """Return a rule for all parameters that can have one."""
+    """Return a rule for all parameters and tables that can have one."""
+    every: list[Any] = [*layout.parameters, *layout.tables]
     return {
         p.index: optim.bind(rule, p.dtype, cache_dir=cache_dir())
-        for p in layout.parameters
+        for p in every
         if p.dtype[0] == "f"
     }
 

@@ -64,7 +64,7 @@ class FarByLane(Far):
         if request.rows or (request.target and request.target.rows):
             rows = self._rows.find(request, shards)
             if rows is None:
-                self.counters.fell_back("more rows than a lane takes")
+                self.counters.fell_back("rows that lanes do not carry")
             return rows
         step, target = request.step, request.target
         key = (

@@ -263,7 +263,11 @@ class RowRoutes:
         self._kinds: Prepared[Hashable, _Kind] = Prepared(meta, MOST_KINDS)
 
     def find(self, request: Request, shards: Sequence[int]) -> RowRoute | None:
-        """Return how a call takes lanes; None where it brings too many rows for them."""
+        """Return how a call takes lanes; None where it has rows that they do not carry.
+
+        That is too many for one shard, and reads of tables whose rows may be absent:
+        an answer has no room to say which are.
+        """
         meta, step, target = self._meta, request.step, request.target
         for one in request.rows:
             if len(one.cut.ids) > MOST_PUSHED_ROWS and not _may_go(one.cut):
@@ -271,6 +275,8 @@ class RowRoutes:
         first = len(meta.layout.parameters)
         pushed = tuple([one.cut.table.index - first for one in request.rows])
         read = _tables_of(meta, target.rows) if target else ()
+        if not all(meta.layout.tables[k].is_bounded for k in read):
+            return None
         slices = {} if target is None else target.slices
         # Its shards differ from call to call; see above.
         only_rows = not (changes(step) or slices or request.arrays)

@@ -44,7 +44,8 @@ from tests.cluster.laned import hosted_shards
 
 LAYOUT = Layout.build({"w": ((4,), "float64")}, 2, tables={"emb": (4, 1, "float64")})
 RUN, N_RANKS = 7, 2
-FOREVER, ADD_ROWS = Deadline(None, "a call"), "add rows"
+FOREVER, ADD_ROWS, ROWS = Deadline(None, "a call"), "add rows", "gradient of rows"
+WITH_ROWS = {ADD_ROWS: ADD, ROWS: GRADIENT}
 RANGE = ("float64", 0, 2)
 READS = {
     0: [ReadSlice(RANGE, 0, slice(0, 2))],
@@ -198,8 +199,8 @@ class Model:
 
     def call(self, lane: Lane, step: Step) -> Reply:
         """Make a call as a thread does that has this lane."""
-        if step.kind == ADD_ROWS:
-            return self.call_rows(lane, step._replace(kind=ADD))
+        if step.kind in WITH_ROWS:
+            return self.call_rows(lane, step._replace(kind=WITH_ROWS[step.kind]))
         data = np.ones(4)
         parts = []
         for shard in (0, 1):
@@ -273,18 +274,25 @@ def steps_first(model: Model) -> tuple[Step, Callable[[], None]]:
     return trainers(model, 0), lambda: steps_of(model, 1)
 
 
+def steps_rows(model: Model) -> tuple[Step, Callable[[], None]]:
+    """The same with rows of a table."""
+    return trainers(model, 0)._replace(kind=ROWS), lambda: steps_of(model, 1, rows=True)
+
+
 def trainers(model: Model, rank: int) -> Step:
     n = model.n
     return Step(GRADIENT, run=RUN, rank=rank, clock=n, tick=True, sequence=n, wait=READ)
 
 
-def steps_of(model: Model, rank: int) -> None:
+def steps_of(model: Model, rank: int, *, rows: bool = False) -> None:
     """Have another trainer make its step, by message."""
-    step = trainers(model, rank)._replace(wait=NO_WAIT)
-    parts = tuple(
-        Part(shard, step._replace(items=(Item(0, 0, np.ones(2)),))) for shard in (0, 1)
-    )
-    model.loop.run_until_complete(model.host.call(Call("s", parts, 30.0)))
+    step, parts = trainers(model, rank)._replace(wait=NO_WAIT), []
+    for shard in (0, 1):
+        item = Item(0, 0, np.ones(2))
+        if rows:
+            item = Item(1, 0, np.ones(2), np.arange(2 * shard, 2 * shard + 2))
+        parts.append(Part(shard, step._replace(items=(item,))))
+    model.loop.run_until_complete(model.host.call(Call("s", tuple(parts), 30.0)))
 
 
 @pytest.fixture
@@ -334,7 +342,7 @@ def one(model: Model, kind: Any, **cut: Any) -> CutSocket:
     return there
 
 
-@pytest.mark.parametrize("kind", [adds, adds_rows, steps_last, steps_first])
+@pytest.mark.parametrize("kind", [adds, adds_rows, steps_last, steps_first, steps_rows])
 def test_a_push_counts_once_wherever_its_lane_is_cut(model, kind):
     if kind not in (adds, adds_rows):
         for hosted in model.host.shards.values():
@@ -345,7 +353,7 @@ def test_a_push_counts_once_wherever_its_lane_is_cut(model, kind):
     assert n_out > 64 + 100 + 64 + 32
     assert n_in == 64 + 64 + 64 + 32
     # The form is said as calls of any kind say it. Rows come with their numbers and ids.
-    rows = 32 + 64 if kind is adds_rows else 0
+    rows = 32 + 64 if kind in (adds_rows, steps_rows) else 0
     form, its_answer = (0, 0) if kind is adds else (n_out - 64 - rows - 32, 64)
     places = [("out_at", at) for at in range(form, n_out)]
     places += [("in_at", at) for at in range(its_answer, n_in)]
