@@ -27,6 +27,7 @@ from daskps.shards.memory.format import (
     RUN,
     integers,
 )
+from daskps.shards.memory.growth import look_up, make_room
 from daskps.shards.memory.publication import Publication
 from daskps.shards.memory.undo import settle
 from daskps.shards.rounds import sums, words
@@ -249,6 +250,10 @@ class Round:
         planned = self._planner.round(
             self._reduce(came), kind, counts, self._merge(came)
         )
+        if self._segment.has_any_ids:
+            settle(self._segment)
+            planned = look_up(self._segment, planned)
+            make_room(self._segment, planned)
         # Not before: it overwrites the round before the one in force.
         publication = Publication(self._segment)
         publication.add(planned)

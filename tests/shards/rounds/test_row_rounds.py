@@ -40,7 +40,7 @@ from daskps.shards.steps import (
     Ticket,
 )
 from daskps.testing.invariants import validate
-from tests.shards import storing
+from tests.shards import any_rowing, storing
 from tests.shards.rowing import EMB, AddingRows, W, contents, position, read
 
 RUN, ROWS, DIM = 7, 11, 2
@@ -301,6 +301,48 @@ def test_rows_beside_arrays_of_all_pieces():
     assert owner.segment.weights[owner.segment.current.side][0].tolist() == [2] * 6
     assert read(owner, EMB, [3])[0] == pytest.approx([-0.3 * 1.175] * 2)
     assert deputy.try_step(Tick(RUN, 1, 1, 1, GRADIENT, 1.0), {1: both[EMB]}) == ASK
+
+
+@pytest.mark.parametrize("n_shards", [1, 2, 3])
+def test_rows_of_any_ids(n_shards):
+    """A round gives rows to ids that have none; a round that is withdrawn takes them."""
+    layout, found = any_rowing.layout_of(n_shards, room=4096), dict[int, Any]()
+    adding: Any = {W: AddingRows(), EMB: AddingRows()}
+    for index in range(n_shards):
+        owner = any_rowing.made(layout, index)
+        pieces, tables = layout.pieces[index], layout.table_pieces[index]
+        memory = np.zeros(Mailbox.nbytes_of(pieces, 3, "mean", tables), np.uint8)
+        owner.begin_run(RUN, BSP(), 3, "mean", memory=memory)
+        deputy = Shard.as_deputy(
+            Segment(
+                layout, index, any_rowing.SLOTS, owner.segment.buffer, durable=True
+            ),
+            adding,
+        )
+        deputy.run_state.attach_rounds(RUN, 3, "mean", memory)
+        ids = [-5, 2**62, *range(900)]
+        given = {0: [(i, 6) for i in ids[:500]], 1: [(-5, 3), (-5, 3), (9, 12)], 2: []}
+        for clock in range(2):
+            for rank, pairs in given.items():
+                one = any_rowing.item(owner, EMB, pairs if not clock else pairs[:1])
+                step = Step(GRADIENT, (one,), **told(rank, clock), weight=1.0 + rank)
+                (ticket,) = send(deputy, step)
+                if isinstance(ticket.outcome, NotHereError):
+                    # It needs memory, which the owner alone takes.
+                    (ticket,) = send(owner, step)
+                assert isinstance(ticket.outcome, Ready), ticket.outcome
+            if not clock:
+                found |= any_rowing.read(owner, EMB, ids) or {}
+                flip = owner.segment.flip
+        assert owner.rounds_of(RUN) == 2
+        before = any_rowing.read(owner, EMB, ids, flip)
+        owner.hold_run(RUN)
+        owner.end_run(RUN, "over", rounds=1, version=9)
+        validate(owner)
+        assert any_rowing.read(owner, EMB, ids) == before
+    # First 3; from a third of the batch 6, from two thirds of it 6 and 12.
+    wanted = {i: [4.0] * 2 for i in ids[:500]} | {-5: [6.0] * 2, 9: [8.0] * 2}
+    assert found == wanted
 
 
 # -- pushes before the tick --------------------------------------------------------------
