@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -22,7 +23,7 @@ import pytest
 from distributed import Client
 
 from daskps.bench import command, wire
-from daskps.bench.between import bars, crowd, namespaces, sockets
+from daskps.bench.between import bars, crowd, namespaces, sockets, tables
 from daskps.bench.between.calls import Pair, own_cores
 from daskps.bench.between.rows import Bar, Row, WaySample
 from daskps.cluster.lane.forms import read_form
@@ -104,6 +105,22 @@ def test_a_bare_server_does_the_work_of_a_shard() -> None:
         thread.join()
     found = np.frombuffer(answer, np.float32, offset=sockets.ANSWER_NBYTES)
     np.testing.assert_allclose(found, -2e-3 * gradient, rtol=1e-6)
+
+
+@pytest.mark.parametrize("is_limit", [False, True])
+def test_a_bare_server_of_rows_does_the_work_of_a_shard(
+    monkeypatch: pytest.MonkeyPatch, is_limit: bool
+) -> None:
+    monkeypatch.setattr(tables, "ROWS", 40)
+    worker: Any = SimpleNamespace(ip="127.0.0.1")
+    where = tables.serve(8, is_limit, dask_worker=worker)
+    with contextlib.closing(tables.BareRows(where, 8)) as caller:
+        ids = next(tables.sets_of(8))
+        caller.both()
+        caller._sets = iter([ids])  # those that were changed
+        caller.both()
+    found = np.frombuffer(caller._answer, np.float32, offset=sockets.ANSWER_NBYTES)
+    np.testing.assert_allclose(found, 1 - 1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("apart", ["0", pytest.param("1", marks=keeps_cores)])

@@ -28,6 +28,7 @@ from daskps.bench.between.sockets import ANSWER_NBYTES, fill
 from daskps.bench.peers.tables import DIM
 from daskps.bench.rows import LoopTable
 from daskps.cluster.lane.channel import flat
+from daskps.cluster.wire.encoding import cache_dir
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -57,7 +58,7 @@ def sets_of(named: int) -> Iterator[Array]:
 def serve(named: int, is_limit: bool, *, dask_worker: Any) -> tuple[str, int]:
     """Have a thread of a worker serve one connection; return where."""
     listener = socket.create_server((dask_worker.ip, 0))
-    table = LoopTable(ROWS, named, None)
+    table = LoopTable(ROWS, named, cache_dir())
 
     def run() -> None:
         with listener:
