@@ -9,11 +9,13 @@ from daskps.cluster.caller.routes import GRADIENT
 from daskps.cluster.caller.session import Session
 from daskps.cluster.caller.shard_map import RunMembership, StoreMap
 from daskps.errors import ContributionLostError, RunCancelledError
+from daskps.store import row_targets
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from daskps.cluster.caller.link import Link
+    from daskps.cluster.caller.row_routes import RowsGiven
     from daskps.typing import Array
 
 #: How long trainers wait for each other to register.
@@ -52,19 +54,27 @@ class AsyncTrainer(Session):
         if self.bsp:
             self.sequence = max(sequence for _, sequence in places)
 
-    async def read_async(self) -> Any:
-        """Read all parameters; see :meth:`Session.read`."""
-        target = routes.whole(self.meta)
+    async def read_async(self, rows: Mapping[str, Array]) -> Any:
+        """Read all parameters, and rows of tables; see :meth:`Session.read`."""
+        whole = routes.whole(self.meta)
+        (target,) = row_targets.with_rows(self.meta, whole, rows, {})
         request = routes.read(self.meta, target, None, self._step())
         await self.shards.call_async(request, self._deadline(None, "a pull"))
         return target.finish()
 
     async def deliver_async(
-        self, arrays: Mapping[int, Array], *, tick: bool = True
+        self,
+        arrays: Mapping[int, Array],
+        *,
+        rows: Sequence[RowsGiven] = (),
+        tick: bool = True,
     ) -> None:
-        """Send gradients, and the tick to all; see :meth:`Session.deliver`."""
+        """Send gradients, and the tick to all; see :meth:`Session.deliver`.
+
+        Rows come with a tick: what is kept to be sent again is arrays.
+        """
         try:
-            await self._send_async(arrays, tick)
+            await self._send_async(arrays, rows, tick)
         except RunCancelledError:
             raise
         except BaseException:
@@ -77,19 +87,26 @@ class AsyncTrainer(Session):
         elif self.bsp:
             self._uncommitted.add(arrays)
 
-    async def _send_async(self, arrays: Mapping[int, Array], tick: bool) -> None:
+    async def _send_async(
+        self, arrays: Mapping[int, Array], rows: Sequence[RowsGiven], tick: bool
+    ) -> None:
         try:
-            await self._send_once(arrays, tick)
+            await self._send_once(arrays, rows, tick)
         except ContributionLostError:
             arrays = self._uncommitted.with_last(arrays)
-            await self._send_once(arrays, tick, whole=True)
+            await self._send_once(arrays, rows, tick, whole=True)
 
     async def _send_once(
-        self, arrays: Mapping[int, Array], tick: bool, *, whole: bool = False
+        self,
+        arrays: Mapping[int, Array],
+        rows: Sequence[RowsGiven],
+        tick: bool,
+        *,
+        whole: bool = False,
     ) -> None:
         number = self._next_number(GRADIENT, tick)
         step = self._step(number, GRADIENT, tick)._replace(whole=whole)
-        request = routes.push(self.meta, arrays, step, everywhere=tick)
+        request = routes.push(self.meta, arrays, step, everywhere=tick, rows=rows)
         await self.shards.call_async(request, self._deadline(None, "a push"))
 
     async def finish_async(self) -> None:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from distributed.core import Status
 
+import daskps
 from daskps.cluster import upstream
+from daskps.cluster.caller.row_routes import RowCut, RowsGiven
 from daskps.errors import RunCancelledError
 from daskps.testing import steps
 from daskps.testing.ground import CHANCE
@@ -36,7 +38,10 @@ LOOK_SECONDS = 0.2
 
 @dataclass(eq=False)
 class Training:
-    """One run whose gradients are one-hot: an element for each shard, rank and clock."""
+    """One run whose gradients are one-hot: an element for each shard, rank and clock.
+
+    And a row of a table, which is named twice.
+    """
 
     world: World
     watch: Watch
@@ -60,14 +65,18 @@ class Training:
 
     def params(self) -> Any:
         """Return the parameters of the store."""
-        return {"w": np.zeros(self.n_shards * N_RANKS * N_CLOCKS)}
+        n = self.n_shards * N_RANKS * N_CLOCKS
+        return {"w": np.zeros(n), "t": daskps.TableSpec(n, 1, "float64")}
 
-    def asked(self) -> None:
-        """Return which rows a pull of all reads: there are no tables."""
+    def asked(self) -> Any:
+        """Return the rows that a pull of all reads besides the arrays."""
+        return {"t": np.arange(self.n_shards * N_RANKS * N_CLOCKS)}
 
     def counts(self, values: Any) -> Any:
-        """Return what was counted, by shard, rank and clock."""
-        return -values["w"].reshape(self.n_shards, N_RANKS, N_CLOCKS)
+        """Return what was counted, by shard, rank and clock: of array and table alike."""
+        shape = self.n_shards, N_RANKS, N_CLOCKS
+        found, of_table = (-values[name].reshape(shape) for name in ("w", "t"))
+        return np.where(found == of_table, found, np.nan)
 
     # -- the run -------------------------------------------------------------
 
@@ -150,7 +159,7 @@ class Training:
             )
             trainer = await self.watch.call(what.format("register"), joining, SECONDS)
             while trainer.clock < N_CLOCKS:
-                read = trainer.read_async()
+                read = trainer.read_async(self.asked())
                 values = await self.watch.call(what.format("a read"), read, SECONDS)
                 self._compare(self.counts(values), rank, trainer.clock)
                 await asyncio.sleep(CHANCE.uniform(0.0, 0.3))
@@ -181,8 +190,16 @@ class Training:
         if self._in_halves:
             counts /= 2
             await trainer.deliver_async({0: counts.reshape(-1)}, tick=False)
-        await trainer.deliver_async({0: counts.reshape(-1)})
+        rows = self._rows(trainer, counts)
+        await trainer.deliver_async({0: counts.reshape(-1)}, rows=rows)
         self.acknowledged.add((trainer.rank, clock))
+
+    def _rows(self, trainer: AsyncTrainer, counts: Any) -> list[RowsGiven]:
+        """Return one row of each shard, in two halves."""
+        ids = np.tile(np.flatnonzero(counts), 2)
+        (table,) = trainer.meta.layout.tables
+        cut = RowCut.of(table, ids, self.n_shards)
+        return [RowsGiven(cut, np.full(len(ids), 0.5))]
 
     # -- what must hold ------------------------------------------------------
 
