@@ -5,10 +5,13 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from daskps import config
 from daskps.cluster.host import copy_routine
 from daskps.cluster.upstream import loads
-from daskps.kernels import row_writes
+from daskps.kernels import row_merge, row_writes
+from daskps.layout.arrays import compute_dtype
 from daskps.optim import Rule, bind
 from daskps.shards.memory.publication import PAST_NBYTES
 from daskps.shards.rounds import words
@@ -80,6 +83,9 @@ class Rules:
             bound = self.get(index)
             if bound is not None and index in tables:
                 bound.kernel.warm_rows()
+                # Of rounds, which begin under the turn of their shards.
+                computed = np.dtype(compute_dtype(tables[index]))
+                row_merge.warm(computed, cache_dir=self.cache_dir)
             elif bound is not None:
                 past = nbytes >= PAST_NBYTES
                 if not durable:

@@ -11,7 +11,7 @@ import pytest
 
 from daskps import optim
 from daskps.cluster.host.rules import Rules, initial_slots
-from daskps.kernels import row_writes
+from daskps.kernels import row_merge, row_writes
 from daskps.layout.arrays import Layout
 
 
@@ -43,8 +43,10 @@ def test_first_values_of_slots_travel_as_plain_numbers(value):
 def test_what_a_table_needs_is_compiled_for_tables_alone(is_table, monkeypatch):
     warmed: list[Any] = []
     monkeypatch.setattr(row_writes, "warm", lambda d, **_: warmed.append([*d]))
-    tables = {"t": (3, 2, "float32")} if is_table else {}
-    arrays = {} if is_table else {"t": ((3, 2), "float32")}
+    merged: list[Any] = []
+    monkeypatch.setattr(row_merge, "warm", lambda d, **_: merged.append(d.name))
+    tables = {"t": (3, 2, "float16")} if is_table else {}
+    arrays = {} if is_table else {"t": ((3, 2), "float16")}
     layout = Layout.build(arrays, 1, tables)
     rules = Rules(layout, pickle.dumps({0: optim.SGD(0.1)}))
     bound = rules.get(0)
@@ -54,5 +56,6 @@ def test_what_a_table_needs_is_compiled_for_tables_alone(is_table, monkeypatch):
     monkeypatch.setattr(kernel, "warm_rows", lambda: asked.append("rows"))
     monkeypatch.setattr(kernel, "warm", lambda **_: asked.append("arrays"))
     rules.warm(durable=True)
-    assert warmed == ([["float32"]] if is_table else [])
+    assert warmed == ([["float16"]] if is_table else [])
+    assert merged == (["float32"] if is_table else [])
     assert asked == ["rows" if is_table else "arrays"]
