@@ -27,6 +27,8 @@ from daskps.shards.memory.format import (
 from daskps.testing.ground import CHANCE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from daskps.testing.loop import Process
     from daskps.typing import Array
 
@@ -127,8 +129,10 @@ class SimMembers(Membership):
         """Return the names of all blocks."""
         return [name for name in self._machine.blocks if BLOCK.fullmatch(name)]
 
-    def make(self, nbytes: int) -> Block:
-        """Return a new block of this process."""
+    def make(
+        self, nbytes: int, parts: Sequence[tuple[int, int]] | None = None
+    ) -> Block:
+        """Return a new block of this process, all of whose memory is there."""
         address = BlockAddress(self.new_name(), nbytes, CHANCE.getrandbits(63))
         kept = self._machine.blocks[address.name] = Kept(private(nbytes))
         block = SimBlock(address, kept, self._process)

@@ -11,6 +11,7 @@ from daskps.init import constant
 from daskps.layout.arrays import Layout
 from daskps.layout.tables import AnyIds
 from daskps.shards.memory.format import GENERATION, N_PRODUCERS
+from daskps.shards.memory.room import Own
 from daskps.shards.memory.segment import Segment
 from daskps.shards.row_reads import RowsRead, all_rows, copy_rows, copy_rows_locked
 from daskps.shards.shard import Shard
@@ -36,7 +37,7 @@ def layout_of(n_shards: int = 1, room: int = 64) -> Layout:
 
 def made(layout: Layout, shard: int = 0, buffer: Any = None) -> Shard:
     segment = Segment(layout, shard, SLOTS, buffer, durable=True)
-    segment.words[GENERATION] = 1
+    segment.words[GENERATION], segment.memory = 1, Own()
     rules: Any = {W: AddingRows(), EMB: AddingRows()}
     return Shard(segment, rules)
 

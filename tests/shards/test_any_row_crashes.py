@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from daskps.shards.memory import growth, room, undo
+from daskps.shards.memory import areas, growth, undo
 from daskps.shards.memory.format import ROWS_SEQUENCE, VERSION
 from daskps.shards.memory.withdrawal import Withdrawal
 from daskps.shards.shard import Shard
@@ -40,9 +40,9 @@ MORE = (ADD, {EMB: [(i, 1) for i in (5, 1000, -1001)], NUM: [(1000, 4)]})
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Little memory to begin with, and an index that has to grow."""
-    monkeypatch.setattr(room, "_FIRST_NBYTES", 64)
+    monkeypatch.setattr(areas, "FIRST_NBYTES", 64)
     monkeypatch.setattr(growth, "_LEAST_NBYTES", 64)
-    monkeypatch.setattr(room, "FEWEST_SLOTS", 8)
+    monkeypatch.setattr(areas, "FEWEST_SLOTS", 8)
     monkeypatch.setattr(growth, "_COPIED", 2)
     monkeypatch.setattr(growth, "_COPIED_AN_ID", 1)
 

@@ -11,7 +11,7 @@ from daskps.consistency import ASP
 from daskps.errors import ProtocolError, PushRejectedError
 from daskps.layout.arrays import Layout
 from daskps.shards.deputy import NotHereError
-from daskps.shards.memory import growth, room
+from daskps.shards.memory import areas, growth
 from daskps.shards.memory.format import VERSION
 from daskps.shards.memory.withdrawal import Withdrawal
 from daskps.shards.row_reads import RowsRead, all_rows, copy_rows
@@ -87,10 +87,10 @@ def agrees(shards: list[Shard], model: Model) -> None:
 
 @pytest.mark.parametrize("n_shards", [1, 3])
 def test_rows_of_any_ids_are_those_of_a_plain_dict(n_shards, monkeypatch):
-    monkeypatch.setattr(room, "_FIRST_NBYTES", 40)
+    monkeypatch.setattr(areas, "FIRST_NBYTES", 40)
     monkeypatch.setattr(growth, "_LEAST_NBYTES", 40)
-    monkeypatch.setattr(room, "_FIRST_LOG", 3)
-    monkeypatch.setattr(room, "FEWEST_SLOTS", 8)
+    monkeypatch.setattr(areas, "FIRST_LOG", 3)
+    monkeypatch.setattr(areas, "FEWEST_SLOTS", 8)
     layout = layout_of(n_shards)
     shards, model = [made(layout, i) for i in range(n_shards)], Model()
     for n, (kind, named) in enumerate(pushes(3, 30)):
@@ -165,7 +165,7 @@ def test_where_there_is_no_more_room_nothing_changes():
 
 
 def test_a_deputy_hands_over_what_needs_memory(monkeypatch):
-    monkeypatch.setattr(room, "_FIRST_NBYTES", 80)
+    monkeypatch.setattr(areas, "FIRST_NBYTES", 80)
     monkeypatch.setattr(growth, "_LEAST_NBYTES", 80)
     owner = made(layout := layout_of())
     send(owner, step(owner, ADD, {EMB: [(1, 1)]}, 0))

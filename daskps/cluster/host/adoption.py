@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps import codecs
+from daskps.cluster.host.growth import Budget, grow_by
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.machine.blocks import BlockAddress, owner_of, pid_of
@@ -31,7 +32,7 @@ from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.machine.blocks import Block
@@ -69,6 +70,7 @@ async def adopt(
         return [_said(row[0], *_unknown(where)) for row in rows]
     name = about["name"]
     taker = _Taker(members, where, about, rounds)
+    taker.ask = Budget(host).ask
     hosted_shards = await host.in_thread(partial(taker.take_all, host, store, rows))
     if store in host.dropped:
         for hosted in hosted_shards:
@@ -154,6 +156,10 @@ def _row(hosted: HostedShard) -> dict[str, Any]:
     }
 
 
+def _anything(nbytes: int) -> None:
+    """Let a shard take what there is."""
+
+
 class _Taker:
     """Takes over shards of one store."""
 
@@ -165,6 +171,8 @@ class _Taker:
         rounds: Mapping[str, Any] | None,
     ) -> None:
         self._members, self._where = members, where
+        #: Raises where the host has no more memory for a table that grows.
+        self.ask: Callable[[int], None] = _anything
         #: The run that is to go on, and where its mailboxes are by shard.
         self._rounds = rounds
         self._mailboxes = {
@@ -229,6 +237,7 @@ class _Taker:
                 raise WayClosed("its owner was about to free it")
             is_released = gate_of(segment) == RELEASED
             block = members.adopt(seen.address, released=is_released)
+            grow_by(segment, block, self.ask)
             try:
                 segment.words[GENERATION] = generation
                 rules = self._rules

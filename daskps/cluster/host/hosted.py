@@ -73,7 +73,6 @@ class HostedShard:
         block: Block | None = None,
     ) -> None:
         self.name, self.layout, self.index, self.shard = name, layout, index, shard
-        self.nbytes = shard.segment.nbytes
         self.block = block
         #: Run and memory of the mailboxes that trainers here may fill themselves.
         self.mailbox: tuple[int, Block] | None = None
@@ -87,6 +86,11 @@ class HostedShard:
         self._inbox: deque[Ticket | Callable[[], Sequence[Ticket]]] = deque()
         #: What everybody gets since the shard was released.
         self._released: Exception | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its memory now; with tables of any ids it grows."""
+        return self.shard.segment.held_nbytes
 
     def put(self, ticket: Ticket) -> None:
         """Queue a ticket; :meth:`serve` does the work."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daskps.cluster.host.growth import Budget, new_segment
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.upstream import loads
@@ -34,7 +34,7 @@ from daskps.shards.shard import Shard
 from daskps.shards.steps import ASSIGN, GRADIENT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.machine.blocks import Block
@@ -85,7 +85,7 @@ async def create(
                 name,
                 seconds,
             )
-        hosted_shards = _make(members, bound, name, shards)
+        hosted_shards = _make(members, bound, name, shards, ask=Budget(host).ask)
         try:
             initializers, seed = loads(fills)
             for hosted in hosted_shards:
@@ -119,18 +119,21 @@ async def create(
 
 
 def _make(
-    members: Membership | None, rules: Rules, name: str, shards: Sequence[int]
+    members: Membership | None,
+    rules: Rules,
+    name: str,
+    shards: Sequence[int],
+    *,
+    ask: Callable[[int], None],
 ) -> list[HostedShard]:
     """Make shards in memory that other processes can map, where there is such."""
     layout, slots = rules.layout, rules.slots
     blocks: list[Block] = []
     if members is not None:
-        need = partial(Segment.needed_nbytes, layout, slots=slots, durable=True)
-        blocks = members.make_all([need(shard) for shard in shards])
+        blocks = members.make_all([Segment.extent(layout, s, slots) for s in shards])
     made = []
     for shard, block in itertools.zip_longest(shards, blocks):
-        buffer = None if block is None else block.buffer
-        segment = Segment(layout, shard, slots, buffer, durable=block is not None)
+        segment = new_segment((layout, shard, slots), block, ask)
         segment.words[GENERATION] = 1
         segment.words[NONCE] = 0 if block is None else block.nonce
         machine = Shard(segment, rules, cache_dir=rules.cache_dir)

@@ -48,6 +48,11 @@ class Mapped:
         self.mutex = threading.Lock()
         self.n_leases = 0
 
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes that it has memory for: less than its size in a sparse file."""
+        return min(self.nbytes, 512 * os.fstat(self.fd).st_blocks)
+
 
 class Files:
     """All mapped files of this process; safe for threads."""
@@ -96,7 +101,7 @@ class Files:
     def nbytes(self, owned: bool = False) -> int:
         """Return the bytes mapped in this process, or those it made or adopted."""
         files = list(self._files.values())
-        return sum(f.nbytes for f in files if f.is_owned or not owned)
+        return sum(f.held_nbytes for f in files if f.is_owned or not owned)
 
     def forked(self) -> None:
         """Begin in a forked child, which has the mappings but owns nothing."""

@@ -175,13 +175,18 @@ class Membership:
         """Return the names of all blocks in the folder."""
         return [n for n in os.listdir(self.folder_fd) if BLOCK.fullmatch(n)]
 
-    def make(self, nbytes: int) -> Block:
+    def make(
+        self, nbytes: int, parts: Sequence[tuple[int, int]] | None = None
+    ) -> Block:
         """Return a new block of this process, with all of its pages.
 
         Parameters
         ----------
         nbytes : int
             Its size, at least 1.
+        parts : sequence of (int, int), optional
+            From where to where it has memory, all of it by default; for the rest it has
+            addresses only, see :mod:`daskps.cluster.machine.growing`.
 
         Returns
         -------
@@ -193,10 +198,13 @@ class Membership:
         OSError
             If there is no room.
         """
+        parts = [(0, nbytes)] if parts is None else parts
         address = BlockAddress(self.new_name(), nbytes, secrets.randbits(63))
         fd = os.open(address.name, _NEW, 0o600, dir_fd=self.folder_fd)
         try:
-            os.posix_fallocate(fd, 0, nbytes)
+            os.ftruncate(fd, nbytes)
+            for start, stop in parts:
+                os.posix_fallocate(fd, start, stop - start)
             file = Mapped(fd, nbytes)
         except BaseException:
             self.remove(address.name)
@@ -206,22 +214,27 @@ class Membership:
         block = Block(address, file, buffer)
         block.own(address.name, self.remove)
         # Takes the page faults here instead of in the first update.
-        buffer[::PAGE_NBYTES] = 0
+        for start, stop in parts:
+            buffer[start:stop:PAGE_NBYTES] = 0
         return block
 
-    def make_all(self, sizes: Sequence[int]) -> list[Block]:
+    def make_all(
+        self, sizes: Sequence[int | tuple[int, list[tuple[int, int]]]]
+    ) -> list[Block]:
         """Return new blocks of several sizes, or none, which is logged once.
 
-        Their pages exist: nothing fails later for want of memory.
+        Their pages exist: nothing fails later for want of memory. Or only those of some
+        parts do, where a size comes with them.
         """
         made: list[Block] = []
+        wanted = [(n, [(0, n)]) if isinstance(n, int) else n for n in sizes]
         try:
-            for nbytes in sizes:
-                block = self.make(nbytes)
-                made.append(block)
+            for nbytes, parts in wanted:
+                made.append(self.make(nbytes, parts))
             return made
         except (OSError, WayClosed) as error:
-            need = f"no room for {sum(sizes):,} bytes of shared memory in {self.path}"
+            n = sum(stop - start for _, parts in wanted for start, stop in parts)
+            need = f"no room for {n:,} bytes of shared memory in {self.path}"
             warn_private(f"{need}: {error}")
             return []
         finally:

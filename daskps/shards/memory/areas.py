@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.layout.arrays import Layout
+    from daskps.layout.tables import TablePiece
     from daskps.typing import Array
 
 #: Weights begin at a page: copies into fresh memory, which does too, took 9 ms for
@@ -43,6 +44,9 @@ WORDS_OF_AN_ID = 40
 MORE_WORDS = 64
 #: Entries of an index: at least, and for each row that there may ever be.
 FEWEST_SLOTS = 1024
+#: What a table of any ids begins with: bytes of rows, and entries of its log.
+FIRST_NBYTES = 2**16
+FIRST_LOG = 256
 MOST_SLOTS = 4
 
 
@@ -57,6 +61,17 @@ class Area(NamedTuple):
     #: Where the first of them begins, and how far from it the next one does, in bytes.
     offset: int
     stride: int
+    #: Of how many of the first dimension there is memory to begin with, None for all: rows
+    #: of any ids come later, and their memory with them.
+    first: int | None = None
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """From where to where there is memory to begin with, in bytes."""
+        if self.first is None:
+            return self.offset, self.stop
+        one = math.prod(self.shape[1:]) * _itemsize(self.dtype)
+        return self.offset, self.offset + self.first * one
 
     @property
     def stop(self) -> int:
@@ -107,11 +122,14 @@ def areas_of(
     areas: list[Area] = []
     at = 0
 
-    def add(name: str, dtype: str, *shape: int, buffers: int = 1) -> None:
+    def add(
+        name: str, dtype: str, *shape: int, buffers: int = 1, first: int | None = None
+    ) -> None:
         nonlocal at
-        to = PAGE_NBYTES if name in (WEIGHTS, ROWS) else ALIGN_NBYTES
+        is_paged = name in (WEIGHTS, ROWS) or first is not None
+        to = PAGE_NBYTES if is_paged else ALIGN_NBYTES
         at, stride = align(at, to), align(math.prod(shape) * _itemsize(dtype), to)
-        areas.append(Area(name, dtype, shape, buffers, at, stride))
+        areas.append(Area(name, dtype, shape, buffers, at, stride, first))
         at += buffers * stride
 
     pieces, tables = layout.pieces[shard], layout.table_pieces[shard]
@@ -126,28 +144,59 @@ def areas_of(
             add(slot_area(slot), dtype, piece.size, buffers=1 + durable)
     for of in tables:
         table, n_slots = of.table, len(slots.get(of.table.index, ()))
-        is_any = isinstance(of, UnboundedPiece)
-        n = of.room if isinstance(of, UnboundedPiece) else of.n_rows
-        # A row that another id had is logged before its first values, and after.
-        n_log = min(n, MOST_PUSHED_ROWS) * (1 + is_any)
+        computed, n, rows, log = compute_dtype(table.dtype), of.n_rows, None, None
+        if isinstance(of, UnboundedPiece):
+            n, rows, log = of.room, first_rows(of), first_log(of)
+        n_log = log_of(of)
         add(UNDO, "int64", _UNDO_WORDS)
-        add(ROWS, table.dtype, n, table.dim)
+        add(ROWS, table.dtype, n, table.dim, first=rows)
         for slot in range(n_slots):
-            add(slot_area(slot), compute_dtype(table.dtype), n, table.dim)
-        add(LOG_IDS, "int64", n_log)
-        add(LOG, table.dtype, n_log, table.dim)
+            add(slot_area(slot), computed, n, table.dim, first=rows)
+        add(LOG_IDS, "int64", n_log, first=log)
+        add(LOG, table.dtype, n_log, table.dim, first=log)
         for slot in range(n_slots):
-            add(
-                f"{LOG} {slot_area(slot)}", compute_dtype(table.dtype), n_log, table.dim
-            )
-        if is_any:
-            add(WORDS_LOG, "int64", 2 * (n_log * WORDS_OF_AN_ID + MORE_WORDS))
+            add(f"{LOG} {slot_area(slot)}", computed, n_log, table.dim, first=log)
+        if log is not None:
+            words = 2 * (log * WORDS_OF_AN_ID + MORE_WORDS)
+            n_words = 2 * (n_log * WORDS_OF_AN_ID + MORE_WORDS)
+            add(WORDS_LOG, "int64", n_words, first=words)
             add(INDEX_HEAD, "int64", index_probe.N_HEAD)
-            add(KEYS, "int64", n)
-            add(STATE, "int64", n)
-            add(f"{INDEX} 0", "int64", 2 * MOST_SLOTS * n + 2 * FEWEST_SLOTS)
-            add(f"{INDEX} 1", "int64", 2 * MOST_SLOTS * n + 2 * FEWEST_SLOTS)
+            add(KEYS, "int64", n, first=rows)
+            add(STATE, "int64", n, first=rows)
+            slots_of = 2 * MOST_SLOTS * n + 2 * FEWEST_SLOTS
+            add(f"{INDEX} 0", "int64", slots_of, first=2 * FEWEST_SLOTS)
+            add(f"{INDEX} 1", "int64", slots_of, first=0)
     return areas
+
+
+def first_rows(piece: UnboundedPiece) -> int:
+    """Return how many rows of any ids there is memory for to begin with."""
+    return min(piece.room, max(1, FIRST_NBYTES // max(1, piece.table.row_nbytes)))
+
+
+def first_log(piece: UnboundedPiece) -> int:
+    """Return how many entries of its log of rows there is memory for to begin with."""
+    return min(log_of(piece), FIRST_LOG)
+
+
+def log_of(piece: TablePiece) -> int:
+    """Return how many entries the log of rows of a piece ever has."""
+    if isinstance(piece, UnboundedPiece):
+        # A row that another id had is logged before its first values, and after.
+        return 2 * min(piece.room, MOST_PUSHED_ROWS)
+    return min(piece.n_rows, MOST_PUSHED_ROWS)
+
+
+def held_parts(areas: Sequence[Area]) -> list[tuple[int, int]]:
+    """Return from where to where a segment has memory to begin with, in order."""
+    found: list[tuple[int, int]] = []
+    for area in areas:
+        start, stop = area.held
+        if found and start - found[-1][1] < PAGE_NBYTES:
+            found[-1] = found[-1][0], stop
+        elif start < stop:
+            found.append((start, stop))
+    return found
 
 
 def untouched(nbytes: int) -> Array:

@@ -7,11 +7,17 @@ back. More is taken by :mod:`daskps.shards.memory.growth`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from daskps.kernels import index_probe
 from daskps.shards.arrays.any_rows import LOG_ROOM, SIDE_ROOM, WORDS_ROOM
-from daskps.shards.memory.areas import FEWEST_SLOTS, MORE_WORDS, WORDS_OF_AN_ID
+from daskps.shards.memory import areas
+from daskps.shards.memory.areas import (
+    MORE_WORDS,
+    WORDS_OF_AN_ID,
+    first_log,
+    first_rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,10 +26,6 @@ if TYPE_CHECKING:
     from daskps.shards.arrays.rows import RowUpdate
     from daskps.shards.memory.tables import TableMemory
     from daskps.typing import Array
-
-#: What a table begins with: bytes of rows, and entries of its logs.
-_FIRST_NBYTES: Final = 2**16
-_FIRST_LOG: Final = 256
 
 
 class Memory(Protocol):
@@ -83,15 +85,27 @@ def has_room(table: TableMemory, need: Need) -> bool:
 
 def begin_rows(table: TableMemory) -> None:
     """Make a table of any ids one without rows, in memory that is all zeros."""
-    any_rows, piece = table.any_rows, table.piece
+    any_rows = table.any_rows
     if any_rows is None:
         return
-    rows = min(len(table.rows), max(1, _FIRST_NBYTES // max(1, piece.table.row_nbytes)))
-    log = min(table.buffers.room, _FIRST_LOG)
-    own, slots = any_rows.own, FEWEST_SLOTS
+    rows, log = first_rows(any_rows.piece), first_log(any_rows.piece)
+    own, slots = any_rows.own, areas.FEWEST_SLOTS
     own[LOG_ROOM], own[WORDS_ROOM] = log, MORE_WORDS + log * WORDS_OF_AN_ID
     own[SIDE_ROOM] = slots
     any_rows.index.begin(seed=any_rows.hash_seed, rows=rows, slots=slots)
+
+
+def held_nbytes(table: TableMemory) -> int:
+    """Return how much memory there is for rows of any ids, beside what is always there."""
+    any_rows = table.any_rows
+    if any_rows is None:
+        return 0
+    own, (w, slots, _), log = any_rows.own, table.buffers.table, table.buffers.log
+    of_row = sum(a.strides[0] for a in (w, *slots, any_rows.keys, any_rows.state))
+    of_entry = sum(a.strides[0] for a in (log.rows, log.w, *log.slots))
+    words = own[WORDS_ROOM] + own[SIDE_ROOM] + own[SIDE_ROOM + 1]
+    rows = any_rows.head[index_probe.ROWS]
+    return int(rows * of_row + own[LOG_ROOM] * of_entry + 16 * words)
 
 
 def logged(any_rows: AnyRows, need: Need) -> int:

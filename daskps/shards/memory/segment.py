@@ -11,7 +11,14 @@ import numpy as np
 from daskps.errors import ProtocolError
 from daskps.layout.spans import ROWS, WEIGHTS, slot_area
 from daskps.shards.arrays.payload import NUMPY
-from daskps.shards.memory.areas import HEADER, RECORD, areas_of, private, untouched
+from daskps.shards.memory.areas import (
+    HEADER,
+    RECORD,
+    areas_of,
+    held_parts,
+    private,
+    untouched,
+)
 from daskps.shards.memory.format import (
     CHANGED_ROW,
     FENCED,
@@ -32,7 +39,7 @@ from daskps.shards.memory.format import (
     Record,
     integers,
 )
-from daskps.shards.memory.room import Memory, Own, begin_rows
+from daskps.shards.memory.room import Memory, Own, begin_rows, held_nbytes
 from daskps.shards.memory.tables import tables_of
 from daskps.shards.memory.witness import Change
 
@@ -130,8 +137,9 @@ class Segment:
             tables_of(layout.table_pieces[shard], others[at:], self.buffer, slots)
         )
         self.has_any_ids = any(table.any_rows is not None for table in self.tables)
-        #: Has memory for more rows of any ids; None where only the owner has.
-        self.memory: Memory | None = Own()
+        #: Has memory for more rows of any ids; None where only the owner has. In memory
+        #: that was given it is the owner who says what has.
+        self.memory: Memory | None = Own() if buffer is None else None
         self._cache_dir: str | None = None
         #: Is told of each change before it takes effect; see :meth:`watch`.
         self.witness: Witness | None = None
@@ -201,8 +209,30 @@ class Segment:
         *,
         durable: bool = False,
     ) -> int:
-        """Return the size of a segment without making one."""
-        return areas_of(layout, shard, slots, durable=durable)[-1].stop
+        """Return the bytes of memory of a new segment, without making one."""
+        areas = areas_of(layout, shard, slots, durable=durable)
+        return sum(stop - start for start, stop in held_parts(areas))
+
+    @staticmethod
+    def extent(
+        layout: Layout, shard: int, slots: Mapping[int, Sequence[float]]
+    ) -> tuple[int, list[tuple[int, int]]]:
+        """Return the length of a durable segment, and which parts have memory at first."""
+        areas = areas_of(layout, shard, slots, durable=True)
+        return areas[-1].stop, held_parts(areas)
+
+    @staticmethod
+    def length(layout: Layout, shard: int, slots: Mapping[int, Sequence[float]]) -> int:
+        """Return the length of a segment of private memory, most of it without memory."""
+        return areas_of(layout, shard, slots)[-1].stop
+
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes of memory that it has now, of the addresses that are reserved for it."""
+        if not self.has_any_ids:
+            return self.nbytes
+        fixed = sum(a.stop - a.offset for a in self.areas if a.first is None)
+        return fixed + sum(map(held_nbytes, self.tables))
 
     def _by_piece(self, slots: Iterable[Array]) -> list[tuple[Array, ...]]:
         """Return slots, which come in the order of their areas, by piece."""

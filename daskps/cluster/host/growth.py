@@ -1,0 +1,69 @@
+"""Memory of shards that grow: tables of any ids take it as rows come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daskps import config
+from daskps.cluster.machine.growing import Growing, PrivateMemory
+from daskps.layout.placement import check_memory
+from daskps.shards.memory.segment import Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from daskps.cluster.host.host import ShardHost
+    from daskps.cluster.machine.blocks import Block
+    from daskps.layout.arrays import Layout
+
+
+class Budget:
+    """What the shards of a worker may take together: a share of its memory limit."""
+
+    def __init__(self, host: ShardHost) -> None:
+        self._host = host
+
+    def ask(self, nbytes: int) -> None:
+        """Refuse so many bytes more where they would be too many.
+
+        Raises
+        ------
+        LayoutError
+            Naming the worker, the need and the limit.
+        """
+        worker, shards = self._host.worker, list(self._host.shards.values())
+        where, share = worker.address, config.load().memory_share
+        held = {where: sum(hosted.nbytes for hosted in shards)}
+        limits = {where: worker.memory_limit or 0}
+        check_memory({where: nbytes}, held, limits, share)
+
+
+def new_segment(
+    of: tuple[Layout, int, Mapping[int, Sequence[float]]],
+    block: Block | None,
+    ask: Callable[[int], None],
+) -> Segment:
+    """Return the segment of a new shard, in a block or in private memory.
+
+    `of` are the layout, the number of the shard and the first values of slots.
+    """
+    layout, shard, slots = of
+    if block is not None:
+        segment = Segment(layout, shard, slots, block.buffer, durable=True)
+        grow_by(segment, block, ask)
+        return segment
+    if all(table.is_bounded for table in layout.tables):
+        return Segment(layout, shard, slots)
+    memory = PrivateMemory(Segment.length(layout, shard, slots))
+    buffer = np.frombuffer(memory.memory, np.uint8)
+    segment = Segment(layout, shard, slots, buffer)
+    segment.memory = Growing(memory, buffer, ask)
+    return segment
+
+
+def grow_by(segment: Segment, block: Block, ask: Callable[[int], None]) -> None:
+    """Have the owner of a segment in a block take memory as its rows need it."""
+    if segment.has_any_ids:
+        segment.memory = Growing(block.file, block.buffer, ask)
