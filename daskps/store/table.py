@@ -151,8 +151,8 @@ class ParameterTable:
         """
         known = self._store._at_hand() if timeout is DEFAULT else None
         if known is not None:
-            until = partial(self._store._deadline, timeout, f"a pull of {self.name!r}")
-            found = known.reads.rows.pull_table(self._table, ids, out, until=until)
+            of = self._table
+            found = known.reads.rows.pull_table(of, ids, out, until=self._end_of_pull)
             if found is not None:
                 return found
         name = self.name
@@ -166,6 +166,9 @@ class ParameterTable:
             return first._replace(rest=tuple(others))
 
         return self._store._do(make, timeout, f"a pull of {name!r}")
+
+    def _end_of_pull(self) -> Deadline:
+        return self._store._deadline(DEFAULT, f"a pull of {self._table.name!r}")
 
     def push(
         self,

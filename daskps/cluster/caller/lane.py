@@ -250,9 +250,9 @@ class Lane(Channel):
                 if is_small:
                     # Of frames with rows each has its own.
                     sources = None if form.counts else self._sources.get(form.key)
-                    if sources is None:
+                    if sources is None and form.places:
                         sources = self._find_in(form)
-                    for place, source in zip(form.places, sources, strict=True):
+                    for place, source in zip(form.places, sources or (), strict=True):
                         outs[place[0]][place[1]] = source
                 else:
                     for number, where, *_ in form.places:

@@ -139,7 +139,7 @@ class HostRows:
                 continue
             brought.append((name, start, stop))
             nbytes += dtype.itemsize * (stop - start)
-        asked = tuple([s for s in form.shards if s in meant])
+        asked = form.shards if len(meant) == len(form.shards) else tuple(meant)
         return RowFrame(
             form,
             counts,
