@@ -649,6 +649,38 @@ def test_v1_add_twice_and_barrier(way):
             np.testing.assert_array_equal(found, base * (i + 1) * 2 * workers)
 
 
+@mostly_inside()
+def test_v3_rows_zero_one_five_ten(way):
+    """Of 11 rows only these, in order; each worker has added its number to all of them."""
+    with daskps.create({"m": daskps.TableSpec(11, 10)}, shards=3) as store:
+        rows = np.arange(110.0, dtype="f4").reshape(11, 10)
+        store["m"].assign(np.arange(11), rows)
+        for worker in (1, 2):
+            store["m"].add(range(11), np.full((11, 10), worker, "f4"))
+        found = store["m"].pull([0, 1, 5, 10])
+        np.testing.assert_array_equal(found, rows[[0, 1, 5, 10]] + 3, strict=True)
+
+
+@mostly_inside("ids", [([4, 4],), ([9, 2, 9, 9, 0],), ([],)])
+def test_rows_named_more_than_once(way, ids):
+    """They left all but one copy zero, or refused them; here as NumPy (7.1, 9)."""
+    ids = np.array(ids, "i8")
+    deltas = np.arange(1.0, 3 * len(ids) + 1).reshape(-1, 3)
+    rows = np.arange(30.0).reshape(10, 3)
+    table = daskps.TableSpec(10, 3, "f8", init=rows)
+    with daskps.create({"m": table}, optimizer=optim.SGD(0.5), shards=3) as store:
+        np.testing.assert_array_equal(store["m"].pull(ids), rows[ids])
+        store["m"].add(ids, deltas)
+        np.add.at(rows, ids, deltas)
+        np.testing.assert_array_equal(store["m"].pull(range(10)), rows)
+        store["m"].push(ids, deltas)
+        np.add.at(rows, ids, -0.5 * deltas)
+        np.testing.assert_array_equal(store["m"].pull(range(10)), rows)
+        found = np.full((len(ids), 3), np.nan)
+        assert store["m"].pull(ids, out=found) is found
+        np.testing.assert_array_equal(found, rows[ids])
+
+
 def replicate(trainer, part):
     """Two local steps on a replica, then its change goes to the store."""
     store, steps = part
@@ -707,6 +739,17 @@ def test_v8_pulls_of_all_trainers_are_identical(way):
     assert len(set(first)) == 30
     for other in others:
         assert other == first
+
+
+@mostly_inside()
+def test_v9_keys_and_numbers(way):
+    """0, then 3 added, then -4, and a key that nobody has named: 0, 3, -1, 0."""
+    with daskps.create({"kv": daskps.TableSpec(100, 1, "int64")}) as store:
+        kv, seen = store["kv"], []
+        for delta in (0, 3, -4):
+            kv.add([17], [[delta]])
+            seen.append(kv.pull(17).item())
+        assert [*seen, kv.pull(99).item()] == [0, 3, -1, 0]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8])
