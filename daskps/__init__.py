@@ -25,6 +25,7 @@ from daskps.errors import (
     StoreNotFoundError,
     UnknownParameterError,
 )
+from daskps.layout.text_ids import hash_ids
 from daskps.store.array import ParameterArray
 from daskps.store.row_grad import RowGrad
 from daskps.store.snapshot import Snapshot
@@ -81,6 +82,7 @@ __all__ = [
     "__version__",
     "codecs",
     "create",
+    "hash_ids",
     "init",
     "list_stores",
     "open",
