@@ -118,6 +118,38 @@ def copy_rows_locked(segment: Segment, flip: int, wanted: Sequence[RowsRead]) ->
     return True
 
 
+def find_rows(segment: Segment, flip: int, wanted: RowsRead) -> bool:
+    """Say which ids of a table of any ids have rows, without the lock or their rows.
+
+    Parameters
+    ----------
+    segment, flip
+        As of :func:`copy_rows`.
+    wanted : RowsRead
+        Gets its `found`; where rows would go does not count.
+
+    Returns
+    -------
+    bool
+        As of :func:`copy_rows`; where it is False who has the lock calls it again, after
+        :func:`daskps.shards.memory.undo.settle`.
+
+    Raises
+    ------
+    ProtocolError
+        If it is no table of any ids.
+    """
+    header = segment.header
+    sequence = header[ROWS_SEQUENCE]
+    if sequence & 1 or header[FLIP] != flip:
+        return False
+    table = _table(segment, wanted.position)
+    if table.any_rows is None:
+        raise _not_any(table)
+    _by_row(table, wanted)
+    return header[ROWS_SEQUENCE] == sequence
+
+
 def all_rows(segment: Segment, position: int) -> tuple[Array, Array]:
     """Return the ids of a table of any ids, ascending, and their rows; under the lock."""
     settle(segment)

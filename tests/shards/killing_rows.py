@@ -18,8 +18,11 @@ from typing import Any
 import numpy as np
 
 from daskps import optim
+from daskps.init import constant
 from daskps.layout.arrays import Layout
+from daskps.layout.tables import AnyIds
 from daskps.shards.memory.format import ROWS_SEQUENCE, VERSION
+from daskps.shards.memory.room import Own
 from daskps.shards.memory.segment import Segment
 from daskps.shards.memory.undo import settle
 from daskps.shards.shard import Shard
@@ -27,7 +30,17 @@ from daskps.shards.steps import ADD, GRADIENT, Item, Step, Ticket
 from daskps.testing.invariants import validate
 
 N, DIM, K = 5_000, 16, 700
-LAYOUT = Layout.build({}, 1, {"emb": (N, DIM, "float32"), "num": (N, 4, "int64")})
+LAYOUT = Layout.build(
+    {},
+    1,
+    {
+        "emb": (N, DIM, "float32"),
+        "num": (N, 4, "int64"),
+        "any": (0, 2, "float32", AnyIds(constant(3.0), 5, 40_000)),
+    },
+)
+#: Of a table of any ids: how many a push names, and after how many pushes others come.
+K_ANY, CYCLE = 60, 8
 #: So many different pushes, in turn. SGD at a rate of 1 takes ones away, exactly.
 MANY = 16
 IDS = [np.random.default_rng(i).permutation(N)[:K] for i in range(MANY)]
@@ -43,6 +56,7 @@ def push(shard: Shard, n: int) -> None:
     items = [Item(0, 0, ONES, ids)]
     if kind == ADD:
         items.append(Item(1, 0, INTEGERS, ids))
+        items.append(Item(2, 0, ONES[: 2 * K_ANY], any_ids(n)))
     ticket = Ticket(Step(kind, items, producer=1, sequence=n))
     shard.submit([ticket])
     if isinstance(ticket.outcome, Exception):
@@ -61,19 +75,41 @@ def expected(n: int) -> tuple[Any, Any]:
     return emb, num
 
 
+def any_ids(n: int) -> Any:
+    """Which of any ids a push names: others every few pushes, some of them again."""
+    return (IDS[n % MANY][:K_ANY] - N // 2) * 7919 + n // CYCLE
+
+
 def is_right(shard: Shard, n: int) -> bool:
-    """Whether both tables hold exactly what that many pushes come to."""
-    emb, num = (table.rows for table in shard.segment.tables)
+    """Whether all tables hold exactly what that many pushes come to."""
+    emb, num, _ = (table.rows for table in shard.segment.tables)
     wanted = expected(n)
-    return bool((emb == wanted[0][:, None]).all() and (num == wanted[1][:, None]).all())
+    return bool(
+        (emb == wanted[0][:, None]).all() and (num == wanted[1][:, None]).all()
+    ) and has_any(shard, n)
+
+
+def has_any(shard: Shard, n: int) -> bool:
+    """Whether the table of any ids has the rows of that many pushes, and no others."""
+    named = [any_ids(i) for i in range(0, n, 2)] or [np.empty(0, np.int64)]
+    wanted, times = np.unique(np.concatenate(named), return_counts=True)
+    table = shard.segment.tables[2]
+    assert table.any_rows is not None
+    ids, rows = table.any_rows.index.ids()
+    return np.array_equal(ids, wanted) and bool(
+        (table.rows[rows] == 3 + times[:, None]).all()
+    )
 
 
 def main() -> None:
     path, n, seed = Path(sys.argv[1]) / "segment", int(sys.argv[2]), int(sys.argv[3])
-    path.write_bytes(bytes(Segment.needed_nbytes(LAYOUT, 0, {}, durable=True)))
+    path.write_bytes(bytes(Segment.extent(LAYOUT, 0, {})[0]))
     buffer = np.asarray(np.memmap(path, np.uint8, "r+"))
     bound = {0: optim.bind(optim.SGD(1.0), "float32")}
-    shard = Shard(Segment(LAYOUT, 0, {}, buffer, durable=True), bound)
+    segment = Segment(LAYOUT, 0, {}, buffer, durable=True)
+    # The file is there from end to end.
+    segment.memory = Own()
+    shard = Shard(segment, bound)
     # Compiled here and not in each child.
     for i in range(2):
         push(shard, i)

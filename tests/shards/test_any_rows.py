@@ -14,7 +14,7 @@ from daskps.shards.deputy import NotHereError
 from daskps.shards.memory import areas, growth
 from daskps.shards.memory.format import VERSION
 from daskps.shards.memory.withdrawal import Withdrawal
-from daskps.shards.row_reads import RowsRead, all_rows, copy_rows
+from daskps.shards.row_reads import RowsRead, all_rows, copy_rows, find_rows
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item
 from daskps.testing.invariants import validate
@@ -216,6 +216,18 @@ def test_a_read_as_of_another_kind_of_table_is_refused():
     bounded = made(Layout.build({}, 1, {"emb": (4, 2, "float32")}))
     with pytest.raises(ProtocolError, match="of another kind of table"):
         all_rows(bounded.segment, 0)
+
+
+def test_which_ids_have_rows_is_said_without_their_rows():
+    shard = made(layout_of())
+    send(shard, step(shard, ADD, {EMB: [(4, 1), (9, 1)]}, 0))
+    found, segment = np.full(3, 7, np.uint8), shard.segment
+    wanted = RowsRead(1, np.array([9, 5, 4]), np.empty(0, "f4"), None, found)
+    assert find_rows(segment, segment.flip, wanted)
+    assert found.tolist() == [1, 0, 1]
+    assert not find_rows(segment, segment.flip - 1, wanted)
+    with pytest.raises(ProtocolError):
+        find_rows(segment, segment.flip, wanted._replace(found=None))
 
 
 def test_an_item_without_ids_is_a_step_of_the_table():
