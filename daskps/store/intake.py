@@ -24,6 +24,7 @@ from daskps.layout.arrays import (
     flatten,
 )
 from daskps.store.row_grad import RowGrad
+from daskps.store.with_rows import refusal
 
 if TYPE_CHECKING:
     from daskps.typing import Array
@@ -186,8 +187,7 @@ def values(layout: Layout, given: Any, what: str, *, finite: bool) -> dict[int, 
 def _not_taken(layout: Layout, name: str) -> PushRejectedError:
     """Return why rows are refused where arrays alone are taken, or raise for a name.
 
-    Handles push rows apart from arrays. So what comes here is of a run, or of an
-    aggregate, and these take none.
+    Handles and trainers push rows apart from arrays: what comes here is of an aggregate.
     """
     if name not in layout.table_by_name:
         # Says which names there are, where this is none.
@@ -196,11 +196,7 @@ def _not_taken(layout: Layout, name: str) -> PushRejectedError:
             f"rows were given for {name[:60]!r}, which is an array of shape {shape}; "
             f"give it an array of that shape"
         )
-    return PushRejectedError(
-        f"table {name[:60]!r} was named by a trainer, by the gradients of a run or in "
-        f"aggregate, which takes no rows; push them outside runs, through a handle of "
-        f"the store: store[{name[:60]!r}].push(ids, values)"
-    )
+    return refusal(name, "aggregate")
 
 
 def scaled(

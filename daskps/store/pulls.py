@@ -10,7 +10,6 @@ from daskps.store.arguments import least_version
 from daskps.store.handle import Handle
 from daskps.store.row_targets import pulled
 from daskps.store.table_counts import counted_tables
-from daskps.store.targets import target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -163,12 +162,10 @@ class Readable(Handle):
         least = least_version(min_version)
 
         def make(meta: StoreMap) -> Request:
-            if rows is None:
-                return routes.read(meta, target_of(meta, names, out), least)
-            calls = [
+            first, *others = [
                 routes.read(meta, t, least) for t in pulled(meta, names, rows, out)
             ]
-            return calls[0]._replace(rest=tuple(calls[1:]))
+            return first._replace(rest=tuple(others)) if others else first
 
         return make
 

@@ -31,7 +31,7 @@ class _Wanted(NamedTuple):
 def pulled(
     meta: StoreMap, names: Any, rows: Any, out: Mapping[str, Array] | None
 ) -> list[Target]:
-    """Return where a pull goes that reads rows as well: a target for one call each.
+    """Return where a pull goes that may read rows: a target for one call each.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def pulled(
         The store.
     names : str or iterable of str, optional
         Which arrays are read, in the first of these calls.
-    rows : mapping of str to array_like of int
+    rows : mapping of str to array_like of int, optional
         Ids by the names of tables.
     out : mapping of str to ndarray, optional
         What is to be filled, of those that it has.
@@ -49,6 +49,8 @@ def pulled(
     list of Target
         What each of them finishes is the result of all.
     """
+    if rows is None:
+        return [target_of(meta, names, out)]
     given, out = checked_rows(rows), checked_mapping(out)
     of_arrays = {n: array for n, array in out.items() if n not in given}
     dense = target_of(meta, names, of_arrays if out else None)
@@ -109,6 +111,21 @@ def _in_parts(
         )
         for i, part in enumerate(parts)
     ]
+
+
+def given_ids(meta: StoreMap, rows: Any) -> dict[str, Array]:
+    """Return ids by the names of tables, in arrays that nobody else changes.
+
+    Raises
+    ------
+    ValueError, TypeError, UnknownParameterError
+        As a read of them does.
+    """
+    found = {}
+    for name, given in checked_rows(rows).items():
+        ids, shape = asked_ids(table_of(meta, name), given)
+        found[name] = ids.reshape(shape).copy()
+    return found
 
 
 def checked_rows(rows: Any) -> Mapping[str, Any]:

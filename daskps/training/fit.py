@@ -12,6 +12,7 @@ from daskps.consistency import ASP, BSP, SSP, Policy, policy
 from daskps.limits import MOST_TRAINERS, check_trainers
 from daskps.reduction import check_reduce
 from daskps.store.arguments import flag, whole
+from daskps.store.with_rows import find_clash
 from daskps.training import callbacks as callbacks_module
 from daskps.training.data.parts import check
 from daskps.training.data.tables import array_of
@@ -225,6 +226,13 @@ def train(  # noqa: PLR0913 - the public contract
         bsp=isinstance(chosen, BSP),
         batch_ahead=ahead != "none",
         read_ahead=read_ahead,
+        clash=find_clash(
+            sync=chosen.name,
+            reduce=reduce,
+            codec=chosen_codec,
+            sync_every=every,
+            average=average,
+        ),
     )
     if read_ahead and isinstance(chosen, SSP):
         # What is read at one clock is used at the next: the bound holds there.

@@ -32,8 +32,10 @@ class LocalModel:
         self._layout = layout
         self._bounds: dict[int, Bound] = {}
         self._slots: dict[int, tuple[Array, ...]] = {}
-        for index, rule in rules.items():
-            p = layout.parameters[index]
+        for p in layout.parameters:
+            index = p.index
+            if (rule := rules.get(index)) is None:
+                continue
             bound = self._bounds[index] = bind(rule, p.dtype, cache_dir=cache)
             dtype = bound.kernel.compute_dtype
             self._slots[index] = tuple(np.empty(p.size, dtype) for _ in rule.slots)

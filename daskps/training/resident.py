@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daskps.cluster.caller.trainer_step import TrainerStep
 from daskps.cluster.runs.graph.epochs import FIRST_ROWS, first_batches
 from daskps.cluster.wire.deadline import Deadline
 from daskps.training.data.row_blocks import rows_of
@@ -83,7 +84,8 @@ class _Loop:
                 self._step(groups[number], groups[number + 1 : number + 2])
             else:
                 # Under BSP only: no batch is left, so it sits the round out.
-                self.session.deliver({}, None, weight=0.0, target=self.stepper.target)
+                nothing = TrainerStep({}, weight=0.0)
+                self.session.deliver(nothing, None, target=self.stepper.target)
         self._settle()
 
     def _step(self, group: Sequence[Any], following: Sequence[Sequence[Any]]) -> None:
@@ -96,26 +98,23 @@ class _Loop:
         if self._first[1] < FIRST_ROWS:
             self._first = first_batches(self._first, found.loss_sum, found.rows)
         weight = float(found.rows) if self.plan.bsp else 1.0
-        said: Any = {
-            "kind": found.kind,
-            "weight": weight,
-            "target": self.stepper.target,
-        }
+        given = TrainerStep(found.arrays, weight, found.of_tables, of=found.kind)
         if self.plan.read_ahead:
-            arrays = self._copied(found.arrays)
+            rows = [one.copied() for one in found.of_tables]
+            given = given._replace(arrays=self._copied(found.arrays), rows=rows)
             self._settle()
-            self._under_way = self._begin(arrays, said)
+            self._under_way = self._begin(given)
             self.stepper.swap()
         elif self.plan.batch_ahead and following:
-            operation = self._begin(found.arrays, said)
+            operation = self._begin(given)
             self._taken = self.stepper.take(self.X, self.y, following[0][0])
             operation.result()
         else:
-            session.deliver(found.arrays, None, **said)
+            session.deliver(given, None, target=self.stepper.target)
 
-    def _begin(self, arrays: Mapping[int, Array], said: Any) -> Operation:
+    def _begin(self, given: TrainerStep) -> Operation:
         """Have a step delivered and the next parameters read, beside what follows."""
-        deliver = partial(self.session.deliver, arrays, **said)
+        deliver = partial(self.session.deliver, given, target=self.stepper.target)
         deadline = Deadline(None, f"a push of trainer {self.session.rank}")
         return self.background.submit(deliver, deadline, tick=True)
 

@@ -20,13 +20,15 @@ from daskps.cluster.caller.routes import (
     whole,
 )
 from daskps.errors import PushRejectedError
-from daskps.store import intake
+from daskps.store import intake, row_intake
 from daskps.training.data.rows import batches, n_rows, take_rows
 from daskps.training.functions import advice, note_labels
 from daskps.training.local import LocalModel
+from daskps.training.row_gradients import rows_given
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
+    from daskps.cluster.caller.row_routes import RowsGiven
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.targets import Target
     from daskps.typing import Array
@@ -55,6 +57,8 @@ class FitPlan:
     batch_ahead: bool = False
     #: Whether a step is delivered, and the next but one read, during the next one.
     read_ahead: bool = False
+    #: What of the run takes arrays alone, see :mod:`daskps.store.with_rows`.
+    clash: str = ""
 
     def n_groups(self, n: int) -> int:
         """Return the synchronisations per epoch of a rank with `n` rows."""
@@ -132,8 +136,7 @@ class Stepper:
         """
         taken = first or self.take(X, y, group[0])
         if self._local is None:
-            arrays, rows, loss = self._gradient(taken)
-            return Computed(arrays, GRADIENT, rows, loss)
+            return self._gradient(taken)
         batches = (self.take(X, y, batch) for batch in group[1:])
         return self._local_steps(self._local, itertools.chain([taken], batches), group)
 
@@ -145,8 +148,9 @@ class Stepper:
         sums: dict[int, Array] = {}
         total, loss_sum = 0, None
         for number, batch in enumerate(batches):
-            grads, rows, loss = self._gradient(batch)
-            total += rows
+            found = self._gradient(batch)
+            grads, loss = found.arrays, found.loss_sum
+            total += found.rows
             if loss is not None:
                 loss_sum = (loss_sum or 0.0) + loss
             for index, grad in grads.items():
@@ -159,11 +163,17 @@ class Stepper:
         if not self.plan.average_models:
             return Computed(sums, GRADIENT, total, loss_sum)
         named = {self.meta.layout.parameters[i].name for i in sums}
-        models = self._checked({n: self.params[n] for n in named})
+        models = intake.gradients(
+            self.meta.layout,
+            self.meta.optimizers,
+            {n: self.params[n] for n in named},
+            finite=self._finite,
+            model=True,
+        )
         models = {i: a.copy() for i, a in models.items()}
         return Computed(models, MODEL, total, loss_sum)
 
-    def _gradient(self, batch: Batch) -> tuple[dict[int, Array], int, float | None]:
+    def _gradient(self, batch: Batch) -> Computed:
         X, y = batch
         try:
             with _GRADIENT:
@@ -172,9 +182,10 @@ class Stepper:
             note_labels(error, y)
             raise
         loss, grads = self._split(result)
-        rows = n_rows(X)
-        checked = self._checked(grads, batch)
-        return checked, rows, None if loss is None else loss * rows
+        n = n_rows(X)
+        arrays, of_tables = self._checked(grads, batch)
+        loss_sum = None if loss is None else loss * n
+        return Computed(arrays, GRADIENT, n, loss_sum, of_tables)
 
     def _split(self, result: Any) -> tuple[float | None, Mapping[str, Any]]:
         """Return loss and gradients of what the user's function returned."""
@@ -197,24 +208,22 @@ class Stepper:
             f"that is one number"
         )
 
-    def _checked(self, grads: Any, batch: Batch | None = None) -> dict[int, Array]:
-        """Return gradients of a batch, or without one the own model, ready to send."""
-        model = batch is None
-        arrays = intake.gradients(
-            self.meta.layout,
-            self.meta.optimizers,
-            grads,
-            finite=self._finite and model,
-            model=model,
+    def _checked(
+        self, grads: Any, batch: Batch
+    ) -> tuple[dict[int, Array], list[RowsGiven]]:
+        """Return gradients of a batch, of arrays and of rows, ready to send."""
+        layout, rules = self.meta.layout, self.meta.optimizers
+        dense, named = row_intake.parted(layout, grads)
+        arrays = intake.gradients(layout, rules, dense, finite=False)
+        if self._finite:
+            intake.look(layout, arrays, partial(advice, *batch))
+        rows = rows_given(self.meta, named, self.plan.clash, finite=self._finite)
+        # What is read after the push lands in `params`: a gradient that is one
+        # of them, or a view, would change on its way.
+        return (
+            {i: a.copy() if self._is_ours(a) else a for i, a in arrays.items()},
+            [one.copied() if self._is_ours(one.data) else one for one in rows],
         )
-        if self._finite and batch is not None:
-            intake.look(self.meta.layout, arrays, partial(advice, *batch))
-        return {
-            # What is read after the push lands in `params`: a gradient that is one
-            # of them, or a view, would change on its way.
-            i: a.copy() if self._is_ours(a) else a
-            for i, a in arrays.items()
-        }
 
     def _is_ours(self, array: Array) -> bool:
         return any(np.may_share_memory(array, p) for p in self.params.values())

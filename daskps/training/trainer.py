@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from daskps.cluster.caller.trainer_step import NO_MORE
 from daskps.store.arguments import flag
+from daskps.store.row_targets import pulled
 from daskps.store.targets import chosen_names, sign_of, target_of
 from daskps.training.overlap.ahead import Ahead
 
@@ -59,38 +61,41 @@ class Trainer(Ahead):
         self,
         names: str | Iterable[str] | None = None,
         *,
+        rows: Mapping[str, Any] | None = None,
         out: Mapping[str, Array] | None = None,
         copy: bool = True,
         timeout: Any = None,
     ) -> dict[str, Array]:
-        """Read parameters, waiting for what the run's policy demands.
+        """Read parameters and rows, waiting for what the run's policy demands.
 
         Under BSP these are exactly the parameters after the last complete round;
         under SSP the call waits for live trainers that are too many clocks behind.
 
         Parameters
         ----------
-        names, out
+        names, rows, out
             As in :meth:`daskps.ParameterStore.pull`.
         copy : bool
             False avoids copies where nothing can write under a reader: under BSP a
             parameter that lies in one shard of this machine comes as a read-only
             view of the shard's memory, which stays as it is until this trainer has
-            ticked twice or finished. All others are copied. Not together with `out`.
+            ticked twice or finished. All others are copied, and so are rows. Not
+            together with `out`.
         timeout : float, str or None
             Seconds or a duration such as "30s"; None waits until the run ends.
 
         Returns
         -------
         dict of str to ndarray
-            The parameters.
+            The parameters, and the rows that were asked for.
 
         Raises
         ------
         RunCancelledError, ShardLostError, TimeoutError
             For what its name says.
         ValueError, TypeError
-            For `copy=False` with `out`, and for a `copy` that is no bool.
+            For `copy=False` with `out`, for a `copy` that is no bool, and for ids that
+            a table does not have.
 
         Examples
         --------
@@ -99,14 +104,19 @@ class Trainer(Ahead):
         [array([0., 1.])]
         """
         if copy is not True and not flag(copy, "copy"):
-            return self._viewed(names, out, timeout)
+            return self._viewed(names, rows, out, timeout)
         seconds = None
         if timeout is not None or self._background.is_used:
             seconds = self._settled(timeout, "a pull")
         if self._prefetch is not None:
-            ahead = self._prefetch.take(names, out, self.clock)
+            ahead = self._prefetch.take(names, rows, out, self.clock)
             if ahead is not None:
                 return ahead
+        if rows is not None:
+            targets = pulled(self._session.meta, names, rows, out)
+            self._session.read_all(targets, seconds)
+            of_rows: dict[str, Array] = targets[-1].finish()
+            return of_rows
         reads = self._session.reads
         found: dict[str, Array] | None = None
         if out is not None and seconds is None:
@@ -119,7 +129,9 @@ class Trainer(Ahead):
             found = target.finish()
         return found
 
-    def _viewed(self, names: Any, out: Any, timeout: Any) -> dict[str, Array]:
+    def _viewed(
+        self, names: Any, rows: Any, out: Any, timeout: Any
+    ) -> dict[str, Array]:
         """Pull without a copy where that is possible, else with one."""
         if out is not None:
             raise ValueError(
@@ -134,11 +146,11 @@ class Trainer(Ahead):
             session.read(sign_of(session.meta, late), seconds)
             seen = session.reads.views(chosen, session.clock)
         rest = [name for name in chosen if name not in seen]
-        if rest:
-            target = target_of(session.meta, rest, None)
-            session.read(target, seconds)
-            seen |= target.finish()
-        return {name: seen[name] for name in chosen}
+        if rest or rows is not None:
+            targets = pulled(session.meta, rest, rows, None)
+            session.read_all(targets, seconds)
+            seen |= targets[-1].finish()
+        return {name: seen[name] for name in [*chosen, *(rows or ())]}
 
     def push(
         self,
@@ -153,7 +165,8 @@ class Trainer(Ahead):
         Parameters
         ----------
         grads : mapping
-            Name to gradient, of the parameter's shape; may be nested.
+            Name to gradient, of the parameter's shape, or for rows of a table to a
+            :class:`daskps.RowGrad`; may be nested.
         weight : float
             Weight of this contribution in the mean of its round; 0 sits the round
             out. Under SSP and ASP it multiplies the gradient.
@@ -201,6 +214,7 @@ class Trainer(Ahead):
         grads: Mapping[str, Any],
         *,
         weight: float = 1.0,
+        rows: Mapping[str, Any] | None = None,
         out: Mapping[str, Array] | None = None,
         timeout: Any = None,
     ) -> dict[str, Array]:
@@ -210,15 +224,16 @@ class Trainer(Ahead):
         ----------
         grads, weight
             As in :meth:`push`.
-        out : mapping of str to ndarray, optional
-            As in :meth:`daskps.ParameterStore.pull`.
+        rows, out
+            As in :meth:`daskps.ParameterStore.pull`; rows need not be those that are
+            pushed.
         timeout : float, str or None
             Seconds or a duration such as "30s"; None waits until the run ends.
 
         Returns
         -------
         dict of str to ndarray
-            The parameters after this step.
+            The parameters after this step, and the rows that were asked for.
 
         Raises
         ------
@@ -233,12 +248,15 @@ class Trainer(Ahead):
         >>> daskps.run(store, loop, [np.array([1.0]), np.array([3.0])])
         [array([-2.]), array([-2.])]
         """
-        target = self._session.reads.target(None, out) if out is not None else None
+        reads, rest = self._session.reads, []
+        target = reads.target(None, out) if out is not None and rows is None else None
         if target is None:
-            target = target_of(self._session.meta, None, out)
-            if out is not None:
-                self._session.reads.learn(None, out, target)
+            target, *rest = pulled(self._session.meta, None, rows, out)
+            if out is not None and rows is None:
+                reads.learn(None, out, target)
         self._deliver(grads, weight, timeout, target=target)
+        if rest:  # of more rows than one call reads
+            self._session.read_all(rest, None)
         found: dict[str, Array] = target.finish()
         return found
 
@@ -251,15 +269,13 @@ class Trainer(Ahead):
         tick: bool = True,
         target: Target | None = None,
     ) -> Any:
-        arrays, weight, look = self._to_deliver(grads, weight, tick, timeout)
+        given = self._to_deliver(grads, weight, tick, timeout)
         seconds = None
         if timeout is not None or self._background.is_used:
             seconds = self._settled(timeout, "a push")
         if self._prefetch is not None:
             self._overtaken()
-        return self._session.deliver(
-            arrays, seconds, weight=weight, tick=tick, target=target, look=look
-        )
+        return self._session.deliver(given, seconds, tick=tick, target=target)
 
     def tick(self, *, timeout: Any = None) -> Version:
         """End a step that delivers nothing more.
@@ -300,7 +316,7 @@ class Trainer(Ahead):
         session = self._live()
         seconds = self._settled(timeout, "a tick")
         self._overtaken()
-        version: Version = session.deliver({}, seconds)
+        version: Version = session.deliver(NO_MORE, seconds)
         return version
 
     def barrier(self, *, timeout: Any = None) -> None:

@@ -183,8 +183,8 @@ def test_many_rows_go_in_parts(monkeypatch):
     "given", [{"emb": np.ones((5, 3))}, rows([1], np.ones((1, 3)))]
 )
 @pytest.mark.parametrize("check", ["gradients", "models", "values"])
-def test_runs_and_aggregate_take_no_rows(check, given):
-    """All of their arrays come through here."""
+def test_what_looks_at_arrays_takes_no_rows(check, given):
+    """Rows are taken apart before; an aggregate's are not."""
     looks = {
         "gradients": partial(intake.gradients, LAYOUT, RULES, given),
         "models": partial(intake.gradients, LAYOUT, RULES, given, model=True),

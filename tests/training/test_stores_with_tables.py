@@ -1,6 +1,8 @@
-"""Runs on stores that have tables beside arrays: these they leave alone."""
+"""Runs on stores that have tables beside arrays."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,18 +60,34 @@ def test_a_run_trains_the_arrays(store, how):
     assert store["emb"].pull([3]).tolist() == [[2.0, 2.0]]
 
 
-def test_gradients_of_a_run_have_no_rows(store):
-    with pytest.raises(daskps.PushRejectedError, match=r"'emb'.*takes no rows"):
-        daskps.train(store, lambda p, X, y: {"emb": ROWS}, X, Y, callbacks=())
+ALONE: dict[str, tuple[dict[str, Any], str]] = {
+    "sync": ({"sync": "bsp"}, "the rounds of sync='bsp'"),
+    "codec": ({"sync": "asp", "codec": "bf16"}, "codec=, which"),
+    "sync_every": ({"sync": "asp", "sync_every": 2}, "sync_every=, which"),
+}
+
+
+@pytest.mark.parametrize("how", [*ALONE])
+def test_gradients_of_a_run_have_no_rows_with(store, how):
+    given, said = ALONE[how]
+    with pytest.raises(daskps.PushRejectedError, match=f"'emb' do not go with {said}"):
+        daskps.train(store, lambda p, X, y: {"emb": ROWS}, X, Y, callbacks=(), **given)
     assert (store["emb"].pull(range(6)) == 1).all()
 
 
+def test_gradients_of_a_run_may_have_rows(store):
+    def both(params, X, y):
+        return {"w": np.zeros(2), "emb": ROWS}
+
+    daskps.train(store, both, X, Y, sync="asp", trainers=2, batch_size=8, callbacks=())
+    expected = np.ones((6, 2))
+    expected[[1, 5]] -= 4 * np.array([[0.2], [0.1]])
+    np.testing.assert_allclose(store["emb"].pull(range(6)), expected)
+
+
 def loop(trainer, store):
-    """Have a trainer of a run push rows, as itself and through a handle."""
-    with pytest.raises(daskps.PushRejectedError, match=r"'emb'.*takes no rows"):
-        trainer.push({"emb": ROWS})
-    with pytest.raises(daskps.UnknownParameterError, match="is a table"):
-        trainer.pull("emb")
+    """Have a trainer push rows, as itself and through a handle."""
+    trainer.push({"emb": ROWS})
     store["emb"].push(ROWS.ids, ROWS.values)
     trainer.push({"w": np.ones(2)})
     return [*trainer.pull()]
@@ -78,7 +96,7 @@ def loop(trainer, store):
 def test_trainers_push_rows_through_a_handle(store):
     assert daskps.run(store, loop, [store, store], sync="asp") == [["w"], ["w"]]
     expected = np.ones((6, 2))
-    expected[[1, 5]] -= [[0.4], [0.2]]
+    expected[[1, 5]] -= [[0.8], [0.4]]
     np.testing.assert_allclose(store["emb"].pull(range(6)), expected)
 
 
@@ -86,6 +104,9 @@ def test_under_bsp_a_run_has_tables_to_itself_too(store):
     def alone(trainer, store):
         with pytest.raises(daskps.ConsistencyError, match="has this store to itself"):
             store["emb"].push(ROWS.ids, ROWS.values)
+        with pytest.raises(daskps.PushRejectedError, match="rounds of sync='bsp'"):
+            trainer.push({"emb": ROWS})
+        assert (trainer.pull(rows={"emb": [1]})["emb"] == 1).all()
         trainer.push({"w": np.ones(2)})
 
     daskps.run(store, alone, [store], sync="bsp")

@@ -196,6 +196,8 @@ class Computed:
     rows: int
     #: Sum over the rows of what the user's function returned as the loss.
     loss_sum: float | None
+    #: Gradients of rows of tables.
+    of_tables: Sequence[RowsGiven] = ()
 
 
 def whole(meta: StoreMap) -> Target:

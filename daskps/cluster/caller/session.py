@@ -16,6 +16,7 @@ from daskps.cluster.caller.near import NearRoute
 from daskps.cluster.caller.routes import GRADIENT, Reply, Request
 from daskps.cluster.caller.shard_map import MOST_ROUTES
 from daskps.cluster.caller.step_road import StepRoad
+from daskps.cluster.caller.trainer_step import NO_MORE, TrainerStep
 from daskps.cluster.caller.uncommitted import Uncommitted
 from daskps.cluster.machine.pool import LEAST_LIMIT, BufferPool
 from daskps.cluster.wire import encoding
@@ -27,11 +28,11 @@ from daskps.version import Version
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from daskps.cluster.caller.finite_check import FiniteCheck
     from daskps.cluster.caller.link import Link
     from daskps.cluster.caller.near import NearPart
     from daskps.cluster.caller.shard_map import RunMembership, StoreMap
     from daskps.cluster.caller.targets import ReadSlices, Target
+    from daskps.codecs import Codec
     from daskps.typing import Array
 
 
@@ -103,6 +104,18 @@ class Session:
         request = routes.read(self.meta, target, None, self._step())
         self._call(request, self._deadline(timeout, "a pull"))
 
+    def read_all(self, targets: Sequence[Target], timeout: float | None) -> None:
+        """Read what is too much for one call, one after the other."""
+        deadline = self._deadline(timeout, "a pull")
+        for target in targets:
+            left = None if timeout is None else deadline.left()
+            self.read(target, left)
+
+    @property
+    def codec(self) -> Codec | None:
+        """Whose words the arrays of the run's gradients are."""
+        return self._codec
+
     @property
     def looks_later(self) -> bool:
         """Whether large gradients that tick may be looked at on their way.
@@ -113,50 +126,29 @@ class Session:
 
     def deliver(
         self,
-        arrays: Mapping[int, Array],
+        given: TrainerStep,
         timeout: float | None,
         *,
-        kind: str = GRADIENT,
-        weight: float = 1.0,
         tick: bool = True,
         target: Target | None = None,
-        look: FiniteCheck | None = None,
     ) -> Any:
-        """Send arrays to their shards, with the tick to all, and read `target`.
-
-        Gradients that `look` is given for are looked at on the way, at the latest
-        before they take a message.
-        """
+        """Send what is given to its shards, with the tick to all, and read `target`."""
         with self._lock:
             self._failed = True
-            kind = kind if arrays else NOTHING
-            codec = self._codec if kind == GRADIENT else None
-            # Pushes before the tick of a clock stay with the owners, and so does it.
-            road = None if self._open or not tick else self._find_road(tuple(arrays))
-            # Near, what is read is read after the step, without asking the shards. Not
-            # where that may last too long: the clock stays then, and the step may not.
-            is_late = target is not None and timeout is not None
-            if road is not None and road.near.parts and (codec is not None or is_late):
-                road = None
-            if codec is not None:
-                how: Any = {"finite": self._finite, "empty": self._pool.empty}
-                arrays = encoding.encoded(self.meta.layout, arrays, codec, **how)
-            number = 0
-            if tick or kind != NOTHING:  # it may change a shard
-                number, self.sequence = self.sequence, self.sequence + 1
+            road = self._road_of(given, timeout, tick=tick, target=target)
+            given, kind = self._encoded(given), given.kind
+            number = self._next_number(kind, tick)
             # One at a time: all before it were answered or given up.
-            said = self.run, self.rank, self.clock, number, kind, weight
+            said = self.run, self.rank, self.clock, number, kind, given.weight
             step = Tick(*said, floor=number)
-            make = partial(
-                self._request, step, arrays, tick=tick, target=target, look=look
-            )
+            make = partial(self._request, step, given, tick=tick, target=target)
             unread = None
             try:
                 if road is None:
                     versions = self._send(make(), timeout).versions
                 else:
                     versions, unread = self._deliver_by(
-                        road, step, arrays, target=target, make=make, timeout=timeout
+                        road, step, given, target=target, make=make, timeout=timeout
                     )
             except RunCancelledError:
                 raise
@@ -169,17 +161,45 @@ class Session:
             self.clock += tick
             self._failed = False
             if self._open or not tick:
-                self._note_open(arrays, tick)
+                self._note_open(given.arrays, tick)
             if target is not None and road is not None and unread:
                 self._read_after(road, unread, target)
             versions.sort()
             return Version.of(versions)
 
+    def _road_of(
+        self,
+        given: TrainerStep,
+        timeout: float | None,
+        *,
+        tick: bool,
+        target: Target | None,
+    ) -> StepRoad | None:
+        """Return the way of a step that brings whole arrays; None for a call."""
+        # Pushes before the tick of a clock stay with the owners, and so does it.
+        if self._open or not tick or given.rows or (target is not None and target.rows):
+            return None
+        road = self._find_road(tuple(given.arrays))
+        # Near, what is read is read after the step, without asking the shards. Not
+        # where that may last too long: the clock stays then, and the step may not.
+        is_late = target is not None and timeout is not None
+        is_coded = self._codec is not None and given.kind == GRADIENT
+        return None if road.near.parts and (is_coded or is_late) else road
+
+    def _encoded(self, given: TrainerStep) -> TrainerStep:
+        """Return what is given with words of the run's codec for gradients."""
+        codec = self._codec
+        if codec is None or given.kind != GRADIENT:
+            return given
+        how: Any = {"finite": self._finite, "empty": self._pool.empty}
+        words = encoding.encoded(self.meta.layout, given.arrays, codec, **how)
+        return given._replace(arrays=words)
+
     def _deliver_by(
         self,
         road: StepRoad,
         step: Tick,
-        arrays: Mapping[int, Array],
+        given: TrainerStep,
         *,
         target: Target | None,
         make: partial[Request],
@@ -190,9 +210,9 @@ class Session:
         By lanes the shards of others are read; near ones are after the step.
         """
         near, deadline = road.near, self._forever
+        arrays, look = given.arrays, given.look
         if timeout is not None:
             deadline = self._deadline(timeout, "a push")
-        look: FiniteCheck | None = make.keywords["look"]
         if not near.far:
             rest = None if target is None else target.slices
             taken: list[tuple[int, int]] = []
@@ -260,24 +280,17 @@ class Session:
         return found
 
     def _request(
-        self,
-        step: Tick,
-        arrays: Mapping[int, Array],
-        *,
-        tick: bool,
-        target: Target | None,
-        look: FiniteCheck | None,
+        self, step: Tick, given: TrainerStep, *, tick: bool, target: Target | None
     ) -> Request:
         """Return a step as it is called."""
         said = self._step(step.sequence, step.kind, tick, step.weight)
         is_coded = self._codec is not None and step.kind == GRADIENT
-        return routes.push(
-            self.meta, arrays, said, everywhere=tick, target=target
-        )._replace(
+        what: Any = {"everywhere": tick, "target": target, "rows": given.rows}
+        return routes.push(self.meta, given.arrays, said, **what)._replace(
             codec=self._codec.name if self._codec is not None and is_coded else "",
             # Pushes before the tick of a round are kept by the owner alone.
             by_owner=self.bsp and (self._open or not tick),
-            check=look,
+            check=given.look,
         )
 
     def _send(self, request: Request, timeout: float | None) -> Reply:
@@ -313,7 +326,7 @@ class Session:
         with self._lock:
             if self._open:
                 # What was accepted without a tick must not be lost.
-                self.deliver({}, None)
+                self.deliver(NO_MORE, None)
             self.link.run(self._finish)
 
     def close(self) -> None:

@@ -7,18 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import config
 from daskps.cluster.caller.finite_check import LOOK_LATER_NBYTES, FiniteCheck
+from daskps.cluster.caller.trainer_step import TrainerStep
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import ClockError
-from daskps.store import intake
+from daskps.store import intake, row_intake
 from daskps.store.arguments import flag, number, whole
 from daskps.store.repeated import RepeatedGradients
-from daskps.store.targets import target_of
+from daskps.store.row_targets import given_ids, pulled
+from daskps.store.with_rows import find_clash
 from daskps.training.overlap.prefetch import Prefetch
+from daskps.training.row_gradients import rows_given
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from daskps.cluster.caller.session import Session
+    from daskps.store.row_grad import RowGrad
     from daskps.training.overlap.background import Background
     from daskps.training.overlap.operation import Operation
     from daskps.typing import Array
@@ -44,6 +48,8 @@ class Ahead:
         self._gradients = RepeatedGradients(
             meta.layout, meta.optimizers, finite=self._finite
         )
+        sync = "bsp" if session.bsp else None
+        self._clash = find_clash(sync=sync, codec=session.codec)
         self._finished = False
         self._prefetch: Prefetch | None = None
 
@@ -59,6 +65,7 @@ class Ahead:
         self,
         names: str | Iterable[str] | None = None,
         *,
+        rows: Mapping[str, Any] | None = None,
         out: Mapping[str, Array] | None = None,
         timeout: Any = None,
     ) -> Operation:
@@ -69,7 +76,7 @@ class Ahead:
 
         Parameters
         ----------
-        names, out
+        names, rows, out
             As in :meth:`daskps.ParameterStore.pull`. `out` belongs to the pull until
             it is done.
         timeout : float, str or None
@@ -89,7 +96,7 @@ class Ahead:
         Raises
         ------
         UnknownParameterError, ValueError, TypeError
-            For names or an `out` that do not fit.
+            For names, ids or an `out` that do not fit.
 
         Examples
         --------
@@ -102,8 +109,9 @@ class Ahead:
         [array([ 9., 10.])]
         """
         deadline = self._deadline(timeout, "a pull")
-        target = target_of(self._session.meta, names, out)
-        return self._background.read(target, deadline)
+        meta = self._session.meta
+        ids = None if rows is None else given_ids(meta, rows)
+        return self._background.read(pulled(meta, names, ids, out), deadline)
 
     def push_async(
         self,
@@ -160,25 +168,30 @@ class Ahead:
         [{'w1': array([-1., -1.]), 'w2': array([0., 0.])}]
         """
         deadline, ends = self._deadline(timeout, "a push"), flag(tick, "tick")
-        arrays, weight = self._checked(grads, weight)
+        given = self._checked(grads, weight)
         first = whole(priority, "priority")
         self._overtaken()
+        brings = {*given.arrays, *(one.cut.table.index for one in given.rows)}
         return self._background.submit(
-            partial(self._session.deliver, arrays, weight=weight, tick=ends),
+            partial(self._session.deliver, given, tick=ends),
             deadline,
             tick=ends,
-            passing=None if ends else frozenset(arrays),
+            passing=None if ends else frozenset(brings),
             priority=first,
         )
 
     def prefetch(
-        self, names: str | Iterable[str] | None = None, *, timeout: Any = None
+        self,
+        names: str | Iterable[str] | None = None,
+        *,
+        rows: Mapping[str, Any] | None = None,
+        timeout: Any = None,
     ) -> None:
-        """Start to read what the next `pull` of the same names will return.
+        """Start to read what the next `pull` of the same names and rows will return.
 
         That pull waits for the rest of the read, if anything is left of it, and hands
         over what was read, or copies it to `out`. It is used only at the clock at
-        which it was issued, and only by a pull of the same names. Under BSP it
+        which it was issued, and only by a pull of the same names and ids. Under BSP it
         is what any pull at that clock reads. Under SSP and ASP it is as old as this
         call, permitted at this clock; a push, a tick or a barrier after it makes it
         void, so that a trainer always finds its own steps. A pull with ``copy=False``
@@ -188,14 +201,17 @@ class Ahead:
         ----------
         names : str or iterable of str, optional
             Which parameters; all by default.
+        rows : mapping of str to array_like of int, optional
+            Ids of rows by the names of tables, as in
+            :meth:`daskps.ParameterStore.pull`.
         timeout : float, str or None
             Seconds from now or a duration such as "30s"; None waits until the run
             ends. As any other error, a TimeoutError is raised by the next call.
 
         Raises
         ------
-        UnknownParameterError, TypeError
-            For names that do not fit. All other errors are raised by the next call.
+        UnknownParameterError, ValueError, TypeError
+            For names or ids that do not fit. All other errors are raised by the next call.
 
         Examples
         --------
@@ -214,7 +230,7 @@ class Ahead:
         deadline = self._deadline(timeout, "a prefetch")
         if self._prefetch is None:
             self._prefetch = Prefetch(self._session.meta)
-        self._prefetch.start(self._background, names, deadline)
+        self._prefetch.start(self._background, names, rows, deadline)
 
     # -- for the verbs that wait ---------------------------------------------
 
@@ -228,47 +244,60 @@ class Ahead:
         if self._prefetch is not None and not self._session.bsp:
             self._prefetch.drop()
 
-    def _checked(
-        self, grads: Mapping[str, Any], weight: float
-    ) -> tuple[dict[int, Array], float]:
-        """Return gradients as they are sent, and their weight, or refuse them."""
+    def _checked(self, grads: Mapping[str, Any], weight: float) -> TrainerStep:
+        """Return gradients as they are sent, or refuse them."""
+        return self._to_send(*self._parted(grads), weight)
+
+    def _parted(
+        self, grads: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], Mapping[str, RowGrad]]:
+        """Return what is given for arrays, and for tables."""
         if self._finished:
             self._live()
-        arrays = self._gradients.take(grads)
+        if not self._session.meta.layout.tables:
+            return grads, {}
+        return row_intake.parted(self._session.meta.layout, grads)
+
+    def _to_send(
+        self, dense: Mapping[str, Any], named: Mapping[str, RowGrad], weight: float
+    ) -> TrainerStep:
+        arrays = self._gradients.take(dense)
+        rows = rows_given(self._session.meta, named, self._clash, finite=self._finite)
         if type(weight) is not float or weight != 1.0:
             weight = number(weight, "weight", least=0.0)
-        return (arrays if weight else {}), weight
+        return TrainerStep(arrays, weight, rows) if weight else TrainerStep({}, weight)
 
     def _to_deliver(
         self, grads: Mapping[str, Any], weight: float, tick: bool, timeout: Any
-    ) -> tuple[dict[int, Array], float, FiniteCheck | None]:
+    ) -> TrainerStep:
         """As :meth:`_checked`; who applies large gradients may look at their numbers.
 
         Only where nothing comes between that a refused push would leave undone.
         """
         session = self._session
+        dense, named = self._parted(grads)
         if (
             not session.bsp
             and self._finite
             and tick
             and timeout is None
+            and not named
             and type(weight) is float
             and weight == 1.0
             and session.looks_later
             and self._prefetch is None
             and self._background.quiet
         ):
-            meta = self._live().meta
-            layout, optimizers = meta.layout, meta.optimizers
+            layout, optimizers = session.meta.layout, session.meta.optimizers
             try:
-                found = intake.gradients(layout, optimizers, grads, finite=False)
+                found = intake.gradients(layout, optimizers, dense, finite=False)
             except Exception:  # noqa: BLE001  (an array before it may have NaN)
-                return (*self._checked(grads, weight), None)
+                return self._to_send(dense, named, weight)
             look = FiniteCheck(partial(intake.look, layout, found))
             if sum(array.nbytes for array in found.values()) < LOOK_LATER_NBYTES:
                 look()
-            return found, weight, look
-        return (*self._checked(grads, weight), None)
+            return TrainerStep(found, weight, look=look)
+        return self._to_send(dense, named, weight)
 
     def _live(self) -> Session:
         """Return the session, unless nobody waits for this trainer any more."""

@@ -11,7 +11,7 @@ from daskps.training.overlap.backlog import Backlog
 from daskps.training.overlap.operation import Operation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from daskps.cluster.caller.session import Session
     from daskps.cluster.caller.targets import Target
@@ -55,12 +55,12 @@ class Background:
         """Whether nothing is under way and no error waits to be heard of."""
         return self._backlog.quiet
 
-    def read(self, target: Target, deadline: Deadline) -> Operation:
+    def read(self, targets: Sequence[Target], deadline: Deadline) -> Operation:
         """Have parameters read at the clock that the trainer will have by then."""
 
         def exchange(seconds: float | None) -> Any:
-            self._session.read(target, seconds)
-            return target.finish()
+            self._session.read_all(targets, seconds)
+            return targets[-1].finish()
 
         return self.submit(exchange, deadline)
 

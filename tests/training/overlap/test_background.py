@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from daskps.cluster.caller.targets import Target
+from daskps.cluster.caller.trainer_step import TrainerStep
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import RunCancelledError
 from daskps.training.overlap.background import Background
@@ -37,8 +38,12 @@ class Session:
     def read(self, target, seconds):
         self._message(("read", self.clock))
 
-    def deliver(self, arrays, seconds, *, weight, tick):
-        self._message((sorted(arrays), weight, tick))
+    def read_all(self, targets, seconds):
+        for target in targets:
+            self.read(target, seconds)
+
+    def deliver(self, given, seconds, *, tick):
+        self._message((sorted(given.arrays), given.weight, tick))
         self.clock += tick
         return len(self.log)
 
@@ -49,7 +54,8 @@ class Session:
 
 def push(background, *names, tick=True, weight=1.0):
     arrays = {name: np.zeros(1) for name in names}
-    deliver = partial(background._session.deliver, arrays, weight=weight, tick=tick)
+    given = TrainerStep(arrays, weight)
+    deliver = partial(background._session.deliver, given, tick=tick)
     passing = None if tick else frozenset(names)
     never = Deadline(None, "a push")
     return background.submit(deliver, never, tick=tick, passing=passing)
@@ -57,7 +63,7 @@ def push(background, *names, tick=True, weight=1.0):
 
 def read(background, timeout=None):
     target = Target({}, (), lambda: {"w": 1})
-    return background.read(target, Deadline(timeout, "a pull"))
+    return background.read([target], Deadline(timeout, "a pull"))
 
 
 def behind(session: Any) -> Background:

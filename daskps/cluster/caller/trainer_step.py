@@ -1,0 +1,39 @@
+"""What one step of a trainer brings: arrays and rows, and what is said of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from daskps.cluster.caller.routes import GRADIENT
+from daskps.shards.steps import NOTHING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from daskps.cluster.caller.finite_check import FiniteCheck
+    from daskps.cluster.caller.row_routes import RowsGiven
+    from daskps.typing import Array
+
+
+class TrainerStep(NamedTuple):
+    """What one step of a trainer brings."""
+
+    #: Flat arrays by parameter index.
+    arrays: Mapping[int, Array]
+    weight: float = 1.0
+    #: Of tables, gradients always.
+    rows: Sequence[RowsGiven] = ()
+    #: Who looks for NaN and Inf in the arrays on their way, where nobody has: at the
+    #: latest before they take a message.
+    look: FiniteCheck | None = None
+    #: What the arrays are.
+    of: str = GRADIENT
+
+    @property
+    def kind(self) -> str:
+        """What is said of it to the shards."""
+        return self.of if self.arrays or self.rows else NOTHING
+
+
+#: What ends a step that brings no more.
+NO_MORE = TrainerStep({})
