@@ -23,6 +23,7 @@ ALLOWED = {
     "cluster/caller/lane_rows.py": "ids and values of the caller, as bytes",
     "cluster/caller/far.py": "what a message brought goes to the caller's arrays",
     "cluster/caller/row_routes.py": "the caller's rows, while its function goes on",
+    "cluster/caller/row_routes.py": "ids of the caller, kept to be compared",
     "cluster/caller/session.py": "prepared reads are filled",
     "cluster/caller/targets.py": "what was read goes to the caller's arrays",
     "cluster/caller/uncommitted.py": "the caller's gradients, kept for another owner",

@@ -99,7 +99,8 @@ class NearRoute:
     ) -> tuple[list[tuple[int, int]], Sequence[NearPart]]:
         """Have each shard take a step that is simple, as nearly all are.
 
-        With `check` it looks for NaN and infinity in rows.
+        With `check` it looks for NaN and infinity in rows. Of several shards those that
+        others are at get theirs last: updates of many rows take long.
 
         Returns
         -------
@@ -111,21 +112,26 @@ class NearRoute:
         versions: list[tuple[int, int]] = []
         if time.monotonic() > self.next_look and not self.is_live():
             return versions, self.parts
-        rest = []
-        for part in self.parts:
-            shard, _, _, hosted, slices = part
-            given = {}
-            for position, name, start, stop in slices:
-                given[position] = arrays[name][start:stop]
-            items: Sequence[Item] = ()
-            if rows:
-                items = [of.item(hosted.layout, shard, sent=False) for of in rows]
-            try:
-                version = hosted.try_step(tick, given, SOON_SECONDS, items, check=check)
-            except ShardBusyError:
-                version = ASK
-            if version == ASK:
-                rest.append(part)
-            else:
-                versions.append((shard, version))
-        return versions, rest
+        seconds = SOON_SECONDS if len(self.parts) == 1 or not rows else 0.0
+        rest: Sequence[NearPart] = self.parts
+        while True:
+            late = []
+            for part in rest:
+                shard, _, _, hosted, slices = part
+                given = {}
+                for position, name, start, stop in slices:
+                    given[position] = arrays[name][start:stop]
+                items: Sequence[Item] = ()
+                if rows:
+                    items = [of.item(hosted.layout, shard, sent=False) for of in rows]
+                try:
+                    version = hosted.try_step(tick, given, seconds, items, check=check)
+                except ShardBusyError:
+                    version = ASK
+                if version == ASK:
+                    late.append(part)
+                else:
+                    versions.append((shard, version))
+            if seconds or not late:
+                return versions, late
+            rest, seconds = late, SOON_SECONDS

@@ -19,7 +19,6 @@ from daskps.cluster.caller.shard_map import Prepared
 from daskps.cluster.host.copy_routine import copier
 from daskps.cluster.host.row_copies import copy_both
 from daskps.cluster.machine.pauses import Pause
-from daskps.cluster.wire.encoding import cache_dir
 from daskps.cluster.wire.rows import most_rows
 from daskps.kernels.row_moves import FixedGather
 from daskps.layout.ids import as_ids
@@ -227,7 +226,8 @@ class RowReads:
 
     def _count(self, asked: Sequence[TableAsked]) -> bool:
         """Count the rows of a read that was possible."""
-        self._counters.rows_pulled += sum([len(one.ids) for one in asked])
+        for one in asked:
+            self._counters.rows_pulled += len(one.ids)
         return True
 
     def _asked(
@@ -268,10 +268,9 @@ class RowReads:
             if n_shards == 1:
                 found.setdefault(0, []).append((ordinal, ids, out, None))
                 continue
-            split = table.split(ids, n_shards, cache_dir=cache_dir())
-            if split is None:
+            cut = RowCut.find(table, ids, n_shards)
+            if cut is None:
                 return {}  # others say which id is none
-            cut = RowCut(table, *split)
             for shard in cut.shards():
                 one = ordinal, cut.ids_of(shard), out, cut.at_of(shard)
                 found.setdefault(shard, []).append(one)

@@ -6,7 +6,10 @@ others with each call: they are split here, and a call's answer is put in order 
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from daskps.cluster.wire.encoding import cache_dir
 from daskps.cluster.wire.rows import RowsAsked
@@ -35,14 +38,32 @@ class RowCut(NamedTuple):
     @classmethod
     def of(cls, table: Table, ids: Array, n_shards: int) -> RowCut:
         """Cut ids, all of which are of the table."""
-        if n_shards == 1:
-            return cls(table, ids, None, (0, len(ids)))
-        found = table.split(ids, n_shards, cache_dir=cache_dir())
+        found = cls.find(table, ids, n_shards)
         if found is None:  # changed since they were looked at, by another thread
             raise IllegalStateError(
                 f"ids of table {table.name!r} that it does not have"
             )
-        return cls(table, found.ids, found.pos, found.starts)
+        return found
+
+    @classmethod
+    def find(cls, table: Table, ids: Array, n_shards: int) -> RowCut | None:
+        """Cut ids; None where one is none of the table.
+
+        Most loops push to the rows that they have pulled: that is cut once.
+        """
+        if n_shards == 1:
+            return cls(table, ids, None, (0, len(ids)))
+        is_kept = MIN_KEPT <= len(ids) <= MAX_KEPT
+        if is_kept and _latest.fits(table, ids, n_shards):
+            return _latest.cut
+        found = table.split(ids, n_shards, cache_dir=cache_dir())
+        if found is None:
+            return None
+        cut = cls(table, found.ids, found.pos, found.starts)
+        if is_kept:
+            # A copy: whoever gave them may write others there.
+            _latest.cut, _latest.n_shards, _latest.ids = cut, n_shards, ids.copy()
+        return cut
 
     def shards(self) -> Iterator[int]:
         """Return the shards that have any of them."""
@@ -58,6 +79,32 @@ class RowCut(NamedTuple):
         if self.at is None:
             return None
         return self.at[self.starts[shard] : self.starts[shard + 1]]
+
+
+#: Of fewer ids a comparison costs as much as the cut, and more take too much memory.
+MIN_KEPT, MAX_KEPT = 256, 65_536
+
+
+class _Latest(threading.local):
+    """What this thread has cut last."""
+
+    cut: RowCut | None = None
+    n_shards = 0
+    #: In the order in which they came.
+    ids = np.empty(0, np.int64)
+
+    def fits(self, table: Table, ids: Array, n_shards: int) -> bool:
+        """Return whether these ids are the same."""
+        cut = self.cut
+        return (
+            cut is not None
+            and cut.table is table
+            and self.n_shards == n_shards
+            and np.array_equal(self.ids, ids)
+        )
+
+
+_latest = _Latest()
 
 
 class RowsGiven(NamedTuple):

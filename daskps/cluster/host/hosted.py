@@ -240,8 +240,8 @@ class HostedShard:
         shard, lock = self.shard, self._lock
         done: Sequence[Ticket] = ()
         try:
-            if lock is not None:
-                lock.acquire(seconds)
+            if lock is not None and not self._enter(seconds):
+                return ASK
             try:
                 version = shard.try_step(tick, arrays, rows, alone=False, check=check)
                 if version != ASK and shard.parked.tickets:

@@ -6,6 +6,7 @@ are what holds today: whoever makes the road shorter lowers them.
 
 from __future__ import annotations
 
+import contextvars
 import sys
 import threading
 from pathlib import Path
@@ -27,6 +28,8 @@ PULL_CALLS = 10
 #: Of a push in a run without rounds.
 FREE_CALLS = 76
 FAR_FILES = 28
+#: Of a handle: a push of rows and one of arrays, and a pull of rows.
+ROW_PUSH_CALLS, HANDLE_PUSH_CALLS, ROW_PULL_CALLS = 173, 107, 21
 
 
 class Counted:
@@ -124,6 +127,35 @@ def test_a_repeated_pull_near_the_shard_takes_few_calls(near: Any) -> None:
 def test_a_push_without_rounds_takes_as_few_calls(sync: str) -> None:
     push, _ = counted("process", sync)
     assert len(push.calls) <= FREE_CALLS, [name for _, name in push.calls]
+
+
+def test_calls_of_a_handle_near_the_shard_are_few() -> None:
+    found: list[int] = []
+
+    def count() -> None:
+        store = daskps.open("w")
+        emb, ids, out = store["emb"], np.arange(10), np.ones((10, 4), "f4")
+        acts = (
+            lambda: emb.push(ids, out),
+            lambda: store.push({"w": np.ones(100)}),
+            lambda: emb.pull(ids, out=out),
+        )
+        for act in acts:
+            act()
+            act()
+            with Counted() as made:
+                act()
+            found.append(len(made.calls))
+
+    params = {"w": np.zeros(100), "emb": daskps.TableSpec(50, 4)}
+    with dask.config.set(WAYS["process"]), inprocess.cluster(1):
+        daskps.create(params, name="w", optimizer=optim.SGD(0.1), shards=1)
+        # Of the main thread signals are held meanwhile.
+        thread = threading.Thread(target=contextvars.copy_context().run, args=(count,))
+        thread.start()
+        thread.join()
+    bounds = [ROW_PUSH_CALLS, HANDLE_PUSH_CALLS, ROW_PULL_CALLS]
+    assert all(n <= most for n, most in zip(found, bounds, strict=True)), found
 
 
 def test_a_push_by_message_passes_few_files() -> None:

@@ -57,7 +57,7 @@ def test_main_thread_takes_no_lock(ways, lockers):
     lockers.clear()
     pulled = target()
     assert Reads(
-        ways.meta, ways, cast("Any", SimpleNamespace(counters=Counters()))
+        ways.meta, ways, cast("Any", SimpleNamespace(counters=Counters(), lanes=None))
     ).fill(pulled, [0])
     assert set(pulled.flats[0]) == {1.0}
     assert not lockers

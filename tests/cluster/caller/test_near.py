@@ -119,7 +119,11 @@ def test_a_read_is_made_ready_anew_when_a_shard_has_moved(
 ) -> None:
     ways: Any = Ways(hosted, RUN)
     reads, out = (
-        Reads(ways.meta, ways, cast("Any", SimpleNamespace(counters=Counters()))),
+        Reads(
+            ways.meta,
+            ways,
+            cast("Any", SimpleNamespace(counters=Counters(), lanes=None)),
+        ),
         np.empty(1000),
     )
     target = target_in(out)
@@ -271,7 +275,7 @@ def test_a_client_of_a_run_reads_exactly_the_round_of_its_step(tmp_path: Path) -
         reads=Reads(
             ways.meta,
             cast("Any", ways),
-            cast("Any", SimpleNamespace(counters=Counters())),
+            cast("Any", SimpleNamespace(counters=Counters(), lanes=None)),
         ),
         call=lambda request, deadline: call(ways, request)[0],
         counters=Counters(),

@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daskps.cluster.caller import routes
+from daskps.cluster.caller.near import SOON_SECONDS, NearRoute
 from daskps.cluster.caller.routes import Step
 from daskps.cluster.caller.row_routes import RowCut, RowsGiven, slices_of
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.caller.targets import Target
 from daskps.layout.arrays import Layout
+from daskps.shards.steps import Tick
 
 ROWS, DIM = 23, 3
 RowIds = st.lists(st.integers(0, ROWS - 1), max_size=30)
@@ -104,3 +106,50 @@ def test_a_read_of_rows_asks_the_shards_that_have_some():
     request = routes.read(map_of(layout), target)
     assert [*request.route.slices] == [0, 3]
     assert request.route.touched == ((0, 1), (3, 4))
+
+
+def test_ids_that_are_the_same_again_are_cut_once():
+    layout = Layout.build(
+        {}, 3, {"t": (9000, DIM, "float64"), "u": (9000, DIM, "float64")}
+    )
+    table, other = layout.tables
+    ids = np.arange(0, 9000, 7)
+    cut = RowCut.of(table, ids, 3)
+    assert RowCut.of(table, ids.copy(), 3) is cut
+    ids[5] = 8999  # whoever gave them writes others there
+    again = RowCut.of(table, ids, 3)
+    assert 8999 in again.ids_of(2)
+    assert RowCut.of(other, ids, 3).table is other
+    assert RowCut.of(table, ids, 2).starts[-1] == len(ids)
+    few = ids[:10]
+    assert RowCut.of(table, few, 3) is not RowCut.of(table, few, 3)
+    ids[5] = 9000
+    assert RowCut.find(table, ids, 3) is None
+
+
+def test_of_several_shards_those_that_others_are_at_come_last():
+    layout = layout_of(2)
+    said: list[tuple[int, float]] = []
+
+    class Hosted:
+        """A shard that another process is at, when it is asked first."""
+
+        def __init__(self, shard: int, answers: list[int]) -> None:
+            self.layout, self.shard, self.answers = layout, shard, answers
+
+        def try_step(self, tick, arrays, seconds, rows, *, check):
+            said.append((self.shard, seconds))
+            return self.answers.pop(0)
+
+    meta = map_of(layout)
+    shards: Any = [Hosted(0, [-1, 5]), Hosted(1, [7])]
+    serving = SimpleNamespace(is_own=True)
+    ways: Any = SimpleNamespace(
+        rank=-1, find_shard=lambda shard, by_owner: (serving, shards[shard])
+    )
+    cut = RowCut.of(layout.tables[0], np.array([1, 22]), 2)
+    request = routes.push(meta, {}, Step(), rows=[RowsGiven(cut, np.zeros(2 * DIM))])
+    near = NearRoute(request.route, ways)
+    tick = Tick.of(request.step, request.step.kind)
+    assert near.try_step(tick, {}, request.rows) == ([(1, 7), (0, 5)], [])
+    assert said == [(0, 0.0), (1, 0.0), (0, SOON_SECONDS)]
