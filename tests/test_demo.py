@@ -7,24 +7,28 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import psutil  # type: ignore[import-untyped]  # without type hints
 import pytest
+from dask.utils import parse_timedelta
 from distributed import Client
 
-from daskps import demo
+from daskps import cli, config, demo
 from daskps.demo import digits as data
-from daskps.demo import plain
+from daskps.demo import plain, servers, waiting
 from tests.support import PATIENCE, popen, until
 
 ROOT = Path(__file__).parent.parent
 COMMAND = [sys.executable, "-m", "daskps.cli", "demo"]
+CONNECT = "distributed.comm.timeouts.connect"
 LINE = re.compile(r"^ +\d+ +(\d\.\d{4}) +(0\.\d{4}|1\.0000) +(\d+) +(\d+\.\d{3})$")
 
 
@@ -148,6 +152,81 @@ def test_asynchronous_training_learns(cluster: Any, options: demo.Options) -> No
     assert data.accuracy(plain.train_plain(options, digits, 2), digits) > 0.9
 
 
+@pytest.mark.parametrize("own", [True, False], ids=["own", "running"])
+def test_on_a_cluster_of_its_own_nothing_ends_a_demo_but_an_error(
+    own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy machine takes minutes to start two processes and to compile loops."""
+    found: dict[str, Any] = {}
+
+    class NoClusterError(Exception):
+        """Instead of one: the processes take their limits from here."""
+
+    def look(*args: Any, **kwargs: Any) -> Any:
+        settings = config.load()
+        found["verbs"] = config.deadline(config.DEFAULT)
+        found["register"] = settings.register_timeout_seconds
+        found["connect"] = parse_timedelta(dask.config.get(CONNECT))
+        raise NoClusterError
+
+    before = config.load(), dask.config.get(CONNECT)
+    monkeypatch.setattr(servers, "LocalCluster", look)
+    monkeypatch.setattr(servers, "Client", look)
+    with (
+        pytest.raises(NoClusterError),
+        servers.cluster(None if own else "tcp://[::1]:9"),
+    ):
+        pass
+    if own:
+        assert found["verbs"] is None
+        assert found["register"] >= 3600
+        assert found["connect"] >= 300
+    else:
+        assert found["verbs"] == before[0].timeout_seconds
+    assert (config.load(), dask.config.get(CONNECT)) == before
+
+
+def test_a_demo_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    enough = threading.Event()
+
+    def say(line: str) -> None:
+        said.append(line)
+        if len(said) == 2:
+            enough.set()
+
+    monkeypatch.setattr(waiting, "SAY_SECONDS", 1e-3)
+    with waiting.WaitNotice("the first epoch", say) as wait:
+        assert enough.wait(PATIENCE)
+        wait.end()
+        n_said = len(said)
+    assert len(said) == n_said
+    assert all(
+        re.fullmatch(r"waiting for the first epoch, .* s so far", s) for s in said
+    )
+
+
+def test_a_wait_that_ends_at_once_says_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with waiting.WaitNotice("nothing"):
+        pass
+    assert capsys.readouterr().out == ""
+
+
+def test_a_cluster_that_does_not_answer_in_time_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def late(options: demo.Options) -> None:
+        raise TimeoutError("timed out after 60 s waiting for the creation")
+
+    monkeypatch.setattr(demo, "demo", late)
+    assert cli.main(["demo"]) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "waiting for the creation (daskps.timeout" in err
+
+
 @pytest.mark.parametrize("optimizer", list(demo.RULES))
 def test_every_optimizer_reaches_the_accuracy_of_the_default(optimizer: str) -> None:
     options, digits = demo.Options(optimizer=optimizer), data.load(0)
@@ -176,6 +255,12 @@ def started(
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """Return how a demo ended that was not to end, and its last words."""
+    _, err = process.communicate(timeout=PATIENCE)
+    return f"the demo ended with {process.returncode}: {err}"
 
 
 def check_output(out: str, epochs: int) -> float:
@@ -234,8 +319,8 @@ def test_interrupt_leaves_nothing(
     """A terminal sends Ctrl-C to the workers too."""
     with started(place, tmp_path, "--epochs", "100000") as process:
         assert process.stdout is not None
-        while not LINE.match(line := process.stdout.readline().rstrip("\n")):
-            assert process.poll() is None, line
+        while not LINE.match(line := process.stdout.readline()):
+            assert line, ended(process)
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) >= 2
         assert not any(map(takes_interrupts, children))
@@ -262,6 +347,7 @@ def test_interrupt_while_workers_start(
     with started(place, tmp_path) as process:
         parent = psutil.Process(process.pid)
         until(lambda: process.poll() is not None or len(parent.children()) >= 2)
+        assert process.poll() is None, ended(process)
         (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
         children = parent.children(recursive=True)
         out, err = process.communicate(timeout=PATIENCE)

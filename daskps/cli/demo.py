@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from daskps import demo as module
-from daskps.cli.group import Misuse
+from daskps.cli.group import Failure, Misuse
 from daskps.limits import MOST_TRAINERS
 
 DEFAULTS = module.Options()
@@ -90,3 +90,6 @@ def demo(**given: Any) -> None:
         module.demo(options)
     except module.DemoError as error:
         raise Misuse(str(error)) from error
+    except TimeoutError as error:
+        # Of a running cluster; in the command's own words for where its limit is.
+        raise Failure(f"{error} (daskps.timeout in Dask's configuration)") from error

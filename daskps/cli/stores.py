@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
 T = TypeVar("T")
-CONNECT_SECONDS = 10.0
+CONNECT_SECONDS = 30.0
 NO_DASKPS = "no daskps stores on this cluster"
 #: Counters of a shard that are shown, in this order.
 COUNTERS = (

@@ -14,6 +14,7 @@ from daskps.demo.digits import accuracy, difference, gradient, initial, load
 from daskps.demo.options import POLICIES, RULES, DemoError, Options
 from daskps.demo.plain import train_plain
 from daskps.demo.servers import cluster
+from daskps.demo.waiting import WaitNotice
 from daskps.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -75,7 +76,9 @@ def train(options: Options, digits: Digits, client: Any, trainers: int) -> Param
         The trained parameters.
     """
     rule = RULES[options.optimizer]
-    with daskps.create(initial(), optimizer=rule, client=client) as store:
+    with WaitNotice("the store, whose loops are compiled the first time"):
+        made = daskps.create(initial(), optimizer=rule, client=client)
+    with made as store, WaitNotice("the first epoch") as waiting:
         print(f"{len(store.placement)} shards of {store.nbytes:,} bytes of parameters:")
         for shard, worker in enumerate(store.placement):
             n_weights = sum(p.stop - p.start for p in store.layout.pieces[shard])
@@ -96,7 +99,7 @@ def train(options: Options, digits: Digits, client: Any, trainers: int) -> Param
             sync=options.policy,
             seed=options.seed,
             validate=lambda params: {"accuracy": accuracy(params, digits)},
-            callbacks=[_Lines()],
+            callbacks=[_Lines(waiting)],
         )
         trained: Params = result.weights
         return trained
@@ -105,7 +108,11 @@ def train(options: Options, digits: Digits, client: Any, trainers: int) -> Param
 class _Lines:
     """Prints a line per epoch."""
 
+    def __init__(self, waiting: WaitNotice) -> None:
+        self._waiting = waiting
+
     def on_epoch(self, run: Any) -> None:
+        self._waiting.end()
         epoch = run.history[-1]
         print(
             f"{epoch.epoch + 1:5d}  {epoch.loss:6.4f}  "

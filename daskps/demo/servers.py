@@ -9,15 +9,26 @@ from contextlib import ExitStack, contextmanager
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
+import dask
 from distributed import Client, LocalCluster
 
 from daskps.demo.options import DemoError
+from daskps.demo.waiting import WaitNotice
 from daskps.usercode import holding_interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CONNECT_SECONDS = 10.0
+#: For a scheduler that somebody else has started, and may have ended.
+CONNECT_SECONDS = 30.0
+#: Configuration of a cluster of our own, here and in its processes. A busy machine may
+#: take minutes to start these and to compile their loops; no limit of time is needed to
+#: tell that they are lost, and Ctrl-C ends them.
+PATIENCE = {
+    "daskps.timeout": None,
+    "daskps.register-timeout": "1 hour",
+    "distributed.comm.timeouts.connect": "5 minutes",
+}
 
 
 @contextmanager
@@ -41,8 +52,9 @@ def cluster(scheduler: str | None) -> Iterator[Any]:
     """
     with ExitStack() as stack:
         address = scheduler or _two_processes(stack)
+        limit = {"timeout": CONNECT_SECONDS} if scheduler else {}
         try:
-            client: Any = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+            client: Any = Client(address, set_as_default=False, **limit)
         except (OSError, ValueError) as error:
             reason = (str(error) or repr(error)).splitlines()[0]
             raise DemoError(
@@ -56,13 +68,14 @@ def cluster(scheduler: str | None) -> Iterator[Any]:
 
 def _two_processes(stack: ExitStack) -> LocalCluster:
     """Start two worker processes on the loopback interface, to end with `stack`."""
+    stack.enter_context(dask.config.set(PATIENCE))
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="daskps-demo-"))
     # A terminal sends Ctrl-C to all processes, and this one is to end the others in
     # good order. The mask does not suffice for itself: any thread of a library's, made
     # before, may take the signal. Python's own helper process comes first: starting it
     # lifts the mask in the thread that does it.
     resource_tracker.ensure_running()
-    with holding_interrupts(), _masked():
+    with holding_interrupts(), _masked(), WaitNotice("two worker processes"):
         cluster = LocalCluster(
             n_workers=2,
             threads_per_worker=1,
