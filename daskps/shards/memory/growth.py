@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 STEP_NBYTES: Final = 2**26
 #: And of rows at least so many.
 _LEAST_NBYTES: Final = 2**16
-#: Entries of an index that are copied with each push, and with each new id in it.
+#: Entries of an index that are copied with each push, and with each new id in it: 5 would
+#: do, from two thirds full to seven eighths, but memory for the next one comes first.
 _COPIED: Final = 1024
-_COPIED_AN_ID: Final = 16
+_COPIED_AN_ID: Final = 8
 
 
 class OwnerOnlyError(Exception):
