@@ -10,6 +10,8 @@ import numpy as np
 from daskps.cluster.caller.row_routes import RowCut, slices_of
 from daskps.cluster.caller.targets import Target
 from daskps.cluster.wire.rows import most_rows
+from daskps.layout.tables import UnboundedTable
+from daskps.store.absent_rows import AbsentRows
 from daskps.store.row_intake import asked_ids
 from daskps.store.targets import checked_mapping, target_of
 
@@ -94,19 +96,32 @@ def _in_parts(
     flats = [*dense.flats, *(one.flat for one in wanted)]
     layout, first = meta.layout, len(dense.flats)
     parts: list[dict[int, list[RowSlice]]] = [{}]
+    absent: list[AbsentRows] = []
     for number, (table, ids, _) in enumerate(wanted, first):
         most = most_rows(table)
         for i, start in enumerate(range(0, len(ids), most)):
             if i == len(parts):
                 parts.append({})
             cut = RowCut.of(table, ids[start : start + most], layout.n_shards)
-            for shard, one in slices_of(layout, cut, number, start).items():
+            marks = None
+            if isinstance(table, UnboundedTable):
+                marks = len(flats)
+                flats.append(np.ones(len(cut.ids), np.uint8))
+                absent.append(AbsentRows(table, cut, flats[number], start, flats[-1]))
+            each = slices_of(layout, cut, number, start, marks=marks)
+            for shard, one in each.items():
                 parts[i].setdefault(shard, []).append(one)
+
+    def finish_all() -> Any:
+        for one in absent:
+            one.fill()
+        return finish()
+
     return [
         Target(
             {} if i else dense.slices,
             flats,
-            finish,
+            finish_all if absent else finish,
             {shard: tuple(of) for shard, of in part.items()},
         )
         for i, part in enumerate(parts)

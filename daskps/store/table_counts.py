@@ -31,11 +31,13 @@ def counted_tables(
     found = {}
     for t in layout.tables:
         steps = max((of[t.name]["steps"] for of in answered), default=None)
+        there = sum(of[t.name]["rows"] for of in answered)
+        rows = t.rows if t.is_bounded else there
         found[t.name] = {
-            "rows": t.rows,
+            "rows": rows,
             "dim": t.dim,
             "dtype": t.dtype,
-            "nbytes": t.nbytes,
+            "nbytes": rows * t.row_nbytes,
             "steps": steps,
         }
     return found

@@ -139,14 +139,21 @@ class RowSlice(NamedTuple):
     #: Which array of the target, and which of its rows.
     number: int
     at: Array | slice
+    #: Which array of the target gets the marks of a table of any ids, and what of it.
+    marks: tuple[int, slice] | None = None
 
     def read_into(self, flats: Sequence[Array]) -> RowsRead:
         """Return the read of a shard whose memory this process has."""
-        position, ids, dim, _ = self.asked
+        position, ids, dim, *_ = self.asked
         out, at = flats[self.number], self.at
+        found = None
+        if self.marks is not None:
+            number, where = self.marks
+            found = flats[number][where]
         if isinstance(at, slice):
-            return RowsRead(position, ids, out[at.start * dim : at.stop * dim])
-        return RowsRead(position, ids, out, at)
+            out = out[at.start * dim : at.stop * dim]
+            return RowsRead(position, ids, out, found=found)
+        return RowsRead(position, ids, out, at, found)
 
     def fill(self, flats: Sequence[Array], rows: Array) -> None:
         """Put what a shard has answered where it belongs."""
@@ -155,7 +162,7 @@ class RowSlice(NamedTuple):
 
 
 def slices_of(
-    layout: Layout, cut: RowCut, number: int, start: int
+    layout: Layout, cut: RowCut, number: int, start: int, *, marks: int | None = None
 ) -> dict[int, RowSlice]:
     """Return what each shard is asked for, of a read into one array.
 
@@ -169,15 +176,19 @@ def slices_of(
         Which array of the target they go to.
     start : int
         Which of its rows the first id goes to.
+    marks : int, optional
+        Of a table of any ids: which array gets a mark for each id, in the order of `cut`.
     """
     table, found = cut.table, {}
     for shard in cut.shards():
         position = layout.table_position(shard, table.index)
-        asked = RowsAsked(position, cut.ids_of(shard), table.dim, table.dtype)
+        ids = cut.ids_of(shard)
+        asked = RowsAsked(position, ids, table.dim, table.dtype, not table.is_bounded)
         first, last = cut.starts[shard], cut.starts[shard + 1]
         given = cut.at_of(shard)
         at: Array | slice = slice(start + first, start + last)
         if given is not None:
             at = given + start if start else given
-        found[shard] = RowSlice(asked, number, at)
+        where = None if marks is None else (marks, slice(first, last))
+        found[shard] = RowSlice(asked, number, at, where)
     return found

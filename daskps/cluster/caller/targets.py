@@ -69,8 +69,13 @@ class Target(NamedTuple):
         for out, array in zip(outs, arrays, strict=False):
             np.copyto(out, array)
         rows = self.rows.get(shard, ())
-        for one, array in zip(rows, arrays[len(outs) :], strict=True):
-            one.fill(self.flats, array)
+        given = iter(arrays[len(outs) :])
+        for one in rows:
+            one.fill(self.flats, next(given))
+        for one in rows:
+            if one.marks is not None:
+                number, where = one.marks
+                np.copyto(self.flats[number][where], next(given))
 
     def ranges(self, shard: int) -> tuple[Range, ...]:
         """Return what is read of a shard."""

@@ -105,7 +105,8 @@ def _answer(started: Started, empty: Empty, seconds: float) -> Answer:
     if part.reads:
         flats = tuple(empty(stop - start, dtype) for dtype, start, stop in part.ranges)
         rows = [_read_of(asked, empty) for asked in part.rows]
-        outs = (*flats, *(read.out for read in rows))
+        marks = (read.found for read in rows if read.found is not None)
+        outs = (*flats, *(read.out for read in rows), *marks)
         try:
             outcome = hosted.read(ticket, part.ranges, flats, seconds, rows=rows)
         except ShardBusyError:
@@ -126,4 +127,9 @@ def _answer(started: Started, empty: Empty, seconds: float) -> Answer:
 def _read_of(asked: RowsAsked, empty: Empty) -> RowsRead:
     """Return a read of rows into memory for them."""
     out = empty(len(asked.ids) * asked.dim, asked.dtype)
-    return RowsRead(asked.position, asked.ids, out)
+    if not asked.is_marked:
+        return RowsRead(asked.position, asked.ids, out)
+    # What is absent is not written, and nobody gets what was in that memory before.
+    out[:] = 0
+    marks = empty(len(asked.ids), "uint8")
+    return RowsRead(asked.position, asked.ids, out, found=marks)

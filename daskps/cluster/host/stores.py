@@ -322,6 +322,6 @@ def _counted_tables(hosted: HostedShard) -> dict[str, dict[str, int]]:
     segment = hosted.shard.segment
     steps = segment.current.steps[len(segment.pieces) :].tolist()
     return {
-        memory.piece.table.name: {"rows": memory.piece.n_rows, "steps": n}
+        memory.piece.table.name: {"rows": memory.n_rows, "steps": n}
         for memory, n in zip(segment.tables, steps, strict=True)
     }

@@ -348,7 +348,9 @@ def unpack_answers(reply: Any, where: str, call: Call) -> list[Answer]:
     """Rebuild the answers to `call`; anything but an acknowledgement raises."""
     found = []
     dtypes = {
-        p.shard: [r[0] for r in p.ranges] + [r.dtype for r in p.rows]
+        p.shard: [r[0] for r in p.ranges]
+        + [r.dtype for r in p.rows]
+        + ["uint8" for r in p.rows if r.is_marked]
         for p in call.parts
     }
     for shard, packed, *said, rows in unpack_reply(reply, where):

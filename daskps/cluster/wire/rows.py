@@ -34,11 +34,15 @@ class RowsAsked(NamedTuple):
     #: Length and dtype of a row.
     dim: int
     dtype: str
+    #: Whether some may be absent: then the answer has a mark for each, 1 where it is
+    #: there, behind the rows of all tables.
+    is_marked: bool = False
 
     @property
     def nbytes(self) -> int:
         """Bytes of the answer."""
-        return len(self.ids) * self.dim * np.dtype(self.dtype).itemsize
+        marks = len(self.ids) if self.is_marked else 0
+        return len(self.ids) * self.dim * np.dtype(self.dtype).itemsize + marks
 
 
 def most_rows(table: Table) -> int:
@@ -75,7 +79,7 @@ def unpack_rows(layout: Layout, shard: int, packed: Sequence[Any]) -> RowsAsked:
             f"a read of {ids.size:,} rows of shard {shard}, which has {piece} and gives "
             f"{most_rows(table):,} at once"
         )
-    return RowsAsked(position, ids, table.dim, table.dtype)
+    return RowsAsked(position, ids, table.dim, table.dtype, not table.is_bounded)
 
 
 def unpack_rows_item(
