@@ -6,6 +6,13 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        "absent-rows-go-where-they-stand-by-shard",
+        "daskps.store.absent_rows:AbsentRows.fill",
+        "where = absent if at is None else at[absent]",
+        "where = absent",
+        ("tests/store/test_row_targets.py::test_rows_are_read_in_parts",),
+    ),
+    Mutant(
         "rows-go-to-their-shards-alone",
         "daskps.cluster.caller.routes:push",
         "everywhere = everywhere or bool(rows)",
