@@ -22,10 +22,10 @@ class Alone(NamedTuple):
 
 #: By what a caller says: the arguments of `train` and `run`, and verbs.
 ALONE: Mapping[str, Alone] = {
-    "sync": Alone(
-        lambda sync: sync == "bsp",
-        "the rounds of sync='bsp'",
-        "use sync='asp' or 'ssp'",
+    "execution": Alone(
+        lambda execution: execution == "graph",
+        "execution='graph', whose tasks sum arrays",
+        "use execution='resident'",
     ),
     "reduce": Alone(
         callable,

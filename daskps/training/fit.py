@@ -227,7 +227,7 @@ def train(  # noqa: PLR0913 - the public contract
         batch_ahead=ahead != "none",
         read_ahead=read_ahead,
         clash=find_clash(
-            sync=chosen.name,
+            execution=execution,
             reduce=reduce,
             codec=chosen_codec,
             sync_every=every,

@@ -156,3 +156,27 @@ def test_more_rows_than_one_call_reads(client):
     params = {"big": TableSpec(70_000, 1, "float64", init=values)}
     with daskps.create(params, optimizer=optim.SGD(1.0), client=client) as store:
         assert daskps.run(store, many, [0], sync="asp") == [1]
+
+
+def rounds(trainer, part):
+    """Deliver rows with a tick and before one; see exactly the last round each time."""
+    mine, shared = np.array([trainer.rank, 5]), np.array([5])
+    for step in range(3):
+        seen = trainer.pull((), rows={"emb": np.arange(9)})["emb"]
+        assert (seen[5] == -2.0 * step).all()
+        grads = {"emb": RowGrad(mine, np.ones((2, DIM)))}
+        trainer.push(grads, tick=False)
+        both = {"w": np.ones(5), "emb": RowGrad(shared, np.ones((1, DIM)))}
+        found = trainer.pushpull(both, rows={"emb": shared})
+        assert (found["emb"] == -2.0 * (step + 1)).all()
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_round_has_the_rows_of_all_trainers(client, shards):
+    params = {"w": np.zeros(5), "emb": TableSpec(9, DIM, "float64")}
+    rule = optim.SGD(1.0)
+    with daskps.create(params, optimizer=rule, shards=shards, client=client) as store:
+        daskps.run(store, rounds, [0, 0])
+        rows = store["emb"].pull([0, 1, 2, 5])
+        assert rows[:, 0].tolist() == [-1.5, -1.5, 0, -6]
+        assert store.version == 3

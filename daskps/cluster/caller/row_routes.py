@@ -119,6 +119,16 @@ class RowsGiven(NamedTuple):
         cut = self.cut._replace(ids=self.cut.ids.copy())
         return RowsGiven(cut, self.data.copy())
 
+    @property
+    def ids(self) -> Array:
+        """Ids in the order in which the caller has them."""
+        cut = self.cut
+        if cut.at is None:
+            return cut.ids
+        ids = np.empty_like(cut.ids)
+        ids[cut.at] = cut.ids
+        return ids
+
     def item(self, layout: Layout, shard: int, *, sent: bool) -> Item:
         """Return what a shard gets; one after the other where it is `sent`."""
         cut, dim = self.cut, self.cut.table.dim
@@ -130,6 +140,22 @@ class RowsGiven(NamedTuple):
         if sent:
             return Item(position, 0, data.reshape(-1, dim)[at].reshape(-1), ids)
         return Item(position, 0, data, ids, at)
+
+
+def joined_rows(given: Sequence[RowsGiven], n_shards: int) -> list[RowsGiven]:
+    """Return several deliveries of rows as one for each table, in their order."""
+    by_table: dict[Table, list[RowsGiven]] = {}
+    for one in given:
+        by_table.setdefault(one.cut.table, []).append(one)
+    found = []
+    for table, of in by_table.items():
+        if len(of) > 1:
+            ids = np.concatenate([one.ids for one in of])
+            data = np.concatenate([one.data for one in of])
+            found.append(RowsGiven(RowCut.of(table, ids, n_shards), data))
+        else:
+            found += of
+    return found
 
 
 class RowSlice(NamedTuple):

@@ -26,14 +26,13 @@ from daskps.shards.steps import NOTHING, Step, Tick
 from daskps.version import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from daskps.cluster.caller.link import Link
     from daskps.cluster.caller.near import NearPart
     from daskps.cluster.caller.shard_map import RunMembership, StoreMap
     from daskps.cluster.caller.targets import ReadSlices, Target
     from daskps.codecs import Codec
-    from daskps.typing import Array
 
 
 class Session:
@@ -161,7 +160,7 @@ class Session:
             self.clock += tick
             self._failed = False
             if self._open or not tick:
-                self._note_open(given.arrays, tick)
+                self._note_open(given, tick)
             if target is not None and road is not None and unread:
                 self._read_after(road, unread, target)
             versions.sort()
@@ -255,13 +254,13 @@ class Session:
                 return
         self.read(target._replace(slices=slices), None)
 
-    def _note_open(self, arrays: Mapping[int, Array], tick: bool) -> None:
+    def _note_open(self, given: TrainerStep, tick: bool) -> None:
         """Keep what was pushed at this clock until its tick."""
         self._open = not tick
         if tick:
             self._uncommitted.clear()
         elif self.bsp:
-            self._uncommitted.add(arrays)
+            self._uncommitted.add(given.arrays, given.rows)
 
     def _find_road(self, indices: tuple[int, ...]) -> StepRoad:
         """Return the way of steps that bring these parameters and tick."""
@@ -306,11 +305,12 @@ class Session:
         asked = request.step
         tick = asked.tick
         arrays = self._uncommitted.with_last(request.arrays)
-        kind = GRADIENT if asked.kind == NOTHING and arrays else asked.kind
+        rows = self._uncommitted.rows_with_last(request.rows)
+        kind = GRADIENT if asked.kind == NOTHING and (arrays or rows) else asked.kind
         number = self._next_number(kind, tick)
         step = self._step(number, kind, tick, asked.weight)._replace(whole=True)
         again = routes.push(
-            self.meta, arrays, step, everywhere=True, target=request.target
+            self.meta, arrays, step, everywhere=True, target=request.target, rows=rows
         )
         reply = self._call(again._replace(by_owner=request.by_owner), deadline)
         self._is_torn = False

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from daskps.cluster.caller.row_routes import joined_rows
 from daskps.cluster.wire.encoding import decoded
 from daskps.layout.arrays import compute_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from daskps.cluster.caller.row_routes import RowsGiven
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.codecs import Codec
     from daskps.reduction import Empty
@@ -38,9 +40,12 @@ class Uncommitted:
     def __init__(self, meta: StoreMap, codec: Codec | None, empty: Empty) -> None:
         self._meta, self._codec, self._empty = meta, codec, empty
         self._sums: dict[int, Array] = {}
+        #: Of tables, in their order: a shard adds up what is named again in that one.
+        self._rows: list[RowsGiven] = []
 
-    def add(self, arrays: Mapping[int, Array]) -> None:
+    def add(self, arrays: Mapping[int, Array], rows: Sequence[RowsGiven] = ()) -> None:
         """Keep a push that was accepted; the arrays stay the caller's."""
+        self._rows += [one.copied() for one in rows]
         for index, array in self._numbers(arrays).items():
             known = self._sums.get(index)
             if known is not None:
@@ -57,9 +62,14 @@ class Uncommitted:
             found[index] = array if known is None else known + array
         return found
 
+    def rows_with_last(self, rows: Sequence[RowsGiven]) -> list[RowsGiven]:
+        """Return the same of the rows of tables."""
+        return joined_rows([*self._rows, *rows], self._meta.layout.n_shards)
+
     def clear(self) -> None:
         """Forget the clock: its tick was accepted."""
         self._sums.clear()
+        self._rows.clear()
 
     def _numbers(self, arrays: Mapping[int, Array]) -> Mapping[int, Array]:
         if self._codec is None:

@@ -48,8 +48,7 @@ class Ahead:
         self._gradients = RepeatedGradients(
             meta.layout, meta.optimizers, finite=self._finite
         )
-        sync = "bsp" if session.bsp else None
-        self._clash = find_clash(sync=sync, codec=session.codec)
+        self._clash = find_clash(codec=session.codec)
         self._finished = False
         self._prefetch: Prefetch | None = None
 

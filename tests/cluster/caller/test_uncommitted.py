@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from daskps import codecs, config
+from daskps.cluster.caller.row_routes import RowCut, RowsGiven
 from daskps.cluster.caller.uncommitted import Uncommitted
 from daskps.layout.arrays import Layout
 
@@ -47,3 +48,24 @@ def test_words_become_numbers(index):
     found = kept.with_last({index: words})[index]
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, 4.5)
+
+
+def test_rows_of_a_clock_go_one_after_the_other():
+    """In the order of the pushes, which is that of the sums; the arrays stay ours."""
+    layout = Layout.build({}, 2, {"emb": (4, 1, "float32")})
+    meta: Any = SimpleNamespace(layout=layout)
+    kept = Uncommitted(meta, None, np.empty)
+
+    def given(ids, data):
+        cut = RowCut.of(layout.tables[0], np.array(ids), 2)
+        return RowsGiven(cut, np.array(data, "f4"))
+
+    first = given([3, 0], [1, 2])
+    kept.add({}, [first])
+    first.data[:] = 9
+    for _ in range(2):
+        [found] = kept.rows_with_last([given([0, 3], [3, 4])])
+        assert found.ids.tolist() == [3, 0, 0, 3]
+        assert found.data.tolist() == [1, 2, 3, 4]
+    kept.clear()
+    assert kept.rows_with_last([]) == []
