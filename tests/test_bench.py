@@ -22,6 +22,7 @@ from daskps.bench import (
     busy,
     clusters,
     command,
+    index,
     jobs,
     memory,
     pairs,
@@ -437,9 +438,16 @@ def test_rows_are_set_beside_the_limit(capsys: pytest.CaptureFixture[str]) -> No
     large = ["--large", "100000", "--cache-dir", str(config.load().cache)]
     rows.run(command.parser_of("rows").parse_args(small + large))
     said = capsys.readouterr().out.splitlines()
-    assert len(said) == 9
+    assert len(said) == 10
     assert said[2].startswith("pull + push ")
     assert " to " in said[-1]
+
+
+def test_bench_of_rows_by_id(capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["--rows", "300,40", "--named", "50", "--looks", "2"]
+    index.run(command.parser_of("index").parse_args(few))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["300", "40"]
 
 
 def test_servers_of_tables_have_each_row_once() -> None:

@@ -27,6 +27,7 @@ NAMES = {
     "bf16": "gradients as bfloat16 in large messages",
     "ends": "what the ends of workers cost: kills under pushes, closing a cluster",
     "graph": "rounds in the task graph, beside plain Dask",
+    "index": "rows by id: to find them, to make them, to grow",
     "kernels": "compiled loops, beside torch and copying memory",
     "memory": "workers with a model as large as their memory",
     "mixed": "a small push right after a large one, beside one after a small one",

@@ -18,6 +18,7 @@ import numpy as np
 from daskps.kernels.id_hash import bucket
 from daskps.kernels.index_probe import (
     ADMITTED,
+    AHEAD,
     BUCKETS,
     BUILT,
     CANDIDATES,
@@ -64,7 +65,6 @@ _IS_FRESH = 7
 _KEPT = 8
 _LOST = 9
 BOOK_WORDS: Final = 10
-_AHEAD = 16
 
 
 def log_counts(words: Any, places: Any, entries: Any, book: Any) -> None:
@@ -232,6 +232,7 @@ def take(
             continue
         if book[N] < 0:
             return NO_LOG
+        ask(words, places, ids, i)
         rows[i] = take_one(words, places, ids[i], entries, book)
         if rows[i] < -1:
             return rows[i]
@@ -239,6 +240,16 @@ def take(
     if told[1]:
         look_again(words, places, ids, rows, told)
     return 0 if book[N] >= 0 else NO_LOG
+
+
+def ask(words: Any, places: Any, ids: Any, i: Any) -> None:
+    """Ask memory for the home of an id before its turn."""
+    if i + AHEAD < ids.size:
+        head = places[2 * HEAD]
+        side = words[head + SIDE] & 1
+        slots = words[head + SLOTS_0 + side]
+        at = home(ids[i + AHEAD], words[head + SEED], slots)
+        fetch(words, places[2 * (SIDE_0 + side)] + 2 * at)
 
 
 def tell(book: Any, i: Any, k: Any, told: Any) -> None:
@@ -265,8 +276,8 @@ def touch(words: Any, places: Any, rows: Any, entries: Any, book: Any) -> None:
     """Say that rows were pushed."""
     state = places[2 * STATE]
     for i in range(rows.size):
-        if i + _AHEAD < rows.size:
-            fetch(words, state + max(rows[i + _AHEAD], np.int64(0)))
+        if i + AHEAD < rows.size:
+            fetch(words, state + max(rows[i + AHEAD], np.int64(0)))
         if rows[i] >= 0:
             put(words, places, STATE, rows[i], book[STAMP], entries, book)
 
@@ -385,6 +396,7 @@ FUNCTIONS: dict[Callable[..., Any], str] = {
     take_one: f"WORDS, IDS, {_WORD}, {_LOG}",
     missing_of: "WORDS, IDS, IDS",
     touch: f"WORDS, IDS, IDS, {_LOG}",
+    ask: f"WORDS, IDS, IDS, {_WORD}",
     tell: f"WORDS, {_WORD}, {_WORD}, WORDS",
     look_again: "WORDS, IDS, IDS, WORDS, WORDS",
     take: f"WORDS, IDS, IDS, WORDS, {_LOG}, WORDS",

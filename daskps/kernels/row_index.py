@@ -26,10 +26,9 @@ if TYPE_CHECKING:
     from daskps.kernels.words_log import WordsLog
     from daskps.typing import Array
 
-#: Entries of an index at least.
-_FEWEST_SLOTS: Final = 1024
-#: How full an index gets before a larger one is built: two thirds.
-_FULL: Final = 2, 3
+#: A larger index is built when one of so many entries is in use. Of 10 M rows one id took
+#: 37 ns to find then, and 54 to 65 with two of three in use.
+_FULL: Final = 2
 #: Up to so many entries the next index is twice as large, then half as large again.
 _SMALL: Final = 1 << 16
 _ID = np.dtype(np.int64)
@@ -67,23 +66,7 @@ class TakenRows(NamedTuple):
 
 @functools.cache
 def _module(cache_dir: str | None) -> Module:
-    return plain(changes.FUNCTIONS, cache_dir=cache_dir, alone=True)
-
-
-def slots_for(rows: int) -> int:
-    """Return how many entries an index of so many ids should have.
-
-    Parameters
-    ----------
-    rows : int
-        Ids that it has, or will have.
-
-    Returns
-    -------
-    int
-        So many that it need not grow soon.
-    """
-    return max(_FEWEST_SLOTS, 2 * rows)
+    return plain(changes.FUNCTIONS, cache_dir=cache_dir, alone=True, borrows=True)
 
 
 class RowIndex:
@@ -178,7 +161,8 @@ class RowIndex:
         """
         _check(ids, rows)
         look_up = _module(self._cache_dir).function("look_up")
-        missing: int = look_up(self.words, self.places, ids, rows, since)
+        homes = np.empty(at.AHEAD, np.int64)
+        missing: int = look_up(self.words, self.places, ids, rows, since, homes)
         return missing
 
     def take(
@@ -400,7 +384,7 @@ class RowIndex:
         """How many entries the other side should have; 0 while this one will do."""
         head, side = self.head, int(self.head[at.SIDE]) & 1
         slots = int(head[at.SLOTS_0 + side])
-        if (head[at.USED] + head[at.CANDIDATES]) * _FULL[1] < slots * _FULL[0]:
+        if (head[at.USED] + head[at.CANDIDATES]) * _FULL < slots:
             return 0
         return slots * 2 if slots < _SMALL else slots + slots // 2
 

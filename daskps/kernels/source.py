@@ -145,7 +145,7 @@ WORDS, IDS = write(types.int64), read(types.int64)
 F4, F8 = write(types.float32), write(types.float64)
 R4, R8 = read(types.float32), read(types.float64)
 {numbers}
-_jit = njit(error_model="numpy", nogil={alone}, cache=CACHE)
+_jit = njit(error_model="numpy", nogil={alone}, _nrt={counts}, cache=CACHE)
 """
 #: Without these, functions take less time than to give the interpreter to another thread.
 _ALONE = """\
@@ -309,6 +309,7 @@ def plain_source(
     signatures: Mapping[str, str],
     *,
     alone: bool,
+    borrows: bool,
 ) -> str:
     """Return the module of plain functions.
 
@@ -322,6 +323,8 @@ def plain_source(
         The types of the arguments of each.
     alone : bool
         Whether they run without the interpreter's lock.
+    borrows : bool
+        Whether they make no arrays, and leave it to their caller to keep those he gives.
 
     Returns
     -------
@@ -332,6 +335,7 @@ def plain_source(
     text += _PLAIN.format(
         numbers="".join(f"{name} = {n}\n" for name, n in sorted(numbers.items())),
         alone=alone,
+        counts=not borrows,
     )
     return text + "".join(
         _PLAIN_FUNCTION.format(name=name, code=code, types=signatures[name])

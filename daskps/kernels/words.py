@@ -23,6 +23,7 @@ def plain(
     *,
     cache_dir: str | None = None,
     alone: bool = False,
+    borrows: bool = False,
 ) -> Module:
     """Return functions, compiled for one signature each.
 
@@ -38,6 +39,9 @@ def plain(
     alone : bool, default False
         Whether they run without the interpreter's lock, and may use what
         :mod:`daskps.kernels.system` has.
+    borrows : bool, default False
+        Whether they make no arrays. Then no function counts who holds those that it is
+        given: of small functions that call one another that is most of the time.
 
     Returns
     -------
@@ -61,7 +65,10 @@ def plain(
                 raise ValueError(f"{name} of {function.__module__} has another value")
         codes[function.__name__] = written(code, code.co_code, _constants(code))
     signatures = {f.__name__: signature for f, signature in functions.items()}
-    return Module(plain_source(numbers, codes, signatures, alone=alone), cache_dir)
+    return Module(
+        plain_source(numbers, codes, signatures, alone=alone, borrows=borrows),
+        cache_dir,
+    )
 
 
 def _constants(code: CodeType) -> Iterator[str]:

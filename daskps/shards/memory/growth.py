@@ -3,7 +3,7 @@
 It is taken a part at a time, always before a publication and never in one, and only by the
 owner of the segment: a deputy hands over the push that needs some.
 
-The index of a table grows on its other side: when it is two thirds full, memory for a larger
+The index of a table grows on its other side: when it is half full, memory for a larger
 one is taken and cleared over several pushes, then each of them copies some entries, and the
 publication after the last puts it in force.
 """
@@ -142,7 +142,7 @@ def _grow(memory: Memory, table: TableMemory, any_rows: AnyRows, need: Need) -> 
         any_rows.own[READY] = 0
         index.start(0)
         used = int(head[index_probe.USED] + head[index_probe.CANDIDATES]) + need.n_new
-        slots = max(index.slots_wanted, 2 * used)
+        slots = max(index.slots_wanted, 3 * used)
         _prepare(memory, any_rows, slots, slots)
         any_rows.own[READY] = 0
         index.start(slots)
