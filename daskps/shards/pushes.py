@@ -66,6 +66,7 @@ class Pushes:
         self._segment = segment
         self._planner = planner
         self._floors = floors
+        self._is_large = is_large(segment)
 
     def try_step(
         self,
@@ -87,7 +88,9 @@ class Pushes:
             return ASK
         try:
             planned = self._planner.whole(tick, arrays, old.steps)
-            of_rows = self._planner.rows(tick, rows, old.steps, check=check)
+            of_rows: Operations = []
+            if rows:
+                of_rows = self._planner.rows(tick, rows, old.steps, check=check)
             if of_rows and self._segment.has_any_ids:
                 of_rows = look_up(self._segment, of_rows)
                 make_room(self._segment, of_rows)
@@ -123,7 +126,7 @@ class Pushes:
     ) -> int:
         """Return where the row of a push begins that is as simple; -1 for any other."""
         segment = self._segment
-        if old.plain[POLICY] == _IN_ROUNDS or (arrays and is_large(segment)):
+        if old.plain[POLICY] == _IN_ROUNDS or (arrays and self._is_large):
             return -1
         if segment.header[ROWS_SEQUENCE] & 1:  # who came before died at rows
             return -1

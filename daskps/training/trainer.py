@@ -269,7 +269,11 @@ class Trainer(Ahead):
         tick: bool = True,
         target: Target | None = None,
     ) -> Any:
-        given = self._to_deliver(grads, weight, tick, timeout)
+        # Under BSP gradients are looked at before they are added to others.
+        if self._session.bsp:
+            given = self._checked(grads, weight)
+        else:
+            given = self._to_deliver(grads, weight, tick, timeout)
         seconds = None
         if timeout is not None or self._background.is_used:
             seconds = self._settled(timeout, "a push")

@@ -105,8 +105,8 @@ MUTANTS = (
     Mutant(
         "push-without-a-ticket-into-rounds",
         "daskps.shards.pushes:Pushes._find_row",
-        "if old.plain[POLICY] == _IN_ROUNDS or (arrays and is_large(segment)):",
-        "if arrays and is_large(segment):",
+        "if old.plain[POLICY] == _IN_ROUNDS or (arrays and self._is_large):",
+        "if arrays and self._is_large:",
         ("tests/shards/test_try_step.py::test_shard_decides_about_a_push_after",),
     ),
     Mutant(

@@ -134,9 +134,23 @@ class Session:
         """Send what is given to its shards, with the tick to all, and read `target`."""
         with self._lock:
             self._failed = True
-            road = self._road_of(given, timeout, tick=tick, target=target)
-            given, kind = self._encoded(given), given.kind
-            number = self._next_number(kind, tick)
+            # Written out: each call of a function here is a call more of each step.
+            kind = given.of if given.arrays or given.rows else NOTHING
+            codec = self._codec if kind == GRADIENT else None
+            # Pushes before the tick of a clock stay with the owners, and so does it.
+            reads_rows = target is not None and target.rows
+            by_call = self._open or not tick or given.rows or reads_rows
+            road = None if by_call else self._find_road(tuple(given.arrays))
+            # Near, what is read is read after the step, without asking the shards. Not
+            # where that may last too long: the clock stays then, and the step may not.
+            is_late = target is not None and timeout is not None
+            if road is not None and road.near.parts and (codec is not None or is_late):
+                road = None
+            if codec is not None:
+                given = self._encoded(given, codec)
+            number = 0
+            if tick or kind != NOTHING:  # it may change a shard
+                number, self.sequence = self.sequence, self.sequence + 1
             # One at a time: all before it were answered or given up.
             said = self.run, self.rank, self.clock, number, kind, given.weight
             step = Tick(*said, floor=number)
@@ -166,30 +180,8 @@ class Session:
             versions.sort()
             return Version.of(versions)
 
-    def _road_of(
-        self,
-        given: TrainerStep,
-        timeout: float | None,
-        *,
-        tick: bool,
-        target: Target | None,
-    ) -> StepRoad | None:
-        """Return the way of a step that brings whole arrays; None for a call."""
-        # Pushes before the tick of a clock stay with the owners, and so does it.
-        if self._open or not tick or given.rows or (target is not None and target.rows):
-            return None
-        road = self._find_road(tuple(given.arrays))
-        # Near, what is read is read after the step, without asking the shards. Not
-        # where that may last too long: the clock stays then, and the step may not.
-        is_late = target is not None and timeout is not None
-        is_coded = self._codec is not None and given.kind == GRADIENT
-        return None if road.near.parts and (is_coded or is_late) else road
-
-    def _encoded(self, given: TrainerStep) -> TrainerStep:
+    def _encoded(self, given: TrainerStep, codec: Codec) -> TrainerStep:
         """Return what is given with words of the run's codec for gradients."""
-        codec = self._codec
-        if codec is None or given.kind != GRADIENT:
-            return given
         how: Any = {"finite": self._finite, "empty": self._pool.empty}
         words = encoding.encoded(self.meta.layout, given.arrays, codec, **how)
         return given._replace(arrays=words)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from daskps.cluster.caller.routes import GRADIENT
-from daskps.shards.steps import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,13 +25,8 @@ class TrainerStep(NamedTuple):
     #: Who looks for NaN and Inf in the arrays on their way, where nobody has: at the
     #: latest before they take a message.
     look: FiniteCheck | None = None
-    #: What the arrays are.
+    #: What the arrays are, where there are any.
     of: str = GRADIENT
-
-    @property
-    def kind(self) -> str:
-        """What is said of it to the shards."""
-        return self.of if self.arrays or self.rows else NOTHING
 
 
 #: What ends a step that brings no more.

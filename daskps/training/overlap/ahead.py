@@ -19,10 +19,10 @@ from daskps.training.overlap.prefetch import Prefetch
 from daskps.training.row_gradients import rows_given
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from daskps.cluster.caller.row_routes import RowsGiven
     from daskps.cluster.caller.session import Session
-    from daskps.store.row_grad import RowGrad
     from daskps.training.overlap.background import Background
     from daskps.training.overlap.operation import Operation
     from daskps.typing import Array
@@ -245,26 +245,23 @@ class Ahead:
 
     def _checked(self, grads: Mapping[str, Any], weight: float) -> TrainerStep:
         """Return gradients as they are sent, or refuse them."""
-        return self._to_send(*self._parted(grads), weight)
-
-    def _parted(
-        self, grads: Mapping[str, Any]
-    ) -> tuple[Mapping[str, Any], Mapping[str, RowGrad]]:
-        """Return what is given for arrays, and for tables."""
         if self._finished:
             self._live()
-        if not self._session.meta.layout.tables:
-            return grads, {}
-        return row_intake.parted(self._session.meta.layout, grads)
-
-    def _to_send(
-        self, dense: Mapping[str, Any], named: Mapping[str, RowGrad], weight: float
-    ) -> TrainerStep:
-        arrays = self._gradients.take(dense)
-        rows = rows_given(self._session.meta, named, self._clash, finite=self._finite)
+        rows: Sequence[RowsGiven] = ()
+        if self._session.meta.layout.tables:
+            grads, rows = self._parted(grads)
+        arrays = self._gradients.take(grads)
         if type(weight) is not float or weight != 1.0:
             weight = number(weight, "weight", least=0.0)
         return TrainerStep(arrays, weight, rows) if weight else TrainerStep({}, weight)
+
+    def _parted(
+        self, grads: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], Sequence[RowsGiven]]:
+        """Return what is given for arrays, and the rows as they are sent."""
+        meta = self._session.meta
+        dense, named = row_intake.parted(meta.layout, grads)
+        return dense, rows_given(meta, named, self._clash, finite=self._finite)
 
     def _to_deliver(
         self, grads: Mapping[str, Any], weight: float, tick: bool, timeout: Any
@@ -274,29 +271,29 @@ class Ahead:
         Only where nothing comes between that a refused push would leave undone.
         """
         session = self._session
-        dense, named = self._parted(grads)
-        if (
-            not session.bsp
-            and self._finite
+        if not (
+            self._finite
             and tick
             and timeout is None
-            and not named
             and type(weight) is float
             and weight == 1.0
             and session.looks_later
             and self._prefetch is None
             and self._background.quiet
+            and not self._finished
         ):
-            layout, optimizers = session.meta.layout, session.meta.optimizers
-            try:
-                found = intake.gradients(layout, optimizers, dense, finite=False)
-            except Exception:  # noqa: BLE001  (an array before it may have NaN)
-                return self._to_send(dense, named, weight)
-            look = FiniteCheck(partial(intake.look, layout, found))
-            if sum(array.nbytes for array in found.values()) < LOOK_LATER_NBYTES:
-                look()
-            return TrainerStep(found, weight, look=look)
-        return self._to_send(dense, named, weight)
+            return self._checked(grads, weight)
+        layout, optimizers = session.meta.layout, session.meta.optimizers
+        if layout.tables and row_intake.parted(layout, grads)[1]:
+            return self._checked(grads, weight)
+        try:
+            found = intake.gradients(layout, optimizers, grads, finite=False)
+        except Exception:  # noqa: BLE001  (an array before it may have NaN)
+            return self._checked(grads, weight)
+        look = FiniteCheck(partial(intake.look, layout, found))
+        if sum(array.nbytes for array in found.values()) < LOOK_LATER_NBYTES:
+            look()
+        return TrainerStep(found, weight, look=look)
 
     def _live(self) -> Session:
         """Return the session, unless nobody waits for this trainer any more."""
