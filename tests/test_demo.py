@@ -366,6 +366,8 @@ def test_running_cluster(place: dict[str, str], tmp_path: Path) -> None:
     scheduler = ["dask", "scheduler", *here, "--port", "0"]
     worker = ["dask", "worker", *here, "--nthreads", "1", "--scheduler-file", str(file)]
     flags: dict[str, Any] = {"env": place, "cwd": tmp_path / "cwd"}
+    # These workers import daskps and load kernels while the demo waits for its store.
+    place["DASK_DASKPS__TIMEOUT"] = f"{PATIENCE} s"
     with (
         popen([*scheduler, "--scheduler-file", str(file)], **flags),
         popen(worker, **flags),

@@ -207,7 +207,7 @@ def test_what_differs_from_a_page_is_found() -> None:
 def n_workers(address: str) -> int:
     """Return how many workers a cluster has, 0 where there is none yet."""
     try:
-        with Client(address, timeout=1, set_as_default=False) as client:
+        with Client(address, timeout=30, set_as_default=False) as client:
             return len(client.nthreads())
     except OSError:
         return 0

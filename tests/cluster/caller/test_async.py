@@ -20,7 +20,7 @@ from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.link import Link
 from daskps.cluster.wire import deadline
 from daskps.errors import StoreClosedError, StoreExistsError
-from tests.support import gen_cluster
+from tests.support import PATIENCE, gen_cluster
 
 W = np.arange(6, dtype="f8").reshape(2, 3)
 
@@ -150,9 +150,9 @@ async def test_attach_and_call_share_one_timeout(c, s, a, b, monkeypatch):
         monkeypatch.setattr(deadline, "time", monotonic)
         monkeypatch.setattr(ParameterStore, "_attach", slow)
         monkeypatch.setattr(ShardClient, "call_async", noting)
-        await store.pull_async(timeout=10)
-        await store.push_async({"w": W}, timeout=10)
-        assert left == [6.0, 6.0]
+        await store.pull_async(timeout=PATIENCE)
+        await store.push_async({"w": W}, timeout=PATIENCE)
+        assert left == 2 * [PATIENCE - 4]
         with pytest.raises(TimeoutError, match="after 3 s waiting for a pull of store"):
             await store.pull_async(timeout=3)
 
@@ -193,7 +193,7 @@ def test_blocking_verb_on_a_workers_loop_raises(client, what):
     with daskps.create({"w": W}, optimizer=optim.SGD(1.0)) as store:
         future = client.submit(blocks_the_loop, store, what)
         with pytest.raises(RuntimeError, match="push_async"):
-            future.result(timeout=30)
+            future.result(timeout=PATIENCE)
         assert store.version == 0
         assert client.submit(sum, [1, 2]).result() == 3
 
@@ -202,14 +202,14 @@ def test_asarray_on_a_workers_loop_raises(client):
     with daskps.create({"w": W}) as store:
         future = client.submit(asarray_on_the_loop, store)
         with pytest.raises(TypeError, match="pull_async"):
-            future.result(timeout=30)
+            future.result(timeout=PATIENCE)
 
 
 def test_async_verbs_on_a_workers_loop(way):
     with daskps.create({"w": W}, optimizer=optim.SGD(1.0), client=way) as store:
-        found = way.submit(pushes_on_the_loop, store).result(timeout=30)
+        found = way.submit(pushes_on_the_loop, store).result(timeout=PATIENCE)
         np.testing.assert_array_equal(found, W - 1)
-        again = way.submit(pushes_on_the_loop, store).result(timeout=30)
+        again = way.submit(pushes_on_the_loop, store).result(timeout=PATIENCE)
         np.testing.assert_array_equal(again, W - 2)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import daskps
-from tests.support import gen_cluster, until
+from tests.support import PATIENCE, gen_cluster, until
 
 W = np.arange(4.0)
 
@@ -57,11 +57,11 @@ async def test_end_of_the_wait_says_what_and_how_long(c, s, a, b):
 @gen_cluster(client=True)
 async def test_default_timeout_does_not_cut_the_wait(c, s, a, b):
     with dask.config.set({"daskps.timeout": "0.2s"}):
-        opening = asyncio.ensure_future(daskps.open("x", client=c, wait="60s"))
+        opening = asyncio.ensure_future(daskps.open("x", client=c, wait=PATIENCE))
         await until_awaited(s)
         done, _ = await asyncio.wait({opening}, timeout=0.5)
         assert not done
-        store = await daskps.create({"w": W}, client=c, name="x", timeout=30)
+        store = await daskps.create({"w": W}, client=c, name="x", timeout=PATIENCE)
         assert await opening == store
     # A timeout that is given covers everything.
     with pytest.raises(TimeoutError, match="store 'z'"):

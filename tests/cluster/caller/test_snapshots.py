@@ -42,7 +42,7 @@ from daskps.cluster.wire.packing import unpack_reply
 from daskps.layout.chunks import Edge
 from daskps.layout.spans import WEIGHTS, Span
 from daskps.shards.memory.segment import Segment
-from tests.support import gen_cluster, local_cluster, store, until
+from tests.support import PATIENCE, gen_cluster, local_cluster, store, until
 
 RNG = np.random.default_rng(7)
 PARAMS = {
@@ -190,7 +190,7 @@ def test_snapshot_inside_a_task():
 
     with local_cluster(n_workers=2, threads=1) as client:
         s = store(client, params={"w": np.ones(10)})
-        assert client.submit(task, s).result(timeout=60) == (10, 10)
+        assert client.submit(task, s).result(timeout=PATIENCE) == (10, 10)
         assert client.submit(sum, [1, 2]).result() == 3
 
 
@@ -387,7 +387,7 @@ def half_pushed(s, client, value=1.0):
     )
 
     def send(shard):
-        shards.far.start(request, [shard], Deadline(10, "half a push")).result()
+        shards.far.start(request, [shard], Deadline(PATIENCE, "half a push")).result()
 
     send(0)
     return source.id, lambda: send(1)
@@ -414,9 +414,9 @@ def test_snapshot_waits_for_a_push_on_its_way(client):
     pushes = until_held(s)
     assert not found
     send_rest()
-    thread.join(timeout=30)
+    thread.join(timeout=PATIENCE)
     for push in pushes:
-        push.result(timeout=30)
+        push.result(timeout=PATIENCE)
     (snapshot,) = found
     first, second = dict(snapshot.version.pairs).values()
     assert 1 <= first == second < 1 + len(pushes)
@@ -439,19 +439,23 @@ def test_snapshot_that_waits_too_long_names_the_push(client):
     assert s.snapshot().version.pairs == ((0, 2), (1, 2))
 
 
-def test_cancelled_snapshot_releases_the_shards(client):
+def test_cancelled_snapshot_releases_the_shards(client, monkeypatch):
+    # Only the end of the cut lets its pushes go.
+    monkeypatch.setattr("daskps.cluster.directory.cuts.HOLD_SECONDS", 2 * PATIENCE)
     s = store(client)
     _, send_rest = half_pushed(s, client)
     link = s._bind()
     work = link.start(
-        lambda: snapshots.take_snapshot(s._attached(), None, Deadline(60, "a snapshot"))
+        lambda: snapshots.take_snapshot(
+            s._attached(), None, Deadline(PATIENCE, "a snapshot")
+        )
     )
     pushes = until_held(s)
     work.cancel()
     with pytest.raises(CancelledError):
         work.result()
     for push in pushes:
-        push.result(timeout=4)
+        push.result(timeout=PATIENCE)
     until(lambda: left(client) == 0)
     send_rest()
 
@@ -461,7 +465,7 @@ def test_push_that_was_given_up_blocks_no_snapshot(client):
     s = store(client)
     owner, _ = half_pushed(s, client)
     s._attached().settle(owner, 1)
-    snapshot = s.snapshot(timeout=10)
+    snapshot = s.snapshot(timeout=PATIENCE)
     assert snapshot.version.pairs == ((0, 1), (1, 0))
 
 
@@ -504,10 +508,10 @@ def test_timed_out_push_blocks_no_snapshot(client):
     far._send = lose
     with pytest.raises(TimeoutError):
         s.push({"w": np.ones(10, "f4")}, timeout=0.3)
-    assert s.snapshot(timeout=10).version.pairs == ((0, 1), (1, 0))
+    assert s.snapshot(timeout=PATIENCE).version.pairs == ((0, 1), (1, 0))
     far._send = send
     s.push({"w": np.ones(10, "f4")})
-    assert s.snapshot(timeout=10).version.pairs == ((0, 2), (1, 1))
+    assert s.snapshot(timeout=PATIENCE).version.pairs == ((0, 2), (1, 1))
 
 
 def test_producer_that_ended_is_excused(client):
@@ -515,7 +519,7 @@ def test_producer_that_ended_is_excused(client):
     s = store(client, name="orphaned")
     with Client(client.scheduler_info()["address"], set_as_default=False) as second:
         half_pushed(daskps.open("orphaned", client=second), second)
-    assert s.snapshot(timeout=10).version.pairs == ((0, 1), (1, 0))
+    assert s.snapshot(timeout=PATIENCE).version.pairs == ((0, 1), (1, 0))
 
 
 def test_hosts_release_a_cut_that_was_left_to_itself(client):
@@ -526,7 +530,7 @@ def test_hosts_release_a_cut_that_was_left_to_itself(client):
     for worker in s.placement:
         begin = {"attempt": 1, "lease_seconds": 0.3}
         link.run(lambda w=worker, b=begin: link.control(w, "begin_cut", **about, **b))
-    assert s.push({"w": np.ones(10, "f4")}, timeout=30) == 1
+    assert s.push({"w": np.ones(10, "f4")}, timeout=PATIENCE) == 1
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 2)])
@@ -551,7 +555,7 @@ async def test_cut_given_up_while_it_begins_holds_nothing(c, s, a):
     assert first.shard.cut is None
     assert second.shard.cut is None
     assert host.snapshots.nbytes == 0
-    assert await made.add({"w": np.ones(10)}, timeout=5) == 1
+    assert await made.add({"w": np.ones(10)}, timeout=PATIENCE) == 1
     with pytest.raises(daskps.ConsistencyError, match="is over"):
         await cuts.prepare_cut(host, index=None, **about)
     await made.close()
@@ -633,7 +637,7 @@ def test_snapshot_of_a_deleted_store_ends(client):
 
     def take():
         try:
-            s.snapshot(timeout=60)
+            s.snapshot(timeout=PATIENCE)
         except daskps.StoreClosedError as error:
             caught.append(error)
 
@@ -641,18 +645,18 @@ def test_snapshot_of_a_deleted_store_ends(client):
     thread.start()
     pushes = until_held(s)
     daskps.open("doomed").delete()
-    thread.join(timeout=30)
+    thread.join(timeout=PATIENCE)
     assert caught
     # Released or refused, in time.
     for push in pushes:
         with contextlib.suppress(daskps.StoreClosedError):
-            push.result(timeout=30)
+            push.result(timeout=PATIENCE)
     until(lambda: left(client) == 0)
 
 
 def test_lost_worker_is_named(monkeypatch):
     # Who is slow to kill it would find its push let go, and applied, in between.
-    monkeypatch.setattr("daskps.cluster.directory.cuts.HOLD_SECONDS", 60.0)
+    monkeypatch.setattr("daskps.cluster.directory.cuts.HOLD_SECONDS", 2 * PATIENCE)
     with local_cluster(n_workers=2, threads=1) as client:
         with dask.config.set({"daskps.ways.machine": False}):
             # In private memory: nobody can adopt it.
@@ -665,7 +669,7 @@ def test_lost_worker_is_named(monkeypatch):
 
         def take():
             with pytest.raises(daskps.ShardLostError, match="shard 1") as error:
-                s.snapshot(timeout=60)
+                s.snapshot(timeout=PATIENCE)
             caught.append(error)
 
         thread = threading.Thread(target=take)
@@ -675,8 +679,9 @@ def test_lost_worker_is_named(monkeypatch):
         # It does not wait for its timeout: that would be another error.
         thread.join()
         assert caught
-        with pytest.raises(daskps.ShardLostError):
-            pushes[-1].result(timeout=30)
+        # Which of them is held is not said: a later one may have come before the cut.
+        errors = [push.exception(timeout=PATIENCE) for push in pushes]
+        assert any(isinstance(error, daskps.ShardLostError) for error in errors)
         # The copies went too, which is said and never made up for.
         with pytest.raises(daskps.SnapshotLostError, match="another one") as lost:
             snapshot["w"].compute()
@@ -691,7 +696,7 @@ def test_snapshot_ends_with_its_scheduler():
         s.snapshot()
         client.shutdown()
         with pytest.raises(OSError, match="scheduler"):
-            s.snapshot(timeout=20)
+            s.snapshot(timeout=PATIENCE)
 
 
 # -- the promise -----------------------------------------------------------------
