@@ -81,7 +81,7 @@ _FUNCTIONS: dict[Callable[..., Any], str] = {
 
 @functools.cache
 def _module(cache_dir: str | None) -> Module:
-    return plain(_FUNCTIONS, cache_dir=cache_dir, alone=True)
+    return plain(_FUNCTIONS, cache_dir=cache_dir, alone=True, borrows=True)
 
 
 def buckets(

@@ -160,12 +160,16 @@ _MERGE = (
 @functools.cache
 def _module(itemsize: int, cache_dir: str | None) -> Module:
     functions: dict[Callable[..., Any], str] = {
-        index: _INDEX,
         is_within: _WITHIN,
         fold: _FOLD.format(itemsize),
         merge: _MERGE.format(itemsize),
     }
-    return plain(functions, cache_dir=cache_dir, alone=True)
+    return plain(functions, cache_dir=cache_dir, alone=True, borrows=True)
+
+
+@functools.cache
+def _index_module(cache_dir: str | None) -> Module:
+    return plain({index: _INDEX}, cache_dir=cache_dir, alone=True, borrows=True)
 
 
 class Brought(NamedTuple):
@@ -221,11 +225,11 @@ def merge_rows(
     table = np.zeros(1 << bits, np.int32)
     distinct, first, last, following, place, owner = np.empty((6, n), np.int64)
     spans = np.array(brought, np.int64).reshape(-1)
-    functions = _module(rows.dtype.itemsize, cache_dir).function
     chain = first, last, following, place, owner
-    found = functions("index")(spans, ids, table, bits, distinct, *chain)
+    loop = _index_module(cache_dir).function("index")
+    found = loop(spans, ids, table, bits, distinct, *chain)
     sums = np.empty((found, dim), rows.dtype) if out is None else out(found)
-    functions("merge")(
+    _module(rows.dtype.itemsize, cache_dir).function("merge")(
         found,
         first,
         following,
@@ -244,8 +248,8 @@ def merge_rows(
 
 def warm(dtype: np.dtype[Any], *, cache_dir: str | None = None) -> None:
     """Compile what merges rows of a dtype, so that the first round finds it."""
-    for name in ("index", "merge"):
-        _module(dtype.itemsize, cache_dir).function(name)
+    _index_module(cache_dir).function("index")
+    _module(dtype.itemsize, cache_dir).function("merge")
 
 
 def _check(brought: Sequence[Brought], ids: Array, rows: Array, size: int) -> None:

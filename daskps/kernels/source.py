@@ -145,7 +145,10 @@ WORDS, IDS = write(types.int64), read(types.int64)
 F4, F8 = write(types.float32), write(types.float64)
 R4, R8 = read(types.float32), read(types.float64)
 {numbers}
-_jit = njit(error_model="numpy", nogil={alone}, _nrt={counts}, cache=CACHE)
+# Nobody calls them from C: to compile what would be for that takes a tenth as long.
+_jit = njit(
+    error_model="numpy", nogil={alone}, _nrt={counts}, cache=CACHE, no_cfunc_wrapper=True
+)
 """
 #: Without these, functions take less time than to give the interpreter to another thread.
 _ALONE = """\

@@ -89,7 +89,7 @@ _FUNCTIONS: dict[Callable[..., Any], str] = {put_back: "WORDS, IDS, IDS, types.i
 
 @functools.cache
 def _module(cache_dir: str | None) -> Module:
-    return plain(_FUNCTIONS, cache_dir=cache_dir, alone=True)
+    return plain(_FUNCTIONS, cache_dir=cache_dir, alone=True, borrows=True)
 
 
 def restore(

@@ -1,11 +1,18 @@
-"""What Numba says of the functions of a generated module."""
+"""Where tests keep compiled loops, and what Numba says of those of a generated module."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from daskps import config
+
 if TYPE_CHECKING:
     from daskps.kernels.compiled import Module
+
+
+def kept() -> str:
+    """Return where the processes of a test run share what takes long to compile."""
+    return str(config.load().cache)
 
 
 def hits(module: Module) -> int:

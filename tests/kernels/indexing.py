@@ -9,6 +9,7 @@ import numpy as np
 from daskps.kernels import index_probe as at
 from daskps.kernels.row_index import RowIndex
 from daskps.kernels.words_log import WordsLog
+from tests.kernels.compiling import kept
 
 #: What stands before, between and behind the areas.
 GUARD = 0x5EED
@@ -25,7 +26,7 @@ def made(
     for start, n in zip(starts, sizes, strict=True):
         words[start : start + n] = 0
     places = np.stack([starts, sizes], 1).reshape(-1)
-    index = RowIndex(words, places)
+    index = RowIndex(words, places, cache_dir=kept())
     index.begin(seed=seed, rows=rows, slots=slots, **more)
     return index, WordsLog(np.zeros(2 * log, np.int64), np.zeros(1, np.int64), BASE)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from daskps.kernels import id_hash
 from daskps.layout.buckets import bucket_edges, bucket_rows, n_buckets
+from tests.kernels.compiling import kept
 
 WORD = 2**64
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -39,9 +40,9 @@ def test_ids_are_split_by_the_owner_of_their_bucket(
 ) -> None:
     n, ids = n_buckets(rows), np.array(values, np.int64)
     wanted = [bucket(i, seed, n) for i in values]
-    assert id_hash.buckets(ids, seed, n).tolist() == wanted
+    assert id_hash.buckets(ids, seed, n, cache_dir=kept()).tolist() == wanted
     edges = bucket_edges(n, shards)
-    found = id_hash.split(ids, seed, edges)
+    found = id_hash.split(ids, seed, edges, cache_dir=kept())
     pos = np.arange(len(ids)) if found.pos is None else found.pos
     assert len(found.starts) == shards + 1
     assert found.starts[-1] == len(ids)
@@ -55,21 +56,24 @@ def test_ids_are_split_by_the_owner_of_their_bucket(
 def test_the_hash_stays_what_it_is() -> None:
     """Rows in memory and in snapshots lie where it says."""
     ids = np.array([0, 1, -1, 2**63 - 1, -(2**63), 1234567890123], np.int64)
-    assert id_hash.buckets(ids, 0, 2**32).tolist() == [
+    assert id_hash.buckets(ids, 0, 2**32, cache_dir=kept()).tolist() == [
         mix64(i % WORD) >> 32 for i in ids.tolist()
     ]
     # The third number that splitmix64 gives from 1234567, from its authors' program.
     state = (1234567 + 3 * 0x9E3779B97F4A7C15) % WORD
     assert mix64(state) == 9817491932198370423
     given = np.array([state - (state >> 63 << 64)], np.int64)
-    assert id_hash.buckets(given, 0, 2**32)[0] == 9817491932198370423 >> 32
+    assert (
+        id_hash.buckets(given, 0, 2**32, cache_dir=kept())[0]
+        == 9817491932198370423 >> 32
+    )
 
 
 def test_shards_get_about_as_many_ids_of_any_kind() -> None:
     for ids in (np.arange(40_000), np.arange(40_000) << 40, -np.arange(40_000) * 64):
         for rows in (None, 40_000):
             edges = bucket_edges(n_buckets(rows), 5)
-            counts = np.diff(id_hash.split(ids, 99, edges).starts)
+            counts = np.diff(id_hash.split(ids, 99, edges, cache_dir=kept()).starts)
             assert abs(counts / 8_000 - 1).max() < 0.08
 
 
@@ -91,9 +95,9 @@ def test_arrays_that_are_no_ids_or_edges_are_refused() -> None:
     ids, edges = np.arange(4), bucket_edges(8, 2)
     for bad in (ids.astype("u8"), ids[::2], ids.reshape(2, 2)):
         with pytest.raises(ValueError, match="expected contiguous int64"):
-            id_hash.split(bad, 0, edges)
+            id_hash.split(bad, 0, edges, cache_dir=kept())
         with pytest.raises(ValueError, match="expected contiguous int64"):
-            id_hash.buckets(bad, 0, 8)
+            id_hash.buckets(bad, 0, 8, cache_dir=kept())
     for wrong in ([1, 4, 8], [0, 9, 8], [0, 4, 2**33], [0, 0, 0]):
         with pytest.raises(ValueError, match="expected edges"):
-            id_hash.split(ids, 0, np.array(wrong))
+            id_hash.split(ids, 0, np.array(wrong), cache_dir=kept())

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from daskps.kernels.row_merge import Brought, merge_rows
+from daskps.kernels import row_merge
+from daskps.kernels.row_merge import Brought
 from daskps.reduction import fold
+from tests.kernels.compiling import kept
 
+merge_rows = partial(row_merge.merge_rows, cache_dir=kept())
 Given = dict[int, tuple[Any, Any]]
 
 

@@ -16,6 +16,7 @@ from daskps.shards.memory.segment import Segment
 from daskps.shards.row_reads import RowsRead, all_rows, copy_rows, copy_rows_locked
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Step, Ticket
+from tests.kernels.compiling import kept
 from tests.shards.rowing import AddingRows
 
 #: An array, a table of any ids with a rule and one of integers without.
@@ -39,7 +40,7 @@ def made(layout: Layout, shard: int = 0, buffer: Any = None) -> Shard:
     segment = Segment(layout, shard, SLOTS, buffer, durable=True)
     segment.words[GENERATION], segment.memory = 1, Own()
     rules: Any = {W: AddingRows(), EMB: AddingRows()}
-    return Shard(segment, rules)
+    return Shard(segment, rules, cache_dir=kept())
 
 
 def item(shard: Shard, index: int, pairs: Sequence[tuple[int, int]]) -> Item:
