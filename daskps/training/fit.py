@@ -12,7 +12,7 @@ from daskps.consistency import ASP, BSP, SSP, Policy, policy
 from daskps.limits import MOST_TRAINERS, check_trainers
 from daskps.reduction import check_reduce
 from daskps.store.arguments import flag, whole
-from daskps.store.with_rows import find_clash
+from daskps.store.with_rows import find_clash, refusal
 from daskps.training import callbacks as callbacks_module
 from daskps.training.data.parts import check
 from daskps.training.data.tables import array_of
@@ -20,6 +20,7 @@ from daskps.training.functions import check_function
 from daskps.training.job import Job
 from daskps.training.overlap.background import Background
 from daskps.training.result import Epoch, TrainResult
+from daskps.training.row_ids import checked_functions
 from daskps.training.steps import FitPlan
 from daskps.training.trainer import Trainer
 from daskps.usercode import user_code
@@ -44,6 +45,7 @@ def train(  # noqa: PLR0913 - the public contract
     X: Any,
     y: Any = None,
     *,
+    rows: Mapping[str, Callable[..., Any]] | None = None,
     epochs: int = 1,
     batch_size: int = 64,
     trainers: int | None = None,
@@ -77,8 +79,9 @@ def train(  # noqa: PLR0913 - the public contract
         The store, with an optimizer.
     gradient : callable
         ``gradient(params, X_batch, y_batch)`` returns the mean gradients over the
-        batch as a mapping of names to arrays, or ``(loss, gradients)``. `params` is
-        a flat dict whose arrays are valid until it returns.
+        batch as a mapping of names to arrays, or ``(loss, gradients)``; a table's
+        is a :class:`RowGrad`. `params` is a flat dict whose arrays are valid until
+        it returns.
     X : array_like, table or dask array, shape (n, ...), or list of Future or Delayed
         Training rows. Tables are pandas and dask DataFrames and Series and pyarrow
         Tables; each is converted once, to an array of the dtype that holds all its
@@ -91,6 +94,17 @@ def train(  # noqa: PLR0913 - the public contract
         the first axis to those of `X`: they travel. For a list of parts, a list of
         as many, of shape (n_i, ...). An array in memory beside a dask array is sent
         in pieces to the trainers.
+    rows : mapping of str to callable, optional
+        By the names of tables: ``f(X_batch)``, or ``f(X_batch, rng)``, returns the ids
+        of the rows that the batch is about, in any shape. `params` has these rows
+        under that name, in an array of shape ``ids.shape + (dim,)``, and the gradient
+        for them is an array of that shape or a :class:`RowGrad`. It is called once for
+        each batch, before the step that precedes it is delivered: the ids travel with
+        that step and the rows come with its answer, under BSP exactly those after the
+        last round. `rng` depends on `seed`, epoch, rank and clock alone, so that a
+        trainer that is started again gets the same ids. Not with
+        ``execution="graph"``, a callable `reduce`, `codec`, `sync_every` or
+        ``average="models"``; `validate` is called with arrays.
     epochs : int
         Passes over the data.
     batch_size : int
@@ -185,6 +199,9 @@ def train(  # noqa: PLR0913 - the public contract
     _choice("execution", execution, EXECUTIONS)
     _choice("average", average, AVERAGES)
     _choice("on_trainer_lost", on_trainer_lost, ("restart", "raise"))
+    of_rows = checked_functions(rows)
+    if of_rows and execution == "auto":
+        execution = "resident"
     if execution == "graph":
         why = "a round of the task graph is a synchronous one; use execution='resident'"
         _check_rounds("execution='graph'", chosen, why)
@@ -215,6 +232,17 @@ def train(  # noqa: PLR0913 - the public contract
         check_trainers(job.trainers, graph=in_graph)
     ahead = config.load().double_buffer
     read_ahead = ahead == "parameters" and every == 1 and _may_read_ahead(chosen)
+    # The rows of a batch come with the step before it, and not a step earlier.
+    read_ahead = read_ahead and not of_rows
+    clash = find_clash(
+        execution=execution,
+        reduce=reduce,
+        codec=chosen_codec,
+        sync_every=every,
+        average=average,
+    )
+    for name in of_rows if clash else ():
+        raise refusal(name, clash)
     plan = FitPlan(
         gradient=gradient,
         epochs=job.epochs,
@@ -226,13 +254,8 @@ def train(  # noqa: PLR0913 - the public contract
         bsp=isinstance(chosen, BSP),
         batch_ahead=ahead != "none",
         read_ahead=read_ahead,
-        clash=find_clash(
-            execution=execution,
-            reduce=reduce,
-            codec=chosen_codec,
-            sync_every=every,
-            average=average,
-        ),
+        clash=clash,
+        rows=of_rows,
     )
     if read_ahead and isinstance(chosen, SSP):
         # What is read at one clock is used at the next: the bound holds there.

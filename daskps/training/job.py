@@ -27,6 +27,7 @@ from daskps.training.functions import metrics_of
 from daskps.training.graph import GraphStepper
 from daskps.training.resident import train_part
 from daskps.training.result import Epoch, Progress, TrainResult
+from daskps.training.row_ids import check_tables
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
@@ -150,6 +151,8 @@ class Job:
     ) -> TrainResult:
         """Cut the data, train, read what came out."""
         link: Link = self.store._bind()
+        if plan.rows:
+            check_tables((await self.store._attach(link)).meta, plan.rows)
         parts = await parts_of(link, X, y, trainers=self.trainers, split=split)
         try:
             lengths = [part.rows for part in parts]

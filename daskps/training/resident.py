@@ -11,6 +11,7 @@ import numpy as np
 from daskps.cluster.caller.trainer_step import TrainerStep
 from daskps.cluster.runs.graph.epochs import FIRST_ROWS, first_batches
 from daskps.cluster.wire.deadline import Deadline
+from daskps.training.batch_rows import BatchRows
 from daskps.training.data.row_blocks import rows_of
 from daskps.training.data.rows import n_rows
 from daskps.training.overlap.background import Background
@@ -42,6 +43,10 @@ class _Loop:
         self.n = n_rows(self.X)
         self.stepper = Stepper(plan, session.meta)
         self.background = background
+        self.per_epoch = plan.rounds if plan.bsp else plan.n_groups(self.n)
+        self.rows: BatchRows | None = None
+        if plan.rows:
+            self.rows = BatchRows(plan, session, self.stepper, self.per_epoch)
         #: The rows of the next batch, where they have been taken.
         self._taken: Batch | None = None
         #: The delivery that the next step is computed beside.
@@ -52,8 +57,7 @@ class _Loop:
         self._first = (0.0, 0)
 
     def run(self) -> None:
-        plan = self.plan
-        per_epoch = plan.rounds if plan.bsp else plan.n_groups(self.n)
+        plan, per_epoch = self.plan, self.per_epoch
         if per_epoch == 0 and not plan.bsp:
             # No data: it takes no part, and each epoch is over for it at once.
             self.session.finish()
@@ -72,14 +76,14 @@ class _Loop:
             self.session.read(self.stepper.target, None)
         for epoch in range(first, plan.epochs):
             began = time.monotonic()
-            self._epoch(epoch, skip, per_epoch)
+            self._epoch(epoch, skip)
             skip = 0
             if self._report(epoch, began):
                 break
 
-    def _epoch(self, epoch: int, skip: int, per_epoch: int) -> None:
+    def _epoch(self, epoch: int, skip: int) -> None:
         groups = self.plan.groups(self.n, epoch, self.session.rank)
-        for number in range(skip, per_epoch):
+        for number in range(skip, self.per_epoch):
             if number < len(groups):
                 self._step(groups[number], groups[number + 1 : number + 2])
             else:
@@ -91,6 +95,9 @@ class _Loop:
     def _step(self, group: Sequence[Any], following: Sequence[Sequence[Any]]) -> None:
         session = self.session
         first, self._taken = self._taken, None
+        if self.rows is not None:
+            first = first or self.stepper.take(self.X, self.y, group[0])
+            self.rows.make_ready(first[0])
         found = self.stepper.step(self.X, self.y, group, first)
         if found.loss_sum is not None:
             session.loss_sum = (session.loss_sum or 0.0) + found.loss_sum
@@ -99,7 +106,11 @@ class _Loop:
             self._first = first_batches(self._first, found.loss_sum, found.rows)
         weight = float(found.rows) if self.plan.bsp else 1.0
         given = TrainerStep(found.arrays, weight, found.of_tables, of=found.kind)
-        if self.plan.read_ahead:
+        if self.rows is not None:
+            if following:
+                self._taken = self.stepper.take(self.X, self.y, following[0][0])
+            self.rows.deliver(given, self._taken and self._taken[0])
+        elif self.plan.read_ahead:
             rows = [one.copied() for one in found.of_tables]
             given = given._replace(arrays=self._copied(found.arrays), rows=rows)
             self._settle()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,12 +25,14 @@ from daskps.training.data.rows import batches, n_rows, take_rows
 from daskps.training.functions import advice, note_labels
 from daskps.training.local import LocalModel
 from daskps.training.row_gradients import rows_given
+from daskps.training.row_ids import as_rows
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.row_routes import RowsGiven
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.targets import Target
+    from daskps.training.row_ids import IdFunction
     from daskps.typing import Array
 
 _GRADIENT = user_code("the gradient")
@@ -59,6 +61,8 @@ class FitPlan:
     read_ahead: bool = False
     #: What of the run takes arrays alone, see :mod:`daskps.store.with_rows`.
     clash: str = ""
+    #: What gives the ids of a batch, by the names of tables.
+    rows: Mapping[str, IdFunction] = field(default_factory=dict)
 
     def n_groups(self, n: int) -> int:
         """Return the synchronisations per epoch of a rank with `n` rows."""
@@ -99,6 +103,8 @@ class Stepper:
         # One buffer for the whole run: fresh memory costs more than the copy into it.
         self.target: Target = whole(meta)
         self.params: dict[str, Array] = self.target.finish()
+        #: The rows of tables that `params` has, by their names.
+        self.ids: Mapping[str, Array] = {}
         self._other: Target | None = None
         self._local: LocalModel | None = None
         if plan.sync_every != 1 or plan.average_models:
@@ -213,7 +219,7 @@ class Stepper:
     ) -> tuple[dict[int, Array], list[RowsGiven]]:
         """Return gradients of a batch, of arrays and of rows, ready to send."""
         layout, rules = self.meta.layout, self.meta.optimizers
-        dense, named = row_intake.parted(layout, grads)
+        dense, named = row_intake.parted(layout, as_rows(grads, self.ids))
         arrays = intake.gradients(layout, rules, dense, finite=False)
         if self._finite:
             intake.look(layout, arrays, partial(advice, *batch))

@@ -1,0 +1,154 @@
+"""Which rows of tables a batch is about, as functions of the user's say."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from dask.utils import funcname
+
+from daskps.store import intake
+from daskps.store.row_grad import RowGrad
+from daskps.store.row_targets import given_ids
+from daskps.usercode import user_code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from daskps.cluster.caller.shard_map import StoreMap
+    from daskps.typing import Array
+
+
+class IdFunction(NamedTuple):
+    """A function that gives the ids of a batch."""
+
+    function: Callable[..., Any]
+    #: Whether it is called with a generator too.
+    draws: bool
+
+
+def checked_functions(rows: Any) -> Mapping[str, IdFunction]:
+    """Return the functions of ``train(rows=)`` by the names of tables.
+
+    Raises
+    ------
+    TypeError
+        For what is no mapping of names to functions that can be called so.
+    """
+    if rows is None:
+        return {}
+    if not isinstance(rows, Mapping):
+        raise TypeError(
+            f"rows is a mapping of the names of tables to functions, found "
+            f"{type(rows).__name__}; pass {{'emb': lambda X_batch: ids}}"
+        )
+    return {name: _checked(name, function) for name, function in rows.items()}
+
+
+def _checked(name: Any, function: Any) -> IdFunction:
+    if not isinstance(name, str):
+        raise TypeError(f"rows names tables, found {name!r:.60}; name each by a string")
+    if not callable(function):
+        raise TypeError(
+            f"rows[{name[:60]!r}] is a function of a batch, found {function!r:.60}; "
+            f"pass one that returns its ids, as in lambda X_batch: X_batch[:, 0]"
+        )
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):  # some compiled functions do not tell
+        return IdFunction(function, draws=False)
+    if [*signature.parameters][1:2] != ["rng"] and _takes(signature, 1):
+        return IdFunction(function, draws=False)
+    if _takes(signature, 2):
+        return IdFunction(function, draws=True)
+    raise TypeError(
+        f"rows[{name[:60]!r}] is called as f(X_batch) or f(X_batch, rng), but "
+        f"{funcname(function)}{signature} takes neither"
+    )
+
+
+def _takes(signature: inspect.Signature, n: int) -> bool:
+    try:
+        signature.bind(*[None] * n)
+    except TypeError:
+        return False
+    return True
+
+
+def check_tables(meta: StoreMap, rows: Mapping[str, IdFunction]) -> None:
+    """Refuse names that are none of tables.
+
+    Raises
+    ------
+    ValueError
+        For the name of an array.
+    UnknownParameterError
+        For one that the store does not have.
+    """
+    for name in rows:
+        if name not in meta.layout.table_by_name:
+            shape = meta.layout[name].shape
+            raise ValueError(
+                f"rows= names {name[:60]!r}, which is an array of shape {shape} and no "
+                f"table; leave it out: params has all of it"
+            )
+
+
+def ids_of_batch(
+    meta: StoreMap,
+    rows: Mapping[str, IdFunction],
+    X: Any,
+    place: tuple[int, int, int, int],
+) -> dict[str, Array]:
+    """Call the functions on a batch; return ids by the names of tables.
+
+    Parameters
+    ----------
+    meta : StoreMap
+        The store.
+    rows : mapping of str to IdFunction
+        The functions.
+    X : array_like
+        The features of the batch.
+    place : tuple of int
+        Seed, epoch, rank and clock: what is drawn depends on nothing else. Each
+        function draws from its own generator, all the same: tables that one function
+        is for get the same ids.
+
+    Raises
+    ------
+    Exception
+        What a function raised, or ValueError and TypeError for what are no ids; with
+        the table in a note.
+    """
+    found: dict[str, Array] = {}
+    sequence = np.random.SeedSequence(place[0], spawn_key=place[1:])
+    for name, (function, draws) in rows.items():
+        said = f"rows[{name[:60]!r}]"
+        drawn = (np.random.default_rng(sequence),) if draws else ()
+        try:
+            with user_code(said):
+                ids = function(X, *drawn)
+            found |= given_ids(meta, {name: ids})
+        except Exception as error:
+            error.add_note(
+                f"{said} of train, which is {funcname(function)}, was called for the "
+                f"batch at clock {place[-1]} of trainer {place[-2]}; it returns ids of "
+                f"rows of that table, whole numbers in any shape"
+            )
+            raise
+    return found
+
+
+def as_rows(grads: Mapping[str, Any], ids: Mapping[str, Array]) -> Mapping[str, Any]:
+    """Return gradients with those for a batch's rows as such, array or not."""
+    if not ids:
+        return grads
+    return {
+        name: RowGrad(ids[name], given)
+        if name in ids and not isinstance(given, RowGrad)
+        else given
+        for name, given in intake.plain(grads).items()
+    }
