@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         TableRows,
         UndoLog,
     )
+    from daskps.kernels.rows import OfRows
     from daskps.typing import Array
 
 #: Elements that float16 weights are widened at a time: the two float32 scratch arrays
@@ -48,11 +49,15 @@ class _Native(Kernel):
     """A kernel whose weights have the compute dtype."""
 
     def __init__(
-        self, module: Module, dtype: np.dtype[Any], sizes: tuple[int, int]
+        self,
+        module: Module,
+        dtype: np.dtype[Any],
+        sizes: tuple[int, int],
+        per_row: tuple[bool, ...] | None,
     ) -> None:
         self.dtype = self.compute_dtype = dtype
         self.n_slots, self.n_scalars = sizes
-        self.module = module
+        self.module, self.per_row = module, per_row
 
     def inplace(self, w: Array, g: Array, slots: Arrays, scalars: Scalars) -> None:
         self._check_gradient(g, (len(w),))
@@ -224,9 +229,12 @@ def _check_rows(
             f"the rule has {kernel.n_slots} slots of {kernel.compute_dtype}, got "
             f"{[str(a.dtype) for a in table.slots]}"
         )
-    for slot in table.slots:
-        if slot.shape != table.w.shape:
-            raise ValueError(f"expected slots of {table.w.shape}, got {slot.shape}")
+    n, dim = table.w.shape
+    for slot, of_row in zip(
+        table.slots, kernel.per_row or (False,) * kernel.n_slots, strict=True
+    ):
+        if slot.shape != (shape := (n, 1 if of_row else dim)):
+            raise ValueError(f"expected a slot of {shape}, got {slot.shape}")
     places = check_named(table, ids, at, g)
     check_log(table, log, len(ids))
     return places
@@ -253,6 +261,7 @@ class _Widened(Kernel):
         self.compute_dtype = inner.dtype
         self.n_slots, self.n_scalars = inner.n_slots, inner.n_scalars
         self._inner, self.module = inner, inner.module
+        self.per_row = inner.per_row
 
     def inplace(self, w: Array, g: Array, slots: Arrays, scalars: Scalars) -> None:
         self.publish(w, w, g, slots, scalars)
@@ -314,6 +323,9 @@ class _Widened(Kernel):
             return False
 
         def change(w: Array, given: Array, slots: Arrays) -> None:
+            if self.per_row is not None:
+                self._whole(w, given, slots, scalars)
+                return
             # Views all of them: what was copied is contiguous.
             flat = tuple(slot.reshape(-1) for slot in slots)
             self._publish(*[w.reshape(-1)] * 2, given.reshape(-1), *flat, scalars)
@@ -322,8 +334,16 @@ class _Widened(Kernel):
         in_blocks(table, ids, at, g, log, change, cache_dir=cache_dir)
         return True
 
+    def _whole(self, w: Array, g: Array, slots: Arrays, scalars: Scalars) -> None:
+        """Update all rows of some arrays, each of which needs the whole of it."""
+        loop: Any = self.module.function("whole")
+        wide = w.astype(self.compute_dtype)
+        loop(wide, g.astype(self.compute_dtype), *slots, self._cast(scalars))
+        with np.errstate(over="ignore"):
+            w[:] = wide
+
     def warm_rows(self) -> None:
-        self.module.function("inplace")
+        self.module.function("inplace" if self.per_row is None else "whole")
 
     def warm(self, *, durable: bool = False, past: bool = False) -> None:
         # Whatever is written where: the blocks are updated in place.
@@ -339,6 +359,7 @@ def build(
     n_scalars: int,
     dtype: Any,
     cache_dir: str | None = None,
+    of_rows: OfRows | None = None,
 ) -> Kernel:
     """Return the kernel of an update function for one dtype.
 
@@ -358,6 +379,9 @@ def build(
         Where generated modules and machine code are kept between processes; see
         `daskps.kernels.cache` for the layout. In memory if it is None or cannot be
         written.
+    of_rows : OfRows, optional
+        What `update` needs whole rows for: it then takes a mean after the gradient, and
+        the kernel updates rows of tables only.
 
     Returns
     -------
@@ -373,9 +397,11 @@ def build(
     """
     dtype = np.dtype(dtype)
     if dtype == np.float16:
-        inner = build(update, n_slots, n_scalars, np.float32, cache_dir)
+        inner = build(update, n_slots, n_scalars, np.float32, cache_dir, of_rows)
         return _Widened(inner, dtype)
     if dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
         raise ValueError(f"no kernel for {dtype}: use float16, float32 or float64")
-    source = update_source(update, n_slots, n_scalars, dtype)
-    return _native(module_of(source, cache_dir), dtype, (n_slots, n_scalars))
+    per_row = None if of_rows is None else of_rows.per_row
+    source = update_source(update, n_slots, n_scalars, dtype, of_rows=of_rows)
+    module = module_of(source, cache_dir)
+    return _native(module, dtype, (n_slots, n_scalars), per_row)

@@ -71,6 +71,8 @@ class Kernel(ABC):
     compute_dtype: np.dtype[Any]
     n_slots: int
     n_scalars: int
+    #: Of each slot whether it has one number per row; None of a rule for arrays too.
+    per_row: tuple[bool, ...] | None = None
     #: The generated module: its cache counters and its LLVM code.
     module: Module
 
@@ -196,8 +198,9 @@ class Kernel(ABC):
         Parameters
         ----------
         table : TableRows
-            Weights of shape (n_rows, dim) and `dtype`; slots of as many rows and
-            `compute_dtype`. Contiguous, aligned and writable.
+            Weights of shape (n_rows, dim) and `dtype`; slots of as many rows, of
+            one number each where the rule says so, and `compute_dtype`. Contiguous,
+            aligned and writable.
         ids : ndarray, shape (k,), int64
             Which rows, in any order. One that repeats is updated as often, one gradient
             after the other: those of one row are summed before.
@@ -359,7 +362,9 @@ class Kernel(ABC):
         check_input(g, self.compute_dtype if wide else self.dtype, shape)
 
     def _check_number(self, slots: Arrays) -> None:
-        """Refuse more or fewer slots than the rule has."""
+        """Refuse more or fewer slots than the rule has, and arrays for one of rows."""
+        if self.per_row is not None:
+            raise ValueError("the rule needs rows: it updates tables, and no arrays")
         if len(slots) != self.n_slots:
             raise ValueError(f"the rule has {self.n_slots} slots, got {len(slots)}")
 

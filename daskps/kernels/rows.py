@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+
+class OfRows(NamedTuple):
+    """What a rule has that it needs whole rows for: it updates tables only."""
+
+    #: `(w, g, *scalars) -> number` of one weight. `update` takes the mean of it over the
+    #: row, after the gradient.
+    mean: Callable[..., Any]
+    #: Of each slot whether it has one number per row, and shape (n_rows, 1).
+    per_row: tuple[bool, ...]
+
 
 #: Rows that are copied to the log before they count there and are updated: they are in
 #: the first-level cache still. 8, 16 and 32 take the same time.
@@ -46,11 +57,23 @@ def {name}({arguments}):
 _BEFORE = """\
     bits, looked, largest = g.view(U), UNSIGNED if check else U(0), U(0)
 """
+_LOOK = """\
+                largest = max(largest, bits[source, i] & looked)
+"""
 _UPDATE = """\
             for i in range(w.shape[1]):
-                largest = max(largest, bits[source, i] & looked)
-                {targets} = {call}
+{look}                {targets} = {call}
 """
+#: Of a rule with one number per row. A row is never cut: the sum has the same bits in all
+#: processes, added up in the order of its columns.
+_MEAN_UPDATE = """\
+            total = T(0)
+            for i in range(w.shape[1]):
+{look}                total += _mean({averaged})
+            mean = total / T(w.shape[1])
+{load}            for i in range(w.shape[1]):
+                {targets} = _update({given})
+{keep}"""
 _AFTER = """\
         if largest >= INFINITE:
             return lo
@@ -66,6 +89,19 @@ INFINITE, UNSIGNED = np.array([np.inf], T).view(U)[0], U(np.iinfo(U).max >> 1)
 ENTRIES = write(types.int64)
 READ_ROWS, WRITE_ROWS = READ.copy(ndim=2), WRITE.copy(ndim=2)
 SIGNATURES["rows"] = ({types})
+"""
+
+#: All rows of arrays that are one's own.
+_WHOLE = """\
+
+@njit(error_model="numpy", nogil=True, cache=CACHE)
+def whole({arguments}, c):
+{scalars}    for r in range(w.shape[0]):
+        source = r
+        if True:
+{update}
+
+SIGNATURES["whole"] = ({types}, READ)
 """
 
 
@@ -230,12 +266,12 @@ MOVES = _MOVES.format(
 )
 
 
-def rows_source(slots: Sequence[str], scalars: str, call: str) -> str:
-    """Return the text of the loop `rows`, to follow that of the others.
+def weights_text(slots: Sequence[str], call: str) -> str:
+    """Return the text that updates a row, one weight at a time.
 
     Parameters
     ----------
-    slots, scalars : sequence of str
+    slots : sequence of str
         Names of the arguments.
     call : str
         The update of one weight, of `w[r, i]`, `g[source, i]` and so on.
@@ -243,10 +279,84 @@ def rows_source(slots: Sequence[str], scalars: str, call: str) -> str:
     Returns
     -------
     str
-        Python source.
+        Lines of Python, with a place for what else looks at gradients.
     """
     targets = ", ".join(f"{name}[r, i]" for name in ("w", *slots))
-    update = _UPDATE.format(targets=targets, call=call)
+    return _UPDATE.format(look="{look}", targets=targets, call=call)
+
+
+def row_text(per_row: Sequence[bool], scalars: Sequence[str]) -> str:
+    """Return the text that updates a row with the mean of something over it.
+
+    Parameters
+    ----------
+    per_row : sequence of bool
+        Of each slot whether it has one number per row.
+    scalars : sequence of str
+        Names of the arguments.
+
+    Returns
+    -------
+    str
+        Lines of Python, with a place for what else looks at gradients.
+    """
+    read, made, load, keep = [], [], "", ""
+    for j, of_row in enumerate(per_row):
+        # Read once: each weight is given what the slot was before them all.
+        read.append(f"old{j}" if of_row else f"s{j}[r, i]")
+        made.append(f"new{j}" if of_row else f"s{j}[r, i]")
+        if of_row:
+            load += f"            old{j} = s{j}[r, 0]\n            new{j} = old{j}\n"
+            keep += f"            s{j}[r, 0] = new{j}\n"
+    both = "w[r, i]", "g[source, i]"
+    return _MEAN_UPDATE.format(
+        look="{look}",
+        averaged=", ".join([*both, *scalars]),
+        load=load,
+        targets=", ".join(["w[r, i]", *made]),
+        given=", ".join([*both, "mean", *read, *scalars]),
+        keep=keep,
+    )
+
+
+def whole_source(slots: Sequence[str], scalars: str, row: str) -> str:
+    """Return the text of the loop `whole`, to follow that of `rows`.
+
+    Parameters
+    ----------
+    slots, scalars, row
+        As in `rows_source`.
+
+    Returns
+    -------
+    str
+        Python source.
+    """
+    types = ["WRITE_ROWS", "READ_ROWS", *["WRITE_ROWS"] * len(slots)]
+    return _WHOLE.format(
+        arguments=", ".join(["w", "g", *slots]),
+        scalars=scalars,
+        update=row.format(look=""),
+        types=", ".join(types),
+    )
+
+
+def rows_source(slots: Sequence[str], scalars: str, row: str) -> str:
+    """Return the text of the loop `rows`, to follow that of the others.
+
+    Parameters
+    ----------
+    slots, scalars : sequence of str
+        Names of the arguments.
+    row : str
+        The update of row `r` with the gradient `source`.
+
+    Returns
+    -------
+    str
+        Python source.
+    """
+    update = row.format(look=_LOOK)
     more = ("check", "c")
     before = scalars + _BEFORE
     loop = _logged("rows", slots, update, before=before, after=_AFTER, more=more)

@@ -11,7 +11,15 @@ import numpy as np
 
 from daskps.kernels.freeze import freeze
 from daskps.kernels.past import COPY, past_source
-from daskps.kernels.rows import MOVES, rows_source, sums_text
+from daskps.kernels.rows import (
+    MOVES,
+    OfRows,
+    row_text,
+    rows_source,
+    sums_text,
+    weights_text,
+    whole_source,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -63,6 +71,16 @@ _cells = tuple(CellType(value) for value in ({cells}))
 update = rebuild("update", _names, _cells,
 {code})
 _update = njit(error_model="numpy", nogil=True)(update)
+"""
+
+#: What is averaged over a row.
+_MEAN = """\
+
+_names = {{"__name__": __name__, {names}}}
+_cells = tuple(CellType(value) for value in ({cells}))
+_mean = rebuild("mean", _names, _cells,
+{code})
+_mean = njit(error_model="numpy", nogil=True)(_mean)
 """
 
 _LOOP = """
@@ -205,7 +223,12 @@ def content_name(source: str) -> str:
 
 
 def update_source(
-    update: Callable[..., Any], n_slots: int, n_scalars: int, dtype: np.dtype[Any]
+    update: Callable[..., Any],
+    n_slots: int,
+    n_scalars: int,
+    dtype: np.dtype[Any],
+    *,
+    of_rows: OfRows | None = None,
 ) -> str:
     """Return the module with the loops of an update function.
 
@@ -217,6 +240,9 @@ def update_source(
         How many of them.
     dtype : dtype
         float32 or float64.
+    of_rows : OfRows, optional
+        What it needs whole rows for: it takes a mean after the gradient, and there are
+        loops over rows only.
 
     Returns
     -------
@@ -228,7 +254,8 @@ def update_source(
     TypeError
         If the function cannot be a kernel.
     """
-    frozen = freeze(update, 2 + n_slots + n_scalars, dtype)
+    n_means = 0 if of_rows is None else 1
+    frozen = freeze(update, 2 + n_means + n_slots + n_scalars, dtype)
     slots = [f"s{j}" for j in range(n_slots)]
     scalars = [f"c{j}" for j in range(n_scalars)]
     scalars_read = "".join(f"    {c} = c[{j}]\n" for j, c in enumerate(scalars))
@@ -239,6 +266,15 @@ def update_source(
         names=frozen.names,
         cells=frozen.cells,
     )
+    if of_rows is not None:
+        mean = freeze(of_rows.mean, 2 + n_scalars, dtype)
+        text += _MEAN.format(code=mean.code, names=mean.names, cells=mean.cells)
+        rows = row_text(of_rows.per_row, scalars)
+        return (
+            text
+            + rows_source(slots, scalars_read, rows)
+            + whole_source(slots, scalars_read, rows)
+        )
     state = dict.fromkeys(slots, "WRITE")
     for name, target, arrays in (
         ("inplace", "w", {"w": "WRITE", "g": "READ"}),
@@ -254,9 +290,8 @@ def update_source(
             types=", ".join(arguments.values()),
         )
     text += past_source(slots, scalars_read, _call(slots, scalars, "_[i]"))
-    return text + rows_source(
-        slots, scalars_read, _call(slots, scalars, "[r, i]", "[source, i]")
-    )
+    call = _call(slots, scalars, "[r, i]", "[source, i]")
+    return text + rows_source(slots, scalars_read, weights_text(slots, call))
 
 
 def _call(slots: list[str], scalars: list[str], at: str, g_at: str = "") -> str:

@@ -70,6 +70,25 @@ class Rule(ABC):
         """First values of slots that do not begin at 0."""
         return {}
 
+    @property
+    def row_slots(self) -> tuple[str, ...]:
+        """Those of `slots` with one element per row of a table, not per weight.
+
+        `update` returns the same for all weights of a row there. A rule with such slots
+        has `row_mean`, and updates tables only.
+        """
+        return ()
+
+    @property
+    def row_mean(self) -> Callable[..., Any] | None:
+        """The function `(w, g, *scalars) -> number` whose mean over a row `update` takes.
+
+        Between the gradient and the slots, that is `update` is then
+        `(w, g, mean, *slots, *scalars) -> (w, *slots)`. Written as `update` is; None for
+        a rule that needs nothing of a row, which updates arrays as well.
+        """
+        return None
+
     @abstractmethod
     def prepare(self, step: int, lr: float) -> tuple[float, ...]:
         """Return the scalars of one update.

@@ -90,6 +90,13 @@ def bind(rule: Rule, dtype: Any, *, cache_dir: str | None = None) -> Bound:
 
     n_scalars = len(rule.scalars(1))
     with user_code(f"the optimizer {type(rule).__name__}"):
-        n_slots = len(rule.slots)
-        kernel = kernels.build(rule.update, n_slots, n_scalars, dtype, cache_dir)
+        per_row = tuple(name in rule.row_slots for name in rule.slots)
+        mean, sizes = rule.row_mean, (len(per_row), n_scalars)
+        if mean is None:
+            if any(per_row):
+                raise TypeError(f"{rule!r} has row_slots, but no row_mean")
+            kernel = kernels.build(rule.update, *sizes, dtype, cache_dir)
+        else:
+            of_rows = kernels.OfRows(mean, per_row)
+            kernel = kernels.build(rule.update, *sizes, dtype, cache_dir, of_rows)
     return Bound(rule, kernel)

@@ -16,6 +16,7 @@ from daskps.optim import Rule, resolve
 from daskps.store.arguments import flag, whole
 from daskps.store.intake import cast, spec_of
 from daskps.store.table_spec import TableSpec
+from daskps.usercode import user_code
 
 if TYPE_CHECKING:
     from daskps.layout.tables import TableShape
@@ -233,6 +234,16 @@ def _rules(
             "leave optimizer= out"
         )
     resolved = resolve(optimizer, floats)
+    for name, rule in resolved.items():
+        with user_code("the optimizer"):
+            of_rows = rule.row_mean is not None
+        if of_rows and name in arrays:
+            raise LayoutError(
+                f"the optimizer of parameter {name[:60]!r} is {rule!r}, which needs the "
+                f"rows of a table, and {name[:60]!r} is an array; give arrays another one "
+                f"by their names, such as optimizer={{'emb': Adagrad(0.1, rowwise=True), "
+                f"'*': Adagrad(0.1)}}"
+            )
     return {i: resolved[n] for i, n in enumerate(dtypes) if n in resolved}
 
 

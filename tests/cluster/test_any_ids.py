@@ -82,3 +82,22 @@ def test_absent_rows_are_read_and_present_ones_changed(way):
         np.testing.assert_array_equal(
             found.reshape(-1, DIM), [expected[i] for i in IDS.flat]
         )
+
+
+@mostly_inside()
+@pytest.mark.usefixtures("any_ids")
+def test_one_sum_per_row_of_tables_of_both_kinds(way):
+    """Two pushes, the second by what the first has left in the slots."""
+    rule, ids = optim.Adagrad(0.5, rowwise=True), [3, 7, 3]
+    params = {"any": TableSpec(1, DIM), "few": TableSpec(9, DIM, init=1.0)}
+    g = np.arange(1.0, 10.0, dtype="f4").reshape(3, DIM)
+    total = np.array([g[0] + g[2], g[1]])
+    squares = np.mean(total**2, axis=1, keepdims=True)
+    with daskps.create(params, optimizer=rule, shards=2) as store:
+        before = store.pull((), rows={"any": [3, 7], "few": [3, 7]})
+        for _ in range(2):
+            store.push({"any": RowGrad(ids, g), "few": RowGrad(ids, g)})
+        after = store.pull((), rows={"any": [3, 7], "few": [3, 7]})
+        step = 0.5 * total * (1 / np.sqrt(squares) + 1 / np.sqrt(2 * squares))
+        for name, rows in before.items():
+            np.testing.assert_allclose(after[name], rows - step, rtol=1e-5)

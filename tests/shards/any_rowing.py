@@ -9,6 +9,7 @@ import numpy as np
 
 from daskps.init import constant
 from daskps.layout.arrays import Layout
+from daskps.layout.slots import PerRow
 from daskps.layout.tables import AnyIds
 from daskps.shards.memory.format import GENERATION, N_PRODUCERS
 from daskps.shards.memory.room import Own
@@ -21,7 +22,7 @@ from tests.shards.rowing import AddingRows
 
 #: An array, a table of any ids with a rule and one of integers without.
 W, EMB, NUM = 0, 1, 2
-SLOTS = {W: (0.5,), EMB: (0.25,)}
+SLOTS = {W: (0.5,), EMB: (0.25, PerRow(0.25))}
 DIMS, FIRST = {EMB: 2, NUM: 1}, {EMB: 3.0, NUM: 7.0}
 
 
@@ -117,7 +118,9 @@ def slots_of(shard: Shard) -> dict[int, list[float]]:
     table = shard.segment.tables[0]
     assert table.any_rows is not None
     ids, rows = table.any_rows.index.ids()
-    return dict(zip(ids.tolist(), table.slots[0][rows].tolist(), strict=True))
+    whole, of_row = (slot[rows] for slot in table.slots)
+    assert (whole == of_row).all()
+    return dict(zip(ids.tolist(), whole.tolist(), strict=True))
 
 
 def in_force(shard: Shard) -> bytes:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from daskps.layout.arrays import Layout
+from daskps.layout.slots import PerRow
 from daskps.shards.memory.format import GENERATION, N_PRODUCERS, N_RANKS
 from daskps.shards.memory.segment import Segment
 from daskps.shards.row_reads import RowsRead, copy_rows, copy_rows_locked
@@ -22,11 +23,11 @@ LAYOUT = Layout.build(
     1,
     {"emb": (40, 3, "float32"), "num": (7, 2, "int64")},
 )
-SLOTS = {W: (0.5,), EMB: (0.25,)}
+SLOTS = {W: (0.5,), EMB: (0.25, PerRow(0.25))}
 
 
 class AddingRows:
-    """A rule that adds the gradient times its number; its slot adds up these numbers."""
+    """A rule that adds the gradient times its number; its slots add up these numbers."""
 
     def scalars(self, step: int, lr: float | None) -> tuple[float, ...]:
         if lr == 0.25:
@@ -38,7 +39,8 @@ class AddingRows:
 
     def inplace(self, w, g, slots, scalars):
         w += g * np.float32(scalars[0])
-        slots[0][:] += np.float32(scalars[0])
+        for slot in slots:
+            slot += np.float32(scalars[0])
 
     def publish(
         self, w_in, w_out, g, slots, scalars, slots_out=None, *, past=False, check=False
@@ -46,7 +48,8 @@ class AddingRows:
         if check and not self.is_finite(g):
             return False
         w_out[:] = w_in + g * np.float32(scalars[0])
-        (slots_out or slots)[0][:] = slots[0] + np.float32(scalars[0])
+        for slot, out in zip(slots, slots_out or slots, strict=True):
+            out[:] = slot + np.float32(scalars[0])
         return True
 
     def fixed(self, w_in, w_out, slots, slots_out=None):

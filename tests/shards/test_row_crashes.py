@@ -18,6 +18,7 @@ import pytest
 
 from daskps.consistency import ASP
 from daskps.layout.arrays import Layout
+from daskps.layout.slots import PerRow
 from daskps.shards.arrays.rows import undo_word
 from daskps.shards.memory import undo
 from daskps.shards.memory.format import FORWARD, ROWS_SEQUENCE, RUN, VERSION
@@ -36,7 +37,7 @@ LAYOUT = Layout.build(
     1,
     {"emb": (6, 2, "float32"), "num": (5, 1, "int64")},
 )
-SLOTS = {0: (0.5,), EMB: (0.25,)}
+SLOTS = {0: (0.5,), EMB: (0.25, PerRow(0.25))}
 
 
 def at(buffer: Any) -> Segment:

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from daskps.consistency import ASP
 from daskps.layout.arrays import Layout
+from daskps.layout.slots import PerRow
 from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Step, Ticket
@@ -28,7 +29,7 @@ LAYOUT = Layout.build(
     N_SHARDS,
     {"emb": (7, 2, "float32"), "num": (3, 1, "int64")},
 )
-SLOTS = {W: (0.5,), EMB: (0.25,)}
+SLOTS = {W: (0.5,), EMB: (0.25, PerRow(0.25))}
 LENGTHS, DIMS = {EMB: 7, NUM: 3}, {EMB: 2, NUM: 1}
 
 NAMED = st.lists(st.tuples(st.integers(0, 6), st.integers(-4, 4)), max_size=5)

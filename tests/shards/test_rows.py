@@ -13,6 +13,7 @@ from daskps.consistency import ASP
 from daskps.errors import NoOptimizerError, ProtocolError, PushRejectedError
 from daskps.kernels import row_moves
 from daskps.layout.arrays import Layout
+from daskps.layout.slots import PerRow
 from daskps.layout.spans import ROWS, Span, slot_area
 from daskps.shards import row_reads
 from daskps.shards.arrays.rows import RowUpdate
@@ -481,6 +482,17 @@ def test_bytes_are_those_of_rows_slots_and_log():
     many = Layout.build({}, 1, {"emb": (2**20, 64, "float32")})
     log = Segment.needed_nbytes(many, 0, {}) - many.nbytes - bare
     assert 0 <= log - 2**17 * (64 * 4 + 8) < 2 * 4096
+
+
+def test_bytes_of_a_slot_of_one_number_per_row():
+    for layout, durable in [(LAYOUT, False), (LAYOUT, True)]:
+        table = Segment(layout, 0, SLOTS, durable=durable).tables[0]
+        assert [slot.shape for slot in table.slots] == [(40, 3), (40, 1)]
+        log = table.buffers.log
+        assert [slot.shape for slot in log.slots] == [(40, 3), (40, 1)]
+    many = Layout.build({}, 1, {"emb": (2**20, 64, "float32")})
+    need = [Segment.needed_nbytes(many, 0, s) for s in ({}, {0: (PerRow(0.0),)})]
+    assert 0 <= need[1] - need[0] - 4 * (2**20 + 2**17) < 4096
 
 
 def test_memory_of_another_number_of_tables_is_refused():

@@ -74,6 +74,15 @@ def test_a_store_of_tables_that_cannot_be_is_refused(params, said):
         planned(params, shards=16_384)
 
 
+def test_a_rule_of_rows_is_refused_for_arrays_by_their_names():
+    rule, params = optim.Adagrad(0.1, rowwise=True), {"t": TableSpec(3, 2)}
+    assert planned(params, optimizer=rule).rules == {0: rule}
+    with pytest.raises(LayoutError, match="optimizer of parameter 'w' is Adagrad"):
+        planned({**params, "w": np.zeros(2)}, optimizer=rule)
+    both = {"t": rule, "*": optim.Adagrad(0.1)}
+    planned({**params, "w": np.zeros(2)}, optimizer=both)
+
+
 def test_tables_come_after_arrays():
     """So the index of either is the same in rules, values and layout."""
     dask_rows = da.ones((4, 2), chunks=2)

@@ -19,6 +19,7 @@ from daskps.cluster.keys import anchor_key, make_anchor
 from daskps.cluster.wire.packing import pack_array, unpack_reply
 from daskps.cluster.wire.wellformed import MOST_SECONDS
 from daskps.errors import LayoutError, ShardLostError
+from daskps.layout.slots import per_row
 from daskps.layout.tables import AnyIds
 from daskps.usercode import user_code
 
@@ -108,7 +109,8 @@ async def _create(
             "servers": plan.servers,
             "rules": _pickled(dict(plan.rules), "the optimizer", "its class"),
             "optimizers": optimizers,
-            "slots": slots,
+            "slots": [(i, [float(v) for v in values]) for i, values in slots],
+            "row_slots": [(i, per_row(values)) for i, values in slots],
             "overwrite": plan.overwrite,
             "memory_share": settings.memory_share,
             "machine": settings.machine_way,

@@ -12,6 +12,7 @@ from daskps.cluster.wire.messages import PROTOCOL, identity
 from daskps.errors import NotEnoughWorkersError, ProtocolError
 from daskps.layout.arrays import Layout
 from daskps.layout.placement import check_memory, place
+from daskps.layout.slots import with_widths
 from daskps.limits import check_parameters, check_shards
 from daskps.shards.memory.segment import Segment
 
@@ -51,6 +52,8 @@ class StoreRequest:
     #: Whether other processes of a shard's machine may map it.
     machine: bool
     wait_seconds: float
+    #: Parameter index, and which of its slots have one number per row.
+    row_slots: Sequence[tuple[int, Sequence[int]]] = ()
 
 
 def reserve(
@@ -68,7 +71,8 @@ def reserve(
     layout = Layout.from_wire({**wire, "any_ids": wanted.any_ids})
     owners = place(layout.n_shards, workers)
     nbytes: dict[str, int] = {}
-    slots = dict(wanted.slots)
+    of_rows = dict(wanted.row_slots)
+    slots = {i: with_widths(v, of_rows.get(i, ())) for i, v in wanted.slots}
     for shard, worker in enumerate(owners):
         need = Segment.needed_nbytes(layout, shard, slots, durable=wanted.machine)
         nbytes[worker] = nbytes.get(worker, 0) + need

@@ -12,6 +12,7 @@ from daskps.cluster.host import copy_routine
 from daskps.cluster.upstream import loads
 from daskps.kernels import row_merge, row_writes
 from daskps.layout.arrays import compute_dtype
+from daskps.layout.slots import PerRow
 from daskps.optim import Rule, bind
 from daskps.shards.memory.publication import PAST_NBYTES
 from daskps.shards.rounds import words
@@ -95,6 +96,10 @@ class Rules:
 
 
 def initial_slots(rule: Rule) -> tuple[float, ...]:
-    """Return the initial value of each optimizer slot of a rule."""
+    """Return the initial value of each optimizer slot of a rule, which says its width."""
     with user_code(f"the optimizer {type(rule).__name__}"):
-        return tuple(float(rule.slot_init.get(name, 0.0)) for name in rule.slots)
+        first = [float(rule.slot_init.get(name, 0.0)) for name in rule.slots]
+        of_rows = [name in rule.row_slots for name in rule.slots]
+    return tuple(
+        PerRow(v) if of_row else v for v, of_row in zip(first, of_rows, strict=True)
+    )

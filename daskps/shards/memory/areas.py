@@ -10,6 +10,7 @@ import numpy as np
 
 from daskps.kernels import index_probe
 from daskps.layout.arrays import ALIGN_NBYTES, align, compute_dtype
+from daskps.layout.slots import width
 from daskps.layout.spans import ROWS, WEIGHTS, slot_area
 from daskps.layout.tables import UnboundedPiece
 from daskps.limits import MOST_PUSHED_ROWS
@@ -143,19 +144,20 @@ def areas_of(
         for slot in range(len(slots.get(piece.parameter.index, ()))):
             add(slot_area(slot), dtype, piece.size, buffers=1 + durable)
     for of in tables:
-        table, n_slots = of.table, len(slots.get(of.table.index, ()))
+        table = of.table
+        widths = [width(v, table.dim) for v in slots.get(table.index, ())]
         computed, n, rows, log = compute_dtype(table.dtype), of.n_rows, None, None
         if isinstance(of, UnboundedPiece):
             n, rows, log = of.room, first_rows(of), first_log(of)
         n_log = log_of(of)
         add(UNDO, "int64", _UNDO_WORDS)
         add(ROWS, table.dtype, n, table.dim, first=rows)
-        for slot in range(n_slots):
-            add(slot_area(slot), computed, n, table.dim, first=rows)
+        for slot, wide in enumerate(widths):
+            add(slot_area(slot), computed, n, wide, first=rows)
         add(LOG_IDS, "int64", n_log, first=log)
         add(LOG, table.dtype, n_log, table.dim, first=log)
-        for slot in range(n_slots):
-            add(f"{LOG} {slot_area(slot)}", computed, n_log, table.dim, first=log)
+        for slot, wide in enumerate(widths):
+            add(f"{LOG} {slot_area(slot)}", computed, n_log, wide, first=log)
         if log is not None:
             words = 2 * (log * WORDS_OF_AN_ID + MORE_WORDS)
             n_words = 2 * (n_log * WORDS_OF_AN_ID + MORE_WORDS)

@@ -69,7 +69,7 @@ class TableMemory(NamedTuple):
 
     @property
     def slots(self) -> tuple[Array, ...]:
-        """The slots of the rows, each of shape (n_rows, dim)."""
+        """The slots of the rows, each of shape (n_rows, dim) or (n_rows, 1)."""
         return self.buffers.table.slots
 
 
