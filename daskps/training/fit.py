@@ -232,8 +232,10 @@ def train(  # noqa: PLR0913 - the public contract
         check_trainers(job.trainers, graph=in_graph)
     ahead = config.load().double_buffer
     read_ahead = ahead == "parameters" and every == 1 and _may_read_ahead(chosen)
-    # The rows of a batch come with the step before it, and not a step earlier.
-    read_ahead = read_ahead and not of_rows
+    # The rows of a batch come with the step before it, and not a step earlier; and who
+    # sits out may not go on with what it read before that.
+    waits = isinstance(chosen, SSP) and job.gated
+    read_ahead = read_ahead and not of_rows and not waits
     clash = find_clash(
         execution=execution,
         reduce=reduce,
@@ -252,6 +254,7 @@ def train(  # noqa: PLR0913 - the public contract
         shuffle=flag(shuffle, "shuffle"),
         seed=whole(seed, "seed", least=0),
         bsp=isinstance(chosen, BSP),
+        sits_out=isinstance(chosen, BSP) or waits,
         batch_ahead=ahead != "none",
         read_ahead=read_ahead,
         clash=clash,

@@ -43,7 +43,7 @@ class _Loop:
         self.n = n_rows(self.X)
         self.stepper = Stepper(plan, session.meta)
         self.background = background
-        self.per_epoch = plan.rounds if plan.bsp else plan.n_groups(self.n)
+        self.per_epoch = plan.rounds if plan.sits_out else plan.n_groups(self.n)
         self.rows: BatchRows | None = None
         if plan.rows:
             self.rows = BatchRows(plan, session, self.stepper, self.per_epoch)
@@ -58,7 +58,7 @@ class _Loop:
 
     def run(self) -> None:
         plan, per_epoch = self.plan, self.per_epoch
-        if per_epoch == 0 and not plan.bsp:
+        if self.n == 0 and not plan.bsp:
             # No data: it takes no part, and each epoch is over for it at once.
             self.session.finish()
             for epoch in range(plan.epochs):
@@ -87,7 +87,7 @@ class _Loop:
             if number < len(groups):
                 self._step(groups[number], groups[number + 1 : number + 2])
             else:
-                # Under BSP only: no batch is left, so it sits the round out.
+                # No batch is left, so it sits out what others still have to do.
                 nothing = TrainerStep({}, weight=0.0)
                 self.session.deliver(nothing, None, target=self.stepper.target)
         self._settle()

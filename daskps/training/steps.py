@@ -53,7 +53,10 @@ class FitPlan:
     shuffle: bool
     seed: int
     bsp: bool
-    #: Rounds of one epoch under BSP: that of the rank with the most.
+    #: Whether a rank without a batch left ticks until the epoch is over: under BSP, and
+    #: where ranks that wait for each other's clocks wait for a verdict on each epoch.
+    sits_out: bool = False
+    #: Ticks of one epoch there: that of the rank with the most.
     rounds: int = 0
     #: Whether the rows of a batch are taken while the step before is delivered.
     batch_ahead: bool = False

@@ -363,6 +363,25 @@ def test_stop_ends_at_the_border_of_an_epoch(train, way, sync):
         assert train(store, ones, np.zeros(7)).version > result.version
 
 
+def test_an_epoch_ends_where_one_rank_has_many_more_batches(train, way):
+    """8 batches and 1, 3 clocks apart: who waits for the verdict is not waited for."""
+    with sgd_store({"w": np.zeros(3)}, lr=1.0) as store:
+        result = train(
+            store,
+            ones,
+            np.zeros(67),
+            trainers=2,
+            weights=[60, 7],
+            batch_size=8,
+            epochs=3,
+            sync="ssp",
+            stop=lambda history: len(history) == 2,
+            timeout=60,
+        )
+        assert [epoch.epoch for epoch in result.history] == [0, 1]
+        assert result.weights["w"].tolist() == [-18.0] * 3
+
+
 class Recorder:
     """Notes every event."""
 
