@@ -13,6 +13,7 @@ from daskps.shards.memory.withdrawal import Withdrawal
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT
 from daskps.testing.invariants import validate
+from tests.kernels.compiling import kept
 from tests.shards.any_rowing import (
     EMB,
     NUM,
@@ -115,7 +116,7 @@ def states_of(batches: Sequence[Sequence[int]]) -> Iterator[Any]:
 
 
 def made_of(shard: Shard) -> Shard:
-    return Shard(shard.segment, shard._planner._bindings)
+    return Shard(shard.segment, shard._planner._bindings, cache_dir=kept())
 
 
 def recoveries(buffer: Any) -> Iterator[Any]:

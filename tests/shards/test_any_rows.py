@@ -18,6 +18,7 @@ from daskps.shards.row_reads import RowsRead, all_rows, copy_rows, find_rows
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item
 from daskps.testing.invariants import validate
+from tests.kernels.compiling import kept
 from tests.shards.any_rowing import (
     EMB,
     KINDS,
@@ -171,7 +172,7 @@ def test_a_deputy_hands_over_what_needs_memory(monkeypatch):
     send(owner, step(owner, ADD, {EMB: [(1, 1)]}, 0))
     other = made(layout, 0, owner.segment.buffer).segment
     rules: Any = {0: AddingRows(), EMB: AddingRows()}
-    deputy = Shard.as_deputy(other, rules)
+    deputy = Shard.as_deputy(other, rules, cache_dir=kept())
     (ticket,) = send(deputy, step(deputy, ADD, {EMB: [(2, 1), (3, 1)]}, 1))
     assert not isinstance(ticket.outcome, Exception)
     before = in_force(owner)

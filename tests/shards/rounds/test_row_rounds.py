@@ -40,6 +40,7 @@ from daskps.shards.steps import (
     Ticket,
 )
 from daskps.testing.invariants import validate
+from tests.kernels.compiling import kept
 from tests.shards import any_rowing, storing
 from tests.shards.rowing import EMB, AddingRows, W, contents, position, read
 
@@ -73,7 +74,7 @@ class Store:
             tables = self.layout.table_pieces[index]
             pieces = self.layout.pieces[index], size, reduce, tables
             memory = np.zeros(Mailbox.nbytes_of(*pieces), np.uint8)
-            owner = Shard(self.segment(index), RULES)
+            owner = Shard(self.segment(index), RULES, cache_dir=kept())
             owner.segment.words[GENERATION] = 1
             owner.begin_run(RUN, BSP(), size, reduce, memory=memory)
             self.memory.append(memory)
@@ -85,7 +86,7 @@ class Store:
 
     def deputy(self, index: int) -> Shard:
         buffer = self.owners[index].segment.buffer
-        deputy = Shard.as_deputy(self.segment(index, buffer), RULES)
+        deputy = Shard.as_deputy(self.segment(index, buffer), RULES, cache_dir=kept())
         self.attach(deputy, self.memory[index])
         return deputy
 
@@ -318,6 +319,7 @@ def test_rows_of_any_ids(n_shards):
                 layout, index, any_rowing.SLOTS, owner.segment.buffer, durable=True
             ),
             adding,
+            cache_dir=kept(),
         )
         deputy.run_state.attach_rounds(RUN, 3, "mean", memory)
         ids = [-5, 2**62, *range(900)]
@@ -572,7 +574,7 @@ def states_of(store: Store, one: Step, index: int = 0) -> list[tuple[str, Any, A
             place = arena.Arena.place
             patch.setattr(arena.Arena, "place", half)
             noted(MailboxTable, "note_rows", "table", patch)
-            shard = Shard(owner.segment, RULES)
+            shard = Shard(owner.segment, RULES, cache_dir=kept())
             store.attach(shard, memory)
             mailbox = round_of(shard).mailbox
             words: Any = storing.Words(mailbox.words, stores, "mailbox")
@@ -608,7 +610,7 @@ def test_killed_after_any_store(last):
         if (both_of := buffer.tobytes() + memory.tobytes()) in seen:
             continue
         seen.add(both_of)
-        heir = Shard(store.segment(0, buffer), RULES)
+        heir = Shard(store.segment(0, buffer), RULES, cache_dir=kept())
         store.attach(heir, memory)
         heir.take_over()
         (ticket,) = send(heir, steps[2 + last])
@@ -628,7 +630,7 @@ def test_what_died_on_its_way_into_a_round_is_not_in_it():
     (owner,) = store.owners
     found = set()
     for label, buffer, memory in states_of(store, step(store, owner, given, 0)):
-        heir = Shard(store.segment(0, buffer), RULES)
+        heir = Shard(store.segment(0, buffer), RULES, cache_dir=kept())
         store.attach(heir, memory)
         heir.take_over()
         is_in = label.startswith("mailbox") and round_of(heir).next_sequences[0] > 0
@@ -742,7 +744,9 @@ class Rounds(RuleBasedStateMachine):
                 states = states_of(store, steps[i], i)
                 _, buffer, memory = states[moment % len(states)]
                 store.memory[i] = memory
-                store.owners[i] = owner = Shard(store.segment(i, buffer), RULES)
+                store.owners[i] = owner = Shard(
+                    store.segment(i, buffer), RULES, cache_dir=kept()
+                )
                 store.attach(owner, memory)
                 owner.take_over()
                 store.deputies[i] = store.deputy(i)
