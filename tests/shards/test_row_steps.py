@@ -145,8 +145,8 @@ def test_in_runs_a_tick_may_bring_rows_where_there_are_no_rounds() -> None:
 
 
 def test_of_large_arrays_rows_alone_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    shard = known()
     monkeypatch.setattr("daskps.shards.memory.publication.PAST_NBYTES", 1)
+    shard = known()
     assert take(shard, GRADIENT, rows(shard, EMB, [3], 1)) > 0
     w = Item(W, 0, np.ones(6, "f4"))
     assert take(shard, GRADIENT, w, sequence=10**9 + 1) == ASK
