@@ -179,6 +179,8 @@ def stdlib_fault(module: Module, package: str) -> str | None:
     assert module.layer is not None
     compiles = module.part == "kernels" and package == "threading"
     compiles |= module.name == "kernels.threads" and package == "queue"
+    # Of processes that need the same file of its directory one makes it.
+    compiles |= module.name == "kernels.cache" and package == "fcntl"
     if package in CONCURRENCY and module.layer in (1, 2) and not compiles:
         return f"layer {module.layer} has no threads, locks or event loop"
     does_files = module.name == "kernels.cache"
@@ -250,6 +252,7 @@ def test_imports_go_downwards(module: Module) -> None:
         ("layout", "import numba", "numba is not for"),
         ("layout", "from pathlib import Path", "no input or output"),
         ("kernels.compiled", "import asyncio", "no threads"),
+        ("kernels.compiled", "import fcntl", "no threads"),
         ("kernels.compiled", "import os.path", "no input or output"),
         ("optim.adam", "import torch", "torch is not for"),
         ("config", "import cupy", "cupy is not for"),

@@ -7,21 +7,34 @@ Layout of a cache directory, which processes of several versions may share::
     __pycache__/daskps_<content hash>.*.nbc   the machine code of one signature
 
 A name never gets another content, so nothing goes stale; anything may be deleted at
-any time. The text that runs is the one made here, never what a file says. Numba
-unpickles its own files: the directory must be as trusted as a Python path.
+any time. Of several processes that need the same at the same time one compiles it. The
+text that runs is the one made here, never what a file says. Numba unpickles its own
+files: the directory must be as trusted as a Python path.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import sys
 import tempfile
+import time
+from contextlib import contextmanager, suppress
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from daskps.kernels.source import content_name
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 logger = logging.getLogger(__name__)
+
+#: How long a process waits for what another compiles, in seconds: many times what it
+#: takes. Who compiles may have been stopped, and then everybody compiles on their own.
+_PATIENCE = 60.0
+_EVERY = 0.02
 
 _warned: set[str] = set()
 
@@ -52,6 +65,46 @@ def load(source: str, cache_dir: str | None) -> ModuleType:
         except (OSError, RuntimeError) as error:
             warn_once(cache_dir, error)
     return _execute(source, name, f"<{name}>", cached=False)
+
+
+@contextmanager
+def turn(module: ModuleType) -> Iterator[None]:
+    """Wait while another process compiles functions of a module that is on disk.
+
+    Workers of a machine that begin together all need the same loops: the first compiles
+    and keeps them, the others find them.
+
+    Parameters
+    ----------
+    module : ModuleType
+        From `load`.
+    """
+    try:
+        fd = os.open(str(module.__file__), os.O_RDONLY)
+    except OSError:  # In memory, or deleted.
+        yield
+        return
+    try:
+        _wait_for(fd)
+        yield
+    finally:
+        # Said, as a process that was forked meanwhile has the lock's file open too.
+        with suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)
+
+
+def _wait_for(fd: int) -> None:
+    until = time.monotonic() + _PATIENCE
+    while time.monotonic() < until:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_EVERY)
+        except OSError:
+            return  # No file system for locks.
+        else:
+            return
 
 
 def warn_once(cache_dir: str, error: Exception) -> None:

@@ -87,7 +87,8 @@ class Module:
             self._module = cache.load(self._source, cache_dir)
         dispatcher: Any = getattr(self._module, name)
         try:
-            dispatcher.compile(self._module.__dict__["SIGNATURES"][name])
+            with cache.turn(self._module):
+                dispatcher.compile(self._module.__dict__["SIGNATURES"][name])
         except NumbaError as error:
             raise TypeError(
                 f"the update function does not compile: {error}. It must be "

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import subprocess
 import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
 
 from daskps import kernels, optim
+from daskps.kernels import cache
 from tests.kernels.compiling import hits, misses
 
 PROGRAM = """
@@ -63,13 +66,13 @@ def files(folder):
 
 def test_second_process_compiles_nothing(tmp_path):
     """Rules of the library, lambdas and functions of __main__ alike."""
-    cache = tmp_path / "new" / "kernels"
-    assert run(str(cache), "0.5") == [0, 6]
-    written = files(cache)
-    assert run(str(cache), "0.5") == [6, 0]
-    assert files(cache) == written
+    kept = tmp_path / "new" / "kernels"
+    assert run(str(kept), "0.5") == [0, 6]
+    written = files(kept)
+    assert run(str(kept), "0.5") == [6, 0]
+    assert files(kept) == written
     # An edited constant is another rule, never the old machine code.
-    assert run(str(cache), "0.25") == [4, 2]
+    assert run(str(kept), "0.25") == [4, 2]
 
 
 def update(w, g):
@@ -82,6 +85,69 @@ def test_files_are_named_by_content_and_complete(tmp_path):
     assert source.stem == kernels.content_name(source.read_text())
     assert len(list((tmp_path / "__pycache__").glob(f"{source.stem}.*.nbc"))) == 2
     assert not list(tmp_path.rglob("*.tmp*"))
+
+
+class Clock:
+    """Time that passes while somebody sleeps; `then` happens after the third time."""
+
+    def __init__(self, then=lambda: None):
+        self.now, self.naps, self._then = 0.0, 0, then
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+        self.naps += 1
+        if self.naps == 3:
+            self._then()
+
+
+def compiled_beside_another(tmp_path, monkeypatch, factor, *, ends):
+    """Return the time of a process that found another one compiling, and its module."""
+    kernel = kernels.build(lambda w, g: w - factor * g, 0, 0, "f4", str(tmp_path))
+    kernel.module.function("publish")
+    (source,) = (p for p in tmp_path.glob("*.py") if str(factor) in p.read_text())
+    other = os.open(source, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    time = Clock((lambda: fcntl.flock(other, fcntl.LOCK_UN)) if ends else lambda: None)
+    monkeypatch.setattr(cache, "time", time)
+    try:
+        kernel.module.function("inplace")
+        if ends:  # Given back.
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(other)
+    return time
+
+
+def test_what_another_process_compiles_is_waited_for(tmp_path, monkeypatch):
+    time = compiled_beside_another(tmp_path, monkeypatch, 0.123, ends=True)
+    assert time.naps == 3
+
+
+def test_a_process_that_stopped_is_not_waited_for(tmp_path, monkeypatch):
+    time = compiled_beside_another(tmp_path, monkeypatch, 0.321, ends=False)
+    assert 60 <= time.now < 61
+
+
+def test_a_process_forked_meanwhile_keeps_nobody_waiting(tmp_path):
+    path = tmp_path / "loops.py"
+    path.touch()
+    module = ModuleType("loops")
+    module.__file__ = str(path)
+    told, tell = os.pipe()
+    with cache.turn(module):
+        child = os.fork()
+        if not child:
+            os.close(tell)
+            os.read(told, 1)
+            os._exit(0)
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(tell)
+    os.waitpid(child, 0)
+    os.close(told)
 
 
 def test_directory_that_cannot_be_made_is_one_warning(tmp_path, caplog):
