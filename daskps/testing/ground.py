@@ -17,8 +17,12 @@ import signal
 import sys
 import time
 import uuid
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _ASK, _NO_RANDOM_ADDRESSES = 0xFFFFFFFF, 0x0040000
 #: Where virtual time begins: long ago, but no time that code may take for none.
@@ -65,6 +69,17 @@ def _uuid(*args: object, **kwargs: object) -> uuid.UUID:
 
 def _token(nbytes: int | None = None) -> bytes:
     return CHANCE.randbytes(nbytes or 32)
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Do something that takes no time and no chance, however much it asks for."""
+    now, chance = CLOCK.now, CHANCE.getstate()
+    try:
+        yield
+    finally:
+        CLOCK.now = now
+        CHANCE.setstate(chance)
 
 
 def put(owner: object, **new: object) -> None:
