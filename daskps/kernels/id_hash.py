@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.kernels.row_ids import Split, place
+from daskps.kernels.row_ids import Split, split_by
 from daskps.kernels.row_values import mixed
 from daskps.kernels.words import plain
 
@@ -75,7 +75,6 @@ _FUNCTIONS: dict[Callable[..., Any], str] = {
     bucket: f"types.int64, {_U8}, {_U8}",
     bucketed: f"IDS, {_U8}, {_U8}, WORDS",
     owners_by_hash: f"IDS, {_U8}, {_U8}, IDS, {_TABLE}, WORDS",
-    place: f"IDS, {_TABLE}, WORDS, WORDS, WORDS",
 }
 
 
@@ -154,24 +153,10 @@ def split(
             f"expected edges that rise from 0 to at most 2**32, got {edges}"
         )
     starts, owner = np.zeros(n + 1, np.int64), np.empty(k, np.int32)
-    pos, placed = np.empty((2, k), np.int64)
-    functions = _module(cache_dir).function
     word, n_buckets = np.uint64(seed & _WORD_MASK), np.uint64(edges[n])
-    functions("owners_by_hash")(ids, word, n_buckets, edges, owner, starts)
-    functions("place")(ids, owner, starts, pos, placed)
-    return Split(placed, pos, starts.tolist())
-
-
-def warm(*, cache_dir: str | None = None) -> None:
-    """Compile what splits ids, so that the first use finds it.
-
-    Parameters
-    ----------
-    cache_dir : str, optional
-        Where the compiled loops are kept, as in `build`.
-    """
-    for name in ("owners_by_hash", "place"):
-        _module(cache_dir).function(name)
+    loop = _module(cache_dir).function("owners_by_hash")
+    loop(ids, word, n_buckets, edges, owner, starts)
+    return split_by(ids, owner, starts, cache_dir=cache_dir)
 
 
 def _check(a: Array) -> None:

@@ -16,19 +16,18 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from daskps.kernels.id_hash import bucket
+from daskps.kernels.index_buckets import is_here, rows_before, seat
+from daskps.kernels.index_building import copy_entries
 from daskps.kernels.index_probe import (
     ADMITTED,
     AHEAD,
     BUCKETS,
-    BUILT,
     CANDIDATES,
     END,
     EVICTED,
-    FIRST_BUCKET,
     FREE,
     HEAD,
     KEYS,
-    MAX_ROWS,
     PROBES,
     ROWS,
     SEED,
@@ -42,7 +41,7 @@ from daskps.kernels.index_probe import (
     leave_all,
     probe,
 )
-from daskps.kernels.system import fetch, hold, store
+from daskps.kernels.system import fetch
 from daskps.kernels.words_log import N, put
 
 if TYPE_CHECKING:
@@ -73,47 +72,6 @@ def log_counts(words: Any, places: Any, entries: Any, book: Any) -> None:
     for at in range(END, EVICTED + 1):
         if at != ROWS:
             put(words, places, HEAD, at, words[head + at], entries, book)
-
-
-def rows_before(words: Any, places: Any, number: Any) -> Any:
-    """Return how many rows of the whole table are in the buckets before one."""
-    head = places[2 * HEAD]
-    most, n = words[head + MAX_ROWS], words[head + BUCKETS]
-    return number * (most // n) + min(number, most % n)
-
-
-def seat(words: Any, places: Any, row: Any, stamp: Any) -> Any:
-    """Return a row of an id's bucket: a free one, or -2 minus the one that has to go.
-
-    -1 if it is the id itself that has to.
-    """
-    head, keys, state = places[2 * HEAD], places[2 * KEYS], places[2 * STATE]
-    seed, n = np.uint64(words[head + SEED]), np.uint64(words[head + BUCKETS])
-    mine = np.int64(bucket(row, seed, n))
-    start = rows_before(words, places, words[head + FIRST_BUCKET])
-    low = rows_before(words, places, mine) - start
-    high = rows_before(words, places, mine + 1) - start
-    oldest, its_stamp, its_id = np.int64(-1), stamp, row
-    for at in range(low, high):
-        now = words[state + at]
-        if now <= 0:
-            return np.int64(at)
-        its_key = words[keys + at]
-        if now < its_stamp or (now == its_stamp and its_key < its_id):
-            oldest, its_stamp, its_id = np.int64(at), now, its_key
-    return np.int64(-1) if oldest < 0 else -2 - oldest
-
-
-def is_here(words: Any, places: Any, row: Any) -> Any:
-    """Return whether an id's bucket is one of this piece, where there are buckets."""
-    head = places[2 * HEAD]
-    if words[head + BUCKETS] == 0:
-        return True
-    seed, n = np.uint64(words[head + SEED]), np.uint64(words[head + BUCKETS])
-    mine = np.int64(bucket(row, seed, n))
-    low = words[head + FIRST_BUCKET]
-    stop = rows_before(words, places, low) + words[head + ROWS]
-    return mine >= low and rows_before(words, places, mine + 1) <= stop
 
 
 def vacant(words: Any, places: Any, row: Any, book: Any) -> Any:
@@ -347,38 +305,6 @@ def expire(
             free_row(words, places, row, entries, book)
     told[0] = n
     return 0 if book[N] >= 0 else NO_LOG
-
-
-def copy_entries(words: Any, places: Any, at_most: Any) -> Any:
-    """Copy entries of the side in force to the other one, which is not in force.
-
-    Those whose home is among the next `at_most`. Returns 1 when it has all, 0 when there
-    are more, -1 if it was cut off before and has to begin anew.
-    """
-    head = places[2 * HEAD]
-    side, seed = words[head + SIDE] & 1, words[head + SEED]
-    slots, its_slots = words[head + SLOTS_0 + side], words[head + SLOTS_0 + 1 - side]
-    start, to = places[2 * (SIDE_0 + side)], places[2 * (SIDE_0 + 1 - side)]
-    built = words[head + BUILT]
-    if built & 1:
-        return -1
-    low = built >> 1
-    high, address = min(slots, low + at_most), words.ctypes.data + 8 * (head + BUILT)
-    store(address, built | 1)
-    hold()
-    at = low
-    # Behind `high` up to the first that is empty: some of them have their home before it.
-    for seen in range(slots):
-        value, row = words[start + 2 * at + 1], words[start + 2 * at]
-        if value == 0 and seen >= high - low:
-            break
-        if value != 0 and low <= home(row, seed, slots) < high:
-            where = probe(words, to, its_slots, home(row, seed, its_slots), row)
-            where = where if where >= 0 else -1 - where
-            words[to + 2 * where], words[to + 2 * where + 1] = row, value
-        at = at + 1 if at + 1 < slots else 0
-    store(address, 2 * high)
-    return high == slots
 
 
 _WORD, _LOG = "types.int64", "WORDS, WORDS"

@@ -51,6 +51,8 @@ BUILT: Final = 11
 MAX_ROWS: Final = 12
 BUCKETS: Final = 13
 FIRST_BUCKET: Final = 14
+#: From which row on a push looks for rows whose time is over; not logged, any will do.
+HAND: Final = 15
 N_HEAD: Final = 16
 
 _LOW = 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""What a kernel is: its interface and the checks of what it is given."""
+"""What a kernel is: its interface, and the checks of what it is given as a rule."""
 # ruff: noqa: PLR0913, PLR0917  (every loop takes the same five things)
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from daskps.kernels.finite import finite
+from daskps.kernels.inputs import check_input, check_output
 from daskps.typing import Array
 
 if TYPE_CHECKING:
     from daskps.kernels.compiled import Module
+    from daskps.kernels.inputs import Shape
 
 Arrays: TypeAlias = tuple[Array, ...]
 Scalars: TypeAlias = tuple[float, ...]
@@ -24,7 +26,6 @@ Fixed: TypeAlias = Callable[[Array, Scalars], None]
 FixedRows: TypeAlias = Callable[
     [Array, Array | None, Array, Scalars, int, int, bool], bool
 ]
-_Shape: TypeAlias = tuple[int, ...]
 
 _LARGEST = {
     np.dtype(dtype): float(np.finfo(dtype).max) for dtype in (np.float32, np.float64)
@@ -357,7 +358,7 @@ class Kernel(ABC):
                 check_input(slot, self.compute_dtype, w_out.shape)
         return written
 
-    def _check_gradient(self, g: Array, shape: _Shape) -> None:
+    def _check_gradient(self, g: Array, shape: Shape) -> None:
         wide = g.dtype == self.compute_dtype
         check_input(g, self.compute_dtype if wide else self.dtype, shape)
 
@@ -368,41 +369,8 @@ class Kernel(ABC):
         if len(slots) != self.n_slots:
             raise ValueError(f"the rule has {self.n_slots} slots, got {len(slots)}")
 
-    def _check_written(self, w: Array, slots: Arrays, shape: _Shape) -> None:
-        _output(w, self.dtype, shape, "weights")
+    def _check_written(self, w: Array, slots: Arrays, shape: Shape) -> None:
+        check_output(w, self.dtype, shape, "weights")
         self._check_number(slots)
         for slot in slots:
-            _output(slot, self.compute_dtype, shape, "a slot")
-
-
-def check_input(a: Array, dtype: np.dtype[Any], shape: _Shape) -> None:
-    """Refuse what a loop cannot read.
-
-    Parameters
-    ----------
-    a : ndarray
-        What the caller gave.
-    dtype : dtype
-        What it must have.
-    shape : tuple of int
-        What it must have.
-
-    Raises
-    ------
-    ValueError
-        If it is no contiguous array of that dtype and shape.
-    """
-    if a.dtype != dtype or a.shape != shape or not a.flags.c_contiguous:
-        raise ValueError(
-            f"expected a contiguous {dtype} array of shape {shape}, got {a.dtype} "
-            f"of shape {a.shape} with strides {a.strides}"
-        )
-
-
-def _output(a: Array, dtype: np.dtype[Any], shape: _Shape, what: str) -> None:
-    if a.dtype != dtype or a.shape != shape or not a.flags.carray:
-        raise ValueError(
-            f"{what} must be a contiguous, aligned and writable {dtype} array of shape "
-            f"{shape}, got {a.dtype} of shape {a.shape} with strides {a.strides}, "
-            f"aligned {a.flags.aligned}, writable {a.flags.writeable}"
-        )
+            check_output(slot, self.compute_dtype, shape, "a slot")

@@ -156,13 +156,36 @@ def split(ids: Array, edges: Array, *, cache_dir: str | None = None) -> Split | 
     starts = np.zeros(n + 1, np.int64)
     if k:
         owner = np.empty(k, np.int32)
-        functions = _module(cache_dir).function
-        if functions("owners")(ids, edges, owner, starts) < k:
+        if _module(cache_dir).function("owners")(ids, edges, owner, starts) < k:
             return None
-        pos, placed = np.empty((2, k), np.int64)
-        functions("place")(ids, owner, starts, pos, placed)
-        return Split(placed, pos, starts.tolist())
+        return split_by(ids, owner, starts, cache_dir=cache_dir)
     return Split(ids, None, starts.tolist())
+
+
+def split_by(
+    ids: Array, owner: Array, starts: Array, *, cache_dir: str | None = None
+) -> Split:
+    """Sort ids by owners that are known, and keep their order in each.
+
+    Parameters
+    ----------
+    ids : ndarray, shape (k,), int64
+        Contiguous.
+    owner : ndarray, shape (k,), int32
+        The owner of each, from 0 to n - 1.
+    starts : ndarray, shape (n + 1,), int64
+        How many ids those before each owner have together.
+    cache_dir : str, optional
+        Where the compiled loops are kept, as in `build`.
+
+    Returns
+    -------
+    Split
+        The ids by owner.
+    """
+    pos, placed = np.empty((2, len(ids)), np.int64)
+    _module(cache_dir).function("place")(ids, owner, starts, pos, placed)
+    return Split(placed, pos, starts.tolist())
 
 
 class Repeats:
@@ -182,7 +205,13 @@ class Repeats:
         self.ids = ids
         self._where, self._cache_dir = where, cache_dir
 
-    def sum(self, rows: Array, at: Array | None = None) -> Array:
+    def sum(
+        self,
+        rows: Array,
+        at: Array | None = None,
+        *,
+        empty: Callable[[int, Any], Array] = np.empty,
+    ) -> Array:
         """Return the sum of the rows of each id, added up in order of appearance.
 
         Parameters
@@ -191,6 +220,8 @@ class Repeats:
             Contiguous. Row i belongs to id i.
         at : ndarray, shape (n,), int64, optional
             Row `at[i]` belongs to id i.
+        empty : callable, optional
+            Makes the memory of the sums, as ``np.empty(n, dtype)`` does.
 
         Returns
         -------
@@ -209,7 +240,8 @@ class Repeats:
             )
         at = np.arange(len(self._where)) if at is None else at
         _check_positions(at, len(self._where))
-        out = np.empty((len(self.ids), rows.shape[1]), bare := _bare(rows.dtype))
+        n, dim, bare = len(self.ids), rows.shape[1], _bare(rows.dtype)
+        out = empty(n * dim, bare).reshape(n, dim)
         loop = _sums(rows.dtype, self._cache_dir)
         if not loop(rows.view(bare), at, self._where, out):
             raise ValueError(f"a position is none of {len(rows)} rows")

@@ -1,4 +1,4 @@
-"""Which rows a piece of a table has, by id: what they are kept in, and how that changes.
+"""Which rows a piece of a table has, by id: how they are found, and how that changes.
 
 All of it is words in the memory of a shard, in the areas of
 :mod:`daskps.kernels.index_probe`; whoever maps the memory can read and change it. Changes
@@ -12,13 +12,14 @@ part at a time between publications, while changes go to both, and then it is in
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from daskps.kernels import index_changes as changes
 from daskps.kernels import index_probe as at
 from daskps.kernels import words_log
+from daskps.kernels.index_memory import IndexMemory
 from daskps.kernels.words import plain
 
 if TYPE_CHECKING:
@@ -26,13 +27,7 @@ if TYPE_CHECKING:
     from daskps.kernels.words_log import WordsLog
     from daskps.typing import Array
 
-#: A larger index is built when one of so many entries is in use. Of 10 M rows one id took
-#: 37 ns to find then, and 54 to 65 with two of three in use.
-_FULL: Final = 2
-#: Up to so many entries the next index is twice as large, then half as large again.
-_SMALL: Final = 1 << 16
 _ID = np.dtype(np.int64)
-_WORD_MASK = (1 << 64) - 1
 _WHY = {
     changes.NO_LOG: "log",
     changes.NO_ROW: "rows",
@@ -69,7 +64,7 @@ def _module(cache_dir: str | None) -> Module:
     return plain(changes.FUNCTIONS, cache_dir=cache_dir, alone=True, borrows=True)
 
 
-class RowIndex:
+class RowIndex(IndexMemory):
     """The rows of a table piece, by id.
 
     Parameters
@@ -90,52 +85,8 @@ class RowIndex:
     def __init__(
         self, words: Array, places: Array, *, cache_dir: str | None = None
     ) -> None:
-        words_log.check(words, places)
-        if len(places) != 2 * at.N_AREAS or places[1] < at.N_HEAD:
-            raise ValueError(
-                f"expected {at.N_AREAS} areas, got places {places.tolist()}"
-            )
-        self.words = words
-        self.places = places
+        super().__init__(words, places)
         self._cache_dir = cache_dir
-        head, keys, state = (
-            words[places[2 * a] : places[2 * a] + places[2 * a + 1]]
-            for a in (at.HEAD, at.KEYS, at.STATE)
-        )
-        self.head: Array = head
-        self._keys, self._state = keys, state
-
-    def begin(
-        self,
-        *,
-        seed: int,
-        rows: int,
-        slots: int,
-        max_rows: int = 0,
-        buckets: int = 0,
-        first_bucket: int = 0,
-    ) -> None:
-        """Make it one without rows, in memory that is all zeros.
-
-        Parameters
-        ----------
-        seed : int
-            Of the table's hash: 64 bits, with a sign or without.
-        rows : int
-            How many rows there is memory for.
-        slots : int
-            How many entries the index has.
-        max_rows, buckets : int
-            How many rows the whole table holds at most, and in how many buckets; 0 for any
-            number.
-        first_bucket : int
-            The first bucket of this piece.
-        """
-        seed &= _WORD_MASK
-        self.head[at.SEED] = seed - (seed >> 63 << 64)
-        self.head[at.ROWS], self.head[at.SLOTS_0] = rows, slots
-        self.head[at.MAX_ROWS], self.head[at.BUCKETS] = max_rows, buckets
-        self.head[at.FIRST_BUCKET] = first_bucket
 
     def look_up(self, ids: Array, rows: Array, *, since: int = 0) -> int:
         """Find the row of each id; without the lock it may be a wrong one, but it is one.
@@ -164,6 +115,50 @@ class RowIndex:
         homes = np.empty(at.AHEAD, np.int64)
         missing: int = look_up(self.words, self.places, ids, rows, since, homes)
         return missing
+
+    def rows_before(
+        self, log: WordsLog, n: int, ids: Array, *, since: int = 0
+    ) -> Array:
+        """Return the rows that ids had before the first `n` entries of a log.
+
+        Parameters
+        ----------
+        log : WordsLog
+            The log; all that has changed since is in it.
+        n : int
+            How many entries count.
+        ids : ndarray, shape (k,), int64
+            Any; contiguous.
+        since : int
+            As in `look_up`, of then.
+
+        Returns
+        -------
+        ndarray, shape (k,), int64
+            A row, or -1.
+        """
+        found = np.empty(len(ids), np.int64)
+        self.look_up(ids, found, since=since)
+        keys, old_keys = words_log.before(log, n, at.KEYS)
+        states, old_states = words_log.before(log, n, at.STATE)
+        heads, old_heads = words_log.before(log, n, at.HEAD)
+        # Of all rows only those in the log are looked at: there may be any number.
+        rows = np.union1d(keys, states)
+        key, state = self._keys[rows], self._state[rows]
+        key[np.searchsorted(rows, keys)] = old_keys
+        state[np.searchsorted(rows, states)] = old_states
+        end = self.end
+        if not self.head[at.BUCKETS] and (heads == at.END).any():
+            end = int(old_heads[heads == at.END][0])
+        found[np.isin(found, rows) | (found >= end)] = -1
+        there = (state >= max(1, since)) & (rows < end)
+        rows, key = rows[there], key[there]
+        if len(rows):
+            order = np.argsort(key, kind="stable")
+            near = np.minimum(np.searchsorted(key[order], ids), len(order) - 1)
+            is_there = key[order[near]] == ids
+            found[is_there] = rows[order[near[is_there]]]
+        return found
 
     def take(
         self,
@@ -284,47 +279,6 @@ class RowIndex:
         _refuse(loop(self.words, self.places, low, high, log.entries, book, told))
         return told[1 : 1 + told[0]], int(book[words_log.N])
 
-    @property
-    def end(self) -> int:
-        """Rows from here on have never been handed out."""
-        head = self.head
-        end = head[at.ROWS if head[at.BUCKETS] else at.END]
-        return max(0, min(int(end), len(self._state)))
-
-    def ids(self, *, since: int = 0) -> tuple[Array, Array]:
-        """Return all ids that have rows, ascending, and their rows.
-
-        Parameters
-        ----------
-        since : int
-            As in `look_up`.
-
-        Returns
-        -------
-        ids, rows : ndarray, int64
-            As many of both.
-        """
-        rows = np.flatnonzero(self._state[: self.end] >= max(1, since))
-        ids = self._keys[rows]
-        order = np.argsort(ids, kind="stable")
-        return ids[order], rows[order]
-
-    def candidates(self) -> tuple[Array, Array]:
-        """Return all ids that have been counted and have no rows, and their counts.
-
-        Returns
-        -------
-        ids, counts : ndarray, int64
-            By id, ascending.
-        """
-        side = int(self.head[at.SIDE]) & 1
-        start, _ = self.places[2 * (at.SIDE_0 + side) :][:2]
-        n = int(self.head[at.SLOTS_0 + side])
-        entries = self.words[start : start + 2 * n].reshape(n, 2)
-        ids, counts = entries[entries[:, 1] < 0].T
-        order = np.argsort(ids, kind="stable")
-        return ids[order], -counts[order]
-
     def restore(self, log: WordsLog, n: int) -> None:
         """Put back what words were before the first `n` entries of a log.
 
@@ -341,80 +295,6 @@ class RowIndex:
             As `words_log.restore`.
         """
         words_log.restore(self.words, self.places, log, n, cache_dir=self._cache_dir)
-
-    def rows_before(
-        self, log: WordsLog, n: int, ids: Array, *, since: int = 0
-    ) -> Array:
-        """Return the rows that ids had before the first `n` entries of a log.
-
-        Parameters
-        ----------
-        log : WordsLog
-            The log.
-        n : int
-            How many entries count.
-        ids : ndarray, shape (k,), int64
-            Any.
-        since : int
-            As in `look_up`, of then.
-
-        Returns
-        -------
-        ndarray, shape (k,), int64
-            A row, or -1.
-        """
-        keys, state, end = self._keys.copy(), self._state.copy(), self.end
-        for area, words in ((at.KEYS, keys), (at.STATE, state)):
-            changed, old = words_log.before(log, n, area)
-            words[changed] = old
-        changed, old = words_log.before(log, n, at.HEAD)
-        if not self.head[at.BUCKETS] and (changed == at.END).any():
-            end = int(old[changed == at.END][0])
-        rows = np.flatnonzero(state[:end] >= max(1, since))
-        order = rows[np.argsort(keys[rows], kind="stable")]
-        found = np.full(len(ids), -1, np.int64)
-        if len(order):
-            near = np.minimum(np.searchsorted(keys[order], ids), len(order) - 1)
-            is_there = keys[order[near]] == ids
-            found[is_there] = order[near[is_there]]
-        return found
-
-    @property
-    def slots_wanted(self) -> int:
-        """How many entries the other side should have; 0 while this one will do."""
-        head, side = self.head, int(self.head[at.SIDE]) & 1
-        slots = int(head[at.SLOTS_0 + side])
-        if (head[at.USED] + head[at.CANDIDATES]) * _FULL < slots:
-            return 0
-        return slots * 2 if slots < _SMALL else slots + slots // 2
-
-    @property
-    def is_building(self) -> bool:
-        """Whether the other side is being built."""
-        return bool(self.head[at.SLOTS_0 + 1 - (int(self.head[at.SIDE]) & 1)] > 0)
-
-    def start(self, slots: int) -> None:
-        """Begin to build the other side, between publications.
-
-        Parameters
-        ----------
-        slots : int
-            How many entries it has; there is memory for them, all zeros. 0 gives up what
-            has been built.
-
-        Raises
-        ------
-        ValueError
-            If it has no room for so many, or they are too few.
-        """
-        head, other = self.head, 1 - (int(self.head[at.SIDE]) & 1)
-        most = int(self.places[2 * (at.SIDE_0 + other) + 1]) // 2
-        used = int(head[at.USED] + head[at.CANDIDATES])
-        if slots and not used < slots <= most:
-            raise ValueError(f"an index of {used} ids with {slots} of {most} entries")
-        head[at.SLOTS_0 + other] = 0
-        head[at.BUILT] = 0
-        head[at.SLOTS_0 + other] = slots
 
     def build(self, at_most: int) -> bool:
         """Copy some entries to the other side, between publications.

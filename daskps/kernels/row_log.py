@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.kernels.compiled import module_of
-from daskps.kernels.interface import Arrays, TableRows, UndoLog, check_input
+from daskps.kernels.inputs import check_input
 from daskps.kernels.row_moves import NOWHERE, as_bytes, gather, scatter
 from daskps.kernels.source import MOVES_SOURCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from daskps.kernels.interface import Arrays, Kernel, TableRows, UndoLog
     from daskps.typing import Array
 
     #: Updates copies of weights and slots, given what came for them.
@@ -136,6 +137,57 @@ def overlay(
     near = np.minimum(np.searchsorted(rows, asked), len(rows) - 1)
     found = np.flatnonzero(rows[near] == asked)
     out[found if at is None else at[found]] = log.w[oldest[near[found]]]
+
+
+def check_rows(
+    kernel: Kernel,
+    table: TableRows,
+    ids: Array,
+    at: Array | None,
+    g: Array,
+    log: UndoLog,
+) -> Array:
+    """Refuse rows that do not fit a kernel; return the positions of their gradients.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        What is to change them.
+    table, ids, at, g, log
+        As in `Kernel.rows`.
+
+    Returns
+    -------
+    ndarray, shape (k,), int64
+        As of :func:`check_named`.
+
+    Raises
+    ------
+    ValueError
+        If an array is not as described there.
+    """
+    if table.w.dtype != kernel.dtype or g.dtype not in (
+        kernel.dtype,
+        kernel.compute_dtype,
+    ):
+        raise ValueError(
+            f"expected rows of {kernel.dtype} and gradients of {kernel.compute_dtype}, "
+            f"got {table.w.dtype} and {g.dtype}"
+        )
+    if [a.dtype for a in table.slots] != [kernel.compute_dtype] * kernel.n_slots:
+        raise ValueError(
+            f"the rule has {kernel.n_slots} slots of {kernel.compute_dtype}, got "
+            f"{[str(a.dtype) for a in table.slots]}"
+        )
+    n, dim = table.w.shape
+    for slot, of_row in zip(
+        table.slots, kernel.per_row or (False,) * kernel.n_slots, strict=True
+    ):
+        if slot.shape != (shape := (n, 1 if of_row else dim)):
+            raise ValueError(f"expected a slot of {shape}, got {slot.shape}")
+    places = check_named(table, ids, at, g)
+    check_log(table, log, len(ids))
+    return places
 
 
 def check_log(table: TableRows, log: UndoLog, n: int) -> None:

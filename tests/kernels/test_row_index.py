@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -215,6 +216,20 @@ def test_a_side_that_was_left_half_way_is_built_anew() -> None:
     assert sorted(validate(index)) == list(range(5, 40))
     with pytest.raises(ValueError, match="35 ids with 30 of 128"):
         index.start(30)
+
+
+def test_a_look_back_costs_what_was_pushed_and_not_what_there_may_be() -> None:
+    """A piece has addresses for hundreds of millions of rows."""
+    index, log = made(rows=1 << 20)
+    push(index, range(20), log)
+    _, taken = push(index, range(20, 30), log)
+    index.rows_before(log, taken.n, np.arange(40))
+    tracemalloc.start()
+    then = index.rows_before(log, taken.n, np.arange(40))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (then >= 0).sum() == 20
+    assert peak < 100_000
 
 
 def test_it_grows_before_it_is_full() -> None:

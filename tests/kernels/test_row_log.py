@@ -16,6 +16,7 @@ from daskps import optim
 from daskps.kernels import row_log, row_moves, row_writes
 from daskps.kernels.interface import TableRows, UndoLog
 from daskps.layout.arrays import DTYPES
+from tests.kernels.compiling import kept
 
 BASE = 5 << 24
 
@@ -52,7 +53,7 @@ def test_several_updates_are_undone_and_read_as_before(
     batches: Any, dtype: str, first: int
 ) -> None:
     rng = np.random.default_rng(len(batches))
-    bound = optim.bind(optim.Adagrad(0.1), dtype)
+    bound = optim.bind(optim.Adagrad(0.1), dtype, cache_dir=kept())
     compute = bound.kernel.compute_dtype
     w, slot = made(rng, (40, 5), dtype), np.ones((40, 5), compute)
     table = TableRows(w, (slot,), first)
@@ -93,7 +94,7 @@ def test_several_updates_are_undone_and_read_as_before(
 def test_a_gradient_that_is_not_finite_is_taken_back(
     dtype: str, bad: int, value: float
 ) -> None:
-    bound = optim.bind(optim.SGD(0.1, momentum=0.9), dtype)
+    bound = optim.bind(optim.SGD(0.1, momentum=0.9), dtype, cache_dir=kept())
     rng = np.random.default_rng(bad)
     table = TableRows(made(rng, (60, 7), dtype), (np.ones((60, 7), "f4"),))
     before, log, g = bits(table), room(table, 50), np.ones((51, 7), "f4")
@@ -126,7 +127,7 @@ def test_an_index_outside_ends_it_before_memory_is_touched(
     log, g, before = room(table, 40), np.ones((60, 7), "f4"), around.tobytes()
     ids, at = np.arange(40), np.arange(40)
     (ids if what == "id" else at)[20] = bad
-    bound = optim.bind(optim.SGD(0.1), "f4")
+    bound = optim.bind(optim.SGD(0.1), "f4", cache_dir=kept())
 
     args: tuple[Any, ...] = table, ids, at, g, bound.scalars(1), log
     write: Any = bound.rows

@@ -10,7 +10,7 @@ import pytest
 
 from daskps import kernels, optim
 from daskps.kernels.interface import TableRows, UndoLog
-from tests.kernels.compiling import hits, llvm, misses
+from tests.kernels.compiling import hits, kept, llvm, misses
 
 #: Rules without slots, with one, two and three.
 RULES = [
@@ -55,7 +55,7 @@ def update(bound, w, ids, g, slots, scalars, at=None, **more):
 def table(rule, dtype, n, dim, k):
     """Return a bound rule, weights, ids, their gradients, slots and scalars."""
     rng = np.random.default_rng(n + dim + k)
-    bound = optim.bind(rule, dtype)
+    bound = optim.bind(rule, dtype, cache_dir=kept())
     compute = bound.kernel.compute_dtype
     w = rng.standard_normal((n, dim)).astype(dtype)
     g = rng.standard_normal((k, dim)).astype(compute)
@@ -143,7 +143,7 @@ def test_float32_rows_are_vectorised_and_free_of_float64(rule):
 
 
 def test_float16_beyond_its_range_is_infinity_without_a_warning():
-    bound = optim.bind(optim.SGD(1.0), "f2")
+    bound = optim.bind(optim.SGD(1.0), "f2", cache_dir=kept())
     w = np.full((2, 3), -6e4, "f2")
     update(bound, w, np.array([1]), np.full((1, 3), 6e4, "f4"), (), bound.scalars(1))
     np.testing.assert_array_equal(w, [[-6e4] * 3, [-np.inf] * 3])
@@ -207,7 +207,7 @@ def test_what_does_not_fit_is_refused_and_nothing_changes(change, dtype):
     }
     changed = (given["w"], *given["slots"])
     before = [a.copy() for a in changed]
-    bound = optim.bind(optim.SGD(0.1, momentum=0.9), dtype)
+    bound = optim.bind(optim.SGD(0.1, momentum=0.9), dtype, cache_dir=kept())
     rows = TableRows(given.pop("w"), given.pop("slots"))
     with pytest.raises(ValueError, match=r"expected|must be|the rule has|do not fit"):
         bound.rows(rows, **given)

@@ -1,0 +1,63 @@
+"""What a compiled loop can read and write: it takes memory as it is, and looks at nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from daskps.typing import Array
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+def check_input(a: Array, dtype: np.dtype[Any], shape: Shape) -> None:
+    """Refuse what a loop cannot read.
+
+    Parameters
+    ----------
+    a : ndarray
+        What the caller gave.
+    dtype : dtype
+        What it must have.
+    shape : tuple of int
+        What it must have.
+
+    Raises
+    ------
+    ValueError
+        If it is no contiguous array of that dtype and shape.
+    """
+    if a.dtype != dtype or a.shape != shape or not a.flags.c_contiguous:
+        raise ValueError(
+            f"expected a contiguous {dtype} array of shape {shape}, got {a.dtype} "
+            f"of shape {a.shape} with strides {a.strides}"
+        )
+
+
+def check_output(a: Array, dtype: np.dtype[Any], shape: Shape, what: str) -> None:
+    """Refuse what a loop cannot write.
+
+    Parameters
+    ----------
+    a : ndarray
+        What the caller gave.
+    dtype : dtype
+        What it must have.
+    shape : tuple of int
+        What it must have.
+    what : str
+        What it is to the caller.
+
+    Raises
+    ------
+    ValueError
+        If it is no contiguous, aligned and writable array of that dtype and shape.
+    """
+    if a.dtype != dtype or a.shape != shape or not a.flags.carray:
+        raise ValueError(
+            f"{what} must be a contiguous, aligned and writable {dtype} array of shape "
+            f"{shape}, got {a.dtype} of shape {a.shape} with strides {a.strides}, "
+            f"aligned {a.flags.aligned}, writable {a.flags.writeable}"
+        )
