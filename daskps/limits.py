@@ -26,6 +26,8 @@ MOST_PIECES = 131_072
 MOST_DIMENSIONS = 64
 #: Bytes of one copy of all values: more than a process can address.
 MOST_NBYTES = 2**47
+#: Bytes of a row of a table of any ids.
+MOST_ROW_NBYTES = 2**32
 #: Bytes of all names of parameters together.
 MOST_NAMES_NBYTES = 16 * 2**20
 #: Rows, and their bytes, that one call reads of a table in one shard.
@@ -91,6 +93,13 @@ def check_parameters(
     dtypes, names, nbytes = set[str](), 0, 0
     for name, rows, dim, dtype in tables:
         names += len(name.encode("utf-8", "surrogatepass"))
+        # One of any ids has 0 of them here, and addresses for many.
+        if not rows and (long := dim * np.dtype(dtype).itemsize) > MOST_ROW_NBYTES:
+            raise LayoutError(
+                f"a row of table {name[:60]!r} has {long:,} bytes, more than the "
+                f"{MOST_ROW_NBYTES:,} of a table of any ids; give it a number of rows, "
+                f"or make them shorter"
+            )
         nbytes += rows * dim * np.dtype(dtype).itemsize
     for name, shape, dtype in parameters:
         if any(type(length) is not int or length < 0 for length in shape):

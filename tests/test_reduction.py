@@ -192,6 +192,6 @@ def test_what_is_no_reduction_is_refused():
     with pytest.raises(ValueError, match=r"reduce='max'.*'mean', 'sum'"):
         check_reduce("max")
     with pytest.raises(TypeError, match="or a function, found 3"):
-        check_reduce(3)  # type: ignore[arg-type]
+        check_reduce(3)  # type: ignore[arg-type]  # refused
     check_reduce(lambda s, w: s[0])
     check_reduce("sum")

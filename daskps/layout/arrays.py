@@ -237,9 +237,13 @@ class Layout:
 
     def shard_nbytes(self, shard: int) -> int:
         """Return the bytes of one copy of a shard's values, rows among them."""
+        of_tables = sum(piece.nbytes for piece in self.table_pieces[shard])
+        return self.dense_nbytes(shard) + of_tables
+
+    def dense_nbytes(self, shard: int) -> int:
+        """Return the bytes of one copy of what a shard has of arrays."""
         extents = [(np.dtype(d), *self.extent(shard, d)) for d in self.lengths]
-        dense = sum((stop - start) * d.itemsize for d, start, stop in extents)
-        return dense + sum(piece.nbytes for piece in self.table_pieces[shard])
+        return sum((stop - start) * d.itemsize for d, start, stop in extents)
 
     @cached_property
     def pieces(self) -> tuple[tuple[Piece, ...], ...]:
@@ -298,7 +302,7 @@ class Layout:
                 at = end
             shard += 1
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of one copy of all values."""
         dense = sum(p.nbytes for p in self.parameters)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from daskps.layout.spans import ROWS, WEIGHTS, Span
+from daskps.layout.spans import IDS, ROWS, WEIGHTS, Span
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -68,9 +68,12 @@ def shards_of(layout: Layout, index: int | None) -> list[int]:
     if index < n:
         return [piece.shard for piece in layout.pieces_of.get(index, ())]
     every = enumerate(layout.table_pieces)
-    return [
-        shard for shard, of in every if index - n < len(of) and of[index - n].n_rows
-    ]
+    return [s for s, of in every if index - n < len(of) and not of[index - n].is_empty]
+
+
+def any_tables(layout: Layout, index: int | None) -> list[Table]:
+    """Return the tables of any ids among what is copied: all, or the one of an index."""
+    return [t for t in layout.tables if not t.is_bounded and index in (None, t.index)]
 
 
 def chunks_of_table(layout: Layout, table: Table) -> list[Chunk]:
@@ -83,6 +86,34 @@ def chunks_of_table(layout: Layout, table: Table) -> list[Chunk]:
             found.append(
                 Chunk(piece.n_rows, ((shard, Span(ROWS, position, 0, piece.size)),))
             )
+    return found
+
+
+def chunks_of_ids(
+    layout: Layout, table: Table, n_rows: Mapping[int, int]
+) -> list[tuple[Chunk, Chunk]]:
+    """Return ids and rows of each shard that has any, of a table of any ids.
+
+    Parameters
+    ----------
+    layout : Layout
+        The store's.
+    table : Table
+        The table.
+    n_rows : mapping of int to int
+        How many rows each shard has, as nothing but the shard can say.
+
+    Returns
+    -------
+    list of (Chunk, Chunk)
+        In the order of the shards.
+    """
+    found = []
+    for shard, n in sorted(n_rows.items()):
+        position = layout.table_position(shard, table.index)
+        ids, rows = Span(IDS, position, 0, n), Span(ROWS, position, 0, n * table.dim)
+        if n:
+            found.append((Chunk(n, ((shard, ids),)), Chunk(n, ((shard, rows),))))
     return found
 
 

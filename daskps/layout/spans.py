@@ -8,6 +8,8 @@ from typing import Final, NamedTuple
 WEIGHTS: Final = "weights"
 #: Of the piece of a table.
 ROWS: Final = "rows"
+#: Of the piece of a table of any ids: that of each row, in a copy of all of them.
+IDS: Final = "ids"
 
 
 class Span(NamedTuple):

@@ -19,7 +19,7 @@ import numpy as np
 from daskps.init import constant, normal, uniform
 from daskps.kernels import id_hash, row_ids
 from daskps.layout.bounds import bounds
-from daskps.layout.buckets import MOST_BUCKETS, bucket_edges
+from daskps.layout.buckets import bucket_edges, bucket_rows, n_buckets
 from daskps.layout.ids import check_ids
 
 if TYPE_CHECKING:
@@ -46,15 +46,24 @@ class AnyIds:
     seed: int
     #: How many rows a shard may ever have of it; 0 for what its addresses allow.
     room: int = 0
+    #: How many rows all shards have at most; 0 for any number.
+    max_rows: int = 0
+    #: How many pushes of the table a row outlives that do not name it; 0 for any number.
+    ttl: int = 0
+    #: With which of its pushes an id gets a row.
+    admit_after: int = 1
 
-    def to_wire(self) -> tuple[str, list[float], str]:
+    def to_wire(self) -> tuple[str, list[float], str, list[int]]:
         """Return it as plain values; a seed may have any number of digits."""
         kind = type(self.init)
         numbers = [getattr(self.init, name) for name in kind.__dataclass_fields__]
-        return kind.__name__, numbers, str(self.seed)
+        policy = [self.max_rows, self.ttl, self.admit_after]
+        return kind.__name__, numbers, str(self.seed), policy
 
     @classmethod
-    def from_wire(cls, kind: str, numbers: list[float], seed: str) -> AnyIds:
+    def from_wire(
+        cls, kind: str, numbers: list[float], seed: str, policy: list[int]
+    ) -> AnyIds:
         """Rebuild it from :meth:`to_wire`.
 
         Raises
@@ -62,7 +71,7 @@ class AnyIds:
         ValueError, TypeError, KeyError
             For what that never returns.
         """
-        return cls(_KINDS[kind](*numbers), int(seed))
+        return cls(_KINDS[kind](*numbers), int(seed), 0, *policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +92,11 @@ class Table:
         return True
 
     @property
+    def told(self) -> str:
+        """Which rows it has, in words."""
+        return f"{self.rows:,} rows of {self.dim} {self.dtype}"
+
+    @property
     def row_nbytes(self) -> int:
         """Number of bytes of one row."""
         return self.dim * np.dtype(self.dtype).itemsize
@@ -100,6 +114,13 @@ class Table:
     def check(self, ids: Array, what: str, error: type[Exception]) -> None:
         """Refuse ids that can be none of it; see :func:`daskps.layout.ids.check_ids`."""
         check_ids(ids, self.rows, what, error)
+
+    def check_removal(self, error: type[Exception]) -> None:
+        """Refuse to remove rows of it: it has a number of them at any time."""
+        raise error(
+            f"table {self.name[:60]!r} has {self.rows} rows at any time, none of them can "
+            f"be removed; nothing was changed, use assign to replace a row"
+        )
 
     def split(
         self, ids: Array, n_shards: int, *, cache_dir: str | None = None
@@ -129,6 +150,11 @@ class UnboundedTable(Table):
         return False
 
     @property
+    def told(self) -> str:
+        """Which rows it has, in words."""
+        return f"rows of any ids, {self.dim} {self.dtype} each"
+
+    @property
     def hash_seed(self) -> int:
         """What its ids are hashed with, 64 bits without a sign."""
         return _hash_seed(self.of.seed, self.name)
@@ -136,7 +162,7 @@ class UnboundedTable(Table):
     @property
     def n_buckets(self) -> int:
         """Into how many buckets its ids fall."""
-        return MOST_BUCKETS
+        return n_buckets(self.of.max_rows or None)
 
     def edges(self, n_shards: int) -> Array:
         """Return where the buckets of each shard begin, and the last of them ends."""
@@ -144,6 +170,9 @@ class UnboundedTable(Table):
 
     def check(self, ids: Array, what: str, error: type[Exception]) -> None:
         """Refuse ids that can be none of it: there are none."""
+
+    def check_removal(self, error: type[Exception]) -> None:
+        """Refuse to remove rows of it: it may."""
 
     def split(
         self, ids: Array, n_shards: int, *, cache_dir: str | None = None
@@ -177,6 +206,11 @@ class TablePiece:
         """Number of bytes of one copy of the rows."""
         return self.n_rows * self.table.row_nbytes
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no row is ever in it."""
+        return not self.n_rows
+
     def holds(self, ids: Array) -> bool:
         """Return whether all of these rows are in the piece."""
         if not ids.size:
@@ -201,6 +235,11 @@ class UnboundedPiece(TablePiece):
     stop_bucket: int
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no row is ever in it."""
+        return False
+
+    @property
     def of(self) -> AnyIds:
         """What its table has in place of a number of rows."""
         table = self.table
@@ -211,6 +250,20 @@ class UnboundedPiece(TablePiece):
     @property
     def room(self) -> int:
         """How many rows it may ever have: addresses are reserved for so many."""
+        if most := self.of.max_rows:
+            edges = self.stop_bucket, self.first_bucket
+            stop, start = (bucket_rows(most, bucket) for bucket in edges)
+            return stop - start
+        return self._addresses
+
+    @property
+    def most_ids(self) -> int:
+        """How many ids it may ever know of: some are counted and have no row."""
+        counts = self.of.admit_after > 1
+        return max(self.room, self._addresses) if counts else self.room
+
+    @property
+    def _addresses(self) -> int:
         return self.of.room or ROOM_NBYTES // (4 * self.table.row_nbytes + 256)
 
     def holds(self, ids: Array) -> bool:

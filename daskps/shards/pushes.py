@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from daskps.errors import LayoutError, PushRejectedError
 from daskps.shards import producers, run_record
 from daskps.shards.arrays.planning import Operations, UpdatePlanner, count
 from daskps.shards.deputy import NotHereError
@@ -211,9 +210,6 @@ class Pushes:
                     make_room(self._segment, planned)
         except OwnerOnlyError:
             ticket.outcome = NotHereError()
-            return None
-        except LayoutError as error:
-            ticket.outcome = PushRejectedError(str(error))
             return None
         except Exception as error:  # noqa: BLE001  (it is this ticket's answer)
             ticket.outcome = error

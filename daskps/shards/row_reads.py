@@ -15,6 +15,7 @@ from daskps.errors import ProtocolError
 from daskps.kernels.row_log import overlay
 from daskps.kernels.row_moves import gather
 from daskps.shards.arrays.rows import entries_of, flip_of
+from daskps.shards.memory.areas import untouched
 from daskps.shards.memory.format import FLIP, ROWS_SEQUENCE, WITHDRAWS, WRITING
 from daskps.shards.memory.undo import settle
 
@@ -70,9 +71,9 @@ def copy_rows(segment: Segment, flip: int, wanted: Sequence[RowsRead]) -> bool:
     if sequence & 1 or header[FLIP] != flip:
         return False
     for one in wanted:
-        table = _table(segment, one.position)
+        table = table_at(segment, one.position)
         if table.any_rows is not None:
-            one = _by_row(table, one)
+            one = _by_row(table, one, table.since(segment.record(flip)))
         _gather(table, one, segment.cache_dir)
     return header[ROWS_SEQUENCE] == sequence
 
@@ -106,11 +107,11 @@ def copy_rows_locked(segment: Segment, flip: int, wanted: Sequence[RowsRead]) ->
     ):
         return False
     for one in wanted:
-        table = _table(segment, one.position)
+        table = table_at(segment, one.position)
         word = table.buffers.undo[0]
         # What has not changed in the last publication is what it was before.
         has_log = not is_last and flip_of(word) == now
-        one = _by_row(table, one, before=has_log)
+        one = _by_row(table, one, table.since(segment.record(flip)), before=has_log)
         rows = _gather(table, one, segment.cache_dir)
         if has_log:
             log, first = table.buffers.log, table.piece.first_row
@@ -118,51 +119,113 @@ def copy_rows_locked(segment: Segment, flip: int, wanted: Sequence[RowsRead]) ->
     return True
 
 
-def find_rows(segment: Segment, flip: int, wanted: RowsRead) -> bool:
-    """Say which ids of a table of any ids have rows, without the lock or their rows.
+class AllRows(NamedTuple):
+    """Where the ids and rows of a table of any ids go, of its piece in a shard."""
 
-    Parameters
-    ----------
-    segment, flip
-        As of :func:`copy_rows`.
-    wanted : RowsRead
-        Gets its `found`; where rows would go does not count.
+    position: int
+    ids: Array
+    #: Of shape (n, dim).
+    rows: Array
 
-    Returns
-    -------
-    bool
-        As of :func:`copy_rows`; where it is False who has the lock calls it again, after
-        :func:`daskps.shards.memory.undo.settle`.
+    def cut(self, n: int) -> AllRows:
+        """Return the first of them."""
+        return AllRows(self.position, self.ids[:n], self.rows[:n])
+
+
+def all_rows(segment: Segment, position: int) -> tuple[Array, Array]:
+    """Return the ids of a table of any ids, ascending, and their rows; under the lock."""
+    settle(segment)
+    rows = place_for(segment, position, 0)
+    _, ids, values = _copy_all(segment, rows)
+    return ids, values
+
+
+def place_for(segment: Segment, position: int, more: int) -> AllRows:
+    """Return memory for all rows of a table of any ids, and some that may come yet.
+
+    What is for these is taken when it fills.
 
     Raises
     ------
     ProtocolError
         If it is no table of any ids.
     """
+    table = table_at(segment, position)
+    if table.any_rows is None:
+        raise _not_any(table)
+    now, of = table.any_rows.n_rows, table.piece.table
+    ids = untouched((now + more) * 8).view(np.int64)
+    rows = untouched((now + more) * of.row_nbytes).view(of.dtype).reshape(-1, of.dim)
+    ids[:now], rows[:now] = 0, 0
+    return AllRows(position, ids, rows)
+
+
+def copy_all_rows(
+    segment: Segment, flip: int, wanted: Sequence[AllRows]
+) -> list[AllRows] | None:
+    """Copy all rows of tables of any ids out, ascending by id, without the lock.
+
+    For who holds back all that changes them: else there would be no end to it.
+
+    Parameters
+    ----------
+    segment : Segment
+        The shard's memory.
+    flip : int
+        That of which they are.
+    wanted : sequence of AllRows
+        Where they go; a table that has outgrown its memory is given other.
+
+    Returns
+    -------
+    list of AllRows or None
+        What was copied; None where rows were being changed, or the flip is not the
+        last one.
+
+    Raises
+    ------
+    ProtocolError
+        If one is no table of any ids.
+    """
     header = segment.header
     sequence = header[ROWS_SEQUENCE]
     if sequence & 1 or header[FLIP] != flip:
-        return False
-    table = _table(segment, wanted.position)
+        return None
+    found = [_copy_all(segment, one) for one in wanted]
+    return found if header[ROWS_SEQUENCE] == sequence else None
+
+
+def _copy_all(segment: Segment, wanted: AllRows) -> AllRows:
+    table = table_at(segment, wanted.position)
     if table.any_rows is None:
         raise _not_any(table)
-    _by_row(table, wanted)
-    return header[ROWS_SEQUENCE] == sequence
+    ids, numbers = table.any_rows.ids(table.since(segment.current))
+    if len(ids) > len(wanted.ids):
+        wanted = place_for(segment, wanted.position, len(ids))
+    found = wanted.cut(len(ids))
+    found.ids[:] = ids
+    gather(table.rows, numbers, found.rows, cache_dir=segment.cache_dir)
+    return found
 
 
-def all_rows(segment: Segment, position: int) -> tuple[Array, Array]:
-    """Return the ids of a table of any ids, ascending, and their rows; under the lock."""
+def all_ids(segment: Segment, position: int) -> Array:
+    """Return the ids of a table of any ids that have rows, ascending; under the lock."""
     settle(segment)
-    table = _table(segment, position)
+    table = table_at(segment, position)
     if table.any_rows is None:
         raise _not_any(table)
-    ids, numbers = table.any_rows.index.ids()
-    out = np.empty((len(ids), table.piece.table.dim), table.rows.dtype)
-    gather(table.rows, numbers, out, cache_dir=segment.cache_dir)
-    return ids, out
+    ids, _ = table.any_rows.ids(table.since(segment.current))
+    return ids
 
 
-def _table(segment: Segment, position: int) -> TableMemory:
+def table_at(segment: Segment, position: int) -> TableMemory:
+    """Return the table at a position.
+
+    Raises
+    ------
+    ProtocolError
+        If there is none.
+    """
     ordinal = position - len(segment.pieces)
     if not 0 <= ordinal < len(segment.tables):
         raise ProtocolError(
@@ -172,15 +235,19 @@ def _table(segment: Segment, position: int) -> TableMemory:
     return segment.tables[ordinal]
 
 
-def _by_row(table: TableMemory, wanted: RowsRead, *, before: bool = False) -> RowsRead:
+def _by_row(
+    table: TableMemory, wanted: RowsRead, lowest: int, *, before: bool = False
+) -> RowsRead:
     """Return what to read of a table of any ids by numbers of rows, as far as there are.
 
-    With `before`, what there was before the last publication.
+    Rows whose state is below the `lowest` are not there. With `before`, what there was
+    before the last publication.
     """
     any_rows, ids = table.any_rows, wanted.ids
     if any_rows is None:
         return wanted
-    rows = any_rows.find_before(ids) if before else any_rows.find(ids)
+    find = any_rows.find_before if before else any_rows.find
+    rows = find(ids, lowest)
     there = rows >= 0
     if wanted.found is None or wanted.found.shape != there.shape:
         raise _not_any(table)

@@ -20,6 +20,8 @@ GRADIENT: Final = "gradient"
 MODEL: Final = "model"
 ADD: Final = "add"
 ASSIGN: Final = "assign"
+#: Rows of a table of any ids are forgotten: items of ids without data.
+REMOVE: Final = "remove"
 #: What a step waits for after its arrays were accepted.
 NO_WAIT: Final = "no"
 READ: Final = "read"

@@ -11,6 +11,7 @@ import pytest
 from daskps import optim
 from daskps.kernels import row_ids
 from daskps.kernels.interface import TableRows, UndoLog
+from tests.kernels.compiling import kept
 
 N, DIM, STEPS = 30, 5, 12
 
@@ -27,7 +28,7 @@ class Table:
     """Rows, slots and a step count, as a shard has them."""
 
     def __init__(self, rule: Any, w: Any) -> None:
-        self.bound = optim.bind(rule, w.dtype)
+        self.bound = optim.bind(rule, w.dtype, cache_dir=kept())
         start = [rule.slot_init.get(name, 0.0) for name in rule.slots]
         wide = self.bound.kernel.compute_dtype
         widths = [1 if name in rule.row_slots else DIM for name in rule.slots]
@@ -204,4 +205,4 @@ def test_rowwise_is_part_of_the_value_of_a_rule() -> None:
     assert repr(rule) == "Adagrad(lr=0.1, rowwise=True)"
     assert pickle.loads(pickle.dumps(rule)) == rule != optim.Adagrad(0.1)
     with pytest.raises(TypeError, match="rowwise must be True or False"):
-        optim.Adagrad(rowwise=1)  # type: ignore[arg-type]
+        optim.Adagrad(rowwise=1)  # type: ignore[arg-type]  # refused

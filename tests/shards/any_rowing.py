@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from daskps.init import constant
+from daskps.kernels import id_hash
 from daskps.layout.arrays import Layout
 from daskps.layout.slots import PerRow
 from daskps.layout.tables import AnyIds
@@ -16,7 +17,7 @@ from daskps.shards.memory.room import Own
 from daskps.shards.memory.segment import Segment
 from daskps.shards.row_reads import RowsRead, all_rows, copy_rows, copy_rows_locked
 from daskps.shards.shard import Shard
-from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Step, Ticket
+from daskps.shards.steps import ADD, ASSIGN, GRADIENT, REMOVE, Item, Step, Ticket
 from tests.kernels.compiling import kept
 from tests.shards.rowing import AddingRows
 
@@ -26,13 +27,13 @@ SLOTS = {W: (0.5,), EMB: (0.25, PerRow(0.25))}
 DIMS, FIRST = {EMB: 2, NUM: 1}, {EMB: 3.0, NUM: 7.0}
 
 
-def layout_of(n_shards: int = 1, room: int = 64) -> Layout:
+def layout_of(n_shards: int = 1, room: int = 64, **policy: int) -> Layout:
     return Layout.build(
         {"w": ((n_shards,), "float32")},
         n_shards,
         {
-            "emb": (0, 2, "float32", AnyIds(constant(3.0), 5, room)),
-            "num": (0, 1, "int64", AnyIds(constant(7.0), 5, room)),
+            "emb": (0, 2, "float32", AnyIds(constant(3.0), 5, room, **policy)),
+            "num": (0, 1, "int64", AnyIds(constant(7.0), 5, room, **policy)),
         },
     )
 
@@ -52,16 +53,20 @@ def item(shard: Shard, index: int, pairs: Sequence[tuple[int, int]]) -> Item:
         for i, table in enumerate(shard.segment.tables)
         if table.piece.table.index == index
     )
-    piece = shard.segment.tables[position - n].piece
-    mine = [(i, v) for i, v in pairs if piece.holds(np.array([i], np.int64))]
-    ids = np.array([i for i, _ in mine], np.int64)
-    values = np.array([v for _, v in mine], piece.table.dtype)
-    return Item(position, 0, np.repeat(values, DIMS[index]), ids)
+    piece: Any = shard.segment.tables[position - n].piece
+    table = piece.table
+    ids = np.array([i for i, _ in pairs], np.int64)
+    found = id_hash.buckets(ids, table.hash_seed, table.n_buckets)
+    mine = (piece.first_bucket <= found) & (found < piece.stop_bucket)
+    values = np.array([v for _, v in pairs], table.dtype)[mine]
+    return Item(position, 0, np.repeat(values, DIMS[index]), ids[mine])
 
 
 def step(shard: Shard, kind: str, named: Any, sequence: int, **said: Any) -> Step:
     """A push to tables: by index of the table its pairs."""
     items = [item(shard, index, pairs) for index, pairs in named.items()]
+    if kind == REMOVE:
+        items = [one._replace(data=one.data[:0]) for one in items]
     return Step(kind, items, producer=1, sequence=sequence, **said)
 
 
@@ -99,6 +104,12 @@ class Model:
             for i, value in pairs:
                 sums[i] = value if kind == ASSIGN else sums.get(i, 0) + value
             rows = self.rows[index]
+            if kind == REMOVE:
+                for i in sums:
+                    rows.pop(i, None)
+                    if index == EMB:
+                        self.slots.pop(i, None)
+                continue
             for i, value in sums.items():
                 now = rows.get(i, FIRST[index])
                 if index == EMB:
@@ -117,7 +128,7 @@ def slots_of(shard: Shard) -> dict[int, list[float]]:
     """The slot of each row of the table that has one."""
     table = shard.segment.tables[0]
     assert table.any_rows is not None
-    ids, rows = table.any_rows.index.ids()
+    ids, rows = table.any_rows.ids(table.since(shard.segment.current))
     whole, of_row = (slot[rows] for slot in table.slots)
     assert (whole == of_row).all()
     return dict(zip(ids.tolist(), whole.tolist(), strict=True))
@@ -129,8 +140,14 @@ def in_force(shard: Shard) -> bytes:
     for position, table in enumerate(segment.tables, len(segment.pieces)):
         assert table.any_rows is not None
         ids, rows = all_rows(segment, position)
-        _, numbers = table.any_rows.index.ids()
-        found += ids.tobytes() + rows.tobytes()
+        lowest = table.since(segment.current)
+        _, numbers = table.any_rows.ids(lowest)
+        candidates, counts = table.any_rows.index.candidates()
+        found += (
+            ids.tobytes() + rows.tobytes() + table.any_rows.state[numbers].tobytes()
+        )
+        found += candidates.tobytes() + counts.tobytes()
+        found += repr(table.any_rows.counts(lowest)).encode()
         found += b"".join(slot[numbers].tobytes() for slot in table.slots)
     record = segment.current
     found += record.producers[: record.plain[N_PRODUCERS]].tobytes()
@@ -142,7 +159,7 @@ def in_force(shard: Shard) -> bytes:
     return found + record.fixed.tobytes()
 
 
-KINDS = (GRADIENT, ADD, ASSIGN)
+KINDS = (GRADIENT, ADD, ASSIGN, REMOVE)
 
 
 def send(shard: Shard, *steps: Step) -> list[Ticket]:

@@ -13,7 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daskps.kernels import index_changes, row_index, system, words_log
+from daskps.kernels import (
+    index_building,
+    index_changes,
+    row_index,
+    system,
+    words_log,
+)
 from daskps.kernels.index_probe import look_up
 from daskps.shards.arrays import any_rows
 from daskps.shards.memory.segment import Segment
@@ -81,13 +87,13 @@ def watched_any(segment: Segment) -> Iterator[Stores]:
                 put(w[row], value, stores, "new row")
 
         patch.setattr(words_log, "store", store)
-        patch.setattr(index_changes, "store", store)
+        patch.setattr(index_building, "store", store)
         patch.setattr(any_rows, "scatter", scatter)
         patch.setattr(row_index, "_module", lambda _: Loops(stores))
         patch.setattr(words_log, "_module", lambda _: Loops(stores))
         for table in segment.tables:
             if (of := table.any_rows) is not None:
-                of.own = Noting(of.own, stores, "own word")  # type: ignore[assignment]
+                of.own = Noting(of.own, stores, "own word")  # type: ignore[assignment]  # as the words
                 head = Noting(of.head, stores, "head word")
-                of.head = of.index.head = head  # type: ignore[assignment]
+                of.head = of.index.head = head  # type: ignore[assignment]  # as the words
         yield stores

@@ -21,6 +21,7 @@ from daskps import optim
 from daskps.init import constant
 from daskps.layout.arrays import Layout
 from daskps.layout.tables import AnyIds
+from daskps.shards.memory import feed
 from daskps.shards.memory.format import ROWS_SEQUENCE, VERSION
 from daskps.shards.memory.room import Own
 from daskps.shards.memory.segment import Segment
@@ -28,6 +29,7 @@ from daskps.shards.memory.undo import settle
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, Item, Step, Ticket
 from daskps.testing.invariants import validate
+from tests.kernels.compiling import kept
 
 N, DIM, K = 5_000, 16, 700
 LAYOUT = Layout.build(
@@ -101,22 +103,47 @@ def has_any(shard: Shard, n: int) -> bool:
     )
 
 
+def follow(shard: Shard) -> None:
+    """Have the feeds of all tables on."""
+    for table in shard.segment.tables:
+        table.feed.follow(shard.segment.current, table.n_rows, shard.segment.memory)
+
+
+def tells(shard: Shard, since: int) -> bool:
+    """Whether the feeds tell just what the pushes after a version have changed."""
+    record = shard.segment.current
+    after = range(since, record.plain[VERSION])
+    named = [
+        [IDS[i % MANY] for i in after],
+        [IDS[i % MANY] for i in after if i % 2 == 0],
+        [any_ids(i) for i in after if i % 2 == 0],
+    ]
+    told = [table.feed.read(record, since, 0) for table in shard.segment.tables]
+    return all(
+        ids is None or set(ids.tolist()) == set(np.concatenate([*of, ids[:0]]).tolist())
+        for ids, of in zip(told, named, strict=True)
+    )
+
+
 def main() -> None:
     path, n, seed = Path(sys.argv[1]) / "segment", int(sys.argv[2]), int(sys.argv[3])
+    # Of many pushes, or nothing would be left of the first.
+    vars(feed)["_FEWEST_IDS"] = 2**15
     path.write_bytes(bytes(Segment.extent(LAYOUT, 0, {})[0]))
     buffer = np.asarray(np.memmap(path, np.uint8, "r+"))
-    bound = {0: optim.bind(optim.SGD(1.0), "float32")}
+    bound = {0: optim.bind(optim.SGD(1.0), "float32", cache_dir=kept())}
     segment = Segment(LAYOUT, 0, {}, buffer, durable=True)
     # The file is there from end to end.
     segment.memory = Own()
-    shard = Shard(segment, bound)
+    shard = Shard(segment, bound, cache_dir=kept())
     # Compiled here and not in each child.
     for i in range(2):
         push(shard, i)
     rng = np.random.default_rng(seed)
-    found = {"kills": n, "half-way": 0, "torn before": 0, "wrong": 0}
+    found = {"kills": n, "half-way": 0, "torn before": 0, "wrong": 0, "told": 0}
+    follow(shard)
     for _ in range(n):
-        version = shard.segment.current.plain[VERSION]
+        before = version = shard.segment.current.plain[VERSION]
         told, tell = os.pipe()
         child = os.fork()
         if not child:
@@ -140,7 +167,13 @@ def main() -> None:
         right = (
             is_right(shard, version) and shard.segment.current.steps[0] == version // 2
         )
+        right = right and tells(shard, before)
         found["wrong"] += not right
+        record = shard.segment.current
+        found["told"] += (
+            shard.segment.tables[0].feed.read(record, before, 0) is not None
+        )
+        follow(shard)
     found["pushes"] = shard.segment.current.plain[VERSION]
     sys.stdout.write(json.dumps(found))
 

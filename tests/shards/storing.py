@@ -7,6 +7,7 @@ is looked at, and all else is the code itself.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from daskps.shards.arrays.rows import RowBuffers, RowUpdate, entries_of, undo_word
+from daskps.shards.memory.feed import Feed
 from daskps.shards.memory.format import Record
 from daskps.shards.memory.segment import Segment
 
@@ -112,6 +114,49 @@ def roll_back(target: RowBuffers, stores: Stores) -> None:
     target.undo[0] = undo_word(word >> 24, 0)
 
 
+def follow(segment: Segment) -> None:
+    """Have the feeds of all tables note what changes."""
+    for table in segment.tables:
+        table.feed.follow(segment.current, table.n_rows, None)
+
+
+def told(segment: Segment) -> list[Any]:
+    """What the feeds tell since each version."""
+    record = segment.current
+    read = [
+        table.feed.read(record, since, by)
+        for table in segment.tables
+        for since in range(record.version + 1)
+        for by in (0, 1)
+    ]
+    return [None if ids is None else ids.tolist() for ids in read]
+
+
+def noting(feed: Feed, stores: Stores) -> Feed:
+    """A feed whose stores are noted, an id at a time."""
+    found = copy.copy(feed)
+    found.head = Words(feed.head, stores, "feed head")  # type: ignore[assignment]  # as the words
+    found._words = Words(feed._words, stores, "feed entry")  # type: ignore[assignment]  # as the words
+    found._ids = Ids(feed._ids, stores)  # type: ignore[assignment]  # as the words
+    return found
+
+
+class Ids:
+    """The ids of a feed, each store of which is noted."""
+
+    def __init__(self, ids: Any, stores: Stores) -> None:
+        self._ids, self._stores = ids, stores
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._ids[at]
+
+    def __setitem__(self, part: slice, ids: Any) -> None:
+        put(self._ids[part], ids, self._stores, "feed id")
+
+
 def words(target: RowBuffers, stores: Stores) -> Any:
     return Words(target.undo, stores, "undo")
 
@@ -120,13 +165,16 @@ def words(target: RowBuffers, stores: Stores) -> Any:
 def watched(segment: Segment, *, one: Callable[..., bool] = apply) -> Iterator[Stores]:
     """Note every store to a segment, by code that finds it from here on."""
     stores = Stores(segment)
-    segment.header = Words(segment.header, stores, "header")  # type: ignore[assignment]
+    segment.header = Words(segment.header, stores, "header")  # type: ignore[assignment]  # as the words
     segment.tables = tuple(
         table._replace(
-            buffers=table.buffers._replace(undo=words(table.buffers, stores))
+            buffers=table.buffers._replace(undo=words(table.buffers, stores)),
+            feed=noting(table.feed, stores),
         )
         for table in segment.tables
     )
+    for record in segment.records:
+        record.told = Words(record.told, stores, "told")  # type: ignore[assignment]  # as the words
     copied = Record.copy_from
 
     def copy_from(record: Record, *args: Any) -> None:

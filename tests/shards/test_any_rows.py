@@ -9,14 +9,18 @@ import pytest
 
 from daskps.consistency import ASP
 from daskps.errors import ProtocolError, PushRejectedError
+from daskps.init import constant
 from daskps.layout.arrays import Layout
+from daskps.layout.tables import AnyIds
 from daskps.shards.deputy import NotHereError
 from daskps.shards.memory import areas, growth
-from daskps.shards.memory.format import VERSION
+from daskps.shards.memory.format import GENERATION, VERSION
+from daskps.shards.memory.room import Own
+from daskps.shards.memory.segment import Segment
 from daskps.shards.memory.withdrawal import Withdrawal
-from daskps.shards.row_reads import RowsRead, all_rows, copy_rows, find_rows
+from daskps.shards.row_reads import RowsRead, all_ids, all_rows, copy_rows
 from daskps.shards.shard import Shard
-from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item
+from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Step
 from daskps.testing.invariants import validate
 from tests.kernels.compiling import kept
 from tests.shards.any_rowing import (
@@ -53,7 +57,7 @@ def pushes(seed: int, n: int) -> Any:
     """Pushes of chance: what kind, and by table pairs of ids and values."""
     rng = np.random.default_rng(seed)
     for i in range(n):
-        kind = KINDS[i % 3]
+        kind = KINDS[i % len(KINDS)]
         tables = [EMB] if kind == GRADIENT else [EMB, NUM]
         yield (
             kind,
@@ -61,7 +65,7 @@ def pushes(seed: int, n: int) -> Any:
                 t: [
                     (IDS[j], int(v))
                     for j, v in rng.integers(
-                        (0, -4), (len(IDS), 5), (rng.integers(0, 12), 2)
+                        (0, -4), (len(IDS), 5), (rng.integers(0, 16), 2)
                     )
                 ]
                 for t in tables
@@ -94,19 +98,16 @@ def test_rows_of_any_ids_are_those_of_a_plain_dict(n_shards, monkeypatch):
     monkeypatch.setattr(areas, "FEWEST_SLOTS", 8)
     layout = layout_of(n_shards)
     shards, model = [made(layout, i) for i in range(n_shards)], Model()
-    for n, (kind, named) in enumerate(pushes(3, 30)):
-        before = model.of(EMB)
+    for n, (kind, named) in enumerate(pushes(3, 40)):
         for shard in shards:
-            flip = shard.segment.flip
+            flip, there = shard.segment.flip, read(shard, EMB, IDS)
             (ticket,) = send(shard, step(shard, kind, named, n))
             assert not isinstance(ticket.outcome, Exception), ticket.outcome
             (ticket,) = send(shard, step(shard, kind, named, n))
             assert ticket.duplicate
             assert shard.segment.flip == flip + 1
             then = read(shard, EMB, IDS, flip)
-            assert then is not None
-            assert then.items() <= before.items()
-            assert not set(read(shard, EMB, list(before)) or ()) - set(before)
+            assert then == there
         model.push(kind, named)
         agrees(shards, model)
     assert all(len(slots_of(shard)) for shard in shards)
@@ -127,6 +128,27 @@ def test_pushes_that_queued_up_see_each_others_rows():
         model.push(*one)
     agrees([shard], model)
     assert read(shard, EMB, [5, 6, -9], flip) == {}
+
+
+def test_arrays_beside_a_table_are_no_rows_of_it():
+    arrays = dict.fromkeys("abc", ((2,), "float32"))
+    table = (0, 2, "float32", AnyIds(constant(3.0), 5, 64))
+    layout = Layout.build(arrays, 1, {"emb": table})
+    segment = Segment(layout, 0, {}, durable=True)
+    segment.words[GENERATION], segment.memory = 1, Own()
+    shard = Shard(segment, {}, cache_dir=kept())
+    items = [Item(i, 0, np.full(2, i + 1, "f4")) for i in range(3)]
+    rows = Item(3, 0, np.ones(2, "f4"), np.array([-7]))
+    for sequence, given in enumerate([items, [*items, rows]]):
+        (ticket,) = send(shard, Step(ADD, given, producer=1, sequence=sequence))
+        assert not isinstance(ticket.outcome, Exception), ticket.outcome
+    record = segment.current
+    found = [segment.weights_of(record, i).tolist() for i in range(3)]
+    assert found == [[2, 2], [4, 4], [6, 6]]
+    out, there = np.zeros(4, "f4"), np.zeros(2, np.uint8)
+    wanted = [RowsRead(3, np.array([-7, 7]), out, None, there)]
+    assert copy_rows(segment, segment.flip, wanted)
+    assert (out.tolist(), there.tolist()) == ([4, 4, 0, 0], [1, 0])
 
 
 def test_a_refused_push_gives_nobody_a_row():
@@ -219,16 +241,16 @@ def test_a_read_as_of_another_kind_of_table_is_refused():
         all_rows(bounded.segment, 0)
 
 
-def test_which_ids_have_rows_is_said_without_their_rows():
-    shard = made(layout_of())
-    send(shard, step(shard, ADD, {EMB: [(4, 1), (9, 1)]}, 0))
-    found, segment = np.full(3, 7, np.uint8), shard.segment
-    wanted = RowsRead(1, np.array([9, 5, 4]), np.empty(0, "f4"), None, found)
-    assert find_rows(segment, segment.flip, wanted)
-    assert found.tolist() == [1, 0, 1]
-    assert not find_rows(segment, segment.flip - 1, wanted)
+def test_ids_are_those_that_a_read_finds():
+    """A row that is over keeps its place for a while."""
+    shard = made(layout_of(room=512, ttl=1))
+    send(shard, step(shard, ADD, {EMB: [(i, 1) for i in range(300)]}, 0))
+    send(shard, step(shard, ADD, {EMB: [(7, 1), (-9, 1)]}, 1))
+    assert shard.segment.tables[0].n_rows > 100
+    there = read(shard, EMB, [-9, *range(300)]) or {}
+    assert all_ids(shard.segment, 1).tolist() == [*there] == [-9, 7]
     with pytest.raises(ProtocolError):
-        find_rows(segment, segment.flip, wanted._replace(found=None))
+        all_ids(shard.segment, 0)
 
 
 def test_an_item_without_ids_is_a_step_of_the_table():

@@ -27,6 +27,7 @@ ALLOWED = {
     "cluster/caller/targets.py": "what was read goes to the caller's arrays",
     "cluster/caller/uncommitted.py": "the caller's gradients, kept for another owner",
     "cluster/host/contributions.py": "contributions of the task graph",
+    "cluster/host/contributed_rows.py": "rows of them",
     "cluster/runs/graph/context.py": "weights that a task has read",
     # Reads of a segment's memory into the caller's, past the caches where that pays.
     "cluster/caller/lane_form.py": "versions that are waited for, as bytes",
@@ -41,6 +42,8 @@ ALLOWED = {
     "shards/rounds/round.py": "arrays of steps before their tick, and who is asked",
     "shards/rounds/sums.py": "forms sums",
     "shards/rounds/unticked.py": "keeps what came before the tick",
+    # The segment's own copy.
+    "cluster/host/shard_copies.py": "a copy of a segment",
     # No payload.
     "shards/cuts/cut.py": "rows of a report",
     "cluster/machine/pool.py": "a set of blocks",

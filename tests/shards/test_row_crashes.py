@@ -41,7 +41,10 @@ SLOTS = {0: (0.5,), EMB: (0.25, PerRow(0.25))}
 
 
 def at(buffer: Any) -> Segment:
-    return Segment(LAYOUT, 0, SLOTS, buffer, durable=True)
+    segment = Segment(LAYOUT, 0, SLOTS, buffer, durable=True)
+    if buffer is None:
+        storing.follow(segment)
+    return segment
 
 
 def shard_of(segment: Segment) -> Shard:
@@ -97,10 +100,12 @@ class Reference:
             [contents(shard)],
             [tables_as_read(shard, self.first)],
         )
+        self.told = [storing.told(shard.segment)]
         for batch in batches:
             push(shard, *batch)
             self.contents.append(contents(shard))
             self.rows.append(tables_as_read(shard, shard.segment.flip))
+            self.told.append(storing.told(shard.segment))
 
 
 def check(reference: Reference, buffer: Any, n: int, batch: Sequence[int]) -> None:
@@ -116,6 +121,7 @@ def check(reference: Reference, buffer: Any, n: int, batch: Sequence[int]) -> No
     assert tables_as_read(shard, segment.flip) == reference.rows[done]
     assert segment.header[ROWS_SEQUENCE] % 2 == 0
     assert contents(shard) == reference.contents[done]
+    assert storing.told(segment) == reference.told[done]
     validate(shard)
     # Of the publication before: gone, or exactly that.
     before = tables_as_read(shard, segment.flip - 1)
@@ -125,6 +131,7 @@ def check(reference: Reference, buffer: Any, n: int, batch: Sequence[int]) -> No
     assert [t.duplicate for t in tickets] == [done > n] * len(batch)
     validate(shard)
     assert contents(shard) == reference.contents[n + 1]
+    assert storing.told(segment) == reference.told[n + 1]
     if done == n:
         assert tables_as_read(shard, segment.flip - 1) == reference.rows[n]
 
@@ -168,7 +175,8 @@ def test_killed_after_any_store(batches):
         recovered_after_any_store(reference, buffer, n, batches[-1])
         check(reference, buffer.copy(), n, batches[-1])
     assert seen >= {"header", "record"}
-    assert ("row" in seen) == (batches != BATCHES["no rows"])
+    changes = batches != BATCHES["no rows"]
+    assert (seen >= {"row", "feed", "told"}) == ("row" in seen) == changes
 
 
 def recovered_after_any_store(reference, buffer, n, batch):
@@ -301,24 +309,34 @@ def test_killed_while_a_publication_of_rows_is_withdrawn(batch):
     slots = slots_of(shard)
     push(shard, *batch)
     now, flip = tables_as_read(shard, shard.segment.flip), shard.segment.flip
-    assert (now == before) == (batch == [4])
+    told = [told_since(shard, ordinal, 1, 0) for ordinal in (0, 1)]
+    assert (now == before) == (batch == [4]) == (not any(told))
     with watched(shard.segment) as stores:
         withdrawal = Withdrawal(shard.segment)
         withdrawal.record.plain[VERSION] = 9
         withdrawal.finish()
     for _, buffer in stores.states:
         for _, left in [("", buffer), *settled_by(buffer)]:
-            withdrawn(left, flip, now, before, slots)
+            withdrawn(left, flip, now, before, (slots, told))
     assert shard.segment.flip == flip + 1
-    withdrawn(shard.segment.buffer, flip, now, before, slots)
+    withdrawn(shard.segment.buffer, flip, now, before, (slots, told))
+
+
+def told_since(shard, ordinal, version, by):
+    segment = shard.segment
+    return segment.tables[ordinal].feed.read(segment.current, version, by).tolist()
 
 
 def slots_of(shard):
     return [s.tobytes() for t in shard.segment.tables for s in t.slots]
 
 
-def withdrawn(buffer, flip, now, before, slots):
-    """It is withdrawn, or can be; then rows and slots are those before it."""
+def withdrawn(buffer, flip, now, before, rest):
+    """It is withdrawn, or can be; then rows and slots are those before it.
+
+    Its rows are told once more, also to who has pushed them.
+    """
+    slots, told = rest
     shard = shard_of(at(buffer.copy()))
     segment = shard.segment
     undo.settle(segment)
@@ -334,6 +352,8 @@ def withdrawn(buffer, flip, now, before, slots):
     assert (segment.flip, segment.current.version) == (flip + 1, 9)
     assert tables_as_read(shard, flip + 1) == before
     assert slots_of(shard) == slots
+    had = segment.record(flip).version
+    assert [told_since(shard, ordinal, had, 1) for ordinal in (0, 1)] == told
     # What was withdrawn is nobody's to read.
     assert tables_as_read(shard, flip) is None
     validate(shard)
@@ -416,5 +436,6 @@ def test_killed_at_200_random_moments(tmp_path):
     found: dict[str, int] = json.loads(done.stdout)
     assert (found["kills"], found["wrong"]) == (200, 0)
     # Else nothing was looked at.
+    assert found["told"] > 0, found
     assert found["half-way"] > 0, found
     assert found["torn before"] > 0, found

@@ -471,17 +471,19 @@ def test_a_table_on_any_number_of_shards(n_shards, arrays, rng):
     np.testing.assert_array_equal(found, expected)
 
 
-def test_bytes_are_those_of_rows_slots_and_log():
+def test_bytes_are_those_of_rows_slots_log_and_feed():
     layout = Layout.build({}, 1, {"emb": (1000, 64, "float32")})
     rows_only = Segment.needed_nbytes(layout, 0, {})
     with_slot = Segment.needed_nbytes(layout, 0, {0: (0.0,)}, durable=True)
     one = 1000 * 64 * 4
     assert 0 <= with_slot - rows_only - 2 * one < 4096
     bare = Segment.needed_nbytes(Layout.build({}, 1), 0, {})
-    assert 0 <= rows_only - bare - 2 * one - 8000 < 2 * 4096
+    feed = 8 * (250 + 16 * 5)
+    assert 0 <= rows_only - bare - 2 * one - 8000 - feed < 2 * 4096
     many = Layout.build({}, 1, {"emb": (2**20, 64, "float32")})
     log = Segment.needed_nbytes(many, 0, {}) - many.nbytes - bare
-    assert 0 <= log - 2**17 * (64 * 4 + 8) < 2 * 4096
+    feed = 8 * (2**18 + 2**14 * 5)
+    assert 0 <= log - 2**17 * (64 * 4 + 8) - feed < 2 * 4096
 
 
 def test_bytes_of_a_slot_of_one_number_per_row():

@@ -388,7 +388,7 @@ def is_parked(shard: Shard, ticket: Ticket) -> bool:
 def test_readers_that_wait_are_told_as_others_are():
     """One that has to wait, and nothing else, is parked by what its words say alone."""
     quick, asked = shard_of(3), shard_of(3)
-    asked.parked._find_flip = lambda *_: REFERRED  # type: ignore[method-assign]
+    asked.parked._find_flip = lambda *_: REFERRED  # type: ignore[method-assign]  # the first lines
     tickets = []
     for shard in (quick, asked):
         readers = [waiting(0, 1), waiting(1, 1), waiting(2, 2)]
@@ -420,7 +420,7 @@ def test_readers_that_wait_are_told_as_others_are():
 )
 def test_shard_decides_about_a_reader_after(event):
     quick, asked = shard_of(), shard_of()
-    asked.parked._find_flip = lambda *_: REFERRED  # type: ignore[method-assign]
+    asked.parked._find_flip = lambda *_: REFERRED  # type: ignore[method-assign]  # the first lines
     outcomes = []
     for shard in (quick, asked):
         before, after = waiting(0, 1), waiting(0, 1)

@@ -40,6 +40,13 @@ WORDS_ROOM: Final = 3
 READY: Final = 4
 SIDE_ROOM: Final = 5
 SWITCHED: Final = 7
+#: Rows that a push looks at for those whose time is over, at least, and beside two for each
+#: id that it names; it does so many at a time, as the log takes.
+SWEPT: Final = 64
+#: Entries of the log of words that an id takes which comes or goes, at most about.
+WORDS_OF_AN_ID: Final = 40
+SWEPT_WORDS: Final = SWEPT * WORDS_OF_AN_ID
+_NOBODY = np.empty(0, np.int64)
 
 
 class AnyRows:
@@ -71,7 +78,8 @@ class AnyRows:
         log: Array,
         slot_init: tuple[float, ...],
     ) -> None:
-        self.piece, self.own, self.places = piece, own, places
+        self.piece, self.of = piece, piece.of
+        self.own, self.places = own, places
         self._words, self.log, self._slot_init = words, log, slot_init
         self.keys, self.state = (
             self._area(area) for area in (index_probe.KEYS, index_probe.STATE)
@@ -128,32 +136,56 @@ class AnyRows:
 
     @property
     def n_rows(self) -> int:
-        """How many ids have rows."""
+        """How many ids have rows, those too whose time is over."""
         return int(self.head[index_probe.USED])
+
+    @property
+    def is_stamped(self) -> bool:
+        """Whether a row's state is the clock of its last push."""
+        return bool(self.of.ttl or self.of.max_rows)
+
+    def since(self, clock: int) -> int:
+        """Return the lowest state of a row that is there, at a clock of the table."""
+        return max(0, clock - self.of.ttl + 1) if self.of.ttl else 0
+
+    def ids(self, since: int) -> tuple[Array, Array]:
+        """Return the ids that have rows, ascending, and these; `since` as of `find`."""
+        return self.index.ids(since=since)
+
+    def counts(self, since: int = 0) -> dict[str, int]:
+        """Return how many rows and candidates there are, came, and had to go."""
+        head, rows = self.head, self.n_rows
+        if since > 1:
+            rows = int(np.count_nonzero(self.state[: self.end] >= since))
+        return {
+            "rows": rows,
+            "candidates": int(head[index_probe.CANDIDATES]),
+            "admissions": int(head[index_probe.ADMITTED]),
+            "evictions": int(head[index_probe.EVICTED]),
+        }
 
     @property
     def end(self) -> int:
         """Rows from here on have never been anybody's."""
         return self.index.end
 
-    def find(self, ids: Array) -> Array:
-        """Return the row of each id, -1 where it has none."""
+    def find(self, ids: Array, since: int = 0) -> Array:
+        """Return the row of each id, -1 where it has none.
+
+        Rows whose state is below `since` are none.
+        """
         rows = np.empty(len(ids), np.int64)
-        self.index.look_up(ids, rows)
+        self.index.look_up(ids, rows, since=since)
         return rows
 
-    def find_before(self, ids: Array) -> Array:
+    def find_before(self, ids: Array, since: int = 0) -> Array:
         """As :meth:`find`, before the publication whose log there is."""
         n = entries_of(int(self.own[WORDS_UNDO]))
-        return self.index.rows_before(self._logged(0), n, ids)
+        return self.index.rows_before(self._logged(0), n, ids, since=since)
 
     def begin(self, flip: int) -> None:
         """Say whose words the log has from here on."""
         self.own[WORDS_UNDO] = undo_word(flip, 0)
-
-    def flip_of_log(self) -> int:
-        """Return whose words the log has."""
-        return flip_of(int(self.own[WORDS_UNDO]))
 
     def _logged(self, flip: int) -> WordsLog:
         own = self.own
@@ -162,10 +194,20 @@ class AnyRows:
         word = own[WORDS_UNDO : WORDS_UNDO + 1]
         return WordsLog(entries, word, undo_word(flip, 0), begin)
 
-    def insert(self, update: RowUpdate, target: RowBuffers, flip: int) -> RowUpdate:
-        """Give rows to ids that have none; return the update by numbers of rows.
+    def change(
+        self, update: RowUpdate, target: RowBuffers, flip: int, clock: int
+    ) -> tuple[RowUpdate, Array]:
+        """Change which rows there are, as an update of the publication of a flip asks.
 
-        Of ids that get no row it has nothing.
+        Ids that have no row get one, or all lose theirs. The update is that push of the
+        table which `clock` counts.
+
+        Returns
+        -------
+        update : RowUpdate
+            What is left to do, by numbers of rows.
+        gone : ndarray, int64
+            The ids that have lost their rows.
 
         Raises
         ------
@@ -173,29 +215,84 @@ class AnyRows:
             Where there are more changes than the log takes: then the publication has to be
             rolled back.
         """
-        index, log = self.index, self._logged(flip)
-        if self.is_built:
-            log = log._replace(begin=index.switch(log))
-            self.own[SWITCHED] = flip
-        rows, ids = update.rows, update.ids
-        if rows is None:
-            rows = self.find(ids)
+        log = self._logged(flip)
         try:
-            taken = index.take(ids, rows, log)
+            if self.is_built:
+                log = log._replace(begin=self.index.switch(log))
+                self.own[SWITCHED] = flip
+            if update.forget:
+                rows, _ = self.index.remove(update.ids, log)
+                return update._replace(ids=_NOBODY), update.ids[rows >= 0]
+            update, gone = self._insert(update, target, log, flip=flip, clock=clock)
+            if self.of.ttl and not self.of.max_rows:
+                n = SWEPT + 2 * len(update.ids)
+                gone = np.concatenate([gone, *self._sweep(n, self.since(clock), flip)])
+            return update, gone
         except NoRoomError as error:
             raise PushRejectedError(
-                f"{len(ids)} rows of table {self.piece.table.name[:60]!r} change more "
-                f"words of its index than their log takes; nothing was applied, push "
-                f"them in parts"
+                f"{len(update.ids)} rows of table {self.piece.table.name[:60]!r} change "
+                f"more words of its index than their log takes; nothing was applied, "
+                f"push them in parts"
             ) from error
+
+    def _insert(
+        self,
+        update: RowUpdate,
+        target: RowBuffers,
+        log: WordsLog,
+        *,
+        flip: int,
+        clock: int,
+    ) -> tuple[RowUpdate, Array]:
+        """Give rows to ids that have none; of those that get none nothing is left."""
+        rows, ids, since = update.rows, update.ids, self.since(clock - 1)
+        if rows is None:
+            rows = self.find(ids, since)
+        if since > 1:
+            log = self._forget_old(ids[rows < 0], log)
+        taken = self.index.take(
+            ids,
+            rows,
+            log,
+            stamp=clock if self.is_stamped else 0,
+            # What a row is assigned it has from then on.
+            admit=1 if update.replace else self.of.admit_after,
+            since=since,
+        )
         if len(taken.fresh):
             fresh = taken.fresh
             self._fill(ids[fresh], rows[fresh], taken.kept, target, flip=flip)
         there = rows >= 0
         if there.all():
-            return update._replace(ids=rows, rows=None)
+            return update._replace(ids=rows, rows=None), taken.gone
         at = np.arange(len(rows)) if update.at is None else update.at
-        return update._replace(ids=rows[there], at=at[there], rows=None)
+        return update._replace(ids=rows[there], at=at[there], rows=None), taken.gone
+
+    def _forget_old(self, ids: Array, log: WordsLog) -> WordsLog:
+        """Forget those of some ids whose rows' time is over: they begin as others do."""
+        old = ids[self.find(ids) >= 0]
+        if not len(old):
+            return log
+        _, n = self.index.remove(old, log)
+        return log._replace(begin=n)
+
+    def _sweep(self, n: int, since: int, flip: int) -> list[Array]:
+        """Take back the places of some rows whose time is over; return their ids.
+
+        Where there is room in the log: nobody sees whether they are still there.
+        """
+        gone: list[Array] = []
+        end = self.end
+        at = int(self.head[index_probe.HAND])
+        for _ in range(0, min(n, end), SWEPT):
+            at, log = at if at < end else 0, self._logged(flip)
+            if len(log.entries) // 2 - log.begin < SWEPT_WORDS:
+                break
+            ids, _ = self.index.expire(at, at + SWEPT, since, log)
+            gone.append(ids)
+            at += SWEPT
+        self.head[index_probe.HAND] = at
+        return gone
 
     def _fill(
         self, ids: Array, rows: Array, kept: Array, target: RowBuffers, *, flip: int

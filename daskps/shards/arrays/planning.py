@@ -17,7 +17,16 @@ from daskps.limits import MOST_PUSHED_ROWS
 from daskps.shards.arrays.operations import Formed, PieceUpdate
 from daskps.shards.arrays.row_planning import check_rows, each_once
 from daskps.shards.arrays.rows import RowUpdate
-from daskps.shards.steps import ADD, ASSIGN, GRADIENT, MODEL, Item, Step, Tick
+from daskps.shards.steps import (
+    ADD,
+    ASSIGN,
+    GRADIENT,
+    MODEL,
+    REMOVE,
+    Item,
+    Step,
+    Tick,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -114,7 +123,7 @@ class UpdatePlanner:
         check_rows(item, self._tables[ordinal], kinds[item.position], kind)
 
     def _fits(self, item: Item, kind: str, whole: bool) -> bool:
-        if not 0 <= item.position < len(self._pieces):
+        if not 0 <= item.position < len(self._pieces) or kind == REMOVE:
             return False
         piece, data = self._pieces[item.position], item.data
         dtypes = self._computed if kind in (GRADIENT, MODEL) else self._dtypes
@@ -228,6 +237,8 @@ class UpdatePlanner:
                 f"takes {MOST_PUSHED_ROWS} at most; nothing was applied, use more shards, or "
                 f"send them in parts"
             )
+        if kind == REMOVE:
+            return RowUpdate(ids, data, forget=True, by=step.producer)
         # Sums and products may be infinite where what was pushed is not.
         is_as_pushed = (
             step.weight == 1.0 and len(ids) == len(item.data) // data.shape[1]
@@ -236,13 +247,15 @@ class UpdatePlanner:
         if look[0] and not fused:
             self._look(item, kind)
         if kind != GRADIENT:
-            return RowUpdate(ids, data, at, replace=kind == ASSIGN, check=fused)
+            replace, by = kind == ASSIGN, step.producer
+            return RowUpdate(ids, data, at, replace=replace, check=fused, by=by)
         binding = self.binding(position)
         if binding is None:
             raise self._no_rule(position)
         scalars = binding.scalars(counts.item(position) + 1, step.lr)
         data = _scaled(data, step.weight)
-        return RowUpdate(ids, data, at, binding, scalars, check=fused)
+        by = step.producer
+        return RowUpdate(ids, data, at, binding, scalars, check=fused, by=by)
 
     def each_once(
         self, item: Item, kind: str = GRADIENT

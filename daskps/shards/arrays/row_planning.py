@@ -8,10 +8,11 @@ import numpy as np
 
 from daskps.errors import PushRejectedError
 from daskps.kernels.row_ids import are_distinct, repeats
-from daskps.shards.steps import ASSIGN, MODEL
+from daskps.shards.steps import ASSIGN, MODEL, REMOVE
 
 if TYPE_CHECKING:
     from daskps.layout.tables import TablePiece
+    from daskps.reduction import Empty
     from daskps.shards.steps import Item
     from daskps.typing import Array
 
@@ -35,6 +36,9 @@ def check_rows(
             f"the rows of table {name!r} cannot be averaged as part of a model; nothing "
             f"was applied, push gradients of them instead"
         )
+    if kind == REMOVE:
+        piece.table.check_removal(PushRejectedError)
+        dim = 0
     if (
         ids is None
         or start
@@ -56,7 +60,7 @@ def _is_flat(array: Array, dtype: np.dtype[np.generic]) -> bool:
 def _fits(n_ids: int, n_elements: int, dim: int, at: Array | None) -> bool:
     if at is None:
         return n_elements == n_ids * dim
-    n, rest = divmod(n_elements, dim)
+    n, rest = divmod(n_elements, dim) if dim else (0, n_elements)
     return not rest and _is_flat(at, _ID) and len(at) == n_ids and _are_below(at, n)
 
 
@@ -67,12 +71,18 @@ def _are_below(numbers: Array, n: int) -> bool:
 
 
 def each_once(
-    item: Item, piece: TablePiece, kind: str, cache_dir: str | None
+    item: Item,
+    piece: TablePiece,
+    kind: str,
+    cache_dir: str | None,
+    *,
+    empty: Empty = np.empty,
 ) -> tuple[Array, Array, Array | None]:
     """Return the ids of rows, none twice, their data, and which is whose.
 
     Of rows that are named again the data are added up, in the order in which they
-    come and with the precision of gradients; of those that are assigned the last holds.
+    come and with the precision of gradients, in memory that `empty` makes; of those
+    that are assigned the last holds.
 
     Raises
     ------
@@ -95,8 +105,10 @@ def each_once(
             return ids, rows, at
     if kind == ASSIGN:
         return found.ids, rows, found.last(at)
+    if kind == REMOVE:
+        return found.ids, rows, None
     wide = rows.astype(np.float32) if rows.dtype == np.float16 else rows
-    return found.ids, found.sum(wide, at), None
+    return found.ids, found.sum(wide, at, empty=empty), None
 
 
 def _are_distinct(ids: Array, piece: TablePiece, cache_dir: str | None) -> bool:

@@ -79,9 +79,13 @@ class RowUpdate(NamedTuple):
     replace: bool = False
     #: Whether NaN and infinity are looked for in the pass.
     check: bool = False
+    #: Whether they are forgotten, of a table of any ids; there are no data then.
+    forget: bool = False
     #: In a table of any ids the row of each, -1 for none, when this was planned; before
     #: it is applied `ids` become numbers of rows.
     rows: Array | None = None
+    #: The producer whose push it is, 0 for no producer's.
+    by: int = 0
 
     def apply(self, target: RowBuffers, flip: int, cache_dir: str | None) -> bool:
         """Update rows; False for data that was to be looked at and is not finite.

@@ -218,7 +218,7 @@ class Cut:
         owner = owner_of(step)
         if (owner, step.sequence) in self.missing:
             return False
-        if _applied(record, owner, step.sequence):
+        if has_applied(record, owner, step.sequence):
             return False
         # It may say that a step the cut waits for was given up.
         self.settle(owner, step.floor)
@@ -251,7 +251,7 @@ class Cut:
         if self.ticket is None or self.ticket.outcome is not None:
             return []
         record, order = segment.current, self._order
-        self.missing = {m for m in self.missing if not _applied(record, *m)}
+        self.missing = {m for m in self.missing if not has_applied(record, *m)}
         if self.missing:
             return []
         if order.run:
@@ -273,7 +273,7 @@ def broken(why: str) -> ConsistencyError:
     return ConsistencyError(f"the cut must start again: {why}")
 
 
-def _applied(record: Record, owner: int, sequence: int) -> bool:
+def has_applied(record: Record, owner: int, sequence: int) -> bool:
     """Return whether a step was applied, or is too old to be ever applied."""
     if owner < 0:
         rank = -1 - owner

@@ -14,10 +14,12 @@ from daskps.layout.slots import width
 from daskps.layout.spans import ROWS, WEIGHTS, slot_area
 from daskps.layout.tables import UnboundedPiece
 from daskps.limits import MOST_PUSHED_ROWS
+from daskps.shards.arrays.any_rows import SWEPT_WORDS, WORDS_OF_AN_ID
+from daskps.shards.memory import feed
 from daskps.shards.memory.format import HEADER_WORDS, Record
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from daskps.layout.arrays import Layout
     from daskps.layout.tables import TablePiece
@@ -37,11 +39,12 @@ INDEX_HEAD: Final = "index head"
 KEYS: Final = "keys"
 STATE: Final = "state"
 INDEX: Final = "index"
+FEED_HEAD: Final = "feed head"
+FEED_ENTRIES: Final = "feed entries"
+FEED_IDS: Final = "feed ids"
 #: Words that a table has for itself.
 _UNDO_WORDS = 8
-#: Words that change with an id that comes or goes, at most about, and entries of the log
-#: that they take at a time beside those.
-WORDS_OF_AN_ID = 40
+#: Entries of the log of words that a push takes beside those of its ids.
 MORE_WORDS = 64
 #: Entries of an index: at least, and for each row that there may ever be.
 FEWEST_SLOTS = 1024
@@ -118,7 +121,7 @@ def areas_of(
     list of Area
         Header, record, the weights of each dtype, of each piece its slots, and then of
         each table its undo word, rows, slots and the log of them; where it has any ids,
-        also the log of words and the areas of its index.
+        also the log of words and the areas of its index; and its feed.
     """
     areas: list[Area] = []
     at = 0
@@ -158,27 +161,65 @@ def areas_of(
         add(LOG, table.dtype, n_log, table.dim, first=log)
         for slot, wide in enumerate(widths):
             add(f"{LOG} {slot_area(slot)}", computed, n_log, wide, first=log)
-        if log is not None:
-            words = 2 * (log * WORDS_OF_AN_ID + MORE_WORDS)
-            n_words = 2 * (n_log * WORDS_OF_AN_ID + MORE_WORDS)
+        if isinstance(of, UnboundedPiece):
+            words, n_words = 2 * first_words(of), 2 * most_words(of)
             add(WORDS_LOG, "int64", n_words, first=words)
             add(INDEX_HEAD, "int64", index_probe.N_HEAD)
             add(KEYS, "int64", n, first=rows)
             add(STATE, "int64", n, first=rows)
-            slots_of = 2 * MOST_SLOTS * n + 2 * FEWEST_SLOTS
+            slots_of = 2 * MOST_SLOTS * of.most_ids + 2 * FEWEST_SLOTS
             add(f"{INDEX} 0", "int64", slots_of, first=2 * FEWEST_SLOTS)
             add(f"{INDEX} 1", "int64", slots_of, first=0)
+        _add_feed(add, of, n)
     return areas
+
+
+def _add_feed(add: Callable[..., None], piece: TablePiece, n_rows: int) -> None:
+    """Add the areas of the feed of a piece that has so many rows at most."""
+    n, first = feed.room_of(n_rows), first_feed(piece)
+    k, first_k = feed.entries_of(n), feed.entries_of(first)
+    is_whole = piece.table.is_bounded
+    add(FEED_HEAD, "int64", feed.HEAD_WORDS)
+    more = None if is_whole else first_k
+    add(FEED_ENTRIES, "int64", k, feed.ENTRY_WORDS, first=more)
+    add(FEED_IDS, "int64", n, first=None if is_whole else first)
 
 
 def first_rows(piece: UnboundedPiece) -> int:
     """Return how many rows of any ids there is memory for to begin with."""
+    if piece.of.max_rows:
+        return piece.room
     return min(piece.room, max(1, FIRST_NBYTES // max(1, piece.table.row_nbytes)))
 
 
 def first_log(piece: UnboundedPiece) -> int:
     """Return how many entries of its log of rows there is memory for to begin with."""
     return min(log_of(piece), FIRST_LOG)
+
+
+def first_feed(piece: TablePiece) -> int:
+    """Return how many ids the feed of a piece has memory for to begin with."""
+    if isinstance(piece, UnboundedPiece):
+        return min(feed.room_of(piece.room), feed.FIRST_IDS)
+    return feed.room_of(piece.n_rows)
+
+
+def first_words(piece: UnboundedPiece) -> int:
+    """Return how many entries of its log of words there is memory for to begin with."""
+    return _words(piece, first_log(piece))
+
+
+def most_words(piece: UnboundedPiece) -> int:
+    """Return how many entries its log of words ever has."""
+    # A push may name more ids than there are rows: each makes room for the next.
+    n = 2 * MOST_PUSHED_ROWS if piece.of.max_rows else log_of(piece)
+    return _words(piece, n)
+
+
+def _words(piece: UnboundedPiece, n: int) -> int:
+    """Return how many words change with so many ids, and with those whose time is over."""
+    swept = SWEPT_WORDS if piece.of.ttl else 0
+    return n * WORDS_OF_AN_ID + MORE_WORDS + swept
 
 
 def log_of(piece: TablePiece) -> int:

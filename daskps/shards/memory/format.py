@@ -10,8 +10,9 @@
                         11 words that are free
     record      twice   version, rounds, run, counters; per piece, and per table, steps
                         and last change; per piece the buffers of its slots and weights;
-                        one row per rank; one row per producer; the producers that lost
-                        their row last
+                        per table how many entries its feed has, and its clock; one row
+                        per rank; one row per producer; the producers that lost their
+                        row last
     weights     twice   for each dtype the shard's part of its flat vector, both buffers
                         from a page on
     slot0 ...           optimizer state, one for each slot of each piece; twice in a
@@ -21,11 +22,15 @@
     slot0 ...           optimizer state of the rows, one for each slot
     log ids             the undo log: which rows,
     log, log slot0 ...  what they held, and what their slots held
+    feed head           the feed: 64 B, how much of it there is,
+    feed entries        which publication has changed how many rows, by whose push,
+    feed ids            and which rows
 
 Each line is an *area*, or several of that name: arrays of one dtype and shape, in one
 buffer or two, one behind the other. :func:`daskps.shards.memory.areas.areas_of` has the
 table of them, which says where each begins; header and record are the words below.
-Rows are changed in place: :mod:`daskps.shards.memory.undo` says how.
+Rows are changed in place: :mod:`daskps.shards.memory.undo` says how, and
+:mod:`daskps.shards.memory.feed` how others hear of it.
 
 All words are little-endian int64. The parity of the *flip word* selects a record, and
 the record says for each piece which of the two buffers, or *sides*, holds its weights.
@@ -54,7 +59,7 @@ from typing import Any
 import numpy as np
 
 MAGIC = 0x5350_4B53_4144  # "DASKPS"
-FORMAT = 10
+FORMAT = 11
 HEADER_WORDS = 32
 #: Words of the header.
 MAGIC_AT, FORMAT_AT, N_PIECES_AT, FLIP, WRITING, GENERATION, GATE, NONCE = range(8)
@@ -95,7 +100,7 @@ HEAD = 11
 #: What SIDE says, where not all weights lie in one buffer.
 MIXED = -1
 #: Words of a record per piece, and per table.
-PIECE_WORDS, TABLE_WORDS = 4, 2
+PIECE_WORDS, TABLE_WORDS = 4, 4
 #: Columns of a rank's row: ticks, next sequence number, whether it is waited for, the
 #: sequence number its open clock began with, and below which number all its steps were
 #: answered or given up.
@@ -123,14 +128,20 @@ class Record:
         #: All of it, and the same as plain integers.
         self.words, self.plain = words, integers(words)
         #: Head, then for each piece and each table the steps applied and the flip of its
-        #: last change, and for each piece the buffers of its slots and of its weights.
+        #: last change, for each piece the buffers of its slots and of its weights, and
+        #: for each table how many entries its feed has, and its clock.
         self.fixed = words[:at]
         #: Where the rows of the ranks begin.
         self.ranks_at = at
+        #: Of each table, how many pushes have named it, whichever shards have their rows.
+        self.clocks = self.plain[at - n_tables : at]
+        at -= 2 * n_tables
+        #: As plain integers, which every update looks at.
+        self.told = self.plain[at : at + n_tables]
         self.steps, self.changed = words[HEAD : at - 2 * n_pieces].reshape(2, -1)
         self.slot_sides = words[at - 2 * n_pieces : at - n_pieces]
-        #: As plain integers, which every update looks at.
         self.weight_sides = self.plain[at - n_pieces : at]
+        at = self.ranks_at
         ranks, at = words[at : at + RANK_WORDS * MAX_RANKS], at + RANK_WORDS * MAX_RANKS
         self.ranks = ranks.reshape(MAX_RANKS, RANK_WORDS)
         rows = words[at : at + PRODUCER_WORDS * MAX_PRODUCERS]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from daskps.errors import LayoutError
+from daskps.errors import LayoutError, PushRejectedError
 from daskps.kernels import index_probe
 from daskps.shards.arrays.any_rows import (
     LOG_ROOM,
@@ -22,7 +22,7 @@ from daskps.shards.arrays.any_rows import (
     WORDS_ROOM,
 )
 from daskps.shards.arrays.rows import RowUpdate
-from daskps.shards.memory.room import Need, fits, has_room, logged, words_of
+from daskps.shards.memory.room import Need, fits, has_room, ids_after, words_of
 
 if TYPE_CHECKING:
     from daskps.shards.arrays.any_rows import AnyRows
@@ -49,13 +49,18 @@ def look_up(segment: Segment, operations: Operations) -> Operations:
     """Return operations that know which of their rows are there, in tables of any ids."""
     found: Operations = []
     for position, operation in operations:
-        any_rows = segment.tables[position - len(segment.pieces)].any_rows
-        if isinstance(operation, RowUpdate) and any_rows is not None:
-            rows = any_rows.find(operation.ids)
-            found.append((position, operation._replace(rows=rows)))
-        else:
-            found.append((position, operation))
+        if isinstance(operation, RowUpdate):
+            table = _table(segment, position)
+            if (any_rows := table.any_rows) is not None:
+                rows = any_rows.find(operation.ids, table.since(segment.current))
+                operation = operation._replace(rows=rows)
+        found.append((position, operation))
     return found
+
+
+def _table(segment: Segment, position: int) -> TableMemory:
+    """Return the table of an operation on rows; positions of arrays come first."""
+    return segment.tables[position - len(segment.pieces)]
 
 
 def make_room(segment: Segment, operations: Operations) -> None:
@@ -65,18 +70,29 @@ def make_room(segment: Segment, operations: Operations) -> None:
     ------
     OwnerOnlyError
         On a deputy, where there is not enough.
-    LayoutError
+    PushRejectedError
         Where no more is to be had; what there is has not changed.
     """
     for position, operation in operations:
-        table = segment.tables[position - len(segment.pieces)]
-        if isinstance(operation, RowUpdate) and table.any_rows is not None:
-            need = Need.of([operation])
+        if not isinstance(operation, RowUpdate):
+            continue
+        table = _table(segment, position)
+        if table.any_rows is None:
+            continue
+        need = Need.of([operation], table)
+        try:
             _tend(segment, table.any_rows, need)
             if not has_room(table, need):
                 if segment.memory is None:
                     raise OwnerOnlyError
                 _grow(segment.memory, table, table.any_rows, need)
+        except LayoutError as error:
+            piece = table.piece
+            raise PushRejectedError(
+                f"shard {piece.shard} has no room for a push of {need.n:,} rows of table "
+                f"{piece.table.name[:60]!r}, {need.n_new:,} of them new: {error}; it has "
+                f"applied nothing of it"
+            ) from error
 
 
 def _tend(segment: Segment, any_rows: AnyRows, need: Need) -> None:
@@ -141,8 +157,7 @@ def _grow(memory: Memory, table: TableMemory, any_rows: AnyRows, need: Need) -> 
                 return
         any_rows.own[READY] = 0
         index.start(0)
-        used = int(head[index_probe.USED] + head[index_probe.CANDIDATES]) + need.n_new
-        slots = max(index.slots_wanted, 3 * used)
+        slots = max(index.slots_wanted, 3 * ids_after(any_rows, need))
         _prepare(memory, any_rows, slots, slots)
         any_rows.own[READY] = 0
         index.start(slots)
@@ -155,7 +170,7 @@ def _grow_rows(
     head, (w, slots, _) = any_rows.head, table.buffers.table
     now, room = int(head[index_probe.ROWS]), len(w)
     wanted = int(head[index_probe.USED]) + need.n_new
-    if wanted <= now:
+    if wanted <= now or any_rows.of.max_rows:
         return
     if wanted > room:
         raise _no_more(any_rows, f"{wanted:,} rows")
@@ -171,12 +186,13 @@ def _grow_logs(
     memory: Memory, table: TableMemory, any_rows: AnyRows, need: Need
 ) -> None:
     own, log = any_rows.own, table.buffers.log
-    now, wanted = int(own[LOG_ROOM]), logged(any_rows, need)
+    now, wanted = int(own[LOG_ROOM]), need.n_logged
     if wanted > now:
         stop = min(len(log.rows), max(wanted, 2 * now))
         memory.take([a[now:stop] for a in (log.rows, log.w, *log.slots)])
         own[LOG_ROOM] = stop
-    now, wanted, words = int(own[WORDS_ROOM]), words_of(need), any_rows.log
+    now, wanted = int(own[WORDS_ROOM]), words_of(any_rows, need)
+    words = any_rows.log
     if wanted > now:
         stop = min(len(words) // 2, max(wanted, 2 * now))
         memory.take([words[2 * now : 2 * stop]])

@@ -11,6 +11,7 @@ from daskps.kernels import in_ranges
 from daskps.shards.arrays.operations import PieceBuffers, PieceUpdate, run_operations
 from daskps.shards.arrays.rows import RowUpdate
 from daskps.shards.memory import undo
+from daskps.shards.memory.feed import ON, Feed
 from daskps.shards.memory.format import (
     CHANGED_ROW,
     FLIP,
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 #: both buffers, a gradient and what readers copy. With a pull after each push 4 MiB
 #: gained a little, 2 MiB lost as much, 8 MiB and more gained a quarter.
 PAST_NBYTES = 4 * 2**20
+#: Ids that are taken away by what takes none.
+_NONE = np.empty(0, np.int64)
 
 
 class Publication:
@@ -78,6 +81,7 @@ class Publication:
             if isinstance(operation, RowUpdate):
                 ordinal = position - len(self.segment.pieces)
                 self._rows.setdefault(ordinal, []).append(operation)
+                self.record.clocks[ordinal] += 1
             else:
                 self._operations.setdefault(position, []).append(operation)
             self.record.changed[position] = self.flip
@@ -90,8 +94,8 @@ class Publication:
         for position, operation in operations:
             if isinstance(operation, RowUpdate):
                 ordinal = position - len(pieces)
-                need = Need.of([*self._rows.get(ordinal, ()), operation])
-                if not has_room(all_tables[ordinal], need):
+                table, of = all_tables[ordinal], self._rows.get(ordinal, ())
+                if not has_room(table, Need.of([*of, operation], table)):
                     return False
         return True
 
@@ -141,13 +145,18 @@ class Publication:
             return
         undo.begin(segment, self.flip, changed)
         for ordinal in changed:
-            table = segment.tables[ordinal]
+            table, clock = segment.tables[ordinal], self.old.clocks[ordinal]
             for i, update in enumerate(self._rows[ordinal]):
+                named, gone = update, _NONE
                 if table.any_rows is not None:
                     # What was found of them is what the first of several updates finds.
                     known = update if not i else update._replace(rows=None)
-                    to = known, table.buffers, self.flip
-                    update = table.any_rows.insert(*to)
+                    to = known, table.buffers, self.flip, clock + 1 + i
+                    update, gone = table.any_rows.change(*to)
+                if table.feed.head[ON]:
+                    _tell(table.feed, self.record, named, gone)
+                if update.forget:
+                    continue
                 if not update.apply(table.buffers, self.flip, segment.cache_dir):
                     raise PushRejectedError(
                         f"rows for table {table.piece.table.name[:60]!r} have NaN or "
@@ -296,6 +305,14 @@ class Publication:
             return slots, slots
         new[position] = 1 - old[position]
         return slots, segment.slots_of(self.record, position)
+
+
+def _tell(feed: Feed, record: Record, named: RowUpdate, gone: Array) -> None:
+    """Have a feed tell of rows that an update changes, and of those that it takes away."""
+    feed.note(record, gone if named.forget else named.ids, named.by)
+    if not named.forget:
+        # Whose push that was did not name them.
+        feed.note(record, gone, 0)
 
 
 def looks(segment: Segment, items: Sequence[Item]) -> bool:

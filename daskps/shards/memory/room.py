@@ -10,13 +10,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from daskps.kernels import index_probe
-from daskps.shards.arrays.any_rows import LOG_ROOM, SIDE_ROOM, WORDS_ROOM
+from daskps.layout.buckets import n_buckets
+from daskps.shards.arrays.any_rows import (
+    LOG_ROOM,
+    SIDE_ROOM,
+    SWEPT_WORDS,
+    WORDS_OF_AN_ID,
+    WORDS_ROOM,
+)
 from daskps.shards.memory import areas
 from daskps.shards.memory.areas import (
     MORE_WORDS,
-    WORDS_OF_AN_ID,
     first_log,
     first_rows,
+    first_words,
 )
 
 if TYPE_CHECKING:
@@ -61,12 +68,22 @@ class Need(NamedTuple):
 
     n: int
     n_new: int
+    #: Those that are forgotten, which are not among the others.
+    n_gone: int
+    #: Entries of the log of rows.
+    n_logged: int
 
     @classmethod
-    def of(cls, updates: Sequence[RowUpdate]) -> Need:
-        """Return what they take one after the other, or less."""
-        new = sum(int((u.rows < 0).sum()) for u in updates if u.rows is not None)
-        return cls(sum(len(u.ids) for u in updates), new)
+    def of(cls, updates: Sequence[RowUpdate], table: TableMemory) -> Need:
+        """Return what they take one after the other, at most."""
+        gone = sum(len(u.ids) for u in updates if u.forget)
+        kept = [u for u in updates if not u.forget]
+        n = [len(u.ids) for u in kept]
+        new = [0 if u.rows is None else int((u.rows < 0).sum()) for u in kept]
+        # A row that another id had is logged before its first values, and after.
+        most = 2 * len(table.rows)
+        logged = sum(min(k + of, most) for k, of in zip(n, new, strict=True))
+        return cls(sum(n), sum(new), gone, logged)
 
 
 def has_room(table: TableMemory, need: Need) -> bool:
@@ -75,10 +92,11 @@ def has_room(table: TableMemory, need: Need) -> bool:
     if any_rows is None:
         return need.n <= table.room
     head, own = any_rows.head, any_rows.own
+    has_rows = head[index_probe.USED] + need.n_new <= head[index_probe.ROWS]
     return (
-        logged(any_rows, need) <= own[LOG_ROOM]
-        and words_of(need) <= own[WORDS_ROOM]
-        and head[index_probe.USED] + need.n_new <= head[index_probe.ROWS]
+        need.n_logged <= own[LOG_ROOM]
+        and words_of(any_rows, need) <= own[WORDS_ROOM]
+        and bool(has_rows or any_rows.of.max_rows)
         and fits(any_rows, need, any_rows.slots[any_rows.is_built])
     )
 
@@ -90,9 +108,13 @@ def begin_rows(table: TableMemory) -> None:
         return
     rows, log = first_rows(any_rows.piece), first_log(any_rows.piece)
     own, slots = any_rows.own, areas.FEWEST_SLOTS
-    own[LOG_ROOM], own[WORDS_ROOM] = log, MORE_WORDS + log * WORDS_OF_AN_ID
+    own[LOG_ROOM], own[WORDS_ROOM] = log, first_words(any_rows.piece)
     own[SIDE_ROOM] = slots
-    any_rows.index.begin(seed=any_rows.hash_seed, rows=rows, slots=slots)
+    buckets: dict[str, int] = {}
+    if most := any_rows.of.max_rows:
+        buckets = {"max_rows": most, "buckets": n_buckets(most)}
+        buckets["first_bucket"] = any_rows.piece.first_bucket
+    any_rows.index.begin(seed=any_rows.hash_seed, rows=rows, slots=slots, **buckets)
 
 
 def held_nbytes(table: TableMemory) -> int:
@@ -104,22 +126,27 @@ def held_nbytes(table: TableMemory) -> int:
     of_row = sum(a.strides[0] for a in (w, *slots, any_rows.keys, any_rows.state))
     of_entry = sum(a.strides[0] for a in (log.rows, log.w, *log.slots))
     words = own[WORDS_ROOM] + own[SIDE_ROOM] + own[SIDE_ROOM + 1]
-    rows = any_rows.head[index_probe.ROWS]
-    return int(rows * of_row + own[LOG_ROOM] * of_entry + 16 * words)
+    rows, feed = any_rows.head[index_probe.ROWS], table.feed.nbytes
+    return int(rows * of_row + own[LOG_ROOM] * of_entry + 16 * words + feed)
 
 
-def logged(any_rows: AnyRows, need: Need) -> int:
-    """Return how many entries the log of rows takes at most."""
-    return min(need.n + need.n_new, 2 * any_rows.piece.room)
-
-
-def words_of(need: Need) -> int:
+def words_of(any_rows: AnyRows, need: Need) -> int:
     """Return how many entries the log of words takes at most, about."""
-    return MORE_WORDS + need.n + need.n_new * WORDS_OF_AN_ID
+    swept = SWEPT_WORDS if any_rows.of.ttl else 0
+    return MORE_WORDS + need.n + (need.n_new + need.n_gone) * WORDS_OF_AN_ID + swept
+
+
+def ids_after(any_rows: AnyRows, need: Need) -> int:
+    """Return how many ids the index has at most, after updates."""
+    of, head = any_rows.of, any_rows.head
+    rows = int(head[index_probe.USED]) + need.n_new
+    if of.max_rows:
+        rows = min(rows, any_rows.piece.room)
+    # Some of these may be counted only, some of those that are counted get rows.
+    more = need.n_new if of.admit_after > 1 and of.max_rows else 0
+    return rows + int(head[index_probe.CANDIDATES]) + more
 
 
 def fits(any_rows: AnyRows, need: Need, slots: int) -> bool:
     """Return whether an index of so many entries takes the new ids, with an eighth left."""
-    head = any_rows.head
-    used = int(head[index_probe.USED] + head[index_probe.CANDIDATES]) + need.n_new
-    return 8 * (used + 1) <= 7 * slots
+    return 8 * (ids_after(any_rows, need) + 1) <= 7 * slots

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.errors import ProtocolError
 from daskps.layout.spans import ROWS, WEIGHTS, slot_area
 from daskps.shards.arrays.payload import NUMPY
 from daskps.shards.memory.areas import (
     HEADER,
     RECORD,
     areas_of,
+    first_feed,
     held_parts,
     private,
     untouched,
@@ -23,15 +23,7 @@ from daskps.shards.memory.format import (
     CHANGED_ROW,
     FENCED,
     FLIP,
-    FORMAT,
-    FORMAT_AT,
-    HEADER_WORDS,
     LIMIT,
-    MAGIC,
-    MAGIC_AT,
-    N_PIECES_AT,
-    N_SIDES_AT,
-    N_TABLES_AT,
     ROWS_SEQUENCE,
     RUN,
     WITHDRAWS,
@@ -39,6 +31,7 @@ from daskps.shards.memory.format import (
     Record,
     integers,
 )
+from daskps.shards.memory.holding import Identity
 from daskps.shards.memory.room import Memory, Own, begin_rows, held_nbytes
 from daskps.shards.memory.tables import tables_of
 from daskps.shards.memory.witness import Change
@@ -90,7 +83,6 @@ class Segment:
         durable: bool = False,
     ) -> None:
         self.pieces: tuple[Piece, ...] = layout.pieces[shard]
-        self._n_tables = len(layout.tables)
         #: How many buffers the slots have.
         self.n_sides = 2 if durable else 1
         self.is_durable = durable
@@ -98,16 +90,15 @@ class Segment:
         self.areas = areas_of(layout, shard, slots, durable=durable)
         self.nbytes = self.areas[-1].stop
         self.buffer = private(self.nbytes) if buffer is None else buffer
-        self._check_length(HEADER_WORDS * 8)
+        n, n_tables = len(self.pieces), len(layout.tables)
+        identity = Identity(n, self.n_sides, n_tables, self.nbytes)
+        identity.check_header(self.buffer)
         header, record, *others = self.areas
         (self.words,) = header.views(self.buffer)
         #: The same words as plain integers, which are read on every call.
         self.header = integers(self.words)
-        holds = self._holds()
-        n = len(self.pieces)
-        self.records = tuple(
-            Record(w, n, self._n_tables) for w in record.views(self.buffer)
-        )
+        holds = identity.is_in(self.words, self.buffer)
+        self.records = tuple(Record(w, n, n_tables) for w in record.views(self.buffer))
         weights = [area for area in others if area.name == WEIGHTS]
         self.weights_nbytes = sum(area.stride for area in weights)
         #: For each buffer the weights of each dtype, and of each piece.
@@ -151,55 +142,18 @@ class Segment:
         #: update has run into them; milliseconds of the clock that never goes back.
         self.copied_until = np.zeros(1, np.int64)
         if not holds:
-            self._begin()
+            self._begin(identity)
 
-    def _holds(self) -> bool:
-        """Return whether the memory holds a shard, which must be this one's."""
-        magic, n = int(self.words[MAGIC_AT]), len(self.pieces)
-        if magic not in (0, MAGIC):
-            raise ProtocolError(
-                f"this memory holds no shard of daskps: it begins with {magic:#x} "
-                f"instead of {MAGIC:#x}; remove it, or give another place"
-            )
-        found = tuple(map(int, self.words[[FORMAT_AT, N_PIECES_AT, N_SIDES_AT]]))
-        if magic and found[0] != FORMAT:
-            raise ProtocolError(
-                f"this memory holds a shard in format {found[0]}, this version of "
-                f"daskps reads format {FORMAT}; run the same version of daskps in "
-                f"all processes"
-            )
-        if magic and found[1:] != (n, self.n_sides):
-            raise ProtocolError(
-                f"this memory holds a shard of {found[1]} pieces and {found[2]} slot "
-                f"buffers, expected were {n} and {self.n_sides}; it is another shard, "
-                f"or one end made it durable and the other did not"
-            )
-        if magic and self.words[N_TABLES_AT] != self._n_tables:
-            raise ProtocolError(
-                f"this memory holds a shard of {self.words[N_TABLES_AT]} tables, "
-                f"expected were {self._n_tables}; it is another shard"
-            )
-        self._check_length(self.nbytes)
-        return bool(magic)
-
-    def _check_length(self, needed: int) -> None:
-        if len(self.buffer) < needed:
-            raise ProtocolError(
-                f"this memory has {len(self.buffer)} bytes, a shard of this layout "
-                f"takes {self.nbytes}; it was cut short, or is another shard"
-            )
-
-    def _begin(self) -> None:
-        """Make a shard of zeroed memory; the magic number says that it is one."""
+    def _begin(self, identity: Identity) -> None:
+        """Make a shard of zeroed memory."""
         for arrays, values in zip(self.slots[0], self.slot_init, strict=True):
             for array, value in zip(arrays, values, strict=True):
                 self.payload.fill(array, value)
         for table in self.tables:
             table.fill_slots(self.payload.fill)
             begin_rows(table)
-        at = [FORMAT_AT, N_PIECES_AT, N_SIDES_AT, N_TABLES_AT]
-        self.words[at] = FORMAT, len(self.pieces), self.n_sides, self._n_tables
-        self.words[MAGIC_AT] = MAGIC
+            table.feed.begin(first_feed(table.piece))
+        identity.write(self.words)
 
     @staticmethod
     def needed_nbytes(

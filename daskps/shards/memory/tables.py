@@ -11,6 +11,7 @@ from daskps.kernels.interface import TableRows, UndoLog
 from daskps.layout.tables import UnboundedPiece
 from daskps.shards.arrays.any_rows import LOG_ROOM, AnyRows
 from daskps.shards.arrays.rows import RowBuffers, undo_word
+from daskps.shards.memory.feed import Feed
 from daskps.shards.memory.format import integers
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from daskps.layout.tables import TablePiece
     from daskps.shards.memory.areas import Area
+    from daskps.shards.memory.format import Record
     from daskps.typing import Array
 
 
@@ -28,8 +30,18 @@ class TableMemory(NamedTuple):
     buffers: RowBuffers
     #: The initial value of each slot.
     slot_init: tuple[float, ...]
+    #: Which of its rows were changed when.
+    feed: Feed
     #: Which rows there are, where it is a table of any ids.
     any_rows: AnyRows | None = None
+    #: Its number among the tables of the store.
+    ordinal: int = 0
+
+    def since(self, record: Record) -> int:
+        """Return the lowest state of a row of any id that is there; 0 for any."""
+        if self.any_rows is None:
+            return 0
+        return self.any_rows.since(record.clocks[self.ordinal])
 
     @property
     def n_rows(self) -> int:
@@ -82,7 +94,7 @@ def tables_of(
     """Yield the memory of each piece, whose areas follow one another as `areas_of` says."""
     rest = iter(areas)
     views = (area.views(memory)[0] for area in rest)
-    for piece in pieces:
+    for ordinal, piece in enumerate(pieces):
         init = tuple(map(float, slots.get(piece.table.index, ())))
         undo, rows = next(views), next(views)
         in_place = tuple([next(views) for _ in init])
@@ -94,7 +106,14 @@ def tables_of(
         if isinstance(piece, UnboundedPiece):
             any_rows = _any_rows(piece, rest, memory, own=undo, slot_init=init)
         buffers = RowBuffers(table, log, integers(undo), {})
-        yield TableMemory(piece, buffers, init, any_rows)
+        feed = _feed(ordinal, rest, memory)
+        yield TableMemory(piece, buffers, init, feed, any_rows, ordinal)
+
+
+def _feed(ordinal: int, areas: Iterator[Area], memory: Array) -> Feed:
+    """Return what says which rows of a piece were changed; it takes the next areas."""
+    head, entries, ids = [next(areas).views(memory)[0] for _ in range(3)]
+    return Feed(ordinal, head=head, entries=entries, ids=ids)
 
 
 def _any_rows(

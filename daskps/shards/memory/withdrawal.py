@@ -55,3 +55,12 @@ class Withdrawal(Publication):
         segment.writing = flip
         # Producers that have ended are noted in the record in force, at any time.
         self.record.take_producers(self.old)
+
+    def finish(self) -> None:
+        """Take the round back, after its rows were told once more."""
+        for table in self.segment.tables:
+            table.feed.again(self.old, self.record)
+            if table.since(self.old):
+                # Rows whose time was over are there again, and no entry has them.
+                table.feed.stop()
+        super().finish()

@@ -131,9 +131,13 @@ class Arena:
         """Return the ids and the sums of what ranks have brought.
 
         The sums are divided by the ranks' weights together, where these are given, and
-        good until the next call.
+        good until the next call, or until more rows are placed.
         """
         divisor = 1.0 if weights is None else tree_sum(weights, 0, self._n_ranks)
+        if len(spans) == 1 and divisor == 1.0:
+            # As in each round of the task graph: they are the sums.
+            ((start, n),) = spans.values()
+            return self._ids[start : start + n], self._rows[start : start + n]
         brought = [Brought(*spans[rank], rank) for rank in sorted(spans)]
         return merge_rows(
             brought,

@@ -15,9 +15,8 @@ import numpy as np
 
 from daskps.errors import PushRejectedError
 from daskps.layout.arrays import compute_dtype
-from daskps.reduction import path, reduce_all
+from daskps.reduction import path
 from daskps.shards import run_record
-from daskps.shards.arrays.planning import count
 from daskps.shards.memory.format import (
     CLOCK,
     FLIP,
@@ -27,16 +26,16 @@ from daskps.shards.memory.format import (
     RUN,
     integers,
 )
-from daskps.shards.memory.growth import look_up, make_room
 from daskps.shards.memory.publication import Publication
 from daskps.shards.memory.undo import settle
 from daskps.shards.rounds import sums, words
+from daskps.shards.rounds.completion import Completion
 from daskps.shards.rounds.mailbox import TURN
 from daskps.shards.rounds.row_sums import Arenas
-from daskps.shards.rounds.sums import Delivery, DirectSums, LazySum
+from daskps.shards.rounds.sums import CODES, Delivery, DirectSums
 from daskps.shards.rounds.unticked import Pushed, Unticked, join_pushes, join_rows
 from daskps.shards.run_record import EARLY, NEW, judge_step
-from daskps.shards.steps import GRADIENT, MODEL, NOTHING, Tick
+from daskps.shards.steps import NOTHING, Tick
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -50,9 +49,6 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 
-#: Kinds of a round, and their words in a table.
-KINDS: Final = (NOTHING, GRADIENT, MODEL)
-CODES: Final = {kind: code for code, kind in enumerate(KINDS)}
 _NONE: Final[Mapping[int, RankRows]] = MappingProxyType({})
 
 
@@ -118,6 +114,12 @@ class Round:
         #: Positions of tables come after those of arrays.
         self._n_pieces = len(segment.pieces)
         self._arenas = Arenas(mailbox.arenas, self._is_mean, cache_dir)
+        self._completion = Completion(
+            *(segment, planner, mailbox),
+            reduce=reduce,
+            arenas=self._arenas,
+            found=self.found,
+        )
 
     @property
     def is_current(self) -> bool:
@@ -233,7 +235,7 @@ class Round:
                 n_pushes = self._publish_direct(came, self._direct)
             else:
                 with np.errstate(all="ignore"):
-                    n_pushes = self._publish(came)
+                    n_pushes = self._completion.publish(self._table, came, self._note)
         except Exception as error:  # noqa: BLE001  (every trainer gets it)
             settle(self._segment)
             if (fail := self._fail()) is not None:
@@ -242,28 +244,8 @@ class Round:
         self._header[N_APPLIED] += n_pushes
         self._unticked.clear()
 
-    def _publish(self, came: Delivery) -> int:
-        """Publish a round of any arrays and rows; return how many pushed."""
-        code = came.code or self._table.words[words.KIND]
-        kind = MODEL if code == CODES[MODEL] else GRADIENT
-        counts = self._segment.current.steps
-        planned = self._planner.round(
-            self._reduce(came), kind, counts, self._merge(came)
-        )
-        if self._segment.has_any_ids:
-            settle(self._segment)
-            planned = look_up(self._segment, planned)
-            make_room(self._segment, planned)
-        # Not before: it overwrites the round before the one in force.
-        publication = Publication(self._segment)
-        publication.add(planned)
-        count(planned, publication.record.steps)
-        n_pushes = self._note(came, publication.flip)
-        publication.commit()
-        return n_pushes
-
     def _publish_direct(self, came: Delivery, direct: DirectSums) -> int:
-        """As :meth:`_publish`, for gradients of a small shard with all of its pieces."""
+        """Publish gradients for all pieces of a small shard; return how many pushed."""
         counts, divisor = self._segment.current.steps, 1.0
         if self._is_mean:
             divisor = came.weight
@@ -284,25 +266,6 @@ class Round:
         record = self._records[flip & 1]
         n: int = self.work.note(record, self._ranks_at, table, self.size, *who)
         return n
-
-    def _reduce(self, came: Delivery) -> dict[int, LazySum | Array]:
-        """Return the reduced arrays of a complete round by position."""
-        if not callable(self.reduce):
-            return sums.divide(
-                sums.gather(came, self._is_mean, self.found), self._is_mean
-            )
-        held = enumerate(self._table.first.tolist())
-        nodes = {r: self.mailbox.slice(i).node() for i, r in held if r != words.FREE}
-        if came.arrays:
-            weights = dict.fromkeys(came.arrays, came.tick.weight)
-            nodes[came.tick.rank] = dict(came.arrays), weights
-        return dict(reduce_all(nodes, self.size, self.reduce))
-
-    def _merge(self, came: Delivery) -> dict[int, tuple[Array, Array]]:
-        """Return ids and sums of the rows of a complete round by position."""
-        tick = came.tick
-        merged = self._arenas.merge(self._table, tick.rank, tick.weight, came.spans)
-        return {self._n_pieces + ordinal: found for ordinal, found in merged.items()}
 
     # -- what is not as simple -----------------------------------------------
 
@@ -325,7 +288,7 @@ class Round:
             bool(word & words.TICKED),
             bool(word & words.FINISHED),
         )
-        following = self._find_next(rank, table)
+        following = self._unticked.find_next(rank, table)
         verdict = judge_step(step, state, table.next[rank], following)
         if verdict != NEW:
             return verdict
@@ -340,7 +303,7 @@ class Round:
         before, arrays, rows = held or (None, {}, {})
         kind = before.kind if before else NOTHING
         if step.items:
-            kind = self._check_kind(step, table)
+            kind = self._unticked.check_kind(step, table)
         rows = join_rows(rows, step, self._planner)
         brought = {p - self._n_pieces: of for p, of in rows.items()}
         if step.weight:
@@ -370,25 +333,12 @@ class Round:
         if step.check:
             self._planner.look(step)
 
-    def _check_kind(self, step: Step, table: MailboxTable) -> str:
-        """Return the kind of a step with arrays, if it is that of the round."""
-        now, first = table.words[words.ROUND], KINDS[table.words[words.KIND]]
-        for kind in (first, *self._unticked.find_kinds(now)):
-            if kind not in (NOTHING, step.kind) or step.kind not in KINDS:
-                raise run_record.other_kind(step, kind)
-        return step.kind
-
-    def _find_next(self, rank: int, table: MailboxTable) -> int:
-        """Return the next sequence number of a rank."""
-        held = self._unticked.find(rank, table.words[words.ROUND])
-        return table.next[rank] if held is None else held.tick.sequence + 1
-
     # -- ranks that end and begin --------------------------------------------
 
     def finish_rank(self, rank: int, may_apply: bool) -> None:
         """Wait for a rank no longer, from the open round on."""
         table = self.find_table()
-        after = self._find_next(rank, table)
+        after = self._unticked.find_next(rank, table)
         self._unticked.pop(rank, None)
         if table.ranks[rank] & words.FINISHED:
             return
@@ -448,4 +398,4 @@ class Round:
     def next_sequences(self) -> list[int]:
         """The next sequence number of every rank."""
         table = self.find_table()
-        return [self._find_next(rank, table) for rank in range(self.size)]
+        return [self._unticked.find_next(rank, table) for rank in range(self.size)]

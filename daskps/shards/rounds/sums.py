@@ -18,7 +18,7 @@ from daskps.layout.arrays import compute_dtype
 from daskps.reduction import REDUCTIONS
 from daskps.shards.memory.publication import PAST_NBYTES
 from daskps.shards.rounds.words import SLICES
-from daskps.shards.steps import GRADIENT
+from daskps.shards.steps import GRADIENT, MODEL, NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 TILE_NBYTES = 512 * 1024
 #: Weights that a float32 can hold, with room for their sum.
 MOST_WEIGHT: Final = 1e30
+#: Kinds of a round, and their words in a table.
+KINDS: Final = (NOTHING, GRADIENT, MODEL)
+CODES: Final = {kind: code for code, kind in enumerate(KINDS)}
 #: All elements: of a small piece, cutting its arrays costs as much as adding them.
 _ALL = slice(None)
 

@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from daskps.shards.rounds import words
 from daskps.shards.rounds.arena import RankRows
-from daskps.shards.steps import Item
+from daskps.shards.rounds.sums import KINDS
+from daskps.shards.run_record import other_kind
+from daskps.shards.steps import NOTHING, Item
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from daskps.shards.arrays.planning import UpdatePlanner
+    from daskps.shards.rounds.mailbox import MailboxTable
     from daskps.shards.steps import Step, Tick
     from daskps.typing import Array
 
@@ -38,9 +42,19 @@ class Unticked(dict[int, Pushed]):
         held = self.get(rank)
         return held if held is not None and held.tick.clock == now else None
 
-    def find_kinds(self, now: int) -> list[str]:
-        """Return of which kinds that is, for all ranks."""
-        return [of.tick.kind for of in self.values() if of.tick.clock == now]
+    def find_next(self, rank: int, table: MailboxTable) -> int:
+        """Return the next sequence number of a rank, for the table of the open round."""
+        held = self.find(rank, table.words[words.ROUND])
+        return table.next[rank] if held is None else held.tick.sequence + 1
+
+    def check_kind(self, step: Step, table: MailboxTable) -> str:
+        """Return the kind of a step with arrays, if it is that of the round."""
+        now = table.words[words.ROUND]
+        held = (of.tick.kind for of in self.values() if of.tick.clock == now)
+        for kind in (KINDS[table.words[words.KIND]], *held):
+            if kind not in (NOTHING, step.kind) or step.kind not in KINDS:
+                raise other_kind(step, kind)
+        return step.kind
 
 
 def join_rows(

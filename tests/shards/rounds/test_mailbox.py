@@ -609,7 +609,7 @@ def watched(
 ) -> Shard:
     """A state machine all of whose stores are watched."""
     segment = Segment(layout, 0, SLOTS, buffer, durable=True)
-    segment.header = Words(segment.header, watch)  # type: ignore[assignment]
+    segment.header = Words(segment.header, watch)  # type: ignore[assignment]  # as the words
     shard = Shard(segment, dict.fromkeys(RULES, Dying(watch)))
     shard.run_state.attach_rounds(RUN, n_ranks, "mean", memory)
     assert shard.round

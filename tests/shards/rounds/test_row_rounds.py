@@ -347,6 +347,28 @@ def test_rows_of_any_ids(n_shards):
     assert found == wanted
 
 
+def test_a_round_without_room_for_its_rows_changes_nothing():
+    """All trainers hear of it, and what there was stays."""
+    layout = any_rowing.layout_of(1, room=20)
+    owner = any_rowing.made(layout)
+    pieces, tables = layout.pieces[0], layout.table_pieces[0]
+    memory = np.zeros(Mailbox.nbytes_of(pieces, 2, "mean", tables), np.uint8)
+    owner.begin_run(RUN, BSP(), 2, "mean", memory=memory)
+    for clock, n in enumerate((8, 30)):
+        for rank in range(2):
+            pairs = [(i, 2) for i in range(rank, n, 2)]
+            one = any_rowing.item(owner, EMB, pairs)
+            said = told(rank, clock)
+            (ticket,) = send(owner, Step(GRADIENT, (one,), **said, weight=1.0))
+    assert isinstance(ticket.outcome, PushRejectedError)
+    assert "no room for a push of 30 rows of table 'emb', 22 of" in str(ticket.outcome)
+    assert owner.rounds_of(RUN) == 1
+    assert any_rowing.read(owner, EMB, range(30)) == {i: [4.0] * 2 for i in range(8)}
+    validate(owner)
+    (ticket,) = send(owner, Step(GRADIENT, (), **told(0, 2), weight=1.0))
+    assert isinstance(ticket.outcome, PushRejectedError)
+
+
 # -- pushes before the tick --------------------------------------------------------------
 
 

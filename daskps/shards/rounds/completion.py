@@ -1,0 +1,110 @@
+"""What complete rounds of any arrays and rows come to, and how that takes effect.
+
+Those of small shards, whose sums are formed at once, need none of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from daskps.reduction import reduce_all
+from daskps.shards.arrays.planning import count
+from daskps.shards.memory.growth import look_up, make_room
+from daskps.shards.memory.publication import Publication
+from daskps.shards.memory.undo import settle
+from daskps.shards.rounds import sums, words
+from daskps.shards.rounds.sums import CODES
+from daskps.shards.steps import GRADIENT, MODEL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from daskps.reduction import Reducer
+    from daskps.shards.arrays.planning import UpdatePlanner
+    from daskps.shards.memory.segment import Segment
+    from daskps.shards.rounds.mailbox import Mailbox, MailboxTable
+    from daskps.shards.rounds.row_sums import Arenas
+    from daskps.shards.rounds.sums import Delivery, LazySum
+    from daskps.typing import Array
+
+
+class Completion:
+    """What publishes complete rounds of any arrays and rows.
+
+    Parameters
+    ----------
+    segment : Segment
+        The memory of the shard.
+    planner : UpdatePlanner
+        Makes operations of arrays.
+    mailbox : Mailbox
+        The memory of the contributions.
+    reduce : "mean", "sum" or callable
+        How contributions become one gradient.
+    arenas : Arenas
+        The rows that ranks have brought.
+    found : memoryview
+        What was found last of the slices that meet what came.
+    """
+
+    def __init__(
+        self,
+        segment: Segment,
+        planner: UpdatePlanner,
+        mailbox: Mailbox,
+        *,
+        reduce: str | Reducer,
+        arenas: Arenas,
+        found: memoryview[int],
+    ) -> None:
+        self._segment, self._planner = segment, planner
+        self._mailbox, self._size = mailbox, mailbox.n_ranks
+        self._reduction, self._is_mean = reduce, reduce == "mean"
+        self._arenas, self._found = arenas, found
+        #: Positions of tables come after those of arrays.
+        self._n_pieces = len(segment.pieces)
+
+    def publish(
+        self, table: MailboxTable, came: Delivery, note: Callable[[Delivery, int], int]
+    ) -> int:
+        """Publish a complete round; return what `note` has, which notes it in a record."""
+        code = came.code or table.words[words.KIND]
+        kind = MODEL if code == CODES[MODEL] else GRADIENT
+        counts = self._segment.current.steps
+        planned = self._planner.round(
+            self._reduce(table, came), kind, counts, self._merge(table, came)
+        )
+        if self._segment.has_any_ids:
+            settle(self._segment)
+            planned = look_up(self._segment, planned)
+            make_room(self._segment, planned)
+        # Not before: it overwrites the round before the one in force.
+        publication = Publication(self._segment)
+        publication.add(planned)
+        count(planned, publication.record.steps)
+        n_pushes = note(came, publication.flip)
+        publication.commit()
+        return n_pushes
+
+    def _reduce(
+        self, table: MailboxTable, came: Delivery
+    ) -> dict[int, LazySum | Array]:
+        """Return the reduced arrays of a complete round by position."""
+        if not callable(self._reduction):
+            return sums.divide(
+                sums.gather(came, self._is_mean, self._found), self._is_mean
+            )
+        held = enumerate(table.first.tolist())
+        nodes = {r: self._mailbox.slice(i).node() for i, r in held if r != words.FREE}
+        if came.arrays:
+            weights = dict.fromkeys(came.arrays, came.tick.weight)
+            nodes[came.tick.rank] = dict(came.arrays), weights
+        return dict(reduce_all(nodes, self._size, self._reduction))
+
+    def _merge(
+        self, table: MailboxTable, came: Delivery
+    ) -> dict[int, tuple[Array, Array]]:
+        """Return ids and sums of the rows of a complete round by position."""
+        tick = came.tick
+        merged = self._arenas.merge(table, tick.rank, tick.weight, came.spans)
+        return {self._n_pieces + ordinal: found for ordinal, found in merged.items()}
