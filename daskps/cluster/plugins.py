@@ -13,6 +13,7 @@ from daskps.cluster import upstream
 from daskps.cluster.directory.directory import Directory
 from daskps.cluster.host import (
     adoption,
+    changes,
     cuts,
     edges,
     lanes,
@@ -20,6 +21,7 @@ from daskps.cluster.host import (
     reductions,
     runs,
     stores,
+    table_ids,
     warming,
 )
 from daskps.cluster.host.host import HOSTS, ShardHost
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
 EXTENSION = "daskps-directory"
 #: What serves the messages of a host: each registers its handlers with `HOST`.
-SERVING = (adoption, stores, cuts, edges, reductions, runs, warming)
+SERVING = (adoption, changes, stores, cuts, edges, reductions, runs, table_ids, warming)
 _UNFINISHED = (Status.closing, Status.closed, Status.failed)
 
 

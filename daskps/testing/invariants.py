@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.errors import IllegalStateError
+from daskps.kernels.index_probe import SLOTS_0
+from daskps.shards.arrays.any_rows import SIDE_ROOM
 from daskps.shards.arrays.rows import entries_of, flip_of
 from daskps.shards.cuts.floors import owner_of
 from daskps.shards.deputy import OPEN, gate_of
@@ -134,6 +136,13 @@ def _any_rows(name: str, any_rows: AnyRows) -> Iterator[str]:
         yield f"table {name!r} has {any_rows.n_rows} rows, of {len(ids)} ids"
     elif (any_rows.find(ids) != rows).any():
         yield f"table {name!r} has an index that leads elsewhere"
+    for side in (0, 1):
+        slots = int(any_rows.head[SLOTS_0 + side])
+        if slots > any_rows.own[SIDE_ROOM + side]:
+            yield f"side {side} of the index of table {name!r} has memory for less"
+    n, counted = len(any_rows.index.candidates()[0]), any_rows.counts()["candidates"]
+    if n != counted:
+        yield f"table {name!r} has {n} candidates, and counts {counted}"
 
 
 def _run(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import pickle
 from concurrent.futures import Future
 from typing import Any
 
@@ -9,11 +11,16 @@ import numpy as np
 import pytest
 
 import daskps
-from daskps import RowGrad, TableSpec
+from daskps import RowGrad, TableSpec, init
+from daskps.cluster.caller.producer import Producer
+from daskps.row_init import initial_rows
 
 ROWS, DIM, LR = 50, 3, 0.5
 #: In no order, with repeats and in all shards of three.
 IDS = np.array([[49, 0, 17], [17, 3, 33]])
+#: What rows of any ids begin with, and some of these, in all shards of three.
+FIRST = init.normal(1.0, 0.5)
+ANY_IDS = np.array([[2**62, -1, 17], [17, -(2**63), 0]])
 
 
 def tables():
@@ -22,6 +29,7 @@ def tables():
         "emb": TableSpec(ROWS, DIM, init=rows_at_first()),
         "seen": TableSpec(ROWS, 1, "int64"),
         "two": TableSpec(2, 2, "float64", init=1.5),
+        "any": TableSpec(None, DIM, init=FIRST),
     }
 
 
@@ -144,6 +152,131 @@ async def adds_and_assigns_rows(s, get):
     assert (await get(s["seen"].pull(17))).tolist() == [7]
 
 
+async def tells_changes(s, get):
+    """What others have changed since the call before, in one copy of the table."""
+    emb, expected = s["emb"], rows_at_first()
+    first = await get(emb.pull_changed())
+    assert first.ids.tolist() == [*range(ROWS)]
+    assert not first.complete
+    np.testing.assert_array_equal(first.rows, expected, strict=True)
+    others = s.bound()
+    others._producer = Producer()
+    await get(emb.add([3, 49], quarters([3, 49])))
+    expected[[3, 49]] += quarters([3, 49])
+    await get(others["emb"].add(IDS, quarters(IDS)))
+    np.add.at(expected, IDS.ravel(), quarters(IDS).reshape(-1, DIM))
+    await get(others["emb"].assign([], np.zeros((0, DIM))))
+    since = pickle.loads(pickle.dumps(first.since))
+    for handle, ids in ((s, [0, 3, 17, 33, 49]), (others, [3, 49])):
+        found = await get(handle["emb"].pull_changed(since))
+        assert found.complete
+        assert found.ids.tolist() == ids
+        np.testing.assert_array_equal(found.rows, expected[ids], strict=True)
+    # Of what only this process has pushed it is told nothing.
+    await get(emb.add([5], quarters([5])))
+    nothing = await get(emb.pull_changed(found.since))
+    assert (nothing.ids.shape, nothing.rows.shape) == ((0,), (0, DIM))
+    assert nothing.complete
+    with pytest.raises(ValueError, match=r"is of table 'emb' of this store, .* 'two'"):
+        await get(s["two"].pull_changed(since))
+    with pytest.raises(TypeError, match="found int; begin with since=None"):
+        await get(emb.pull_changed(7))
+
+
+def absent(ids):
+    """Return what rows read as that nobody has made."""
+    flat = np.asarray(ids, "i8").reshape(-1)
+    rows = initial_rows(flat, (DIM, "float32"), FIRST, name="any", seed=0)
+    return rows.reshape((*np.shape(ids), DIM))
+
+
+async def check_any(s, get, expected):
+    """The rows of a table of any ids are these, and all others are absent."""
+    table, ids = s["any"], [*expected, 5, -(2**40)]
+    rows = np.array([expected.get(i, absent([i])[0]) for i in ids], "f4")
+    np.testing.assert_array_equal(await get(table.pull(ids)), rows, strict=True)
+    there = await get(table.contains([ids]))
+    assert there.tolist() == [[True] * len(expected) + [False] * 2]
+    assert (await get(table.ids())).tolist() == sorted(expected)
+
+
+async def keeps_rows_of_any_ids(s, get):
+    """A pull makes no row; each verb that changes rows makes those that it names."""
+    table = s["any"]
+    np.testing.assert_array_equal(await get(table.pull(ANY_IDS)), absent(ANY_IDS))
+    assert (await get(table.pull([]))).shape == (0, DIM)
+    expected: dict[int, Any] = {}
+    await check_any(s, get, expected)
+    grads = quarters(ANY_IDS)
+    version = await get(table.push(ANY_IDS, grads))
+    assert version == 1
+    assert len(version.pairs) == 3
+    for i, grad in zip(ANY_IDS.flat, grads.reshape(-1, DIM), strict=True):
+        expected[i] = expected.get(i, absent(i)) - np.float32(LR) * grad
+    await check_any(s, get, expected)
+    ones = np.ones((2, DIM), "f4")
+    await get(s.add({"any": RowGrad([17, 99], ones), "n": [1, 1, 1, 1]}))
+    expected |= {17: expected[17] + 1, 99: absent(99) + 1}
+    await get(table.assign([-3, -3], np.array([[1] * DIM, [2] * DIM])))
+    expected[-3] = np.full(DIM, 2, "f4")
+    await check_any(s, get, expected)
+    await get(table.remove([[17, 99], [17, 1234]]))
+    await get(table.remove([]))
+    del expected[17], expected[99]
+    await get(s.push({"any": RowGrad([17], ones[:1]), "emb": RowGrad([1], ones[:1])}))
+    expected[17] = absent(17) - np.float32(LR)
+    await check_any(s, get, expected)
+    out = np.full((2, 3, 2 * DIM), np.nan, "f4")[..., ::2]
+    rows = {"any": ANY_IDS, "two": [1]}
+    found = await get(s.pull("b", rows=rows, out={"any": out, "b": np.empty(())}))
+    assert found["any"] is out
+    wanted = np.array([expected[i] for i in ANY_IDS.flat]).reshape(2, 3, DIM)
+    np.testing.assert_array_equal(out, wanted)
+    found = await get(s.pull_async((), rows=rows))
+    np.testing.assert_array_equal(found["any"], wanted)
+    assert found["two"].tolist() == [[1.5, 1.5]]
+
+
+async def counts_rows_of_any_ids(s, get):
+    """Attributes ask the shards; what changes rows refuses what it does for others."""
+    table, few = s["any"], s["two"]
+    await get(s.pull((), rows={"any": [7]}))
+    asks = inspect.isawaitable(counted := table.n_rows)
+    assert (table.rows, table.dim, await get(counted)) == (None, DIM, 0)
+    await get(table.assign([3, -4], quarters([3, -4])))
+    assert (await get(table.n_rows), await get(table.nbytes)) == (2, 2 * DIM * 4)
+    told = (await get(s.stats()))["tables"]["any"]
+    expected = {"rows": 2, "dim": DIM, "dtype": "float32", "nbytes": 24, "steps": 0}
+    assert told == {**told, **expected}
+    if asks:
+        with pytest.raises(TypeError, match=r"await store\['any'\].n_rows"):
+            len(table)
+    else:
+        assert len(table) == 2
+    assert repr(table) == (
+        f"<daskps.ParameterTable 'any': rows of any ids, 3 float32 each, of store "
+        f"{s.name!r}>"
+    )
+    assert "33.3% of all ids" in table._repr_html_()
+    assert "any ids" in s._repr_html_()
+    for ids in ([1.0], [True], ["1"], np.array([2**63], "u8"), [None], "any"):
+        for verb in (table.pull, table.contains):
+            with pytest.raises(ValueError, match="table 'any'"):
+                await get(verb(ids))
+        with pytest.raises(daskps.PushRejectedError, match="table 'any'"):
+            await get(table.remove(ids))
+    with pytest.raises(daskps.PushRejectedError, match="is a table of rows of any ids"):
+        await get(s.push({"any": np.ones(DIM)}))
+    with pytest.raises(daskps.PushRejectedError, match="use assign to replace"):
+        await get(few.remove([1]))
+    ids, rows = (await get(s.snapshot()))["any"]
+    await get(table.assign([3], quarters([3]) + 1))
+    ids = (await computed(ids, get)).tolist()
+    assert sorted(ids) == [-4, 3]
+    wanted = dict(zip([3, -4], quarters([3, -4]).tolist(), strict=True))
+    assert (await computed(rows, get)).tolist() == [wanted[i] for i in ids]
+
+
 async def refuses_rows(s, get):
     """What fits no table is refused before anything is sent, and changes nothing."""
     ones, emb = np.ones((1, DIM)), s["emb"]
@@ -223,15 +356,15 @@ async def says_what_tables_are(s, get):
         [True, True],
         [False, False],
     ]
-    assert s.names == [*s] == [*s.layout.by_name, "emb", "seen", "two"]
+    assert s.names == [*s] == [*s.layout.by_name, "emb", "seen", "two", "any"]
     assert len(s) == len(s.names)
     assert "emb" in s
     assert s.optimizer["emb"] == s.optimizer["two"] == "SGD(lr=0.5)"
     assert "seen" not in s.optimizer
     assert repr(emb) == (
-        f"<daskps.ParameterTable 'emb': 50 rows of 3 float32 of store {s.name!r}>"
+        f"<daskps.ParameterTable 'emb': 50 rows of 3 float32, of store {s.name!r}>"
     )
-    assert "8 parameters, 3 tables" in repr(s)
+    assert "8 parameters, 4 tables" in repr(s)
     for html in (s._repr_html_(), emb._repr_html_()):
         assert "emb" in html
         assert "float32" in html
@@ -249,6 +382,9 @@ ROW_CONTRACTS = [
     pushes_rows,
     pushes_rows_with_arrays,
     adds_and_assigns_rows,
+    tells_changes,
+    keeps_rows_of_any_ids,
+    counts_rows_of_any_ids,
     refuses_rows,
     copies_tables,
     says_what_tables_are,

@@ -15,10 +15,12 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
+from dask.base import compute
 from distributed.core import Status
 
 import daskps
 from daskps import RowGrad, TableSpec, config, optim
+from daskps.cluster.caller.producer import Producer
 from daskps.cluster.directory import adopters
 from daskps.cluster.machine.folder import folder_of
 from tests.support import local_cluster, until
@@ -106,8 +108,25 @@ def add_as_a_task(handle, start, step):
     return acknowledged
 
 
+def follow(handle, copy, is_over):
+    """Keep a copy of a table by what others say they have changed in it."""
+    since = None
+    # Of which nothing is its own, though it is of the process that pushes.
+    handle._producer = Producer()
+    while True:
+        is_last = is_over.is_set()
+        changes = handle["t"].pull_changed(since)
+        since = changes.since
+        copy[changes.ids] = changes.rows
+        if is_last:
+            return
+
+
 def test_acknowledged_pushes_count_once(machine, workers):
-    """Two threads and a task push while the owner dies, then its adopter."""
+    """Two threads and a task push while the owner dies, then its adopter.
+
+    Who only hears of changes has a copy of the table at the end.
+    """
     a, b, _, d = workers
     params = {"w": np.zeros(N_PUSHES), "t": TableSpec(4 * N_PUSHES, 1, "float64")}
     s = daskps.create(params, servers=[a, b], shards=4)
@@ -121,7 +140,9 @@ def test_acknowledged_pushes_count_once(machine, workers):
     ]
     task = machine.submit(add_as_a_task, s, 2, 3, workers=[d])
     pid = pids(machine)
-    for thread in threads:
+    copy, is_over = np.full((4 * N_PUSHES, 1), np.nan), threading.Event()
+    follower = threading.Thread(target=follow, args=(s.bound(), copy, is_over))
+    for thread in (*threads, follower):
         thread.start()
     entry = book(machine).stores[s.uid]
     until(lambda: len(acknowledged) > 20)
@@ -137,6 +158,9 @@ def test_acknowledged_pushes_count_once(machine, workers):
     for thread in threads:
         thread.join()
     assert len(acknowledged) + len(task.result()) >= N_PUSHES - N_PUSHES // 3
+    is_over.set()
+    follower.join()
+    np.testing.assert_array_equal(copy, 1.0)
     np.testing.assert_array_equal(s["w"].pull(), 1.0)
     np.testing.assert_array_equal(s["t"].pull(s["t"].ids()), 1.0)
     rows = s.stats()["shards"]
@@ -148,6 +172,7 @@ def test_acknowledged_pushes_count_once(machine, workers):
     taken = asleep.snapshot()
     np.testing.assert_array_equal(taken["w"].compute(), 1.0)
     np.testing.assert_array_equal(taken["t"].compute(), 1.0)
+
     np.testing.assert_array_equal(asleep["w"].pull(), 1.0)
     actions = [e["action"] for e in events(machine, s)]
     assert "shards-lost" not in actions
@@ -155,6 +180,43 @@ def test_acknowledged_pushes_count_once(machine, workers):
     assert {e["worker"] for e in adopted} == {a, second}
     assert all(e["by"] not in (a, b) for e in adopted if e["worker"] == a)
     until(lambda: not left_of(machine, owners[0]))
+    s.close()
+
+
+def test_a_grown_table_is_adopted_and_grows_on(machine, workers):
+    """By its memory, not by the addresses that are reserved for it."""
+    a, *_ = workers
+    s = daskps.create({"any": TableSpec(None, 4, init=2.0)}, servers=[a], shards=2)
+    entry = book(machine).stores[s.uid]
+    first, ids = dict(entry.sizes), np.arange(-9000, 9000) * 1_000_003
+
+    def push(n):
+        s["any"].add(ids[:n], np.full((n, 4), 1.0))
+
+    def holds(*pushes):
+        at = sum((np.arange(len(ids)) < n).astype("f4") for n in pushes)
+        found_ids, rows = compute(*s.snapshot()["any"])
+        order = np.argsort(found_ids)
+        np.testing.assert_array_equal(found_ids[order], ids[at > 0])
+        wanted = np.repeat(2 + at[at > 0, None], 4, axis=1)
+        np.testing.assert_array_equal(rows[order], wanted)
+        np.testing.assert_array_equal(s["any"].pull(ids)[:, 0], 2 + at)
+        told = s.stats()
+        assert told["tables"]["any"]["rows"] == (at > 0).sum()
+        assert sum(row["nbytes"] for row in told["shards"]) == 16 * (at > 0).sum()
+        return sum(row["segment_nbytes"] for row in told["shards"])
+
+    push(9000)
+    until(lambda: all(entry.sizes[i] > first[i] for i in first))
+    kill(pids(machine)[a])
+    until(lambda: entry.generations == (2, 2))
+    holds(9000)
+    push(18000)
+    held = holds(9000, 18000)
+    assert a not in entry.nbytes
+    # The directory is told by eighths; what it was told before a worker took it over too.
+    until(lambda: held / 1.125 <= sum(entry.sizes.values()) <= held)
+    assert sum(entry.nbytes.values()) == sum(entry.sizes.values())
     s.close()
 
 

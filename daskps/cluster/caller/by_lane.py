@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from daskps.cluster.caller.far import Far
 from daskps.cluster.caller.lane import LaneSaid
 from daskps.cluster.caller.lane_call import LaneCall, LaneFuture
-from daskps.cluster.caller.lane_route import LaneRoute
+from daskps.cluster.caller.lane_form import told_once
+from daskps.cluster.caller.lane_route import LaneRoute, looks_there
 from daskps.cluster.caller.lane_rows import RowRoute, RowRoutes
 from daskps.cluster.caller.lanes import Lanes, lanes_of
 from daskps.cluster.caller.shard_map import Prepared
@@ -67,22 +68,18 @@ class FarByLane(Far):
                 self.counters.fell_back("rows that lanes do not carry")
             return rows
         step, target = request.step, request.target
+        looks = request.check is not None and looks_there(request, shards)
         key = (
             request.route,
             *shards,
-            step.kind,
-            step.run,
-            step.rank,
-            step.tick,
-            step.producer,
-            step.wait,
-            step.whole,
+            *told_once(step),
             request.codec,
             target is None,
+            looks,
         )
         known, where = self._routes.find(key), self.meta.where
         if known is None or not known.reads_as(target):
-            known = LaneRoute(self.lanes, self.meta, request, shards)
+            known = LaneRoute(self.lanes, self.meta, request, shards, looks=looks)
             self._routes.keep(key, known, where)
         return known
 
@@ -105,4 +102,4 @@ def call_of(
         outs,
         request.min_version,
     )
-    return LaneCall(far, route, said, make=lambda: request, deadline=deadline)
+    return LaneCall(far, route, said, make=request.checked, deadline=deadline)

@@ -121,12 +121,13 @@ class ShardClient:
             near = NearRoute(request.route, self.ways, by_owner=request.by_owner)
             self._near.keep(key, near, request.route.where)
         if not near.parts:
-            if request.check is not None:
-                request.check()
             if self.link.may_wait():
                 route = self.far.find_lanes(request, near.far)
                 if route is not None:
+                    if request.check is not None and not route.looks:
+                        request.check()
                     return call_of(self.far, route, request, deadline).run()
+            request.checked()
             work = self.far.call
             return self.link.run(lambda: work(request, near.far, deadline))
         if near.far or not _is_simple(request):
@@ -142,9 +143,7 @@ class ShardClient:
         reply = Reply([])
         for one in (request, *request.rest):
             self.counters.count_rows(one)
-            if one.check is not None:
-                one.check()
-            reply = await self.far.call(one, one.route.slices, deadline)
+            reply = await self.far.call(one.checked(), one.route.slices, deadline)
         return reply
 
     def stats(self, on_loop: bool) -> dict[str, Any]:
@@ -274,8 +273,13 @@ class ShardClient:
 
 
 def _is_simple(request: Request) -> bool:
-    """Return whether a shard may take a call at once: a push outside runs, no more."""
-    step = request.step
+    """Return whether a shard may take a call at once: a push outside runs, no more.
+
+    What a shard is to look at in the pass that applies it is a ticket there.
+    """
+    step, check = request.step, request.check
+    if check is not None and request.arrays and not request.rows and not check.done:
+        return False
     return bool(
         step.producer
         and request.target is None

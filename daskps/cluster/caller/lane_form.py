@@ -11,6 +11,7 @@ import hashlib
 import json
 import struct
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from daskps.cluster.wire.messages import Call
     from daskps.typing import Array
 
+#: What of a step makes a form another one.
+told_once = attrgetter("kind", "run", "rank", "tick", "producer", "wait", "whole")
 #: Without a byte for so long, a lane is given up.
 PATIENCE_SECONDS = 1.5
 #: What a host takes in and applies in a second at least: that adds to the patience.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from daskps.cluster.caller.lane_form import LaneForm
+from daskps.shards.steps import GRADIENT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -13,9 +14,32 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.routes import Request
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.targets import ReadSlice, Target
+    from daskps.cluster.wire.messages import Call
 
 #: Of the arrays of a call to one host.
 SMALL_NBYTES = 65_536
+
+
+def looks_there(request: Request, shards: Sequence[int]) -> bool:
+    """Return whether the shard of a call looks for NaN and infinity in its gradients.
+
+    Where nobody has looked and one shard gets all of them: of several, some would have
+    applied their part when another one finds any.
+    """
+    check = request.check
+    return (
+        check is not None
+        and not check.done
+        and len(shards) == 1
+        and request.step.kind == GRADIENT
+        and not (request.codec or (request.rows and request.arrays))
+    )
+
+
+def unlooked(call: Call) -> Call:
+    """Return a call whose gradients nobody has looked at."""
+    parts = [part._replace(step=part.step._replace(check=True)) for part in call.parts]
+    return call._replace(parts=tuple(parts))
 
 
 class LaneRoute:
@@ -33,14 +57,31 @@ class LaneRoute:
         A call along the route.
     shards : sequence of int
         The shards of it that are meant.
+    looks : bool
+        Whether the shard looks for NaN and infinity in what its calls bring.
     """
 
-    __slots__ = ("forms", "is_small", "lanes", "may_wait", "rest", "run", "slices")
+    __slots__ = (
+        "forms",
+        "is_small",
+        "lanes",
+        "looks",
+        "may_wait",
+        "rest",
+        "run",
+        "slices",
+    )
 
     def __init__(
-        self, lanes: Lanes, meta: StoreMap, request: Request, shards: Sequence[int]
+        self,
+        lanes: Lanes,
+        meta: StoreMap,
+        request: Request,
+        shards: Sequence[int],
+        *,
+        looks: bool = False,
     ) -> None:
-        self.lanes, self.run = lanes, request.step.run
+        self.lanes, self.run, self.looks = lanes, request.step.run, looks
         #: Whether its calls may have to wait for other trainers.
         self.may_wait = self.run != 0
         target, owners = request.target, meta.where.owners
@@ -61,6 +102,8 @@ class LaneRoute:
                 if request.arrays
             ]
             call = request.call(meta, of, 0.0, "")
+            if looks:
+                call = unlooked(call)
             forms.append(LaneForm(worker, call, given, self.slices))
         self.forms = tuple(forms)
         #: Whether its calls cost their hosts little but the interpreter's lock.

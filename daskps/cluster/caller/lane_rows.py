@@ -17,8 +17,9 @@ from daskps.cluster.caller.lane_form import (
     SLOW_NBYTES,
     LaneForm,
     RowMove,
+    told_once,
 )
-from daskps.cluster.caller.lane_route import LaneRoute
+from daskps.cluster.caller.lane_route import LaneRoute, looks_there, unlooked
 from daskps.cluster.caller.routes import route_of
 from daskps.cluster.caller.shard_map import Prepared
 from daskps.cluster.caller.targets import ReadSlice
@@ -55,6 +56,8 @@ class HostRows:
         A call of this form.
     pushed, read : sequence of int
         Which of the store's tables it brings rows of, and reads.
+    looks : bool
+        Whether the shard looks for NaN and infinity in the rows that it gets.
     """
 
     def __init__(
@@ -65,10 +68,12 @@ class HostRows:
         *,
         pushed: Sequence[int],
         read: Sequence[int],
+        looks: bool = False,
     ) -> None:
         layout, target = meta.layout, request.target
         plain = None if target is None else target._replace(rows={})
         call = request._replace(rows=(), target=plain).call(meta, shards, 0.0, "")
+        call = unlooked(call) if looks else call
         tables = [layout.tables[k] for k in pushed]
         arrays = [
             [(item.data.dtype.name, len(item.data)) for item in part.step.items]
@@ -115,7 +120,7 @@ class HostRows:
             form.shards, self._reads, self._firsts, strict=True
         ):
             of = rows.get(shard, ()) if shard in meant else ()
-            found = [*slices]
+            found, marks = [*slices], list[ReadSlice]()
             for table in self._read:
                 n = 0
                 for one in of:
@@ -123,14 +128,16 @@ class HostRows:
                         n = len(one.asked.ids)
                         cuts.append(one.asked.ids)
                         found.append(route.take_in(one, moves))
+                        if one.marks is not None:
+                            marks.append(ReadSlice(("uint8", 0, n), *one.marks))
                 counts.append(n)
-            reads.append(tuple(found))
+            reads.append((*found, *marks))
         brought = [(route.bring(ids), 0, len(ids)) for ids in cuts if len(ids)]
         nbytes = ID.itemsize * sum(counts)
         for part, slot, dtype, n, k in self._given:
             if k < 0:
                 _, name, start, stop = self._slices[part][slot]
-            elif counts[k]:
+            elif n and counts[k]:
                 item = given[k - part * len(given)].item(
                     self._layout, form.shards[part], sent=True
                 )
@@ -220,7 +227,7 @@ class RowRoute(LaneRoute):
         flats: Sequence[Array],
         run: int = 0,
     ) -> None:
-        self.lanes, self.run = lanes, run
+        self.lanes, self.run, self.looks = lanes, run, False
         self.may_wait, self.is_small = run != 0, False
         self.slices, self.rest = {}, {}
         self.forms: tuple[LaneForm, ...] = ()
@@ -263,11 +270,7 @@ class RowRoutes:
         self._kinds: Prepared[Hashable, _Kind] = Prepared(meta, MOST_KINDS)
 
     def find(self, request: Request, shards: Sequence[int]) -> RowRoute | None:
-        """Return how a call takes lanes; None where it has rows that they do not carry.
-
-        That is too many for one shard, and reads of tables whose rows may be absent:
-        an answer has no room to say which are.
-        """
+        """Return how a call takes lanes; None where it brings too many rows for them."""
         meta, step, target = self._meta, request.step, request.target
         for one in request.rows:
             if len(one.cut.ids) > MOST_PUSHED_ROWS and not _may_go(one.cut):
@@ -275,23 +278,17 @@ class RowRoutes:
         first = len(meta.layout.parameters)
         pushed = tuple([one.cut.table.index - first for one in request.rows])
         read = _tables_of(meta, target.rows) if target else ()
-        if not all(meta.layout.tables[k].is_bounded for k in read):
-            return None
         slices = {} if target is None else target.slices
+        looks = request.check is not None and looks_there(request, shards)
         # Its shards differ from call to call; see above.
         only_rows = not (changes(step) or slices or request.arrays)
         key = (
             None if only_rows else (request.route, *shards),
-            step.kind,
-            step.run,
-            step.rank,
-            step.tick,
-            step.producer,
-            step.wait,
-            step.whole,
+            *told_once(step),
             request.codec,
             pushed,
             read,
+            looks,
         )
         kind, where = self._kinds.find(key), meta.where
         if kind is None or not (kind.slices is slices or kind.slices == slices):
@@ -312,10 +309,10 @@ class RowRoutes:
                 if only_rows:
                     said = [s for s, w in enumerate(where.owners) if w == worker]
                     made = request._replace(route=route_of(meta, (), None))
-                form = HostRows(meta, said, made, pushed=pushed, read=read)
+                form = HostRows(meta, said, made, pushed=pushed, read=read, looks=looks)
                 kind.forms[worker] = form
             frames.append(form.frame(request.rows, rows, of, route))
-        route.forms = tuple(frames)
+        route.forms, route.looks = tuple(frames), looks
         return route
 
 

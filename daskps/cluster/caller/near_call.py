@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from daskps.cluster.caller.interrupts import shielded
 from daskps.cluster.caller.routes import Reply, joined
+from daskps.cluster.host.copying_out import copy_out
 from daskps.cluster.host.hosted import LOCK_SECONDS
 from daskps.cluster.machine.pauses import Pause
 from daskps.cluster.wire.encoding import cache_dir, widened_step
@@ -290,7 +291,9 @@ class NearCall:
                 asked = target.ranges(part.shard), target.outs(part.shard)
                 rows = target.row_reads(part.shard)
                 try:
-                    outcome = part.hosted.read(ticket, *asked, left, rows=rows)
+                    outcome = copy_out(
+                        part.hosted, ticket, *asked, seconds=left, rows=rows
+                    )
                 except (ShardBusyError, NotHereError):
                     self._waiting.append(part.shard)
                     return

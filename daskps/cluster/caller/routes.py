@@ -25,6 +25,7 @@ from daskps.shards.steps import (
     NO_WAIT,
     NOTHING,
     READ,
+    REMOVE,
     Intervals,
     Item,
     Step,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 #: What a step says; those who use stores and trainers import no shards.
-__all__ = ["ADD", "ASSIGN", "GRADIENT", "MODEL", "Step"]
+__all__ = ["ADD", "ASSIGN", "GRADIENT", "MODEL", "REMOVE", "Step"]
 
 #: What a read outside runs says.
 _OUTSIDE = Step()
@@ -124,6 +125,18 @@ class Request(NamedTuple):
         clock = step.clock + step.tick
         step = step._replace(kind=NOTHING, clock=clock, tick=False)
         return self._replace(step=step, arrays={}, rows=())
+
+    def checked(self) -> Request:
+        """Return itself, once its gradients were looked at.
+
+        Raises
+        ------
+        PushRejectedError
+            Where they are not finite.
+        """
+        if self.check is not None:
+            self.check()
+        return self
 
     def signed(self, producer: int, number: int, floor: int) -> Request:
         """Return the same with its identity outside runs."""

@@ -296,21 +296,39 @@ class RowReads:
         found = {shard: self._find(shard) for shard in target.shards}
         if not self._may_copy(found):
             return False
-        for (shard, source), least in zip(found.items(), bounds, strict=False):
-            if (flip := source.find_flip(least)) < 0:
-                return False
-            outs = target.outs(shard)
-            asked = zip(target.ranges(shard), outs, strict=True)
-            if not copy_both(
-                source.segment,
-                Ready(flip, 0),
-                parts=[(*one, out) for one, out in asked],
-                rows=target.row_reads(shard),
-                copy=copier(sum(out.nbytes for out in outs)),
-            ):
-                return False
-        self._note(found)
-        return True
+        pending = [*zip(found, bounds, strict=False)]
+        # Trainers that begin with different shards run less into each other's updates,
+        # and who has run into one reads the other shards meanwhile.
+        first = max(0, self._ways.rank) % max(1, len(pending))
+        pending = pending[first:] + pending[:first]
+        for _ in range(TRIES):
+            late = []
+            for shard, least in pending:
+                became = self._fill(target, shard, found[shard], least)
+                if became == _NEVER:
+                    return False
+                if became != _DONE:
+                    late.append((shard, least))
+            if not late:
+                self._note(found)
+                return True
+            pending = late
+        return False
+
+    def _fill(self, target: Target, shard: int, source: RowSource, least: int) -> int:
+        """Copy what a target asks for of one shard; return what became of it."""
+        if (flip := source.find_flip(least)) < 0:
+            return _NEVER
+        outs = target.outs(shard)
+        asked = zip(target.ranges(shard), outs, strict=True)
+        copied = copy_both(
+            source.segment,
+            Ready(flip, 0),
+            parts=[(*one, out) for one, out in asked],
+            rows=target.row_reads(shard),
+            copy=copier(sum(out.nbytes for out in outs)),
+        )
+        return _DONE if copied else _SPOILED
 
     def _find(self, shard: int) -> RowSource | None:
         """Return a shard as this process has it; None where it has not."""

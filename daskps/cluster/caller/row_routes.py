@@ -111,7 +111,7 @@ class RowsGiven(NamedTuple):
     """Rows that a call brings, of one table."""
 
     cut: RowCut
-    #: Flat, in the order in which the caller has them.
+    #: Flat, in the order in which the caller has them; nothing for what is removed.
     data: Array
 
     def copied(self) -> RowsGiven:
@@ -134,6 +134,8 @@ class RowsGiven(NamedTuple):
         cut, dim = self.cut, self.cut.table.dim
         position = layout.table_position(shard, cut.table.index)
         ids, at, data = cut.ids_of(shard), cut.at_of(shard), self.data
+        if not len(data):  # rows to be removed, or none
+            return Item(position, 0, data, ids)
         if at is None:
             start, stop = cut.starts[shard], cut.starts[shard + 1]
             return Item(position, 0, data[start * dim : stop * dim], ids)

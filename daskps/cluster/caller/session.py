@@ -16,12 +16,17 @@ from daskps.cluster.caller.near import NearRoute
 from daskps.cluster.caller.routes import GRADIENT, Reply, Request
 from daskps.cluster.caller.shard_map import MOST_ROUTES
 from daskps.cluster.caller.step_road import StepRoad
+from daskps.cluster.caller.takers import name_takers
 from daskps.cluster.caller.trainer_step import NO_MORE, TrainerStep
 from daskps.cluster.caller.uncommitted import Uncommitted
 from daskps.cluster.machine.pool import LEAST_LIMIT, BufferPool
 from daskps.cluster.wire import encoding
 from daskps.cluster.wire.deadline import Deadline
-from daskps.errors import ContributionLostError, RunCancelledError
+from daskps.errors import (
+    ContributionLostError,
+    PushRejectedError,
+    RunCancelledError,
+)
 from daskps.shards.steps import NOTHING, Step, Tick
 from daskps.version import Version
 
@@ -96,19 +101,23 @@ class Session:
             # must not take the next step's number for one of this step's.
             self.sequence = max(sequence for _, sequence in places)
 
-    def read(self, target: Target, timeout: float | None) -> None:
-        """Read what the policy lets this trainer see at its clock."""
-        if self.reads.fill(target, itertools.repeat(self.clock)):
+    def read(self, target: Target, timeout: float | None, *, ahead: int = 0) -> None:
+        """Read what the policy lets this trainer see at its clock, or ahead of it."""
+        clock = self.clock + ahead
+        if self.reads.fill(target, itertools.repeat(clock)):
             return
-        request = routes.read(self.meta, target, None, self._step())
+        step = self._step()._replace(clock=clock)
+        request = routes.read(self.meta, target, None, step)
         self._call(request, self._deadline(timeout, "a pull"))
 
-    def read_all(self, targets: Sequence[Target], timeout: float | None) -> None:
+    def read_all(
+        self, targets: Sequence[Target], timeout: float | None, *, ahead: int = 0
+    ) -> None:
         """Read what is too much for one call, one after the other."""
         deadline = self._deadline(timeout, "a pull")
         for target in targets:
             left = None if timeout is None else deadline.left()
-            self.read(target, left)
+            self.read(target, left, ahead=ahead)
 
     @property
     def codec(self) -> Codec | None:
@@ -137,19 +146,22 @@ class Session:
             # Written out: each call of a function here is a call more of each step.
             kind = given.of if given.arrays or given.rows else NOTHING
             codec = self._codec if kind == GRADIENT else None
+            has_rows = given.rows or (target is not None and target.rows)
             # Pushes before the tick of a clock stay with the owners, and so does it.
-            reads_rows = target is not None and target.rows
-            by_call = self._open or not tick or given.rows or reads_rows
+            by_call = self._open or not tick or (has_rows and self.bsp)
             road = None if by_call else self._find_road(tuple(given.arrays))
             # Near, what is read is read after the step, without asking the shards. Not
             # where that may last too long: the clock stays then, and the step may not.
             is_late = target is not None and timeout is not None
-            if road is not None and road.near.parts and (codec is not None or is_late):
+            if road is not None and (
+                (road.near.parts and (codec is not None or is_late))
+                or (road.near.far and has_rows)
+            ):
                 road = None
             if codec is not None:
                 given = self._encoded(given, codec)
             number = 0
-            if tick or kind != NOTHING:  # it may change a shard
+            if tick or kind != NOTHING:  # as `_next_number`
                 number, self.sequence = self.sequence, self.sequence + 1
             # One at a time: all before it were answered or given up.
             said = self.run, self.rank, self.clock, number, kind, given.weight
@@ -165,20 +177,26 @@ class Session:
                     )
             except RunCancelledError:
                 raise
-            except BaseException:
-                if self.bsp and not tick:
-                    # Some shards may have it: the next step says what all of them have.
-                    self._open = self._is_torn = True
-                self.shards.settle(-1 - self.rank, self.sequence, self.run)
+            except BaseException as error:
+                self._give_up(step, error, tick=tick)
                 raise
             self.clock += tick
             self._failed = False
             if self._open or not tick:
                 self._note_open(given, tick)
-            if target is not None and road is not None and unread:
-                self._read_after(road, unread, target)
+            if target is not None and road is not None and (unread or target.rows):
+                self._read_after(road, unread or {}, target)
             versions.sort()
             return Version.of(versions)
+
+    def _give_up(self, step: Tick, error: BaseException, *, tick: bool) -> None:
+        """Say of a step that it is under way no longer, and of an error who has it."""
+        if self.bsp and not tick:
+            # Some shards may have it: the next step says what all of them have.
+            self._open = self._is_torn = True
+        self.shards.settle(-1 - self.rank, self.sequence, self.run)
+        if isinstance(error, PushRejectedError) and not self.bsp:
+            self.link.run(partial(name_takers, self.shards, step, error))
 
     def _encoded(self, given: TrainerStep, codec: Codec) -> TrainerStep:
         """Return what is given with words of the run's codec for gradients."""
@@ -209,10 +227,11 @@ class Session:
             taken: list[tuple[int, int]] = []
             parts: Sequence[NearPart] = near.parts
             if look is None or look.done:
-                taken, parts = near.try_step(step, arrays)
+                taken, parts = near.try_step(step, arrays, given.rows)
             if parts:
                 said = self._step(step.sequence, step.kind, True, step.weight)
                 request = Request(near.route, said, arrays, check=look)
+                request = request._replace(rows=tuple(given.rows))
                 return road.step_near(request, deadline, taken, parts), rest
             self.shards.counters.local_calls += near.n_hosts
             return taken, rest
@@ -239,7 +258,7 @@ class Session:
 
     def _read_after(self, road: StepRoad, slices: ReadSlices, target: Target) -> None:
         """Read what a step was to read of near shards, which have taken it."""
-        if road.near.route.where is self.meta.where:
+        if not target.rows and road.near.route.where is self.meta.where:
             lag = road.read_near(slices, self.clock, target.flats)
             if lag is not None:
                 self.reads.lag = max(self.reads.lag, lag)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,16 +13,22 @@ from daskps.cluster import upstream
 from daskps.cluster.caller.edges import EdgeOf, fetch_edges
 from daskps.cluster.caller.link import task_link
 from daskps.cluster.host.host import HOSTS
-from daskps.cluster.host.snapshot_copies import (
-    CopyGroup,
+from daskps.cluster.host.shard_copies import (
     ShardCopy,
-    groups_of,
     nbytes_of,
+    rows_nbytes,
     spans_of,
 )
+from daskps.cluster.host.snapshot_copies import CopyGroup, groups_of
 from daskps.cluster.keys import copy_key, group_key
 from daskps.errors import SnapshotLostError
-from daskps.layout.chunks import chunks_of_table, edges_of, shards_of
+from daskps.layout.chunks import (
+    any_tables,
+    chunks_of_ids,
+    chunks_of_table,
+    edges_of,
+    shards_of,
+)
 from daskps.layout.spans import WEIGHTS, Span
 from daskps.version import Version
 
@@ -34,6 +40,8 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.wire.deadline import Deadline
     from daskps.layout.arrays import Layout
+    from daskps.layout.chunks import Chunk
+    from daskps.layout.tables import Table
     from daskps.typing import Array
 
 #: How much longer than asked for the directory may take to say that it timed out.
@@ -54,6 +62,8 @@ class Taken:
     version: Version
     #: By shard; those of one host share one.
     futures: Mapping[int, Future[CopyGroup]]
+    #: Of tables of any ids, by index and shard.
+    n_rows: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
 
     @property
     def groups(self) -> list[Future[CopyGroup]]:
@@ -117,9 +127,11 @@ async def take_snapshot(
                 f"a larger timeout=, or None to wait for ever"
             )
         meta.update(found["where"])
-        version = Version.of((shard, v) for shard, v in found["versions"])
-        futures = _submit(shards, index, version)
-        taken = Taken(meta.uid, meta.name, meta.layout, meta.owners, version, futures)
+        rows = {shard: n for shard, _, *n in found["versions"]}
+        version = Version.of((shard, v) for shard, v, *_ in found["versions"])
+        futures = _submit(shards, index, version, rows)
+        of = meta.uid, meta.name, meta.layout, meta.owners, version
+        taken = Taken(*of, futures, _by_table(meta.layout, index, rows))
         # Also these may have to wait: for a thread of a busy worker.
         took = partial(upstream.computed, *taken.groups)
         await link.within(took, deadline.remaining(), deadline.what)
@@ -131,13 +143,28 @@ async def take_snapshot(
     return taken
 
 
+def _by_table(
+    layout: Layout, index: int | None, rows: Mapping[int, Sequence[int]]
+) -> dict[int, dict[int, int]]:
+    """Return by table what shards say of their tables of any ids."""
+    tables = enumerate(any_tables(layout, index))
+    return {t.index: {shard: n[i] for shard, n in rows.items()} for i, t in tables}
+
+
 def _submit(
-    shards: ShardClient, index: int | None, version: Version
+    shards: ShardClient,
+    index: int | None,
+    version: Version,
+    rows: Mapping[int, Sequence[int]],
 ) -> dict[int, Future[CopyGroup]]:
     """Have each owner take its copies over into Dask's own memory."""
     meta, client = shards.meta, shards.link.client
     versions, edges = dict(version.pairs), edges_of(meta.layout, index)
-    sizes = {s: nbytes_of(spans_of(meta.layout, s, index)) for s in versions}
+    tables = any_tables(meta.layout, index)
+    sizes = {
+        s: nbytes_of(spans_of(meta.layout, s, index)) + rows_nbytes(tables, rows[s])
+        for s in versions
+    }
     futures: dict[int, Future[CopyGroup]] = {}
 
     def key_of(shard: int) -> str:
@@ -209,10 +236,11 @@ def take_copies(
     return CopyGroup(found, edges)
 
 
-async def values(taken: Taken, *, tables: bool = False) -> dict[str, Array]:
+async def values(taken: Taken, *, tables: bool = False) -> dict[str, Any]:
     """Return the parameters of a snapshot of a whole store, on the event loop.
 
-    With `tables` also all rows of those that were copied.
+    With `tables` also all rows of those that were copied, where a table has any ids as a
+    pair of these and rows.
     """
     layout = taken.layout
     flats = {d: np.empty(n, d) for d, n in layout.lengths.items()}
@@ -220,8 +248,8 @@ async def values(taken: Taken, *, tables: bool = False) -> dict[str, Array]:
     futures = taken.groups
     copies = [] if client is None else await upstream.results(client, futures)
     by_key = {f.key: copy for f, copy in zip(futures, copies, strict=True)}
-    for shard, future in taken.futures.items():
-        group = by_key[future.key]
+    groups = {shard: by_key[future.key] for shard, future in taken.futures.items()}
+    for shard, group in groups.items():
         for position, piece in enumerate(layout.pieces[shard]):
             start = piece.parameter.offset + piece.start
             span = Span(WEIGHTS, position, 0, piece.size)
@@ -232,7 +260,21 @@ async def values(taken: Taken, *, tables: bool = False) -> dict[str, Array]:
         for p in layout.parameters
     }
     for table in layout.tables if tables else ():
-        parts = [chunk.parts[0] for chunk in chunks_of_table(layout, table)]
-        rows = [by_key[taken.futures[s].key].get(s, span) for s, span in parts]
-        found[table.name] = np.concatenate(rows).reshape(table.rows, table.dim)
+        found[table.name] = _rows(taken, table, groups)
     return found
+
+
+def _rows(taken: Taken, table: Table, groups: Mapping[int, CopyGroup]) -> Any:
+    """Return all rows of a table; where it has any ids, these and the rows."""
+
+    def joined(chunks: Sequence[Chunk], dtype: str) -> Array:
+        parts = [chunk.parts[0] for chunk in chunks]
+        found = [groups[shard].get(shard, span) for shard, span in parts]
+        return np.concatenate(found) if found else np.empty(0, dtype)
+
+    if table.is_bounded:
+        rows = joined(chunks_of_table(taken.layout, table), table.dtype)
+        return rows.reshape(-1, table.dim)
+    pairs = chunks_of_ids(taken.layout, table, taken.n_rows[table.index])
+    ids = joined([of for of, _ in pairs], "int64")
+    return ids, joined([of for _, of in pairs], table.dtype).reshape(-1, table.dim)

@@ -63,7 +63,7 @@ async def adopt(
     # Until it has answered it may have done so: it is told when the store ends, and
     # has no room for others.
     entry.strays.add(worker)
-    need = sum(int(row[2]) for row in rows)
+    need = sum(entry.sizes[shard] for shard in shards)
     entry.charge(worker, need)
     try:
         found = await _ask(context, worker, "adopt", shards, **more)

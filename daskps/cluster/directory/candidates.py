@@ -97,7 +97,7 @@ class Candidates:
     def __init__(self, context: MoveContext, entry: StoreEntry, worker: str) -> None:
         self._scheduler, self._stores = context.scheduler, context.stores
         self._entry, self._machine = entry, get_address_host(worker)
-        self._asked = {row[0]: _Asked(int(row[2])) for row in entry.segments}
+        self._asked = {row[0]: _Asked(entry.sizes[row[0]]) for row in entry.segments}
 
     def _near(self) -> dict[str, bool]:
         """Return the workers that may be on the machine: whether it seems so."""

@@ -95,7 +95,8 @@ class Cuts:
     ) -> dict[str, Any]:
         """Copy a cut on the hosts; `drop_cut` frees the copies.
 
-        Returns "versions", or after `seconds` "waited_for".
+        Returns "versions", with the number of rows of each table of any ids, or after
+        `seconds` "waited_for".
         """
         entry = self._entry(uid)
         layout = Layout.from_wire(entry.layout)
@@ -164,13 +165,14 @@ class Cuts:
             shard, worker, why = away
             return {"waited_for": f"shard {shard} at worker {worker}, which {why}"}
 
-    async def _until_done(self, cut: OpenCut) -> list[tuple[int, int]]:
+    async def _until_done(self, cut: OpenCut) -> list[tuple[int, ...]]:
         entry = cut.entry
-        hold = (
-            HOLD_SECONDS
-            + max(entry.nbytes.values(), default=0) / COPY_NBYTES_PER_SECOND
-        )
         while True:
+            # Also what has come since, of rows of any ids.
+            hold = (
+                HOLD_SECONDS
+                + max(entry.nbytes.values(), default=0) / COPY_NBYTES_PER_SECOND
+            )
             await entry.wait_for_owners()
             self._entry(entry.uid)
             entry.check_found(cut.shards)
@@ -189,7 +191,7 @@ class Cuts:
             await asyncio.wait({self._hosts.spawn(work)}, timeout=RELEASE_SECONDS)
             await asyncio.sleep(PAUSE_SECONDS)
 
-    async def _attempt(self, cut: OpenCut, hold: float) -> list[tuple[int, int]]:
+    async def _attempt(self, cut: OpenCut, hold: float) -> list[tuple[int, ...]]:
         about = {"index": cut.index, "attempt": cut.attempt}
         lease = {"lease_seconds": hold + LEASE_SECONDS}
         rows = await self._everywhere(cut, "begin_cut", **about, **lease)
@@ -210,8 +212,8 @@ class Cuts:
                     owners = [owner for owner in owners if owner not in gone]
         finally:
             copying.cancel()
-        found = sorted((i, version) for of in copying.result() for i, version in of)
-        if [i for i, _ in found] != sorted(cut.shards):
+        found = sorted(tuple(row) for of in copying.result() for row in of)
+        if [i for i, *_ in found] != sorted(cut.shards):
             # Other hosts were asked to copy than had begun: a worker left in between.
             raise StaleGenerationError("some shards of the cut have left their hosts")
         return found

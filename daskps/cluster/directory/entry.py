@@ -44,6 +44,9 @@ class StoreEntry:
     cluster: str = ""
     #: Shard, name, bytes and nonce of the memory that others there can map.
     segments: Sequence[Any] = ()
+    #: Bytes of memory that each shard takes, as last heard: with rows of any ids it grows,
+    #: and what others map of it is mostly addresses.
+    sizes: dict[int, int] = field(default_factory=dict)
     #: Incarnation of each shard.
     generations: tuple[int, ...] = ()
     ready: bool = False
@@ -100,11 +103,23 @@ class StoreEntry:
             shard = new["shard"]
             owners[shard], generations[shard] = worker, new["generation"]
             rows[shard] = (shard, new["name"], new["nbytes"], new["nonce"])
-            self.charge(worker, new["nbytes"])
+            self.sizes[shard] = new["held"]
+            self.charge(worker, new["held"])
         self.owners, self.generations = tuple(owners), tuple(generations)
         self.segments = [rows[shard] for shard in sorted(rows)]
         self.settle(shards := sorted(new["shard"] for new in taken))
         return shards
+
+    def note_sizes(self, worker: str, sizes: Iterable[tuple[int, int]]) -> list[int]:
+        """Note how many bytes shards take that a worker has; return which it has."""
+        without, noted = self.without_owner, []
+        for shard, nbytes in sizes:
+            known = shard in self.sizes and self.owners[shard] == worker
+            if known and shard not in without:
+                self.charge(worker, nbytes - self.sizes[shard])
+                self.sizes[shard] = nbytes
+                noted.append(shard)
+        return noted
 
     def charge(self, worker: str, nbytes: int) -> None:
         """Note that a worker holds so many bytes more, or fewer."""

@@ -48,7 +48,7 @@ class StoreRequest:
     memory_share: float
     #: Name of each table of any ids, and what its rows begin with: a kind, its numbers
     #: and a seed.
-    any_ids: Sequence[tuple[str, str, Sequence[float], str]]
+    any_ids: Sequence[tuple[str, str, Sequence[float], str, Sequence[int]]]
     #: Whether other processes of a shard's machine may map it.
     machine: bool
     wait_seconds: float
@@ -71,10 +71,12 @@ def reserve(
     layout = Layout.from_wire({**wire, "any_ids": wanted.any_ids})
     owners = place(layout.n_shards, workers)
     nbytes: dict[str, int] = {}
+    sizes: dict[int, int] = {}
     of_rows = dict(wanted.row_slots)
     slots = {i: with_widths(v, of_rows.get(i, ())) for i, v in wanted.slots}
     for shard, worker in enumerate(owners):
         need = Segment.needed_nbytes(layout, shard, slots, durable=wanted.machine)
+        sizes[shard] = need
         nbytes[worker] = nbytes.get(worker, 0) + need
     limits = {w: scheduler.workers[w].memory_limit for w in nbytes}
     check_memory(nbytes, held, limits, wanted.memory_share)
@@ -86,6 +88,7 @@ def reserve(
         layout=layout.to_wire(),
         owners=owners,
         nbytes=nbytes,
+        sizes=sizes,
         memory_share=wanted.memory_share,
         rules=wanted.rules,
         optimizers=dict(wanted.optimizers),

@@ -126,6 +126,13 @@ class Stores(dict[str, StoreEntry]):
             **entry.summary(),
         )
 
+    @DIRECTORY.handles("grew")
+    def on_grew(
+        self, uid: str, worker: str, sizes: Sequence[tuple[int, int]]
+    ) -> list[int]:
+        """Note how many bytes shards take by now; return those that the worker has."""
+        return self.entry(uid).note_sizes(worker, sizes)
+
     @DIRECTORY.handles("await_store")
     async def on_await_store(self, name: str, wait_seconds: float) -> None:
         """Wait until a store has this name, or `wait_seconds` are over."""

@@ -149,6 +149,7 @@ def _row(hosted: HostedShard) -> dict[str, Any]:
     return {
         "shard": hosted.index,
         **block.address._asdict(),
+        "held": hosted.nbytes,
         "generation": hosted.shard.generation,
         "run": int(hosted.shard.segment.current.fixed[RUN]),
         "stopped": hosted.shard.run_state.why_stopped is not None,

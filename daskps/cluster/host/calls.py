@@ -6,6 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from daskps.cluster.host.copying_out import copy_out
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.wire.messages import Answer, Call, Part
 from daskps.errors import ConsistencyError, ShardBusyError
@@ -81,7 +82,7 @@ def start_call(
 def answers_of(
     started: Sequence[Started], empty: Empty, *, seconds: float
 ) -> list[Answer]:
-    """Return what the shards say, reading what they may; see :meth:`HostedShard.read`.
+    """Return what the shards say, reading what they may; see :func:`copy_out`.
 
     A read whose turn does not come within these seconds, together, waits on. With 0 it
     raises ShardBusyError.
@@ -108,7 +109,9 @@ def _answer(started: Started, empty: Empty, seconds: float) -> Answer:
         marks = (read.found for read in rows if read.found is not None)
         outs = (*flats, *(read.out for read in rows), *marks)
         try:
-            outcome = hosted.read(ticket, part.ranges, flats, seconds, rows=rows)
+            outcome = copy_out(
+                hosted, ticket, part.ranges, flats, seconds=seconds, rows=rows
+            )
         except ShardBusyError:
             if not seconds:
                 raise

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from daskps.cluster.host.contributed_rows import fold_rows
 from daskps.cluster.wire.encoding import widened_node
 from daskps.errors import ContributionLostError, RunCancelledError
 from daskps.reduction import Empty, Node, fold
@@ -24,12 +26,15 @@ from daskps.reduction import Empty, Node, fold
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from daskps.cluster.host.contributed_rows import KeptRows, RowNode
     from daskps.codecs import Codec
     from daskps.layout.arrays import Layout
     from daskps.typing import Array
 
 #: Runs that ended lately: their gradient tasks may still be at work.
 REMEMBERED = 10_000
+_NO_ROWS: Final[RowNode] = {}
+_NO_KEPT: Final[Mapping[int, KeptRows]] = MappingProxyType({})
 #: Rounds whose receipts are kept: the client asks after each window of them.
 MOST_RECEIPTS = 64
 
@@ -49,12 +54,14 @@ class Receipt(NamedTuple):
 
     rank: int
     worker: str
-    #: What was delivered, None for no array at all.
+    #: What was delivered, None for nothing at all.
     kind: str | None
     rows: int
     loss_sum: float | None
     #: Whether the part was not where it ran.
     moved: bool
+    #: Bytes of the rows of tables in it, and of their ids.
+    row_nbytes: int = 0
 
 
 class PartialSum(NamedTuple):
@@ -63,6 +70,8 @@ class PartialSum(NamedTuple):
     node: Node
     codec: Codec | None = None
     scale: float = 1.0
+    #: Of tables; never words.
+    rows: RowNode = _NO_ROWS
 
     def opened(self, layout: Layout, shard: int, empty: Empty) -> Node:
         """Return the node; that of words has arrays of its own."""
@@ -88,11 +97,18 @@ class Contribution:
     arrays: Mapping[int, Array]
     codec: Codec | None = None
     scale: float = 1.0
+    #: Of tables, by their index.
+    rows: Mapping[int, KeptRows] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays."""
-        return sum(a.nbytes for a in self.arrays.values())
+        """Bytes of the arrays, and of rows."""
+        return sum(a.nbytes for a in self.arrays.values()) + self.row_nbytes
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of rows and their ids."""
+        return sum(kept.nbytes for kept in self.rows.values())
 
     def parcel(self, shard: int) -> PartialSum:
         """Return views of what belongs to a shard, by position of the piece."""
@@ -102,7 +118,11 @@ class Contribution:
             if flat is not None:
                 arrays[position] = flat[piece.start : piece.stop]
         node = arrays, dict.fromkeys(arrays, self.weight)
-        return PartialSum(node, self.codec, self.scale)
+        rows = {
+            self.layout.table_position(shard, index): kept.of_shard(shard, self.weight)
+            for index, kept in self.rows.items()
+        }
+        return PartialSum(node, self.codec, self.scale, rows)
 
 
 @dataclass
@@ -285,7 +305,8 @@ def _sum(
         (r, r + 1): parcel.opened(kept[r].layout, shard, empty)
         for r, parcel in parcels.items()
     }
-    return PartialSum(fold(opened, *span, empty) or ({}, {}))
+    rows = fold_rows({r: parcel.rows for r, parcel in parcels.items()}, *span, empty)
+    return PartialSum(fold(opened, *span, empty) or ({}, {}), rows=rows)
 
 
 def contribution(
@@ -294,9 +315,10 @@ def contribution(
     weight: float,
     reduce: Any,
     *,
+    rows: Mapping[int, KeptRows] = _NO_KEPT,
     empty: Empty = np.empty,
 ) -> Contribution:
-    """Make a contribution of a rank's arrays, which stay the caller's."""
+    """Make a contribution of a rank's arrays, which stay the caller's, and of rows."""
     kept = {}
     for index, array in arrays.items():
         own = empty(len(array), array.dtype)
@@ -306,4 +328,4 @@ def contribution(
             np.copyto(own, array)
         own.flags.writeable = False
         kept[index] = own
-    return Contribution(layout, weight, kept)
+    return Contribution(layout, weight, kept, rows=rows)

@@ -12,12 +12,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.host.calls import Countdown
-from daskps.cluster.host.snapshot_copies import ShardCopy, spans_of
+from daskps.cluster.host.shard_copies import BegunCopy
 from daskps.cluster.keys import copy_key
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.reports import OrderWire, pack_report
 from daskps.cluster.wire.wellformed import check
-from daskps.layout.chunks import ARRAYS
+from daskps.layout.chunks import shards_of
 from daskps.shards import cut_requests
 from daskps.shards.cuts.cut import Order, broken
 from daskps.shards.steps import Ready, Step, Ticket
@@ -35,9 +35,8 @@ logger = logging.getLogger(__name__)
 def _concerned(host: ShardHost, store: str, index: int | None) -> list[HostedShard]:
     """Return the shards of a store that a cut copies anything of."""
     hosted_shards = host.of(store)
-    if index is None or index == ARRAYS:
-        return [*hosted_shards]
-    return [s for s in hosted_shards if spans_of(s.layout, s.index, index)]
+    wanted = {*shards_of(hosted_shards[0].layout, index)}
+    return [hosted for hosted in hosted_shards if hosted.index in wanted]
 
 
 def _attempt(cut: str, attempt: int) -> str:
@@ -54,8 +53,8 @@ async def prepare_cut(host: ShardHost, store: str, cut: str, index: int | None) 
     def allocate() -> None:
         for hosted in hosted_shards:
             if hosted.index not in claim.begun:
-                spans = spans_of(hosted.layout, hosted.index, index)
-                claim.begun[hosted.index] = ShardCopy.begin(spans)
+                of = hosted.shard.segment, hosted.layout, hosted.index, index
+                claim.begun[hosted.index] = BegunCopy.of(*of)
 
     await host.in_thread(allocate)
 
@@ -109,10 +108,10 @@ async def copy_cut(
     attempt: int,
     index: int | None,
     order: Mapping[str, Any],
-) -> list[tuple[int, int]]:
+) -> list[tuple[int, ...]]:
     """Wait until each shard has reached the cut, copy it and release it.
 
-    Returns shard and version of each.
+    Returns shard and version of each, and how many rows its tables of any ids have.
     """
     check(OrderWire, order, "the order of a cut")
     hosted_shards = _concerned(host, store, index)
@@ -126,15 +125,15 @@ async def copy_cut(
         if shard in lacks:
             lacks[shard].append((owner, sequence))
 
-    async def copy(hosted: HostedShard) -> tuple[int, int]:
+    async def copy(hosted: HostedShard) -> tuple[int, ...]:
         lacking = tuple(lacks[hosted.index])
         what = Order(lacking, order["run"], order["rounds"])
         ready = await _reached(host, hosted, _attempt(cut, attempt), what)
         # Taken out: should the cut begin again meanwhile, it reads into other memory.
-        made, parts = claim.begun.pop(hosted.index)
+        begun = claim.begun.pop(hosted.index)
         # Without the mutex: pulls go on, and no push can write into what is read.
-        read = partial(hosted.shard.segment.copy, ready.flip, parts)
-        whole = await host.run_for(hosted, read)
+        read = partial(begun.read, hosted.shard.segment, ready.flip)
+        made = await host.run_for(hosted, read)
         held: list[bool] = []
 
         def end(shard: Shard) -> list[Ticket]:
@@ -142,11 +141,11 @@ async def copy_cut(
             return cut_requests.end_cut(shard, _attempt(cut, attempt))
 
         await host.under(hosted, end)
-        if not whole or held != [True]:
+        if made is None or held != [True]:
             raise broken("updates ran into the copy")
         key = copy_key(store, index, hosted.index, ready.version)
         claim.copies[key] = made
-        return hosted.index, ready.version
+        return hosted.index, ready.version, *made.n_rows
 
     found = await asyncio.gather(*map(copy, hosted_shards), return_exceptions=True)
     versions = []

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from daskps import config
 from daskps.cluster.machine.growing import Growing, PrivateMemory
+from daskps.errors import DaskPSError
 from daskps.layout.placement import check_memory
 from daskps.shards.memory.segment import Segment
 
@@ -15,8 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from daskps.cluster.host.host import ShardHost
+    from daskps.cluster.host.hosted import HostedShard
     from daskps.cluster.machine.blocks import Block
     from daskps.layout.arrays import Layout
+
+
+#: The directory is told of a shard that has grown by such a part.
+TOLD_SHARE = 8
 
 
 class Budget:
@@ -38,6 +46,52 @@ class Budget:
         held = {where: sum(hosted.nbytes for hosted in shards)}
         limits = {where: worker.memory_limit or 0}
         check_memory({where: nbytes}, held, limits, share)
+        loop = worker.loop.asyncio_loop
+        loop.call_soon_threadsafe(_begin_telling, self._host)
+
+
+def _begin_telling(host: ShardHost) -> None:
+    """Have the directory told of shards that grow, unless that is under way."""
+    host.may_have_grown = True
+    if host.telling is None or host.telling.done():
+        host.telling = asyncio.ensure_future(_tell(host))
+
+
+async def _tell(host: ShardHost) -> None:
+    """Tell the directory of shards that have grown by more than an eighth.
+
+    It adds up what a worker has, and asks nobody to adopt what he has no room for.
+    """
+    while host.may_have_grown:
+        host.may_have_grown = False
+        growing = [s for s in host.shards.items() if s[1].shard.segment.has_any_ids]
+        for store in {uid for (uid, _), _ in growing}:
+            of = [hosted for (uid, _), hosted in growing if uid == store]
+            with contextlib.suppress(OSError, DaskPSError):
+                await _tell_of(host, store, of)
+
+
+async def _tell_of(
+    host: ShardHost, store: str, hosted_shards: Sequence[HostedShard]
+) -> None:
+    # Under the mutex: the push that has asked for memory has it then.
+    sizes = await host.each(hosted_shards, lambda hosted: hosted.nbytes)
+    grown = {
+        hosted: nbytes
+        for hosted, nbytes in zip(hosted_shards, sizes, strict=True)
+        if nbytes > hosted.told_nbytes + hosted.told_nbytes // TOLD_SHARE
+    }
+    if not grown:
+        return
+    noted = await host.worker.directory(
+        "grew",
+        uid=store,
+        worker=host.worker.address,
+        sizes=[(hosted.index, nbytes) for hosted, nbytes in grown.items()],
+    )
+    for hosted, nbytes in grown.items():
+        if hosted.index in noted:
+            hosted.told_nbytes = nbytes
 
 
 def new_segment(

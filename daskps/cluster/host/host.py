@@ -99,6 +99,10 @@ class ShardHost(NearShards):
         self._has_joined = False
         self._opening = threading.Lock()
         self._looking: asyncio.Future[None] | None = None
+        #: Whether tables of any ids may have grown since the directory was told, and
+        #: who tells it.
+        self.may_have_grown = False
+        self.telling: asyncio.Future[None] | None = None
         #: Shards that were dropped while somebody was at them.
         self._leaving: list[HostedShard] = []
         #: Sockets that callers have, where they may have any.

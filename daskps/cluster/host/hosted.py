@@ -21,23 +21,19 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from daskps import config
-from daskps.cluster.host import copy_routine
-from daskps.cluster.host.row_copies import copy_both, latest, ready_of
 from daskps.errors import ShardBusyError
 from daskps.shards.deputy import CLOSED, RELEASED, set_gate
 from daskps.shards.memory.areas import PAGE_NBYTES
 from daskps.shards.memory.format import GENERATION
 from daskps.shards.shard import Shard
-from daskps.shards.steps import ASK, Ready, Ticket
+from daskps.shards.steps import ASK, Ticket
 from daskps.usercode import holding_interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from daskps.cluster.machine.blocks import Block
-    from daskps.cluster.wire.messages import Range
     from daskps.layout.arrays import Layout
-    from daskps.shards.row_reads import RowsRead
     from daskps.shards.steps import Item, Tick
     from daskps.typing import Array
 
@@ -79,6 +75,8 @@ class HostedShard:
         #: The run that has begun here last, and at which flip.
         self.began = (0, 0)
         self.is_shared = block is not None
+        #: How many bytes it takes, as the directory has heard.
+        self.told_nbytes = shard.segment.held_nbytes
         #: Whether readers take the lock too, as where processors reorder stores.
         self.locks_reads = self.is_shared and config.load().locked_reads
         self._lock = None if block is None else block.lock()
@@ -342,54 +340,15 @@ class HostedShard:
                 ticket.outcome = error
             return tickets
 
-    def read(
-        self,
-        ticket: Ticket,
-        ranges: Sequence[Range],
-        outs: Sequence[Array],
-        seconds: float = LOCK_SECONDS,
-        *,
-        rows: Sequence[RowsRead] = (),
-    ) -> Ready:
-        """Copy ranges into `outs`, and rows, each whole and all of one version.
-
-        Where updates run into two copies, or readers take the lock, it waits for its
-        turn, so long at most; with 0 not at all, as an event loop must. Then it raises
-        ShardBusyError, and the shard's error where that version alone will do and is
-        gone.
-        """
-        segment, ready = self.shard.segment, ready_of(ticket)
-        if rows and not ready.exact:
-            # Of rows there are no earlier ones to read.
-            ready = latest(segment, ready)
-        parts = [(*r, out) for r, out in zip(ranges, outs, strict=True)]
-        copier = copy_routine.copier(sum(out.nbytes for out in outs))
-        copy = partial(copy_both, segment, parts=parts, rows=rows, copy=copier)
-        # Any update of a table spoils a read of rows, and so the next one as well.
-        for _ in range(0 if self.locks_reads else 1 if rows else 2):
-            if copy(ready):
-                return ready
-            if not ready.exact:
-                ready = latest(segment, ready)
-            elif not rows:
-                # What has run into the copy has begun to overwrite that version.
-                raise self.shard.overrun(ticket)
-        try:
-            with self._turn(seconds):
-                if not copy(ready, locked=True):
-                    if ready.exact:
-                        raise self.shard.overrun(ticket)
-                    # Also where a writer died on the way: it leaves the latest whole.
-                    ready = latest(segment, ready)
-                    copy(ready, locked=True)
-        finally:
-            # A thread that came meanwhile found the mutex taken and left its ticket.
-            self.serve()
-        return ready
-
     @contextlib.contextmanager
-    def _turn(self, seconds: float) -> Iterator[None]:
-        """Keep everybody else away from the shard, for a reader."""
+    def turn(self, seconds: float) -> Iterator[None]:
+        """Keep everybody else away from the shard, for a reader.
+
+        Raises
+        ------
+        ShardBusyError
+            Where the turn did not come in time.
+        """
         busy = ShardBusyError(
             f"a read of shard {self.index} of store {self.name!r} waited for its turn "
             f"among the updates, which did not come within {seconds:g} s; read again, "

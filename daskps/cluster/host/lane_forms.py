@@ -13,20 +13,15 @@ from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from daskps.cluster.host.calls import answers_of
+from daskps.cluster.host.lane_answers import FormAnswers
 from daskps.cluster.host.lane_refusals import refusal_of
 from daskps.cluster.host.parked_calls import Parked
-from daskps.cluster.host.shard_reads import ShardRead
 from daskps.cluster.lane.frames import (
-    APPLIED,
     HAS_LR,
-    AnswerHead,
     Head,
     pack_answers,
 )
-from daskps.cluster.lane.tail import TAIL_NBYTES, Tail
 from daskps.cluster.wire.encoding import widened
 from daskps.cluster.wire.messages import Part
 from daskps.errors import ProtocolError, ShardBusyError
@@ -48,8 +43,6 @@ if TYPE_CHECKING:
 MOST_WAIT_SECONDS = 20.0
 #: How long a step that is simple waits for a shard's lock before it becomes a ticket.
 SOON_SECONDS = 0.05
-#: Answers up to this size are one buffer.
-SMALL_NBYTES = 65_536
 
 
 class HostForm:
@@ -78,17 +71,9 @@ class HostForm:
         )
         #: By part the pieces of a step that may be taken as it is; else None.
         self._positions = _positions(form.template) if self._is_plain else None
-        self._has_reads = any(part.ranges for part in parts)
-        self._nbytes = sum(
-            (stop - start) * np.dtype(dtype).itemsize
-            for part in parts
-            for dtype, start, stop in part.ranges
-        )
-        self._is_small = self._nbytes <= SMALL_NBYTES
-        self._head = AnswerHead(len(parts), self._nbytes)
+        self._answers = FormAnswers(parts, host.empty)
         #: The shards as they were found last; none before the first call.
         self._found: list[HostedShard] = []
-        self._reads: list[ShardRead | None] = []
         #: Whether these shards are asked without tickets at first.
         self._tries = False
 
@@ -117,18 +102,13 @@ class HostForm:
         """
         self._found = []
         found = [self._host.get_shard(*key) for key in self._keys]
-        parts, at = self.form.template.parts, 0
-        self._reads, self._tries = [], self._is_plain
-        for hosted, part in zip(found, parts, strict=True):
-            step, read = part.step, None
-            if part.ranges:
-                read = ShardRead(hosted.shard.segment, step, part.ranges, at)
-                at += read.nbytes
-            self._reads.append(read)
+        self._answers.find(found)
+        self._tries = self._is_plain
+        for hosted, part in zip(found, self.form.template.parts, strict=True):
             if (
                 hosted.locks_reads
                 or hosted.is_released
-                or hosted.shard.generation != step.generation
+                or hosted.shard.generation != part.step.generation
             ):
                 self._tries = False
         self._found = found
@@ -173,7 +153,7 @@ class HostForm:
         if self._tries and (self._only_reads or self._positions is not None):
             versions = self._try_step(head, arrays, seconds)
             if ASK not in versions:
-                frame = self._read(head.number, bounds, versions)
+                frame = self._answers.read(head.number, bounds, versions)
                 if frame is not None:
                     return frame
         # Of calls that only read nothing is done yet, nor where all shards are asked.
@@ -219,6 +199,7 @@ class HostForm:
         if self._positions is None:
             return self._no_versions
         step, given, versions = self._step, iter(arrays), []
+        # As `tick_of`, without a call of it for each frame.
         tick = Tick(
             step.run,
             step.rank,
@@ -303,7 +284,7 @@ class HostForm:
                 break
             versions.append(ticket.version or outcome.version)
         if len(versions) == len(started):
-            frame = self._read(head.number, bounds, versions)
+            frame = self._answers.read(head.number, bounds, versions)
             if frame is not None:
                 return frame
         try:
@@ -314,91 +295,28 @@ class HostForm:
         except Exception as error:  # noqa: BLE001 - its caller gets a refusal
             return refusal_of(error, head.number)
 
-    def _read(
-        self, number: int, bounds: Iterable[int], versions: Iterable[int]
-    ) -> list[Any] | None:
-        """Return the frame that answers a call, with what it reads.
 
-        Parameters
-        ----------
-        number : int
-            Number of the frame.
-        bounds : iterable of int
-            How far each shard must be for what is read of it.
-        versions : iterable of int
-            What its step has led to, at shards of which nothing is read.
-
-        Returns
-        -------
-        list of buffers or None
-            None where a shard must be asked.
-        """
-        head, rows = self._head, list[int]()
-        if not self._has_reads:
-            for shard, version in zip(self._shards, versions, strict=True):
-                rows += (shard, version, 0, APPLIED)
-            return [head.pack(number, rows)]
-        if self._is_small:
-            whole = np.empty(head.nbytes + self._nbytes, np.uint8)
-            out = whole[head.nbytes :]
-        else:
-            frame = self._read_straight(number, bounds, versions)
-            if frame is not None:
-                return frame
-            out = self._host.empty(self._nbytes, np.uint8)
-        for shard, read, bound, version in zip(
-            self._shards, self._reads, bounds, versions, strict=False
-        ):
-            lag = 0
-            if read is not None:
-                version = read.read(bound, out)
-                if version < 0:
-                    return None
-                lag = read.looks.lag
-            rows += (shard, version, lag, APPLIED)
-        if not self._is_small:
-            return [head.pack(number, rows), out]
-        head.pack_into(whole, number, rows)
-        return [whole]
-
-    def _read_straight(
-        self, number: int, bounds: Iterable[int], versions: Iterable[int]
-    ) -> list[Any] | None:
-        """Return the same without a copy: the weights, and an end that is held back.
-
-        None where a copy is to be made: updates may run into it, but not for long.
-        """
-        rows: list[int] = []
-        weights: list[Array] = []
-        looked = []
-        for shard, read, bound, version in zip(
-            self._shards, self._reads, bounds, versions, strict=False
-        ):
-            lag = 0
-            if read is not None:
-                found = read.look(bound)
-                if found is None:
-                    return None
-                flip, sources = found
-                version, lag = read.looks.version(flip), read.looks.lag
-                weights += sources
-                looked.append((read, flip))
-            rows += (shard, version, lag, APPLIED)
-
-        def is_whole() -> bool:
-            return all(read.is_whole(flip) for read, flip in looked)
-
-        at = max(0, len(weights[-1]) - TAIL_NBYTES)
-        *before, last = weights
-        tail = Tail(last[at:], is_whole)
-        return [self._head.pack(number, rows), *before, last[:at], tail]
+def tick_of(step: Step, head: Head) -> Tick:
+    """Return what the step of a form says in the call with this head."""
+    return Tick(
+        step.run,
+        step.rank,
+        head.clock,
+        head.sequence,
+        step.kind,
+        head.weight,
+        step.producer,
+        head.lr if head.flags & HAS_LR else None,
+        head.floor,
+        step.touched,
+    )
 
 
 def _positions(template: Call) -> list[tuple[int, ...]] | None:
     """Return the pieces of a step that may be taken as it is, by part."""
     step, found = template.step, []
     takes = step.tick if step.run else step.producer
-    if not (takes and changes(step)) or step.whole or template.codec:
+    if not (takes and changes(step)) or step.whole or step.check or template.codec:
         return None
     for part in template.parts:
         items = part.step.items

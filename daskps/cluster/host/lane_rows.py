@@ -14,20 +14,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.cluster.host.calls import answers_of
+from daskps.cluster.host.lane_answers import SMALL_NBYTES
 from daskps.cluster.host.lane_forms import (
     MOST_WAIT_SECONDS,
-    SMALL_NBYTES,
     SOON_SECONDS,
     HostForm,
+    tick_of,
 )
 from daskps.cluster.host.lane_refusals import refusal_of
 from daskps.cluster.host.parked_calls import Parked
 from daskps.cluster.host.shard_row_reads import ShardRowRead
-from daskps.cluster.lane.frames import APPLIED, HAS_LR, AnswerHead, pack_answers
+from daskps.cluster.lane.frames import APPLIED, AnswerHead, pack_answers
 from daskps.cluster.wire.messages import Answer
 from daskps.errors import ProtocolError, ShardBusyError
 from daskps.shards.run_record import changes
-from daskps.shards.steps import ASK, NO_WAIT, READ, Tick
+from daskps.shards.steps import ASK, NO_WAIT, READ
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -53,7 +54,7 @@ class HostRowForm(HostForm):
     def __init__(self, host: ShardHost, form: RowForm) -> None:
         super().__init__(host, form)
         self._row_form, self._rows = form, AnswerHead(len(self._shards), 0)
-        step, has_ranges = self._step, self._has_reads
+        step, has_ranges = self._step, self._answers.has_reads
         self._only_reads = not changes(step)
         #: Whether it waits for nothing but what it reads.
         wait = READ if self._only_reads else NO_WAIT
@@ -72,7 +73,7 @@ class HostRowForm(HostForm):
     def _find(self) -> None:
         super()._find()
         self._row_reads = []
-        if self._tries and self._only_reads and not self._has_reads:
+        if self._tries and self._only_reads and not self._answers.has_reads:
             tables = self._row_form.read
             self._row_reads = [
                 ShardRowRead(hosted.shard.segment, self._step, tables)
@@ -129,23 +130,15 @@ class HostRowForm(HostForm):
     def _try_rows(self, head: Head, said: RowsSaid, seconds: float) -> list[int]:
         """Have each shard take a step; return the versions, or ASK."""
         step, versions = self._step, []
-        tick = Tick(
-            step.run,
-            step.rank,
-            head.clock,
-            head.sequence,
-            step.kind,
-            head.weight,
-            step.producer,
-            head.lr if head.flags & HAS_LR else None,
-            head.floor,
-            step.touched,
-        )
+        tick = tick_of(step, head)
         soon, n = min(seconds, SOON_SECONDS), len(self._row_form.pushed)
         for hosted, items in zip(self._found, said.items, strict=True):
             arrays = {item.position: item.data for item in items[:-n]}
             try:
-                versions.append(hosted.try_step(tick, arrays, soon, items[-n:]))
+                version = hosted.try_step(
+                    tick, arrays, soon, items[-n:], check=step.check
+                )
+                versions.append(version)
             except ShardBusyError:
                 versions.append(ASK)
         return versions

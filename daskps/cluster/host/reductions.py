@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 #: By shard and node of the rank tree: the codec of words, "" for numbers, what to
-#: multiply those by, and for each array position and weight.
-Said = list[list[tuple[str, float, list[tuple[int, float]]]]]
+#: multiply those by, for each array position and weight; and for rows of each table
+#: position, weight and how many. Of these ids and rows follow the arrays.
+Said = list[
+    list[tuple[str, float, list[tuple[int, float]], list[tuple[int, float, int]]]]
+]
 
 
 @FETCHES.handles("sums")
@@ -52,10 +55,13 @@ def sums_here(
     said, arrays = Said(), list[Any]()
     for row in rows:
         said.append([])
-        for (found, weights), codec, scale in row:
+        for (found, weights), codec, scale, of_tables in row:
             about = [(position, weights[position]) for position in found]
-            said[-1].append((codec.name if codec else "", scale, about))
+            of_rows = [(p, node.weight, len(node.ids)) for p, node in of_tables.items()]
+            said[-1].append((codec.name if codec else "", scale, about, of_rows))
             arrays += found.values()
+            for node in of_tables.values():
+                arrays += node.ids, node.rows.reshape(-1)
     return said, arrays
 
 

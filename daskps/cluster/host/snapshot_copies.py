@@ -7,95 +7,20 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from daskps.errors import ConsistencyError
-from daskps.layout.arrays import align
-from daskps.layout.chunks import ARRAYS
-from daskps.layout.spans import ROWS, WEIGHTS, Span
-from daskps.shards.memory.areas import private
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping, Sequence
 
-    from daskps.layout.arrays import Layout
+    from daskps.cluster.host.shard_copies import BegunCopy, ShardCopy
+    from daskps.layout.spans import Span
     from daskps.typing import Array
-
-    #: What is read into a copy, and where it goes.
-    Parts: TypeAlias = list[tuple[Span, Array]]
 
 #: Copies of so much together at most are one Dask task's.
 GROUP_NBYTES = 64 * 2**20
-
-
-#: Where elements of a piece are in a copy's memory: dtype, the first, the end, the byte.
-CopyPlace = tuple[str, int, int, int]
-
-
-class ShardCopy:
-    """Values of one shard at one version; nothing changes it.
-
-    Parameters
-    ----------
-    memory : ndarray, shape (nbytes,), uint8
-        All of them.
-    places : mapping of (str, int) to CopyPlace
-        By area and position what of it is where.
-    """
-
-    def __init__(
-        self, memory: Array, places: Mapping[tuple[str, int], CopyPlace]
-    ) -> None:
-        self._memory, self._places = memory, dict(places)
-        memory.flags.writeable = False
-
-    @classmethod
-    def begin(cls, spans: Sequence[tuple[Span, str]]) -> tuple[ShardCopy, Parts]:
-        """Return a copy of elements, each with their dtype, and where they are to go.
-
-        Its memory is touched before a push must wait for it.
-        """
-        memory, at = private(nbytes_of(spans)), 0
-        parts: Parts = []
-        places = {}
-        for span, dtype in spans:
-            size = (span.stop - span.start) * np.dtype(dtype).itemsize
-            parts.append((span, memory[at : at + size].view(dtype)))
-            places[span.area, span.position] = dtype, span.start, span.stop, at
-            at += align(size)
-        return cls(memory, places), parts
-
-    def __reduce__(self) -> Any:
-        return type(self), (self._memory, self._places)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self.nbytes} bytes>"
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the values."""
-        return self._memory.nbytes
-
-    def __sizeof__(self) -> int:
-        return object.__sizeof__(self) + self.nbytes
-
-    def get(self, span: Span) -> Array:
-        """Return elements of the shard, a view.
-
-        Raises
-        ------
-        LookupError
-            For elements that it has not.
-        """
-        dtype, first, end, at = self._places[span.area, span.position]
-        if not first <= span.start <= span.stop <= end:
-            raise IndexError(f"elements {span} of a copy that has {first} to {end}")
-        size = np.dtype(dtype).itemsize
-        at += (span.start - first) * size
-        return self._memory[at : at + (span.stop - span.start) * size].view(dtype)
 
 
 class CopyGroup:
@@ -144,7 +69,7 @@ class CutHere:
     """What one cut has of one store on this host."""
 
     #: By shard those that are to be read, and by key those that were.
-    begun: dict[int, tuple[ShardCopy, Parts]] = field(default_factory=dict)
+    begun: dict[int, BegunCopy] = field(default_factory=dict)
     copies: dict[str, ShardCopy] = field(default_factory=dict)
     #: The last that has begun.
     attempt: int = 0
@@ -207,32 +132,8 @@ class Copies:
     def nbytes(self) -> int:
         """Bytes held."""
         found = list(self._claims.values())
-        begun = sum(copy.nbytes for c in found for copy, _ in list(c.begun.values()))
+        begun = sum(of.nbytes for c in found for of in list(c.begun.values()))
         return begun + sum(x.nbytes for c in found for x in list(c.copies.values()))
-
-
-def spans_of(layout: Layout, shard: int, index: int | None) -> list[tuple[Span, str]]:
-    """Return what a snapshot copies of a shard, with dtypes.
-
-    All of it, or one parameter or table, or with ARRAYS no table.
-    """
-    found = [
-        (Span(WEIGHTS, position, 0, p.size), p.parameter.dtype)
-        for position, p in enumerate(layout.pieces[shard])
-        if index in (None, ARRAYS, p.parameter.index)
-    ]
-    for piece in layout.table_pieces[shard]:
-        table = piece.table
-        if piece.n_rows and index in (None, table.index):
-            position = layout.table_position(shard, table.index)
-            found.append((Span(ROWS, position, 0, piece.size), table.dtype))
-    return found
-
-
-def nbytes_of(spans: Sequence[tuple[Span, str]]) -> int:
-    """Return how many bytes a copy of elements takes."""
-    sizes = ((s.stop - s.start) * np.dtype(dtype).itemsize for s, dtype in spans)
-    return sum(map(align, sizes))
 
 
 def groups_of(

@@ -22,11 +22,13 @@ from daskps.init import fill
 from daskps.layout.arrays import counted
 from daskps.reduction import Node, check_reduce, reduce_all
 from daskps.row_init import fill_rows
+from daskps.shards.cuts.cut import has_applied
 from daskps.shards.memory.format import (
     GENERATION,
     N_APPLIED,
     N_DUPLICATES,
     NONCE,
+    RUN,
     VERSION,
 )
 from daskps.shards.memory.segment import Segment
@@ -279,6 +281,22 @@ async def versions(host: ShardHost, store: str) -> list[tuple[int, int]]:
     ]
 
 
+@HOST.handles("has_step")
+async def has_step(
+    host: ShardHost, *, store: str, run: int, owner: int, sequence: int
+) -> list[int]:
+    """Return the shards held here that have applied a step, now."""
+
+    def has(hosted: HostedShard) -> bool:
+        record = hosted.shard.segment.current
+        is_there = owner >= 0 or record.fixed[RUN] == run
+        return bool(is_there and has_applied(record, owner, sequence))
+
+    hosted_shards = host.of(store)
+    found = await host.each(hosted_shards, has)
+    return [s.index for s, has_it in zip(hosted_shards, found, strict=True) if has_it]
+
+
 @HOST.handles("locked")
 async def locked(
     host: ShardHost, store: str, shards: Sequence[int]
@@ -302,7 +320,7 @@ async def stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
             "worker": host.worker.address,
             "generation": hosted.shard.generation,
             "version": hosted.shard.segment.current.version,
-            "nbytes": hosted.layout.shard_nbytes(hosted.index),
+            "nbytes": _values_nbytes(hosted),
             "segment_nbytes": hosted.nbytes,
             "tables": _counted_tables(hosted),
             "locked_reads": hosted.locks_reads,
@@ -317,11 +335,24 @@ async def stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
     ]
 
 
+def _values_nbytes(hosted: HostedShard) -> int:
+    """Return the bytes of one copy of what a shard holds, rows of any ids among it."""
+    pieces = [(m.piece.table, m.n_rows) for m in hosted.shard.segment.tables]
+    rows = sum(t.row_nbytes * n for t, n in pieces if not t.is_bounded)
+    return hosted.layout.shard_nbytes(hosted.index) + rows
+
+
 def _counted_tables(hosted: HostedShard) -> dict[str, dict[str, int]]:
-    """Return of each table how many rows a shard has, and its steps, which all have."""
+    """Return of each table how many rows a shard has, and its steps, which all have.
+
+    Of one of any ids also how many have come and gone.
+    """
     segment = hosted.shard.segment
     steps = segment.current.steps[len(segment.pieces) :].tolist()
-    return {
-        memory.piece.table.name: {"rows": memory.n_rows, "steps": n}
-        for memory, n in zip(segment.tables, steps, strict=True)
-    }
+    found: dict[str, dict[str, int]] = {}
+    for memory, n in zip(segment.tables, steps, strict=True):
+        told = {"rows": memory.n_rows, "steps": n}
+        if memory.any_rows is not None:
+            told |= memory.any_rows.counts(memory.since(segment.current))
+        found[memory.piece.table.name] = told
+    return found

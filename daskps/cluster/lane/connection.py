@@ -271,6 +271,15 @@ class Connection:
         late = now - self._begun - self._n_moved / SLOW_NBYTES
         return max(late, now - self.channel.moved)
 
+    def is_behind(self, now: float) -> bool:
+        """Return whether no thread is to wait for its caller any longer.
+
+        Who sends or takes a byte now and then would have a thread to itself for as long
+        as it likes, and a few of them all threads.
+        """
+        late = max(self.lag(now), now - self.channel.moved)
+        return self.is_within and late > self.channel.stall / 2
+
     def is_busy(self, n: int, seconds: float) -> bool:
         """Return whether so many frames were served here within so many seconds."""
         self._n_counted += 1

@@ -22,7 +22,7 @@ from daskps.cluster.wire.messages import (
     unpack_call,
 )
 from daskps.errors import ProtocolError
-from daskps.shards.steps import Item, Step
+from daskps.shards.steps import GRADIENT, Item, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -57,7 +57,8 @@ def say_form(call: Call) -> Any:
         p._replace(step=p.step._replace(items=(), **_NEUTRAL)) for p in call.parts
     )
     packed = pack_call(call._replace(parts=parts, wait_seconds=0, token=""))
-    return {**packed, "sizes": [_sizes(p.step.items) for p in call.parts]}
+    said = {**packed, "sizes": [_sizes(p.step.items) for p in call.parts]}
+    return {**said, "looks": True} if call.step.check else said
 
 
 #: What the head of a frame says, or its body, in place of the form.
@@ -174,6 +175,7 @@ class Form:
                 floor=head.floor,
                 touched=step.touched,
                 whole=step.whole,
+                check=step.check,
             )
             parts.append(Part(shard, said, ranges))
         store, _, _, token, codec = self.template
@@ -221,6 +223,13 @@ def read_form(said: Any, layout_of: Callable[[str, int], Layout]) -> Form:
                 raise ProtocolError("a form of a call with rows, which go by message")
             part[3].append([position, start, _sized(n, dtype), None])
     template = unpack_call(protocol, head, parts, layout, owned=True)
+    if said.get("looks"):
+        # What a second shard found, the first would have applied.
+        if len(template.parts) > 1 or codec or kind != GRADIENT:
+            raise ProtocolError(f"a form of a {kind!r:.60} that is to be looked at")
+        [part] = template.parts
+        part = part._replace(step=part.step._replace(check=True))
+        template = template._replace(parts=(part,))
     arrays = tuple(
         (array.dtype.name, len(array))
         for part in template.parts

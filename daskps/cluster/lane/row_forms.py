@@ -9,7 +9,8 @@ that are of each shard, and which ones, comes with each frame, before the rows:
 - arrays and rows that are brought, those with the widest elements first: so all of it
   lies aligned in the one buffer that a frame is received into.
 
-An answer has of each shard its arrays, and then the rows of each table that is read.
+An answer has of each shard its arrays, then the rows of each table that is read, and then,
+of those with rows of any ids, a mark for each id: 1 where there is a row.
 """
 
 from __future__ import annotations
@@ -22,11 +23,10 @@ import numpy as np
 from daskps.cluster.lane.forms import LEAST, SMALL_NBYTES, Form, read_form
 from daskps.cluster.lane.frames import HAS_LEAST, HAS_LR, Head
 from daskps.cluster.wire.messages import Part
-from daskps.cluster.wire.rows import RowsAsked, most_rows
+from daskps.cluster.wire.rows import RowsAsked, given_to, most_rows
 from daskps.errors import ProtocolError, PushRejectedError
-from daskps.layout.arrays import FLOATS, compute_dtype
 from daskps.limits import MOST_PUSHED_ROWS
-from daskps.shards.steps import GRADIENT, MODEL, NO_WAIT, NOTHING, READ, Item
+from daskps.shards.steps import MODEL, NO_WAIT, NOTHING, READ, Item
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -66,12 +66,6 @@ class Given(NamedTuple):
     counted: int
 
 
-def dtype_of_rows(table: Table, kind: str) -> str:
-    """Return of which dtype the rows are that go to a table."""
-    computed = kind == GRADIENT and table.dtype in FLOATS
-    return compute_dtype(table.dtype) if computed else table.dtype
-
-
 def given_in(
     arrays: Sequence[Sequence[tuple[str, int]]], pushed: Sequence[Table], kind: str
 ) -> tuple[Given, ...]:
@@ -91,8 +85,8 @@ def given_in(
         for slot, (dtype, n) in enumerate(of):
             found.append(Given(part, slot, np.dtype(dtype), n, -1))
         for k, table in enumerate(pushed):
-            rows, at = np.dtype(dtype_of_rows(table, kind)), part * len(pushed) + k
-            found.append(Given(part, len(of) + k, rows, table.dim, at))
+            (rows, n), at = given_to(table, kind), part * len(pushed) + k
+            found.append(Given(part, len(of) + k, np.dtype(rows), n, at))
     return tuple(sorted(found, key=lambda one: -one.dtype.itemsize))
 
 
@@ -198,7 +192,9 @@ class RowForm(Form):
             shard, step, ranges, _ = part
             asked = tuple(
                 [
-                    RowsAsked(position, some, table.dim, table.dtype)
+                    RowsAsked(
+                        position, some, table.dim, table.dtype, not table.is_bounded
+                    )
                     for table, position, some in zip(
                         self.read, self.reads_at[len(found)], ids, strict=True
                     )
@@ -237,12 +233,10 @@ def read_any_form(said: Any, layout_of: Callable[[str, int], Layout]) -> Form:
         raise ProtocolError(f"a {kind} of rows, of codec {template.codec!r:.60}")
     n, arrays = len(template.parts), _arrays_of(template)
     given = given_in(arrays, pushed, kind)
+    given_each = [given_to(table, kind) for table in pushed]
     limits = [
-        (
-            MOST_PUSHED_ROWS,
-            ID.itemsize + np.dtype(dtype_of_rows(t, kind)).itemsize * t.dim,
-        )
-        for t in pushed
+        (MOST_PUSHED_ROWS, ID.itemsize + np.dtype(dtype).itemsize * wide)
+        for dtype, wide in given_each
     ] * n
     limits += [(most_rows(t), ID.itemsize) for t in read] * n
     nbytes = form.nbytes + ID.itemsize * len(limits)
@@ -252,7 +246,7 @@ def read_any_form(said: Any, layout_of: Callable[[str, int], Layout]) -> Form:
         form.nbytes,
         form.answer_nbytes,
         None,
-        max((table.row_nbytes for table in read), default=0),
+        max((t.row_nbytes + (not t.is_bounded) for t in read), default=0),
         pushed,
         read,
         given,

@@ -46,7 +46,7 @@ class ServedChannel(Channel):
 
     def __init__(self, taken: socket.socket, stall: float) -> None:
         super().__init__(taken, stall, _NONE)
-        self._stall = stall
+        self.stall = stall
         #: When bytes have come or gone last.
         self.moved = time.monotonic()
         if self._is_tls:
@@ -206,7 +206,6 @@ class ServedChannel(Channel):
         OSError
             Where the other end is gone.
         """
-        sent = 0
         if (
             not self._is_tls
             and len(buffers) <= MOST_BUFFERS
@@ -218,8 +217,10 @@ class ServedChannel(Channel):
                 sent = 0
             if sent == sum([memoryview(b).nbytes for b in buffers]):
                 return None
+            views = views_of(buffers)
+            self._take_away(views, sent)
+            return views
         views = views_of(buffers)
-        self._take_away(views, sent)
         return None if self.try_send(views, waits=waits) else views
 
     def try_send(self, views: deque[memoryview | Tail], *, waits: bool = False) -> bool:
@@ -246,6 +247,11 @@ class ServedChannel(Channel):
                     few = islice(views, MOST_BUFFERS)
                     some = [view for view in few if not isinstance(view, Tail)]
                     sent = self._socket.sendmsg(some, (), 0 if waits else _NOW)
+                    if waits and sent < sum(map(len, some)):
+                        # All that went while the kernel waited: who takes so little
+                        # is not waited for again here.
+                        self._take_away(views, sent)
+                        return False
             except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
                 return False
             self._take_away(views, sent)
@@ -288,7 +294,7 @@ class ServedChannel(Channel):
             return False
         poll = select.poll()
         poll.register(self.fileno(), select.POLLOUT if for_room else select.POLLIN)
-        return bool(poll.poll(1000 * self._stall))
+        return bool(poll.poll(1000 * self.stall))
 
 
 def views_of(buffers: Sequence[Any]) -> deque[Any]:

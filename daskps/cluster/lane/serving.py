@@ -234,8 +234,8 @@ class LaneServer:
                 break
             if waits in (OTHERS, ANSWERED):
                 break
-            for_room = waits == ROOM
-            if connection.is_slow or not connection.channel.wait(for_room=for_room):
+            connection.channel.wait(for_room=waits == ROOM)
+            if connection.is_slow or connection.is_behind(time.monotonic()):
                 # Nobody waits for its caller, nor for what else of this comes.
                 connection.is_slow = True
                 break

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from daskps.cluster.lane.connection import Connection
     from daskps.cluster.lane.homes import Serving
 
+#: Beside OpenSSL, which takes bytes in before they are a frame's: without one of these
+#: for so long a lane is idle.
+QUIET_SECONDS = 1.0
+
 
 class Staying:
     """The home of one connection: a thread that waits in the kernel for its frames.
@@ -49,7 +53,13 @@ class Staying:
         """Do nothing: it ends with its connection."""
 
     def run(self) -> bool:
-        """Serve until the connection ends, or is idle; return whether it is idle."""
+        """Serve until the connection ends, or its caller is idle or slow.
+
+        Returns
+        -------
+        bool
+            Whether others go on with it.
+        """
         connection, server = self._connection, self._server
         buffer = server.begin_thread()
         while True:
@@ -61,11 +71,16 @@ class Staying:
                     return False
             elif not waits:
                 return False
-            elif not connection.channel.wait(for_room=waits == ROOM):
-                if connection.is_late(time.monotonic()):
-                    server.end(connection, TimeoutError())
-                    return False
+            else:
+                is_quiet = not connection.channel.wait(for_room=waits == ROOM)
+                now = time.monotonic()
                 if not connection.is_within:
+                    # Bytes of a record that does not come to its end are none.
+                    if is_quiet or now - connection.channel.moved > QUIET_SECONDS:
+                        return True
+                elif connection.is_behind(now):
+                    # The selector has it from here: this thread is for who is quick.
+                    connection.is_slow = True
                     return True
 
     def _await(self) -> bool:

@@ -21,32 +21,20 @@ import secrets
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
-from daskps.cluster.machine.blocks import (
-    BLOCK,
-    HEADER_NBYTES,
-    Block,
-    BlockAddress,
-    owner_of,
-)
+from daskps.cluster.machine.block_files import new_block, open_block
+from daskps.cluster.machine.blocks import BLOCK, Block, BlockAddress, owner_of
 from daskps.cluster.machine.folder import (
-    Inode,
     WayClosed,
-    check_file,
     folder_of,
     try_lock,
     unlink,
 )
-from daskps.cluster.machine.mapping import FILES, Mapped
 from daskps.cluster.machine.registry import Registry, enter, leave, locked
 from daskps.cluster.machine.warnings import warn_private
-from daskps.shards.memory.areas import PAGE_NBYTES
 from daskps.shards.memory.format import FORMAT, MAGIC
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-
-_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-_OLD = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Membership:
@@ -200,23 +188,7 @@ class Membership:
         """
         parts = [(0, nbytes)] if parts is None else parts
         address = BlockAddress(self.new_name(), nbytes, secrets.randbits(63))
-        fd = os.open(address.name, _NEW, 0o600, dir_fd=self.folder_fd)
-        try:
-            os.ftruncate(fd, nbytes)
-            for start, stop in parts:
-                os.posix_fallocate(fd, start, stop - start)
-            file = Mapped(fd, nbytes)
-        except BaseException:
-            self.remove(address.name)
-            os.close(fd)
-            raise
-        _, buffer = FILES.find(file.inode, lambda: file)
-        block = Block(address, file, buffer)
-        block.own(address.name, self.remove)
-        # Takes the page faults here instead of in the first update.
-        for start, stop in parts:
-            buffer[start:stop:PAGE_NBYTES] = 0
-        return block
+        return new_block(address, parts, at=self.folder_fd, remove=self.remove)
 
     def make_all(
         self, sizes: Sequence[int | tuple[int, list[tuple[int, int]]]]
@@ -275,28 +247,7 @@ class Membership:
 
     def map_block(self, address: BlockAddress) -> Block:
         """Map whatever has that name and size; OSError where nothing has the name."""
-        name, at = address.name, self.folder_fd
-
-        def check(status: os.stat_result) -> Inode:
-            check_file(status, path := f"{self.path}/{name}")
-            if status.st_size != address.nbytes or address.nbytes < HEADER_NBYTES:
-                raise WayClosed(
-                    f"{path} has {status.st_size} bytes, not {address.nbytes}"
-                )
-            return status.st_dev, status.st_ino
-
-        def open_file() -> Mapped:
-            fd = os.open(name, _OLD, dir_fd=at)
-            try:
-                if check(os.fstat(fd)) != inode:
-                    raise WayClosed(f"{name} was replaced while it was attached")
-                return Mapped(fd, address.nbytes)
-            except BaseException:
-                os.close(fd)
-                raise
-
-        inode = check(os.stat(name, dir_fd=at, follow_symlinks=False))
-        return Block(address, *FILES.find(inode, open_file))
+        return open_block(address, at=self.folder_fd, path=self.path)
 
     def adopt(self, address: BlockAddress, *, released: bool = False) -> Block:
         """Take over a segment that has no owner any more, without a copy.

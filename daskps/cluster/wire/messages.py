@@ -39,6 +39,7 @@ from daskps.shards.steps import (
     NO_WAIT,
     NOTHING,
     READ,
+    REMOVE,
     Item,
     Step,
 )
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 #: Raised whenever a message changes its meaning; two ends must agree.
-PROTOCOL = 8
+PROTOCOL = 9
 
 #: dtype, start and stop within a shard's vector of that dtype.
 Range = tuple[str, int, int]
@@ -123,7 +124,7 @@ class Answer(NamedTuple):
     arrays: tuple[Array, ...] = ()
 
 
-_KINDS = (NOTHING, GRADIENT, MODEL, ADD, ASSIGN)
+_KINDS = (NOTHING, GRADIENT, MODEL, ADD, ASSIGN, REMOVE)
 _WAITS = (NO_WAIT, READ, BARRIER)
 _NUMBER = (float, int)
 #: What travels once for the steps of all parts, and of which types.

@@ -14,7 +14,7 @@ from daskps import errors
 from daskps.cluster.wire.packing import pack_array, unpack_array
 from daskps.layout.arrays import FLOATS, compute_dtype
 from daskps.limits import MOST_ROWS, MOST_ROWS_NBYTES
-from daskps.shards.steps import GRADIENT, MODEL, Item
+from daskps.shards.steps import GRADIENT, MODEL, REMOVE, Item
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +43,13 @@ class RowsAsked(NamedTuple):
         """Bytes of the answer."""
         marks = len(self.ids) if self.is_marked else 0
         return len(self.ids) * self.dim * np.dtype(self.dtype).itemsize + marks
+
+
+def given_to(table: Table, kind: str) -> tuple[str, int]:
+    """Return dtype and number of the elements that go to a table with each id."""
+    computed = kind == GRADIENT and table.dtype in FLOATS
+    dtype = compute_dtype(table.dtype) if computed else table.dtype
+    return dtype, 0 if kind == REMOVE else table.dim
 
 
 def most_rows(table: Table) -> int:
@@ -99,15 +106,13 @@ def unpack_rows_item(
             f"a {kind} of rows for piece {position!r:.60} of shard {shard}, from "
             f"{start!r:.60} on, which is no table"
         )
-    table = piece.table
-    computed = kind == GRADIENT and table.dtype in FLOATS
-    dtype = compute_dtype(table.dtype) if computed else table.dtype
+    dtype, dim = given_to(piece.table, kind)
     ids, rows = unpack_array(given, "int64"), unpack_array(data, dtype)
-    fits = ids.ndim == rows.ndim == 1 and len(rows) == len(ids) * table.dim
+    fits = ids.ndim == rows.ndim == 1 and len(rows) == len(ids) * dim
     if not (fits and piece.holds(ids)):
         raise errors.PushRejectedError(
             f"{ids.size:,} ids with {rows.size:,} elements do not fit shard {shard}, "
-            f"which has {piece}, each of {table.dim} elements"
+            f"which has {piece}, each of {dim} elements"
         )
     return Item(position, 0, rows, ids)
 

@@ -96,7 +96,7 @@ class LayoutWire:
     parameters: Sequence[tuple[str, Sequence[int], str]]
     shards: int
     tables: Sequence[tuple[str, int, int, str]] = ()
-    any_ids: Sequence[tuple[str, str, Sequence[float], str]] = ()
+    any_ids: Sequence[tuple[str, str, Sequence[float], str, Sequence[int]]] = ()
 
 
 def layout_of(wire: Mapping[str, Any]) -> Layout:

@@ -30,6 +30,8 @@ FREE_CALLS = 76
 FAR_FILES = 28
 #: Of a handle: a push of rows and one of arrays, and a pull of rows.
 ROW_PUSH_CALLS, HANDLE_PUSH_CALLS, ROW_PULL_CALLS = 173, 107, 21
+#: Of a trainer's push of rows in a run without rounds.
+FREE_ROW_CALLS = 126
 
 
 class Counted:
@@ -129,7 +131,16 @@ def test_a_push_without_rounds_takes_as_few_calls(sync: str) -> None:
     assert len(push.calls) <= FREE_CALLS, [name for _, name in push.calls]
 
 
-def test_calls_of_a_handle_near_the_shard_are_few() -> None:
+def row_steps(trainer: Any, part: Any) -> None:
+    """Count what a push of rows calls, when its way is known."""
+    grads = {"emb": daskps.RowGrad(np.arange(10), np.ones((10, 4), "f4"))}
+    trainer.push(grads)
+    with Counted() as push:
+        trainer.push(grads)
+    HERE.append(push)
+
+
+def test_calls_with_rows_near_the_shard_are_few() -> None:
     found: list[int] = []
 
     def count() -> None:
@@ -149,11 +160,15 @@ def test_calls_of_a_handle_near_the_shard_are_few() -> None:
 
     params = {"w": np.zeros(100), "emb": daskps.TableSpec(50, 4)}
     with dask.config.set(WAYS["process"]), inprocess.cluster(1):
-        daskps.create(params, name="w", optimizer=optim.SGD(0.1), shards=1)
+        store = daskps.create(params, name="w", optimizer=optim.SGD(0.1), shards=1)
+        HERE.clear()
+        daskps.run(store, row_steps, [None], sync="asp")
         # Of the main thread signals are held meanwhile.
         thread = threading.Thread(target=contextvars.copy_context().run, args=(count,))
         thread.start()
         thread.join()
+    [push] = HERE
+    assert len(push.calls) <= FREE_ROW_CALLS, [name for _, name in push.calls]
     bounds = [ROW_PUSH_CALLS, HANDLE_PUSH_CALLS, ROW_PULL_CALLS]
     assert all(n <= most for n, most in zip(found, bounds, strict=True)), found
 

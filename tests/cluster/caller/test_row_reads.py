@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 import pytest
 
+from daskps.cluster.caller import row_reads
 from daskps.cluster.caller.row_reads import TRIES, RowReads
+from daskps.cluster.caller.targets import Target
 from daskps.cluster.caller.wires import Counters
 from daskps.cluster.host.hosted import HostedShard
 from daskps.consistency import BSP, SSP
@@ -123,6 +126,33 @@ def test_a_trainer_reads_what_its_policy_lets_it_see() -> None:
         else:
             assert here.pull([1], None, 1) is not None
             assert here.reads.lag == 1
+
+
+def test_trainers_begin_with_different_shards_and_come_back_to_busy_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank r at shard r; who has run into an update reads the others before it."""
+    asked: list[int] = []
+    became = {1: [row_reads._SPOILED, row_reads._DONE]}
+
+    def fill(reads: Any, target: Any, shard: int, *_: Any) -> int:
+        asked.append(shard)
+        return of.pop(0) if (of := became.get(shard)) else row_reads._DONE
+
+    monkeypatch.setattr(RowReads, "_fill", fill)
+    target = Target(dict.fromkeys(range(3), ()), [], dict)
+    for rank, expected in [(1, [1, 2, 0, 1]), (2, [2, 0, 1]), (-1, [0, 1, 2])]:
+        here = Here(RUN)
+        here.ways.rank = rank
+        asked.clear()
+        assert here.reads.fill(target, repeat(0))
+        assert asked == expected
+    became[1] = [row_reads._SPOILED] * TRIES
+    assert not here.reads.fill(target, repeat(0))
+    became[1] = [row_reads._NEVER]
+    asked.clear()
+    assert not here.reads.fill(target, repeat(0))
+    assert asked == [0, 1]
 
 
 def test_a_read_of_rows_takes_few_calls() -> None:

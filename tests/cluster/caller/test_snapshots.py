@@ -30,12 +30,8 @@ from daskps.cluster.caller.link import link_of
 from daskps.cluster.caller.producer import Producer
 from daskps.cluster.host import cuts, snapshot_copies
 from daskps.cluster.host.host import HOSTS
-from daskps.cluster.host.snapshot_copies import (
-    GROUP_NBYTES,
-    CopyGroup,
-    ShardCopy,
-    groups_of,
-)
+from daskps.cluster.host.shard_copies import ShardCopy
+from daskps.cluster.host.snapshot_copies import GROUP_NBYTES, CopyGroup, groups_of
 from daskps.cluster.keys import copy_key, group_key
 from daskps.cluster.wire.deadline import Deadline
 from daskps.cluster.wire.packing import unpack_reply

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DEAD, FAR = "tcp://127.0.0.1:1", "tcp://127.0.0.2:1"
 ONE, TWO = "tcp://127.0.0.1:2", "tcp://127.0.0.1:3"
-TAKEN = {"name": "n", "nbytes": 10, "nonce": 1, "run": 0, "mailbox": None}
+TAKEN = {"name": "n", "nbytes": 99, "held": 10, "nonce": 1, "run": 0, "mailbox": None}
 
 
 def said(sight: str, why: str = "") -> Any:
@@ -44,11 +44,13 @@ class Cluster:
         self.events: list[tuple[float, str, Any]] = []
         self.ended: list[tuple[float, Exception]] = []
         self.noted: list[str] = []
-        segments = [(i, f"{5:016x}-{i:016x}", 10, i) for i in range(n_shards)]
+        # Their addresses, most of which have no memory, are many more than that.
+        segments = [(i, f"{5:016x}-{i:016x}", 99, i) for i in range(n_shards)]
         self.entry = StoreEntry(
             *("u", "s", "client", False, {}, (DEAD,) * n_shards),
             *({}, 0.5, b"", {}, "cluster"),
             segments=segments,
+            sizes=dict.fromkeys(range(n_shards), 10),
             ready=True,
         )
         self.stores = {"u": self.entry}
@@ -244,6 +246,23 @@ def test_no_room_keeps_a_shard_away() -> None:
     [why] = cluster.noted
     assert why.startswith(f"died; the shards for worker {ONE} need 10 bytes")
     assert {what for _, _, what in cluster.asked} == {"look"}
+
+
+def test_sizes_are_said_by_who_has_the_shards() -> None:
+    """Later words of a worker that is gone count nothing."""
+    entry = Cluster(ONE, n_shards=2).entry
+    entry.nbytes = {DEAD: 20}
+    for _ in range(2):
+        assert entry.note_sizes(DEAD, [(0, 25), (1, 11), (7, 9)]) == [0, 1]
+        assert (entry.nbytes, entry.sizes) == ({DEAD: 36}, {0: 25, 1: 11})
+    assert entry.note_sizes(ONE, [(0, 99)]) == []
+    entry.set_away([0], "died")
+    assert entry.note_sizes(DEAD, [(0, 30)]) == []
+    entry.nbytes.pop(DEAD)
+    entry.install(ONE, [{**TAKEN, "shard": 0, "generation": 2, "held": 26}])
+    assert (entry.nbytes, entry.sizes) == ({ONE: 26}, {0: 26, 1: 11})
+    assert entry.note_sizes(ONE, [(0, 40)]) == [0]
+    assert entry.nbytes == {ONE: 40}
 
 
 @pytest.mark.parametrize("running", [True, False])

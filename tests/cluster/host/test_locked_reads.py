@@ -15,6 +15,7 @@ from daskps import config
 from daskps.cluster.caller.reads import PreparedRead
 from daskps.cluster.host import copy_routine
 from daskps.cluster.host.calls import Countdown
+from daskps.cluster.host.copying_out import copy_out
 from daskps.errors import ConsistencyError, ShardBusyError
 from daskps.shards.arrays.operations import PieceUpdate
 from daskps.shards.memory.publication import Publication
@@ -61,11 +62,11 @@ def test_a_read_waits_for_whoever_has_the_lock(hosted, seconds):
     ways: Any = SimpleNamespace(run=0, find_shard=lambda _: (None, hosted))
     assert not PreparedRead(ways, ALL).is_possible
     with pytest.raises(ShardBusyError, match=r"its turn|stayed locked"):
-        hosted.read(asks(hosted), RANGES, [out], seconds)
+        copy_out(hosted, asks(hosted), RANGES, [out], seconds=seconds)
     publish(hosted, 3.0)
     timer = threading.Timer(0.05, writer.release)
     timer.start()
-    assert hosted.read(asks(hosted), RANGES, [out], 30).flip == 1
+    assert copy_out(hosted, asks(hosted), RANGES, [out], seconds=30).flip == 1
     timer.join()
     assert set(out) == {3.0}
     # And lets go of it.
@@ -83,7 +84,7 @@ def test_a_read_holds_the_lock_while_it_copies(hosted, monkeypatch):
         return copy
 
     monkeypatch.setattr(copy_routine, "copier", copier)
-    hosted.read(asks(hosted), RANGES, [np.empty(1000)])
+    copy_out(hosted, asks(hosted), RANGES, [np.empty(1000)])
     assert held == [False]
 
 
@@ -91,12 +92,12 @@ def test_what_was_overwritten_is_not_read(hosted):
     out, old, exact = np.empty(1000), asks(hosted), asks(hosted, exact=True)
     publish(hosted, 1.0)
     # The publication before is still whole, the one before that is not.
-    assert hosted.read(exact, RANGES, [out]).flip == 0
+    assert copy_out(hosted, exact, RANGES, [out]).flip == 0
     assert set(out) == {0.0}
     publish(hosted, 2.0)
     with pytest.raises(ConsistencyError):
-        hosted.read(exact, RANGES, [out])
-    assert hosted.read(old, RANGES, [out]).flip == 2
+        copy_out(hosted, exact, RANGES, [out])
+    assert copy_out(hosted, old, RANGES, [out]).flip == 2
     assert set(out) == {2.0}
 
 

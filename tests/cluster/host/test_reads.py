@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from daskps.cluster.host.calls import Countdown
+from daskps.cluster.host.copying_out import copy_out
 from daskps.cluster.wire.messages import Call, Part
 from daskps.consistency import ASP, BSP
 from daskps.errors import ClockError, RunCancelledError
@@ -58,7 +59,7 @@ def test_read_that_a_dying_writer_ran_into_is_whole(hosted, run):
         hosted.shard.begin_run(run, ASP(), 2)
     ticket, out = asks(hosted, run), np.empty(1000)
     killed(hosted.shard.segment)
-    ready = hosted.read(ticket, RANGES, [out])
+    ready = copy_out(hosted, ticket, RANGES, [out])
     assert ready.flip == hosted.shard.segment.flip
     assert set(out) == {0.0}
 
@@ -68,7 +69,7 @@ def test_exact_read_that_a_dying_writer_ran_into_is_refused(hosted):
     ticket = asks(hosted, RUN)
     killed(hosted.shard.segment)
     with pytest.raises(ClockError, match="gone"):
-        hosted.read(ticket, RANGES, [np.empty(1000)])
+        copy_out(hosted, ticket, RANGES, [np.empty(1000)])
 
 
 def test_exact_read_of_a_run_that_is_over_says_so(hosted):
@@ -77,7 +78,7 @@ def test_exact_read_of_a_run_that_is_over_says_so(hosted):
     hosted.shard.end_run(RUN, "it was cancelled")
     Publication(hosted.shard.segment).commit()
     with pytest.raises(RunCancelledError, match="it was cancelled"):
-        hosted.read(ticket, RANGES, [np.empty(1000)])
+        copy_out(hosted, ticket, RANGES, [np.empty(1000)])
 
 
 def test_trainers_read_needs_no_turn_for_the_latest_weights(hosted):
@@ -87,7 +88,7 @@ def test_trainers_read_needs_no_turn_for_the_latest_weights(hosted):
     for _ in range(2):
         Publication(hosted.shard.segment).commit()
     with ThreadPoolExecutor(1) as threads, hosted._mutex:
-        ready = threads.submit(hosted.read, ticket, RANGES, [out]).result(10)
+        ready = threads.submit(copy_out, hosted, ticket, RANGES, [out]).result(10)
     assert ready.flip == hosted.shard.segment.flip
     assert not out.any()
 

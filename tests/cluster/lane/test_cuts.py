@@ -195,7 +195,7 @@ class Model:
         request = push(self.meta, {}, step, target=target, rows=[given])
         route = self.rows.find(request, [0, 1])
         assert route is not None
-        return self._made(lane, call_of(self, route, request, FOREVER))  # type: ignore[arg-type]
+        return self._made(lane, call_of(self, route, request, FOREVER))  # type: ignore[arg-type]  # a stand-in
 
     def call(self, lane: Lane, step: Step) -> Reply:
         """Make a call as a thread does that has this lane."""
@@ -223,10 +223,10 @@ class Model:
             outs=[self.out] if reads else [],
         )
         made: Any = LaneCall(
-            self,  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]  # a stand-in
             route,
             said,
-            make=lambda: call,  # type: ignore[arg-type,return-value]
+            make=lambda: call,  # type: ignore[arg-type,return-value]  # a stand-in
             deadline=FOREVER,
         )
         return self._made(lane, made)

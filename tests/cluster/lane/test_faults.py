@@ -14,6 +14,7 @@ from typing import Any
 
 import dask
 import numpy as np
+import psutil  # type: ignore[import-untyped]  # without type hints
 import pytest
 from distributed import Client
 
@@ -135,6 +136,8 @@ def test_an_owner_that_is_stopped_is_left_to_messages(client):
     opened(s, 1)
     pid = pid_of(client, name)
     os.kill(pid, signal.SIGSTOP)
+    # One of its threads may run on until then, and answer.
+    until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     try:
         with pytest.raises(TimeoutError, match="shard 0 at worker"):
             s.add({"w": one(1)}, timeout=0.2)

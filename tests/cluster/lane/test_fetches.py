@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import random
 import socket
 import threading
 from collections.abc import Iterator
@@ -19,20 +21,25 @@ import daskps
 from daskps import optim
 from daskps.cluster.caller import lanes
 from daskps.cluster.caller.lane import Lane, LaneRefusedError
+from daskps.cluster.host.contributions import Contributions
 from daskps.cluster.host.lane_calls import LaneCalls
+from daskps.cluster.host.snapshot_copies import Copies
 from daskps.cluster.lane.channel import Channel
-from daskps.cluster.lane.fetches import pack_fetched, unpack_fetch
+from daskps.cluster.lane.connection import Connection
+from daskps.cluster.lane.fetches import pack_fetch, pack_fetched, unpack_fetch
 from daskps.cluster.lane.frames import (
     ANSWER,
     FETCH,
     HEAD_NBYTES,
     MOST_TEXT,
+    REFUSAL,
     Head,
     pack_head,
     pack_text,
     unpack_head,
 )
 from daskps.cluster.lane.served import ServedChannel
+from daskps.cluster.lane.waits import BYTES, THREAD
 from daskps.cluster.wire.handlers import FETCHES, HOST, Handler
 from daskps.errors import ContributionLostError, ProtocolError
 from tests.support import cleaned, local_cluster, served_by
@@ -176,6 +183,89 @@ def test_sums_that_nobody_can_form_are_not_begun(about):
         sums(NO_HOST, **asked)
 
 
+#: Numbers that no place or span has, beside some that may be.
+ODD = (0, 1, 2, -1, 2**31, 2**62, 2**63, 2**70, 0.5, 1e308, None, True, "", "a" * 99)
+
+
+def anything(chance: random.Random, depth: int = 0) -> Any:
+    """Return a plain value, as texts have them."""
+    kind = chance.randrange(4 if depth < 4 else 2)
+    if kind < 2:
+        return chance.choice(ODD)
+    some = [anything(chance, depth + 1) for _ in range(chance.randrange(4))]
+    return some if kind == 2 else {str(k): value for k, value in enumerate(some)}
+
+
+def asked_for(chance: random.Random) -> Any:
+    """Return what may look like a fetch."""
+    nearly = [chance.choice(ODD[:7]) for _ in range(3)]
+    pairs = [[chance.choice(ODD[:7]), chance.choice(ODD[:7])] for _ in nearly]
+    spans: list[Any] = [["key", ["w", *nearly]], ["w", nearly], nearly]
+    about: dict[str, Any] = {
+        "place": nearly,
+        "shards": nearly[:2],
+        "ranks": [],
+        "nodes": pairs[: chance.randrange(3)],
+    }
+    what = chance.choice(["sums", "edges", "nothing"])
+    if what == "edges":
+        about = {"wanted": spans[: chance.randrange(4)]}
+    if chance.random() < 0.5:
+        about[chance.choice([*about, "other"])] = anything(chance)
+    return [what, about] if chance.random() < 0.9 else anything(chance)
+
+
+def test_whatever_is_asked_for_is_answered_or_refused():
+    """Also with some bytes of the text replaced: one frame, and nothing is raised."""
+    host: Any = SimpleNamespace(
+        contributions=Contributions("here"),
+        snapshots=Copies(),
+        worker=SimpleNamespace(address="here"),
+    )
+    calls, chance, kinds = LaneCalls(host), random.Random(14), set[int]()
+    for _ in range(1000):
+        text = bytearray(json.dumps(asked_for(chance)).encode())
+        if chance.random() < 0.2:
+            at = chance.randrange(len(text))
+            text[at : at + 2] = chance.randbytes(2)
+        head = Head(FETCH, len(text), 5)
+        [body] = calls.wanted(head)
+        body[:] = text
+        frame = calls.begin(head, [body], 1.0)
+        assert isinstance(frame, list)
+        said = unpack_head(bytes(frame[0])[:HEAD_NBYTES])
+        assert said.number == 5
+        assert said.nbytes < 2000
+        kinds.add(said.kind)
+    assert kinds == {ANSWER, REFUSAL}
+
+
+@pytest.mark.parametrize("n", range(len(WELL)))
+def test_an_answer_that_is_cut_anywhere_is_none(ends, n):
+    lane, host = ends
+    lane.fetch("sums", {})
+    host.send([WELL[:n]])
+    host.shut()
+    with pytest.raises((OSError, ProtocolError)):
+        lane.fetched(room)
+
+
+def test_a_fetch_that_is_cut_anywhere_is_not_begun():
+    data = b"".join(pack_fetch("sums", {"place": [1, 0, 0]}, 1))
+    calls = mock.Mock(wraps=LaneCalls(NO_HOST))
+    for n in range(len(data)):
+        here, there = socket.socketpair()
+        connection = Connection(ServedChannel(there, 0.01), calls)
+        here.sendall(data[:n])
+        buffer = memoryview(bytearray(65_536))
+        assert connection.go_on(buffer, 0.0) in (BYTES, THREAD)
+        here.close()
+        with pytest.raises(ConnectionResetError):
+            connection.go_on(buffer, 1.0)
+        connection.end()
+    calls.begin.assert_not_called()
+
+
 # -- graph rounds -------------------------------------------------------------------
 
 
@@ -236,18 +326,29 @@ def half(params: Any, X: Any, y: Any) -> Any:
     return float(w.sum()), {"w": np.sin(w + X[0, 0])}
 
 
+def with_rows(params: Any, X: Any, y: Any) -> Any:
+    loss, grads = half(params, X, y)
+    ids = np.arange(X[0, 0], X[0, 0] + 4000).astype(int) % 5000 % 4500
+    return loss, {**grads, "emb": daskps.RowGrad(ids, np.sin(ids * loss)[:, None])}
+
+
 ROUNDS = 10
 
 
-def train(client: Client, n: int = 40, **options: Any) -> bytes:
+def train(client: Client, n: int = 40, gradient: Any = half, **options: Any) -> bytes:
     """Return the weights after some rounds in the graph."""
-    spec = {"w": np.linspace(-1, 1, n, dtype="f4"), "unused": np.zeros(3)}
+    spec: dict[str, Any] = {
+        "w": np.linspace(-1, 1, n, dtype="f4"),
+        "unused": np.zeros(3),
+        "emb": daskps.TableSpec(5000, 1),
+    }
     X = np.arange(4.0 * ROUNDS).reshape(-1, 1)
     adam = optim.Adam(0.05)
     with daskps.create(spec, optimizer=adam, client=client, shards=3) as s:
-        daskps.train(s, half, X, trainers=4, batch_size=1, execution="graph", **options)
+        options |= {"trainers": 4, "batch_size": 1, "execution": "graph"}
+        daskps.train(s, gradient, X, **options)
         assert s.versions == (ROUNDS,) * 3
-        return s.pull()["w"].tobytes()
+        return s.pull()["w"].tobytes() + s["emb"].pull(range(5000)).tobytes()
 
 
 @functools.cache
@@ -263,8 +364,14 @@ def median(stacked: Any, weights: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("options", "n"),
-    [({}, 40), ({"codec": "bf16"}, 40), ({"reduce": median}, 40), ({}, 100_000)],
-    ids=["mean", "codec", "callable", "large"],
+    [
+        ({}, 40),
+        ({"codec": "bf16"}, 40),
+        ({"reduce": median}, 40),
+        ({}, 100_000),
+        ({"gradient": with_rows}, 40),
+    ],
+    ids=["mean", "codec", "callable", "large", "rows"],
 )
 def test_sums_come_by_lane_with_the_bits_of_messages(client, monkeypatch, options, n):
     counted = Counted(monkeypatch)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daskps import consistency
+from daskps import consistency, optim
 from daskps.cluster.host import lane_forms, shard_reads
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.hosted import HostedShard
@@ -21,6 +21,7 @@ from daskps.cluster.wire.messages import Call, Part
 from daskps.errors import StoreClosedError
 from daskps.kernels import copying
 from daskps.layout.arrays import Layout
+from daskps.shards.memory import publication
 from daskps.shards.memory.format import GENERATION
 from daskps.shards.reads import TrainerReads
 from daskps.shards.steps import (
@@ -34,7 +35,7 @@ from daskps.shards.steps import (
     Ticket,
 )
 from tests.cluster.hosted import bare_host, shared_shard
-from tests.cluster.laned import Caller, RefusedError, calling, hosted_shards
+from tests.cluster.laned import RULE, Caller, RefusedError, calling, hosted_shards
 from tests.shards.making import held
 
 RUN, N_RANKS = 7, 2
@@ -235,6 +236,50 @@ def test_a_push_that_is_an_update_needs_no_ticket(host, caller, monkeypatch, syn
         here = said | ({"clock": number - 1} if sync else {})
         [row] = caller.call(push(1, number, **here))
         assert (row.applied, row.version) == (True, number + (not sync))
+
+
+def unlooked(sequence: int, value: float, *shards: int) -> Call:
+    """A push outside runs that nobody has looked at."""
+    parts = []
+    for shard in shards:
+        data = np.full(30, 1, "f4")
+        data[-1] = value
+        items = (Item(0, 0, data), Item(1, 0, np.full(2, 0.5)))
+        said = Step(GRADIENT, items, producer=9, sequence=sequence, check=True)
+        parts.append(Part(shard, said))
+    return Call("s", tuple(parts))
+
+
+@pytest.mark.parametrize("rule", [RULE, optim.SGD(0.1)])
+def test_a_shard_looks_for_nan_where_nobody_has(monkeypatch, rule):
+    """In the pass that applies it, where there are no slots; else before that."""
+    monkeypatch.setattr(publication, "PAST_NBYTES", 0)
+    shards = hosted_shards(rule=rule)
+    segment = shards[1].shard.segment
+    with bare_host(None, *shards) as host, calling(host) as caller:
+        [good] = caller.call(unlooked(0, 1.0, 1))
+        weights = [array.tolist() for array in held(segment)]
+        for value in (np.nan, np.inf):
+            for _ in range(2):
+                with pytest.raises(RefusedError, match=r"Rejected.* has NaN or Inf"):
+                    caller.call(unlooked(1, value, 1))
+        assert segment.current.version == good.version
+        assert [array.tolist() for array in held(segment)] == weights
+        # Its number is free: what is pushed under it counts, once.
+        for _ in range(2):
+            [again] = caller.call(unlooked(1, 2.0, 1))
+            assert again.version == good.version + 1
+
+
+def test_only_one_shard_may_look(host, caller):
+    """What the second one found, the first would have applied."""
+    with pytest.raises(RefusedError, match="a form of a 'gradient' that is to be look"):
+        caller.call(unlooked(0, 1.0, 0, 1))
+    call = unlooked(0, 1.0, 1)
+    [part] = call.parts
+    step = part.step._replace(kind=ADD)
+    with pytest.raises(RefusedError, match="a form of a 'add' that is to be looked at"):
+        caller.call(call._replace(parts=(part._replace(step=step),)))
 
 
 def test_a_shard_that_somebody_is_at_gets_a_ticket(host, caller):

@@ -23,6 +23,7 @@ from daskps import optim
 from daskps.cluster import upstream
 from daskps.cluster.caller import lane, lane_call, lane_form, lanes
 from daskps.cluster.caller.far import Far
+from daskps.cluster.caller.finite_check import LOOK_LATER_NBYTES
 from daskps.cluster.caller.link import _LINKS, link_of
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.host.hosted import HostedShard
@@ -31,6 +32,8 @@ from daskps.cluster.lane.channel import Channel
 from daskps.cluster.lane.frames import CALL, FORM, Head, pack_head, pack_text
 from daskps.cluster.lane.served import ServedChannel
 from daskps.cluster.wire.messages import PROTOCOL
+from daskps.kernels import finite
+from daskps.store import intake
 from tests.support import cleaned, local_cluster, store, until
 
 LANE = {
@@ -45,9 +48,10 @@ HERE: dict[str, Any] = {"processes": False, "protocol": "tcp"}
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lane is opened at the first call, and soon again."""
+    """A lane is opened at the first call, and soon again, after a look at all files."""
     monkeypatch.setattr(lanes, "CALLS_BEFORE", 1)
     monkeypatch.setattr(lanes, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("daskps.cluster.host.lanes.COUNT_SECONDS", -1.0)
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +84,17 @@ def opened(s: Any, n: int | None = None) -> dict[str, Any]:
     def is_open() -> bool:
         s.pull()
         return handle(s)["lanes"] >= n
+
+    until(is_open)
+    return handle(s)
+
+
+def rows_opened(s: Any) -> dict[str, Any]:
+    """The same of a store that has a table and no arrays."""
+
+    def is_open() -> bool:
+        s["w"].pull([0])
+        return handle(s)["lanes"] >= 1
 
     until(is_open)
     return handle(s)
@@ -230,6 +245,43 @@ def test_what_a_host_refuses_is_heard_by_message_and_keeps_the_lane(client):
         assert after["lanes"] == 2
         assert s.pull()["w"].tolist() == [0] * 4
         assert handle(s)["messages"] == after["messages"]
+
+
+@pytest.mark.parametrize("what", ["array", "rows"])
+def test_what_one_shard_gets_is_looked_at_there(client, monkeypatch, what):
+    n, looked = LOOK_LATER_NBYTES // 4, list[int]()
+
+    def counted(array: Any, **kwargs: Any) -> bool:
+        looked.append(array.size)
+        return finite(array, **kwargs)
+
+    params: Any = {"w": np.zeros(n, "f4")}
+    if what == "rows":
+        n, params = 40, {"w": daskps.TableSpec(rows=30, dim=4)}
+
+    def push(s: Any, value: float) -> None:
+        given = np.ones(n, "f4")
+        given[n // 2] = value
+        if what == "rows":
+            s.push({"w": daskps.RowGrad(np.arange(10), given.reshape(10, 4))})
+        else:
+            s.push({"w": given})
+
+    with store(client, params=params, shards=1) as s:
+        before = opened(s) if what == "array" else rows_opened(s)
+        monkeypatch.setattr(intake, "finite_of", counted)
+        push(s, 1.0)
+        assert handle(s)["lane_calls"] == before["lane_calls"] + 1
+        assert not looked
+        with pytest.raises(daskps.PushRejectedError, match="'w' has NaN or Inf"):
+            push(s, np.nan)
+        assert looked == [n]
+        after = handle(s)
+        assert after["fallbacks"] == {"refused: PushRejectedError": 1}
+        assert after["messages"] == before["messages"]
+        assert s.version == 1
+        push(s, 1.0)
+        assert s.version == 2
 
 
 def test_what_has_to_be_waited_for_goes_on_by_message(client, monkeypatch):
@@ -530,6 +582,31 @@ def test_lanes_take_half_of_the_descriptors_that_are_left():
     for here, there in ends:
         here.close()
         there.close()
+
+
+def test_open_files_are_not_counted_for_each_lane(client, monkeypatch):
+    """A thousand of them took 0.6 ms of the event loop."""
+    counted: list[int] = []
+
+    def count(n: int) -> int:
+        counted.append(n)
+        return 3
+
+    monkeypatch.setattr("daskps.cluster.host.lanes.most_lanes", count)
+    monkeypatch.setattr("daskps.cluster.host.lanes.COUNT_SECONDS", 1e9)
+    # What is counted here holds for no other test.
+    asked = HOSTS[next(iter(client.nthreads()))].lanes
+    monkeypatch.setattr(asked, "_count_after", 0.0)
+    with store(client) as s:
+        taken = [ask(client, store=s.uid)[1] for _ in range(3)]
+        assert counted == [0]
+        until(lambda: given() == 3)
+        # Where there may be no more, it is looked at again.
+        reply, _ = ask(client, store=s.uid)
+        assert counted == [0, 3]
+        assert "has 3 lanes already" in str(reply["error"])
+        for there in taken:
+            there.close()
 
 
 def test_where_none_is_left_to_count_them_there_is_room_for_no_lane(monkeypatch):

@@ -36,8 +36,10 @@ from daskps.cluster.lane.frames import (
 from daskps.cluster.lane.row_forms import RowForm, read_any_form
 from daskps.cluster.wire.messages import Call
 from daskps.errors import ProtocolError
+from daskps.init import constant
 from daskps.kernels.row_moves import FixedGather
 from daskps.layout.arrays import Layout
+from daskps.layout.tables import AnyIds
 from daskps.limits import MOST_PUSHED_ROWS
 from daskps.shards.memory.format import ROWS_SEQUENCE
 from daskps.shards.steps import ADD, ASK, Step
@@ -49,7 +51,12 @@ from tests.cluster.laned import hosted_shards
 LAYOUT = Layout.build(
     {"h": ((3,), "float16"), "w": ((7,), "float32")},
     3,
-    tables={"emb": (20, 3, "float16"), "n": (2, 1, "int64"), "f": (9, 2, "float32")},
+    tables={
+        "emb": (20, 3, "float16"),
+        "n": (2, 1, "int64"),
+        "f": (9, 2, "float32"),
+        "any": (0, 1, "float16", AnyIds(constant(2.0), 5, 64)),
+    },
 )
 STEP = Step(ADD, producer=4, sequence=2, floor=1, weight=2.0)
 
@@ -96,9 +103,13 @@ def target_of(
     for table, ids in asked.items():
         of = LAYOUT.tables[table]
         cut = RowCut.of(of, np.array(ids, "i8"), LAYOUT.n_shards)
-        for shard, one in slices_of(LAYOUT, cut, len(outs), 0).items():
-            rows[shard] = (*rows.get(shard, ()), one)
+        number, marks = len(outs), None
         outs.append(np.zeros(len(ids) * of.dim, of.dtype))
+        if not of.is_bounded:
+            marks = len(outs)
+            outs.append(np.zeros(len(ids), np.uint8))
+        for shard, one in slices_of(LAYOUT, cut, number, 0, marks=marks).items():
+            rows[shard] = (*rows.get(shard, ()), one)
     return target._replace(flats=outs, rows=rows)
 
 
@@ -134,21 +145,22 @@ def plain(call: Call) -> Any:
             ],
             p.step._replace(items=(), owned=True, touched=None),
             p.ranges,
-            [(r.position, r.ids.tolist(), r.dim, r.dtype) for r in p.rows],
+            [(r[0], r.ids.tolist(), *r[2:]) for r in p.rows],
         )
         for p in call.parts
     }
 
 
-IDS = [st.lists(st.integers(0, t.rows - 1), max_size=6) for t in LAYOUT.tables]
+IDS = [st.lists(st.integers(0, t.rows - 1), max_size=6) for t in LAYOUT.tables[:3]]
+IDS.append(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=6))
 
 
 @settings(max_examples=40)
 @given(
     st.tuples(*IDS),
-    st.sets(st.integers(0, 2)),
+    st.sets(st.integers(0, 3)),
     st.tuples(*IDS),
-    st.sets(st.integers(0, 2)),
+    st.sets(st.integers(0, 3)),
     st.sets(st.integers(0, 1)),
     st.integers(0, 9),
 )
@@ -284,7 +296,7 @@ def test_a_body_that_no_numbers_can_make_takes_no_memory(routes):
 @pytest.mark.parametrize(
     ("tables", "says"),
     [
-        ([[3], []], "table 3 of the 3"),
+        ([[4], []], "table 4 of the 4"),
         ([[-1], []], "table -1"),
         ([[], ["0"]], "table '0'"),
         ([[0, 0], []], "twice"),

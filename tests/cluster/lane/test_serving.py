@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from daskps.cluster.lane.connection import Connection
 from daskps.cluster.lane.frames import HEAD_NBYTES
 from daskps.cluster.lane.served import ServedChannel
 from daskps.cluster.lane.staying import Staying
-from daskps.cluster.lane.waits import ANSWERED
+from daskps.cluster.lane.waits import ANSWERED, ROOM
 from tests.cluster.forks import child
 from tests.cluster.lane.served import (
     ECHO,
@@ -32,6 +33,7 @@ from tests.cluster.lane.served import (
     Served,
     frame,
     served,
+    unserved,
 )
 from tests.support import open_files, until
 
@@ -224,6 +226,54 @@ def test_a_caller_that_does_not_read_keeps_nobody(monkeypatch, form):
         for peer in slow:
             assert peer.receive()[1] == b"\1" * n
             assert peer.ask(b"z") == b"z"
+
+
+def test_a_thread_is_given_back_after_one_wait_for_who_takes_little(monkeypatch):
+    """Who takes a byte now and then had a thread for as long as it liked."""
+    n, sent = 1_000_000, list[int]()
+    with unserved() as peer:
+        kernel = peer.connection.channel._socket
+
+        class Dribble:
+            """The kernel waits each time, and takes ten bytes."""
+
+            def sendmsg(self, buffers: Any, about: Any, how: int) -> int:
+                sent.append(how)
+                return kernel.send(memoryview(buffers[0])[:10])
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(kernel, name)
+
+        peer.send(form=LONG, clock=n)
+        buffer = memoryview(bytearray(65_536))
+        with monkeypatch.context() as patch:
+            patch.setattr(peer.connection.channel, "_socket", Dribble())
+            for k in range(1, 5):
+                assert peer.connection.go_on(buffer, 1.0) == ROOM
+                assert sent == [0] * k
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_a_slow_caller_has_no_thread_to_itself(monkeypatch, secured, is_tls):
+    monkeypatch.setattr(selecting, "BUSY_FRAMES", 1)
+    monkeypatch.setattr(selecting, "BUSY_SECONDS", 1e9)
+    n = 5_000_000
+    with served(30.0) as lanes:
+        peer = lanes.connect() if not is_tls else secured.connect(lanes, 30.0)
+        peer.ask()
+        until(lambda: peer.connection.is_away)
+        peer.connection.channel.stall = 0.001
+        taken = peer.connection.channel._socket
+        taken.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 1000)
+        )
+        peer.send(form=MANY, clock=n)
+        until(lambda: peer.connection.n_frames == 2 and not peer.connection.is_away)
+        assert peer.connection.is_slow
+        assert peer.receive()[1] == b"\1" * n
+        assert peer.ask(b"next") == b"next"
+        assert not peer.connection.is_slow
+        peer.socket.close()
 
 
 def test_who_gives_a_lane_back_just_then_wakes_the_selector_again(lanes, monkeypatch):
@@ -434,6 +484,9 @@ def test_who_is_slow_is_behind_its_bytes():
         # However often a byte comes.
         found.channel.moved = now + 7
         assert found.lag(now + 7) == 3
+        # For whom no thread waits either.
+        assert found.is_behind(now + 7)
+        assert not found.is_behind(now + 4)
         wanted.clear()
         found._unsent.append(memoryview(bytes(9 * 10**6)))
         assert (found.n_held, found.lag(now + 7)) == (9 * 10**6, 6)
@@ -604,12 +657,12 @@ class Secured:
         self._host = security.get_listen_args("worker")["ssl_context"]
         self._caller = security.get_connection_args("worker")["ssl_context"]
 
-    def connect(self, lanes: Served) -> Peer:
-        peer = self.peer()
+    def connect(self, lanes: Served, stall: float = 0.2) -> Peer:
+        peer = self.peer(stall)
         lanes.server.add(peer.connection)
         return peer
 
-    def peer(self) -> Peer:
+    def peer(self, stall: float = 0.2) -> Peer:
         found: list[ssl.SSLSocket] = []
         here, there = socket.socketpair()
 
@@ -621,7 +674,7 @@ class Secured:
         taken = self._host.wrap_socket(here, server_side=True)
         caller.join()
         calls = Calls()
-        return Peer(found[0], Connection(ServedChannel(taken, 0.2), calls), calls)
+        return Peer(found[0], Connection(ServedChannel(taken, stall), calls), calls)
 
 
 @pytest.fixture(scope="module")

@@ -18,18 +18,20 @@ from daskps.errors import IllegalStateError, ProtocolError
 #: Module of the handler of each message to a host.
 TO_HOSTS = {
     "host.adoption": "adopt look orphans sweep",
-    "host.stores": "hello create load drop give_up aggregate versions locked stats",
+    "host.stores": "hello create load drop give_up aggregate versions has_step locked stats",
+    "host.changes": "row_changes",
     "host.cuts": "prepare_cut begin_cut copy_cut drop_cut excuse settle",
     "host.edges": "edges",
     "host.reductions": "sums note receipts free end_graph",
     "host.runs": "begin_run end_run finish resume hold goes_on rounds changed",
+    "host.table_ids": "table_ids",
     "host.warming": "warm",
 }
 #: And to the directory.
 TO_THE_DIRECTORY = {
     "directory.cuts": "cut drop_cut",
     "directory.directory": "hello locate",
-    "directory.stores": "create commit await_store find list delete close",
+    "directory.stores": "create commit grew await_store find list delete close",
     "directory.departures": "leaving awaits removed",
     "directory.producers": "producer ended",
     "directory.runs": "open_run close_run fence_run",

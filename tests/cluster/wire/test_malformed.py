@@ -110,8 +110,10 @@ async def live(c):
     for execution in ("resident", "graph"):
         await daskps.train(store, gradient, X, execution=execution, stop=bool)
     await daskps.run(store, loop, [0, 1], sync="asp", resumable=True)
-    async with await daskps.create({"w": np.zeros(2)}, client=c):
-        pass
+    params = {"t": daskps.TableSpec(4, 1), "a": daskps.TableSpec(None, 1)}
+    async with await daskps.create(params, client=c) as tables:
+        for name in params:
+            await tables[name].pull_changed()
     return store
 
 

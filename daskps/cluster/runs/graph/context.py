@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -15,12 +15,13 @@ from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.link import task_link
 from daskps.cluster.caller.routes import whole
 from daskps.cluster.caller.shard_map import RunMembership, StoreMap
+from daskps.cluster.host.contributed_rows import keep_rows
 from daskps.cluster.host.contributions import Contribution, contribution
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.upstream import loads
 from daskps.cluster.wire.deadline import Deadline
 from daskps.cluster.wire.encoding import encoded
-from daskps.shards.steps import Step
+from daskps.shards.steps import Item, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from daskps.cluster.host.contributions import RoundId
     from daskps.cluster.host.host import ShardHost
     from daskps.codecs import Codec
+    from daskps.reduction import Empty
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,10 @@ class TaskContext:
         what = f"the pull for round {place.round} of run {place.run}"
         self.shards.pull(request, Deadline(None, what))
 
+    def reader(self, place: RoundId) -> RowReader:
+        """Return what reads rows of the round before a place."""
+        return RowReader(partial(self._read, place), self.host.pool.empty)
+
     def keep(self, found: Computed) -> Contribution:
         """Return what a rank delivers as it is kept; the arrays stay the caller's.
 
@@ -94,7 +100,15 @@ class TaskContext:
         layout, codec, empty = self.meta.layout, self.work.codec, self.host.pool.empty
         weight = float(found.rows)
         if codec is None:
-            return contribution(layout, found.arrays, weight, self.reduce, empty=empty)
+            scale = weight if self.reduce == "mean" else 1.0
+            rows = {}
+            for (table, ids, at, starts), data in found.of_tables:
+                item = Item(0, 0, data, ids, at)
+                kept = keep_rows(table, item, starts, scale=scale, empty=empty)
+                rows[table.index] = kept
+            return contribution(
+                layout, found.arrays, weight, self.reduce, rows=rows, empty=empty
+            )
         words = encoded(layout, found.arrays, codec, finite=self._finite, empty=empty)
         scale = weight if self.reduce == "mean" else 1.0
         return Contribution(layout, weight, words, codec, scale)
@@ -115,6 +129,19 @@ class TaskContext:
     def step(self, **said: Any) -> Step:
         """Return what the run's one rank says."""
         return Step(run=self.work.run, rank=0, **said)
+
+
+class RowReader(NamedTuple):
+    """Reads rows of the round before one, for a batch."""
+
+    read: Callable[[Target], None]
+    #: Memory that is used again.
+    empty: Empty
+
+    def read_rows(self, targets: Sequence[Target]) -> None:
+        """Read what is too much for one call, one after the other."""
+        for target in targets:
+            self.read(target)
 
 
 class Weights:

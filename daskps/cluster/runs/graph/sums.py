@@ -4,24 +4,35 @@ from __future__ import annotations
 
 from dataclasses import astuple
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from daskps import codecs
 from daskps.cluster.caller.fetching import Fetch, Fetched, fetch_all
-from daskps.cluster.host.contributions import PartialSum
-from daskps.cluster.host.reductions import Said
+from daskps.cluster.host.contributed_rows import reduce_rows
+from daskps.cluster.runs.graph.sums_asked import SumsAsked
 from daskps.cluster.wire.packing import unpack_array
-from daskps.cluster.wire.wellformed import fits
-from daskps.errors import ContributionLostError, ProtocolError, StaleGenerationError
-from daskps.layout.arrays import compute_dtype
+from daskps.errors import ContributionLostError, StaleGenerationError
 from daskps.reduction import Node, cover, fold, mean, reduce_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from daskps.cluster.host.contributions import Receipt, RoundId
+    from daskps.cluster.host.contributed_rows import RowNode
+    from daskps.cluster.host.contributions import PartialSum, Receipt, RoundId
     from daskps.cluster.runs.graph.context import TaskContext
-    from daskps.typing import Array
+
+
+class Reduced(NamedTuple):
+    """What a round comes to in one shard, by position of the piece."""
+
+    arrays: dict[int, Any]
+    rows: RowNode
+
+
+class _Opened(NamedTuple):
+    """A node of the rank tree, with numbers for words."""
+
+    node: Node
+    rows: RowNode
 
 
 class Sums:
@@ -38,8 +49,13 @@ class Sums:
         self.size = context.work.size
         #: By worker: whose contributions it has, and the nodes it sums them to.
         self.ranks: dict[str, list[int]] = {}
+        #: By worker: bytes of the rows of tables that these have, at all shards.
+        self._row_nbytes: dict[str, int] = {}
         for receipt in sorted(receipts):
-            self.ranks.setdefault(receipt.worker, []).append(receipt.rank)
+            worker = receipt.worker
+            self.ranks.setdefault(worker, []).append(receipt.rank)
+            before = self._row_nbytes.get(worker, 0)
+            self._row_nbytes[worker] = before + receipt.row_nbytes
         absent = set(range(self.size)) - {r.rank for r in receipts}
         self.nodes = {
             w: [(rank, rank + 1) for rank in ranks]
@@ -48,22 +64,28 @@ class Sums:
             for w, ranks in self.ranks.items()
         }
 
-    def fetch(self) -> dict[int, dict[int, Any]]:
-        """Return the reduced arrays of each shard, by position of the piece."""
+    def fetch(self) -> dict[int, Reduced]:
+        """Return what the round comes to in each shard."""
         here = self.context.worker
-        far = [w for w in self.ranks if w != here]
+        layout = self.context.meta.layout
+        far = [
+            SumsAsked(layout, w, self.shards, self.nodes[w], self._row_nbytes[w])
+            for w in self.ranks
+            if w != here
+        ]
         rows: dict[str, list[list[PartialSum]]] = {}
 
         def sum_here() -> None:
             if here in self.ranks:
                 rows[here] = self._here(here)
 
-        asked = [*map(self._asked_of, far)]
+        asked = [*map(self._fetch_from, far)]
         far_way, store = self.context.shards.far, self.context.meta.uid
         found = fetch_all(
             asked, far_way.lanes, sum_here, counters=far_way.counters, store=store
         )
-        rows |= {w: self._parcels(*of) for w, of in zip(far, found, strict=True)}
+        for one, came in zip(far, found, strict=True):
+            rows[one.worker] = one.parcels(*came)
         return {
             shard: self._reduced(
                 [(w, self._opened(shard, rows[w][i])) for w in self.ranks]
@@ -71,36 +93,35 @@ class Sums:
             for i, shard in enumerate(self.shards)
         }
 
-    def _opened(self, shard: int, parcels: Sequence[PartialSum]) -> list[Node]:
+    def _opened(self, shard: int, parcels: Sequence[PartialSum]) -> list[_Opened]:
         layout, empty = self.context.meta.layout, self.context.host.pool.empty
-        return [parcel.opened(layout, shard, empty) for parcel in parcels]
+        return [_Opened(p.opened(layout, shard, empty), p.rows) for p in parcels]
 
     def _here(self, worker: str) -> list[list[PartialSum]]:
         return self.context.host.contributions.sums(
             self.place, self.shards, self.ranks[worker], self.nodes[worker]
         )
 
-    def _asked_of(self, worker: str) -> Fetch:
+    def _fetch_from(self, asked: SumsAsked) -> Fetch:
         """Return what is fetched from a worker."""
         about = {
             "place": astuple(self.place),
             "shards": self.shards,
-            "ranks": self.ranks[worker],
-            "nodes": self.nodes[worker],
+            "ranks": self.ranks[asked.worker],
+            "nodes": asked.nodes,
         }
-        layout = self.context.meta.layout
-        nbytes = sum(map(layout.shard_nbytes, self.shards)) * len(self.nodes[worker])
-        start = self.context.link.start
+        start, empty = self.context.link.start, self.context.host.pool.empty
         return Fetch(
-            worker,
+            asked.worker,
             "sums",
             about,
-            make=partial(self._room, worker),
-            ask=lambda: start(partial(self._ask, worker, about)),
-            nbytes=nbytes,
+            make=lambda said: [empty(n, dtype) for dtype, n in asked.sizes(said)],
+            ask=lambda: start(partial(self._ask, asked, about)),
+            nbytes=asked.nbytes,
         )
 
-    async def _ask(self, worker: str, about: dict[str, Any]) -> Fetched:
+    async def _ask(self, asked: SumsAsked, about: dict[str, Any]) -> Fetched:
+        worker = asked.worker
         try:
             shards = self.context.meta.hosts.get(worker, ())
             async with self.context.shards.far.liveness.over(
@@ -112,50 +133,24 @@ class Sums:
                 f"worker {worker} went with what it had computed for {self.place}; "
                 f"the round is begun anew"
             ) from error
-        dtypes = [dtype for dtype, _ in self._sizes(said)]
+        dtypes = [dtype for dtype, _ in asked.sizes(said)]
         return Fetched(said, [*map(unpack_array, packed, dtypes)])
 
-    def _room(self, worker: str, said: Any) -> list[Array]:
-        """Return arrays for what a host says that it sends, and refuse what is none."""
-        n, layout = len(self.nodes[worker]), self.context.meta.layout
-        if not fits(said, Said) or any(len(row) != n for row in said):
-            raise ProtocolError(f"worker {worker} has other sums than were asked for")
-        for shard, row in zip(self.shards, said, strict=True):
-            for _, _, about in row:
-                # Each piece once: what is named twice would take memory twice.
-                if not dict(about).keys() <= set(range(len(layout.pieces[shard]))):
-                    raise ProtocolError(f"sums of pieces that shard {shard} has not")
-                if len(dict(about)) < len(about):
-                    raise ProtocolError(f"sums of a piece of shard {shard} twice")
-        return [self.context.host.pool.empty(n, d) for d, n in self._sizes(said)]
-
-    def _sizes(self, said: Said) -> Iterator[tuple[str, int]]:
-        """Give dtype and length of each array."""
-        layout = self.context.meta.layout
-        for shard, row in zip(self.shards, said, strict=True):
-            for name, _, about in row:
-                for position, _ in about:
-                    piece = layout.pieces[shard][position]
-                    numbers = compute_dtype(piece.parameter.dtype)
-                    yield codecs.named(name).dtype if name else numbers, piece.size
-
-    def _parcels(self, said: Said, arrays: Sequence[Array]) -> list[list[PartialSum]]:
-        """Put what a host has sent together, by shard and node."""
-        coming = iter(arrays)
-
-        def parcel(name: str, scale: float, about: Sequence[Any]) -> PartialSum:
-            node = {p: next(coming) for p, _ in about}, dict(about)
-            return PartialSum(node, codecs.named(name) if name else None, scale)
-
-        return [[parcel(*of) for of in row] for row in said]
-
-    def _reduced(self, rows: Sequence[tuple[str, list[Node]]]) -> dict[int, Any]:
-        reduce = self.context.reduce
-        found = {
+    def _reduced(self, nodes: Sequence[tuple[str, list[_Opened]]]) -> Reduced:
+        opened = {
             span: node
-            for worker, nodes in rows
-            for span, node in zip(self.nodes[worker], nodes, strict=True)
+            for worker, of in nodes
+            for span, node in zip(self.nodes[worker], of, strict=True)
         }
+        rows = {lo: found.rows for (lo, _), found in opened.items() if found.rows}
+        is_mean, empty = self.context.reduce == "mean", self.context.host.pool.empty
+        return Reduced(
+            self._reduced_arrays({span: found.node for span, found in opened.items()}),
+            reduce_rows(rows, self.size, is_mean=is_mean, empty=empty),
+        )
+
+    def _reduced_arrays(self, found: dict[tuple[int, int], Node]) -> dict[int, Any]:
+        reduce = self.context.reduce
         if callable(reduce):
             return reduce_all(
                 {lo: n for (lo, _), n in found.items()}, self.size, reduce

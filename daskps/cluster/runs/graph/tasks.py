@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from daskps.cluster.caller import routes
 from daskps.cluster.host.contributions import Receipt
 from daskps.cluster.runs.graph.context import GraphWork, context_of
+from daskps.cluster.runs.graph.reduced_rows import reduced_rows
 from daskps.cluster.runs.graph.sums import Sums
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import ConsistencyError
@@ -65,7 +66,13 @@ def compute_gradient(work: GraphWork, duty: Duty, part: Any, after: Any) -> Rece
         context.read(place)
         # What it takes from the part may be the user's code too.
         with user_code("the trainer"):
-            found: Computed = context.stepper(part, rank, place.round, context.shared)
+            found: Computed = context.stepper(
+                part,
+                rank,
+                place.round,
+                context.shared,
+                reader=context.reader(place),
+            )
         kept = context.keep(found)
     except Exception as error:
         if not isinstance(error, ConsistencyError):
@@ -77,10 +84,11 @@ def compute_gradient(work: GraphWork, duty: Duty, part: Any, after: Any) -> Rece
     return Receipt(
         rank,
         context.worker,
-        found.kind if found.arrays else None,
+        found.kind if found.arrays or found.of_tables else None,
         found.rows,
         found.loss_sum,
         duty.home not in ("", context.worker),
+        kept.row_nbytes,
     )
 
 
@@ -130,8 +138,11 @@ def reduce_round(
         sequence=place.round,
         weight=float(weighs),
     )
-    arrays = found if weighs else {shard: {} for shard in found}
+    arrays = {shard: of.arrays if weighs else {} for shard, of in found.items()}
     request = routes.pieces(context.meta, arrays, step)
+    if weighs:
+        by_shard = {shard: of.rows for shard, of in found.items()}
+        request = request._replace(rows=reduced_rows(context.meta.layout, by_shard))
     # Before the round is applied: of a round that is complete, they are there.
     context.note(place, [*map(tuple, sorted(receipts))], 0 in shards)
     deadline = Deadline(None, f"round {place.round} of run {work.run}")

@@ -497,13 +497,48 @@ def server_of(client):
 OPTIONS: Any = {"trainers": 6, "batch_size": 2, "epochs": 50 // 8 + 1, "seed": 3}
 
 
+def with_rows(**kwargs):
+    """A store with a table beside the weights."""
+    params = {
+        "w": np.linspace(-1, 1, 6, dtype="f4"),
+        "emb": daskps.TableSpec(9, 2, init=daskps.init.normal()),
+    }
+    return daskps.create(params, optimizer=optim.Adam(0.05), **kwargs)
+
+
+def ids_of(X, rng):
+    """Return rows for a batch, some of them more than once."""
+    return np.append(np.abs(X[:, :3] * 7).astype(int).reshape(-1) % 9, rng.integers(9))
+
+
+def regression_with_rows(params, X, y):
+    loss, grads = regression(params, X, y)
+    return loss, {**grads, "emb": np.sin(params["emb"] + grads["w"].sum())}
+
+
+def train_rows(store, **how):
+    """Train a store; return the result, and what store and table have."""
+    result = daskps.train(
+        store,
+        regression_with_rows,
+        X,
+        Y,
+        rows={"emb": ids_of},
+        execution="graph",
+        **OPTIONS,
+        **how,
+    )
+    assert store.stats()["tables"]["emb"]["steps"] == result.version == 56
+    found = store.pull(rows={"emb": range(9)})
+    return result, (found["w"].tobytes(), found["emb"].tobytes())
+
+
 @pytest.fixture(scope="module")
 def undisturbed(three):
-    with a_store(client=three()) as store:
-        result = daskps.train(store, regression, X, Y, execution="graph", **OPTIONS)
-    assert result.version == 56
+    with with_rows(client=three()) as store:
+        result, bits = train_rows(store)
     assert result.stats["retried_rounds"] == 0
-    return result.weights["w"].tobytes()
+    return bits
 
 
 #: How many workers are killed in one run; Dask gives a task up that is lost four times.
@@ -568,29 +603,19 @@ class Kills:
 
 @pytest.mark.parametrize(("seed", "with_shards"), RUNS)
 def test_kill_of_a_worker_with_contributions(three, undisturbed, seed, with_shards):
-    """At random moments: the result has the bits of the undisturbed run."""
+    """At random moments: the result has the bits of the undisturbed run, rows too."""
     client, rng = three(), random.Random(seed)
     server = server_of(client)
     servers = [server]
     if with_shards:
         # The first shard is where receipts are looked for first.
         servers.insert(seed % 4 // 2, max(client.nthreads()))
-    with a_store(client=client, servers=servers) as store:
+    with with_rows(client=client, servers=servers) as store:
         kills = Kills(client, store, server, rng)
-        result = daskps.train(
-            store,
-            regression,
-            X,
-            Y,
-            execution="graph",
-            callbacks=[kills],
-            timeout=100,
-            **OPTIONS,
-        )
+        _, bits = train_rows(store, callbacks=[kills], timeout=100)
         kills.wait()
         assert len(kills.timers) == KILLS
-    assert result.weights["w"].tobytes() == undisturbed
-    assert result.version == 56
+    assert bits == undisturbed
     until(lambda: set(held(client)) == {0})
 
 
@@ -610,20 +635,11 @@ def test_worker_that_retires_in_a_window(undisturbed):
     with local_cluster(n_workers=3, threads=1) as client:
         server, leaver, _ = sorted(client.nthreads())
         strike = Strike(lambda: client.retire_workers([leaver]))
-        with a_store(client=client, servers=[server]) as store:
-            result = daskps.train(
-                store,
-                regression,
-                X,
-                Y,
-                execution="graph",
-                callbacks=[strike],
-                timeout=60,
-                **OPTIONS,
-            )
+        with with_rows(client=client, servers=[server]) as store:
+            _, bits = train_rows(store, callbacks=[strike], timeout=60)
         assert strike.done
         assert leaver not in client.nthreads()
-    assert result.weights["w"].tobytes() == undisturbed
+    assert bits == undisturbed
 
 
 def test_killed_owner_ends_the_run_with_shard_lost_error():

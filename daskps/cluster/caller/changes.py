@@ -1,0 +1,105 @@
+"""What others have changed in a table: asked of its shards, near ones without a message."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from daskps.cluster.wire.packing import unpack_array
+from daskps.cluster.wire.rows import most_rows
+from daskps.shards.row_changes import NEVER, Changed, ChangesAsked, changes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from daskps.cluster.caller.client import ShardClient
+    from daskps.cluster.wire.deadline import Deadline
+    from daskps.layout.tables import Table
+
+#: What users of stores, which import no shards, need of them.
+__all__ = ["NEVER", "Changed", "Question", "ask", "look"]
+
+#: How often a look is tried that an update runs into.
+_TRIES = 2
+
+
+class Question(NamedTuple):
+    """What is asked of some shards of a table."""
+
+    table: Table
+    #: By shard the version since when; NEVER for all rows.
+    since: Mapping[int, int]
+    #: The producer whose own changes are left out, 0 for none.
+    by: int
+
+
+def look(shards: ShardClient, question: Question) -> dict[int, Changed] | None:
+    """Look for changes in the memory of shards that this process reaches.
+
+    None where any of them must be asked.
+    """
+    table, since, by = question
+    layout, most = shards.meta.layout, most_rows(table)
+    found, servings = dict[int, Changed](), set[int]()
+    for shard, version in since.items():
+        near = shards.ways.find_shard(shard)
+        if near is None or near[1].locks_reads or not near[0].is_live():
+            return None
+        position = layout.table_position(shard, table.index)
+        asked, segment = (
+            ChangesAsked(position, version, most, by),
+            near[1].shard.segment,
+        )
+        for _ in range(_TRIES):
+            one = changes(segment, asked)
+            if one is not None:
+                break
+        else:
+            return None
+        found[shard] = one
+        servings.add(id(near[0]))
+    shards.counters.local_calls += len(servings)
+    _count(shards, found)
+    return found
+
+
+async def ask(
+    shards: ShardClient, question: Question, deadline: Deadline
+) -> dict[int, Changed]:
+    """Ask the owners of shards for changes, by message."""
+    table, since, by = question
+    meta = shards.meta
+
+    def plan() -> Mapping[str, Mapping[str, Any]]:
+        asked: dict[str, list[tuple[int, int]]] = {}
+        for shard, version in since.items():
+            asked.setdefault(meta.owners[shard], []).append((shard, version))
+        return {
+            worker: {"table": table.index, "asked": of, "by": by}
+            for worker, of in asked.items()
+        }
+
+    if shards.far.lanes_to(plan()):
+        shards.counters.fell_back("changes of rows, which lanes do not carry")
+    answers = await shards.control_each("row_changes", plan, deadline)
+    found = {
+        shard: _unpacked(table, *said) for answer in answers for shard, *said in answer
+    }
+    _count(shards, found)
+    return found
+
+
+def _count(shards: ShardClient, found: Mapping[int, Changed]) -> None:
+    shards.counters.rows_pulled += sum(
+        len(one.ids)
+        for one in found.values()
+        if one.ids is not None and one.rows is not None
+    )
+
+
+def _unpacked(table: Table, version: int, complete: bool, *arrays: Any) -> Changed:
+    dtypes = "int64", table.dtype, "uint8"
+    unpacked = [
+        None if array is None else unpack_array(array, dtype)
+        for array, dtype in zip(arrays, dtypes, strict=True)
+    ]
+    return Changed(version, complete, *unpacked)

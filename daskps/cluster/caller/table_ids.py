@@ -1,0 +1,54 @@
+"""Asking the shards of a table of any ids which ids have rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daskps.cluster.wire.packing import unpack_array
+
+if TYPE_CHECKING:
+    from daskps.cluster.caller.client import ShardClient
+    from daskps.cluster.wire.deadline import Deadline
+    from daskps.layout.tables import Table
+    from daskps.typing import Array
+
+
+async def find_ids(shards: ShardClient, table: Table, deadline: Deadline) -> Array:
+    """Return the ids of all rows of a table of any ids, ascending.
+
+    Parameters
+    ----------
+    shards : ShardClient
+        The store.
+    table : Table
+        Which.
+    deadline : Deadline
+        When to give up.
+
+    Returns
+    -------
+    ndarray, int64
+        Those of each shard of one version of it.
+
+    Raises
+    ------
+    ShardLostError, TimeoutError
+        For what its name says.
+    """
+    meta = shards.meta
+    ordinal = table.index - len(meta.layout.parameters)
+    found = await shards.control_each(
+        "table_ids",
+        lambda: {
+            worker: {"table": ordinal, "shards": of}
+            for worker, of in meta.hosts.items()
+        },
+        deadline,
+    )
+    ids = [unpack_array(packed, "int64") for of in found for packed in of]
+    whole = np.concatenate(ids)
+    # Runs that are in order, so as good as merged.
+    whole.sort(kind="stable")
+    return whole

@@ -1,0 +1,64 @@
+"""Which shards have a push that another one has refused: one that has no more memory.
+
+What else can be wrong with a push is found before it is sent. Whether there is memory for
+new rows of any ids each shard finds out by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from daskps.errors import DaskPSError
+from daskps.layout.arrays import counted
+from daskps.shards.steps import Step
+
+if TYPE_CHECKING:
+    from daskps.cluster.caller.client import ShardClient
+    from daskps.errors import PushRejectedError
+    from daskps.shards.steps import Tick
+
+#: How long the hosts are asked.
+ASK_SECONDS = 5.0
+
+
+async def name_takers(
+    shards: ShardClient, step: Step | Tick, error: PushRejectedError, n_before: int = 0
+) -> None:
+    """Have an error say which shards have applied the push that ended with it.
+
+    Parameters
+    ----------
+    shards : ShardClient
+        The store.
+    step : Step or Tick
+        The push.
+    error : PushRejectedError
+        What it ended with.
+    n_before : int
+        How many parts of a large push all shards have applied before this one.
+    """
+    meta = shards.meta
+    if all(table.is_bounded for table in meta.layout.tables):
+        return
+    owner = step.producer if isinstance(step, Step) and not step.run else -1 - step.rank
+    try:
+        asked = shards.control(
+            "has_step", run=step.run, owner=owner, sequence=step.sequence
+        )
+        found = await asyncio.wait_for(asked, ASK_SECONDS)
+    except (OSError, DaskPSError) as why:
+        said = f"which shards have applied it could not be found out: {why}"
+    else:
+        said = _said(sorted(shard for of in found for shard in of))
+    if n_before:
+        before = counted(n_before, "part")
+        said = f"all shards have applied {before} of the push; of the next one {said}"
+    error.args = (f"{error}. Of store {meta.name!r}: {said}",)
+
+
+def _said(have: list[int]) -> str:
+    if not have:
+        return "no shard has applied it"
+    named = ", ".join(map(str, have[:20])) + (", ..." if len(have) > 20 else "")
+    return f"{counted(len(have), 'shard')} ({named}) had applied it"

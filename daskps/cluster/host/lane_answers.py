@@ -1,0 +1,140 @@
+"""The frames that answer calls of a lane at once: of what was read without a lock.
+
+Small answers are one buffer. Large ones are sent straight from the weights, but for their
+end, which goes when no update has run into them (:mod:`daskps.cluster.lane.tail`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.cluster.host.shard_reads import ShardRead
+from daskps.cluster.lane.frames import APPLIED, AnswerHead
+from daskps.cluster.lane.tail import TAIL_NBYTES, Tail
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from daskps.cluster.host.hosted import HostedShard
+    from daskps.cluster.wire.messages import Part
+    from daskps.typing import Array
+
+#: Answers up to this size are one buffer.
+SMALL_NBYTES = 65_536
+
+
+class FormAnswers:
+    """What answers the calls of a form.
+
+    Parameters
+    ----------
+    parts : sequence of Part
+        What the form says to each shard.
+    empty : callable
+        Gives memory for what is read, as `numpy.empty`.
+    """
+
+    def __init__(self, parts: Sequence[Part], empty: Callable[..., Array]) -> None:
+        self._parts, self._empty = parts, empty
+        self._shards = [part.shard for part in parts]
+        self.has_reads = any(part.ranges for part in parts)
+        self._nbytes = sum(
+            (stop - start) * np.dtype(dtype).itemsize
+            for part in parts
+            for dtype, start, stop in part.ranges
+        )
+        self._is_small = self._nbytes <= SMALL_NBYTES
+        self._head = AnswerHead(len(parts), self._nbytes)
+        #: What reads of each shard, as they were found last.
+        self._reads: list[ShardRead | None] = []
+
+    def find(self, shards: Sequence[HostedShard]) -> None:
+        """Read of these shards from here on."""
+        self._reads, at = [], 0
+        for hosted, part in zip(shards, self._parts, strict=True):
+            read = None
+            if part.ranges:
+                read = ShardRead(hosted.shard.segment, part.step, part.ranges, at)
+                at += read.nbytes
+            self._reads.append(read)
+
+    def read(
+        self, number: int, bounds: Iterable[int], versions: Iterable[int]
+    ) -> list[Any] | None:
+        """Return the frame that answers a call, with what it reads.
+
+        Parameters
+        ----------
+        number : int
+            Number of the frame.
+        bounds : iterable of int
+            How far each shard must be for what is read of it.
+        versions : iterable of int
+            What its step has led to, at shards of which nothing is read.
+
+        Returns
+        -------
+        list of buffers or None
+            None where a shard must be asked.
+        """
+        head, rows = self._head, list[int]()
+        if not self.has_reads:
+            for shard, version in zip(self._shards, versions, strict=True):
+                rows += (shard, version, 0, APPLIED)
+            return [head.pack(number, rows)]
+        if self._is_small:
+            whole = np.empty(head.nbytes + self._nbytes, np.uint8)
+            out = whole[head.nbytes :]
+        else:
+            frame = self._read_straight(number, bounds, versions)
+            if frame is not None:
+                return frame
+            out = self._empty(self._nbytes, np.uint8)
+        for shard, read, bound, version in zip(
+            self._shards, self._reads, bounds, versions, strict=False
+        ):
+            lag = 0
+            if read is not None:
+                version = read.read(bound, out)
+                if version < 0:
+                    return None
+                lag = read.looks.lag
+            rows += (shard, version, lag, APPLIED)
+        if not self._is_small:
+            return [head.pack(number, rows), out]
+        head.pack_into(whole, number, rows)
+        return [whole]
+
+    def _read_straight(
+        self, number: int, bounds: Iterable[int], versions: Iterable[int]
+    ) -> list[Any] | None:
+        """Return the same without a copy: the weights, and an end that is held back.
+
+        None where a copy is to be made: updates may run into it, but not for long.
+        """
+        rows: list[int] = []
+        weights: list[Array] = []
+        looked = []
+        for shard, read, bound, version in zip(
+            self._shards, self._reads, bounds, versions, strict=False
+        ):
+            lag = 0
+            if read is not None:
+                found = read.look(bound)
+                if found is None:
+                    return None
+                flip, sources = found
+                version, lag = read.looks.version(flip), read.looks.lag
+                weights += sources
+                looked.append((read, flip))
+            rows += (shard, version, lag, APPLIED)
+
+        def is_whole() -> bool:
+            return all(read.is_whole(flip) for read, flip in looked)
+
+        at = max(0, len(weights[-1]) - TAIL_NBYTES)
+        *before, last = weights
+        tail = Tail(last[at:], is_whole)
+        return [self._head.pack(number, rows), *before, last[:at], tail]

@@ -1,0 +1,32 @@
+"""Which ids the tables of any ids have rows of, in the shards of a host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from daskps.cluster.wire.handlers import HOST
+from daskps.cluster.wire.packing import pack_array
+from daskps.shards.row_reads import all_ids
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from daskps.cluster.host.host import ShardHost
+    from daskps.shards.shard import Shard
+    from daskps.typing import Array
+
+
+@HOST.handles("table_ids")
+async def table_ids(
+    host: ShardHost, store: str, table: int, shards: Sequence[int]
+) -> list[Any]:
+    """Return the ids of the rows of a table in each of these shards, ascending.
+
+    `table` is its number among the tables of the store.
+    """
+
+    def ids_of(shard: Shard) -> Array:
+        return all_ids(shard.segment, len(shard.segment.pieces) + table)
+
+    hosted = [host.get_shard(store, index) for index in shards]
+    return [pack_array(await host.under(one, ids_of)) for one in hosted]

@@ -1,0 +1,116 @@
+"""The files that blocks are: made with all of their memory, or opened as what was told.
+
+Plain functions of a folder that is open; who may use it is its member's to know
+(:mod:`daskps.cluster.machine.membership`).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from daskps.cluster.machine.blocks import HEADER_NBYTES, Block, BlockAddress
+from daskps.cluster.machine.folder import Inode, WayClosed, check_file
+from daskps.cluster.machine.mapping import FILES, Mapped
+from daskps.shards.memory.areas import PAGE_NBYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_OLD = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def new_block(
+    address: BlockAddress,
+    parts: Sequence[tuple[int, int]],
+    *,
+    at: int,
+    remove: Callable[[str], bool],
+) -> Block:
+    """Make a block of this process, with the pages of some parts.
+
+    Parameters
+    ----------
+    address : BlockAddress
+        What it is called, and how large it is.
+    parts : sequence of (int, int)
+        From where to where it has memory.
+    at : int
+        Descriptor of the folder.
+    remove : callable
+        Removes a file of that folder by its name.
+
+    Returns
+    -------
+    Block
+        Zeroed.
+
+    Raises
+    ------
+    OSError
+        If there is no room; then nothing of it stays.
+    """
+    fd = os.open(address.name, _NEW, 0o600, dir_fd=at)
+    try:
+        os.ftruncate(fd, address.nbytes)
+        for start, stop in parts:
+            os.posix_fallocate(fd, start, stop - start)
+        file = Mapped(fd, address.nbytes)
+    except BaseException:
+        remove(address.name)
+        os.close(fd)
+        raise
+    _, buffer = FILES.find(file.inode, lambda: file)
+    block = Block(address, file, buffer)
+    block.own(address.name, remove)
+    # Takes the page faults here instead of in the first update.
+    for start, stop in parts:
+        buffer[start:stop:PAGE_NBYTES] = 0
+    return block
+
+
+def open_block(address: BlockAddress, *, at: int, path: str) -> Block:
+    """Map whatever has that name and size.
+
+    Parameters
+    ----------
+    address : BlockAddress
+        What was told of it.
+    at : int
+        Descriptor of the folder.
+    path : str
+        The folder, for messages.
+
+    Returns
+    -------
+    Block
+        One that removes nothing.
+
+    Raises
+    ------
+    OSError
+        If nothing has the name.
+    WayClosed
+        If it is another file, or not this user's alone.
+    """
+    name = address.name
+
+    def check(status: os.stat_result) -> Inode:
+        check_file(status, whole := f"{path}/{name}")
+        if status.st_size != address.nbytes or address.nbytes < HEADER_NBYTES:
+            raise WayClosed(f"{whole} has {status.st_size} bytes, not {address.nbytes}")
+        return status.st_dev, status.st_ino
+
+    def open_file() -> Mapped:
+        fd = os.open(name, _OLD, dir_fd=at)
+        try:
+            if check(os.fstat(fd)) != inode:
+                raise WayClosed(f"{name} was replaced while it was attached")
+            return Mapped(fd, address.nbytes)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    inode = check(os.stat(name, dir_fd=at, follow_symlinks=False))
+    return Block(address, *FILES.find(inode, open_file))
