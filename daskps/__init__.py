@@ -27,6 +27,7 @@ from daskps.errors import (
 )
 from daskps.layout.text_ids import hash_ids
 from daskps.store.array import ParameterArray
+from daskps.store.changes import Changes
 from daskps.store.row_grad import RowGrad
 from daskps.store.snapshot import Snapshot
 from daskps.store.specs import ArraySpec
@@ -46,6 +47,7 @@ __all__ = [
     "BSP",
     "SSP",
     "ArraySpec",
+    "Changes",
     "ClockError",
     "ConsistencyError",
     "ContributionLostError",

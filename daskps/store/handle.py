@@ -12,9 +12,10 @@ from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.link import Link, current_link
 from daskps.cluster.caller.producer import Producer, producer_of
 from daskps.cluster.caller.shard_map import StoreMap
+from daskps.cluster.caller.takers import name_takers
 from daskps.cluster.upstream import current_task
 from daskps.cluster.wire.deadline import Deadline
-from daskps.errors import StoreClosedError
+from daskps.errors import PushRejectedError, StoreClosedError
 from daskps.store.mistaken import why_shut
 from daskps.store.repr import store_html, store_line
 
@@ -195,10 +196,14 @@ class Handle:
             ask = partial(source.identify, link)
             link.run(lambda: link.within(ask, left, deadline.what))
         request = make(shards.meta)
-        for one in (request, *request.rest):
+        for n, one in enumerate((request, *request.rest)):
             with source.turn(deadline, shards.settle) as turn:
                 signed = one.signed(source.id, turn.number, turn.floor)
-                found = self._finish(signed, shards.call(signed, deadline))
+                try:
+                    found = self._finish(signed, shards.call(signed, deadline))
+                except PushRejectedError as error:
+                    link.run(partial(name_takers, shards, signed.step, error, n))
+                    raise
         return found
 
     async def _do_async(
@@ -217,10 +222,15 @@ class Handle:
             left = deadline.remaining()
             ask = partial(source.identify, link)
             await link.within(ask, left, deadline.what)
-        for one in (request, *request.rest):
+        for n, one in enumerate((request, *request.rest)):
             async with source.turn_async(deadline, shards.settle) as turn:
                 signed = one.signed(source.id, turn.number, turn.floor)
-                found = self._finish(signed, await shards.call_async(signed, deadline))
+                try:
+                    reply = await shards.call_async(signed, deadline)
+                except PushRejectedError as error:
+                    await name_takers(shards, signed.step, error, n)
+                    raise
+                found = self._finish(signed, reply)
         return found
 
     def _finish(self, request: Request, reply: Reply) -> Any:

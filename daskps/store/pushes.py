@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import config
 from daskps.cluster.caller import routes
-from daskps.cluster.caller.finite_check import FiniteCheck
-from daskps.cluster.caller.routes import ADD, ASSIGN, GRADIENT, Request, Step
+from daskps.cluster.caller.finite_check import LOOK_LATER_NBYTES, FiniteCheck
+from daskps.cluster.caller.routes import (
+    ADD,
+    ASSIGN,
+    GRADIENT,
+    REMOVE,
+    Request,
+    Step,
+)
 from daskps.errors import PushRejectedError, UnknownParameterError
 from daskps.layout.ids import as_ids
 from daskps.store import intake, row_intake
@@ -18,9 +25,10 @@ from daskps.store.row_grad import RowGrad
 from daskps.store.targets import target_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from daskps.cluster.caller.call_future import CallFuture
+    from daskps.cluster.caller.row_routes import RowsGiven
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.targets import Target
     from daskps.typing import Array
@@ -103,11 +111,18 @@ class Writable(Readable):
             finite = config.check_finite()
             layout, rules = meta.layout, meta.optimizers
             dense, named = row_intake.parted(layout, grads)
-            arrays = intake.gradients(layout, rules, dense, finite=finite)
+            # The shard looks in the pass that applies them, where it gets all of them.
+            later = finite and factor == 1.0 and not named and layout.n_shards == 1
+            later = later and layout.nbytes >= LOOK_LATER_NBYTES and _are_large(dense)
+            arrays = intake.gradients(layout, rules, dense, finite=finite and not later)
             if factor != 1.0:
                 arrays = intake.scaled(layout, arrays, factor, finite=finite)
             if not named:
-                return routes.push(meta, arrays, step, target=where)
+                request = routes.push(meta, arrays, step, target=where)
+                if later:
+                    check = FiniteCheck(partial(intake.look, layout, arrays))
+                    return request._replace(check=check)
+                return request
             # Else whoever applies them looks: to look at them twice costs a pass more.
             at_once = finite and factor != 1.0
             rows = row_intake.gradients(
@@ -267,12 +282,19 @@ class Writable(Readable):
             dense, of_tables = row_intake.parted(layout, named)
             arrays = intake.values(layout, dense, what, finite=finite)
             calls = row_intake.values(layout, of_tables, what, finite=finite)
-            first, *others = calls
-            rest = tuple([routes.push(meta, {}, step, rows=rows) for rows in others])
-            request = routes.push(meta, arrays, step, rows=first)
-            return request._replace(rest=rest) if rest else request
+            return _in_parts(meta, arrays, step, calls)
 
         return make
+
+    def _remove(self, name: str, ids: Any, timeout: Any) -> Any:
+        """Forget rows of a table; see :meth:`ParameterTable.remove`."""
+
+        def make(meta: StoreMap) -> Request:
+            table = meta.layout.table_by_name[name]
+            calls = row_intake.removals(meta.layout, table, ids)
+            return _in_parts(meta, {}, Step(kind=REMOVE), calls)
+
+        return self._do(make, timeout, f"a remove of {name!r}", producer=True)
 
     def pushpull(
         self,
@@ -312,6 +334,24 @@ class Writable(Readable):
         """
         make = self._pushing(grads, weight, lr, lambda meta: target_of(meta, None, out))
         return self._do(make, timeout, "a pushpull", producer=True)
+
+
+def _in_parts(
+    meta: StoreMap,
+    arrays: Mapping[int, Array],
+    step: Step,
+    calls: Sequence[Sequence[RowsGiven]],
+) -> Request:
+    """Return the call with arrays and the first rows, after which come the others."""
+    first, *others = calls
+    rest = tuple([routes.push(meta, {}, step, rows=rows) for rows in others])
+    request = routes.push(meta, arrays, step, rows=first)
+    return request._replace(rest=rest) if rest else request
+
+
+def _are_large(dense: Mapping[str, Any]) -> bool:
+    """Return whether gradients are large, all together."""
+    return sum([getattr(g, "nbytes", 0) for g in dense.values()]) >= LOOK_LATER_NBYTES
 
 
 def _copied(name: str, value: Any) -> Array | RowGrad:

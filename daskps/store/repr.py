@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 from dask.utils import format_bytes
 from dask.widgets.widgets import TEMPLATE_PATHS, get_template
 
 from daskps.layout.arrays import counted
+from daskps.layout.tables import UnboundedTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.layout.arrays import Layout, Parameter
-    from daskps.layout.tables import Table
+    from daskps.layout.tables import Table, TablePiece
 
 _TEMPLATES = str(Path(__file__).parent / "widgets")
 if _TEMPLATES not in TEMPLATE_PATHS:
@@ -104,13 +106,15 @@ def _cut(rows: Sequence[Sequence[str]], n_columns: int) -> Sequence[Sequence[str
     return [*rows[:half], [more, *[""] * (n_columns - 1)], *rows[-half:]]
 
 
-def snapshot_html(name: str, version: int, layout: Layout) -> str:
-    """Return the table of a snapshot's parameters."""
+def snapshot_html(
+    name: str, version: int, layout: Layout, n_rows: Mapping[int, int]
+) -> str:
+    """Return the table of a snapshot's parameters; see :func:`snapshot_line`."""
     heads = ("parameter", "shape", "dtype", "bytes")
     rows = [_about(p) for p in layout.parameters]
     of_tables = ("table", "rows", "dim", "dtype", "bytes")
-    tables = [_about_table(t) for t in layout.tables]
-    line = snapshot_line(name, version, layout)
+    tables = [_about_table(t, n_rows.get(t.index)) for t in layout.tables]
+    line = snapshot_line(name, version, layout, n_rows)
     return html_tables(line, (heads, rows), (of_tables, tables))
 
 
@@ -118,15 +122,28 @@ def _about(p: Parameter) -> tuple[str, str, str, str]:
     return p.name, str(p.shape), p.dtype, format_bytes(p.nbytes)
 
 
-def _about_table(t: Table) -> tuple[str, str, str, str, str]:
-    return t.name, f"{t.rows:,}", str(t.dim), t.dtype, format_bytes(t.nbytes)
+def _about_table(t: Table, n_rows: int | None = None) -> tuple[str, ...]:
+    """Return what is said of a table, in which there are so many rows if that is known."""
+    if n_rows is None and t.is_bounded:
+        n_rows = t.rows
+    if n_rows is None:
+        rows, nbytes = "any ids", f"{format_bytes(t.row_nbytes)} a row"
+    else:
+        rows, nbytes = f"{n_rows:,}", format_bytes(n_rows * t.row_nbytes)
+    return t.name, rows, str(t.dim), t.dtype, nbytes
 
 
-def snapshot_line(name: str, version: int, layout: Layout) -> str:
-    """Return the one-line form of a snapshot."""
+def snapshot_line(
+    name: str, version: int, layout: Layout, n_rows: Mapping[int, int]
+) -> str:
+    """Return the one-line form of a snapshot.
+
+    `n_rows` says by index how many rows it has of tables of any ids.
+    """
+    of_rows = sum(t.row_nbytes * n_rows.get(t.index, 0) for t in layout.tables)
     return (
         f"<daskps.Snapshot of store {name!r} at version {version}: "
-        f"{_counted(layout)}, {format_bytes(layout.nbytes)}>"
+        f"{_counted(layout)}, {format_bytes(layout.nbytes + of_rows)}>"
     )
 
 
@@ -177,27 +194,28 @@ def table_html(t: Table, store: str, meta: StoreMap | None) -> str:
     str
         HTML.
     """
-    line = (
-        f"<daskps.ParameterTable {t.name!r}: {t.rows:,} rows of {t.dim} {t.dtype}, "
-        f"{format_bytes(t.nbytes)}, of store {store!r}>"
-    )
+    *_, nbytes = _about_table(t)
+    line = f"<daskps.ParameterTable {t.name!r}: {t.told}, {nbytes}, of store {store!r}>"
     if meta is None:
         return html_tables(line)
-    n = len(meta.layout.parameters)
-    pieces = [of[t.index - n] for of in meta.layout.table_pieces]
-    shards = [
-        (
-            str(p.shard),
-            owner,
-            f"{p.first_row:,}",
-            f"{p.n_rows:,}",
-            format_bytes(p.nbytes),
-        )
-        for p, owner in zip(pieces, meta.owners, strict=True)
-    ]
-    return html_tables(
-        line, (("shard", "worker", "first row", "rows", "bytes"), shards)
-    )
+    heads: tuple[str, ...] = ("first row", "rows", "bytes")
+    cells: list[tuple[str, ...]]
+    if isinstance(t, UnboundedTable):
+        heads = ("share",)
+        n_buckets = np.diff(t.edges(meta.layout.n_shards)).tolist()
+        cells = [(f"{n / t.n_buckets:.1%} of all ids",) for n in n_buckets]
+    else:
+        pieces = [
+            of[t.index - len(meta.layout.parameters)] for of in meta.layout.table_pieces
+        ]
+        cells = [_cells(p) for p in pieces]
+    owners = enumerate(meta.owners)
+    shards = [(str(i), w, *of) for (i, w), of in zip(owners, cells, strict=True)]
+    return html_tables(line, (("shard", "worker", *heads), shards))
+
+
+def _cells(p: TablePiece) -> tuple[str, ...]:
+    return f"{p.first_row:,}", f"{p.n_rows:,}", format_bytes(p.nbytes)
 
 
 def array_html(array: Any, store: str, chunks: tuple[tuple[int, ...], ...]) -> str:

@@ -50,7 +50,7 @@ def parted(layout: Layout, given: Any) -> tuple[Any, Mapping[str, RowGrad]]:
         if (table := layout.table_by_name.get(name)) is not None:
             raise PushRejectedError(
                 f"an array was given for {name[:60]!r}, which is a table of "
-                f"{table.rows} rows; say which of them with daskps.RowGrad(ids, "
+                f"{table.told}; say which of them with daskps.RowGrad(ids, "
                 f"values), or use store[{name[:60]!r}].push(ids, values)"
             )
     return dense, rows
@@ -151,6 +151,22 @@ def values(
                 calls.append([])
             calls[i].append(RowsGiven(cut, data[of_part]))
     return calls
+
+
+def removals(layout: Layout, table: Table, ids: Any) -> list[list[RowsGiven]]:
+    """Return what is told of rows that go, for one call after the other.
+
+    Raises
+    ------
+    PushRejectedError
+        For what are no ids, and for a table that has a number of rows.
+    """
+    table.check_removal(PushRejectedError)
+    flat, _ = asked_ids(table, ids, PushRejectedError)
+    none = np.empty(0, table.dtype)
+    starts = range(0, max(1, len(flat)), MOST_PUSHED_ROWS)
+    parts = [flat[start : start + MOST_PUSHED_ROWS] for start in starts]
+    return [[RowsGiven(RowCut.of(table, p, layout.n_shards), none)] for p in parts]
 
 
 def asked_ids(

@@ -128,6 +128,36 @@ def _in_parts(
     ]
 
 
+def sought(
+    meta: StoreMap, table: Table, ids: Array, shape: tuple[int, ...]
+) -> list[Target]:
+    """Return where a look for rows of any ids goes: a target for one call each.
+
+    What each of them finishes is an array of bool of that shape, of all. The rows that
+    the shards have go where nobody looks at them.
+    """
+    layout, most = meta.layout, most_rows(table)
+    flats = [np.empty(min(most, len(ids)) * table.dim, table.dtype)]
+    found = np.zeros(len(ids), bool)
+    cuts: list[tuple[int, RowCut, Array]] = []
+    targets = []
+
+    def finish() -> Array:
+        for start, cut, marks in cuts:
+            part = found[start : start + len(marks)]
+            part[slice(None) if cut.at is None else cut.at] = marks
+        return found.reshape(shape)
+
+    for start in range(0, max(1, len(ids)), most):
+        cut = RowCut.of(table, ids[start : start + most], layout.n_shards)
+        flats.append(np.zeros(len(cut.ids), np.uint8))
+        cuts.append((start, cut, flats[-1]))
+        each = slices_of(layout, cut, 0, 0, marks=len(flats) - 1)
+        rows = {shard: (one,) for shard, one in each.items()}
+        targets.append(Target({}, flats, finish, rows))
+    return targets
+
+
 def given_ids(meta: StoreMap, rows: Any) -> dict[str, Array]:
     """Return ids by the names of tables, in arrays that nobody else changes.
 

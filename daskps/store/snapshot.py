@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from dask.tokenize import tokenize
 
 from daskps.cluster.caller import snapshots
-from daskps.layout.chunks import chunks_of, chunks_of_table
+from daskps.layout.chunks import chunks_of, chunks_of_ids, chunks_of_table
+from daskps.layout.spans import IDS, ROWS, WEIGHTS
 from daskps.store.repr import snapshot_html, snapshot_line
 
 if TYPE_CHECKING:
@@ -136,12 +137,16 @@ class Snapshot(Mapping[str, Any]):
         return type(self), (self._taken,)
 
     def __repr__(self) -> str:
-        taken = self._taken
-        return snapshot_line(taken.name, int(taken.version), taken.layout)
+        return snapshot_line(*self._about)
 
     def _repr_html_(self) -> str:
+        return snapshot_html(*self._about)
+
+    @property
+    def _about(self) -> tuple[str, int, Layout, dict[int, int]]:
         taken = self._taken
-        return snapshot_html(taken.name, int(taken.version), taken.layout)
+        n_rows = {index: sum(of.values()) for index, of in taken.n_rows.items()}
+        return taken.name, int(taken.version), taken.layout, n_rows
 
 
 def dask_array(taken: Taken, parameter: Parameter, *, alone: bool = False) -> Any:
@@ -162,39 +167,62 @@ def dask_array(taken: Taken, parameter: Parameter, *, alone: bool = False) -> An
         A small layer of tasks over the futures of the copies.
     """
     pieces, shape = taken.layout.pieces_of[parameter.index], parameter.shape
-    if not pieces:
-        import dask.array as da
-
-        return da.zeros(shape, dtype=parameter.dtype, chunks=shape)
-    chunks = chunks_of(taken.layout, parameter)
-    about = parameter.index, shape, parameter.dtype
+    chunks = chunks_of(taken.layout, parameter) if pieces else []
+    about = _About(WEIGHTS, parameter.index, shape, parameter.dtype)
     return _array_of(taken, about, chunks, [p.shard for p in pieces], alone=alone)
 
 
 def dask_table(taken: Taken, table: Table, *, alone: bool = False) -> Any:
-    """Return one table of a snapshot as a dask array; see :func:`dask_array`."""
-    chunks = chunks_of_table(taken.layout, table)
-    about = table.index, (table.rows, table.dim), table.dtype
-    return _array_of(taken, about, chunks, [c.home for c in chunks], alone=alone)
+    """Return one table of a snapshot as a dask array; see :func:`dask_array`.
+
+    Of one of any ids it is a pair: the ids, and the array of their rows.
+    """
+    if table.is_bounded:
+        chunks = chunks_of_table(taken.layout, table)
+        about = _About(ROWS, table.index, (table.rows, table.dim), table.dtype)
+        return _array_of(taken, about, chunks, [c.home for c in chunks], alone=alone)
+    n_rows = taken.n_rows[table.index]
+    pairs, n = chunks_of_ids(taken.layout, table, n_rows), sum(n_rows.values())
+    of_ids = _About(IDS, table.index, (n,), "int64")
+    of_rows = _About(ROWS, table.index, (n, table.dim), table.dtype)
+    return tuple(
+        _array_of(taken, about, chunks, sorted(n_rows), alone=alone)
+        for about, chunks in (
+            (of_ids, [ids for ids, _ in pairs]),
+            (of_rows, [rows for _, rows in pairs]),
+        )
+    )
+
+
+class _About(NamedTuple):
+    """What an array of a snapshot has: elements of an area, of which parameter."""
+
+    area: str
+    #: Of the parameter or table.
+    position: int
+    shape: tuple[int, ...]
+    dtype: str
 
 
 def _array_of(
     taken: Taken,
-    about: tuple[int, tuple[int, ...], str],
+    about: _About,
     chunks: Sequence[Chunk],
     shards: Sequence[int],
     *,
     alone: bool,
 ) -> Any:
-    """Return chunks of these shards as an array of that index, shape and dtype."""
+    """Return chunks as an array; what they hold follows from the versions of shards."""
     import dask.array as da
     from dask._task_spec import Task, TaskRef
     from dask.highlevelgraph import HighLevelGraph
 
-    index, shape, dtype = about
+    area, position, shape, dtype = about
+    if not chunks:
+        return da.zeros(shape, dtype=dtype, chunks=shape)
     versions = dict(taken.version.pairs)
     told = [(shard, versions[shard]) for shard in shards]
-    token = tokenize(taken.uid, index, told, alone)
+    token = tokenize(taken.uid, area, position, told, alone)
     name = f"daskps-snapshot-array-{token}"
     # Also what a row has in another shard is with its home, see `take_copies`.
     homes = [taken.futures[chunk.home] for chunk in chunks]

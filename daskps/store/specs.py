@@ -11,9 +11,11 @@ import numpy as np
 from daskps.cluster.caller.creation import Blueprint
 from daskps.errors import LayoutError
 from daskps.layout.arrays import DTYPES, FLOATS, flatten
+from daskps.layout.tables import AnyIds
 from daskps.limits import STORE_NAME_NBYTES, check_parameters, check_shards
 from daskps.optim import Rule, resolve
 from daskps.store.arguments import flag, whole
+from daskps.store.first_rows import first_rows
 from daskps.store.intake import cast, spec_of
 from daskps.store.table_spec import TableSpec
 from daskps.usercode import user_code
@@ -106,18 +108,18 @@ def blueprint(
             values.initializers[index] = value.init
         else:
             shapes[key] = values.take(index, key, value)
-    tables: dict[str, TableShape] = {
-        n: (t.rows, t.dim, t.dtype) for n, t in of_tables.items()
-    }
+    seed = whole(seed, "seed", least=0)
+    tables = {n: _shape_of(n, t, seed) for n, t in of_tables.items()}
     check_parameters(
         ((key, shape, dtype) for key, (shape, dtype) in shapes.items()),
         len(shapes),
         number or 1,
-        [(key, *table[:3]) for key, table in tables.items()],
+        [(key, _most_rows(of), *of[1:3]) for key, of in tables.items()],
     )
     for index, (key, spec) in enumerate(of_tables.items(), len(dense)):
         _encoded(key, "table name", LayoutError)
-        values.take_table(index, key, spec)
+        if spec.rows is not None:
+            values.take_table(index, key, spec)
     return Blueprint(
         name=None if name is None else checked_name(name),
         shapes=shapes,
@@ -128,9 +130,24 @@ def blueprint(
         rules=_rules(optimizer, {n: d for n, (_, d) in shapes.items()}, tables),
         shards=number,
         servers=_checked_servers(servers),
-        seed=whole(seed, "seed", least=0),
+        seed=seed,
         overwrite=flag(overwrite, "overwrite"),
     )
+
+
+def _shape_of(name: str, spec: TableSpec, seed: int) -> TableShape:
+    """Return what a table is in a layout."""
+    if spec.rows is not None:
+        return spec.rows, spec.dim, spec.dtype
+    first = first_rows(spec.init, name=name, dtype=spec.dtype)
+    policy = spec.max_rows or 0, spec.ttl or 0, spec.admit_after
+    return 0, spec.dim, spec.dtype, AnyIds(first, seed, 0, *policy)
+
+
+def _most_rows(shape: TableShape) -> int:
+    """Return for how many rows of a table memory is taken at once."""
+    rows, _, _, *any_ids = shape
+    return any_ids[0].max_rows if any_ids else rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,28 +9,25 @@ import numpy as np
 
 from daskps import config
 from daskps.cluster.caller import routes
-from daskps.layout.ids import as_ids
 from daskps.store.mistaken import not_a_row, refuses_arithmetic
 from daskps.store.repr import table_html
 from daskps.store.row_grad import RowGrad
+from daskps.store.row_set import RowSet
 from daskps.store.row_targets import pulled
 from daskps.store.snapshot import dask_table, taken_by
 
 if TYPE_CHECKING:
-    from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.routes import Request
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.targets import Target
     from daskps.cluster.wire.deadline import Deadline
-    from daskps.layout.tables import Table
-    from daskps.store.pushes import Writable
     from daskps.typing import Array
 
 DEFAULT = config.DEFAULT
 
 
 @refuses_arithmetic
-class ParameterTable:
+class ParameterTable(RowSet):
     """A table of rows: verbs that move only the rows that they name.
 
     Got from a store by name, ``store["emb"]``. Ids are integers, in an array, a list, a
@@ -58,24 +55,13 @@ class ParameterTable:
            [[-0.5, -0.5]]])
     """
 
-    def __init__(self, store: Writable, table: Table) -> None:
-        self._store = store
-        self._table = table
-
     @property
-    def name(self) -> str:
-        """Name of the table."""
-        return self._table.name
+    def rows(self) -> int | None:
+        """Number of rows it was made with; their ids are 0 to ``rows - 1``.
 
-    @property
-    def rows(self) -> int:
-        """Number of rows it was made with; their ids are 0 to ``rows - 1``."""
-        return self._table.rows
-
-    @property
-    def n_rows(self) -> int:
-        """Number of rows that it has."""
-        return self._table.rows
+        None where any int64 is an id.
+        """
+        return self._table.rows if self._table.is_bounded else None
 
     @property
     def dim(self) -> int:
@@ -87,18 +73,10 @@ class ParameterTable:
         """Dtype of the elements."""
         return np.dtype(self._table.dtype)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all rows."""
-        return self._table.nbytes
-
-    def __len__(self) -> int:
-        return self._table.rows
-
     def __repr__(self) -> str:
         return (
-            f"<daskps.ParameterTable {self.name!r}: {self.rows} rows of {self.dim} "
-            f"{self.dtype} of store {self._store.name!r}>"
+            f"<daskps.ParameterTable {self.name!r}: {self._table.told}, of store "
+            f"{self._store.name!r}>"
         )
 
     def _repr_html_(self) -> str:
@@ -285,72 +263,6 @@ class ParameterTable:
         """
         return self._store.assign({self.name: RowGrad(ids, values)}, timeout=timeout)
 
-    def contains(self, ids: Any, *, timeout: Any = DEFAULT) -> Any:
-        """Return which ids the table has.
-
-        Parameters
-        ----------
-        ids : array_like of int
-            The ids.
-        timeout : float, str or None
-            Seconds or a duration such as "30s"; None waits for ever.
-
-        Returns
-        -------
-        ndarray of bool, shape ids.shape
-            Whether there is a row of each.
-
-        Raises
-        ------
-        ValueError, TypeError
-            For what are no ids at all.
-        StoreClosedError
-            If this handle was closed.
-
-        Examples
-        --------
-        >>> store = daskps.create({"emb": daskps.TableSpec(4, 2)})
-        >>> store["emb"].contains([0, 3, 4, -1])
-        array([ True,  True, False, False])
-        """
-        flat, shape = as_ids(ids, f"table {self.name[:60]!r}", ValueError)
-        found = ((flat >= 0) & (flat < self.rows)).reshape(shape)
-        return self._at_once(found, timeout, "a look for rows")
-
-    def ids(self, *, timeout: Any = DEFAULT) -> Any:
-        """Return the ids of all rows.
-
-        Parameters
-        ----------
-        timeout : float, str or None
-            Seconds or a duration such as "30s"; None waits for ever.
-
-        Returns
-        -------
-        ndarray, shape (n_rows,), int64
-            In ascending order.
-
-        Raises
-        ------
-        StoreClosedError
-            If this handle was closed.
-
-        Examples
-        --------
-        >>> store = daskps.create({"emb": daskps.TableSpec(4, 2)})
-        >>> store["emb"].ids()
-        array([0, 1, 2, 3])
-        """
-        return self._at_once(np.arange(self.rows), timeout, "the ids")
-
-    def _at_once(self, found: Array, timeout: Any, what: str) -> Any:
-        """Return what is known here; with an asynchronous client an awaitable of it."""
-
-        async def work(shards: ShardClient, deadline: Deadline) -> Array:
-            return found
-
-        return self._store._with_shards(work, timeout, f"{what} of {self.name!r}")
-
     def to_dask_array(self, *, timeout: Any = DEFAULT) -> Any:
         """Copy the table at one moment into a dask array on the owners.
 
@@ -363,7 +275,8 @@ class ParameterTable:
         -------
         dask.array.Array, shape (rows, dim)
             Of one version, a chunk for the rows of each shard; work on its chunks is
-            done where they are.
+            done where they are. Of a table with rows of any ids a pair: the ids, by
+            shard and ascending in each, and their rows.
 
         Raises
         ------

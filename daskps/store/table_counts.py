@@ -25,10 +25,12 @@ def counted_tables(
     Returns
     -------
     dict of str to dict
-        By name: rows, dim, dtype, nbytes of all rows, and steps.
+        By name: rows, dim, dtype, nbytes of all rows, and steps; of a table of any ids
+        also how many ids are counted without a row, how many were given one, and how
+        many lost it to others.
     """
     answered = [of for row in shards if (of := row.get("tables")) is not None]
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for t in layout.tables:
         steps = max((of[t.name]["steps"] for of in answered), default=None)
         there = sum(of[t.name]["rows"] for of in answered)
@@ -40,4 +42,7 @@ def counted_tables(
             "nbytes": rows * t.row_nbytes,
             "steps": steps,
         }
+        if not t.is_bounded:
+            for what in ("candidates", "admissions", "evictions"):
+                found[t.name][what] = sum(of[t.name][what] for of in answered)
     return found

@@ -22,11 +22,6 @@ class Alone(NamedTuple):
 
 #: By what a caller says: the arguments of `train` and `run`, and verbs.
 ALONE: Mapping[str, Alone] = {
-    "execution": Alone(
-        lambda execution: execution == "graph",
-        "execution='graph', whose tasks sum arrays",
-        "use execution='resident'",
-    ),
     "reduce": Alone(
         callable,
         "a reduce function, which gets whole contributions stacked",

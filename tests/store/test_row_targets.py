@@ -56,7 +56,11 @@ def test_rows_are_read_in_parts(n_shards, n, monkeypatch):
     assert sum(counted) == 2 * n
     found = targets[0].finish()
     np.testing.assert_array_equal(found["t"], rows_of(ids).astype("f4"), strict=True)
+    is_odd = (ids - 25) % 2 == 1
+    looked = row_targets.sought(map_of(layout), layout.tables[1], ids - 25, (1, n))
+    assert len(looked) == len(targets)
+    assert sum(answer(target) for target in looked) == n
+    assert looked[-1].finish().tolist() == [is_odd.tolist()]
     first = initial_rows(ids - 25, (DIM, "float32"), FIRST, name="any", seed=SEED)
-    is_odd = ((ids - 25) % 2 == 1)[:, None]
-    expected = np.where(is_odd, rows_of(ids - 25), first).astype("f4")
+    expected = np.where(is_odd[:, None], rows_of(ids - 25), first).astype("f4")
     np.testing.assert_array_equal(found["any"], expected, strict=True)
