@@ -20,7 +20,7 @@ def test_what_is_no_policy_is_refused():
     with pytest.raises(ValueError, match=r"sync='sync' is not known.*'bsp', 'ssp'"):
         policy("sync")
     with pytest.raises(TypeError, match="or a policy such as SSP"):
-        policy(BSP)  # type: ignore[arg-type]
+        policy(BSP)  # type: ignore[arg-type]  # refused
 
 
 @pytest.mark.parametrize("staleness", [-1, -100])

@@ -84,15 +84,15 @@ def first_loss(reports: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def unnamed(meta: StoreMap, changed: Sequence[Sequence[int] | None]) -> list[str]:
-    """Return the parameters with an update rule that a run has not changed.
+    """Return the parameters and tables with an update rule that a run has not changed.
 
     Parameters
     ----------
     meta : StoreMap
         The store.
     changed : sequence
-        For each shard the parameters it has changed in the run; None where it does
-        not know.
+        For each shard what it has changed in the run, by index; None where it does not
+        know.
 
     Returns
     -------
@@ -102,11 +102,13 @@ def unnamed(meta: StoreMap, changed: Sequence[Sequence[int] | None]) -> list[str
     known = [found for found in changed if found is not None]
     if len(known) < len(changed):
         return []
+    layout = meta.layout
     named = {index for found in known for index in found}
+    named |= {p.index for p in layout.parameters if not p.size}
     return [
-        p.name
-        for p in meta.layout.parameters
-        if p.size and p.index in meta.optimizers and p.index not in named
+        name
+        for index, name in enumerate(layout.names)
+        if index in meta.optimizers and index not in named
     ]
 
 

@@ -8,12 +8,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps import codecs, config
-from daskps.consistency import ASP, BSP, SSP, Policy, policy
+from daskps.consistency import BSP, SSP, Policy, policy
 from daskps.limits import MOST_TRAINERS, check_trainers
-from daskps.reduction import check_reduce
 from daskps.store.arguments import flag, whole
 from daskps.store.with_rows import find_clash, refusal
 from daskps.training import callbacks as callbacks_module
+from daskps.training.combinations import (
+    batches_between,
+    check_averaging,
+    check_choice,
+    check_rounds,
+    check_run,
+    may_read_ahead,
+    rows_ahead,
+)
 from daskps.training.data.parts import check
 from daskps.training.data.tables import array_of
 from daskps.training.functions import check_function
@@ -99,12 +107,14 @@ def train(  # noqa: PLR0913 - the public contract
         of the rows that the batch is about, in any shape. `params` has these rows
         under that name, in an array of shape ``ids.shape + (dim,)``, and the gradient
         for them is an array of that shape or a :class:`RowGrad`. It is called once for
-        each batch, before the step that precedes it is delivered: the ids travel with
-        that step and the rows come with its answer, under BSP exactly those after the
-        last round. `rng` depends on `seed`, epoch, rank and clock alone, so that a
-        trainer that is started again gets the same ids. Not with
-        ``execution="graph"``, a callable `reduce`, `codec`, `sync_every` or
-        ``average="models"``; `validate` is called with arrays.
+        each batch, before the step that precedes it is delivered. Under BSP the ids
+        travel with that step and the rows come with its answer, exactly those after the
+        last round; under SSP and ASP they are read while that step is computed, and
+        those that it changes once more after it. In the task graph each task reads the
+        rows of its own batch. `rng` depends on `seed`, epoch, rank and clock alone, so
+        that a trainer that is started again gets the same ids. Not with a callable
+        `reduce`, `codec`, `sync_every` or ``average="models"``; `validate` is called
+        with arrays.
     epochs : int
         Passes over the data.
     batch_size : int
@@ -195,20 +205,18 @@ def train(  # noqa: PLR0913 - the public contract
     array([ 1., -2.])
     """
     chosen = policy(sync)
-    checks = _checked_run(chosen, reduce)
-    _choice("execution", execution, EXECUTIONS)
-    _choice("average", average, AVERAGES)
-    _choice("on_trainer_lost", on_trainer_lost, ("restart", "raise"))
+    checks = check_run(chosen, reduce)
+    check_choice("execution", execution, EXECUTIONS)
+    check_choice("average", average, AVERAGES)
+    check_choice("on_trainer_lost", on_trainer_lost, ("restart", "raise"))
     of_rows = checked_functions(rows)
-    if of_rows and execution == "auto":
-        execution = "resident"
     if execution == "graph":
         why = "a round of the task graph is a synchronous one; use execution='resident'"
-        _check_rounds("execution='graph'", chosen, why)
-    every = _sync_every(sync_every)
+        check_rounds("execution='graph'", chosen, why)
+    every = batches_between(sync_every)
     chosen_codec = codecs.choose(codec)
     if average == "models":
-        _check_averaging(chosen, reduce, chosen_codec)
+        check_averaging(chosen, reduce, chosen_codec)
     check_function("gradient", gradient)
     for what, function in (("validate", validate), ("stop", stop)):
         if function is not None:
@@ -231,13 +239,12 @@ def train(  # noqa: PLR0913 - the public contract
         in_graph = isinstance(chosen, BSP) and execution != "resident"
         check_trainers(job.trainers, graph=in_graph)
     ahead = config.load().double_buffer
-    read_ahead = ahead == "parameters" and every == 1 and _may_read_ahead(chosen)
+    read_ahead = ahead == "parameters" and every == 1 and may_read_ahead(chosen)
     # The rows of a batch come with the step before it, and not a step earlier; and who
     # sits out may not go on with what it read before that.
     waits = isinstance(chosen, SSP) and job.gated
     read_ahead = read_ahead and not of_rows and not waits
     clash = find_clash(
-        execution=execution,
         reduce=reduce,
         codec=chosen_codec,
         sync_every=every,
@@ -259,6 +266,7 @@ def train(  # noqa: PLR0913 - the public contract
         read_ahead=read_ahead,
         clash=clash,
         rows=of_rows,
+        rows_ahead=rows_ahead(chosen),
     )
     if read_ahead and isinstance(chosen, SSP):
         # What is read at one clock is used at the next: the bound holds there.
@@ -333,7 +341,7 @@ def run(  # noqa: PLR0913 - the public contract
     array([2.])
     """
     chosen = policy(sync)
-    checks = _checked_run(chosen, reduce)
+    checks = check_run(chosen, reduce)
     check_function("loop", loop)
     given = _listed(parts)
     if not given:
@@ -349,14 +357,17 @@ def run(  # noqa: PLR0913 - the public contract
         callbacks=callbacks_module.chosen(callbacks),
         codec=codecs.choose(codec),
     )
-    body = partial(_call_loop, loop)
+    clash = find_clash(reduce=reduce, codec=job.codec)
+    body = partial(_call_loop, loop, clash)
     return job.start(lambda: job.run_loops(body, given), timeout)
 
 
-def _call_loop(loop: Callable[[Trainer, Any], Any], session: Session, part: Any) -> Any:
+def _call_loop(
+    loop: Callable[[Trainer, Any], Any], clash: str, session: Session, part: Any
+) -> Any:
     """Call a user's loop with a trainer for its session, in the trainer's task."""
     with Background(session) as background, user_code("the loop"):
-        return loop(Trainer(session, background), part)
+        return loop(Trainer(session, background, clash), part)
 
 
 def _listed(parts: Any) -> list[Any]:
@@ -371,53 +382,3 @@ def _listed(parts: Any) -> list[Any]:
         )
     # One more than there may be: it may go on for ever.
     return list(itertools.islice(parts, MOST_TRAINERS + 1))
-
-
-def _may_read_ahead(chosen: Policy) -> bool:
-    """Return whether a gradient may be computed from what was read a clock before."""
-    return isinstance(chosen, ASP) or (isinstance(chosen, SSP) and chosen.staleness > 0)
-
-
-def _checked_run(chosen: Policy, reduce: Any) -> Policy:
-    check_reduce(reduce)
-    if callable(reduce):
-        why = "elsewhere every push is a step of its own"
-        _check_rounds("a reduce function", chosen, why)
-    return chosen
-
-
-def _check_rounds(what: str, chosen: Policy, why: str) -> None:
-    """Refuse what only a policy with rounds has."""
-    if not isinstance(chosen, BSP):
-        raise ValueError(f"{what} needs sync='bsp', found {chosen.name!r}: {why}")
-
-
-def _check_averaging(chosen: Policy, reduce: Any, codec: codecs.Codec | None) -> None:
-    """Refuse what the mean of models cannot be combined with."""
-    if codec is not None:
-        raise ValueError(
-            f"average='models' takes no codec, found codec={codec.name!r}: what travels "
-            f"are weights, and it would round them; leave it at None"
-        )
-    why = "outside a round there is nothing to average"
-    _check_rounds("average='models'", chosen, why)
-    if reduce != "mean":
-        raise ValueError("average='models' is a mean; leave reduce at 'mean'")
-
-
-def _choice(what: str, value: Any, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{what}={value!r} is not known; choose one of {choices}")
-
-
-def _sync_every(value: Any) -> int:
-    if value == "batch":
-        return 1
-    if value == "epoch":
-        return 0
-    if isinstance(value, str):
-        raise ValueError(
-            f"sync_every={value!r} is not known; choose 'batch', 'epoch' or a number "
-            f"of batches"
-        )
-    return whole(value, "sync_every", least=1)

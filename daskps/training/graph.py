@@ -2,25 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
+from daskps.store.row_targets import pulled
 from daskps.training.data.row_blocks import rows_of
 from daskps.training.data.rows import n_rows
+from daskps.training.row_ids import ids_of_batch
 from daskps.training.steps import Stepper
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.routes import Computed
+    from daskps.cluster.caller.shard_map import StoreMap
+    from daskps.cluster.caller.targets import Target
+    from daskps.training.steps import FitPlan
+    from daskps.typing import Array
 
 #: Returns what the tasks of a run share on a worker, made by the function if need be.
 Shared = Callable[[Any, Callable[[], Any]], Any]
 
 
+class RowsBefore(Protocol):
+    """What reads rows of tables as they are before a round."""
+
+    def read_rows(self, targets: Sequence[Target]) -> None:
+        """Read what is too much for one call, one after the other."""
+
+    def empty(self, n: int, dtype: Any) -> Array:
+        """Return memory like ``np.empty(n, dtype)``, of which much is used again."""
+
+
 class GraphStepper(Stepper):
     """Steps of many ranks, one at a time."""
 
+    def __init__(self, plan: FitPlan, meta: StoreMap) -> None:
+        super().__init__(plan, meta)
+        self._arrays = self.params
+
     def __call__(
-        self, part: tuple[Any, Any], rank: int, number: int, shared: Shared
+        self,
+        part: tuple[Any, Any],
+        rank: int,
+        number: int,
+        shared: Shared,
+        *,
+        reader: RowsBefore,
     ) -> Computed:
         """Compute what a rank delivers to a round, from `params` as they are."""
         X, y = rows_of(part)
@@ -33,4 +60,24 @@ class GraphStepper(Stepper):
             groups = self.plan.groups(n, epoch, rank)
             kept.clear()
             kept[epoch] = groups
-        return self.step(X, y, groups[within])
+        first = None
+        if self.plan.rows:
+            first = self.take(X, y, groups[within][0])
+            place = self.plan.seed, epoch, rank, number
+            self._read(first[0], place, reader)
+        return self.step(X, y, groups[within], first)
+
+    def _read(
+        self, X: Any, place: tuple[int, int, int, int], reader: RowsBefore
+    ) -> None:
+        """Put the rows that a batch is about into `params`."""
+        self.ids = ids_of_batch(self.meta, self.plan.rows, X, place)
+        out = {}
+        for name, ids in self.ids.items():
+            table = self.meta.layout.table_by_name[name]
+            shape = (*ids.shape, table.dim)
+            # Each time another: a gradient may be what was read.
+            out[name] = reader.empty(math.prod(shape), table.dtype).reshape(shape)
+        targets = pulled(self.meta, (), self.ids, out)
+        reader.read_rows(targets)
+        self.params = {**self._arrays, **targets[-1].finish()}

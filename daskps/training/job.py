@@ -158,8 +158,6 @@ class Job:
             lengths = [part.rows for part in parts]
             plan = replace(plan, rounds=plan.n_groups(max(lengths)))
             graph = await self._graph(plan, lengths)
-            if graph is not None and not plan.clash:
-                plan = replace(plan, clash="execution")
             body = partial(train_part if graph is None else GraphStepper, plan)
             self.progress.rounds = plan.epochs * plan.rounds
             self.stats["moved_parts"] = sum(part.moved for part in parts)

@@ -46,7 +46,7 @@ class _Loop:
         self.per_epoch = plan.rounds if plan.sits_out else plan.n_groups(self.n)
         self.rows: BatchRows | None = None
         if plan.rows:
-            self.rows = BatchRows(plan, session, self.stepper, self.per_epoch)
+            self.rows = BatchRows(plan, background, self.stepper, self.per_epoch)
         #: The rows of the next batch, where they have been taken.
         self._taken: Batch | None = None
         #: The delivery that the next step is computed beside.
@@ -98,6 +98,9 @@ class _Loop:
         if self.rows is not None:
             first = first or self.stepper.take(self.X, self.y, group[0])
             self.rows.make_ready(first[0])
+            if following and self.rows.may_begin():
+                self._taken = self.stepper.take(self.X, self.y, following[0][0])
+                self.rows.begin(self._taken[0])
         found = self.stepper.step(self.X, self.y, group, first)
         if found.loss_sum is not None:
             session.loss_sum = (session.loss_sum or 0.0) + found.loss_sum
@@ -107,7 +110,7 @@ class _Loop:
         weight = float(found.rows) if self.plan.bsp else 1.0
         given = TrainerStep(found.arrays, weight, found.of_tables, of=found.kind)
         if self.rows is not None:
-            if following:
+            if following and self._taken is None:
                 self._taken = self.stepper.take(self.X, self.y, following[0][0])
             self.rows.deliver(given, self._taken and self._taken[0])
         elif self.plan.read_ahead:

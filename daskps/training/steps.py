@@ -66,6 +66,9 @@ class FitPlan:
     clash: str = ""
     #: What gives the ids of a batch, by the names of tables.
     rows: Mapping[str, IdFunction] = field(default_factory=dict)
+    #: Where a trainer is ahead of the slowest by fewer clocks than this, it reads the
+    #: rows of the next batch while it computes.
+    rows_ahead: float = 0
 
     def n_groups(self, n: int) -> int:
         """Return the synchronisations per epoch of a rank with `n` rows."""

@@ -35,6 +35,8 @@ class Trainer(Ahead):
         Its place in the run.
     background : Background
         What carries out the operations that are not waited for.
+    clash : str
+        What of the run takes arrays alone.
 
     Attributes
     ----------

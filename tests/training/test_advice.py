@@ -68,6 +68,16 @@ def test_unnamed_are_those_with_a_rule_that_no_shard_has_changed() -> None:
     assert unnamed(store, [[0], None]) == []
 
 
+def test_tables_are_unnamed_as_arrays_are() -> None:
+    tables = {"emb": (9, 2, "float32"), "n": (9, 1, "int8")}
+    layout = Layout.build({"w": ((2,), "float32")}, 2, tables=tables)
+    rules = dict.fromkeys([0, *(layout.table_by_name[n].index for n in tables)], "SGD")
+    del rules[layout.table_by_name["n"].index]
+    store: Any = SimpleNamespace(layout=layout, optimizers=rules)
+    assert unnamed(store, [[0], []]) == ["emb"]
+    assert unnamed(store, [[], [layout.table_by_name["emb"].index]]) == ["w"]
+
+
 def test_many_names_are_counted() -> None:
     text = unnamed_text("s", [f"p{i}" for i in range(7)])
     assert "'p4' and 2 others" in text

@@ -110,7 +110,7 @@ def test_check_refuses_a_class_and_a_lone_callback() -> None:
     with pytest.raises(TypeError, match=r"give Log\(\)"):
         check([Log])
     with pytest.raises(TypeError, match=r"callbacks=\[\.\.\.\]"):
-        check(Log())  # type: ignore[arg-type]
+        check(Log())  # type: ignore[arg-type]  # no callback
 
 
 def test_progress_bar_draws_one_line() -> None:

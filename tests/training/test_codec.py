@@ -184,11 +184,13 @@ async def test_the_reply_with_sums_names_the_codec(s):
     held = kept({0: 3.0, 1: 2.0})
     host: Any = SimpleNamespace(contributions=held, inline_nbytes=2**40)
     ask = partial(sums, host, place=(1, 0, 0), shards=[0], ranks=[0, 1])
-    [[(name, scale, rows), (_, other, _)]], words = await ask(nodes=[(0, 1), (1, 2)])
+    [[(name, scale, rows, _), (_, other, *_)]], words = await ask(
+        nodes=[(0, 1), (1, 2)]
+    )
     assert (name, scale, other) == ("bf16", 3.0, 2.0)
     assert [weight for _, weight in rows] == [3.0, 3.0]
     assert len(words) == 4
-    [[(name, scale, _)]], numbers = await ask(nodes=[(0, 2)])
+    [[(name, scale, *_)]], numbers = await ask(nodes=[(0, 2)])
     assert (name, scale) == ("", 1.0)
     assert upstream.unframe(numbers[0]).nbytes == 4 * 10_000
     assert upstream.unframe(words[0]).nbytes == 2 * 10_000

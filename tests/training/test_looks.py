@@ -98,6 +98,26 @@ def test_who_applies_a_large_gradient_alone_looks_at_it(way, sync, looked):
         assert daskps.run(store, looks, [0], sync=sync) == [looked]
 
 
+@pytest.mark.parametrize("rule", [optim.SGD(1.0), optim.Adagrad(1.0)])
+def test_a_refused_push_of_a_handle_changes_nothing(way, rule):
+    """Of one shard, which looks in the pass that applies it where nothing else may."""
+    params = {"a": np.zeros(2 * N, "f4"), "b": np.zeros(3, "f4")}
+    good = {"a": np.ones(2 * N, "f4"), "b": np.ones(3, "f4")}
+    with daskps.create(params, optimizer=rule, shards=1, client=way) as store:
+        version = store.push(good)
+        before = store.pull()["a"][[0, -1]].tolist()
+        for at, value in ((0, np.nan), (-1, np.inf)):
+            bad = {"a": good["a"].copy(), "b": good["b"]}
+            bad["a"][at] = value
+            with pytest.raises(daskps.PushRejectedError, match=NAN.format("a")):
+                store.push(bad)
+            with pytest.raises(daskps.PushRejectedError, match=NAN.format("a")):
+                store.pushpull(bad)
+        assert store.pull()["a"][[0, -1]].tolist() == before
+        assert store.push(good) == version + 1
+        assert store.stats()["shards"][0]["duplicates"] == 0
+
+
 def mixed_near(trainer, part):
     """The same, and how far each shard knows that the trainer's steps are settled."""
     mixed(trainer, part)

@@ -7,7 +7,11 @@ import pytest
 
 import daskps
 from daskps import RowGrad, TableSpec, optim
+from daskps.cluster.host.hosted import HostedShard
+from daskps.shards.steps import ASK
 from tests.support import mostly_inside
+
+inside = pytest.mark.parametrize("way", ["inside"], indirect=True)
 
 DIM, LR = 2, 0.5
 #: In all shards of three, in no order, with repeats.
@@ -63,9 +67,9 @@ def _ahead(trainer, same):
     """Return how many reads it took to begin a pull of some ids and to make one."""
     n, read = [0], trainer._session.read
 
-    def counted(target, timeout):
+    def counted(*args, **how):
         n[0] += 1
-        read(target, timeout)
+        read(*args, **how)
 
     trainer._session.read = counted
     ids, made = IDS.copy(), []
@@ -81,7 +85,7 @@ def _ahead(trainer, same):
     return made
 
 
-@mostly_inside("sync", ["asp", "ssp"])
+@mostly_inside("sync", ["asp"])
 def test_trainers_read_and_push_rows(way, sync):
     with tables() as store:
         [(clock, made)] = daskps.run(store, steps, [0], sync=sync)
@@ -89,6 +93,21 @@ def test_trainers_read_and_push_rows(way, sync):
         # What was read ahead is used for the same ids in the same shape.
         assert made == [1, 1, 2]
         assert [row["pushes"] for row in store.stats()["shards"]] == [4] * 3
+
+
+@inside
+def test_a_step_with_rows_that_one_shard_takes_later_counts_once(way, monkeypatch):
+    simply, n = HostedShard.try_step, []
+
+    def try_step(shard, *args, **how):
+        n.append(shard.index)
+        return ASK if shard.index == 1 else simply(shard, *args, **how)
+
+    monkeypatch.setattr(HostedShard, "try_step", try_step)
+    with tables() as store:
+        daskps.run(store, steps, [0], sync="asp")
+        assert [row["pushes"] for row in store.stats()["shards"]] == [4] * 3
+    assert sorted(set(n)) == [0, 1, 2]
 
 
 def ranks_count(trainer, part):
@@ -101,11 +120,12 @@ def ranks_count(trainer, part):
     return behind
 
 
+@inside
 @pytest.mark.parametrize("staleness", [0, 2])
-def test_rows_are_no_staler_than_the_run_allows(client, staleness):
+def test_rows_are_no_staler_than_the_run_allows(way, staleness):
     params = {"emb": TableSpec(2, 1, "float64")}
     rule, sync = optim.SGD(1.0), daskps.SSP(staleness)
-    with daskps.create(params, optimizer=rule, shards=2, client=client) as store:
+    with daskps.create(params, optimizer=rule, shards=2) as store:
         for behind in daskps.run(store, ranks_count, [0, 0], sync=sync):
             assert behind <= staleness
         assert store["emb"].pull([0, 1]).tolist() == [[-12], [-12]]
@@ -136,7 +156,8 @@ def refused(trainer, part):
     assert trainer.clock == 0
 
 
-def test_what_is_refused_changes_nothing(client):
+@inside
+def test_what_is_refused_changes_nothing(way):
     with tables() as store:
         daskps.run(store, refused, [0], sync="asp")
         assert store.version == 0
@@ -151,10 +172,11 @@ def many(trainer, part):
     )
 
 
-def test_more_rows_than_one_call_reads(client):
+@inside
+def test_more_rows_than_one_call_reads(way):
     values = 2.0 * np.arange(70_000)[:, None]
     params = {"big": TableSpec(70_000, 1, "float64", init=values)}
-    with daskps.create(params, optimizer=optim.SGD(1.0), client=client) as store:
+    with daskps.create(params, optimizer=optim.SGD(1.0)) as store:
         assert daskps.run(store, many, [0], sync="asp") == [1]
 
 
@@ -171,11 +193,10 @@ def rounds(trainer, part):
         assert (found["emb"] == -2.0 * (step + 1)).all()
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-def test_a_round_has_the_rows_of_all_trainers(client, shards):
+def test_a_round_has_the_rows_of_all_trainers(client):
     params = {"w": np.zeros(5), "emb": TableSpec(9, DIM, "float64")}
     rule = optim.SGD(1.0)
-    with daskps.create(params, optimizer=rule, shards=shards, client=client) as store:
+    with daskps.create(params, optimizer=rule, shards=3, client=client) as store:
         daskps.run(store, rounds, [0, 0])
         rows = store["emb"].pull([0, 1, 2, 5])
         assert rows[:, 0].tolist() == [-1.5, -1.5, 0, -6]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -58,21 +56,6 @@ def test_a_run_trains_the_arrays(store, how):
     assert (store["emb"].pull(range(6)) == 1).all()
     store["emb"].add([3], [[1.0, 1.0]])
     assert store["emb"].pull([3]).tolist() == [[2.0, 2.0]]
-
-
-ALONE: dict[str, tuple[dict[str, Any], str]] = {
-    "execution": ({"execution": "graph"}, "execution='graph', whose"),
-    "codec": ({"sync": "asp", "codec": "bf16"}, "codec=, which"),
-    "sync_every": ({"sync": "asp", "sync_every": 2}, "sync_every=, which"),
-}
-
-
-@pytest.mark.parametrize("how", [*ALONE])
-def test_gradients_of_a_run_have_no_rows_with(store, how):
-    given, said = ALONE[how]
-    with pytest.raises(daskps.PushRejectedError, match=f"'emb' do not go with {said}"):
-        daskps.train(store, lambda p, X, y: {"emb": ROWS}, X, Y, callbacks=(), **given)
-    assert (store["emb"].pull(range(6)) == 1).all()
 
 
 def test_gradients_of_a_run_may_have_rows(store):

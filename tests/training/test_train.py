@@ -969,7 +969,7 @@ def test_bad_staleness():
     with pytest.raises(ValueError, match="staleness"):
         daskps.SSP(-1)
     with pytest.raises(TypeError, match="staleness"):
-        daskps.SSP(1.5)  # type: ignore[arg-type]
+        daskps.SSP(1.5)  # type: ignore[arg-type]  # refused
 
 
 def test_bad_data_and_function(client):
@@ -979,9 +979,9 @@ def test_bad_data_and_function(client):
         with pytest.raises(TypeError, match="rows"):
             daskps.train(store, regression, 3)
         with pytest.raises(TypeError, match="gradient"):
-            daskps.train(store, "regression", X, Y)  # type: ignore[arg-type]
+            daskps.train(store, "regression", X, Y)  # type: ignore[arg-type]  # refused
         with pytest.raises(TypeError, match="ParameterStore"):
-            daskps.train("store", regression, X, Y)  # type: ignore[arg-type]
+            daskps.train("store", regression, X, Y)  # type: ignore[arg-type]  # refused
         assert store.version == 0
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
+import math
 import sys
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,14 @@ from daskps import RowGrad, TableSpec, optim
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.caller.trainer_step import TrainerStep
 from daskps.layout.arrays import Layout
-from daskps.training.batch_rows import BatchRows
+from daskps.store import row_intake
+from daskps.training.batch_rows import BatchRows, Marks
 from daskps.training.data.rows import batches, partition
 from daskps.training.row_ids import checked_functions
 from daskps.training.steps import FitPlan, Stepper
-from tests.support import INSIDE
 
 #: In this process: what is sent, and how, tests of trainers' verbs say.
-inside = pytest.mark.parametrize("way", INSIDE, indirect=True)
+inside = pytest.mark.parametrize("way", ["inside"], indirect=True)
 
 N_USERS, N_ITEMS, DIM, LR, SIZE, EPOCHS = 12, 9, 3, 0.4, 8, 3
 
@@ -111,16 +112,16 @@ def train(store, gradient=gradient, rows=ROWS, **how):
 
 
 @inside
-@pytest.mark.parametrize("shards", [1, 3])
-def test_rounds_with_rows_are_those_of_numpy(way, shards):
+def test_rounds_with_rows_are_those_of_numpy(way):
+    """In both executions, with the same bits."""
     # 34 and 33 rows: the last batches of both are short.
     X, y = ratings()
     expected = factorised(X, y, 2)
     found = []
-    for _ in range(2):
-        with factors(shards) as store:
-            result = train(store)
-            assert result.execution == "resident"
+    for execution in ("resident", "graph"):
+        with factors(3) as store:
+            result = train(store, execution=execution)
+            assert result.execution == execution
             assert result.history[-1].loss < result.history[0].loss
             rows = {"users": range(N_USERS), "items": range(N_ITEMS)}
             found.append(store.pull(rows=rows))
@@ -130,7 +131,7 @@ def test_rounds_with_rows_are_those_of_numpy(way, shards):
 
 
 @inside
-@pytest.mark.parametrize("sync", ["bsp", "ssp", "asp"])
+@pytest.mark.parametrize("sync", ["bsp", "graph", "ssp", "asp"])
 def test_a_run_learns_rows(way, sync):
     seen = []
 
@@ -138,7 +139,9 @@ def test_a_run_learns_rows(way, sync):
         seen.append([*params])
         return {"n": 1.0}
 
-    how = {"validate": validate, "epochs": 12}
+    how: Any = {"validate": validate, "epochs": 12}
+    if sync == "graph":
+        sync, how["execution"] = "bsp", "graph"
     if sync == "bsp":
         how["weights"] = [60, 7]  # the second rank sits most rounds out
     with factors(2) as store:
@@ -216,34 +219,177 @@ AT = {
 }
 
 
-class Resumed:
-    """A trainer's place in a run, whose store is not there."""
+class Alone:
+    """A trainer's place in a run, whose store is not there: what it asks for is noted."""
 
     rank = 1
 
     def __init__(self, clock):
         self.clock, self.meta = clock, StoreMap({**AT, "layout": LAYOUT.to_wire()})
+        self.reads: Any = SimpleNamespace(lag=0)
+        #: Ids that were read, and how far ahead; with the step None.
+        self.read: list[tuple[list[int], int | None]] = []
 
-    def read_all(self, targets, timeout):
-        pass
+    def read_all(self, targets, timeout, ahead=0):
+        for target in targets:
+            self._note(target, ahead, self.clock)
 
     def deliver(self, given, timeout, *, target):
         self.clock += 1
+        if target is not None:
+            self._note(target, None, self.clock)
+
+    def _note(self, target, ahead, value):
+        """Read the clock as the value of every row."""
+        ids = [one.asked.ids for of in target.rows.values() for one in of]
+        self.read.append((np.concatenate([[], *ids]).tolist(), ahead))
+        for flat in target.flats:
+            flat[...] = value
+
+
+def begun(exchange, deadline):
+    return SimpleNamespace(result=partial(exchange, None))
+
+
+def alone(clock=0, **how):
+    session: Any = Alone(clock)
+    stepper = Stepper(plan_of(**how), session.meta)
+    beside: Any = SimpleNamespace(session=session, submit=begun)
+    return session, stepper, BatchRows(stepper.plan, beside, stepper, 4)
 
 
 def test_a_trainer_that_is_started_again_gets_the_same_ids():
-    def ids_at(clock, steps):
-        session: Any = Resumed(clock)
-        plan = plan_of(rows=checked_functions({"emb": some}))
-        stepper = Stepper(plan, session.meta)
-        rows = BatchRows(plan, session, stepper, 4)
+    def ids_at(clock, steps, ahead):
+        how: Any = {"rows": checked_functions({"emb": some}), "rows_ahead": ahead}
+        _, stepper, rows = alone(clock, **how)
         for _ in range(steps):
             rows.make_ready(np.zeros(3))
+            if rows.may_begin():
+                rows.begin(np.zeros(3))
             rows.deliver(TrainerStep({}), np.zeros(3))
         rows.make_ready(np.zeros(3))
         return stepper.ids["emb"].tolist()
 
-    assert ids_at(5, 0) == ids_at(3, 2) == ids_at(0, 5) != ids_at(4, 0)
+    last = ids_at(5, 0, 0)
+    assert last == ids_at(3, 2, 0) == ids_at(0, 5, 0) == ids_at(2, 3, math.inf)
+    assert last != ids_at(4, 0, 0)
+
+
+def pushed(meta, *ids):
+    given = {"emb": RowGrad(ids, np.ones((len(ids), 1)))}
+    rows = row_intake.gradients(meta.layout, {0: ""}, given, weight=1.0, finite=True)
+    return TrainerStep({}, 1.0, rows)
+
+
+def test_what_a_step_changes_of_rows_that_were_read_before_is_read_again():
+    rows_of = checked_functions({"emb": lambda X: X})
+    session, stepper, rows = alone(rows=rows_of, rows_ahead=math.inf)
+    X = np.array([[5, 900], [7, 5]])
+    rows.make_ready(X)
+    for given in [pushed(session.meta, 5, 8, 5), pushed(session.meta, 8)]:
+        rows.begin(X)
+        rows.deliver(given, X)
+    first, second = [5, 900, 7, 5], [5, 5]
+    assert session.read == [(first, 0), (first, 1), (second, None), (first, 1)]
+    # In place, after the first of these steps; after the other one nothing was to be read.
+    assert stepper.params["emb"][..., 0].tolist() == [[1, 1], [1, 1]]
+    rows.begin(X)
+    rows.deliver(pushed(session.meta, 900), X)
+    assert stepper.params["emb"][..., 0].tolist() == [[2, 3], [2, 2]]
+    rows.deliver(pushed(session.meta, 1), None)
+    rows.make_ready(X)
+    assert session.read[-1] == (first, 0)
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2, math.inf])
+def test_rows_are_read_ahead_where_that_would_not_wait(staleness):
+    rows_of = checked_functions({"emb": lambda X: X})
+    session, _, rows = alone(rows=rows_of, rows_ahead=staleness)
+    session.reads.lag = 7  # of the reads of others
+    ids = np.arange(3)
+    for lag in range(3):
+        session.read_all = lambda *_: setattr(session.reads, "lag", session.clock)
+        session.clock = lag
+        rows.make_ready(ids)
+        rows._came = False
+        # At the next clock the slowest is behind by one more.
+        assert rows.may_begin() == (lag + 1 <= staleness)
+        assert session.reads.lag == 7
+
+
+def test_marks_find_all_that_are_among_others():
+    rng, marks = np.random.default_rng(0), Marks()
+    for low, high in [(0, 5000), (-(2**62), 2**62)]:
+        ids, others = rng.integers(low, high, 3000), rng.integers(low, high, 900)
+        others[:100] = ids[:100]
+        found = marks.find(ids, [others[:500], others[500:]])
+        assert {*np.flatnonzero(np.isin(ids, others))} <= {*found}
+        assert (np.diff(found) > 0).all()
+        assert len(found) < 1.02 * np.isin(ids, others).sum() + 10
+        assert not len(marks.find(ids, []))
+        assert not marks._marks.any()
+    same = np.arange(100) << 40  # alike in all but their upper bits
+    assert len(marks.find(same, [same[:10]])) < 20
+
+
+#: How many batches were looked at, by rank.
+LOOKED: dict[int, int] = {}
+
+
+def looked_at(store, is_exact, params, X, y):
+    """Compare what a batch has with a pull by nobody; push to its rows."""
+    rank, ids = int(X[0, 0]) % 2, X[:, 0]
+    LOOKED[rank] = LOOKED.get(rank, 0) + 1
+    now = store.pull((), rows={"own": ids, "all": X[:, 1]})
+    for name in ("own", "all") if is_exact else ("own",):
+        np.testing.assert_array_equal(params[name], now[name], strict=True)
+    grads: dict[str, Any] = {"all": np.full_like(params["all"], 0.5)}
+    # Beside those of the batch.
+    grads["own"] = RowGrad([*ids, 2 + rank], np.ones((len(ids) + 1, DIM)))
+    return grads
+
+
+@inside
+@pytest.mark.parametrize("sync", ["bsp", daskps.SSP(1), "asp"])
+def test_each_batch_has_the_rows_of_an_undisturbed_pull(way, sync):
+    # Each trainer has ids of its own in "own", and most come in the next batch again.
+    rng = np.random.default_rng(2)
+    own = 2 * rng.integers(0, 5, 80) + np.repeat([0, 1], 40)
+    X = np.stack([own, rng.integers(0, 9, 80)], 1)
+    params = {name: TableSpec(10, DIM, "float64", init=1.0) for name in ("own", "all")}
+    rows = {"own": users, "all": lambda X: X[:, 1]}
+    LOOKED.clear()
+    with daskps.create(params, optimizer=optim.SGD(0.5), shards=3) as store:
+        how: Any = {"trainers": 2, "batch_size": 4, "epochs": 2, "callbacks": ()}
+        look = partial(looked_at, store, sync == "bsp")
+        daskps.train(store, look, X, rows=rows, sync=sync, **how)
+        steps = store.stats()["tables"]["own"]["steps"]
+    assert LOOKED == {0: 20, 1: 20}
+    assert steps == (20 if sync == "bsp" else 40)
+
+
+def counts_itself(staleness, params, X, y):
+    """Count one's own row up; be no further ahead of the other than is allowed."""
+    rank = int(X[0])
+    mine, others = -params["emb"][rank, 0], -params["emb"][1 - rank, 0]
+    assert mine == LOOKED.get(rank, 0)
+    LOOKED[rank] = int(mine) + 1
+    assert others >= mine - staleness
+    return {"emb": RowGrad([rank], np.ones((1, 1)))}
+
+
+@inside
+@pytest.mark.parametrize("staleness", [1, 2])
+def test_rows_that_are_read_ahead_are_no_staler_than_the_run_allows(way, staleness):
+    params = {"emb": TableSpec(2, 1, "float64")}
+    LOOKED.clear()
+    with daskps.create(params, optimizer=optim.SGD(1.0), shards=2) as store:
+        how: Any = {"trainers": 2, "batch_size": 1, "callbacks": ()}
+        how |= {"sync": daskps.SSP(staleness), "rows": {"emb": lambda X: [0, 1]}}
+        X = np.repeat([0.0, 1.0], 30)
+        result = daskps.train(store, partial(counts_itself, staleness), X, **how)
+        assert store["emb"].pull([0, 1]).tolist() == [[-30], [-30]]
+    assert result.history[0].staleness <= staleness
 
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
@@ -279,16 +425,6 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
         "an array was given for 'items', which is a table",
     ),
 }
-ALONE: dict[str, dict[str, Any]] = {
-    "execution='graph'": {"execution": "graph"},
-    "codec=": {"codec": "bf16"},
-    "sync_every=": {"sync_every": 2},
-    "average='models'": {"average": "models"},
-    "a reduce function": {"reduce": lambda stacked, weights: stacked[0]},
-}
-for what, how in ALONE.items():
-    said = f"rows of table 'users' do not go with {re.escape(what)}"
-    REFUSED[what] = ({"users": users}, how, daskps.PushRejectedError, said)
 
 
 @inside

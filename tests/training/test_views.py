@@ -76,10 +76,10 @@ def waits(trainer, part):
     waiting, n = part
     read, elements = trainer._session.read, []
 
-    def counted(target, timeout):
+    def counted(target, timeout, **how):
         elements.append(sum(out.size for out in target.flats))
         open(waiting, "w").close()
-        read(target, timeout)
+        read(target, timeout, **how)
 
     trainer._session.read = counted
     if trainer.rank == 1:

@@ -14,7 +14,6 @@ from daskps.store import intake, row_intake
 from daskps.store.arguments import flag, number, whole
 from daskps.store.repeated import RepeatedGradients
 from daskps.store.row_targets import given_ids, pulled
-from daskps.store.with_rows import find_clash
 from daskps.training.overlap.prefetch import Prefetch
 from daskps.training.row_gradients import rows_given
 
@@ -37,9 +36,13 @@ class Ahead:
         Its place in the run.
     background : Background
         What carries out the operations that are not waited for.
+    clash : str
+        What of the run takes arrays alone, see :mod:`daskps.store.with_rows`.
     """
 
-    def __init__(self, session: Session, background: Background) -> None:
+    def __init__(
+        self, session: Session, background: Background, clash: str = ""
+    ) -> None:
         self._session, self._background = session, background
         self.rank = session.rank
         self.size = session.size
@@ -48,7 +51,7 @@ class Ahead:
         self._gradients = RepeatedGradients(
             meta.layout, meta.optimizers, finite=self._finite
         )
-        self._clash = find_clash(codec=session.codec)
+        self._clash = clash
         self._finished = False
         self._prefetch: Prefetch | None = None
 

@@ -31,7 +31,7 @@ class Background:
     """
 
     def __init__(self, session: Session) -> None:
-        self._session = session
+        self.session = session
         self._backlog = Backlog()
         #: Told of every change of the backlog.
         self._changed = threading.Condition()
@@ -46,9 +46,9 @@ class Background:
     def clock(self) -> int:
         """Ticks that were issued; those of operations that failed do not count."""
         if self._backlog.quiet:
-            return self._session.clock
+            return self.session.clock
         with self._changed:
-            return self._clock if self._backlog.busy else self._session.clock
+            return self._clock if self._backlog.busy else self.session.clock
 
     @property
     def quiet(self) -> bool:
@@ -59,7 +59,7 @@ class Background:
         """Have parameters read at the clock that the trainer will have by then."""
 
         def exchange(seconds: float | None) -> Any:
-            self._session.read_all(targets, seconds)
+            self.session.read_all(targets, seconds)
             return targets[-1].finish()
 
         return self.submit(exchange, deadline)
@@ -105,14 +105,14 @@ class Background:
         with self._changed:
             self._backlog.check()
             if not self._backlog.busy:
-                self._clock = self._session.clock
+                self._clock = self.session.clock
             self._clock += tick
             self.is_used = True
             self._backlog.put(operation)
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._serve,
-                    name=f"daskps-trainer-{self._session.rank}",
+                    name=f"daskps-trainer-{self.session.rank}",
                     daemon=True,
                 )
                 self._thread.start()
@@ -134,7 +134,7 @@ class Background:
         if self._backlog.quiet:
             return seconds
         self._check_thread()
-        where = f"trainer {self._session.rank} before {what}"
+        where = f"trainer {self.session.rank} before {what}"
         deadline = Deadline(seconds, f"the operations issued by {where}")
         with self._changed:
             while self._backlog.busy:
@@ -166,7 +166,7 @@ class Background:
         for operation in dropped:
             operation.set_exception(
                 RunCancelledError(
-                    f"the loop of trainer {self._session.rank} failed before this was "
+                    f"the loop of trainer {self.session.rank} failed before this was "
                     f"sent"
                 )
             )
@@ -186,7 +186,7 @@ class Background:
         """Refuse to wait in the thread that would have to end the wait."""
         if threading.current_thread() is self._thread:
             raise RuntimeError(
-                f"trainer {self._session.rank} would wait for itself: callbacks of "
+                f"trainer {self.session.rank} would wait for itself: callbacks of "
                 f"its futures run in the thread that carries out what it has issued; "
                 f"wait in the loop instead"
             )

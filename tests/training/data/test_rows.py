@@ -218,7 +218,7 @@ def test_bad_arguments_of_partition() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         partition(X, X, 0)
     with pytest.raises(TypeError, match=r"k is an int, found 2\.0"):
-        partition(X, X, 2.0)  # type: ignore[arg-type]
+        partition(X, X, 2.0)  # type: ignore[arg-type]  # refused
     with pytest.raises(ValueError, match="X has 4 rows and y 3"):
         partition(X, X[:3], 2)
     with pytest.raises(ValueError, match="3 weights for 2 parts"):

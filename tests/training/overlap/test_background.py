@@ -55,7 +55,7 @@ class Session:
 def push(background, *names, tick=True, weight=1.0):
     arrays = {name: np.zeros(1) for name in names}
     given = TrainerStep(arrays, weight)
-    deliver = partial(background._session.deliver, given, tick=tick)
+    deliver = partial(background.session.deliver, given, tick=tick)
     passing = None if tick else frozenset(names)
     never = Deadline(None, "a push")
     return background.submit(deliver, never, tick=tick, passing=passing)

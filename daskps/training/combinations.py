@@ -1,0 +1,75 @@
+"""Which arguments of a run go together, and what those say that do."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from daskps.consistency import ASP, BSP, SSP, Policy
+from daskps.reduction import check_reduce
+from daskps.store.arguments import whole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from daskps import codecs
+
+
+def rows_ahead(chosen: Policy) -> float:
+    """Return how far ahead of the slowest a trainer no longer reads rows early."""
+    if isinstance(chosen, SSP):
+        return chosen.staleness
+    return math.inf if isinstance(chosen, ASP) else 0
+
+
+def may_read_ahead(chosen: Policy) -> bool:
+    """Return whether a gradient may be computed from what was read a clock before."""
+    return isinstance(chosen, ASP) or (isinstance(chosen, SSP) and chosen.staleness > 0)
+
+
+def check_run(chosen: Policy, reduce: Any) -> Policy:
+    """Return a policy, with which contributions can be reduced in that way."""
+    check_reduce(reduce)
+    if callable(reduce):
+        why = "elsewhere every push is a step of its own"
+        check_rounds("a reduce function", chosen, why)
+    return chosen
+
+
+def check_rounds(what: str, chosen: Policy, why: str) -> None:
+    """Refuse what only a policy with rounds has."""
+    if not isinstance(chosen, BSP):
+        raise ValueError(f"{what} needs sync='bsp', found {chosen.name!r}: {why}")
+
+
+def check_averaging(chosen: Policy, reduce: Any, codec: codecs.Codec | None) -> None:
+    """Refuse what the mean of models cannot be combined with."""
+    if codec is not None:
+        raise ValueError(
+            f"average='models' takes no codec, found codec={codec.name!r}: what travels "
+            f"are weights, and it would round them; leave it at None"
+        )
+    why = "outside a round there is nothing to average"
+    check_rounds("average='models'", chosen, why)
+    if reduce != "mean":
+        raise ValueError("average='models' is a mean; leave reduce at 'mean'")
+
+
+def check_choice(what: str, value: Any, choices: Sequence[str]) -> None:
+    """Refuse an argument that is none of its choices."""
+    if value not in choices:
+        raise ValueError(f"{what}={value!r} is not known; choose one of {choices}")
+
+
+def batches_between(value: Any) -> int:
+    """Return how many batches `sync_every` says; 0 for all of an epoch."""
+    if value == "batch":
+        return 1
+    if value == "epoch":
+        return 0
+    if isinstance(value, str):
+        raise ValueError(
+            f"sync_every={value!r} is not known; choose 'batch', 'epoch' or a number "
+            f"of batches"
+        )
+    return whole(value, "sync_every", least=1)
