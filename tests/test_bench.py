@@ -43,6 +43,7 @@ from daskps.bench.peers import (
     tables,
 )
 from daskps.bench.peers.tables import DIM, RATE, TableJob
+from tests.kernels.compiling import kept
 
 SLOW = Comparison("BSP round, 1 KiB, 2 + 2", "Snail", (1e-3, 2e-3, 1e-3), (3e-3,) * 3)
 FAST = Comparison(
@@ -445,6 +446,7 @@ def test_rows_are_set_beside_the_limit(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_bench_of_rows_by_id(capsys: pytest.CaptureFixture[str]) -> None:
     few = ["--rows", "300,40", "--named", "50", "--looks", "2"]
+    few += ["--cache-dir", kept()]
     index.run(command.parser_of("index").parse_args(few))
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["300", "40"]

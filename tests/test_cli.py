@@ -48,6 +48,9 @@ def no_scheduler() -> Iterator[None]:
         (["demon"], "demon"),
         (["--frob"], "--frob"),
         (["demo", "--frob"], "--frob"),
+        (["demo", "--task", "letters"], "words"),
+        (["demo", "--task", "words", "--optimizer", "sgd"], "is for --task digits"),
+        (["demo", "--task", "words", "--staleness", "2"], "not asp"),
         (["demo", "digits"], "digits"),
         (["demo", "--epo", "3"], "--epo"),
         (["demo", "--sync", "sometimes"], "bsp"),
@@ -148,9 +151,11 @@ def test_options_reach_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert status(line.split()) == 0
     assert status(["demo"]) == 0
+    assert status(["demo", "--task", "words", "--epochs", "9"]) == 0
     assert seen == [
         demo.Options("tcp://a:1", "ssp", 2, 3, 4, 5, "adam", 6),
         demo.Options(),
+        demo.Options(None, "asp", None, None, 9, 512, "adagrad", 0, "words"),
     ]
     assert seen[0].policy == daskps.SSP(2)
 

@@ -24,6 +24,7 @@ from distributed import Client
 from daskps import cli, config, demo
 from daskps.demo import digits as data
 from daskps.demo import plain, servers, waiting
+from tests.kernels.compiling import kept
 from tests.support import PATIENCE, popen, until
 
 ROOT = Path(__file__).parent.parent
@@ -42,6 +43,8 @@ def place(tmp_path: Path) -> dict[str, str]:
         "HOME": str(tmp_path / "home"),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
         "TMPDIR": str(tmp_path / "tmp"),
+        # What is compiled is the same each time; one of the tests compiles it.
+        "DASK_DASKPS__CACHE_DIRECTORY": kept(),
         "PYTHONPATH": str(ROOT),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
@@ -280,6 +283,7 @@ def check_output(out: str, epochs: int) -> float:
 
 
 def test_defaults_from_a_cold_start(place: dict[str, str], tmp_path: Path) -> None:
+    del place["DASK_DASKPS__CACHE_DIRECTORY"]
     with started(place, tmp_path) as process:
         out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
@@ -288,6 +292,24 @@ def test_defaults_from_a_cold_start(place: dict[str, str], tmp_path: Path) -> No
     assert out.count("shard ") == 2
     assert not left_behind(tmp_path)
     assert [*(tmp_path / "cache" / "daskps" / "kernels").glob("*.py")]
+
+
+def test_words_by_the_command(place: dict[str, str], tmp_path: Path) -> None:
+    """One trainer alone, then one per worker; words that belong together are near."""
+    few = ["--sync", "ssp", "--epochs", "2", "--batch-size", "2048"]
+    with started(place, tmp_path, "--task", "words", *few) as process:
+        out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, err
+    assert not err
+    lines = re.findall(r"^ +(\d) +(\d) +(\d+\.\d{3}) +([\d,]+) ", out, re.MULTILINE)
+    assert [line[:2] for line in lines] == [("1", "1"), ("2", "2")]
+    assert float(lines[1][2]) < float(lines[0][2])
+    assert all(float(line[3].replace(",", "")) > 100 for line in lines)
+    [(found, named)] = re.findall(
+        r"^(\d+) of 10 pairs are among the 10 nearest:\n(.*)$", out, re.MULTILINE
+    )
+    assert len(named.split()) == int(found) >= 7
+    assert not left_behind(tmp_path)
 
 
 def listening(processes: list[psutil.Process]) -> set[str]:

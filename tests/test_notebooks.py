@@ -93,8 +93,19 @@ def test_sync_modes(tmp_path: Path) -> None:
     assert printed(done, "stderr") == ""
 
 
+def test_embeddings(tmp_path: Path) -> None:
+    done = execute(ROOT / "notebooks" / "03-embeddings.ipynb", tmp_path)
+    said = printed(done, "stdout")
+    assert re.search(r"^day:.*\b(month|year|week)\b", said, re.MULTILINE)
+    assert re.findall(r"^there: (\w+)$", said, re.MULTILINE) == ["False", "True"]
+    assert n_figures(done) == 1
+    assert printed(done, "stderr").count("\n") == 1  # the bar
+
+
 def test_every_notebook_is_run() -> None:
-    assert [n.name for n in NOTEBOOKS] == ["01-quickstart.ipynb", "02-sync-modes.ipynb"]
+    assert [n.name for n in NOTEBOOKS] == [
+        *("01-quickstart.ipynb", "02-sync-modes.ipynb", "03-embeddings.ipynb")
+    ]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.name)

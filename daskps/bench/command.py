@@ -28,6 +28,7 @@ NAMES = {
     "ends": "what the ends of workers cost: kills under pushes, closing a cluster",
     "graph": "rounds in the task graph, beside plain Dask",
     "index": "rows by id: to find them, to make them, to grow",
+    "intent": "waits for the rows of batches, read ahead and not",
     "kernels": "compiled loops, beside torch and copying memory",
     "memory": "workers with a model as large as their memory",
     "mixed": "a small push right after a large one, beside one after a small one",

@@ -36,16 +36,36 @@ if TYPE_CHECKING:
     Alternating: TypeAlias = Callable[[Seconds, Seconds], Samples]
 
 PARTS, SHARDS, ELEMENTS = 8, 8, 250_000
+#: Of the table; a part names as many rows as an array of 1 MB has elements for.
+ROWS, DIM = 100_000, 64
 
 
 def _half(params: Any, X: Any, y: Any) -> Any:
     return {"w": params["w"] * np.float32(0.5)}
 
 
-def _train(store: daskps.ParameterStore, rounds: int, parts: int, how: str) -> None:
-    data = np.zeros((parts * rounds, 1))
+def _half_of_rows(params: Any, X: Any, y: Any) -> Any:
+    return {"emb": params["emb"] * np.float32(0.5)}
+
+
+def _own(X: Any) -> Any:
+    """Return rows of one part's own."""
+    rng = np.random.default_rng(int(X[0, 0]))
+    return rng.integers(0, ROWS, ELEMENTS // DIM)
+
+
+def _same(X: Any) -> Any:
+    """Return the rows that all parts name."""
+    return _own(np.zeros((1, 1)))
+
+
+def _train(
+    store: daskps.ParameterStore, rounds: int, parts: int, how: str, **more: Any
+) -> None:
+    data = np.arange(float(parts * rounds))[:, None]
     options: dict[str, Any] = {"batch_size": 1, "execution": how, "callbacks": ()}
-    daskps.train(store, _half, data, trainers=parts, **options)
+    gradient = _half_of_rows if more else _half
+    daskps.train(store, gradient, data, trainers=parts, **options, **more)
 
 
 def _joined(*slices: Any) -> Any:
@@ -131,6 +151,32 @@ def _beside_resident(rounds: int, alternating: Alternating) -> Comparison:
     return Comparison("resident round of 2 trainers, 1 kB", "graph execution", *found)
 
 
+def _beside_an_array(
+    client: Client, rounds: int, alternating: Alternating
+) -> Iterator[tuple[Comparison, str]]:
+    """Yield rounds with rows of a table, beside those of an array of as many bytes."""
+    start = {"w": np.ones(ELEMENTS, "f4")}
+    table = {"emb": daskps.TableSpec(ROWS, DIM, init=1.0)}
+    sgd = optim.SGD(0.1)
+    with (
+        daskps.create(start, optimizer=sgd) as dense,
+        daskps.create(table, optimizer=sgd) as store,
+    ):
+        for which, ids in (("the same", _same), ("its own", _own)):
+            ours, array = _Cpu(client, rounds), _Cpu(client, rounds)
+            train = partial(_train, store, rounds, PARTS, "graph", rows={"emb": ids})
+            found = alternating(
+                partial(ours.seconds, train),
+                partial(array.seconds, partial(_train, dense, rounds, PARTS, "graph")),
+            )
+            name = f"graph round of {PARTS} parts, 1 MB of rows, each {which}"
+            used = f"rows {ours}, an array {array}"
+            yield (
+                Comparison(name, "an array of 1 MB", *found),
+                f"CPU time of a round, scheduler + workers: {used}",
+            )
+
+
 def _by_lane(rounds: int, alternating: Alternating) -> Iterator[tuple[Comparison, str]]:
     """Yield rounds between workers that share no memory, by lane and by message."""
     with clusters.local(2, close=["machine"], threads_per_worker=4) as client:
@@ -169,6 +215,9 @@ def run(options: Namespace) -> None:
         print(used)
         report.add(found)
         report.add(_beside_resident(options.rounds, alternating))
+        for found, used in _beside_an_array(client, options.rounds, alternating):
+            print(used)
+            report.add(found)
     if options.scheduler is None and not options.close:
         for found, used in _by_lane(options.rounds, alternating):
             print(used)

@@ -6,7 +6,6 @@ this but the lock. Tables are in shared memory, and each call names other rows, 
 of them are still in a cache. Times are those of the thread on the CPU; both sides of a line
 run in turn, and the ratio is the median over the pairs of our time over the peer's.
 """
-# ruff: noqa: PLR0917  (what a loop takes)
 
 from __future__ import annotations
 
@@ -85,12 +84,12 @@ class LoopTable:
         if not row_ids.are_distinct(ids, 0, len(self.w), cache_dir=self.cache_dir):
             found = row_ids.repeats(ids, cache_dir=self.cache_dir)
             ids, g = found.ids, found.sum(g)
-        self._apply(0, TableRows(self.w), ids, at, g)
+        self._apply(TableRows(self.w), ids, at, g, rule=0)
 
     def adagrad(self, ids: Array, g: Array) -> None:
         """Apply Adagrad as a shard does."""
         row_ids.are_distinct(ids, 0, len(self.w), cache_dir=self.cache_dir)
-        self._apply(1, TableRows(self.w, (self.total,)), ids, None, g)
+        self._apply(TableRows(self.w, (self.total,)), ids, None, g, rule=1)
 
     def pull(self, ids: Array) -> None:
         """Read rows as a shard does."""
@@ -122,7 +121,7 @@ class LoopTable:
         for part, w, first in tables:
             ours = split.ids[part]
             row_ids.are_distinct(ours, first, len(w), cache_dir=self.cache_dir)
-            self._apply(0, TableRows(w, (), first), ours, split.pos[part], g)
+            self._apply(TableRows(w, (), first), ours, split.pos[part], g, rule=0)
 
     def limit_pull(self, ids: Array) -> None:
         """Read rows without anything."""
@@ -138,7 +137,7 @@ class LoopTable:
         self.limit_push(ids, g)
 
     def _apply(
-        self, rule: int, table: TableRows, ids: Array, at: Array | None, g: Array
+        self, table: TableRows, ids: Array, at: Array | None, g: Array, *, rule: int
     ) -> None:
         bound = self._rules[rule]
         log = self.log if rule else self.log._replace(slots=())

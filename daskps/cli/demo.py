@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -10,7 +11,11 @@ from daskps import demo as module
 from daskps.cli.group import Failure, Misuse
 from daskps.limits import MOST_TRAINERS
 
-DEFAULTS = module.Options()
+
+def default(name: str, *, words: bool = True) -> str:
+    """Return what the help says of a default: that of the digits, then of the words."""
+    digits, others = (getattr(module.TASKS[task], name) for task in ("digits", "words"))
+    return f"[default: {digits}{f'; words: {others}' if words else ''}]"
 
 
 def address(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
@@ -20,7 +25,14 @@ def address(ctx: click.Context, param: click.Parameter, value: str | None) -> An
     return value
 
 
-@click.command(short_help="Train softmax regression on handwritten digits.")
+@click.command(short_help="Train on handwritten digits, or vectors of words.")
+@click.option(
+    "--task",
+    type=click.Choice(tuple(module.TASKS)),
+    default="digits",
+    show_default=True,
+    help="What to train: softmax regression, or vectors of words.",
+)
 @click.option(
     "--scheduler",
     metavar="ADDRESS",
@@ -30,9 +42,7 @@ def address(ctx: click.Context, param: click.Parameter, value: str | None) -> An
 @click.option(
     "--sync",
     type=click.Choice(module.POLICIES),
-    default=DEFAULTS.sync,
-    show_default=True,
-    help="How trainers are kept together.",
+    help=f"How trainers are kept together.  {default('sync')}",
 )
 @click.option(
     "--staleness",
@@ -49,41 +59,39 @@ def address(ctx: click.Context, param: click.Parameter, value: str | None) -> An
 @click.option(
     "--epochs",
     type=click.IntRange(1),
-    default=DEFAULTS.epochs,
-    show_default=True,
     metavar="N",
-    help="Passes over the data.",
+    help=f"Passes over the data.  {default('epochs')}",
 )
 @click.option(
     "--batch-size",
     type=click.IntRange(1),
-    default=DEFAULTS.batch_size,
-    show_default=True,
     metavar="ROWS",
-    help="Rows per batch and trainer.",
+    help=f"Rows per batch and trainer.  {default('batch_size')}",
 )
 @click.option(
     "--optimizer",
     type=click.Choice(tuple(module.RULES)),
-    default=DEFAULTS.optimizer,
-    show_default=True,
-    help="The update rule of the store.",
+    help="With --task digits: the update rule of the store.  "
+    f"{default('optimizer', words=False)}",
 )
 @click.option(
     "--seed",
     type=click.IntRange(0),
-    default=DEFAULTS.seed,
-    show_default=True,
     metavar="N",
-    help="Of the held-out rows and the batches.",
+    help=f"Of the held-out rows and the batches.  {default('seed', words=False)}",
 )
-def demo(**given: Any) -> None:
-    """Train softmax regression on handwritten digits.
+def demo(task: str, **given: Any) -> None:
+    """Train on handwritten digits, or vectors of words.
 
-    The digits come with scikit-learn. The store is on two worker processes of this
-    machine or on a running cluster; then the same is done with plain NumPy.
+    The store is on two worker processes of this machine or on a running cluster. The
+    digits come with scikit-learn; softmax regression is trained on them, then the same
+    is done with plain NumPy. The words are those of Python's help and docstrings; each
+    gets a vector in a table of any ids, and at the end neighbours are looked up.
     """
-    options = module.Options(**given)
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if task == "words" and "optimizer" in chosen:
+        raise click.UsageError("--optimizer is for --task digits, not words")
+    options = replace(module.TASKS[task], **chosen)
     if options.staleness is not None and options.sync != "ssp":
         raise click.UsageError(f"--staleness is for --sync ssp, not {options.sync}")
     try:

@@ -1,7 +1,7 @@
-"""What ``daskps demo`` does: softmax regression on handwritten digits.
+"""What ``daskps demo`` does: softmax regression on handwritten digits, or words.
 
-It trains through a store on a cluster, then in this process with plain NumPy on the
-same batches, and prints both.
+The digits are trained through a store on a cluster, then in this process with plain NumPy
+on the same batches, and both are printed. The words are in :mod:`daskps.demo.words`.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import daskps
+from daskps.demo import words
 from daskps.demo.digits import accuracy, difference, gradient, initial, load
-from daskps.demo.options import POLICIES, RULES, DemoError, Options
+from daskps.demo.options import POLICIES, RULES, TASKS, DemoError, Options
 from daskps.demo.plain import train_plain
 from daskps.demo.servers import cluster
 from daskps.demo.waiting import WaitNotice
-from daskps.errors import ProtocolError
 
 if TYPE_CHECKING:
     from daskps.demo.digits import Digits, Params
 
-__all__ = ["POLICIES", "RULES", "DemoError", "Options", "demo", "train"]
+__all__ = ["POLICIES", "RULES", "TASKS", "DemoError", "Options", "demo", "train"]
 
 
 def demo(options: Options) -> None:
-    """Train through a store and print how it went.
+    """Do a task through a store and print how it went.
 
     Parameters
     ----------
@@ -34,16 +34,20 @@ def demo(options: Options) -> None:
     Raises
     ------
     DemoError
-        If scikit-learn is missing, or the cluster cannot be reached, has no workers
-        or lacks daskps.
+        If scikit-learn or Python's own text is missing, or the cluster cannot be
+        reached, has no workers or lacks daskps.
     """
+    if options.task == "words":
+        words.demo(options)
+    else:
+        _digits(options)
+
+
+def _digits(options: Options) -> None:
     digits = load(options.seed)
     with cluster(options.scheduler) as client:
         trainers = options.trainers or len(client.nthreads())
-        try:
-            params = train(options, digits, client, trainers)
-        except ProtocolError as error:
-            raise DemoError(str(error)) from error
+        params = train(options, digits, client, trainers)
     began = time.perf_counter()
     plain = train_plain(options, digits, trainers)
     seconds = time.perf_counter() - began
@@ -57,7 +61,7 @@ def demo(options: Options) -> None:
 
 
 def train(options: Options, digits: Digits, client: Any, trainers: int) -> Params:
-    """Train through a store, printing as it goes.
+    """Train on the digits through a store, printing as it goes.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ class DemoError(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """The options of ``daskps demo``."""
+    """The options of ``daskps demo``, as they are for the digits where none is given."""
 
     scheduler: str | None = None
     sync: str = "bsp"
@@ -34,6 +34,7 @@ class Options:
     batch_size: int = 32
     optimizer: str = "sgd"
     seed: int = 0
+    task: str = "digits"
 
     @property
     def policy(self) -> Any:
@@ -41,3 +42,12 @@ class Options:
         if self.staleness is None:
             return self.sync
         return daskps.SSP(self.staleness)
+
+
+#: What each task begins with.
+TASKS = {
+    "digits": Options(),
+    "words": Options(
+        task="words", sync="asp", epochs=5, batch_size=512, optimizer="adagrad"
+    ),
+}

@@ -14,6 +14,7 @@ from distributed import Client, LocalCluster
 
 from daskps.demo.options import DemoError
 from daskps.demo.waiting import WaitNotice
+from daskps.errors import ProtocolError
 from daskps.usercode import holding_interrupts
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def cluster(scheduler: str | None) -> Iterator[Any]:
     Raises
     ------
     DemoError
-        If there is no such cluster, or it has no workers.
+        If there is no such cluster, or it has no workers or lacks daskps.
     """
     with ExitStack() as stack:
         address = scheduler or _two_processes(stack)
@@ -63,7 +64,10 @@ def cluster(scheduler: str | None) -> Iterator[Any]:
         stack.enter_context(client)
         if not client.nthreads():
             raise DemoError(f"the cluster at {address} has no workers; start some")
-        yield client
+        try:
+            yield client
+        except ProtocolError as error:
+            raise DemoError(str(error)) from error
 
 
 def _two_processes(stack: ExitStack) -> LocalCluster:

@@ -10,6 +10,7 @@ import importlib
 import math
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ import traceback
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +92,10 @@ def launched(
     variables = {**os.environ, **_ONE_THREAD, **(environment or {})}
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        listener = stack.enter_context(Listener(str(folder / "door"), "AF_UNIX"))
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(folder / "door"))
+        listener.listen(size)
+        listener.settimeout(1.0)
         processes = []
         for rank in range(1 if launcher else size):
             process = subprocess.Popen(
@@ -123,14 +127,13 @@ def _received(channel: Connection) -> Any:
 
 
 def _accepted(
-    listener: Listener, processes: Sequence[subprocess.Popen[bytes]], folder: Path
+    listener: socket.socket, processes: Sequence[subprocess.Popen[bytes]], folder: Path
 ) -> Connection:
     """Return the next process that calls; give up when one has died before."""
-    listener._listener._socket.settimeout(1.0)  # type: ignore[attr-defined]  # noqa: SLF001 - it has no timeout of its own
     end = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < end:
         try:
-            return listener.accept()
+            taken, _ = listener.accept()
         except TimeoutError:
             for process in processes:
                 if process.poll() is not None:
@@ -139,6 +142,9 @@ def _accepted(
                         f"a process ended with {process.returncode} before it began: "
                         f"{said[-2000:]}"
                     ) from None
+        else:
+            taken.setblocking(True)
+            return Connection(taken.detach())
     raise PeerError(f"its processes did not start within {PATIENCE_SECONDS:g} s")
 
 

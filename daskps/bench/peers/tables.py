@@ -5,11 +5,10 @@ its turn. Servers of MPI and of Ray run the same loops on the rows of their shar
 rows travel as plain arrays.
 """
 
-# ruff: noqa: PLR0917  (compiled functions take arguments by position)
-
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -55,7 +54,9 @@ def limit_push(w: Any, ids: Any, g: Any, lr: Any) -> None:
             w[row, i] -= lr * g[k, i]
 
 
-def limit_adagrad(w: Any, total: Any, ids: Any, g: Any, lr: Any, eps: Any) -> None:
+def limit_adagrad(  # noqa: PLR0917 - compiled functions take arguments by position
+    w: Any, total: Any, ids: Any, g: Any, lr: Any, eps: Any
+) -> None:
     """Apply Adagrad to rows in place."""
     for k in range(ids.size):
         later, row = ids[min(k + 8, ids.size - 1)], np.uint64(ids[k])
@@ -119,7 +120,7 @@ def loops() -> tuple[Callable[..., Any], Callable[..., Any]]:
     return module.function("limit_pull"), module.function("limit_push")
 
 
-class TableTrainer:
+class TableTrainer(ABC):
     """One trainer: its rows and gradients; what moves them is the subclass's."""
 
     def __init__(self, job: TableJob, rank: int) -> None:
@@ -132,9 +133,9 @@ class TableTrainer:
         ids = next(self._turns)
         self.move(ids, self.out[: len(ids)], self.grads[: len(ids)])
 
+    @abstractmethod
     def move(self, ids: Array, out: Array, grads: Array) -> None:
         """Read the rows of these ids, then update them."""
-        raise NotImplementedError
 
 
 class _Limit(TableTrainer):
