@@ -681,6 +681,46 @@ def test_rows_named_more_than_once(way, ids):
         np.testing.assert_array_equal(found, rows[ids])
 
 
+def push_rank_to_rows(trainer, shared):
+    """Push -(rank + 1) to rows that all have and to one's own; see what became of them."""
+    ids, seen = np.array([*shared, 20 + trainer.rank]), []
+    for _ in range(3):
+        grad = np.full((len(ids), 2), -(trainer.rank + 1.0))
+        trainer.push({"m": daskps.RowGrad(ids, grad)})
+        seen.append(trainer.pull((), rows={"m": ids})["m"][:, 0].tolist())
+    return seen
+
+
+@pytest.mark.parametrize("way", ["inside"], indirect=True)
+def test_m7_v8_rows_after_i_pushes_of_three_workers(way):
+    """Rows that all three name go 13, 25, 37, bit-identical for all; others by 2 (r + 1)."""
+    table = daskps.TableSpec(23, 2, "float64", init=1.0)
+    rule, shared = optim.SGD(2.0), [17, 0, 9]
+    with daskps.create({"m": table}, optimizer=rule, shards=3) as store:
+        found = daskps.run(store, push_rank_to_rows, [shared] * 3, reduce="sum")
+        for rank, seen in enumerate(found):
+            own = [1 + 2 * (rank + 1) * (i + 1) for i in range(3)]
+            expected = [13, 25, 37]
+            assert seen == [[a, a, a, b] for a, b in zip(expected, own, strict=True)]
+        assert (store["m"].pull([1, 8, 16]) == 1).all()
+
+
+def two_at_once(trainer, part):
+    first = trainer.pull_async((), rows={"m": [3, 1]})
+    trainer.push_async({"m": daskps.RowGrad([1], np.ones((1, 2)))})
+    second = trainer.pull_async((), rows={"m": [1, 2]})
+    return first.result()["m"][:, 0].tolist(), second.result()["m"][:, 0].tolist()
+
+
+@pytest.mark.parametrize("way", ["inside"], indirect=True)
+def test_second_read_of_rows_leaves_the_first_alone(way):
+    """Both under way at once, each with arrays of its own (7.1, 10)."""
+    table = daskps.TableSpec(5, 2, "float64", init=[[i, i] for i in range(5)])
+    with daskps.create({"m": table}, optimizer=optim.SGD(2.0), shards=2) as store:
+        [found] = daskps.run(store, two_at_once, [0], sync="asp")
+        assert found == ([3, 1], [-1, 2])
+
+
 def replicate(trainer, part):
     """Two local steps on a replica, then its change goes to the store."""
     store, steps = part

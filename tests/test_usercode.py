@@ -186,7 +186,7 @@ def places():
     yield "what was to be pickled called", lambda: dumps(Unwritable())
     yield (
         "on_round of Callback called sys.exit('round')",
-        lambda: callbacks.notify([Callback()], "on_round", None),  # type: ignore[arg-type]
+        lambda: callbacks.notify([Callback()], "on_round", None),  # type: ignore[arg-type]  # a stand-in
     )
 
 

@@ -6,6 +6,15 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        "addresses-are-taken-for-memory",
+        "daskps.cluster.directory.candidates:Candidates.__init__",
+        "self._asked = {row[0]: _Asked(entry.sizes[row[0]]) for row in entry.segments}",
+        "self._asked = {row[0]: _Asked(int(row[2])) for row in entry.segments}",
+        (
+            "tests/cluster/directory/test_departures.py::test_no_room_keeps_a_shard_away",
+        ),
+    ),
+    Mutant(
         "signs-of-life-do-not-count",
         "daskps.cluster.directory.verdict:Verdict.due",
         "is_silent = now >= self._evident_at + self._lost_after",
@@ -155,7 +164,7 @@ MUTANTS = (
     Mutant(
         "cut-without-a-shard",
         "daskps.cluster.directory.cuts:Cuts._attempt",
-        "if [i for i, _ in found] != sorted(cut.shards):",
+        "if [i for i, *_ in found] != sorted(cut.shards):",
         "if not found:",
         (
             "tests/cluster/directory/test_cuts.py::test_a_shard_that_leaves_after_the_cut_began_is_not_left_out",

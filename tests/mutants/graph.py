@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from tests.mutants.mutant import Mutant
 
+_ROWS: Final = (
+    "tests/cluster/host/test_contributed_rows.py"
+    "::test_sums_have_the_bits_of_an_arena[13-3-True]"
+)
 MUTANTS = (
     Mutant(
         "task-of-an-attempt-that-was-given-up",
@@ -87,6 +93,57 @@ MUTANTS = (
         "raise error",
         (
             "tests/cluster/runs/graph/test_graph.py::test_a_round_that_is_lost_each_time_is_an_error",
+        ),
+    ),
+    Mutant(
+        "rows-of-a-subtree-along-the-whole-tree",
+        "daskps.cluster.host.contributed_rows:fold_rows",
+        "relative = {rank - lo: node for rank, node in of.items()}",
+        "relative = {i: node for i, node in enumerate(of.values())}",
+        (_ROWS,),
+    ),
+    Mutant(
+        "mean-of-rows-without-ranks-that-brought-none",
+        "daskps.cluster.host.contributed_rows:_weight",
+        "return tree_sum({rank: node.weight for rank, node in nodes.items()}, lo, hi)",
+        "return tree_sum({r: n.weight for r, n in nodes.items() if len(n.ids)}, lo, hi)",
+        (_ROWS,),
+    ),
+    Mutant(
+        "rows-that-were-not-asked-for-take-memory",
+        "daskps.cluster.runs.graph.sums_asked:SumsAsked.sizes",
+        "if nbytes > self.row_nbytes:",
+        "if nbytes < 0:",
+        (
+            "tests/cluster/host/test_contributed_rows.py"
+            "::test_sums_that_were_not_asked_for_take_no_memory",
+        ),
+    ),
+    Mutant(
+        "rows-of-a-subtree-are-forgotten",
+        "daskps.cluster.host.contributions:_sum",
+        "return PartialSum(fold(opened, *span, empty) or ({}, {}), rows=rows)",
+        "return PartialSum(fold(opened, *span, empty) or ({}, {}))",
+        (_ROWS,),
+    ),
+    Mutant(
+        "all-ranks-draw-the-same-ids",
+        "daskps.training.graph:GraphStepper.__call__",
+        "place = self.plan.seed, epoch, rank, number",
+        "place = self.plan.seed, epoch, 0, number",
+        (
+            "tests/training/test_graph_rows.py"
+            "::test_executions_have_the_same_bits_with_rows[inside-3-sum]",
+        ),
+    ),
+    Mutant(
+        "rows-of-a-batch-of-another-round",
+        "daskps.cluster.runs.graph.context:TaskContext.reader",
+        "return RowReader(partial(self._read, place), self.host.pool.empty)",
+        "return RowReader(partial(self._read, type(place)(place.run, 0, max(0, place.round - 1))), self.host.pool.empty)",
+        (
+            "tests/training/test_graph_rows.py"
+            "::test_executions_have_the_same_bits_with_rows[inside-1-mean]",
         ),
     ),
 )

@@ -110,8 +110,8 @@ MUTANTS = (
     Mutant(
         "copy-that-outlived-its-cut",
         "daskps.cluster.host.cuts:copy_cut.copy",
-        "if not whole or held != [True]:",
-        "if not whole:",
+        "if made is None or held != [True]:",
+        "if made is None:",
         (
             "tests/cluster/caller/test_snapshots.py::test_copy_that_outlives_its_cut_is_made_again",
         ),

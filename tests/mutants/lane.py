@@ -20,6 +20,15 @@ ROWS = "tests/cluster/lane/test_row_forms.py"
 
 MUTANTS = (
     Mutant(
+        "marks-lie-between-rows-by-lane",
+        "daskps.cluster.caller.lane_rows:HostRows.frame",
+        'marks.append(ReadSlice(("uint8", 0, n), *one.marks))',
+        'found.append(ReadSlice(("uint8", 0, n), *one.marks))',
+        (
+            "tests/cluster/caller/test_verbs.py::test_from_client[keeps_rows_of_any_ids-lane]",
+        ),
+    ),
+    Mutant(
         "torn-rows-by-lane",
         "daskps.cluster.host.shard_row_reads:ShardRowRead.read",
         "return (version if header[ROWS_SEQUENCE] == sequence else ASK), at",
@@ -48,6 +57,16 @@ MUTANTS = (
         (
             "tests/cluster/lane/test_serving.py::"
             "test_no_thread_waits_twice_for_a_slow_caller",
+        ),
+    ),
+    Mutant(
+        "who-takes-little-keeps-a-thread",
+        "daskps.cluster.lane.served:ServedChannel.try_send",
+        "if waits and sent < sum(map(len, some)):",
+        "if False:",
+        (
+            f"{SERVING}::"
+            "test_a_thread_is_given_back_after_one_wait_for_who_takes_little",
         ),
     ),
     Mutant(
@@ -175,8 +194,8 @@ MUTANTS = (
     Mutant(
         "form-of-another-generation-is-tried",
         "daskps.cluster.host.lane_forms:HostForm._find",
-        "or hosted.shard.generation != step.generation",
-        "or hosted.shard.generation < step.generation",
+        "or hosted.shard.generation != part.step.generation",
+        "or hosted.shard.generation < part.step.generation",
         (f"{CALLS}::test_a_shard_that_came_back_is_asked_under_its_generation",),
     ),
     Mutant(
@@ -279,7 +298,7 @@ MUTANTS = (
     ),
     Mutant(
         "one-shard-of-an-answer-is-looked-at",
-        "daskps.cluster.host.lane_forms:HostForm._read_straight.is_whole",
+        "daskps.cluster.host.lane_answers:FormAnswers._read_straight.is_whole",
         "return all(read.is_whole(flip) for read, flip in looked)",
         "return any(read.is_whole(flip) for read, flip in looked)",
         (f"{TAIL}::test_an_answer_that_updates_run_into_does_not_end",),

@@ -57,7 +57,7 @@ MUTANTS = (
     ),
     Mutant(
         "sparse-memory",
-        "daskps.cluster.machine.membership:Membership.make",
+        "daskps.cluster.machine.block_files:new_block",
         "os.posix_fallocate(fd, start, stop - start)",
         "pass",
         (

@@ -151,7 +151,7 @@ MUTANTS = (
     ),
     Mutant(
         "memory-of-something-else-is-taken",
-        "daskps.shards.memory.segment:Segment._holds",
+        "daskps.shards.memory.holding:Identity.is_in",
         "if magic and found[1:] != (n, self.n_sides):",
         "if magic and found[1:2] != (n,):",
         (

@@ -69,7 +69,7 @@ MUTANTS = (
     ),
     Mutant(
         "kinds-in-one-round",
-        "daskps.shards.rounds.round:Round._check_kind",
+        "daskps.shards.rounds.unticked:Unticked.check_kind",
         "if kind not in (NOTHING, step.kind) or step.kind not in KINDS:",
         "if step.kind not in KINDS:",
         (

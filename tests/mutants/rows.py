@@ -7,10 +7,32 @@ from tests.mutants.mutant import Mutant
 _ROUNDS = "tests/shards/rounds/test_row_rounds.py"
 _LOG = "tests/kernels/test_row_log.py"
 _ANY = "tests/shards/test_any_rows.py"
+_FEED = "tests/shards/memory/test_feed.py"
+_POLICY = "tests/shards/test_row_policy.py"
+_CHANGED = "tests/shards/test_row_changes.py"
+_CHANGES = "tests/cluster/test_changes.py"
 _ANY_CRASHES = "tests/shards/test_any_row_crashes.py"
 _ROWS, _CRASHES = "tests/shards/test_rows.py", "tests/shards/test_row_crashes.py"
 
 MUTANTS = (
+    Mutant(
+        "copies-of-rows-that-change",
+        "daskps.shards.row_reads:copy_all_rows",
+        "return found if header[ROWS_SEQUENCE] == sequence else None",
+        "return found",
+        (
+            "tests/cluster/host/test_shard_copies.py::test_no_copy_is_made_of_rows_that_change",
+        ),
+    ),
+    Mutant(
+        "copies-of-rows-by-number",
+        "daskps.shards.row_reads:_copy_all",
+        "gather(table.rows, numbers, found.rows, cache_dir=segment.cache_dir)",
+        "found.rows[:] = table.rows[: len(ids)]",
+        (
+            "tests/cluster/host/test_shard_copies.py::test_a_copy_has_all_rows_by_id_also_those_that_came_meanwhile",
+        ),
+    ),
     Mutant(
         "rows-of-a-round-over-those-of-others",
         "daskps.shards.rounds.arena:Arena.place",
@@ -61,6 +83,68 @@ MUTANTS = (
         (
             "tests/kernels/test_row_merge.py::test_sums_have_the_bits_of_the_tree[8-float32]",
         ),
+    ),
+    Mutant(
+        "feed-written-over-without-a-word",
+        "daskps.shards.memory.feed:Feed.note",
+        "head[LOST_IDS] = max(head[LOST_IDS], stop - room)",
+        "pass",
+        (
+            f"{_FEED}::test_any_pushes_are_told_or_said_to_be_gone[0]",
+            f"{_FEED}::test_what_was_written_over_by_a_push_that_is_refused_is_gone",
+        ),
+    ),
+    Mutant(
+        "feed-counts-what-is-rolled-back",
+        "daskps.shards.memory.feed:Feed.note",
+        "n = told[self._at]",
+        "n = self._n = getattr(self, '_n', -1) + 1",
+        (
+            f"{_FEED}::test_any_pushes_are_told_or_said_to_be_gone[0]",
+            f"{_CRASHES}::test_killed_after_any_store[several]",
+        ),
+    ),
+    Mutant(
+        "feed-forgets-a-round-that-is-withdrawn",
+        "daskps.shards.memory.withdrawal:Withdrawal.finish",
+        "table.feed.again(self.old, self.record)",
+        "self.record.told[0] = self.old.told[0]",
+        (f"{_CRASHES}::test_killed_while_a_publication_of_rows_is_withdrawn[batch0]",),
+    ),
+    Mutant(
+        "feed-takes-the-rest-for-all-of-it",
+        "daskps.shards.memory.feed:Feed._newer",
+        "return entries if after <= since else None",
+        "return entries",
+        (f"{_FEED}::test_any_pushes_are_told_or_said_to_be_gone[0]",),
+    ),
+    Mutant(
+        "changes-without-a-look-at-what-ran-into-them",
+        "daskps.shards.row_changes:changes",
+        "return found if is_whole else None",
+        "return found",
+        (f"{_CHANGED}::test_a_look_that_an_update_runs_into_finds_nothing[0]",),
+    ),
+    Mutant(
+        "changes-said-later-are-left-out",
+        "daskps.store.changes:steps",
+        "parts[shard].take(_Part.of(meta, table, shard, one))",
+        "parts[shard].version = one.version",
+        (f"{_CHANGES}::test_who_hears_of_changes_has_the_table[few]",),
+    ),
+    Mutant(
+        "one-shard-that-has-forgotten-tells-all-alone",
+        "daskps.store.changes:steps",
+        "if others:",
+        "if not others:",
+        (f"{_CHANGES}::test_a_shard_that_has_forgotten_has_all_told_anew",),
+    ),
+    Mutant(
+        "changes-without-rows-whose-time-is-over",
+        "daskps.shards.row_changes:_changed",
+        "return np.union1d(ids, any_rows.keys[: any_rows.end][is_over])",
+        "return ids",
+        (f"{_CHANGED}::test_rows_whose_time_is_over_are_told[policy0]",),
     ),
     Mutant(
         "log-of-rows-goes-on-from-the-last",
@@ -189,7 +273,7 @@ MUTANTS = (
     Mutant(
         "second-of-repeats-is-lost",
         "daskps.shards.arrays.row_planning:each_once",
-        "return found.ids, found.sum(wide, at), None",
+        "return found.ids, found.sum(wide, at, empty=empty), None",
         "return found.ids, wide, found.last(at)",
         (f"{_ROWS}::test_repeats_are_one_update_and_in_assign_the_last_holds",),
     ),
@@ -241,5 +325,30 @@ MUTANTS = (
         "segment.memory = None",
         "pass",
         (f"{_ANY}::test_a_deputy_hands_over_what_needs_memory",),
+    ),
+    Mutant(
+        "a-row-that-went-just-now-was-nobodys",
+        "daskps.kernels.index_changes:vacant",
+        "book[_KEPT] = book[BEGIN] > 0",
+        "book[_KEPT] = 0",
+        (f"{_ANY_CRASHES}::test_killed_after_any_store[rows that go and come]",),
+    ),
+    Mutant(
+        "the-clock-of-a-table-stands-still",
+        "daskps.shards.memory.publication:Publication.add",
+        "self.record.clocks[ordinal] += 1",
+        "pass",
+        (
+            f"{_POLICY}::test_rows_are_those_of_a_plain_dict_on_any_number_of_shards[time-1]",
+        ),
+    ),
+    Mutant(
+        "who-was-too-late-goes-on-with-its-row",
+        "daskps.shards.arrays.any_rows:AnyRows._insert",
+        "log = self._forget_old(ids[rows < 0], log)",
+        "pass",
+        (
+            f"{_POLICY}::test_rows_are_those_of_a_plain_dict_on_any_number_of_shards[time-1]",
+        ),
     ),
 )

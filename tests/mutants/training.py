@@ -6,6 +6,36 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        "rows-that-a-step-changed-stay-as-read-before-it",
+        "daskps.training.batch_rows:BatchRows._read_again",
+        "rows.reshape(-1, rows.shape[-1])[again] = fresh[name]",
+        "rows.reshape(-1, rows.shape[-1])[again[:0]] = fresh[name][:0]",
+        (
+            "tests/training/test_train_rows.py"
+            "::test_what_a_step_changes_of_rows_that_were_read_before_is_read_again",
+        ),
+    ),
+    Mutant(
+        "rows-are-read-ahead-as-at-this-clock",
+        "daskps.training.batch_rows:BatchRows.begin",
+        "session.read_all(targets, seconds, ahead=1)",
+        "session.read_all(targets, seconds)",
+        (
+            "tests/training/test_train_rows.py"
+            "::test_what_a_step_changes_of_rows_that_were_read_before_is_read_again",
+        ),
+    ),
+    Mutant(
+        "a-trainer-at-its-bound-reads-rows-ahead",
+        "daskps.training.batch_rows:BatchRows.may_begin",
+        "return self._lag < self._plan.rows_ahead",
+        "return self._lag <= self._plan.rows_ahead",
+        (
+            "tests/training/test_train_rows.py"
+            "::test_rows_are_read_ahead_where_that_would_not_wait",
+        ),
+    ),
+    Mutant(
         "ranks-shuffle-alike",
         "daskps.training.data.rows:batches",
         "order = _permutation(n, seed, epoch, rank)",
