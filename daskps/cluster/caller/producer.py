@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -62,8 +63,9 @@ class Producer:
         self._given_up: set[int] = set()
         self._lock = threading.RLock()
         self._turn = threading.Condition(self._lock)
-        #: How many threads wait for an older push to end.
+        #: How many threads wait for an older push to end, and who does on event loops.
         self._n_waiting = 0
+        self._queue: deque[asyncio.Future[None]] = deque()
 
     async def identify(self, link: Link) -> None:
         """Have the directory issue an identity, at the first push."""
@@ -93,10 +95,44 @@ class Producer:
         self, deadline: Deadline, announce: Announce
     ) -> AsyncIterator[Turn]:
         """Hold a sequence number, without blocking the event loop."""
-        while (turn := self._begin()) is None:  # noqa: ASYNC110 - a thread may give it back
-            await asyncio.sleep(min(0.001, deadline.left()))
-        with HeldTurn(self, turn, announce):
-            yield turn
+        while not isinstance(found := self._begin_or_queue(), Turn):
+            await self._called(found, deadline)
+        with HeldTurn(self, found, announce):
+            yield found
+
+    def _begin_or_queue(self) -> Turn | asyncio.Future[None]:
+        """Take the next sequence number, or a place among those who wait for one."""
+        with self._lock:
+            if (turn := self._begin()) is not None:
+                return turn
+            place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._queue.append(place)
+            return place
+
+    async def _called(self, place: asyncio.Future[None], deadline: Deadline) -> None:
+        try:
+            await asyncio.wait({place}, timeout=deadline.remaining())
+        except BaseException:
+            self._leave(place)
+            # It may have been called already: then it is another's turn.
+            self._call_next()
+            raise
+        self._leave(place)
+
+    def _leave(self, place: asyncio.Future[None]) -> None:
+        with self._lock, suppress(ValueError):
+            self._queue.remove(place)
+
+    def _call_next(self) -> None:
+        """Have who has waited longest on an event loop try again, if there is room."""
+        with self._lock:
+            n = self.SPREAD - (self._next - min(self._open, default=self._next))
+            while n > 0 and self._queue:
+                place = self._queue.popleft()
+                # The loop of another thread may be closed by now.
+                with suppress(RuntimeError):
+                    place.get_loop().call_soon_threadsafe(_call, place)
+                    n -= 1
 
     def _begin(self) -> Turn | None:
         """Take the next sequence number, unless a push is too far behind."""
@@ -121,6 +157,8 @@ class Producer:
             self._open.discard(number)
             if self._n_waiting:
                 self._turn.notify_all()
+            if self._queue:
+                self._call_next()
             if not self._given_up:
                 return
             floor = min(self._open, default=self._next)
@@ -128,6 +166,11 @@ class Producer:
             self._given_up -= told
         if told:
             announce(self.id, floor)
+
+
+def _call(place: asyncio.Future[None]) -> None:
+    if not place.done():
+        place.set_result(None)
 
 
 class HeldTurn:
