@@ -15,7 +15,7 @@ HISTORY = {DOCS / "changelog.md"}
 PAGES = sorted({ROOT / "README.md", *DOCS.glob("*.md")} - HISTORY)
 #: The packages whose files the tree of the page lists.
 LISTED = (
-    *("store", "training", "cluster", "shards"),
+    *("store", "training", "cluster", "shards", "checkpoint"),
     *("layout", "optim", "kernels", "codecs"),
     *("cli", "demo", "bench", "testing"),
 )

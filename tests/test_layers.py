@@ -25,6 +25,7 @@ LAYERS = {
     "store": 4,
     "training": 4,
     "cluster": 3,
+    "checkpoint": 2,
     "shards": 2,
     "codecs": 1,
     "consistency": 1,
@@ -172,6 +173,8 @@ def own_fault(module: Module, target: str) -> str | None:
         return f"layer {module.layer} imports layer {layer}"
     if part == "shards" and module.layer >= 4 and module.part not in SEES_SHARDS:
         return "only cluster reaches shards"
+    if part == "shards" and module.part == "checkpoint":
+        return "checkpoints are below shards"
     return None
 
 
@@ -183,7 +186,7 @@ def stdlib_fault(module: Module, package: str) -> str | None:
     compiles |= module.name == "kernels.cache" and package == "fcntl"
     if package in CONCURRENCY and module.layer in (1, 2) and not compiles:
         return f"layer {module.layer} has no threads, locks or event loop"
-    does_files = module.name == "kernels.cache"
+    does_files = module.name in ("kernels.cache", "checkpoint.storage")
     # Of it only the hook for forks.
     does_files |= module.name == "kernels.threads" and package == "os"
     if package in INPUT_OUTPUT and module.layer in (1, 2) and not does_files:
@@ -198,6 +201,8 @@ def package_fault(module: Module, package: str) -> str | None:
         allowed |= {"dask", "yaml"}
     if module.part == "kernels":
         allowed |= {"llvmlite", "numba"}  # Numba's back end
+    if module.name == "checkpoint.storage":
+        allowed |= {"fsspec"}
     if module.name == "training.bars":
         allowed |= {"tqdm"}
     if module.name == "training.result":
@@ -249,6 +254,10 @@ def test_imports_go_downwards(module: Module) -> None:
         ("shards.shard", "import dask.array", "dask is not for"),
         ("shards.shard", "import threading", "no threads"),
         ("shards.shard", "import asyncio.locks", "no threads"),
+        ("checkpoint.plan", "from daskps.shards import steps", "below shards"),
+        ("checkpoint.plan", "import os", "no input or output"),
+        ("checkpoint.plan", "import fsspec", "fsspec is not for"),
+        ("checkpoint.storage", "import threading", "no threads"),
         ("layout", "import numba", "numba is not for"),
         ("layout", "from pathlib import Path", "no input or output"),
         ("kernels.compiled", "import asyncio", "no threads"),
@@ -301,7 +310,16 @@ def test_importing_daskps_leaves_heavy_packages_alone() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     loaded = {name.split(".")[0] for name in done.stdout.split()}
-    assert not loaded & {"cupy", "jax", "numba", "pandas", "sklearn", "torch", "zarr"}
+    assert not loaded & {
+        "cupy",
+        "fsspec",
+        "jax",
+        "numba",
+        "pandas",
+        "sklearn",
+        "torch",
+        "zarr",
+    }
 
 
 # -- circles, and who may change distributed ----------------------------------

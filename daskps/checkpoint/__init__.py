@@ -1,0 +1,1 @@
+"""What a checkpoint has on disk: names, arrays, their chunks and the manifest."""
