@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from daskps.kernels import scratch
 from daskps.kernels.compiled import module_of
 from daskps.kernels.source import sums_source
 from daskps.kernels.words import plain
@@ -69,6 +70,8 @@ def marked(ids: Any, first: int, n_rows: int, seen: Any) -> int:
         row = np.uint64(ids[k] - first)
         if row >= np.uint64(n_rows):
             return _OUTSIDE
+        if found:
+            continue
         at, bit = row >> np.uint64(_WORD), np.int64(1) << np.int64(row & np.uint64(63))
         if seen[at] & bit:
             found = _REPEATED
@@ -83,6 +86,8 @@ def hashed(ids: Any, first: int, n_rows: int, table: Any, bits: int) -> int:
         row = ids[k]
         if np.uint64(row - first) >= np.uint64(n_rows):
             return _OUTSIDE
+        if found:
+            continue
         at = np.uint64(row) * np.uint64(_MIX) >> np.uint64(_BITS - bits)
         while table[at] and ids[table[at] - 1] != row:
             at = (at + np.uint64(1)) & last
@@ -155,7 +160,7 @@ def split(ids: Array, edges: Array, *, cache_dir: str | None = None) -> Split | 
         return Split(ids, None, [0, k]) if inside else None
     starts = np.zeros(n + 1, np.int64)
     if k:
-        owner = np.empty(k, np.int32)
+        owner = scratch.empty(k, np.int32)
         if _module(cache_dir).function("owners")(ids, edges, owner, starts) < k:
             return None
         return split_by(ids, owner, starts, cache_dir=cache_dir)
@@ -183,7 +188,7 @@ def split_by(
     Split
         The ids by owner.
     """
-    pos, placed = np.empty((2, len(ids)), np.int64)
+    pos, placed = scratch.empty(2 * len(ids), np.int64).reshape(2, len(ids))
     _module(cache_dir).function("place")(ids, owner, starts, pos, placed)
     return Split(placed, pos, starts.tolist())
 
@@ -210,7 +215,7 @@ class Repeats:
         rows: Array,
         at: Array | None = None,
         *,
-        empty: Callable[[int, Any], Array] = np.empty,
+        empty: Callable[[int, Any], Array] = scratch.empty,
     ) -> Array:
         """Return the sum of the rows of each id, added up in order of appearance.
 
@@ -221,7 +226,8 @@ class Repeats:
         at : ndarray, shape (n,), int64, optional
             Row `at[i]` belongs to id i.
         empty : callable, optional
-            Makes the memory of the sums, as ``np.empty(n, dtype)`` does.
+            Makes the memory of the sums, as ``np.empty(n, dtype)`` does. By default it is
+            used again once nobody has a view of it.
 
         Returns
         -------
@@ -294,7 +300,7 @@ def are_distinct(
     _check_positions(ids, k)
     functions = _module(cache_dir).function
     if n_rows <= _ROWS_PER_ID * k:
-        seen = np.zeros((n_rows >> _WORD) + 1, np.int64)
+        seen = scratch.zeros((n_rows >> _WORD) + 1, np.int64)
         found = functions("marked")(ids, first, n_rows, seen)
     else:
         table, bits = _table(k)
@@ -322,7 +328,7 @@ def repeats(ids: Array, *, cache_dir: str | None = None) -> Repeats:
     k = len(ids)
     _check_positions(ids, k)
     table, bits = _table(k)
-    where, distinct = np.empty((2, k), np.int64)
+    where, distinct = scratch.empty(2 * k, np.int64).reshape(2, k)
     n = _module(cache_dir).function("number")(ids, table, bits, where, distinct)
     return Repeats(distinct[:n], where, cache_dir)
 
@@ -357,7 +363,7 @@ def _bare(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def _table(k: int) -> tuple[Array, int]:
     """Return a table of hashes for so many ids, at most half full."""
     bits = max(1, (2 * k).bit_length())
-    return np.zeros(1 << bits, np.int32), bits
+    return scratch.zeros(1 << bits, np.int32), bits
 
 
 def _check_positions(a: Array, n: int) -> None:

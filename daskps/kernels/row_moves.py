@@ -12,9 +12,6 @@ from daskps.kernels.source import MOVES_SOURCE
 if TYPE_CHECKING:
     from daskps.typing import Array
 
-#: Rows of at most so many bytes are asked for before their turn. Of longer ones the
-#: processor asks for enough by itself: rows of 256 bytes take a tenth more with it.
-_SHORT_NBYTES = 128
 #: Instead of positions: every one, in order.
 NOWHERE = np.empty(0, np.int64)
 _ID, _BYTE = np.dtype(np.int64), np.dtype(np.uint8)
@@ -69,7 +66,7 @@ class FixedGather:
         Where the compiled loop is kept, as in `build`.
     """
 
-    __slots__ = ("_dim", "_dtype", "_first", "_loop", "_rows", "_short")
+    __slots__ = ("_dim", "_dtype", "_first", "_loop", "_rows")
 
     def __init__(
         self, w: Array, first: int = 0, *, cache_dir: str | None = None
@@ -77,7 +74,6 @@ class FixedGather:
         check_rows(w, w)
         self._rows, self._first = as_bytes(w), first
         self._dtype, self._dim = w.dtype, w.shape[1]
-        self._short = w.strides[0] <= _SHORT_NBYTES
         self._loop = module_of(MOVES_SOURCE, cache_dir).function("gather")
 
     def __call__(self, ids: Array, out: Array, at: Array | None = None) -> bool:
@@ -114,8 +110,8 @@ class FixedGather:
             return True
         # What else there is to say of arrays, the compiled function says.
         places = NOWHERE if at is None else at
-        into, short = out.view(_BYTE) if self._dim else as_bytes(out), self._short
-        done: int = self._loop(self._rows, self._first, ids, places, into, short)
+        into = out.view(_BYTE) if self._dim else as_bytes(out)
+        done: int = self._loop(self._rows, self._first, ids, places, into)
         return done == n
 
 
@@ -172,11 +168,9 @@ def _run(
             )
     if not n:
         return
-    short = w.strides[0] <= _SHORT_NBYTES
     loop = module_of(MOVES_SOURCE, kept).function(name)
-    done = loop(
-        as_bytes(w), first, ids, NOWHERE if at is None else at, as_bytes(rows), short
-    )
+    places = NOWHERE if at is None else at
+    done = loop(as_bytes(w), first, ids, places, as_bytes(rows))
     if done < n:
         raise ValueError(
             f"id {ids[done]} at position {done} is no row from {first} to "

@@ -147,7 +147,7 @@ IDS = read(types.int64)
 
 
 @njit(nogil=True, cache=CACHE)
-def gather(w, first, ids, at, out, ask):
+def gather(w, first, ids, at, out):
     direct = at.size == 0
     n, room = np.uint64(w.shape[0]), np.uint64(out.shape[0])
     # Else a wrong id would be found when rows before it have been written.
@@ -163,14 +163,13 @@ def gather(w, first, ids, at, out, ask):
         to = np.uint64(k) if direct else np.uint64(at[k])
         if r >= n or to >= room:
             return k
-        if ask:
-            fetch_to_read(w, ids[min(k + AHEAD, ids.size - 1)] - first)
+        fetch_to_read(w, ids[min(k + AHEAD, ids.size - 1)] - first)
         copy_row(out, to, w, r)
     return ids.size
 
 
 @njit(nogil=True, cache=CACHE)
-def scatter(w, first, ids, at, rows, ask):
+def scatter(w, first, ids, at, rows):
     direct = at.size == 0
     n, given = np.uint64(w.shape[0]), np.uint64(rows.shape[0])
     for k in range(ids.size):
@@ -178,8 +177,7 @@ def scatter(w, first, ids, at, rows, ask):
         source = np.uint64(k) if direct else np.uint64(at[k])
         if r >= n or source >= given:
             return k
-        if ask:
-            fetch(w, ids[min(k + AHEAD, ids.size - 1)] - first)
+        fetch(w, ids[min(k + AHEAD, ids.size - 1)] - first)
         copy_row(w, r, rows, source)
     return ids.size
 
@@ -203,8 +201,8 @@ def restore(w, log, log_w, n):
     return -1
 
 
-SIGNATURES["gather"] = READ_ROWS, types.int64, IDS, IDS, WRITE_ROWS, types.boolean
-SIGNATURES["scatter"] = WRITE_ROWS, types.int64, IDS, IDS, READ_ROWS, types.boolean
+SIGNATURES["gather"] = READ_ROWS, types.int64, IDS, IDS, WRITE_ROWS
+SIGNATURES["scatter"] = WRITE_ROWS, types.int64, IDS, IDS, READ_ROWS
 ENTRIES = write(types.int64)
 SIGNATURES["assign"] = (
     WRITE_ROWS, types.int64, IDS, IDS, READ_ROWS, ENTRIES, WRITE_ROWS, ENTRIES,

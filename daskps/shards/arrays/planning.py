@@ -244,7 +244,8 @@ class UpdatePlanner:
             step.weight == 1.0 and len(ids) == len(item.data) // data.shape[1]
         )
         fused = all(look) and is_as_pushed
-        if look[0] and not fused:
+        # Sums are finite only of what is; there are fewer of them.
+        if look[0] and not fused and not self._is_finite(position, data):
             self._look(item, kind)
         if kind != GRADIENT:
             replace, by = kind == ASSIGN, step.producer
@@ -314,14 +315,17 @@ class UpdatePlanner:
 
     def _look(self, item: Item, kind: str) -> None:
         """Refuse an array with NaN or infinity."""
-        binding = self.binding(item.position)
-        # The rule's look is kept on disk, as its loops are.
-        look = finite if binding is None else binding.is_finite
-        if not look(item.data):
+        if not self._is_finite(item.position, item.data):
             name = self._names[item.position]
             raise PushRejectedError(
                 f"the {kind} of {name[:60]!r} has NaN or Inf; nothing was applied"
             )
+
+    def _is_finite(self, position: int, data: Array) -> bool:
+        binding = self.binding(position)
+        # The rule's look is kept on disk, as its loops are.
+        look = finite if binding is None else binding.is_finite
+        return look(data.reshape(-1))
 
     def _gradient(
         self,

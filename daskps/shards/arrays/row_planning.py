@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.errors import PushRejectedError
+from daskps.kernels import scratch
 from daskps.kernels.row_ids import are_distinct, repeats
 from daskps.shards.steps import ASSIGN, MODEL, REMOVE
 
@@ -76,7 +77,7 @@ def each_once(
     kind: str,
     cache_dir: str | None,
     *,
-    empty: Empty = np.empty,
+    empty: Empty = scratch.empty,
 ) -> tuple[Array, Array, Array | None]:
     """Return the ids of rows, none twice, their data, and which is whose.
 
