@@ -116,6 +116,25 @@ def buckets(
     return out
 
 
+def hashes(ids: Array, seed: int) -> Array:
+    """Return the whole hash of each id, which says where it is in a table.
+
+    Parameters
+    ----------
+    ids : ndarray, int64
+        Any.
+    seed : int
+        As in `buckets`.
+
+    Returns
+    -------
+    ndarray, uint64
+        As many.
+    """
+    found: Array = mixed(ids.view(np.uint64) ^ np.uint64(seed & _WORD_MASK))
+    return found
+
+
 def split(
     ids: Array, seed: int, edges: Array, *, cache_dir: str | None = None
 ) -> Split:

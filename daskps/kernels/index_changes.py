@@ -160,7 +160,11 @@ def take_one(words: Any, places: Any, row: Any, entries: Any, book: Any) -> Any:
     ) * int(not is_counted)
     if not is_counted:
         words[head + ADMITTED] += 1
-        words[head + EVICTED] += comes_and_goes or book[_IS_FRESH] & 2 > 0
+        # Of a row whose time is over, nobody loses anything.
+        is_lost = (
+            book[_IS_FRESH] & 2 and words[places[2 * STATE] + found] >= book[SINCE]
+        )
+        words[head + EVICTED] += int(comes_and_goes) | int(is_lost)
         words[head + USED] += found >= 0 and book[_IS_FRESH] & 2 == 0
     if found >= 0:
         occupy(words, places, found, row, entries, book)

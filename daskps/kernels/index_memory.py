@@ -11,6 +11,7 @@ import numpy as np
 
 from daskps.kernels import index_probe as at
 from daskps.kernels import words_log
+from daskps.kernels.id_hash import hashes
 
 if TYPE_CHECKING:
     from daskps.typing import Array
@@ -106,25 +107,48 @@ class IndexMemory:
         ids, rows : ndarray, int64
             As many of both.
         """
-        rows = np.flatnonzero(self._state[: self.end] >= max(1, since))
+        rows = self.rows(since=since)
         ids = self._keys[rows]
         order = np.argsort(ids)  # each is there once
         return ids[order], rows[order]
 
-    def candidates(self) -> tuple[Array, Array]:
+    def rows(self, *, since: int = 0) -> Array:
+        """Return all rows that an id has, ascending.
+
+        Parameters
+        ----------
+        since : int
+            As in `look_up`.
+
+        Returns
+        -------
+        ndarray, int64
+            Their numbers.
+        """
+        return np.flatnonzero(self._state[: self.end] >= max(1, since))
+
+    def candidates(self, *, by_hash: bool = False) -> tuple[Array, Array]:
         """Return all ids that have been counted and have no rows, and their counts.
+
+        Parameters
+        ----------
+        by_hash : bool
+            Whether they come in the order of their hashes.
 
         Returns
         -------
         ids, counts : ndarray, int64
-            By id, ascending.
+            By id, ascending, unless by hash.
         """
+        if not self.head[at.CANDIDATES]:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
         side = int(self.head[at.SIDE]) & 1
         start, _ = self.places[2 * (at.SIDE_0 + side) :][:2]
         n = int(self.head[at.SLOTS_0 + side])
         entries = self.words[start : start + 2 * n].reshape(n, 2)
         ids, counts = entries[entries[:, 1] < 0].T
-        order = np.argsort(ids, kind="stable")
+        by = hashes(ids, int(self.head[at.SEED])) if by_hash else ids
+        order = np.argsort(by, kind="stable")
         return ids[order], -counts[order]
 
     @property

@@ -58,12 +58,14 @@ def chunks_of(layout: Layout, parameter: Parameter) -> list[Chunk]:
 
 #: In place of an index: all arrays, but no table.
 ARRAYS = -1
+#: In place of an index: everything, also slots and what is counted, as a checkpoint has it.
+WHOLE = -2
 
 
 def shards_of(layout: Layout, index: int | None) -> list[int]:
     """Return the shards that have any of a parameter or table; all for all of them."""
     n = len(layout.parameters)
-    if index is None or index == ARRAYS:
+    if index in (None, ARRAYS, WHOLE):
         return list(range(layout.n_shards))
     if index < n:
         return [piece.shard for piece in layout.pieces_of.get(index, ())]
@@ -73,7 +75,8 @@ def shards_of(layout: Layout, index: int | None) -> list[int]:
 
 def any_tables(layout: Layout, index: int | None) -> list[Table]:
     """Return the tables of any ids among what is copied: all, or the one of an index."""
-    return [t for t in layout.tables if not t.is_bounded and index in (None, t.index)]
+    wanted = None if index == WHOLE else index
+    return [t for t in layout.tables if not t.is_bounded and wanted in (None, t.index)]
 
 
 def chunks_of_table(layout: Layout, table: Table) -> list[Chunk]:

@@ -15,7 +15,6 @@ from daskps.errors import ProtocolError
 from daskps.kernels.row_log import overlay
 from daskps.kernels.row_moves import gather
 from daskps.shards.arrays.rows import entries_of, flip_of
-from daskps.shards.memory.areas import untouched
 from daskps.shards.memory.format import FLIP, ROWS_SEQUENCE, WITHDRAWS, WRITING
 from daskps.shards.memory.undo import settle
 
@@ -119,105 +118,6 @@ def copy_rows_locked(segment: Segment, flip: int, wanted: Sequence[RowsRead]) ->
     return True
 
 
-class AllRows(NamedTuple):
-    """Where the ids and rows of a table of any ids go, of its piece in a shard."""
-
-    position: int
-    ids: Array
-    #: Of shape (n, dim).
-    rows: Array
-
-    def cut(self, n: int) -> AllRows:
-        """Return the first of them."""
-        return AllRows(self.position, self.ids[:n], self.rows[:n])
-
-
-def all_rows(segment: Segment, position: int) -> tuple[Array, Array]:
-    """Return the ids of a table of any ids, ascending, and their rows; under the lock."""
-    settle(segment)
-    rows = place_for(segment, position, 0)
-    _, ids, values = _copy_all(segment, rows)
-    return ids, values
-
-
-def place_for(segment: Segment, position: int, more: int) -> AllRows:
-    """Return memory for all rows of a table of any ids, and some that may come yet.
-
-    What is for these is taken when it fills.
-
-    Raises
-    ------
-    ProtocolError
-        If it is no table of any ids.
-    """
-    table = table_at(segment, position)
-    if table.any_rows is None:
-        raise _not_any(table)
-    now, of = table.any_rows.n_rows, table.piece.table
-    ids = untouched((now + more) * 8).view(np.int64)
-    rows = untouched((now + more) * of.row_nbytes).view(of.dtype).reshape(-1, of.dim)
-    ids[:now], rows[:now] = 0, 0
-    return AllRows(position, ids, rows)
-
-
-def copy_all_rows(
-    segment: Segment, flip: int, wanted: Sequence[AllRows]
-) -> list[AllRows] | None:
-    """Copy all rows of tables of any ids out, ascending by id, without the lock.
-
-    For who holds back all that changes them: else there would be no end to it.
-
-    Parameters
-    ----------
-    segment : Segment
-        The shard's memory.
-    flip : int
-        That of which they are.
-    wanted : sequence of AllRows
-        Where they go; a table that has outgrown its memory is given other.
-
-    Returns
-    -------
-    list of AllRows or None
-        What was copied; None where rows were being changed, or the flip is not the
-        last one.
-
-    Raises
-    ------
-    ProtocolError
-        If one is no table of any ids.
-    """
-    header = segment.header
-    sequence = header[ROWS_SEQUENCE]
-    if sequence & 1 or header[FLIP] != flip:
-        return None
-    found = [_copy_all(segment, one) for one in wanted]
-    return found if header[ROWS_SEQUENCE] == sequence else None
-
-
-def _copy_all(segment: Segment, wanted: AllRows) -> AllRows:
-    table = table_at(segment, wanted.position)
-    if table.any_rows is None:
-        raise _not_any(table)
-    ids, numbers = table.any_rows.ids(table.since(segment.current))
-    if len(ids) > len(wanted.ids):
-        wanted = place_for(segment, wanted.position, len(ids))
-    found = wanted.cut(len(ids))
-    found.ids[:] = ids
-    gather(table.rows, numbers, found.rows, cache_dir=segment.cache_dir)
-    return found
-
-
-def all_ids(segment: Segment, position: int) -> Array:
-    """Return the ids of a table of any ids that have rows, ascending; under the lock."""
-    settle(segment)
-    table = table_at(segment, position)
-    if table.any_rows is None:
-        raise _not_any(table)
-    ids, _ = table.any_rows.ids(table.since(segment.current))
-    return ids
-
-
 def table_at(segment: Segment, position: int) -> TableMemory:
     """Return the table at a position.
 
@@ -250,7 +150,7 @@ def _by_row(
     rows = find(ids, lowest)
     there = rows >= 0
     if wanted.found is None or wanted.found.shape != there.shape:
-        raise _not_any(table)
+        raise not_any(table)
     wanted.found[:] = there
     if there.all():
         return wanted._replace(ids=rows)
@@ -258,7 +158,8 @@ def _by_row(
     return wanted._replace(ids=rows[there], at=at[there])
 
 
-def _not_any(table: TableMemory) -> ProtocolError:
+def not_any(table: TableMemory) -> ProtocolError:
+    """Return what is said where rows are asked for as those of another kind."""
     return ProtocolError(
         f"rows of table {table.piece.table.name[:60]!r} were asked as those of another "
         f"kind of table; run the same version of daskps in all processes"

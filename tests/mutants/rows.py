@@ -17,7 +17,7 @@ _ROWS, _CRASHES = "tests/shards/test_rows.py", "tests/shards/test_row_crashes.py
 MUTANTS = (
     Mutant(
         "copies-of-rows-that-change",
-        "daskps.shards.row_reads:copy_all_rows",
+        "daskps.shards.table_copies:copy_all_rows",
         "return found if header[ROWS_SEQUENCE] == sequence else None",
         "return found",
         (
@@ -26,7 +26,7 @@ MUTANTS = (
     ),
     Mutant(
         "copies-of-rows-by-number",
-        "daskps.shards.row_reads:_copy_all",
+        "daskps.shards.table_copies:_copy_all",
         "gather(table.rows, numbers, found.rows, cache_dir=segment.cache_dir)",
         "found.rows[:] = table.rows[: len(ids)]",
         (

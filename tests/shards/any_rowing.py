@@ -15,9 +15,10 @@ from daskps.layout.tables import AnyIds
 from daskps.shards.memory.format import GENERATION, N_PRODUCERS
 from daskps.shards.memory.room import Own
 from daskps.shards.memory.segment import Segment
-from daskps.shards.row_reads import RowsRead, all_rows, copy_rows, copy_rows_locked
+from daskps.shards.row_reads import RowsRead, copy_rows, copy_rows_locked
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, REMOVE, Item, Step, Ticket
+from daskps.shards.table_copies import all_rows
 from tests.kernels.compiling import kept
 from tests.shards.rowing import AddingRows
 

@@ -18,9 +18,10 @@ from daskps.shards.memory.format import GENERATION, VERSION
 from daskps.shards.memory.room import Own
 from daskps.shards.memory.segment import Segment
 from daskps.shards.memory.withdrawal import Withdrawal
-from daskps.shards.row_reads import RowsRead, all_ids, all_rows, copy_rows
+from daskps.shards.row_reads import RowsRead, copy_rows
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Step
+from daskps.shards.table_copies import all_ids, all_rows
 from daskps.testing.invariants import validate
 from tests.kernels.compiling import kept
 from tests.shards.any_rowing import (

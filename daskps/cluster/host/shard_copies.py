@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from daskps.layout.arrays import align
-from daskps.layout.chunks import ARRAYS, any_tables
-from daskps.layout.spans import IDS, ROWS, WEIGHTS, Span
+from daskps.layout.arrays import align, compute_dtype
+from daskps.layout.chunks import ARRAYS, WHOLE, any_tables
+from daskps.layout.spans import ROWS, WEIGHTS, Span, slot_area
+from daskps.shards.installing import Counted
 from daskps.shards.memory.areas import private
-from daskps.shards.row_reads import AllRows, copy_all_rows, place_for
+from daskps.shards.table_copies import AllRows, copy_all_rows, place_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -44,6 +45,8 @@ class ShardCopy:
         By area and position what of it is where.
     tables : sequence of AllRows
         The tables of any ids, whose memory is their own.
+    counted : Counted, optional
+        What the shard counts.
     """
 
     def __init__(
@@ -51,8 +54,11 @@ class ShardCopy:
         memory: Array,
         places: Mapping[tuple[str, int], CopyPlace],
         tables: Sequence[AllRows] = (),
+        counted: Counted | None = None,
     ) -> None:
         self._memory, self._places = memory, dict(places)
+        #: What the shard counts, in a copy of everything.
+        self.counted = counted
         self._tables = {of.position: of for of in tables}
         for array in (memory, *self._of_tables):
             array.flags.writeable = False
@@ -74,14 +80,15 @@ class ShardCopy:
         return cls(memory, places), parts
 
     def __reduce__(self) -> Any:
-        return type(self), (self._memory, self._places, [*self._tables.values()])
+        tables = [*self._tables.values()]
+        return type(self), (self._memory, self._places, tables, self.counted)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.nbytes} bytes>"
 
     @property
     def _of_tables(self) -> list[Array]:
-        return [array for of in self._tables.values() for array in (of.ids, of.rows)]
+        return [array for of in self._tables.values() for array in of.arrays]
 
     @property
     def nbytes(self) -> int:
@@ -93,15 +100,23 @@ class ShardCopy:
         """How many rows each table of any ids has."""
         return [len(of.ids) for of in self._tables.values()]
 
-    def with_tables(self, tables: Sequence[AllRows]) -> ShardCopy:
-        """Return the same with tables of any ids."""
-        return type(self)(self._memory, self._places, tables)
+    @property
+    def n_candidates(self) -> list[int]:
+        """How many ids without a row each table of any ids has, in a copy of everything."""
+        found = [of.candidates for of in self._tables.values()]
+        return [0 if of is None else of.shape[1] for of in found]
+
+    def with_tables(
+        self, tables: Sequence[AllRows], counted: Counted | None
+    ) -> ShardCopy:
+        """Return the same with tables of any ids, and what the shard counts."""
+        return type(self)(self._memory, self._places, tables, counted)
 
     def __sizeof__(self) -> int:
         return object.__sizeof__(self) + self.nbytes
 
     def get(self, span: Span) -> Array:
-        """Return elements of the shard, a view.
+        """Return elements of the shard, a view; of rows of any ids maybe a copy.
 
         Raises
         ------
@@ -109,9 +124,7 @@ class ShardCopy:
             For elements that it has not.
         """
         if (table := self._tables.get(span.position)) is not None:
-            whole = {IDS: table.ids, ROWS: table.rows.reshape(-1)}[span.area]
-            _check(span, 0, len(whole))
-            return whole[span.start : span.stop]
+            return table.get(span)
         dtype, first, end, at = self._places[span.area, span.position]
         _check(span, first, end)
         size = np.dtype(dtype).itemsize
@@ -135,28 +148,39 @@ class BegunCopy:
     tables: Sequence[AllRows]
     #: Of what is there now.
     nbytes: int
+    #: Whether it is of everything.
+    whole: bool = False
 
     @classmethod
     def of(
         cls, segment: Segment, layout: Layout, shard: int, index: int | None
     ) -> BegunCopy:
-        """Take memory for a copy of a shard, or of what is meant by an index."""
-        copy, parts = ShardCopy.begin(spans_of(layout, shard, index))
+        """Take memory for a copy of a shard, or of what is meant by an index.
+
+        With WHOLE that is everything, and a copy that a state is made of again.
+        """
+        whole = index == WHOLE
+        spans = spans_of(layout, shard, index)
+        if whole:
+            spans += slots_of(segment)
+        copy, parts = ShardCopy.begin(spans)
         tables, nbytes = [], copy.nbytes
         for table in any_tables(layout, index):
             position = layout.table_position(shard, table.index)
             now = segment.tables[position - len(segment.pieces)].n_rows
             more = now // 2 + MORE_NBYTES // table.row_nbytes
-            tables.append(place_for(segment, position, more))
-            nbytes += rows_nbytes([table], [now])
-        return cls(copy, parts, tables, nbytes)
+            place = place_for(segment, position, more, whole=whole)
+            tables.append(place)
+            nbytes += sum(array.nbytes for array in place.cut(now).arrays)
+        return cls(copy, parts, tables, nbytes, whole)
 
     def read(self, segment: Segment, flip: int) -> ShardCopy | None:
         """Return the shard at a flip; None where updates ran into the copy."""
+        counted = Counted.of(segment, flip) if self.whole else None
         tables = copy_all_rows(segment, flip, self.tables) if self.tables else []
         if tables is None or not segment.copy(flip, self.parts):
             return None
-        return self.copy.with_tables(tables)
+        return self.copy.with_tables(tables, counted)
 
 
 def spans_of(layout: Layout, shard: int, index: int | None) -> list[tuple[Span, str]]:
@@ -165,16 +189,35 @@ def spans_of(layout: Layout, shard: int, index: int | None) -> list[tuple[Span, 
     All of it, or one parameter or table, or with ARRAYS no table. What a table of any
     ids has nobody knows beforehand.
     """
+    every = index in (None, WHOLE)
     found = [
         (Span(WEIGHTS, position, 0, p.size), p.parameter.dtype)
         for position, p in enumerate(layout.pieces[shard])
-        if index in (None, ARRAYS, p.parameter.index)
+        if every or index in (ARRAYS, p.parameter.index)
     ]
     for piece in layout.table_pieces[shard]:
         table = piece.table
-        if table.is_bounded and piece.n_rows and index in (None, table.index):
+        if table.is_bounded and piece.n_rows and (every or index == table.index):
             position = layout.table_position(shard, table.index)
             found.append((Span(ROWS, position, 0, piece.size), table.dtype))
+    return found
+
+
+def slots_of(segment: Segment) -> list[tuple[Span, str]]:
+    """Return the slots of a shard, with dtypes; not those of rows of any ids."""
+    found = [
+        (
+            Span(slot_area(j), position, 0, piece.size),
+            compute_dtype(piece.parameter.dtype),
+        )
+        for position, piece in enumerate(segment.pieces)
+        for j in range(len(segment.slot_init[position]))
+    ]
+    for position, table in enumerate(segment.tables, len(segment.pieces)):
+        if table.piece.n_rows:
+            slots = enumerate(table.slots)
+            spans = [(Span(slot_area(j), position, 0, s.size), s) for j, s in slots]
+            found += [(span, slot.dtype.name) for span, slot in spans]
     return found
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.packing import pack_array
-from daskps.shards.row_reads import all_ids
+from daskps.shards.table_copies import all_ids
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -199,10 +199,36 @@ def _grow_logs(
         own[WORDS_ROOM] = stop
 
 
+def reserve(
+    memory: Memory, table: TableMemory, any_rows: AnyRows, *, n_rows: int, n_ids: int
+) -> None:
+    """Take the memory of so many rows and ids at once, in a table that has none yet.
+
+    Raises
+    ------
+    LayoutError
+        Where there is not so much; nobody has seen what was taken.
+    """
+    head, own, (w, slots, _) = any_rows.head, any_rows.own, table.buffers.table
+    now = int(head[index_probe.ROWS])
+    if n_rows > now:
+        if n_rows > len(w):
+            raise _no_more(any_rows, f"{n_rows:,} rows")
+        arrays = w, *slots, any_rows.keys, any_rows.state
+        memory.take([a[now:n_rows] for a in arrays])
+        head[index_probe.ROWS] = n_rows
+    entries, there, wanted = any_rows.entries(0), int(own[SIDE_ROOM]), 3 * n_ids
+    if wanted > there:
+        if 2 * wanted > len(entries):
+            raise _no_more(any_rows, f"an index of {wanted:,} entries")
+        memory.take([entries[2 * there : 2 * wanted]])
+        own[SIDE_ROOM] = head[index_probe.SLOTS_0] = wanted
+
+
 def _no_more(any_rows: AnyRows, what: str) -> LayoutError:
     piece = any_rows.piece
     return LayoutError(
         f"shard {piece.shard} has addresses for {piece.room:,} rows of table "
-        f"{piece.table.name[:60]!r}, and a push needs {what}; nothing was applied there, "
+        f"{piece.table.name[:60]!r}, and {what} are needed; nothing was applied there, "
         f"use more shards"
     )

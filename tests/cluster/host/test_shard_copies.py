@@ -12,7 +12,7 @@ from daskps.cluster.host import shard_copies
 from daskps.cluster.host.shard_copies import BegunCopy
 from daskps.kernels import row_moves
 from daskps.layout.spans import IDS, ROWS, WEIGHTS, Span
-from daskps.shards import row_reads
+from daskps.shards import table_copies
 from daskps.shards.memory.format import ROWS_SEQUENCE
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD
@@ -109,7 +109,7 @@ def test_no_copy_is_made_of_rows_that_change(monkeypatch):
         if segment.flip == flip:
             pushed(shard, 1, [(3, 1), (4, 1), (5, 1)])
 
-    monkeypatch.setattr(row_reads, "gather", late)
+    monkeypatch.setattr(table_copies, "gather", late)
     assert begun.read(segment, flip) is None
     monkeypatch.undo()
     assert begun.read(segment, segment.flip) is not None

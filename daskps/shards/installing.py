@@ -1,0 +1,212 @@
+"""A state that is installed in the segment of a new shard, before anybody sees it.
+
+It comes in pieces, as it was cut for other shards: :class:`Installation` puts each where it
+belongs. What has been pushed to the shard since is bit-equal to what it would have been in
+the shards that the state was taken from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daskps.errors import LayoutError
+from daskps.kernels import id_hash, index_filling, index_probe
+from daskps.kernels.row_moves import scatter
+from daskps.layout.buckets import bucket_rows, n_buckets
+from daskps.layout.spans import ROWS, TOUCHED, slot_area
+from daskps.shards.memory.format import VERSION
+from daskps.shards.memory.growth import reserve
+from daskps.shards.row_reads import not_any, table_at
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from daskps.layout.spans import Span
+    from daskps.shards.arrays.any_rows import AnyRows
+    from daskps.shards.memory.segment import Segment
+    from daskps.shards.memory.tables import TableMemory
+    from daskps.typing import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What a shard counts, at one flip; of a store but for the version all shards the same.
+
+    Of arrays only those that the shard has a piece of.
+    """
+
+    version: int
+    #: Optimizer steps by index of the parameter or table.
+    steps: Mapping[int, int]
+    #: Of each table how many pushes have named it.
+    clocks: Sequence[int]
+    #: Of each table how many ids have got a row in this shard, and have lost it to others.
+    came: Sequence[tuple[int, int]]
+
+    @classmethod
+    def of(cls, segment: Segment, flip: int) -> Counted:
+        """Return what a shard counts; for who holds back all that changes it."""
+        record = segment.record(flip)
+        indices = [piece.parameter.index for piece in segment.pieces]
+        indices += [table.piece.table.index for table in segment.tables]
+        steps = dict(zip(indices, record.steps.tolist(), strict=True))
+        came = [_came(table.any_rows) for table in segment.tables]
+        return cls(record.version, steps, record.clocks.tolist(), came)
+
+    def put(self, segment: Segment) -> None:
+        """Have a new shard count on from here; of others' parameters nothing is taken."""
+        record = segment.current
+        record.plain[VERSION] = self.version
+        for position, piece in enumerate(segment.pieces):
+            record.steps[position] = self.steps.get(piece.parameter.index, 0)
+        for position, table in enumerate(segment.tables, len(segment.pieces)):
+            record.steps[position] = self.steps.get(table.piece.table.index, 0)
+            record.clocks[table.ordinal] = self.clocks[table.ordinal]
+            if table.any_rows is not None:
+                admitted, evicted = self.came[table.ordinal]
+                table.any_rows.head[index_probe.ADMITTED] = admitted
+                table.any_rows.head[index_probe.EVICTED] = evicted
+
+
+def _came(any_rows: AnyRows | None) -> tuple[int, int]:
+    if any_rows is None:
+        return 0, 0
+    counts = any_rows.counts()
+    return counts["admissions"], counts["evictions"]
+
+
+class Installation:
+    """Fills a segment that was just made.
+
+    Parameters
+    ----------
+    segment : Segment
+        The segment, without a push.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        #: By position of tables of any ids the number of each row, in the order of hashes.
+        self._rows: dict[int, Array] = {}
+        self._candidates: dict[int, Array] = {}
+
+    def begin_table(self, position: int, ids: Array, candidates: Array) -> None:
+        """Give rows to ids of a table of any ids, and note which are only counted.
+
+        Parameters
+        ----------
+        position : int
+            Of its piece in the shard.
+        ids : ndarray, shape (n,), int64
+            All that have rows there, in the order of their hashes.
+        candidates : ndarray, shape (2, k), int64
+            Ids without rows, and how often each was pushed.
+
+        Raises
+        ------
+        LayoutError
+            Where there is no memory for so many.
+        ValueError
+            If ids are not in order, are there twice, are none of this shard's, or are
+            more than a bucket holds.
+        ProtocolError
+            If it is no table of any ids.
+        """
+        segment = self._segment
+        table = table_at(segment, position)
+        if (any_rows := table.any_rows) is None:
+            raise not_any(table)
+        counted, counts = candidates
+        counted = np.ascontiguousarray(counted)
+        for some in (ids, counted):
+            _check_ids(table, any_rows, some)
+        if (counts < 1).any():
+            raise ValueError(f"ids of {table.piece} were counted less than once")
+        n_ids = len(ids) + len(counted)
+        if segment.memory is None:
+            raise LayoutError("memory for rows is taken by the owner of a shard alone")
+        reserve(segment.memory, table, any_rows, n_rows=len(ids), n_ids=n_ids)
+        numbers = _numbers(any_rows, ids)
+        values = np.concatenate([numbers + 1, -counts])
+        every, cache_dir = np.concatenate([ids, counted]), segment.cache_dir
+        index_filling.enter_all_new(any_rows.index, every, values, cache_dir=cache_dir)
+        head = any_rows.head
+        any_rows.keys[numbers], any_rows.state[numbers] = ids, 1
+        head[index_probe.USED], head[index_probe.CANDIDATES] = len(ids), len(counted)
+        if not any_rows.of.max_rows:
+            head[index_probe.END] = len(ids)
+        self._rows[position] = numbers
+
+    def put(self, span: Span, values: Array) -> None:
+        """Write elements of the shard: those of rows of any ids after their ids.
+
+        Parameters
+        ----------
+        span : Span
+            Which ones; rows of any ids count in the order of their hashes.
+        values : ndarray
+            As many, of the area's dtype.
+
+        Raises
+        ------
+        ValueError, IndexError
+            If they do not fit.
+        """
+        segment, (area, position, start, stop) = self._segment, span
+        if position not in self._rows:
+            target = segment.view(segment.current, span)
+            if target.shape != values.shape or stop - start != len(values):
+                raise ValueError(f"{len(values)} values for elements {span}")
+            segment.payload.copy(target, values)
+            return
+        table = table_at(segment, position)
+        target = _of_rows(table)[area]
+        rows, width = self._rows[position], target.shape[1]
+        if not 0 <= start <= stop <= len(rows) * width or stop - start != len(values):
+            raise ValueError(f"{len(values)} values for elements {span}")
+        first, last = start // width, -(-stop // width)
+        if start % width or stop % width:
+            # Of a row that is cut, which takes a very long one.
+            at = np.arange(start, stop)
+            target[rows[at // width], at % width] = values
+            return
+        data = np.ascontiguousarray(values).reshape(-1, width)
+        scatter(target, rows[first:last], data, cache_dir=segment.cache_dir)
+
+
+def _of_rows(table: TableMemory) -> dict[str, Array]:
+    """Return the areas of a table of any ids that have something of each row."""
+    found = {ROWS: table.rows}
+    found |= {slot_area(i): slot for i, slot in enumerate(table.slots)}
+    if table.any_rows is not None:
+        found[TOUCHED] = table.any_rows.state.reshape(-1, 1)
+    return found
+
+
+def _check_ids(table: TableMemory, any_rows: AnyRows, ids: Array) -> None:
+    """Refuse ids that are not this shard's, or not in the order of their hashes."""
+    if len(ids) and not table.piece.holds(ids):
+        raise ValueError(f"ids that are not among {table.piece}")
+    hashes = id_hash.hashes(ids, any_rows.hash_seed)
+    if (hashes[1:] <= hashes[:-1]).any():
+        raise ValueError(f"ids of {table.piece} are not in the order of their hashes")
+
+
+def _numbers(any_rows: AnyRows, ids: Array) -> Array:
+    """Return which row each id gets; where there are so many at most, one of its bucket's."""
+    most = any_rows.of.max_rows
+    if not most:
+        return np.arange(len(ids))
+    n, piece = n_buckets(most), any_rows.piece
+    of = id_hash.buckets(ids, any_rows.hash_seed, n)
+    buckets, first, counts = np.unique(of, return_index=True, return_counts=True)
+    starts = np.array([bucket_rows(most, b) for b in buckets.tolist()], np.int64)
+    stops = np.array([bucket_rows(most, b + 1) for b in buckets.tolist()], np.int64)
+    if (counts > stops - starts).any():
+        raise ValueError(f"more ids than rows in one of {piece}")
+    within = np.arange(len(ids)) - np.repeat(first, counts)
+    before = bucket_rows(most, piece.first_bucket)
+    return np.repeat(starts - before, counts) + within
