@@ -3,6 +3,7 @@
 from daskps import codecs, init, optim
 from daskps.consistency import ASP, BSP, SSP
 from daskps.errors import (
+    CheckpointError,
     ClockError,
     ConsistencyError,
     ContributionLostError,
@@ -48,6 +49,7 @@ __all__ = [
     "SSP",
     "ArraySpec",
     "Changes",
+    "CheckpointError",
     "ClockError",
     "ConsistencyError",
     "ContributionLostError",

@@ -21,6 +21,7 @@
     ├── ShardLostError(RuntimeError)        no live copy of a shard
     │   ├── RoundLostError                  a round failed each time it was tried
     │   └── SnapshotLostError               nor of a snapshot's part
+    ├── CheckpointError                     missing, torn, damaged or too new
     ├── ProtocolError                       versions differ, host missing
     └── IllegalStateError(RuntimeError)     a bug of daskps; nothing catches it
 
@@ -33,6 +34,7 @@ the pickling between Dask processes.
 from __future__ import annotations
 
 __all__ = [
+    "CheckpointError",
     "ClockError",
     "ConsistencyError",
     "ContributionLostError",
@@ -378,6 +380,35 @@ class SnapshotLostError(ShardLostError):
             f"{self.worker} {self.reason}. A snapshot cannot be computed again; take "
             f"another one with store.snapshot()."
         )
+
+
+class CheckpointError(DaskPSError):
+    """A checkpoint that is missing, torn, damaged, of a newer format, or does not fit.
+
+    Nothing of it is loaded then.
+
+    Parameters
+    ----------
+    message : str
+        What is wrong, and what to do.
+    file : str, optional
+        The file that is meant, within the checkpoint.
+    parameter : str, optional
+        The parameter or table that the file is of.
+
+    Examples
+    --------
+    >>> error = daskps.CheckpointError("it is damaged", "weights/w/c/0", "w")
+    >>> error.file, error.parameter
+    ('weights/w/c/0', 'w')
+    """
+
+    def __init__(self, message: str, file: str = "", parameter: str = "") -> None:
+        super().__init__(message, file, parameter)
+        self.file, self.parameter = file, parameter
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class ProtocolError(DaskPSError):

@@ -25,8 +25,7 @@ _MOST, _MOST_NBYTES = 4, 2**22
 #: By the bits of their length, which is a power of two. Operations of a deque are atomic:
 #: of two threads one gets what is there.
 _kept: dict[int, deque[Array]] = {
-    bits: deque()
-    for bits in range((SMALLEST - 1).bit_length(), LARGEST.bit_length())
+    bits: deque() for bits in range((SMALLEST - 1).bit_length(), LARGEST.bit_length())
 }
 
 

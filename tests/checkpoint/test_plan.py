@@ -23,44 +23,18 @@ from daskps.checkpoint.plan import (
 from daskps.errors import IllegalStateError
 from daskps.init import constant
 from daskps.layout.arrays import Layout
-from daskps.layout.slots import PerRow
 from daskps.layout.spans import CANDIDATES, COUNTS, IDS, ROWS
 from daskps.layout.tables import AnyIds, UnboundedTable
-from tests.checkpoint.writing import State, write
+from tests.checkpoint.writing import State, mixed_state, write
 
 zarr = pytest.importorskip("zarr", minversion="3")
 SHARDS = [1, 2, 3, 5]
-NAMES = ["../up", "a/b", "a_b", "W", "w", "x" * 10_000, "zarr.json", "ü\ud800", "c"]
 
 
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Chunks of 64 bytes, so that small arrays have many."""
     monkeypatch.setattr(grid, "CHUNK_NBYTES", 64)
-
-
-def mixed_state(max_rows=0, ttl=0, admit_after=1):
-    """Arrays of all kinds and dtypes, both kinds of tables, all with slots."""
-    shapes: dict[str, Any] = {
-        name: ((3, i + 1), "float32") for i, name in enumerate(NAMES)
-    }
-    shapes |= {
-        "scalar": ((), "float64"),
-        "none": ((4, 0), "float32"),
-        "flags": ((3, 7), "bool"),
-        "bytes": ((50,), "int8"),
-        "words": ((5, 3), "uint64"),
-        "half": ((6, 11), "float16"),
-        "wide": ((2, 3, 41), "float64"),
-    }
-    any_ids = AnyIds(constant(0.0), 7, 0, max_rows, ttl, admit_after)
-    tables = {"emb": (13, 3, "float16"), "any": (0, 5, "float32", any_ids)}
-    rng = np.random.default_rng(0)
-    drawn = rng.choice(2**40, 320, replace=False) - 2**39
-    slots = {"wide": (0.0,), "half": (0.0, 1.0), "a/b": (0.0,), "scalar": (0.0,)}
-    slots |= {"emb": (0.0,), "any": (0.0, PerRow(0.0))}
-    ids, candidates = {"any": drawn[:300]}, {"any": drawn[300:]}
-    return State(shapes, tables, slots, ids, candidates)
 
 
 POLICIES = [(0, 0, 1), (1000, 0, 1), (0, 50, 3), (1000, 50, 2)]

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from daskps import optim
 from daskps.checkpoint.arrays import Counts, stored_arrays
+from daskps.checkpoint.digests import StoredFile, digest
+from daskps.checkpoint.manifest import Manifest, StoredParameter, StoredTable
 from daskps.checkpoint.plan import chunks_written, hashes
+from daskps.checkpoint.rules import StoredRule
 from daskps.checkpoint.zarr import nodes
+from daskps.init import constant
 from daskps.kernels import id_hash
 from daskps.layout.arrays import Layout, compute_dtype
-from daskps.layout.slots import width
+from daskps.layout.slots import PerRow, width
 from daskps.layout.spans import (
     CANDIDATES,
     COUNTS,
@@ -21,6 +28,7 @@ from daskps.layout.spans import (
     WEIGHTS,
     slot_area,
 )
+from daskps.layout.tables import AnyIds, UnboundedTable
 from tests.kernels.compiling import kept
 
 
@@ -130,3 +138,80 @@ def write(folder: Path, files: dict[str, bytes]) -> None:
         at = folder / path
         at.parent.mkdir(parents=True, exist_ok=True)
         at.write_bytes(content)
+
+
+def manifest_of(state: State, files: dict[str, bytes], **more: Any) -> Manifest:
+    """A manifest of files that a state has."""
+    layout = state.layout(1)
+    rule = StoredRule.of(optim.Adagrad(0.1), (0.0,))
+    rules = {first: replace(rule, first=first) for first in state.slots.values()}
+    rules = {
+        first: replace(rule, slots=tuple("abcd"[: len(first)])) if first else rule
+        for first, rule in rules.items()
+    }
+    numbers = {first: i for i, first in enumerate(rules)}
+
+    def rule_of(index: int) -> int | None:
+        return numbers[state.slots[index]] if index in state.slots else None
+
+    tables = []
+    arrays = {(a.members[0].index, a.area): a for a in state.arrays()}
+    for t in layout.tables:
+        told: dict[str, Any] = {}
+        if isinstance(t, UnboundedTable):
+            told = {"any_ids": t.of}
+            for area, n, name in (
+                (IDS, "n_rows", "begins"),
+                (CANDIDATES, "n_candidates", "candidate_begins"),
+            ):
+                told[n] = len(state.values[t.index, area])
+                if (array := arrays.get((t.index, area))) is not None:
+                    paths = map(array.path_of, array.grid.chunks())
+                    firsts = [np.frombuffer(files[p], np.int64)[:1] for p in paths]
+                    found = (hashes(first, t.hash_seed)[0] for first in firsts)
+                    told[name] = tuple(map(int, found))
+        tables.append(
+            StoredTable(
+                t.name, t.rows, t.dim, t.dtype, rule=rule_of(t.index), clock=3, **told
+            )
+        )
+    parameters = [
+        StoredParameter(p.name, p.shape, p.dtype, rule_of(p.index), steps=4)
+        for p in layout.parameters
+    ]
+    listed = (StoredFile(p, len(c), digest(c)) for p, c in files.items())
+    given: dict[str, Any] = {"store": "m", "lineage": "l" * 8, "parent": ""}
+    given |= {"sequence": 1, "time": 1.5}
+    given |= {"seed": 10**30, "version": 12, "daskps": "0.1", **more}
+    return Manifest(
+        parameters=tuple(parameters),
+        tables=tuple(tables),
+        rules=tuple(rules.values()),
+        files=tuple(listed),
+        **given,
+    )
+
+
+NAMES = ["../up", "a/b", "a_b", "W", "w", "x" * 10_000, "zarr.json", "ü\ud800", "c"]
+
+
+def mixed_state(max_rows: int = 0, ttl: int = 0, admit_after: int = 1) -> State:
+    """Arrays of all kinds and dtypes, both kinds of tables, all with slots."""
+    shapes: dict[str, Any] = {n: ((3, i + 1), "float32") for i, n in enumerate(NAMES)}
+    shapes |= {
+        "scalar": ((), "float64"),
+        "none": ((4, 0), "float32"),
+        "flags": ((3, 7), "bool"),
+        "bytes": ((50,), "int8"),
+        "words": ((5, 3), "uint64"),
+        "half": ((6, 11), "float16"),
+        "wide": ((2, 3, 41), "float64"),
+    }
+    any_ids = AnyIds(constant(0.0), 7, 0, max_rows, ttl, admit_after)
+    tables = {"emb": (13, 3, "float16"), "any": (0, 5, "float32", any_ids)}
+    rng = np.random.default_rng(0)
+    drawn = rng.choice(2**40, 320, replace=False) - 2**39
+    slots = {"wide": (0.0,), "half": (0.0, 1.0), "a/b": (0.0,), "scalar": (0.0,)}
+    slots |= {"emb": (0.0,), "any": (0.0, PerRow(0.0))}
+    ids, candidates = {"any": drawn[:300]}, {"any": drawn[300:]}
+    return State(shapes, tables, slots, ids, candidates)

@@ -1,0 +1,113 @@
+"""What a text of JSON says, looked at before anything is done with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from daskps.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Larger numbers are no counts: words have 64 bits.
+MOST = 2**63 - 1
+
+
+class Fields:
+    """The entries of a JSON object, each of the kind that is asked for.
+
+    Parameters
+    ----------
+    found : object
+        What was read.
+    file : str
+        Of which file, for errors.
+    where : str
+        Of which part of it.
+
+    Raises
+    ------
+    CheckpointError
+        Here and in all methods, for anything else.
+    """
+
+    def __init__(self, found: Any, file: str, where: str) -> None:
+        self.file, self.where = file, where
+        if not isinstance(found, dict):
+            raise self._wrong("", found, "an object")
+        self._found = found
+
+    def _wrong(self, name: str, found: Any, expected: str) -> CheckpointError:
+        at = f"{self.where}.{name}".strip(".")
+        return CheckpointError(
+            f"{self.file} is no manifest of daskps: {at or 'all of it'} is "
+            f"{found!r:.60}, expected {expected}; restore another checkpoint",
+            self.file,
+        )
+
+    def get(self, name: str) -> Any:
+        """Return an entry that may be anything."""
+        if name not in self._found:
+            raise self._wrong(name, "missing", "an entry of that name")
+        return self._found[name]
+
+    def text(self, name: str) -> str:
+        """Return a string."""
+        found = self.get(name)
+        if not isinstance(found, str):
+            raise self._wrong(name, found, "a string")
+        return found
+
+    def whole(self, name: str, least: int = 0, most: int = MOST) -> int:
+        """Return a whole number."""
+        found = self.get(name)
+        if type(found) is not int or not least <= found <= most:
+            raise self._wrong(name, found, f"a whole number from {least}")
+        return found
+
+    def number(self, name: str) -> float:
+        """Return a number."""
+        found = self.get(name)
+        if type(found) not in (int, float):
+            raise self._wrong(name, found, "a number")
+        return float(found)
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        """Return an object."""
+        found = self.get(name)
+        if not isinstance(found, dict):
+            raise self._wrong(name, found, "an object")
+        return found
+
+    def items(self, name: str) -> list[Any]:
+        """Return a list of anything."""
+        found = self.get(name)
+        if not isinstance(found, list):
+            raise self._wrong(name, found, "a list")
+        return found
+
+    def objects(self, name: str) -> Iterator[Fields]:
+        """Give the objects of a list."""
+        for i, found in enumerate(self.items(name)):
+            yield Fields(found, self.file, f"{self.where}.{name}[{i}]".strip("."))
+
+    def wholes(self, name: str, most: int = MOST) -> tuple[int, ...]:
+        """Return a list of whole numbers."""
+        found = self.items(name)
+        if any(type(n) is not int or not 0 <= n <= most for n in found):
+            raise self._wrong(name, found, "a list of whole numbers")
+        return tuple(found)
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """Return a list of numbers."""
+        found = self.items(name)
+        if any(type(n) not in (int, float) for n in found):
+            raise self._wrong(name, found, "a list of numbers")
+        return tuple(map(float, found))
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Return a list of strings."""
+        found = self.items(name)
+        if not all(isinstance(n, str) for n in found):
+            raise self._wrong(name, found, "a list of strings")
+        return tuple(found)

@@ -1,0 +1,215 @@
+"""The manifest: what a checkpoint is of, and the size and digest of each of its files.
+
+It is written last, so a checkpoint without one does not exist. It begins with a digest of
+what follows, and what it says is looked at before anything is done with it::
+
+    {"digest": "<32 hexadecimal digits>",
+    "format": 1, ...}
+
+The digest is that of all that follows the first line. Every format to come keeps this
+line and "format", so that what is newer can be told from what is damaged.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+from daskps.checkpoint.arrays import Counts, stored_arrays
+from daskps.checkpoint.digests import N_DIGITS, digest
+from daskps.errors import CheckpointError
+from daskps.layout.arrays import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from daskps.checkpoint.arrays import StoredArray
+    from daskps.checkpoint.digests import StoredFile
+    from daskps.checkpoint.rules import StoredRule
+    from daskps.layout.tables import AnyIds
+
+#: Its name in the folder of a checkpoint, and the format that is written.
+MANIFEST: Final = "manifest.json"
+FORMAT: Final = 1
+_BEGIN, _BETWEEN = b'{"digest": "', b'",\n'
+_HEAD = len(_BEGIN) + N_DIGITS + len(_BETWEEN)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredParameter:
+    """An array of the store."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    #: Which of the rules updates it, None for none, and how often it has.
+    rule: int | None = None
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTable:
+    """A table of the store."""
+
+    name: str
+    rows: int
+    dim: int
+    dtype: str
+    any_ids: AnyIds | None = None
+    rule: int | None = None
+    steps: int = 0
+    #: How many pushes have named it.
+    clock: int = 0
+    #: Of any ids: rows and candidates that there are; ids that got rows, and lost them.
+    n_rows: int = 0
+    n_candidates: int = 0
+    admitted: int = 0
+    evicted: int = 0
+    #: The hashes that the chunks of its ids begin with, and of its candidates.
+    begins: tuple[int, ...] = ()
+    candidate_begins: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All that a checkpoint says of itself."""
+
+    #: Name of the store, "" of a session store, and its lineage: that of the store which
+    #: it was restored from, or one of its own.
+    store: str
+    lineage: str
+    #: The checkpoint before it in its lineage, "" for none, and its number in its URL.
+    parent: str
+    sequence: int
+    #: When it was written, in seconds since 1970.
+    time: float
+    #: The store's; it may have any number of digits.
+    seed: int
+    #: The largest of the shards'.
+    version: int
+    parameters: tuple[StoredParameter, ...]
+    tables: tuple[StoredTable, ...]
+    rules: tuple[StoredRule, ...]
+    files: tuple[StoredFile, ...]
+    #: How far training has come, and what was measured: plain values of JSON.
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    history: Sequence[Mapping[str, Any]] = ()
+    #: Which daskps wrote it.
+    daskps: str = ""
+
+    def layout(self, n_shards: int) -> Layout:
+        """Return the layout of the store in any number of shards.
+
+        Raises
+        ------
+        LayoutError
+            If no store has such parameters.
+        """
+        shapes = {p.name: (p.shape, p.dtype) for p in self.parameters}
+        tables: dict[str, Any] = {
+            t.name: (t.rows, t.dim, t.dtype, *([t.any_ids] if t.any_ids else []))
+            for t in self.tables
+        }
+        return Layout.build(shapes, n_shards, tables)
+
+    @property
+    def _all(self) -> list[StoredParameter | StoredTable]:
+        """What it has, by index."""
+        return [*self.parameters, *self.tables]
+
+    @cached_property
+    def slots(self) -> dict[int, tuple[float, ...]]:
+        """First values of the slots by index of parameter or table."""
+        return {
+            index: self.rules[of.rule].first
+            for index, of in enumerate(self._all)
+            if of.rule is not None
+        }
+
+    @cached_property
+    def counts(self) -> Counts:
+        """Of tables of any ids: how many rows and candidates, in one shard."""
+        of = [t for t in enumerate(self.tables, len(self.parameters)) if t[1].any_ids]
+        rows = {index: (t.n_rows,) for index, t in of}
+        return Counts(rows, {index: (t.n_candidates,) for index, t in of})
+
+    @cached_property
+    def arrays(self) -> list[StoredArray]:
+        """What arrays it has."""
+        return stored_arrays(self.layout(1), self.slots, self.counts)
+
+    @cached_property
+    def file_at(self) -> dict[str, StoredFile]:
+        """Files by path."""
+        return {file.path: file for file in self.files}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files but its own."""
+        return sum(file.nbytes for file in self.files)
+
+    def parameter_of(self, path: str) -> str:
+        """Return whose elements a file has: the name of a parameter or table, or "".
+
+        Of packed arrays the first name and the number of others.
+        """
+        return self._names.get("/".join(path.split("/")[:2]), "")
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        names = [of.name for of in self._all]
+        found = {}
+        for array in self.arrays:
+            n = len(array.members)
+            more = f" and {n - 1:,} more" if n > 1 else ""
+            found[array.path] = names[array.members[0].index] + more
+        return found
+
+
+def sealed(body: Mapping[str, Any]) -> bytes:
+    """Return the text of a manifest, with the digest of what it says."""
+    text = json.dumps(body).encode("ascii")[1:]
+    return _BEGIN + digest(text).encode("ascii") + _BETWEEN + text
+
+
+def unsealed(content: bytes, file: str) -> dict[str, Any]:
+    """Return what a manifest says, if it is whole and of a format that is known.
+
+    Raises
+    ------
+    CheckpointError
+        If it is damaged or newer.
+    """
+    text = content[_HEAD:]
+    told = content[len(_BEGIN) : _HEAD - len(_BETWEEN)]
+    if content[:_HEAD] != _BEGIN + told + _BETWEEN or not text.endswith(b"}"):
+        raise CheckpointError(
+            f"{file} is no whole manifest of daskps: of {len(content):,} bytes beginning "
+            f"with {content[:40]!r}; restore another checkpoint",
+            file,
+        )
+    if digest(text).encode("ascii") != told:
+        raise CheckpointError(
+            f"{file} is damaged: it has another digest than it says; restore another "
+            f"checkpoint",
+            file,
+        )
+    try:
+        body = json.loads(b"{" + text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is no JSON: {error}", file) from None
+    version = body.get("format")
+    if type(version) is int and version > FORMAT:
+        raise CheckpointError(
+            f"{file} has format {version}, written by daskps "
+            f"{body.get('daskps', '?')!s:.40}; this daskps reads up to {FORMAT}: upgrade "
+            f"it",
+            file,
+        )
+    if version != FORMAT or type(version) is not int:
+        raise CheckpointError(
+            f"{file} has the format {version!r:.60}, expected {FORMAT}", file
+        )
+    return dict(body)

@@ -1,0 +1,182 @@
+"""Update rules in a manifest: by the names that daskps has for them, and never pickled.
+
+Of a rule or schedule of one's own only its text is kept, and a restore asks for it: what a
+file names is never imported.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from daskps import optim
+from daskps.errors import CheckpointError
+from daskps.layout.slots import PerRow, with_widths
+from daskps.optim import Rule, schedules
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from daskps.checkpoint.fields import Fields
+
+#: Those that are made from a manifest; a class of the same name elsewhere is none.
+RULES: Mapping[str, type[Rule]] = {
+    rule.__name__: rule
+    for rule in (optim.SGD, optim.Adagrad, optim.RMSprop, optim.Adam, optim.AdamW)
+}
+SCHEDULES: Mapping[str, Any] = {
+    name: getattr(schedules, name) for name in schedules.__all__
+}
+#: Key of a schedule among the arguments of a rule; nested that deeply at most.
+_SCHEDULE, _MOST_NESTED = "schedule", 8
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRule:
+    """A rule as a manifest has it."""
+
+    #: Its text, for people.
+    told: str
+    #: Names of its slots, their first values, and which have one number per row.
+    slots: tuple[str, ...]
+    first: tuple[float, ...]
+    #: The name of its class, "" for one of a user's own, and its arguments.
+    kind: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, rule: Rule, first: tuple[float, ...]) -> StoredRule:
+        """Return what is kept of a rule, whose slots have these first values."""
+        told, slots = repr(rule)[:1000], tuple(rule.slots)
+        kind, own = type(rule).__name__, RULES.get(type(rule).__name__)
+        try:
+            named = inspect.signature(type(rule)).parameters
+            arguments = {n: _plain(getattr(rule, n)) for n in named}
+        except (TypeError, AttributeError, ValueError):
+            own = None
+        if own is not type(rule):
+            return cls(told, slots, first)
+        return cls(told, slots, first, kind, arguments)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        per_row = [j for j, v in enumerate(self.first) if isinstance(v, PerRow)]
+        return {
+            "told": self.told,
+            "slots": list(self.slots),
+            "first": [float(v) for v in self.first],
+            "per_row": per_row,
+            "kind": self.kind,
+            "arguments": dict(self.arguments),
+        }
+
+    @classmethod
+    def from_json(cls, found: Fields) -> StoredRule:
+        """Rebuild it from :meth:`to_json`.
+
+        Raises
+        ------
+        CheckpointError
+            For what that never returns.
+        """
+        slots, first = found.texts("slots"), found.numbers("first")
+        per_row = found.wholes("per_row")
+        if len(slots) != len(first) or any(j >= len(slots) for j in per_row):
+            raise CheckpointError(
+                f"{found.file}: {found.where} has {len(slots)} slots, first values of "
+                f"{len(first)} and of rows {list(per_row)}; it is damaged",
+                found.file,
+            )
+        return cls(
+            found.text("told"),
+            slots,
+            with_widths(first, per_row),
+            found.text("kind"),
+            found.mapping("arguments"),
+        )
+
+    def make(self, file: str, parameter: str) -> Rule:
+        """Return the rule.
+
+        Parameters
+        ----------
+        file : str
+            The manifest, for errors.
+        parameter : str
+            One that it updates, for errors.
+
+        Returns
+        -------
+        Rule
+            An equal one.
+
+        Raises
+        ------
+        CheckpointError
+            For a rule or schedule that is not one of daskps.
+        """
+        rule = RULES.get(self.kind)
+        if rule is None:
+            raise CheckpointError(
+                f"{parameter!r:.60} is updated by {self.told}, which is not one of "
+                f"daskps, and nothing that a file names is imported; pass it: "
+                f"daskps.restore(..., optimizer=...)",
+                file,
+                parameter,
+            )
+        try:
+            made = rule(**{n: _value(v) for n, v in self.arguments.items()})
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{file}: no {self.kind} has the arguments {dict(self.arguments)!r:.200} "
+                f"({error}); pass the rule: daskps.restore(..., optimizer=...)",
+                file,
+                parameter,
+            ) from None
+        self.check(made, file, parameter)
+        return made
+
+    def check(self, rule: Rule, file: str, parameter: str) -> None:
+        """Refuse a rule whose slots are not those that were saved.
+
+        Raises
+        ------
+        CheckpointError
+            Naming both.
+        """
+        rows = {n for n, v in zip(self.slots, self.first, strict=True) if _of_row(v)}
+        if tuple(rule.slots) != self.slots or {*rule.row_slots} & {*rule.slots} != rows:
+            raise CheckpointError(
+                f"the slots of {parameter!r:.60} are {list(self.slots)}, of {self.told}; "
+                f"{rule!r} has {list(rule.slots)}"
+                f"{' per row' if rule.row_slots else ''}; restore with a rule that has "
+                f"the same",
+                file,
+                parameter,
+            )
+
+
+def _of_row(first: float) -> bool:
+    return isinstance(first, PerRow)
+
+
+def _plain(value: Any) -> Any:
+    """Return an argument as JSON has it; TypeError for one that it has not."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    name = type(value).__name__
+    if SCHEDULES.get(name) is not type(value):
+        raise TypeError(f"{value!r} is not of daskps")
+    arguments = {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    return {_SCHEDULE: name, "arguments": arguments}
+
+
+def _value(plain: Any, level: int = 0) -> Any:
+    """Return an argument from :func:`_plain`."""
+    if not isinstance(plain, dict):
+        return plain
+    if level > _MOST_NESTED:
+        raise ValueError("schedules of schedules without an end")
+    given = plain["arguments"].items()
+    return SCHEDULES[plain[_SCHEDULE]](**{n: _value(v, level + 1) for n, v in given})
