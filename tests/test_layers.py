@@ -29,6 +29,7 @@ LAYERS = {
     "shards": 2,
     "codecs": 1,
     "consistency": 1,
+    "epochs": 1,
     "init": 1,
     "row_init": 1,
     "kernels": 1,

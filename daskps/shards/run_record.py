@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from daskps.consistency import SSP, Policy
+from daskps.epochs import Epochs
 from daskps.errors import (
     ClockError,
     ConsistencyError,
@@ -14,16 +15,19 @@ from daskps.errors import (
 )
 from daskps.shards.memory.format import (
     CLOCK,
+    EPOCH,
     FIRST,
     LIVE,
     N_RANKS,
     NEXT,
+    PER_EPOCH,
     POLICY,
     RANK_FLOOR,
     RANK_WORDS,
     ROUNDS,
     RUN,
     STALENESS,
+    TICKS,
     VERSION,
     Record,
 )
@@ -49,8 +53,10 @@ def first_of(attempt: int) -> int:
     return attempt << _STEP_BITS
 
 
-def begin_run(record: Record, run: int, policy: Policy, n_ranks: int) -> None:
-    """Write a run into a record."""
+def begin_run(
+    record: Record, run: int, policy: Policy, n_ranks: int, *, epochs: Epochs
+) -> None:
+    """Write a run into a record, and where in its epochs it begins."""
     record.fixed[[RUN, POLICY, STALENESS, ROUNDS, N_RANKS]] = (
         run,
         CODES[policy.name],
@@ -58,13 +64,46 @@ def begin_run(record: Record, run: int, policy: Policy, n_ranks: int) -> None:
         0,
         n_ranks,
     )
+    record.fixed[[EPOCH, PER_EPOCH, TICKS]] = epochs
     record.ranks[:n_ranks] = 0, 0, 1, 0, 0
 
 
-def end_run(record: Record, version: int) -> None:
-    """Take the run out of a record, which is of `version` from then on."""
+def end_run(record: Record, version: int, epochs: Epochs) -> None:
+    """Take the run out of a record, which is of `version` from then on, and there."""
     record.fixed[[RUN, POLICY, N_RANKS]] = 0
     record.fixed[VERSION] = version
+    record.fixed[[EPOCH, PER_EPOCH, TICKS]] = epochs
+
+
+def epochs_of(record: Record) -> Epochs:
+    """Return where a shard is in its epochs, after its last round or step."""
+    words = record.plain
+    epochs = Epochs(words[EPOCH], words[PER_EPOCH], words[TICKS])
+    if not (words[RUN] and epochs.per_epoch):
+        return epochs
+    if words[POLICY] == CODES["bsp"]:
+        return epochs._replace(clock=epochs.clock + words[ROUNDS])
+    ranks, live = record.ranks[: words[N_RANKS], CLOCK], record.live[:, CLOCK]
+    # Who has finished is at the end of the last epoch, or had no data.
+    ticks = int(live.min() if len(live) else ranks.max())
+    return epochs._replace(clock=epochs.clock + ticks)
+
+
+def check_epochs(record: Record, epochs: Epochs) -> None:
+    """Refuse a run that would begin with an epoch that there was already.
+
+    Raises
+    ------
+    ConsistencyError
+        Where another run has trained the store since somebody looked.
+    """
+    now = epochs_of(record)
+    if epochs.place < now.place:
+        raise ConsistencyError(
+            f"a run was to begin with epoch {epochs.ended}, but the store has come to "
+            f"epoch {now.following}: another run has trained it meanwhile; start the "
+            f"run again"
+        )
 
 
 def changes(step: Step) -> bool:

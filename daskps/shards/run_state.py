@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.consistency import BSP, Policy
+from daskps.epochs import Epochs
 from daskps.errors import IllegalStateError
 from daskps.shards import run_record
 from daskps.shards.deputy import READING, NotHereError, set_gate
@@ -128,8 +129,12 @@ class ShardRun:
         *,
         reset: bool,
         memory: Array | None,
+        epochs: Epochs | None,
     ) -> bool:
-        """Start a run, and end one that is still there; return whether it is new."""
+        """Start a run, and end one that is still there; return whether it is new.
+
+        Raises ConsistencyError where it would begin with an epoch that there was already.
+        """
         settle(self._segment)
         if self.run == run:
             return False
@@ -139,11 +144,18 @@ class ShardRun:
             raise IllegalStateError(f"a run of {n_ranks} ranks reached a shard")
         if self.run:
             self.end(self.run, "another run has begun")
+        current = self._segment.current
+        if epochs is None:
+            # A run without any: what there was of an epoch is not gone on with after it.
+            epochs = Epochs(run_record.epochs_of(current).following)
+        elif not reset:
+            run_record.check_epochs(current, epochs)
         if isinstance(policy, BSP):
             self._open_rounds(run, n_ranks, reduce, memory)
             self._segment.double_slots()
         publication = Publication(self._segment)
-        run_record.begin_run(publication.record, run, policy, n_ranks)
+        record = publication.record
+        run_record.begin_run(record, run, policy, n_ranks, epochs=epochs)
         if reset:
             publication.reset()
         publication.gather_weights()
@@ -294,6 +306,10 @@ class ShardRun:
     def _publish_end(self, back: int, version: int) -> None:
         """Take the run out of the record, and its last round where it goes `back`."""
         segment = self._segment
+        # Of the record in force: what is ended may have been begun before, half-way.
+        epochs = run_record.epochs_of(segment.current)
+        if back and epochs.per_epoch:
+            epochs = epochs._replace(clock=epochs.clock - back)
         if back:
             publication: Publication = Withdrawal(segment)
         else:
@@ -302,7 +318,7 @@ class ShardRun:
         publication.gather_slots()
         # A version that had the round is never one without it.
         least = publication.old.version + back
-        run_record.end_run(publication.record, max(version, least))
+        run_record.end_run(publication.record, max(version, least), epochs)
         if back:
             publication.finish()
         else:

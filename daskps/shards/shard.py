@@ -11,7 +11,7 @@ round in `rounds`, what a cut holds back in `cuts`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from daskps.consistency import Policy
+    from daskps.epochs import Epochs
     from daskps.reduction import Reducer
     from daskps.shards.arrays.planning import Bindings
     from daskps.shards.memory.segment import Segment
@@ -376,14 +377,22 @@ class Shard:
         *,
         reset: bool = False,
         memory: Array | None = None,
+        epochs: Epochs | None = None,
     ) -> list[Ticket]:
         """Start a run on this shard; the same run again changes nothing.
 
         A run that is still there is over; its parked tickets are returned. Mailboxes
         go into `memory`, of `Mailbox.nbytes_of`, by default into private memory.
+        `epochs` says where in the store's epochs it begins, None where it has none.
+
+        Raises
+        ------
+        ConsistencyError
+            Where that is before what the store has come to; nothing was changed.
         """
         start = run, policy, n_ranks, reduce
-        if not self.run_state.begin(*start, reset=reset, memory=memory):
+        more: Any = {"reset": reset, "memory": memory, "epochs": epochs}
+        if not self.run_state.begin(*start, **more):
             return []
         self.set_gate()
         self.floors.forget_ranks()

@@ -224,12 +224,13 @@ class Readable(Handle):
         Returns
         -------
         dict
-            "shards": one row per shard, with its worker, generation, version, bytes
-            of its values ("nbytes") and of all its memory ("segment_nbytes"), of each
-            table the "rows" that it has and the table's "steps" ("tables"), whether
-            readers take its lock ("locked_reads"), pushes, duplicates and parked calls,
-            and what its host has served for all its shards and all who call, trainers
-            too: messages ("calls"), calls by lane ("lane_calls"), and of these reads
+            "shards": one row per shard, with its worker, generation, version, how many
+            epochs of :func:`train` it has had ("epoch"), bytes of its values ("nbytes")
+            and of all its memory ("segment_nbytes"), of each table the "rows" that it
+            has and the table's "steps" ("tables"), whether readers take its lock
+            ("locked_reads"), pushes, duplicates and parked calls, and what its host has
+            served for all its shards and all who call, trainers too: messages
+            ("calls"), calls by lane ("lane_calls"), and of these reads
             that it has answered without Python ("plain_reads"). "handle":
             of this handle in this process, the way that verbs take from here to each
             worker ("ways": "process" is a call, "machine" acts on the shards' memory,

@@ -93,6 +93,7 @@ class Training:
             "reduce": upstream.dumps("sum"),
             "reset": False,
             "codec": "",
+            "epochs": None,
         }
         opening = self._open(link, begin)
         try:

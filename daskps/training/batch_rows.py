@@ -147,9 +147,8 @@ class BatchRows:
         reads.lag = max(self._worst, reads.lag)
 
     def _ids(self, X: Any, clock: int) -> dict[str, Array]:
-        epoch, rank = clock // self._per_epoch, self._session.rank
-        place = (self._plan.seed, epoch, rank, clock)
-        return ids_of_batch(self._session.meta, self._plan.rows, X, place)
+        key = self._plan.key(clock, self._per_epoch, self._session.rank)
+        return ids_of_batch(self._session.meta, self._plan.rows, X, key)
 
     def _enter(self, ids: dict[str, Array], found: dict[str, Array]) -> None:
         # In fresh memory each time: a gradient may be what was read before.

@@ -168,7 +168,7 @@ class ProgressBar:
     >>> from types import SimpleNamespace
     >>> file = io.StringIO()
     >>> run = SimpleNamespace(
-    ...     store=None, clock=5, slowest=5, rounds=20, loss=0.25, history=[], epochs=2
+    ...     slowest=5, rounds=20, loss=0.25, history=[], first=0, epochs=2
     ... )
     >>> ProgressBar(file).on_round(run)
     >>> print(file.getvalue().strip())
@@ -303,7 +303,7 @@ class Log:
 
 def describe(run: Progress) -> State:
     """Return what a bar shows of a run."""
-    done = len(run.history)
+    done = run.history[-1].epoch + 1 if run.history else run.first
     values: dict[str, float] = {}
     if run.history:
         values = _values(run.history[-1])

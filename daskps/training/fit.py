@@ -116,7 +116,10 @@ def train(  # noqa: PLR0913 - the public contract
         `reduce`, `codec`, `sync_every` or ``average="models"``; `validate` is called
         with arrays.
     epochs : int
-        Passes over the data.
+        Passes over the data. The store counts them: a second call goes on with the epoch
+        after the last one, also in :attr:`TrainResult.history`, and under BSP two calls
+        of one epoch lead to the same bits as one call of two. After a run that was
+        stopped in the middle of an epoch the next one begins.
     batch_size : int
         Rows per batch and trainer; the short last batch is kept.
     trainers : int, optional
@@ -141,7 +144,8 @@ def train(  # noqa: PLR0913 - the public contract
     weights : sequence of float, optional
         Relative sizes of the parts.
     shuffle : bool
-        Whether each epoch visits a trainer's rows in a new order.
+        Whether each epoch visits a trainer's rows in a new order, which depends on
+        `seed`, the store's epoch and the rank alone.
     seed : int
         Seed of `scheme` and `shuffle`.
     execution : {"auto", "resident", "graph"}
@@ -166,7 +170,8 @@ def train(  # noqa: PLR0913 - the public contract
     stop : callable, optional
         ``stop(history) -> bool``, called here after each epoch.
     reset_optimizer : bool
-        Begin with fresh optimizer state instead of that of the run before.
+        Begin with fresh optimizer state instead of that of the run before, and with
+        epoch 0.
     on_trainer_lost : {"restart", "raise"}
         What to do when a trainer's worker dies: go on at its clock on another
         worker, or end the run.

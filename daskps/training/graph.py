@@ -52,7 +52,7 @@ class GraphStepper(Stepper):
         """Compute what a rank delivers to a round, from `params` as they are."""
         X, y = rows_of(part)
         n = n_rows(X)
-        epoch, within = divmod(number, self.plan.rounds)
+        epoch, within = self.plan.place(number, self.plan.rounds)
         # Shuffled once per epoch and worker, not once per round.
         kept: dict[int, list[list[Any]]] = shared(("batches", rank), dict)
         groups = kept.get(epoch)
@@ -63,15 +63,13 @@ class GraphStepper(Stepper):
         first = None
         if self.plan.rows:
             first = self.take(X, y, groups[within][0])
-            place = self.plan.seed, epoch, rank, number
-            self._read(first[0], place, reader)
+            key = self.plan.key(number, self.plan.rounds, rank)
+            self._read(first[0], key, reader)
         return self.step(X, y, groups[within], first)
 
-    def _read(
-        self, X: Any, place: tuple[int, int, int, int], reader: RowsBefore
-    ) -> None:
+    def _read(self, X: Any, key: tuple[int, int, int, int], reader: RowsBefore) -> None:
         """Put the rows that a batch is about into `params`."""
-        self.ids = ids_of_batch(self.meta, self.plan.rows, X, place)
+        self.ids = ids_of_batch(self.meta, self.plan.rows, X, key)
         out = {}
         for name, ids in self.ids.items():
             table = self.meta.layout.table_by_name[name]

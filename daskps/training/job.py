@@ -12,11 +12,13 @@ from daskps import config, limits
 from daskps.cluster import upstream
 from daskps.cluster.caller import snapshots
 from daskps.cluster.caller.user_calls import Pump, UserCall, call_directly
+from daskps.cluster.runs.epochs import epochs_of
 from daskps.cluster.runs.graph.windows import Schedule
 from daskps.cluster.runs.launch import launch
 from daskps.cluster.runs.parts import threads_of
 from daskps.cluster.runs.spec import Launch
 from daskps.cluster.wire.deadline import Deadline
+from daskps.epochs import Epochs
 from daskps.errors import DaskPSError
 from daskps.layout.chunks import ARRAYS
 from daskps.store.store import ParameterStore
@@ -65,6 +67,8 @@ class Job:
     callbacks: tuple[object, ...] = ()
     reset: bool = False
     run: int = 0
+    #: The epoch of the store that the first one of the run is.
+    first: int = 0
     execution: str = "resident"
     codec: Codec | None = None
     losses: advice.Losses = field(default_factory=advice.Losses)
@@ -114,7 +118,11 @@ class Job:
             callbacks_module.end(self.callbacks)
 
     async def launch(
-        self, body: Body, parts: Sequence[Any], graph: Schedule | None = None
+        self,
+        body: Body,
+        parts: Sequence[Any],
+        graph: Schedule | None = None,
+        epochs: Epochs | None = None,
     ) -> list[Any]:
         """Run the trainers and hear what they say."""
         link: Link = self.store._bind()
@@ -131,6 +139,7 @@ class Job:
             watched=bool(self.callbacks),
             codec=self.codec,
             graph=graph,
+            epochs=epochs,
         )
 
         def began(run: int) -> None:
@@ -153,16 +162,18 @@ class Job:
         link: Link = self.store._bind()
         if plan.rows:
             check_tables((await self.store._attach(link)).meta, plan.rows)
+        await self._begin_epochs(link)
         parts = await parts_of(link, X, y, trainers=self.trainers, split=split)
         try:
             lengths = [part.rows for part in parts]
-            plan = replace(plan, rounds=plan.n_groups(max(lengths)))
+            begin = Epochs(self.first, plan.n_groups(max(lengths)))
+            plan = replace(plan, first=begin.first, rounds=begin.per_epoch)
             graph = await self._graph(plan, lengths)
             body = partial(train_part if graph is None else GraphStepper, plan)
             self.progress.rounds = plan.epochs * plan.rounds
             self.stats["moved_parts"] = sum(part.moved for part in parts)
             await self._notify("on_start")
-            await self.launch(body, parts, graph)
+            await self.launch(body, parts, graph, begin)
             await self._validated()
         finally:
             if self._validation is not None:
@@ -181,6 +192,14 @@ class Job:
         version = min(r["version"] for of in rows for r in of)
         execution = "graph" if graph else "resident"
         return TrainResult(found, self.progress.history, version, execution, self.stats)
+
+    async def _begin_epochs(self, link: Link) -> None:
+        """Find out with which epoch of the store the run begins."""
+        if not self.reset:
+            found = await epochs_of(link, self.store.uid, self.store.name)
+            self.first = found.following
+        progress = self.progress
+        progress.first, progress.epochs = self.first, self.first + self.epochs
 
     async def _graph(self, plan: FitPlan, lengths: Sequence[int]) -> Schedule | None:
         """Return the rounds of graph execution, None for resident trainers."""
@@ -268,26 +287,24 @@ class Job:
         progress = self.progress
         progress.history.append(
             Epoch(
-                epoch=event["epoch"],
+                epoch=self.first + event["epoch"],
                 loss=sum(losses) / rows if losses and rows else None,
                 metrics=metrics,
                 seconds=max(r["seconds"] for r in reports),
                 staleness=max(r["lag"] for r in reports),
             )
         )
-        await self._advise_of_loss(progress.history[-1], reports)
+        first = None if event["epoch"] else advice.first_loss(reports)
+        await self._advise_of_loss(progress.history[-1], first)
         clocks = [r["clock"] for r in reports]
         progress.advance(max(clocks), min(clocks))
         progress.loss = None
         await self._notify("on_epoch")
 
-    async def _advise_of_loss(
-        self, entry: Epoch, reports: Sequence[Mapping[str, Any]]
-    ) -> None:
+    async def _advise_of_loss(self, entry: Epoch, first: float | None) -> None:
         """Say that the loss has grown out of all bounds, if it has."""
         if entry.loss is None:
             return
-        first = None if entry.epoch else advice.first_loss(reports)
         if text := self.losses.look(entry.epoch, entry.loss, first):
             await self._call(self._say, text)
 

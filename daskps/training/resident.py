@@ -61,12 +61,14 @@ class _Loop:
         if self.n == 0 and not plan.bsp:
             # No data: it takes no part, and each epoch is over for it at once.
             self.session.finish()
-            for epoch in range(plan.epochs):
-                if self._report(epoch, time.monotonic()):
-                    break
+            self._skip(plan.epochs)
             return
-        first, skip = divmod(self.session.clock, max(per_epoch, 1))
-        if first and not skip and self._report(first - 1, time.monotonic()):
+        # Of the epochs that are under way others may have more rounds.
+        if self._skip(plan.place(0, per_epoch)[0]):
+            return
+        clock = self.session.clock
+        first, skip = plan.place(clock, per_epoch)
+        if clock and not skip and self._report(first - 1, time.monotonic()):
             # Started again at an epoch's border: its report, or the verdict on it,
             # may have gone with its worker.
             return
@@ -80,6 +82,11 @@ class _Loop:
             skip = 0
             if self._report(epoch, began):
                 break
+
+    def _skip(self, stop: int) -> bool:
+        """Report epochs before `stop` in which it has nothing to do; return as a report."""
+        epochs = range(self.plan.ended, min(stop, self.plan.epochs))
+        return any(self._report(epoch, time.monotonic()) for epoch in epochs)
 
     def _epoch(self, epoch: int, skip: int) -> None:
         groups = self.plan.groups(self.n, epoch, self.session.rank)
@@ -149,6 +156,7 @@ class _Loop:
             operation.result()
 
     def _report(self, epoch: int, began: float) -> bool:
+        """Tell of an epoch since the first one; return whether to stop."""
         session = self.session
         report = {
             "rank": session.rank,
@@ -161,4 +169,4 @@ class _Loop:
             "first": self._first,
         }
         session.loss_sum, session.rows, session.reads.lag = None, 0, 0
-        return session.report(epoch, report)
+        return session.report(epoch - self.plan.ended, report)

@@ -25,9 +25,10 @@ _MOST_WEIGHTS = 4
 class Epoch:
     """One epoch of a run.
 
-    `loss` is the mean over the epoch's rows of what `gradient` returned, None where
-    it returned none; `seconds` that of the slowest trainer; `staleness` the largest
-    number of clocks a live trainer was behind one that pulled.
+    `epoch` is its number, from 0, over all runs of the store; `loss` the mean over the
+    epoch's rows of what `gradient` returned, None where it returned none; `seconds` that
+    of the slowest trainer; `staleness` the largest number of clocks a live trainer was
+    behind one that pulled.
     """
 
     epoch: int
@@ -41,13 +42,15 @@ class Epoch:
 class Progress:
     """What callbacks are called with.
 
-    `rounds` is how many rounds there will be, 0 where nobody knows; `clock` that of
-    the trainer that is furthest, `slowest` that of the one furthest behind; `loss` the
-    mean over the epoch so far, None where it is not known.
+    `first` is the epoch of the store with which the run begins, `epochs` how many the
+    store will have had at its end; `rounds` is how many rounds there will be, 0 where
+    nobody knows; `clock` that of the trainer that is furthest, `slowest` that of the one
+    furthest behind; `loss` the mean over the epoch so far, None where it is not known.
     """
 
     store: ParameterStore
     epochs: int
+    first: int = 0
     rounds: int = 0
     clock: int = 0
     slowest: int = 0

@@ -100,7 +100,7 @@ def ids_of_batch(
     meta: StoreMap,
     rows: Mapping[str, IdFunction],
     X: Any,
-    place: tuple[int, int, int, int],
+    key: tuple[int, int, int, int],
 ) -> dict[str, Array]:
     """Call the functions on a batch; return ids by the names of tables.
 
@@ -112,8 +112,8 @@ def ids_of_batch(
         The functions.
     X : array_like
         The features of the batch.
-    place : tuple of int
-        Seed, epoch, rank and clock: what is drawn depends on nothing else. Each
+    key : tuple of int
+        Seed, epoch, rank and clock of the store: what is drawn depends on nothing else. Each
         function draws from its own generator, all the same: tables that one function
         is for get the same ids.
 
@@ -124,7 +124,7 @@ def ids_of_batch(
         the table in a note.
     """
     found: dict[str, Array] = {}
-    sequence = np.random.SeedSequence(place[0], spawn_key=place[1:])
+    sequence = np.random.SeedSequence(key[0], spawn_key=key[1:])
     for name, (function, draws) in rows.items():
         said = f"rows[{name[:60]!r}]"
         drawn = (np.random.default_rng(sequence),) if draws else ()
@@ -135,7 +135,7 @@ def ids_of_batch(
         except Exception as error:
             error.add_note(
                 f"{said} of train, which is {funcname(function)}, was called for the "
-                f"batch at clock {place[-1]} of trainer {place[-2]}; it returns ids of "
+                f"batch at clock {key[-1]} of trainer {key[-2]}; it returns ids of "
                 f"rows of that table, whole numbers in any shape"
             )
             raise

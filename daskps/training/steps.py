@@ -45,6 +45,7 @@ class FitPlan:
     """Everything the trainers of one `train` need but their data; travels once."""
 
     gradient: Callable[..., Any]
+    #: Epochs of the store, from `first` to the end.
     epochs: int
     batch_size: int
     #: Batches per synchronisation; 0 for the whole epoch.
@@ -58,6 +59,10 @@ class FitPlan:
     sits_out: bool = False
     #: Ticks of one epoch there: that of the rank with the most.
     rounds: int = 0
+    #: The epoch of the store that clocks are counted from, and the clock of each trainer
+    #: that it begins at, which its session counts from 0.
+    first: int = 0
+    start: int = 0
     #: Whether the rows of a batch are taken while the step before is delivered.
     batch_ahead: bool = False
     #: Whether a step is delivered, and the next but one read, during the next one.
@@ -75,14 +80,32 @@ class FitPlan:
         n_batches = -(-n // self.batch_size)
         return -(-n_batches // (self.sync_every or max(n_batches, 1)))
 
+    def place(self, clock: int, per_epoch: int) -> tuple[int, int]:
+        """Return the epoch since the first one of a session's clock, and the clock in it.
+
+        `per_epoch` are the ticks of the trainer in an epoch, its own or everybody's.
+        """
+        return divmod(self.start + clock, max(per_epoch, 1))
+
+    @property
+    def ended(self) -> int:
+        """How many epochs since the first one had ended before it began."""
+        return self.place(0, self.rounds)[0]
+
+    def key(self, clock: int, per_epoch: int, rank: int) -> tuple[int, int, int, int]:
+        """Return what a batch depends on: seed, epoch, rank and clock of the store."""
+        epoch, within = self.place(clock, per_epoch)
+        epoch += self.first
+        return self.seed, epoch, rank, epoch * per_epoch + within
+
     def groups(self, n: int, epoch: int, rank: int) -> list[list[Any]]:
-        """Return the batches of each synchronisation of a rank's epoch."""
+        """Return the batches of each synchronisation of a rank's epoch since the first."""
         rows = list(
             batches(
                 n,
                 self.batch_size,
                 seed=self.seed,
-                epoch=epoch,
+                epoch=self.first + epoch,
                 rank=rank,
                 shuffle=self.shuffle,
             )

@@ -150,6 +150,7 @@ async def test_run_closed_while_it_is_fenced_has_one_end(c, s, a, b):
         "reduce": dumps("mean"),
         "reset": False,
         "codec": "",
+        "epochs": None,
     }
     who = {"client": c.id, "size": 1, "restartable": False, "gated": False}
     who["graph"] = False

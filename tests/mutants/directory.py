@@ -128,7 +128,7 @@ MUTANTS = (
     ),
     Mutant(
         "two-runs-at-once",
-        "daskps.cluster.directory.runs:Runs._free_entry",
+        "daskps.cluster.directory.runs:Runs.free_entry",
         "runs = [r for r in self._of(entry) if r.ended or not r.fenced]",
         "runs = [r for r in self._of(entry) if r.ended]",
         ("tests/training/test_train.py::test_two_runs_at_once",),

@@ -22,6 +22,7 @@ import numpy as np
 
 from daskps import optim
 from daskps.consistency import ASP, BSP
+from daskps.epochs import Epochs
 from daskps.kernels import threads
 from daskps.layout.arrays import Layout, compute_dtype
 from daskps.shards.arrays.operations import TILE
@@ -42,6 +43,8 @@ SLOTS = {0: (0.0, 0.5), 1: (0.0, 0.5)}
 RUN = 5
 #: Pushes that were acknowledged before the update in which a child is killed.
 ACKNOWLEDGED = 4
+#: Where its epochs begin.
+EPOCHS = Epochs(1, 2)
 #: Rounds of a run whose last one is withdrawn, and the version that leads to.
 ROUNDS, VERSION = 3, 9
 PARTIAL = ("half of a tile", "weights without slots", "weights and one slot")
@@ -257,7 +260,8 @@ def die_at(case: dict[str, Any], bound: dict[int, Any]) -> None:
     for sequence in range(ACKNOWLEDGED):
         push(shard, sequence)
     if case.get("withdraw"):
-        shard.begin_run(RUN, BSP(), 2, "mean", memory=mailboxes(case["path"]))
+        rounds: Any = {"memory": mailboxes(case["path"]), "epochs": EPOCHS}
+        shard.begin_run(RUN, BSP(), 2, "mean", **rounds)
         for number in range(2 * ROUNDS):
             deliver(shard, number)
         shard.hold_run(RUN)

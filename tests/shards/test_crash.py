@@ -19,6 +19,7 @@ from daskps.consistency import ASP, BSP
 from daskps.shards.memory.format import N_PRODUCERS, RUN, VERSION
 from daskps.shards.memory.segment import Segment
 from daskps.shards.rounds import words
+from daskps.shards.run_record import epochs_of
 from daskps.shards.shard import Shard
 from daskps.testing.invariants import validate
 from tests.shards import crashing
@@ -176,7 +177,7 @@ def test_killed_while_a_round_is_withdrawn(kill, reference, label):
     shard, _ = kill(label=label, withdraw=True)
     expected = reference.new()
     crashing.push(expected, *range(ACKNOWLEDGED))
-    expected.begin_run(crashing.RUN, BSP(), 2, "mean")
+    expected.begin_run(crashing.RUN, BSP(), 2, "mean", epochs=crashing.EPOCHS)
     for number in range(2 * (crashing.ROUNDS - 1)):
         crashing.deliver(expected, number)
     expected.end_run(crashing.RUN, "over", version=crashing.VERSION)
@@ -190,6 +191,9 @@ def test_killed_while_a_round_is_withdrawn(kill, reference, label):
         told = {"rounds": crashing.ROUNDS - 1, "version": crashing.VERSION}
         shard.end_run(crashing.RUN, "over", **told)
     assert state(shard) == state(expected)
+    for one in (shard, expected):
+        found = crashing.EPOCHS._replace(clock=crashing.ROUNDS - 1)
+        assert epochs_of(one.segment.current) == found
     for one in (shard, expected):
         crashing.push(one, 4, 5)
         validate(one)

@@ -895,14 +895,12 @@ class Both(Shard):
         super().cancel(tickets)
         self.deputy.cancel(tickets)
 
-    def begin_run(
-        self, run, policy, n_ranks, reduce="mean", *, reset=False, memory=None
-    ):
+    def begin_run(self, run, policy, n_ranks, reduce="mean", *, memory=None, **more):
         begun = self.rounds_of(run) >= 0
         nbytes = Mailbox.nbytes_of(self.segment.pieces, n_ranks, reduce)
         memory = np.zeros(nbytes, np.uint8) if memory is None else memory
         start = run, policy, n_ranks, reduce
-        done = super().begin_run(*start, reset=reset, memory=memory)
+        done = super().begin_run(*start, memory=memory, **more)
         if isinstance(policy, BSP) and not begun:
             self.deputy.run_state.attach_rounds(run, n_ranks, reduce, memory)
         return done + self.wake()

@@ -15,6 +15,7 @@ from daskps.cluster.directory.adopters import MoveContext
 from daskps.cluster.directory.cuts import Cuts
 from daskps.cluster.directory.departures import Departures
 from daskps.cluster.directory.entry import Hosts, StoreEntry
+from daskps.cluster.directory.epochs import EpochCounts
 from daskps.cluster.directory.orphans import Orphans
 from daskps.cluster.directory.placement import check_protocol
 from daskps.cluster.directory.producers import Producers
@@ -41,6 +42,7 @@ class Directory:
             scheduler, self.hosts, made=self._store_made, gone=self._store_gone
         )
         self.runs = Runs(self.hosts, self.stores.entry, self.producers.new)
+        self.epochs = EpochCounts(self.hosts, self.runs)
         self.trainers = TrainerMessages(self.hosts, self.runs)
         self.cuts = Cuts(self.hosts, self.stores.entry, self.producers.on_ended)
         context = MoveContext(scheduler, self.hosts, self.runs, self.stores)

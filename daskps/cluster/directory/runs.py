@@ -63,7 +63,7 @@ class Runs:
         sync, staleness = begin["policy"]
         left, clock = OPEN_SECONDS, asyncio.get_running_loop().time
         for tries in itertools.count(1):
-            entry = await self._free_entry(uid)
+            entry = await self.free_entry(uid)
             if not self._hosts.has_client(who["client"]):
                 # The run would never end, and keeps all others from the store.
                 raise RunCancelledError(f"client {who['client']} left before its run")
@@ -97,8 +97,8 @@ class Runs:
         )
         return run.id
 
-    async def _free_entry(self, uid: str) -> StoreEntry:
-        """Return a store that can be trained now, or refuse."""
+    async def free_entry(self, uid: str) -> StoreEntry:
+        """Return a store that can be trained, once the run before has ended, or refuse."""
         while True:
             await self._entry(uid).wait_for_owners()
             entry = self._entry(uid)

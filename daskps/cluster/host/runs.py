@@ -12,12 +12,14 @@ from daskps.cluster.wire import encoding
 from daskps.cluster.wire.begin import check_begin
 from daskps.cluster.wire.handlers import HOST
 from daskps.consistency import ASP, BSP, SSP, Policy
+from daskps.epochs import Epochs
 from daskps.errors import (
     IllegalStateError,
     LayoutError,
     ProtocolError,
     RunCancelledError,
 )
+from daskps.shards import run_record
 from daskps.shards.memory.areas import PAGE_NBYTES
 from daskps.shards.memory.format import N_RANKS, RUN
 from daskps.shards.rounds.mailbox import Mailbox
@@ -53,7 +55,7 @@ async def begin_run(
 ) -> list[tuple[int, str, int, int]]:
     """Start a run on every shard of a store held here.
 
-    `begin` says policy, n_ranks, reduce, reset and codec. Returns shard, name, bytes
+    `begin` says policy, n_ranks, reduce, reset, codec and epochs. Returns shard, name, bytes
     and nonce of the mailboxes that trainers in other processes of the machine may fill
     themselves; those of a graph run are nobody's.
     """
@@ -62,6 +64,7 @@ async def begin_run(
         await host.in_thread(partial(encoding.warm, codecs.named(begin["codec"])))
     rule, function = policy_of(begin["policy"]), loads(begin["reduce"])
     n_ranks: int = begin["n_ranks"]
+    epochs = begin["epochs"] and Epochs(*begin["epochs"])
     hosted_shards = host.of(store)
     if isinstance(rule, BSP):
         of = n_ranks, function, resident
@@ -76,6 +79,7 @@ async def begin_run(
             reduce=function,
             reset=begin["reset"],
             memory=hosted.mailboxes_of(run),
+            epochs=epochs,
         )
         hosted.began = run, hosted.shard.segment.flip
         return done
@@ -282,6 +286,14 @@ async def goes_on(host: ShardHost, store: str, run: int) -> None:
 async def rounds(host: ShardHost, store: str, run: int) -> list[int]:
     """Return the rounds completed in a run, per shard held here."""
     return await host.each(host.of(store), lambda s: s.shard.rounds_of(run))
+
+
+@HOST.handles("epochs")
+async def epochs(host: ShardHost, store: str) -> list[Epochs]:
+    """Return where in its epochs each shard held here is, or has come to."""
+    return await host.each(
+        host.of(store), lambda s: run_record.epochs_of(s.shard.segment.current)
+    )
 
 
 @HOST.handles("changed")

@@ -32,6 +32,7 @@ from daskps.shards.memory.format import (
     VERSION,
 )
 from daskps.shards.memory.segment import Segment
+from daskps.shards.run_record import epochs_of
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ASSIGN, GRADIENT
 
@@ -320,6 +321,7 @@ async def stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
             "worker": host.worker.address,
             "generation": hosted.shard.generation,
             "version": hosted.shard.segment.current.version,
+            "epoch": epochs_of(hosted.shard.segment.current).ended,
             "nbytes": _values_nbytes(hosted),
             "segment_nbytes": hosted.nbytes,
             "tables": _counted_tables(hosted),

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster import upstream
+from daskps.cluster.runs.epochs import saying_away
 from daskps.cluster.runs.graph.context import GraphWork
 from daskps.cluster.runs.graph.driver import GraphDriver
 from daskps.cluster.runs.resident import LAST_WORDS_SECONDS, Trainers
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 Listener = Callable[[dict[str, Any]], Awaitable[Any]]
-#: When it is said that a run cannot begin yet, as a shard is away.
-SAY_SECONDS = 5.0
 
 
 async def launch(
@@ -53,11 +52,8 @@ async def launch(
     """
     body, reduce = _pickled(spec)
     await upstream.connected(link.client)
-    saying = asyncio.ensure_future(_say_away(link, spec))
-    try:
+    async with saying_away(link, spec.uid, spec.name):
         run = await _opened(link, _open(link, spec, reduce))
-    finally:
-        saying.cancel()
     began(run)
     trainers: Trainers | GraphDriver
     if spec.graph:
@@ -93,6 +89,7 @@ async def _open(link: Link, spec: Launch, reduce: bytes) -> int:
             "reduce": upstream.dumps("sum") if spec.graph else reduce,
             "reset": spec.reset,
             "codec": spec.codec.name if spec.codec else "",
+            "epochs": spec.epochs,
         },
         client=link.client.id,
         size=len(spec.parts),
@@ -101,19 +98,6 @@ async def _open(link: Link, spec: Launch, reduce: bytes) -> int:
         graph=spec.graph is not None,
     )
     return run
-
-
-async def _say_away(link: Link, spec: Launch) -> None:
-    """Say why a run cannot begin, once that takes long."""
-    await asyncio.sleep(SAY_SECONDS)
-    located = await link.directory("locate", uid=spec.uid)
-    for shard, why in sorted(located["away"])[:1]:
-        worker = located["owners"][shard]
-        logger.warning(
-            "daskps: a run on store %r waits to begin: shard %d is away, for worker "
-            "%s %s",
-            *(spec.name, shard, worker, why),
-        )
 
 
 async def _opened(link: Link, opening: Coroutine[Any, Any, int]) -> int:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from daskps.cluster.runs.graph.windows import Schedule
     from daskps.codecs import Codec
     from daskps.consistency import Policy
+    from daskps.epochs import Epochs
 
 #: A resident trainer's function of its session and its part of the data; for graph
 #: execution a function of the store's `Meta` that makes a thread's stepper.
@@ -36,6 +37,8 @@ class Launch:
     codec: Codec | None = None
     #: The rounds of graph execution; None for resident trainers.
     graph: Schedule | None = None
+    #: Where in the store's epochs it begins; None where it has none.
+    epochs: Epochs | None = None
 
     @property
     def n_ranks(self) -> int:

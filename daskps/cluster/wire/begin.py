@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from daskps import codecs
-from daskps.cluster.wire.wellformed import check
+from daskps.cluster.wire.wellformed import MOST, check
 from daskps.errors import ProtocolError
 from daskps.limits import check_trainers
 
@@ -35,6 +35,8 @@ class Begin:
     reduce: bytes
     reset: bool
     codec: str
+    #: Where in the store's epochs it begins, as `Epochs`; None where it has none.
+    epochs: tuple[int, int, int] | None
 
 
 def check_begin(begin: Mapping[str, Any]) -> None:
@@ -50,5 +52,9 @@ def check_begin(begin: Mapping[str, Any]) -> None:
     name, staleness = begin["policy"]
     if name not in ("bsp", "ssp", "asp") or staleness < 0:
         raise ProtocolError(f"a run of policy {name!r:.60} with staleness {staleness}")
+    if (epochs := begin["epochs"]) is not None and (
+        min(epochs) < 0 or epochs[0] + epochs[2] > MOST
+    ):
+        raise ProtocolError(f"a run that begins at epochs {tuple(epochs)}")
     if begin["codec"]:
         codecs.named(begin["codec"])

@@ -8,7 +8,7 @@
                         counters, two words for a lock; the run that ended last; the
                         row that the record in force has changed; three words of tables;
                         11 words that are free
-    record      twice   version, rounds, run, counters; per piece, and per table, steps
+    record      twice   version, rounds, run, counters, epochs; per piece, and per table, steps
                         and last change; per piece the buffers of its slots and weights;
                         per table how many entries its feed has, and its clock; one row
                         per rank; one row per producer; the producers that lost their
@@ -59,7 +59,7 @@ from typing import Any
 import numpy as np
 
 MAGIC = 0x5350_4B53_4144  # "DASKPS"
-FORMAT = 11
+FORMAT = 12
 HEADER_WORDS = 32
 #: Words of the header.
 MAGIC_AT, FORMAT_AT, N_PIECES_AT, FLIP, WRITING, GENERATION, GATE, NONCE = range(8)
@@ -82,8 +82,10 @@ CHANGED_ROW = 17
 N_TABLES_AT, ROWS_SEQUENCE, FORWARD = 18, 19, 20
 MAX_RANKS = 1024
 MAX_PRODUCERS = 1024
-#: Words at the head of a record; the names index them.
-HEAD = 11
+#: Words at the head of a record; the names index them. The last three say where the store
+#: is in its epochs: the first one of the run in progress, or of the last, its rounds of an
+#: epoch, and how many of them there were before the run, or in all, see `Epochs`.
+HEAD = 14
 (
     VERSION,
     ROUNDS,
@@ -96,6 +98,9 @@ HEAD = 11
     N_EXPIRED,
     FORGOTTEN,
     SIDE,
+    EPOCH,
+    PER_EPOCH,
+    TICKS,
 ) = range(HEAD)
 #: What SIDE says, where not all weights lie in one buffer.
 MIXED = -1

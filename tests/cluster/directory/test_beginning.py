@@ -19,7 +19,14 @@ from daskps.errors import (
     StaleGenerationError,
 )
 
-BEGIN = {"policy": ("bsp", 0), "n_ranks": 1, "reduce": b"", "reset": False, "codec": ""}
+BEGIN = {
+    "policy": ("bsp", 0),
+    "n_ranks": 1,
+    "reduce": b"",
+    "reset": False,
+    "codec": "",
+    "epochs": None,
+}
 WHO = {"client": "C", "size": 1, "restartable": False, "gated": False, "graph": False}
 
 

@@ -253,12 +253,12 @@ def test_store_with_a_silent_host_stays_held():
         with pytest.raises(
             NotEnoughWorkersError, match=r"over.*tcp://b, which does not"
         ):
-            await c.runs._free_entry("w-uid")
+            await c.runs.free_entry("w-uid")
         assert c.now - began == pytest.approx(OPEN_SECONDS)
         woken.set()
         await c.over()
         c.ends_with(1, 3)
-        assert await c.runs._free_entry("w-uid") is c.entry
+        assert await c.runs.free_entry("w-uid") is c.entry
 
     cluster_test(check)
 
@@ -306,7 +306,7 @@ def test_shard_that_is_lost_is_not_waited_for():
         assert c.shards[0].segment.current.version == 2
         assert c.shards[0].rounds_of(RUN) == -1
         with pytest.raises(ShardLostError):
-            await c.runs._free_entry("w-uid")
+            await c.runs.free_entry("w-uid")
 
     cluster_test(check)
 

@@ -89,6 +89,7 @@ async def test_a_run_that_begins_after_a_newer_one_is_refused(c, s, a):
         "reduce": dumps("mean"),
         "reset": False,
         "codec": "",
+        "epochs": None,
     }
     of = {"store": store.uid, "resident": True, "begin": begin}
     [hosted] = HOSTS[a.address].shards.values()

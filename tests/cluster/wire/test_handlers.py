@@ -23,7 +23,7 @@ TO_HOSTS = {
     "host.cuts": "prepare_cut begin_cut copy_cut drop_cut excuse settle",
     "host.edges": "edges",
     "host.reductions": "sums note receipts free end_graph",
-    "host.runs": "begin_run end_run finish resume hold goes_on rounds changed",
+    "host.runs": "begin_run end_run finish resume hold goes_on rounds epochs changed",
     "host.table_ids": "table_ids",
     "host.warming": "warm",
 }
@@ -31,6 +31,7 @@ TO_HOSTS = {
 TO_THE_DIRECTORY = {
     "directory.cuts": "cut drop_cut",
     "directory.directory": "hello locate",
+    "directory.epochs": "epochs",
     "directory.stores": "create commit grew await_store find list delete close",
     "directory.departures": "leaving awaits removed",
     "directory.producers": "producer ended",

@@ -718,6 +718,8 @@ def test_inside_a_task(client):
     with sgd_store(name=name) as store:
         found = client.submit(train_inside, name, pure=False).result(timeout=60)
         store.assign(START)
-        expected = daskps.train(store, regression, X, Y, trainers=3, seed=1)
+        expected = daskps.train(
+            store, regression, X, Y, trainers=3, seed=1, reset_optimizer=True
+        )
         store.delete()
     assert bits(found) == bits(expected.weights)

@@ -60,7 +60,7 @@ class EpochLog:
                 self._losses[rank] = (self._losses[rank] or 0.0) + loss
             self._first[rank] = first_batches(self._first[rank], loss, receipt.rows)
         self.round += 1
-        epoch, within = divmod(self.round, self._schedule.per_epoch)
+        epoch, within = self._schedule.place(self.round)
         return None if within else self.end(epoch - 1)
 
     @property

@@ -42,28 +42,36 @@ class Schedule:
         For each rank the rounds of an epoch in which it delivers, from the first on.
     gated : bool
         Whether somebody decides after each epoch if there is another.
+    start : int
+        Rounds of the first epoch that there were before.
     """
 
     epochs: int
     per_epoch: int
     groups: Sequence[int]
     gated: bool
+    start: int = 0
 
     @property
     def n_rounds(self) -> int:
         """Rounds of the whole run."""
-        return self.epochs * self.per_epoch
+        return self.epochs * self.per_epoch - self.start
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Return the epoch of a round, from 0, and which of its rounds it is."""
+        return divmod(self.start + number, self.per_epoch)
 
     def ranks(self, number: int) -> list[int]:
         """Return the ranks that deliver in a round."""
-        within = number % self.per_epoch
+        _, within = self.place(number)
         return [rank for rank, n in enumerate(self.groups) if within < n]
 
     def window(self, start: int) -> range:
         """Return the rounds to submit together from `start` on."""
         stop = min(start + WINDOW, self.n_rounds)
         if self.gated:
-            stop = min(stop, (start // self.per_epoch + 1) * self.per_epoch)
+            _, within = self.place(start)
+            stop = min(stop, start - within + self.per_epoch)
         return range(start, stop)
 
 

@@ -1,0 +1,65 @@
+"""Where stores are in their epochs, asked of their hosts."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from daskps.cluster.directory.runs import OPEN_SECONDS
+from daskps.cluster.wire.handlers import DIRECTORY
+from daskps.epochs import Epochs
+from daskps.errors import NotEnoughWorkersError, StaleGenerationError
+
+if TYPE_CHECKING:
+    from daskps.cluster.directory.entry import Hosts, StoreEntry
+    from daskps.cluster.directory.runs import Runs
+
+#: Between two tries, while a host of the store dies.
+PAUSE_SECONDS = 0.1
+
+
+class EpochCounts:
+    """Asks the shards of a store, whose records count its epochs."""
+
+    def __init__(self, hosts: Hosts, runs: Runs) -> None:
+        self._hosts, self._runs = hosts, runs
+
+    @DIRECTORY.handles("epochs")
+    async def on_epochs(self, uid: str) -> Epochs:
+        """Return where a store is in its epochs, once no run is on its way to an end.
+
+        Raises
+        ------
+        ConsistencyError
+            While one goes on.
+        """
+        left, clock = OPEN_SECONDS, asyncio.get_running_loop().time
+        while True:
+            entry, began = await self._runs.free_entry(uid), clock()
+            try:
+                async with asyncio.timeout(max(left, 0)):
+                    return await self._furthest(entry)
+            except (OSError, StaleGenerationError) as error:
+                # A host dies: its shards find an owner, or are lost.
+                left -= clock() - began + PAUSE_SECONDS
+                if left <= 0:
+                    raise NotEnoughWorkersError(
+                        f"a run on store {entry.name!r} could not begin within "
+                        f"{OPEN_SECONDS:g} s, for a worker that holds shards does not "
+                        f"answer ({error!r}); wait for it or end it, and start the run "
+                        f"again"
+                    ) from error
+                await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _furthest(self, entry: StoreEntry) -> Epochs:
+        """Return where the shard is that has come furthest.
+
+        After rounds all are at the same place. Without, a run that was fenced may have
+        left one of them a step ahead.
+        """
+        asked = [
+            self._hosts.control(worker, "epochs", store=entry.uid)
+            for worker in entry.hosts
+        ]
+        rows = [Epochs(*row) for of in await asyncio.gather(*asked) for row in of]
+        return max(rows, key=lambda epochs: epochs.place)
