@@ -17,13 +17,15 @@ from daskps.kernels import id_hash, index_filling, index_probe
 from daskps.kernels.row_moves import scatter
 from daskps.layout.buckets import bucket_rows, n_buckets
 from daskps.layout.spans import ROWS, TOUCHED, slot_area
-from daskps.shards.memory.format import VERSION
+from daskps.shards.memory.format import EPOCH, PER_EPOCH, TICKS, VERSION
 from daskps.shards.memory.growth import reserve
 from daskps.shards.row_reads import not_any, table_at
+from daskps.shards.run_record import epochs_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from daskps.epochs import Epochs
     from daskps.layout.spans import Span
     from daskps.shards.arrays.any_rows import AnyRows
     from daskps.shards.memory.segment import Segment
@@ -45,6 +47,8 @@ class Counted:
     clocks: Sequence[int]
     #: Of each table how many ids have got a row in this shard, and have lost it to others.
     came: Sequence[tuple[int, int]]
+    #: Where it is in its epochs.
+    epochs: Epochs
 
     @classmethod
     def of(cls, segment: Segment, flip: int) -> Counted:
@@ -54,12 +58,14 @@ class Counted:
         indices += [table.piece.table.index for table in segment.tables]
         steps = dict(zip(indices, record.steps.tolist(), strict=True))
         came = [_came(table.any_rows) for table in segment.tables]
-        return cls(record.version, steps, record.clocks.tolist(), came)
+        at = epochs_of(record)
+        return cls(record.version, steps, record.clocks.tolist(), came, at)
 
     def put(self, segment: Segment) -> None:
         """Have a new shard count on from here; of others' parameters nothing is taken."""
         record = segment.current
         record.plain[VERSION] = self.version
+        record.fixed[[EPOCH, PER_EPOCH, TICKS]] = self.epochs
         for position, piece in enumerate(segment.pieces):
             record.steps[position] = self.steps.get(piece.parameter.index, 0)
         for position, table in enumerate(segment.tables, len(segment.pieces)):

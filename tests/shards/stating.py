@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -86,7 +87,9 @@ def joined(counted: Sequence[Any]) -> Counted:
         assert list(one.clocks) == list(counted[0].clocks)
     came = np.sum([one.came for one in counted], axis=0).tolist()
     version = max(one.version for one in counted)
-    return Counted(version, dict(sorted(steps.items())), counted[0].clocks, came)
+    return Counted(
+        version, dict(sorted(steps.items())), counted[0].clocks, came, counted[0].epochs
+    )
 
 
 def install(state: State, segments: Sequence[Segment], layout: Layout) -> None:
@@ -119,7 +122,7 @@ def install(state: State, segments: Sequence[Segment], layout: Layout) -> None:
                 values = arrays[table.name, area].reshape(-1, wide)[own]
                 put(into, area, at, values.reshape(-1))
         came = counted.came if i == 0 else [(0, 0)] * len(counted.came)
-        Counted(counted.version, counted.steps, counted.clocks, came).put(segment)
+        replace(counted, came=came).put(segment)
 
 
 def belongs(ids: Any, piece: Any) -> Any:

@@ -7,6 +7,7 @@ import pytest
 from daskps.consistency import ASP, BSP, SSP
 from daskps.epochs import Epochs
 from daskps.errors import ConsistencyError
+from daskps.shards.installing import Counted
 from daskps.shards.memory.segment import Segment
 from daskps.shards.run_record import epochs_of
 from daskps.shards.shard import Shard
@@ -103,3 +104,14 @@ def test_a_run_does_not_begin_before_what_there_was():
     shard.end_run(RUN + 2, "a test")
     shard.begin_run(RUN + 3, BSP(), 1, epochs=Epochs(0, 4, 0), reset=True)
     assert now(shard) == Epochs(0, 4, 0)
+
+
+def test_a_state_is_installed_with_its_epochs():
+    """Of a run in progress that is where its rounds have come to."""
+    shard, other = begun(BSP(), 1, Epochs(3, 4, 2)), make()
+    send(shard, step(0, 0))
+    Counted.of(shard.segment, shard.segment.flip).put(other.segment)
+    assert now(other) == Epochs(3, 4, 3)
+    with pytest.raises(ConsistencyError, match="has come to epoch 4"):
+        other.begin_run(RUN, BSP(), 1, epochs=Epochs(3, 4, 2))
+    other.begin_run(RUN, BSP(), 1, epochs=Epochs(3, 4, 3))
