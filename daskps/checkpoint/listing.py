@@ -1,0 +1,196 @@
+"""The checkpoints of an URL: which there are, which comes next, and which may go.
+
+A checkpoint is a folder ``ckpt-<sequence>-<8 hexadecimal digits>`` with a manifest. Two who
+save at the same moment may take the same number, and have different folders: the order is
+that of both together. A *lineage* is a store with those that were restored from it; who
+resumes, or removes what is old, keeps to one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from daskps.checkpoint.manifest import MANIFEST
+from daskps.checkpoint.storage import Storage
+from daskps.checkpoint.texts import from_bytes
+from daskps.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from daskps.checkpoint.manifest import Manifest
+
+    StorageOptions = Mapping[str, Any] | None
+
+_NAME = re.compile(r"ckpt-(\d{12,})-[0-9a-f]{8}")
+#: After so many seconds nobody goes on writing a folder that has no manifest.
+ABANDONED_SECONDS: Final = 86_400.0
+
+
+class Entry(NamedTuple):
+    """A checkpoint of an URL."""
+
+    folder: str
+    #: None where it cannot be read, and why.
+    manifest: Manifest | None
+    error: CheckpointError | None = None
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """By which checkpoints are sorted, the oldest first."""
+        return number_of(self.folder), self.folder
+
+
+def number_of(folder: str) -> int:
+    """Return the sequence number of a checkpoint; -1 of a folder that is none."""
+    found = _NAME.fullmatch(folder)
+    return int(found[1]) if found else -1
+
+
+def next_folder(storage: Storage, digits: str) -> tuple[str, int]:
+    """Return the folder of a new checkpoint, and its sequence number.
+
+    Parameters
+    ----------
+    storage : Storage
+        Of the URL.
+    digits : str
+        8 hexadecimal digits that nobody else draws.
+
+    Returns
+    -------
+    (str, int)
+        The number is one above the highest there, also of those without a manifest.
+
+    Raises
+    ------
+    CheckpointError
+        If the URL cannot be read.
+    """
+    number = 1 + max(map(number_of, storage.folders()), default=-1)
+    number = max(1, number)
+    return f"ckpt-{number:012d}-{digits}", number
+
+
+def read_manifest(storage: Storage, folder: str) -> Manifest:
+    """Read the manifest of a checkpoint.
+
+    Raises
+    ------
+    CheckpointError
+        If it is missing, torn, damaged or newer.
+    """
+    path = f"{folder}/{MANIFEST}".strip("/")
+    return from_bytes(storage.read(path), folder)
+
+
+def entries(storage: Storage) -> list[Entry]:
+    """Return the checkpoints of an URL, the oldest first.
+
+    Those without a manifest do not exist. Of one that cannot be read the error is there:
+    it may be that of another run, and says nothing against the others.
+    """
+    found = []
+    for folder in storage.folders():
+        if number_of(folder) < 0 or not storage.has(f"{folder}/{MANIFEST}"):
+            continue
+        try:
+            found.append(Entry(folder, read_manifest(storage, folder)))
+        except CheckpointError as error:
+            if storage.has(f"{folder}/{MANIFEST}"):  # not removed meanwhile
+                found.append(Entry(folder, None, error))
+    return sorted(found, key=lambda entry: entry.order)
+
+
+def newest(storage: Storage, lineage: str | None = None) -> Entry | None:
+    """Return the last checkpoint that can be read, of a lineage or of any."""
+    for entry in reversed(entries(storage)):
+        of = entry.manifest
+        if of is not None and lineage in (None, of.lineage):
+            return entry
+    return None
+
+
+def find(url: str, options: StorageOptions = None) -> tuple[str, Entry]:
+    """Return what an URL means: a checkpoint, or the newest of those below it.
+
+    Parameters
+    ----------
+    url : str
+        Of one checkpoint, or of a folder of them.
+    options : mapping, optional
+        For its filesystem.
+
+    Returns
+    -------
+    (str, Entry)
+        The URL of the checkpoint, and the checkpoint; its `folder` is "" where it is
+        named itself.
+
+    Raises
+    ------
+    CheckpointError
+        If there is none, or the one that is named, or the newest, cannot be read.
+    """
+    storage = Storage(url, options)
+    if number_of(url.rpartition("/")[2]) >= 0 or storage.has(MANIFEST):
+        return url, Entry("", read_manifest(storage, ""))
+    found = entries(storage)
+    if not found:
+        raise CheckpointError(
+            f"no checkpoint at {storage.url}: no folder ckpt-... there has a "
+            f"{MANIFEST}; look at the URL, or save one with store.save(url)",
+            MANIFEST,
+        )
+    if found[-1].error is not None:
+        raise found[-1].error
+    return f"{url}/{found[-1].folder}", found[-1]
+
+
+def remove(storage: Storage, folder: str) -> None:
+    """Remove a checkpoint: first what makes it one, so that no half of it is ever found."""
+    storage.remove(f"{folder}/{MANIFEST}")
+    storage.remove(folder)
+
+
+def retain(storage: Storage, lineage: str, keep: int) -> list[str]:
+    """Remove the oldest checkpoints of a lineage until `keep` are left; return which.
+
+    Those of others, and those that cannot be read, stay.
+    """
+    own = [
+        entry.folder
+        for entry in entries(storage)
+        if entry.manifest is not None and entry.manifest.lineage == lineage
+    ]
+    gone = own[: max(0, len(own) - keep)]
+    for folder in gone:
+        remove(storage, folder)
+    return gone
+
+
+def sweep(storage: Storage, now: float) -> list[str]:
+    """Remove folders that nobody has finished for a day; return which.
+
+    Parameters
+    ----------
+    storage : Storage
+        Of the URL.
+    now : float
+        Seconds since 1970.
+
+    Returns
+    -------
+    list of str
+        Only folders named as checkpoints are looked at.
+    """
+    gone = []
+    for folder in storage.folders():
+        if number_of(folder) < 0 or storage.has(f"{folder}/{MANIFEST}"):
+            continue
+        age = storage.age(folder, now)
+        if age is not None and age > ABANDONED_SECONDS:
+            storage.remove(folder)
+            gone.append(folder)
+    return gone

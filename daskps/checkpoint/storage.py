@@ -1,0 +1,298 @@
+"""Files of checkpoints, wherever fsspec reaches: the only place that reads and writes them.
+
+All calls block; they are for threads that may, never for an event loop. An instance is for
+one thread: it has a filesystem of its own, whose listings are not remembered. Options may
+hold secrets, and an URL too: neither these nor what a filesystem says of them is ever in an
+error or a repr.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from contextlib import suppress
+from functools import wraps
+from pathlib import Path
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    NamedTuple,
+    NoReturn,
+    ParamSpec,
+    TypeVar,
+)
+
+from daskps.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from daskps.checkpoint.digests import Content
+
+P = ParamSpec("P")
+T = TypeVar("T")
+#: Of a file that is not whole yet.
+_UNFINISHED = ".unfinished-"
+_CREDENTIALS = re.compile(r"(?<=://)[^/@]*@")
+
+
+def full_url(url: Any) -> str:
+    """Return an URL that means the same in every process of a machine.
+
+    Parameters
+    ----------
+    url : str or path-like
+        With a scheme, or a local path.
+
+    Returns
+    -------
+    str
+        Local paths are absolute; no slash at the end.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what is no URL.
+
+    Examples
+    --------
+    >>> full_url("s3://bucket/model/")
+    's3://bucket/model'
+    """
+    try:
+        text = os.fspath(url)
+    except TypeError:
+        text = url
+    if not isinstance(text, str):
+        raise TypeError(f"a URL is a str or a path, found {text!r:.60}")
+    if not text.strip() or "\0" in text:
+        raise ValueError(
+            f"expected a URL such as s3://bucket/model, found {text!r:.60}"
+        )
+    if text.startswith("file://"):
+        text = text.removeprefix("file://")
+    if "://" in text or "::" in text:
+        return text.rstrip("/")
+    return str(Path(text).expanduser().absolute())
+
+
+def shown(url: str) -> str:
+    """Return an URL without what may be secret: who asks, and what is behind "?"."""
+    return _CREDENTIALS.sub("***@", url).partition("?")[0]
+
+
+class Complaint(NamedTuple):
+    """What may be said of an error."""
+
+    text: str
+    is_gone: bool
+
+
+def _told(
+    verb: str,
+) -> Callable[
+    [Callable[Concatenate[Storage, P], T]], Callable[Concatenate[Storage, P], T]
+]:
+    """Have a method raise our errors in place of a filesystem's, which may tell secrets."""
+
+    def changed(
+        method: Callable[Concatenate[Storage, P], T],
+    ) -> Callable[Concatenate[Storage, P], T]:
+        @wraps(method)
+        def call(self: Storage, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return method(self, *args, **kwargs)
+            except CheckpointError:
+                raise
+            except Exception as error:  # noqa: BLE001 - they raise whatever they like
+                said = self._said(error)
+            # Out of `except`: what was raised there is no context of this one.
+            raise self._failed(verb, str(args[0]) if args else "", said)
+
+        return call
+
+    return changed
+
+
+class Storage:
+    """Files below an URL.
+
+    Parameters
+    ----------
+    url : str
+        From :func:`full_url`.
+    options : mapping, optional
+        For the filesystem, such as keys and endpoints.
+
+    Raises
+    ------
+    CheckpointError
+        Here where there is no such filesystem, and in all methods where it fails.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
+        # Heavy, and only for those who save.
+        import fsspec
+
+        self.url, self._is_open = shown(url), not options and shown(url) == url
+        given = {"use_listings_cache": False, **(options or {})}
+        said = None
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(
+                url, skip_instance_cache=True, **given
+            )
+        except Exception as error:  # noqa: BLE001 - filesystems raise whatever they like
+            said = self._said(error)
+        if said is not None:
+            raise self._failed("reach", "", said)
+        protocol = self._fs.protocol
+        self._is_local = "file" in ([protocol] if type(protocol) is str else protocol)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.url}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("storage is of one thread; make another one where it is needed")
+
+    def _at(self, path: str) -> str:
+        return f"{self._root.rstrip('/')}/{path}".rstrip("/")
+
+    def _failed(self, verb: str, path: str, said: Complaint) -> CheckpointError:
+        where = f"{self.url}/{path}".rstrip("/")
+        if said.is_gone and verb == "read":
+            return CheckpointError(
+                f"{where} is missing: the checkpoint was deleted, or is torn; restore "
+                f"another one",
+                path,
+            )
+        return CheckpointError(f"cannot {verb} {where}: {said.text}", path)
+
+    def _said(self, error: Exception) -> Complaint:
+        """Return what may be said of an error."""
+        name, is_gone = type(error).__name__, isinstance(error, FileNotFoundError)
+        text = " ".join(str(error).split())
+        if isinstance(error, ImportError):
+            scheme = self.url.partition(":")[0]
+            return Complaint(f"the package for {scheme}:// is not installed", is_gone)
+        if isinstance(error, OSError) and error.errno:
+            return Complaint(f"{name}: {os.strerror(error.errno)}", is_gone)
+        return Complaint(
+            f"{name}: {text:.200}" if self._is_open and text else name, is_gone
+        )
+
+    # -- writing ---------------------------------------------------------------
+
+    @_told("write")
+    def write(self, path: str, content: Content) -> None:
+        """Write a file whole, or not at all where the filesystem can.
+
+        Parameters
+        ----------
+        path : str
+            Below the URL, with "/".
+        content : bytes-like
+            All of it, contiguous.
+        """
+        if self._is_local:
+            _write(Path(self._at(path)), content)
+            return
+        data = content if type(content) is bytes else bytes(content)
+        try:
+            self._fs.pipe_file(self._at(path), data)
+        except FileNotFoundError:
+            # Of filesystems that have folders.
+            self._fs.makedirs(self._at(path).rpartition("/")[0], exist_ok=True)
+            self._fs.pipe_file(self._at(path), data)
+
+    def put_last(self, path: str, content: bytes) -> None:
+        """Write the file that makes all others count: by one rename, or one put."""
+        self.write(path, content)
+
+    @_told("remove")
+    def remove(self, path: str = "") -> None:
+        """Remove a file, or a folder with all that is in it; none is no error."""
+        with suppress(FileNotFoundError):
+            self._fs.invalidate_cache()
+            self._fs.rm(self._at(path), recursive=True)
+
+    # -- reading ---------------------------------------------------------------
+
+    @_told("read")
+    def read(
+        self, path: str, start: int | None = None, stop: int | None = None
+    ) -> bytes:
+        """Return the content of a file, or bytes [start, stop) of it."""
+        return bytes(self._fs.cat_file(self._at(path), start=start, end=stop))
+
+    @_told("look for")
+    def has(self, path: str) -> bool:
+        """Return whether there is a file; what cannot be looked at is an error."""
+        self._fs.invalidate_cache()
+        # Its `exists` says no to whatever fails.
+        with suppress(FileNotFoundError):
+            self._fs.info(self._at(path))
+            return True
+        return False
+
+    @_told("list")
+    def sizes(self, prefix: str = "") -> dict[str, int]:
+        """Return the bytes of all files below a folder, by path below it."""
+        self._fs.invalidate_cache()
+        root = self._at(prefix)
+        found = self._fs.find(root, detail=True)
+        # Some filesystems give paths with a slash before them, and some do not.
+        cut = len(root.strip("/")) + 1
+        return {p.strip("/")[cut:]: int(of["size"] or 0) for p, of in found.items()}
+
+    @_told("list")
+    def folders(self) -> list[str]:
+        """Return the names of the folders right below the URL, in order."""
+        self._fs.invalidate_cache()
+        found: list[Any] = []
+        with suppress(FileNotFoundError):
+            found = self._fs.ls(self._root, detail=True)
+        names = (of["name"].rstrip("/") for of in found if of["type"] == "directory")
+        return sorted(name.rpartition("/")[2] for name in names)
+
+    @_told("list")
+    def age(self, folder: str, now: float) -> float | None:
+        """Return for how many seconds nothing of a folder was written.
+
+        None where the filesystem does not say, or there is nothing.
+        """
+        self._fs.invalidate_cache()
+        root = self._at(folder)
+        try:
+            found = self._fs.find(root)
+            times = [float(self._fs.modified(p).timestamp()) for p in found]
+            if not times:
+                times = [self._fs.modified(root).timestamp()]
+        except (NotImplementedError, FileNotFoundError, KeyError, AttributeError):
+            return None
+        return now - max(times)
+
+
+def _write(path: Path, content: Content) -> None:
+    """Write a local file, so that it is there whole even if power fails right after."""
+    folder = path.parent
+    made = [p for p in (folder, *folder.parents) if not p.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f"{_UNFINISHED}{uuid.uuid4().hex}"
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    # The name is in the folder's own file, and that of a new one in the one above.
+    for of in {folder, *(p.parent for p in made)}:
+        number = os.open(of, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)

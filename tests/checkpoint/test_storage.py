@@ -1,0 +1,215 @@
+"""Files of checkpoints: local ones, those in memory, and filesystems that fail."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import traceback
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from daskps.checkpoint.storage import Storage, full_url, shown
+from daskps.errors import CheckpointError
+
+
+@pytest.fixture(params=["local", "file", "memory"])
+def url(request, tmp_path):
+    if request.param == "memory":
+        yield "memory://ckpts/here"
+        MemoryFileSystem.store.clear()
+        MemoryFileSystem.pseudo_dirs[:] = [""]
+    else:
+        yield f"{'file://' if request.param == 'file' else ''}{tmp_path}/ckpts/here"
+
+
+def test_files_come_back_whole_and_in_parts(url):
+    storage = Storage(full_url(url))
+    content = np.arange(10, dtype="<i4")
+    storage.write("weights/w/c/0", content.data)
+    storage.write("zarr.json", b"{}")
+    storage.put_last("manifest.json", b"m")
+    assert storage.read("weights/w/c/0") == content.tobytes()
+    assert storage.read("weights/w/c/0", 4, 12) == content[1:3].tobytes()
+    assert storage.sizes() == {"weights/w/c/0": 40, "zarr.json": 2, "manifest.json": 1}
+    assert storage.sizes("weights") == {"w/c/0": 40}
+    assert Storage(full_url(url)).folders() == ["weights"]
+    storage.write("zarr.json", b"[1]")
+    assert storage.read("zarr.json") == b"[1]"
+    assert storage.sizes()["zarr.json"] == 3
+
+
+def test_removing(url):
+    storage = Storage(full_url(url))
+    assert storage.sizes() == {}
+    assert storage.folders() == []
+    for path in ("a/x", "a/b/y", "c"):
+        storage.write(path, b"1")
+    assert storage.has("a/x")
+    storage.remove("a/x")
+    storage.remove("a/x")
+    assert not storage.has("a/x")
+    assert storage.sizes() == {"a/b/y": 1, "c": 1}
+    storage.remove("a")
+    storage.remove("never")
+    assert storage.sizes() == {"c": 1}
+
+
+def test_another_instance_sees_what_was_written_since(url):
+    """No listing is remembered."""
+    one, other = Storage(full_url(url)), Storage(full_url(url))
+    assert other.sizes() == {}
+    one.write("ckpt/x", b"1")
+    assert other.sizes() == {"ckpt/x": 1}
+    assert other.folders() == ["ckpt"]
+    one.remove("ckpt")
+    assert other.sizes() == {}
+
+
+def test_age(url):
+    storage = Storage(full_url(url))
+    storage.write("a/x", b"1")
+    now = storage.age("a", 0.0)
+    assert now is not None
+    assert storage.age("a", 500.0 - now) == pytest.approx(500.0)
+    assert storage.age("none", 0.0) is None
+
+
+def test_what_is_missing_is_named(url):
+    storage = Storage(full_url(url))
+    with pytest.raises(
+        CheckpointError, match=r"here/weights/w/c/0 is missing"
+    ) as caught:
+        storage.read("weights/w/c/0")
+    assert caught.value.file == "weights/w/c/0"
+
+
+def test_a_local_file_is_whole_or_not_there(tmp_path, monkeypatch):
+    storage = Storage(str(tmp_path))
+    done: list[str] = []
+    replace, fsync = Path.replace, os.fsync
+
+    def renamed(path, to):
+        done.append("rename")
+        return replace(path, to)
+
+    def synced(number):
+        done.append("sync")
+        fsync(number)
+
+    monkeypatch.setattr(Path, "replace", renamed)
+    monkeypatch.setattr(os, "fsync", synced)
+    storage.write("m", b"1" * 100)
+    # The content, then the name, then the folder.
+    assert done == ["sync", "rename", "sync"]
+
+    def full(number):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(
+        CheckpointError, match=r"cannot write .*/m: OSError: No space left"
+    ):
+        storage.write("m", b"2" * 100)
+    assert storage.read("m") == b"1" * 100
+    assert os.listdir(tmp_path) == ["m"]
+
+
+def test_where_nothing_can_be_written(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(
+        CheckpointError, match=r"cannot write .*/file/a/b: NotADirectory"
+    ):
+        Storage(f"{tmp_path}/file").write("a/b", b"1")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("nosuch://x/y", "cannot reach nosuch://x/y: ValueError: Protocol not known"),
+        ("s3://bucket/x", "the package for s3:// is not installed"),
+    ],
+)
+def test_schemes_without_a_filesystem(url, said):
+    with pytest.raises(CheckpointError, match=said):
+        Storage(url)
+
+
+def test_urls(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert full_url("a/b/") == str(tmp_path / "a/b")
+    assert full_url(Path("a")) == str(tmp_path / "a")
+    assert full_url(f"file://{tmp_path}/a") == str(tmp_path / "a")
+    assert full_url("memory://a/") == "memory://a"
+    for wrong, error in (("", ValueError), (" ", ValueError), (3, TypeError)):
+        with pytest.raises(error):
+            full_url(wrong)
+
+
+SECRET = "hunter2-very-secret"
+
+
+class Talking(MemoryFileSystem):
+    """A filesystem that says its options in all it raises."""
+
+    protocol = "talking"
+    cachable = True
+
+    def __init__(self, token: str = "", **more: object) -> None:
+        super().__init__(**more)
+        if token == "no":
+            raise ValueError(f"token {token}")
+        self.token = token
+
+    def _fail(self, *args: object, **more: object) -> None:
+        raise RuntimeError(f"403: token={self.token} was refused for {args}")
+
+    pipe_file = cat_file = find = ls = info = rm = modified = _fail
+
+
+fsspec.register_implementation("talking", Talking, clobber=True)
+
+
+def test_secrets_are_never_shown():
+    url = f"talking://me:{SECRET}@host/x?sig={SECRET}"
+    for given, options in (
+        ("talking://host/x", {"token": SECRET}),
+        (url, {"token": SECRET}),
+        (url, None),
+    ):
+        storage = Storage(given, options)
+        texts = [repr(storage), str(storage), storage.url]
+        for call in (
+            lambda s=storage: s.write("a", b"1"),
+            lambda s=storage: s.put_last("a", b"1"),
+            lambda s=storage: s.read("a"),
+            lambda s=storage: s.sizes(),
+            lambda s=storage: s.folders(),
+            lambda s=storage: s.has("a"),
+            lambda s=storage: s.age("a", 0.0),
+            lambda s=storage: s.remove("a"),
+        ):
+            with pytest.raises(CheckpointError, match="RuntimeError") as caught:
+                call()
+            error = caught.value
+            assert error.__context__ is error.__cause__ is None
+            texts += [repr(error), str(error), repr(pickle.loads(pickle.dumps(error)))]
+            texts.append("".join(traceback.format_exception(error)))
+        assert not [text for text in texts if SECRET in text]
+    assert shown(url) == "talking://***@host/x"
+
+
+def test_what_is_no_secret_is_said():
+    with pytest.raises(CheckpointError, match=r"cannot list .*403: token= was refused"):
+        Storage("talking://host/x").sizes()
+
+
+def test_every_instance_is_its_own():
+    """Filesystems are cached by their options; threads must not share one."""
+    one, other = (Storage("talking://x", {"token": "t"}) for _ in range(2))
+    assert one._fs is not other._fs
+    with pytest.raises(TypeError, match="of one thread"):
+        pickle.dumps(one)
