@@ -47,6 +47,8 @@ class Watch:
     _found: asyncio.Event = field(default_factory=asyncio.Event)
     #: By nonce and version of a segment: what its weights were.
     _states: dict[tuple[int, int], str] = field(default_factory=dict)
+    #: By nonce of a segment: the last version that it has shown.
+    _versions: dict[int, int] = field(default_factory=dict)
 
     def wrong(self, what: str) -> None:
         """Note a finding; the first one counts."""
@@ -92,6 +94,9 @@ class Watch:
             self.wrong(
                 f"version {version} names two states of shard {segment.pieces[0].shard}"
             )
+        if nonce and version < self._versions.get(nonce, 0):
+            self.wrong(f"version {version} of shard {segment.pieces[0].shard} is back")
+        self._versions[nonce] = version
 
     def follow_publications(self) -> None:
         """See every publication from here on."""

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import os
 import pickle
+import random
 import signal
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import dask
@@ -23,6 +25,7 @@ from daskps import RowGrad, TableSpec, config, optim
 from daskps.cluster.caller.producer import Producer
 from daskps.cluster.directory import adopters
 from daskps.cluster.machine.folder import folder_of
+from tests.cluster import killing_owners
 from tests.support import local_cluster, until
 
 N_PUSHES = 300
@@ -181,6 +184,41 @@ def test_acknowledged_pushes_count_once(machine, workers):
     assert all(e["by"] not in (a, b) for e in adopted if e["worker"] == a)
     until(lambda: not left_of(machine, owners[0]))
     s.close()
+
+
+def test_readers_see_nothing_torn_or_taken_back(machine, workers, seed):
+    """Nor fewer versions, near the shards and by message, while an owner hangs or dies."""
+    rng = random.Random(seed)
+    with killing_owners.store_on(machine, workers[:2]) as s:
+        strikes = [
+            partial(killing_owners.strike, machine, s, fault, rng)
+            for fault in ("stopped", "killed")
+        ]
+        found = killing_owners.disturb(s, strikes)
+        assert not found.wrong
+        assert min(found.n_pushes, found.n_reads) >= 4 * 5
+        assert {row["generation"] for row in s.stats()["shards"]} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda w: w[0, 0], "a part of a push"),
+        (lambda w: w[0], "is gone"),
+    ],
+)
+def test_what_readers_should_never_see_is_told(machine, workers, spoil, said):
+    """A push is taken back, in half of a shard and in all of it."""
+    with killing_owners.store_on(machine, workers[:2]) as s:
+
+        def take_back():
+            less = np.zeros(s["w"].shape)
+            spoil(less)[...] = -1000.0
+            s.add({"w": less})
+
+        found = killing_owners.disturb(s, [take_back])
+        assert any(said in text for text in found.wrong)
+        assert any("lost" in text for text in found.wrong)
 
 
 def test_a_grown_table_is_adopted_and_grows_on(machine, workers):
