@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -10,17 +11,19 @@ import sys
 import threading
 import time
 from concurrent.futures import CancelledError
+from typing import Any
 
 import dask
 import numpy as np
 import pytest
 from distributed import get_worker
+from distributed.core import Status
 
 import daskps
 from daskps import optim
 from daskps.cluster.wire.deadline import Deadline
 from tests.cluster import killing_trainers
-from tests.support import PATIENCE, local_cluster, store, until
+from tests.support import PATIENCE, WAYS, gen_cluster, local_cluster, store, until
 
 SGD = optim.SGD(0.1)
 
@@ -369,6 +372,116 @@ def test_pushes_of_a_task_that_runs_again_count_once(tmp_path):
         )
         future.result(timeout=60)
         np.testing.assert_array_equal(s["w"].pull(), -2.0)
+
+
+@gen_cluster(client=True, config=WAYS["rpc"])
+async def test_a_push_whose_answer_is_cut_off_counts_once(c, s, a, b):
+    """It was applied, and its worker lives: what is sent again changes nothing."""
+    made = await daskps.create({"w": np.zeros(4)}, servers=[a.address], client=c)
+    serve, cut = a.handlers["daskps_call"], list[Any]()
+
+    async def serve_and_cut(comm, **message):
+        answer = await serve(**message)
+        if cut:
+            return answer
+        cut.append(answer)
+        comm.abort()
+        return Status.dont_reply
+
+    a.handlers["daskps_call"] = serve_and_cut
+    assert await made.add({"w": np.ones(4)}) == 1
+    assert cut
+    np.testing.assert_array_equal(await made["w"].pull(), 1.0)
+    [row] = (await made.stats())["shards"]
+    assert (row["duplicates"], row["version"]) == (1, 1)
+    await made.close()
+
+
+class Body:
+    """A task that pushes twice and waits in between, as often as Dask runs it."""
+
+    def __init__(self):
+        self.begun, self.go_on, self.n_begun = (
+            threading.Semaphore(0),
+            threading.Event(),
+            0,
+        )
+
+    def __call__(self, handle):
+        handle.push({"w": np.ones(4)})
+        self.n_begun += 1
+        self.begun.release()
+        self.go_on.wait(PATIENCE)
+        handle.push({"w": np.ones(4)})
+
+    def has_begun(self):
+        return asyncio.to_thread(self.begun.acquire, timeout=PATIENCE)
+
+
+#: By name: a task that is pickled must find the same one.
+BODIES: dict[str, Body] = {}
+
+
+def push_around(handle, name):
+    BODIES[name](handle)
+
+
+async def pushes_of(c, worker, name, **how):
+    """A store, and a task that has pushed to it once."""
+    made = await daskps.create(
+        {"w": np.zeros(4)}, optimizer=optim.SGD(1.0), servers=[worker], client=c
+    )
+    BODIES[name] = body = Body()
+    future = c.submit(push_around, made, name, **how)
+    assert await body.has_begun()
+    return made, body, future
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_a_task_that_runs_twice_at_once_counts_once(c, s, a, b):
+    """Its worker retires: Dask runs it on another one beside the first."""
+    elsewhere = {"workers": [b.address], "allow_other_workers": True}
+    made, body, future = await pushes_of(c, a.address, "retired", **elsewhere)
+    retiring = asyncio.ensure_future(c.retire_workers([b.address]))
+    assert await body.has_begun()
+    body.go_on.set()
+    await future
+    await retiring
+    assert body.n_begun == 2
+    np.testing.assert_array_equal(await made["w"].pull(), -2.0)
+    await made.close()
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_a_task_that_is_submitted_after_one_was_cancelled_is_another(c, s, a, b):
+    """Dask does not stop the thread of the first one: it goes on to push."""
+    made, body, future = await pushes_of(c, a.address, "again", workers=[b.address])
+    await future.cancel()
+    again = c.submit(push_around, made, "again", workers=[a.address])
+    assert await body.has_begun()
+    body.go_on.set()
+    await again
+    found = await made.pull(min_version=4)
+    np.testing.assert_array_equal(found["w"], -4.0)
+    await made.close()
+
+
+def push_and_fail(handle, path):
+    """Fail between two pushes, the first two times this task runs."""
+    handle.push({"w": np.ones(4)})
+    with open(path, "a+") as file:
+        file.write("x")
+        file.seek(0)
+        if len(file.read()) < 3:
+            raise OSError("fails for now")
+    handle.push({"w": np.ones(4)})
+
+
+def test_pushes_of_a_task_that_is_tried_again_count_once(client, tmp_path):
+    s = daskps.create({"w": np.zeros(4)}, optimizer=optim.SGD(1.0))
+    client.submit(push_and_fail, s, str(tmp_path / "n"), retries=2).result()
+    np.testing.assert_array_equal(s["w"].pull(), -2.0)
+    assert {row["duplicates"] for row in s.stats()["shards"]} == {2}
 
 
 def test_restart_of_the_cluster(fresh):
