@@ -27,7 +27,7 @@ from daskps.cluster.machine.mapping import FILES
 from daskps.cluster.plugins import DirectoryPlugin, HostPlugin
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.packing import unpack_reply
-from tests.support import gen_cluster, served_by, store, until
+from tests.support import WAYS, gen_cluster, served_by, store, until
 
 W = np.arange(8, dtype="f4")
 
@@ -477,6 +477,17 @@ async def test_scheduler_of_another_protocol_is_refused(c, s, a, b):
     )
     with pytest.raises(daskps.ProtocolError, match=r"99 \(daskps 9.9\).*the same"):
         unpack_reply(reply, "the scheduler")
+
+
+@gen_cluster(
+    client=True,
+    config={"distributed.worker.blocked-handlers": ["daskps_call"], **WAYS["rpc"]},
+)
+async def test_a_message_that_workers_have_blocked_is_named(c, s, a, b):
+    made = await daskps.create({"w": W}, client=c)
+    with pytest.raises(ValueError, match="'daskps_call' handler has been explicitly"):
+        await made.add({"w": W})
+    await made.close()
 
 
 def test_client_that_comes_after_another_closed(clean):

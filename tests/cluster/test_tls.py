@@ -1,0 +1,99 @@
+"""A whole cluster by TLS: it serves its own by every way, and nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, rpc
+from distributed.security import Security
+
+import daskps
+from daskps import optim
+from daskps.cluster import upstream
+from daskps.cluster.wire.messages import PROTOCOL
+from tests.support import WAYS, local_cluster, store
+
+OURS, FOREIGN = Security.temporary(), Security.temporary()
+#: Whose certificate another authority has signed, though it knows the cluster's.
+SIGNED_ELSEWHERE = Security(
+    require_encryption=True,
+    tls_ca_file=OURS.tls_ca_file,
+    tls_client_cert=FOREIGN.tls_client_cert,
+    tls_client_key=FOREIGN.tls_client_key,
+)
+STRANGERS = pytest.mark.parametrize(
+    "stranger",
+    [FOREIGN, SIGNED_ELSEWHERE, None],
+    ids=["another authority", "another certificate", "without TLS"],
+)
+
+
+@pytest.fixture(scope="module")
+def encrypted() -> Iterator[Client]:
+    """Two workers in this process that talk by TLS."""
+    here: dict[str, Any] = {"processes": False, "protocol": "tls", "security": OURS}
+    with dask.config.set(WAYS["lane"]), local_cluster(**here) as client:
+        yield client
+
+
+def loop(trainer: Any, part: int) -> int:
+    for _ in range(part):
+        trainer.pushpull({"w": np.ones(6)})
+    return int(trainer.clock)
+
+
+def test_a_store_works_by_encrypted_addresses_alone(encrypted: Client) -> None:
+    with store(encrypted, params={"w": np.zeros(6)}, optimizer=optim.SGD(1.0)) as s:
+        s.push({"w": np.ones(6)})
+        assert daskps.run(s, loop, [4, 4]) == [4, 4]
+        np.testing.assert_array_equal(s.snapshot()["w"].compute(), -5.0)
+        found = [address_of(encrypted), *s.placement]
+        assert [address.partition("//")[0] for address in found] == ["tls:"] * 3
+        told = s.stats()["handle"]
+        assert not told["local_calls"]
+        assert told["messages"] + told["lane_calls"] > 0
+
+
+def address_of(client: Client) -> str:
+    return str(client.scheduler_info(n_workers=0)["address"])
+
+
+def arguments(stranger: Security | None) -> Any:
+    return {} if stranger is None else stranger.get_connection_args("client")
+
+
+def as_known(address: str, stranger: Security | None) -> str:
+    return address if stranger else address.replace("tls://", "tcp://")
+
+
+@STRANGERS
+def test_no_stranger_is_served(encrypted: Client, stranger: Security | None) -> None:
+    """Not by the scheduler, not by a worker, and none is given a lane."""
+    with store(encrypted, params={"w": np.zeros(6)}) as s:
+        worker = as_known(s.placement[0], stranger)
+        scheduler = as_known(address_of(encrypted), stranger)
+        lane = {"op": "daskps_lane", "protocol": PROTOCOL, "store": s.uid, "token": "t"}
+
+        async def ask(address: str, op: str, **message: Any) -> Any:
+            async with rpc(address, connection_args=arguments(stranger)) as found:
+                return await getattr(found, op)(**message)
+
+        async def ask_for_lane() -> Any:
+            pool = SimpleNamespace(connection_args=arguments(stranger))
+            return await upstream.ask_for_socket(pool, worker, lane, 30)
+
+        for asked in (
+            lambda: ask(scheduler, "daskps_directory", method="list"),
+            lambda: ask(worker, "daskps_control", method="hello"),
+            ask_for_lane,
+        ):
+            with pytest.raises(OSError):  # noqa: PT011 - the system's own text
+                encrypted.sync(asked)
+        with pytest.raises(OSError):  # noqa: PT011
+            Client(scheduler, security=stranger, timeout=30, set_as_default=False)
+        np.testing.assert_array_equal(s["w"].pull(), 0.0)
