@@ -1,0 +1,22 @@
+"""Pushes, rounds and tasks leave nothing behind that would grow with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import daskps
+from daskps import optim
+from tests.cluster import long_run
+
+
+def test_nothing_grows_with_a_run(client: Any) -> None:
+    """But two events for each run, and the place of each pusher, which is reused."""
+    params = {"w": np.zeros(long_run.WIDTH)}
+    with daskps.create(params, optimizer=optim.SGD(1.0)) as store:
+        long_run.work(client, store, 20)
+        grown = long_run.growth(client, store, 150)
+    assert grown.pop("events") == 2 * 2
+    assert 0 <= grown.pop("most producers") <= 150 // 50
+    assert set(grown.values()) == {0}, grown
