@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shlex
@@ -132,6 +133,36 @@ def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
     done = build(source, tmp_path)
     assert done.returncode != 0
     assert "nowhere.md" in done.stderr
+
+
+PROMISES = DOCS / "reliability.md"
+NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+REPEATED = re.compile(r"`python -m ([\w.]+)([^`]*)`")
+
+
+def rows_of(page: Path) -> list[list[str]]:
+    """Return the cells of a page's table, without its head."""
+    lines = [line for line in page.read_text().splitlines() if line.startswith("|")]
+    return [[c.strip() for c in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_every_promise_names_tests_that_there_are() -> None:
+    """Or says that it waits; commands name modules and slow tests that there are."""
+    rows = rows_of(PROMISES)
+    assert [row[0] for row in rows] == [str(n) for n in range(1, len(rows) + 1)]
+    for number, _, _, tests, again in rows:
+        named = NAMED.findall(tests)
+        assert named or "waits for" in again, number
+        for file, name in named:
+            text = (ROOT / file).read_text()
+            assert re.search(rf"^(?:async )?def {name}\(", text, re.MULTILINE), name
+    for module, options in REPEATED.findall(PROMISES.read_text()):
+        if module != "pytest":
+            assert importlib.util.find_spec(module) is not None, module
+            continue
+        slow, file = options.rsplit(maxsplit=1)
+        assert slow.strip() == "-m slow"
+        assert "pytest.mark.slow" in (ROOT / file).read_text(), file
 
 
 @contextmanager

@@ -19,4 +19,5 @@ def test_nothing_grows_with_a_run(client: Any) -> None:
         grown = long_run.growth(client, store, 150)
     assert grown.pop("events") == 2 * 2
     assert 0 <= grown.pop("most producers") <= 150 // 50
-    assert set(grown.values()) == {0}, grown
+    # What tests before this one have left may go meanwhile.
+    assert max(grown.values()) <= 0, grown
