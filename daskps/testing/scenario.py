@@ -113,9 +113,16 @@ class _Scenario:
         self.happened.append(f"the {training.policy} run {training.outcome}")
         # A host that was silent is told of the end of a run when it wakes.
         await asyncio.sleep(SETTLE_SECONDS)
+        await self._until_none_is_away()
         watch.look_for_runs(world.live)
         for job in (pushes, training):
             await world.within(process, self._compare(job, client))
+
+    async def _until_none_is_away(self) -> None:
+        """Wait until each shard has an owner or is lost: so long runs of it are held."""
+        stores = self.world.scheduler.extensions["daskps-directory"].stores
+        while any(entry.away for entry in stores.values()):
+            await asyncio.sleep(SETTLE_SECONDS)
 
     async def _compare(self, job: OneHotPushes | Training, client: Client) -> None:
         began = CLOCK.now
