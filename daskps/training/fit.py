@@ -117,7 +117,7 @@ def train(  # noqa: PLR0913 - the public contract
         with arrays.
     epochs : int
         Passes over the data. The store counts them: a second call goes on with the epoch
-        after the last one, also in :attr:`TrainResult.history`, and under BSP two calls
+        after the last one, also in ``TrainResult.history``, and under BSP two calls
         of one epoch lead to the same bits as one call of two. After a run that was
         stopped in the middle of an epoch the next one begins.
     batch_size : int
