@@ -124,6 +124,7 @@ class Training:
             restartable=True,
             gated=False,
             graph=False,
+            described="",
         )
         return uid, run
 

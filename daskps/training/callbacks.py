@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from daskps.training.bars import State, Text, Tqdm
-    from daskps.training.result import Epoch, Progress
+    from daskps.training.result import Epoch, RunStatus
 
 __all__ = [
     "EVENTS",
@@ -103,7 +103,7 @@ def check(callbacks: Iterable[object]) -> tuple[object, ...]:
     return checked
 
 
-def notify(callbacks: Iterable[object], event: str, run: Progress) -> None:
+def notify(callbacks: Iterable[object], event: str, run: RunStatus) -> None:
     """Call the method `event` of all callbacks that have it, in order.
 
     Parameters
@@ -112,7 +112,7 @@ def notify(callbacks: Iterable[object], event: str, run: Progress) -> None:
         What `check` has let through.
     event : str
         One of `EVENTS`.
-    run : Progress
+    run : RunStatus
         What the methods are called with.
     """
     for callback in callbacks:
@@ -180,21 +180,21 @@ class ProgressBar:
         self._bar: Text | Tqdm | None = None
         self._broken = False
 
-    def on_start(self, run: Progress) -> None:
+    def on_start(self, run: RunStatus) -> None:
         """Draw the empty bar."""
         self.close()
         self._broken = False
         self._draw(describe(run))
 
-    def on_round(self, run: Progress) -> None:
+    def on_round(self, run: RunStatus) -> None:
         """Draw the bar with the latest round."""
         self._draw(describe(run))
 
-    def on_epoch(self, run: Progress) -> None:
+    def on_epoch(self, run: RunStatus) -> None:
         """Draw the bar with the epoch that has ended."""
         self._draw(describe(run))
 
-    def on_stop(self, run: Progress) -> None:
+    def on_stop(self, run: RunStatus) -> None:
         """Draw the bar for the last time and end its line."""
         state = describe(run)
         # A run that was told to stop is over too.
@@ -270,11 +270,11 @@ class Log:
         self._logger = logging.getLogger("daskps") if logger is None else logger
         self._level = level
 
-    def on_start(self, run: Progress) -> None:
+    def on_start(self, run: RunStatus) -> None:
         """Log the start."""
         self._logger.log(self._level, "run on %r starts", run.store)
 
-    def on_epoch(self, run: Progress) -> None:
+    def on_epoch(self, run: RunStatus) -> None:
         """Log the epoch that has ended."""
         entry = run.history[-1]
         self._logger.log(
@@ -286,11 +286,11 @@ class Log:
             entry.staleness,
         )
 
-    def on_failover(self, run: Progress) -> None:
+    def on_failover(self, run: RunStatus) -> None:
         """Log that something was lost and replaced."""
         self._logger.warning("run on %r: failover at clock %d", run.store, run.clock)
 
-    def on_stop(self, run: Progress) -> None:
+    def on_stop(self, run: RunStatus) -> None:
         """Log the end."""
         self._logger.log(
             self._level,
@@ -301,7 +301,7 @@ class Log:
         )
 
 
-def describe(run: Progress) -> State:
+def describe(run: RunStatus) -> State:
     """Return what a bar shows of a run."""
     done = run.history[-1].epoch + 1 if run.history else run.first
     values: dict[str, float] = {}

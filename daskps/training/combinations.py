@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from daskps import codecs
 
 
+def described(chosen: Policy) -> str:
+    """Return the name of a policy, with its staleness."""
+    return f"ssp({chosen.staleness})" if isinstance(chosen, SSP) else chosen.name
+
+
 def rows_ahead(chosen: Policy) -> float:
     """Return how far ahead of the slowest a trainer no longer reads rows early."""
     if isinstance(chosen, SSP):

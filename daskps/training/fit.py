@@ -19,6 +19,7 @@ from daskps.training.combinations import (
     check_choice,
     check_rounds,
     check_run,
+    described,
     may_read_ahead,
     rows_ahead,
 )
@@ -231,6 +232,7 @@ def train(  # noqa: PLR0913 - the public contract
         policy=checks,
         reduce=reduce,
         epochs=whole(epochs, "epochs", least=1),
+        sync=described(chosen),
         trainers=None if trainers is None else whole(trainers, "trainers", least=1),
         validate=validate,
         stop=stop,
@@ -357,6 +359,7 @@ def run(  # noqa: PLR0913 - the public contract
         policy=checks,
         reduce=reduce,
         epochs=0,
+        sync=described(chosen),
         trainers=len(given),
         restartable=flag(resumable, "resumable"),
         callbacks=callbacks_module.chosen(callbacks),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,8 +28,9 @@ from daskps.training import callbacks as callbacks_module
 from daskps.training.data.parts import parts_of
 from daskps.training.functions import metrics_of
 from daskps.training.graph import GraphStepper
+from daskps.training.progress import Progress, TrainedBy
 from daskps.training.resident import train_part
-from daskps.training.result import Epoch, Progress, TrainResult
+from daskps.training.result import Epoch, RunStatus, TrainResult
 from daskps.training.row_ids import check_tables
 from daskps.usercode import user_code
 
@@ -60,6 +62,8 @@ class Job:
     policy: Policy
     reduce: Any
     epochs: int
+    #: What the policy was called, before rows read ahead have taken of its staleness.
+    sync: str
     trainers: int | None
     restartable: bool
     validate: Callable[[dict[str, Array]], Mapping[str, float]] | None = None
@@ -67,20 +71,25 @@ class Job:
     callbacks: tuple[object, ...] = ()
     reset: bool = False
     run: int = 0
-    #: The epoch of the store that the first one of the run is.
+    #: Whether it goes on where the run before has ended, also within an epoch; then
+    #: `epochs` are the store's at its end.
+    resume: bool = False
+    #: The epoch of the store that the first one of the run is, and how many of its
+    #: rounds there were before.
     first: int = 0
+    since: int = 0
     execution: str = "resident"
     codec: Codec | None = None
     losses: advice.Losses = field(default_factory=advice.Losses)
     #: How many rounds, of what loss, and the history so far.
-    progress: Progress = field(init=False)
+    status: RunStatus = field(init=False)
     #: Calls functions of the user's where their code runs.
     _call: UserCall = call_directly
     _validation: asyncio.Task[None] | None = None
     stats: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0))
 
     def __post_init__(self) -> None:
-        self.progress = Progress(self.store, self.epochs)
+        self.status = RunStatus(self.store, self.epochs)
 
     @property
     def gated(self) -> bool:
@@ -122,7 +131,7 @@ class Job:
         body: Body,
         parts: Sequence[Any],
         graph: Schedule | None = None,
-        epochs: Epochs | None = None,
+        progress: Progress | None = None,
     ) -> list[Any]:
         """Run the trainers and hear what they say."""
         link: Link = self.store._bind()
@@ -139,7 +148,8 @@ class Job:
             watched=bool(self.callbacks),
             codec=self.codec,
             graph=graph,
-            epochs=epochs,
+            epochs=progress.epochs if progress else None,
+            described=progress.described if progress else "",
         )
 
         def began(run: int) -> None:
@@ -162,44 +172,71 @@ class Job:
         link: Link = self.store._bind()
         if plan.rows:
             check_tables((await self.store._attach(link)).meta, plan.rows)
-        await self._begin_epochs(link)
+        before = await self._find_progress(link)
+        if self.resume and before.epochs.ended >= self.epochs:
+            return await self._result(link, "resident")
         parts = await parts_of(link, X, y, trainers=self.trainers, split=split)
         try:
             lengths = [part.rows for part in parts]
-            begin = Epochs(self.first, plan.n_groups(max(lengths)))
-            plan = replace(plan, first=begin.first, rounds=begin.per_epoch)
+            plan = replace(plan, rounds=plan.n_groups(max(lengths)))
+            plan = self._begun(plan, before)
+            run = TrainedBy.of(plan, self.sync, split["scheme"], lengths)
+            if before.run is not None:
+                before.run.check_goes_on(run)
             graph = await self._graph(plan, lengths)
             body = partial(train_part if graph is None else GraphStepper, plan)
-            self.progress.rounds = plan.epochs * plan.rounds
+            self.status.rounds = plan.epochs * plan.rounds - plan.start
             self.stats["moved_parts"] = sum(part.moved for part in parts)
             await self._notify("on_start")
-            await self.launch(body, parts, graph, begin)
+            at = Epochs(plan.first, plan.rounds, plan.start)
+            await self.launch(body, parts, graph, Progress(at, run))
             await self._validated()
         finally:
             if self._validation is not None:
                 self._validation.cancel()
             # The traceback of an error must not keep our data on the cluster.
             parts.clear()
+        return await self._result(link, "graph" if graph else "resident")
+
+    async def _result(self, link: Link, execution: str) -> TrainResult:
+        """Read what came out."""
         shards = await self.store._attach(link)
         what = f"the stats of store {self.store.name!r}"
         rows = await shards.control("stats", Deadline(config.deadline(), what))
         found = await self.store.pull_async()
         self.stats["duplicates"] = sum(r["duplicates"] for of in rows for r in of)
-        self.stats["clock"] = self.progress.clock
+        self.stats["clock"] = self.status.clock
         await self._notify("on_stop")
-        if self.progress.clock:
+        if self.status.clock:
             await self._advise_of_names(everything=True)
         version = min(r["version"] for of in rows for r in of)
-        execution = "graph" if graph else "resident"
-        return TrainResult(found, self.progress.history, version, execution, self.stats)
+        return TrainResult(found, self.status.history, version, execution, self.stats)
 
-    async def _begin_epochs(self, link: Link) -> None:
-        """Find out with which epoch of the store the run begins."""
-        if not self.reset:
-            found = await epochs_of(link, self.store.uid, self.store.name)
-            self.first = found.following
-        progress = self.progress
-        progress.first, progress.epochs = self.first, self.first + self.epochs
+    async def _find_progress(self, link: Link) -> Progress:
+        """Return how far the store is, and take from it how many trainers there are."""
+        if self.reset:
+            return Progress(Epochs())
+        found, run = await epochs_of(link, self.store.uid, self.store.name)
+        if not (self.resume and run):
+            return Progress(Epochs(found.following))
+        before = Progress(found, TrainedBy.from_json(json.loads(run)))
+        if self.trainers is None:
+            self.trainers = before.n_trainers
+        return before
+
+    def _begun(self, plan: FitPlan, before: Progress) -> FitPlan:
+        """Return a plan with the epochs of the store that it has, and note them."""
+        at, passed, status = before.epochs, 0, self.status
+        self.first, self.since = at.ended, at.within
+        status.first = self.first
+        status.epochs = self.epochs if self.resume else self.first + self.epochs
+        if before.run is not None:
+            passed = before.run.epochs - at.first
+        if plan.bsp:
+            # All trainers are at the same clock of the same epoch.
+            at = Epochs(at.ended, at.per_epoch, at.within)
+        n = status.epochs - at.first
+        return replace(plan, first=at.first, start=at.clock, epochs=n, passed=passed)
 
     async def _graph(self, plan: FitPlan, lengths: Sequence[int]) -> Schedule | None:
         """Return the rounds of graph execution, None for resident trainers."""
@@ -212,7 +249,7 @@ class Job:
             limits.check_trainers(len(lengths), graph=False)
             return None
         groups = [plan.n_groups(n) for n in lengths]
-        return Schedule(plan.epochs, plan.rounds, groups, self.gated)
+        return Schedule(plan.epochs, plan.rounds, groups, self.gated, plan.start)
 
     async def _hear(self, event: dict[str, Any]) -> bool:
         """Take in one event of the run; return whether it should stop."""
@@ -220,10 +257,10 @@ class Job:
             await self._validated()
         if "clock" in event:
             # An epoch that ended meanwhile may have said more.
-            if self.progress.advance(event["clock"], event["slowest"]):
+            if self.status.advance(event["clock"], event["slowest"]):
                 if event["loss"] is not None:
                     # Between two epochs nobody has one; the last one stands.
-                    self.progress.loss = event["loss"]
+                    self.status.loss = event["loss"]
                 await self._notify("on_round")
         elif "lost" in event:
             self.stats["lost_trainers"] += len(event["lost"])
@@ -251,7 +288,7 @@ class Job:
         stop = False
         if self.stop is not None:
             stopping = user_code("stop")(self.stop)
-            stop = bool(await self._call(stopping, list(self.progress.history)))
+            stop = bool(await self._call(stopping, list(self.status.history)))
         await self._decide(event["epoch"], stop=stop)
         return stop
 
@@ -284,21 +321,22 @@ class Job:
         reports = sorted(event["reports"], key=lambda r: int(r["rank"]))
         rows = sum(r["rows"] for r in reports)
         losses = [r["loss"] for r in reports if r["loss"] is not None]
-        progress = self.progress
-        progress.history.append(
+        status = self.status
+        status.history.append(
             Epoch(
                 epoch=self.first + event["epoch"],
                 loss=sum(losses) / rows if losses and rows else None,
                 metrics=metrics,
                 seconds=max(r["seconds"] for r in reports),
                 staleness=max(r["lag"] for r in reports),
+                since=0 if event["epoch"] else self.since,
             )
         )
         first = None if event["epoch"] else advice.first_loss(reports)
-        await self._advise_of_loss(progress.history[-1], first)
+        await self._advise_of_loss(status.history[-1], first)
         clocks = [r["clock"] for r in reports]
-        progress.advance(max(clocks), min(clocks))
-        progress.loss = None
+        status.advance(max(clocks), min(clocks))
+        status.loss = None
         await self._notify("on_epoch")
 
     async def _advise_of_loss(self, entry: Epoch, first: float | None) -> None:
@@ -341,5 +379,5 @@ class Job:
     async def _notify(self, event: str) -> None:
         if self.callbacks:
             await self._call(
-                callbacks_module.notify, self.callbacks, event, self.progress
+                callbacks_module.notify, self.callbacks, event, self.status
             )

@@ -28,7 +28,8 @@ class Epoch:
     `epoch` is its number, from 0, over all runs of the store; `loss` the mean over the
     epoch's rows of what `gradient` returned, None where it returned none; `seconds` that
     of the slowest trainer; `staleness` the largest number of clocks a live trainer was
-    behind one that pulled.
+    behind one that pulled. Of an epoch that a run has gone on with `since` is the round
+    it has begun with: loss and seconds are of the rows from there on.
     """
 
     epoch: int
@@ -36,10 +37,11 @@ class Epoch:
     metrics: dict[str, float]
     seconds: float
     staleness: int
+    since: int = 0
 
 
 @dataclass
-class Progress:
+class RunStatus:
     """What callbacks are called with.
 
     `first` is the epoch of the store with which the run begins, `epochs` how many the
@@ -241,6 +243,8 @@ class TrainResult:
         if more := named[_MOST_WEIGHTS:]:
             named[_MOST_WEIGHTS:] = [f"{len(more)} more"]
         yield f"weights: {', '.join(named) or 'none'}"
+        if self.history and (since := self.history[0].since):
+            yield f"epoch {self.history[0].epoch}: from round {since} on"
         # Duplicates are not the run's alone: its shards count them from their first.
         trouble = ("lost_trainers", "retried_rounds")
         if found := [f"{key} {n}" for key in trouble if (n := self.stats.get(key))]:

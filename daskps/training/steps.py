@@ -63,6 +63,9 @@ class FitPlan:
     #: that it begins at, which its session counts from 0.
     first: int = 0
     start: int = 0
+    #: How many epochs since the first one the run was to have that has come so far: who
+    #: had few rows had ended them.
+    passed: int = 0
     #: Whether the rows of a batch are taken while the step before is delivered.
     batch_ahead: bool = False
     #: Whether a step is delivered, and the next but one read, during the next one.
@@ -85,7 +88,8 @@ class FitPlan:
 
         `per_epoch` are the ticks of the trainer in an epoch, its own or everybody's.
         """
-        return divmod(self.start + clock, max(per_epoch, 1))
+        start = min(self.start, self.passed * per_epoch)
+        return divmod(start + clock, max(per_epoch, 1))
 
     @property
     def ended(self) -> int:

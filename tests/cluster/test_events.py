@@ -153,7 +153,7 @@ async def test_run_closed_while_it_is_fenced_has_one_end(c, s, a, b):
         "epochs": None,
     }
     who = {"client": c.id, "size": 1, "restartable": False, "gated": False}
-    who["graph"] = False
+    who |= {"graph": False, "described": ""}
     run = await runs.on_open_run(x.uid, begin, **who)
     await asyncio.gather(runs.on_fence_run(run, "enough"), runs.on_close_run(run))
     found = [event["action"] for _, event in s.get_events("daskps")]

@@ -20,7 +20,7 @@ from daskps.training.callbacks import (
     end,
     notify,
 )
-from daskps.training.result import Epoch, Progress
+from daskps.training.result import Epoch, RunStatus
 
 #: What depends on the clock.
 TIMES = re.compile(r" \| [\d.e+]+ rounds/s| \| [\d:]+ left")
@@ -30,9 +30,9 @@ def epoch(**metrics: float) -> Epoch:
     return Epoch(0, loss=0.25, metrics=metrics, seconds=0.5, staleness=0)
 
 
-def progress() -> Progress:
+def progress() -> RunStatus:
     store: Any = "a store"
-    return Progress(store, epochs=4, rounds=28)
+    return RunStatus(store, epochs=4, rounds=28)
 
 
 class Terminal(io.StringIO):

@@ -42,7 +42,7 @@ class Directory:
             scheduler, self.hosts, made=self._store_made, gone=self._store_gone
         )
         self.runs = Runs(self.hosts, self.stores.entry, self.producers.new)
-        self.epochs = EpochCounts(self.hosts, self.runs)
+        self.epochs = EpochCounts(self.hosts, self.runs, self.stores.entry)
         self.trainers = TrainerMessages(self.hosts, self.runs)
         self.cuts = Cuts(self.hosts, self.stores.entry, self.producers.on_ended)
         context = MoveContext(scheduler, self.hosts, self.runs, self.stores)

@@ -57,6 +57,8 @@ class StoreEntry:
     away: dict[int, str] = field(default_factory=dict)
     #: Workers that were asked to adopt and did not answer.
     strays: set[str] = field(default_factory=set)
+    #: What run with epochs has trained it last, or does: opaque text of its client's.
+    trained_by: str = ""
     #: Set while no shard is away.
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     #: Held by the cut in progress: a store takes one at a time.

@@ -11,6 +11,8 @@ from daskps.epochs import Epochs
 from daskps.errors import NotEnoughWorkersError, StaleGenerationError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from daskps.cluster.directory.entry import Hosts, StoreEntry
     from daskps.cluster.directory.runs import Runs
 
@@ -21,12 +23,16 @@ PAUSE_SECONDS = 0.1
 class EpochCounts:
     """Asks the shards of a store, whose records count its epochs."""
 
-    def __init__(self, hosts: Hosts, runs: Runs) -> None:
-        self._hosts, self._runs = hosts, runs
+    def __init__(
+        self, hosts: Hosts, runs: Runs, entry: Callable[[str], StoreEntry]
+    ) -> None:
+        self._hosts, self._runs, self._entry = hosts, runs, entry
 
     @DIRECTORY.handles("epochs")
-    async def on_epochs(self, uid: str) -> Epochs:
+    async def on_epochs(self, uid: str) -> tuple[Epochs, str]:
         """Return where a store is in its epochs, once no run is on its way to an end.
+
+        And what its client has said of the run that ended last.
 
         Raises
         ------
@@ -38,7 +44,7 @@ class EpochCounts:
             entry, began = await self._runs.free_entry(uid), clock()
             try:
                 async with asyncio.timeout(max(left, 0)):
-                    return await self._furthest(entry)
+                    return await self._furthest(entry), entry.trained_by
             except (OSError, StaleGenerationError) as error:
                 # A host dies: its shards find an owner, or are lost.
                 left -= clock() - began + PAUSE_SECONDS
@@ -50,6 +56,14 @@ class EpochCounts:
                         f"again"
                     ) from error
                 await asyncio.sleep(PAUSE_SECONDS)
+
+    @DIRECTORY.handles("trained_by")
+    def on_trained_by(self, uid: str, described: str | None = None) -> str:
+        """Return what run has trained a store last, or does; or note it of a new one."""
+        entry = self._entry(uid)
+        if described is not None:
+            entry.trained_by = described
+        return entry.trained_by
 
     async def _furthest(self, entry: StoreEntry) -> Epochs:
         """Return where the shard is that has come furthest.

@@ -43,6 +43,8 @@ class RunState:
     restartable: bool
     #: Whether trainers wait for the client's verdict after each epoch.
     gated: bool
+    #: What its client wants to be known of it once it is over.
+    described: str = ""
     #: Worker of each rank that has registered and lives.
     ranks: dict[int, str] = field(default_factory=dict)
     attempts: dict[int, int] = field(default_factory=dict)

@@ -147,7 +147,7 @@ class Runs:
             "reduce": begin["reduce"],
             "codec": begin["codec"],
         }
-        run.began = True
+        run.began, entry.trained_by = True, run.described
 
     @DIRECTORY.handles("close_run")
     async def on_close_run(self, run: int) -> None:

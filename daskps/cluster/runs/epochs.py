@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 SAY_SECONDS = 5.0
 
 
-async def epochs_of(link: Link, uid: str, name: str) -> Epochs:
-    """Return where a store is in its epochs.
+async def epochs_of(link: Link, uid: str, name: str) -> tuple[Epochs, str]:
+    """Return where a store is in its epochs, and what was said of its last run.
 
     Parameters
     ----------
@@ -32,7 +32,9 @@ async def epochs_of(link: Link, uid: str, name: str) -> Epochs:
     Returns
     -------
     Epochs
-        Of the run that ended last.
+        Where the run that ended last has left it.
+    str
+        What `Launch.described` said of that, "" where there was none.
 
     Raises
     ------
@@ -40,7 +42,8 @@ async def epochs_of(link: Link, uid: str, name: str) -> Epochs:
         While a run goes on.
     """
     async with saying_away(link, uid, name):
-        return Epochs(*await link.directory("epochs", uid=uid))
+        epochs, described = await link.directory("epochs", uid=uid)
+        return Epochs(*epochs), described
 
 
 @asynccontextmanager

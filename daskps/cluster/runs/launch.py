@@ -96,6 +96,7 @@ async def _open(link: Link, spec: Launch, reduce: bytes) -> int:
         restartable=spec.restartable,
         gated=spec.gated,
         graph=spec.graph is not None,
+        described=spec.described,
     )
     return run
 

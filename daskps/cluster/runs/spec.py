@@ -39,6 +39,8 @@ class Launch:
     graph: Schedule | None = None
     #: Where in the store's epochs it begins; None where it has none.
     epochs: Epochs | None = None
+    #: What whoever goes on with them needs to know of it.
+    described: str = ""
 
     @property
     def n_ranks(self) -> int:

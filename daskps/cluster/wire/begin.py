@@ -23,6 +23,8 @@ class Who:
     restartable: bool
     gated: bool
     graph: bool
+    #: What somebody needs to go on with its epochs, for whom the directory keeps it.
+    described: str
 
 
 @dataclass(frozen=True)

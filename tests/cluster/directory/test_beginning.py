@@ -27,7 +27,14 @@ BEGIN = {
     "codec": "",
     "epochs": None,
 }
-WHO = {"client": "C", "size": 1, "restartable": False, "gated": False, "graph": False}
+WHO = {
+    "client": "C",
+    "size": 1,
+    "restartable": False,
+    "gated": False,
+    "graph": False,
+    "described": "",
+}
 
 
 class FakeHosts:

@@ -31,7 +31,7 @@ TO_HOSTS = {
 TO_THE_DIRECTORY = {
     "directory.cuts": "cut drop_cut",
     "directory.directory": "hello locate",
-    "directory.epochs": "epochs",
+    "directory.epochs": "epochs trained_by",
     "directory.stores": "create commit grew await_store find list delete close",
     "directory.departures": "leaving awaits removed",
     "directory.producers": "producer ended",
