@@ -29,6 +29,7 @@ from daskps.errors import (
 from daskps.layout.text_ids import hash_ids
 from daskps.store.array import ParameterArray
 from daskps.store.changes import Changes
+from daskps.store.checkpoints import CheckpointInfo, list_checkpoints
 from daskps.store.row_grad import RowGrad
 from daskps.store.snapshot import Snapshot
 from daskps.store.specs import ArraySpec
@@ -50,6 +51,7 @@ __all__ = [
     "ArraySpec",
     "Changes",
     "CheckpointError",
+    "CheckpointInfo",
     "ClockError",
     "ConsistencyError",
     "ContributionLostError",
@@ -88,6 +90,7 @@ __all__ = [
     "create",
     "hash_ids",
     "init",
+    "list_checkpoints",
     "list_stores",
     "open",
     "optim",

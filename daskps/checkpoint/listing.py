@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from daskps.checkpoint.digests import digest
 from daskps.checkpoint.manifest import MANIFEST
 from daskps.checkpoint.storage import Storage
 from daskps.checkpoint.texts import from_bytes
@@ -40,6 +41,16 @@ class Entry(NamedTuple):
     def order(self) -> tuple[int, str]:
         """By which checkpoints are sorted, the oldest first."""
         return number_of(self.folder), self.folder
+
+
+class FoundCheckpoint(NamedTuple):
+    """A checkpoint that is to be read."""
+
+    #: Of its folder.
+    url: str
+    manifest: Manifest
+    #: Of the file of the manifest.
+    digest: str
 
 
 def number_of(folder: str) -> int:
@@ -112,8 +123,8 @@ def newest(storage: Storage, lineage: str | None = None) -> Entry | None:
     return None
 
 
-def find(url: str, options: StorageOptions = None) -> tuple[str, Entry]:
-    """Return what an URL means: a checkpoint, or the newest of those below it.
+def find(url: str, options: StorageOptions = None) -> FoundCheckpoint:
+    """Return the checkpoint that an URL means: itself, or the newest of those below it.
 
     Parameters
     ----------
@@ -124,28 +135,31 @@ def find(url: str, options: StorageOptions = None) -> tuple[str, Entry]:
 
     Returns
     -------
-    (str, Entry)
-        The URL of the checkpoint, and the checkpoint; its `folder` is "" where it is
-        named itself.
+    FoundCheckpoint
+        The checkpoint.
 
     Raises
     ------
     CheckpointError
-        If there is none, or the one that is named, or the newest, cannot be read.
+        If there is none, or it cannot be read: an older one is never taken in silence.
     """
     storage = Storage(url, options)
     if number_of(url.rpartition("/")[2]) >= 0 or storage.has(MANIFEST):
-        return url, Entry("", read_manifest(storage, ""))
-    found = entries(storage)
-    if not found:
-        raise CheckpointError(
-            f"no checkpoint at {storage.url}: no folder ckpt-... there has a "
-            f"{MANIFEST}; look at the URL, or save one with store.save(url)",
-            MANIFEST,
-        )
-    if found[-1].error is not None:
-        raise found[-1].error
-    return f"{url}/{found[-1].folder}", found[-1]
+        return _found(storage, url, "")
+    folders = (f for f in storage.folders() if number_of(f) >= 0)
+    for folder in sorted(folders, key=lambda f: (number_of(f), f), reverse=True):
+        if storage.has(f"{folder}/{MANIFEST}"):
+            return _found(storage, f"{url}/{folder}", folder)
+    raise CheckpointError(
+        f"no checkpoint at {storage.url}: no folder ckpt-... there has a {MANIFEST}; look "
+        f"at the URL, or save one with store.save(url)",
+        MANIFEST,
+    )
+
+
+def _found(storage: Storage, url: str, folder: str) -> FoundCheckpoint:
+    content = storage.read(f"{folder}/{MANIFEST}".strip("/"))
+    return FoundCheckpoint(url, from_bytes(content, folder), digest(content))
 
 
 def remove(storage: Storage, folder: str) -> None:

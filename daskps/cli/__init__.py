@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from daskps.cli.checkpoint import checkpoint
 from daskps.cli.demo import demo
 from daskps.cli.group import FAILED, INTERRUPTED, MISUSED, Group
 from daskps.cli.stores import list_, show
@@ -30,7 +31,7 @@ def ps() -> None:
     """Do nothing yet: the command that follows does."""
 
 
-for command in (list_, show, demo):
+for command in (list_, show, checkpoint, demo):
     ps.add_command(command)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from daskps.checkpoint.digests import digest
 from daskps.checkpoint.listing import (
     ABANDONED_SECONDS,
     entries,
@@ -88,9 +89,10 @@ def test_a_damaged_one_says_so_and_the_others_count(storage, tmp_path):
     # Who asks for the newest of all is not given an older one in silence.
     with pytest.raises(CheckpointError, match="no whole manifest"):
         find(str(tmp_path))
-    url, found = find(f"{tmp_path}/{good.folder}")
-    assert url == f"{tmp_path}/{good.folder}"
+    found = find(f"{tmp_path}/{good.folder}")
+    assert found.url == f"{tmp_path}/{good.folder}"
     assert found.manifest == good.manifest
+    assert found.digest == digest((tmp_path / good.folder / MANIFEST).read_bytes())
 
 
 def test_where_there_is_none(storage, tmp_path):

@@ -1,0 +1,162 @@
+"""What a user is told of checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from dask.utils import format_bytes
+
+from daskps.checkpoint import listing
+from daskps.checkpoint.storage import Storage, full_url, shown
+from daskps.layout.arrays import counted
+from daskps.store.repr import html_tables, text_table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from daskps.checkpoint.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """What is known of one checkpoint.
+
+    Parameters
+    ----------
+    url : str
+        Its own, to restore it from; without what may be secret.
+    store : str
+        Name of the store, "" of one without a name.
+    sequence : int
+        Its number at its place; several savers may have the same.
+    time : datetime
+        When it was written, in UTC.
+    version : int
+        Of the store, the largest of its shards.
+    parameters, tables : int
+        How many there are.
+    nbytes, files : int
+        Bytes and number of all files.
+    lineage, parent : str
+        Which stores it goes with, and the folder of the one before it, "" for none.
+    daskps : str
+        The version that wrote it.
+
+    Examples
+    --------
+    >>> from datetime import UTC, datetime
+    >>> info = CheckpointInfo(
+    ...     url="s3://bucket/ckpt-000000000007-0a1b2c3d",
+    ...     store="model",
+    ...     sequence=7,
+    ...     time=datetime(2026, 11, 23, tzinfo=UTC),
+    ...     version=120,
+    ...     parameters=2,
+    ...     tables=1,
+    ...     nbytes=2**20,
+    ...     files=12,
+    ...     lineage="5f",
+    ...     parent="",
+    ...     daskps="0.1",
+    ... )
+    >>> info.version, info.sequence
+    (120, 7)
+    """
+
+    url: str
+    store: str
+    sequence: int
+    time: datetime
+    version: int
+    parameters: int
+    tables: int
+    nbytes: int
+    files: int
+    lineage: str
+    parent: str
+    daskps: str
+
+
+def info_of(url: str, manifest: Manifest) -> CheckpointInfo:
+    """Return what is told of the checkpoint at an URL."""
+    return CheckpointInfo(
+        url=shown(url),
+        store=manifest.store,
+        sequence=manifest.sequence,
+        time=datetime.fromtimestamp(manifest.time, UTC),
+        version=manifest.version,
+        parameters=len(manifest.parameters),
+        tables=len(manifest.tables),
+        nbytes=manifest.nbytes,
+        files=len(manifest.files),
+        lineage=manifest.lineage,
+        parent=manifest.parent,
+        daskps=manifest.daskps,
+    )
+
+
+class CheckpointList(list[CheckpointInfo]):
+    """Checkpoints, the oldest first, which show themselves as a table."""
+
+    def _table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        heads = ("checkpoint", "store", "version", "parameters", "tables", "bytes")
+        rows: list[tuple[str, ...]] = [
+            (
+                info.url.rpartition("/")[2],
+                info.store or "-",
+                str(info.version),
+                str(info.parameters),
+                str(info.tables),
+                format_bytes(info.nbytes),
+                f"{info.time:%Y-%m-%d %H:%M:%S}",
+            )
+            for info in self
+        ]
+        return (*heads, "time (UTC)"), rows
+
+    def __repr__(self) -> str:
+        return "\n".join(text_table(*self._table())) if self else "no checkpoints"
+
+    def _repr_html_(self) -> str:
+        return html_tables(counted(len(self), "checkpoint"), self._table())
+
+
+def list_checkpoints(
+    url: Any, *, storage_options: Mapping[str, Any] | None = None
+) -> CheckpointList:
+    """List the checkpoints of an URL; no cluster is needed.
+
+    Parameters
+    ----------
+    url : str or path-like
+        That which stores were saved to: anything fsspec reads, or a local path.
+    storage_options : mapping, optional
+        For its filesystem, such as keys.
+
+    Returns
+    -------
+    list of CheckpointInfo
+        In the order of their numbers, the newest last, shown as a table. What is not
+        whole, or cannot be read, is left out; ``daskps checkpoint ls`` tells why.
+
+    Raises
+    ------
+    CheckpointError
+        If the URL cannot be read.
+    TypeError, ValueError
+        For what is no URL.
+
+    Examples
+    --------
+    >>> daskps.list_checkpoints("memory://nothing/saved/here")
+    no checkpoints
+    """
+    at = full_url(url)
+    found = listing.entries(Storage(at, storage_options))
+    return CheckpointList(
+        info_of(f"{at}/{entry.folder}", entry.manifest)
+        for entry in found
+        if entry.manifest is not None
+    )
