@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from daskps.cluster.directory.entry import Hosts, StoreEntry
 
 logger = logging.getLogger(__name__)
+#: When a host that could not be told of an end is told again.
+AGAIN_SECONDS = 0.5
 #: How long a run tries to begin while a host of its store fails or is silent.
 OPEN_SECONDS = 10.0
 
@@ -222,17 +224,27 @@ class Runs:
         reason = "it could not begin"
         run.fenced = run.fenced or RunCancelledError(reason)
         self._forget(run, {"reason": reason})
-        ended = asyncio.gather(*(self._end_late(run, *of) for of in run.begun.items()))
+        # Shards that have another owner since then are in the run all the same.
+        asked = dict.fromkeys(run.entry.hosts) | run.begun
+        ended = asyncio.gather(*(self._end_late(run, *of) for of in asked.items()))
         # The others have ended when a silent host has not; it is told when it wakes.
         await asyncio.wait({self._hosts.spawn(ended)}, timeout=SETTLE_SECONDS)
 
     async def _end_late(
-        self, run: RunState, worker: str, begun: asyncio.Future[Any]
+        self, run: RunState, worker: str, begun: asyncio.Future[Any] | None
     ) -> None:
         """Have a host end a run when it has answered whether it could begin it."""
-        await asyncio.wait({begun})
+        if begun is not None:
+            await asyncio.wait({begun})
         about = {"store": run.entry.uid, "run": run.id, "reason": str(run.fenced)}
-        await self._hosts.control(worker, "end_run", **about)
+        while self._hosts.has_worker(worker):
+            try:
+                await self._hosts.control(worker, "end_run", **about)
+                return
+            except OSError as error:
+                # Until it has heard of it its shards take no other step.
+                logger.info("run %d waits for %s: %r", run.id, worker, error)
+                await asyncio.sleep(AGAIN_SECONDS)
 
     async def _over(self, run: RunState, seconds: float) -> None:
         """Wait until a run that was fenced has ended on all shards, or refuse."""

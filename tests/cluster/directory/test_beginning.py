@@ -45,6 +45,10 @@ class FakeHosts:
         self.clients = {"C", "D"}
         self.workers = {"tcp://a", "tcp://b"}
         self.heard: list[tuple[str, int]] = []
+        #: So often the connection breaks before a host hears of an end.
+        self.n_broken = 0
+        #: Who was told of one.
+        self.told: list[str] = []
         self.tasks: set[asyncio.Future] = set()
         self.ended = asyncio.Event()
         self.is_silent = False
@@ -62,6 +66,10 @@ class FakeHosts:
         if method == "hello":
             await asyncio.sleep(10**6 if self.is_silent else 0)
         if method == "end_run":
+            if self.n_broken:
+                self.n_broken -= 1
+                await gone()
+            self.told.append(worker)
             self.heard.append((method, kwargs["run"]))
             self.ended.set()
         return [-1]
@@ -143,6 +151,35 @@ def test_client_that_leaves_while_its_run_begins_leaves_no_run(answer):
             await opening
         assert hosts.heard[-1] == ("end_run", 1)
         assert await opened(runs, "D") == 2
+
+    in_no_time(check)
+
+
+def test_who_has_adopted_a_shard_hears_that_its_run_could_not_begin():
+    """Else the shard would be in that run until another one begins."""
+
+    async def check():
+        async def dies():
+            entry.owners = ("tcp://b",)
+            return await gone()
+
+        hosts = FakeHosts(dies, fine)
+        runs, entry = runs_on(hosts)
+        assert await opened(runs) == 2
+        assert hosts.told == ["tcp://b", "tcp://a"]
+        assert hosts.heard[:3] == [("begin_run", 1), ("end_run", 1), ("end_run", 1)]
+
+    in_no_time(check)
+
+
+def test_host_that_could_not_be_told_of_an_end_is_told_again():
+    async def check():
+        hosts = FakeHosts(stale, fine)
+        hosts.n_broken = 3
+        runs, _ = runs_on(hosts)
+        assert await opened(runs) == 2
+        await asyncio.wait(hosts.tasks)
+        assert hosts.told == ["tcp://a"]
 
     in_no_time(check)
 
