@@ -235,6 +235,26 @@ def load() -> Config:
     return Config(**{f.name: _read(f.metadata["key"]) for f in fields(Config)})
 
 
+@functools.cache
+def cache_dir() -> str:
+    """Return where compiled loops are kept, as it was when that was asked first.
+
+    What was made ready is used, and no step reads the configuration.
+
+    Returns
+    -------
+    str
+        The directory.
+
+    Examples
+    --------
+    >>> from daskps import config
+    >>> config.cache_dir() == config.cache_dir()
+    True
+    """
+    return str(load().cache)
+
+
 def check_finite() -> bool:
     """Tell whether NaN and Inf are refused, as it is now.
 

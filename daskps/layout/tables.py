@@ -211,7 +211,7 @@ class TablePiece:
         """Whether no row is ever in it."""
         return not self.n_rows
 
-    def holds(self, ids: Array) -> bool:
+    def holds(self, ids: Array, *, cache_dir: str | None = None) -> bool:
         """Return whether all of these rows are in the piece."""
         if not ids.size:
             return True
@@ -266,12 +266,13 @@ class UnboundedPiece(TablePiece):
     def _addresses(self) -> int:
         return self.of.room or ROOM_NBYTES // (4 * self.table.row_nbytes + 256)
 
-    def holds(self, ids: Array) -> bool:
+    def holds(self, ids: Array, *, cache_dir: str | None = None) -> bool:
         """Return whether all of these rows would be in the piece."""
         table = self.table
         if not ids.size or not isinstance(table, UnboundedTable):
             return not ids.size
-        found = id_hash.buckets(ids, table.hash_seed, table.n_buckets)
+        hashed = table.hash_seed, table.n_buckets
+        found = id_hash.buckets(ids, *hashed, cache_dir=cache_dir)
         low, high = int(found.min()), int(found.max())
         return self.first_bucket <= low and high < self.stop_bucket
 

@@ -34,8 +34,8 @@ from daskps.cluster.lane.frames import (
 )
 from daskps.cluster.lane.served import views_of
 from daskps.cluster.lane.tail import Tail
-from daskps.cluster.wire.encoding import cache_dir
 from daskps.cluster.wire.messages import Answer, Call
+from daskps.config import cache_dir
 from daskps.layout.arrays import Layout
 from daskps.optim import Rule
 from daskps.shards.memory.format import GENERATION

@@ -38,7 +38,7 @@ MUTANTS = (
     Mutant(
         "ids-of-another-shard-reach-this-one",
         "daskps.cluster.lane.row_forms:RowForm.read_body",
-        "if n and not piece.holds(some):",
+        "if n and not piece.holds(some, cache_dir=cache_dir()):",
         "if n < 0:",
         (f"{ROWS}::test_numbers_and_ids_of_no_call_are_refused",),
     ),

@@ -28,7 +28,7 @@ from daskps.bench.between.sockets import ANSWER_NBYTES, fill
 from daskps.bench.peers.tables import DIM
 from daskps.bench.rows import LoopTable
 from daskps.cluster.lane.channel import flat
-from daskps.cluster.wire.encoding import cache_dir
+from daskps.config import cache_dir
 
 if TYPE_CHECKING:
     from argparse import Namespace

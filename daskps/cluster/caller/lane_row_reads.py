@@ -15,6 +15,7 @@ from daskps.cluster.caller.row_routes import RowSlice
 from daskps.cluster.caller.shard_map import Prepared
 from daskps.cluster.caller.targets import Target
 from daskps.cluster.wire.rows import RowsAsked
+from daskps.config import cache_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -87,7 +88,8 @@ class LaneRowReads:
             first, of = len(layout.pieces[shard]), []
             for ordinal, ids, out, at in copies:
                 table = layout.tables[ordinal]
-                if not layout.table_pieces[shard][ordinal].holds(ids):
+                piece = layout.table_pieces[shard][ordinal]
+                if not piece.holds(ids, cache_dir=cache_dir()):
                     return False
                 asked = RowsAsked(first + ordinal, ids, table.dim, table.dtype)
                 to = slice(0, len(ids)) if at is None else at

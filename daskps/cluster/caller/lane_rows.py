@@ -25,7 +25,7 @@ from daskps.cluster.caller.shard_map import Prepared
 from daskps.cluster.caller.targets import ReadSlice
 from daskps.cluster.lane.frames import HEAD_NBYTES
 from daskps.cluster.lane.row_forms import ID, given_in
-from daskps.cluster.wire.encoding import cache_dir
+from daskps.config import cache_dir
 from daskps.kernels.row_moves import scatter
 from daskps.limits import MOST_PUSHED_ROWS
 from daskps.shards.run_record import changes

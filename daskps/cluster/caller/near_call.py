@@ -19,7 +19,8 @@ from daskps.cluster.caller.routes import Reply, joined
 from daskps.cluster.host.copying_out import copy_out
 from daskps.cluster.host.hosted import LOCK_SECONDS
 from daskps.cluster.machine.pauses import Pause
-from daskps.cluster.wire.encoding import cache_dir, widened_step
+from daskps.cluster.wire.encoding import widened_step
+from daskps.config import cache_dir
 from daskps.errors import ShardBusyError, StaleGenerationError
 from daskps.kernels import finite
 from daskps.shards.deputy import NotHereError

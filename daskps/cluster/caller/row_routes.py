@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from daskps.cluster.wire.encoding import cache_dir
 from daskps.cluster.wire.rows import RowsAsked
+from daskps.config import cache_dir
 from daskps.errors import IllegalStateError
 from daskps.shards.row_reads import RowsRead
 from daskps.shards.steps import Item

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from daskps.cluster.wire.encoding import cache_dir
+from daskps.config import cache_dir
 from daskps.errors import ProtocolError
 from daskps.kernels.row_ids import are_distinct, repeats
 from daskps.kernels.row_merge import Brought, merge_rows
@@ -158,7 +158,7 @@ def check_ids(piece: TablePiece, ids: Array) -> None:
         except ValueError:
             are_fine = False
     else:
-        are_fine = piece.holds(ids)
+        are_fine = piece.holds(ids, cache_dir=cache_dir())
         are_fine &= len(repeats(ids, cache_dir=cache_dir()).ids) == len(ids)
     if not are_fine:
         raise ProtocolError(

@@ -24,6 +24,7 @@ from daskps.cluster.lane.forms import LEAST, SMALL_NBYTES, Form, read_form
 from daskps.cluster.lane.frames import HAS_LEAST, HAS_LR, Head
 from daskps.cluster.wire.messages import Part
 from daskps.cluster.wire.rows import RowsAsked, given_to, most_rows
+from daskps.config import cache_dir
 from daskps.errors import ProtocolError, PushRejectedError
 from daskps.limits import MOST_PUSHED_ROWS
 from daskps.shards.steps import MODEL, NO_WAIT, NOTHING, READ, Item
@@ -150,7 +151,7 @@ class RowForm(Form):
         for n, piece in zip(counts, self.pieces, strict=True):
             cut.append(some := ids[k : k + n])
             k += n
-            if n and not piece.holds(some):
+            if n and not piece.holds(some, cache_dir=cache_dir()):
                 error = PushRejectedError if self.pushed else ProtocolError
                 raise error(
                     f"{n:,} ids do not fit shard {piece.shard}, which has {piece}"

@@ -6,10 +6,10 @@ depend on which way its gradients took.
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
-from daskps import codecs, config
+from daskps import codecs
+from daskps.config import cache_dir
 from daskps.errors import PushRejectedError
 from daskps.layout.arrays import compute_dtype
 
@@ -105,10 +105,3 @@ def widened_node(
 
 def _dtype(piece: Piece) -> str:
     return compute_dtype(piece.parameter.dtype)
-
-
-@functools.cache
-def cache_dir() -> str:
-    """Return where compiled loops are kept."""
-    # Once: what was made ready is used, and no step reads the configuration.
-    return str(config.load().cache)

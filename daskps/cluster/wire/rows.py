@@ -12,6 +12,7 @@ import numpy as np
 
 from daskps import errors
 from daskps.cluster.wire.packing import pack_array, unpack_array
+from daskps.config import cache_dir
 from daskps.layout.arrays import FLOATS, compute_dtype
 from daskps.limits import MOST_ROWS, MOST_ROWS_NBYTES
 from daskps.shards.steps import GRADIENT, MODEL, REMOVE, Item
@@ -81,7 +82,7 @@ def unpack_rows(layout: Layout, shard: int, packed: Sequence[Any]) -> RowsAsked:
             f"table"
         )
     ids, table = unpack_array(data, "int64"), piece.table
-    if ids.ndim != 1 or len(ids) > most_rows(table) or not piece.holds(ids):
+    if ids.ndim != 1 or len(ids) > most_rows(table) or not _holds(piece, ids):
         raise errors.ProtocolError(
             f"a read of {ids.size:,} rows of shard {shard}, which has {piece} and gives "
             f"{most_rows(table):,} at once"
@@ -109,12 +110,16 @@ def unpack_rows_item(
     dtype, dim = given_to(piece.table, kind)
     ids, rows = unpack_array(given, "int64"), unpack_array(data, dtype)
     fits = ids.ndim == rows.ndim == 1 and len(rows) == len(ids) * dim
-    if not (fits and piece.holds(ids)):
+    if not (fits and _holds(piece, ids)):
         raise errors.PushRejectedError(
             f"{ids.size:,} ids with {rows.size:,} elements do not fit shard {shard}, "
             f"which has {piece}, each of {dim} elements"
         )
     return Item(position, 0, rows, ids)
+
+
+def _holds(piece: TablePiece, ids: Array) -> bool:
+    return piece.holds(ids, cache_dir=cache_dir())
 
 
 def _piece(layout: Layout, shard: int, position: Any) -> TablePiece | None:

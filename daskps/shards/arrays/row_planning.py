@@ -99,7 +99,7 @@ def each_once(
             return ids, rows, at
         found = repeats(ids, cache_dir=cache_dir)
     else:
-        if not piece.holds(ids):
+        if not piece.holds(ids, cache_dir=cache_dir):
             raise _elsewhere(ids, piece)
         found = repeats(ids, cache_dir=cache_dir)
         if len(found.ids) == len(ids):

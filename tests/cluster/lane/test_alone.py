@@ -29,8 +29,8 @@ from daskps.cluster.lane.frames import (
 )
 from daskps.cluster.lane.served import ServedChannel
 from daskps.cluster.lane.serving import LaneServer
-from daskps.cluster.wire.encoding import cache_dir
 from daskps.cluster.wire.messages import Call, Part
+from daskps.config import cache_dir
 from daskps.consistency import BSP
 from daskps.kernels import system
 from daskps.layout.arrays import Layout

@@ -14,7 +14,6 @@ import pytest
 from daskps import codecs, consistency
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.lane_calls import Parked
-from daskps.cluster.wire.encoding import cache_dir
 from daskps.cluster.wire.messages import (
     Answer,
     Call,
@@ -23,6 +22,7 @@ from daskps.cluster.wire.messages import (
     pack_call,
     unpack_call,
 )
+from daskps.config import cache_dir
 from daskps.shards.steps import (
     ADD,
     ASSIGN,
