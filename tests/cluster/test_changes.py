@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import daskps
-from daskps import TableSpec, init
+from daskps import RowGrad, TableSpec, init, optim
 from daskps.cluster.caller import changes as asking
 from daskps.cluster.caller.producer import Producer
 from daskps.cluster.wire import rows as wire_rows
+from daskps.errors import ConsistencyError
 from daskps.store import changes
 from tests.inprocess import cluster
 
@@ -120,6 +121,71 @@ def test_a_shard_that_has_forgotten_has_all_told_anew():
         assert found.ids.tolist() == [*range(ROWS)]
         assert found.rows[[0, 1, 3, 400], 0].tolist() == [190, 190, 1, 190]
         assert few.pull_changed(found.since).ids.tolist() == []
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_rows_that_time_or_others_take_away_are_told(looks, monkeypatch):
+    """Nobody has named them in the pushes that made them go."""
+    params = {
+        "aged": TableSpec(None, 1, "int64", ttl=2),
+        "full": TableSpec(None, 1, "int64", max_rows=4),
+    }
+    if not looks:
+        monkeypatch.setattr(asking, "look", lambda *_: None)
+    with cluster(), daskps.create(params, shards=2) as store:
+        aged, full, other = store["aged"], store["full"], another(store)
+        other["aged"].add([1, 2], [[7], [8]])
+        other["full"].add([1, 2, 3, 4], np.ones((4, 1), "int64"))
+        since = aged.pull_changed().since, full.pull_changed().since
+        other["aged"].add([2], [[1]])
+        found = aged.pull_changed(since[0])
+        assert (found.ids.tolist(), found.rows.tolist()) == ([2], [[9]])
+        other["aged"].add([3], [[1]])  # the second push that does not name row 1
+        gone = aged.pull_changed(found.since)
+        assert gone.complete
+        assert (gone.ids.tolist(), gone.rows.tolist()) == ([1, 3], [[0], [1]])
+        assert aged.contains([1, 2, 3]).tolist() == [False, True, True]
+        # Also of a push of this process: that did not name it.
+        aged.add([3], [[1]])
+        gone = aged.pull_changed(gone.since)
+        assert (gone.ids.tolist(), gone.rows.tolist()) == ([2], [[0]])
+        other["full"].add([9], [[5]])  # in place of the oldest of them
+        gone = full.pull_changed(since[1])
+        assert gone.complete
+        assert (gone.ids.tolist(), gone.rows.tolist()) == ([1, 9], [[0], [5]])
+        full.add([8], [[6]])
+        gone = full.pull_changed(gone.since)
+        assert (gone.ids.tolist(), gone.rows.tolist()) == ([2], [[0]])
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp"])
+def test_rows_are_removed_in_runs_that_leave_the_store_to_others(sync):
+    spec = TableSpec(None, 1, "float64")
+    with (
+        cluster(),
+        daskps.create({"any": spec}, optimizer=optim.SGD(1.0), shards=2) as store,
+    ):
+        store["any"].assign([1, -2, 3], np.ones((3, 1)))
+
+        def loop(trainer: Any, ids: Any) -> tuple[str, list[int]]:
+            trainer.push({"any": RowGrad(ids, -np.ones((len(ids), 1)))})
+            trainer.barrier()
+            said = ""
+            before = store.version
+            try:
+                store["any"].remove([-2, 3])
+            except ConsistencyError as error:
+                said = str(error)
+                assert store.version == before
+            return said, store["any"].ids().tolist()
+
+        [(said, left)] = daskps.run(store, loop, [[1, 5]], sync=sync)
+        if sync == "bsp":
+            assert "has this store to itself (sync='bsp'), a remove from out" in said
+            assert left == [-2, 1, 3, 5]
+            store["any"].remove([-2, 3])
+        assert store["any"].ids().tolist() == [1, 5]
+        assert store["any"].pull([-2, 1, 3, 5]).ravel().tolist() == [0, 2, 0, 1]
 
 
 def test_a_token_is_of_its_table_and_its_store():
