@@ -121,7 +121,9 @@ class _Scenario:
     async def _until_none_is_away(self) -> None:
         """Wait until each shard has an owner or is lost: so long runs of it are held."""
         stores = self.world.scheduler.extensions["daskps-directory"].stores
-        while any(entry.away for entry in stores.values()):
+        for _ in range(int(MOST_SECONDS / SETTLE_SECONDS)):
+            if not any(entry.away for entry in stores.values()):
+                return
             await asyncio.sleep(SETTLE_SECONDS)
 
     async def _compare(self, job: OneHotPushes | Training, client: Client) -> None:
