@@ -102,9 +102,22 @@ def test_embeddings(tmp_path: Path) -> None:
     assert printed(done, "stderr").count("\n") == 1  # the bar
 
 
+def test_failure(tmp_path: Path) -> None:
+    done = execute(ROOT / "notebooks" / "04-failure.ipynb", tmp_path)
+    said = printed(done, "stdout")
+    again = re.search(r"started again: (\d)", said)
+    assert again is not None
+    assert int(again[1]) >= 1
+    assert re.findall(r"the same bits: (\w+)", said) == ["True"]
+    events = re.findall(r"^ *[\d.]+ s  ([\w-]+)", said, re.MULTILINE)
+    assert set(events[2:-1]) == {"trainer-lost", "shards-adopted"}
+    assert [*events[:2], events[-1]] == ["store-created", "run-begun", "run-ended"]
+
+
 def test_every_notebook_is_run() -> None:
     assert [n.name for n in NOTEBOOKS] == [
-        *("01-quickstart.ipynb", "02-sync-modes.ipynb", "03-embeddings.ipynb")
+        *("01-quickstart.ipynb", "02-sync-modes.ipynb", "03-embeddings.ipynb"),
+        "04-failure.ipynb",
     ]
 
 
