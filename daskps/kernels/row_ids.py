@@ -63,6 +63,29 @@ def place(ids: Any, owner: Any, starts: Any, pos: Any, placed: Any) -> None:
     starts[0] = 0
 
 
+def halves(ids: Any, edges: Any, starts: Any, pos: Any, placed: Any) -> bool:
+    """Put ids in the order of two ranges; return whether all of them are in these."""
+    low, edge, high = edges[0], edges[1], edges[2]
+    first, lowest, highest = 0, low, low
+    for k in range(ids.size):
+        row = ids[k]
+        lowest, highest = min(lowest, row), max(highest, row)
+        first += row < edge
+    if lowest < low or highest >= high:
+        return False
+    # Ids come in any order: what depends on them is no branch.
+    a, b = 0, first
+    for k in range(ids.size):
+        row = ids[k]
+        is_first = row < edge
+        to = a if is_first else b
+        placed[to], pos[to] = row, k
+        a += is_first
+        b += not is_first
+    starts[1], starts[2] = first, ids.size
+    return True
+
+
 def marked(ids: Any, first: int, n_rows: int, seen: Any) -> int:
     """Look for repeats and for ids outside, with a bit for each row."""
     found = 0
@@ -117,6 +140,7 @@ _TABLE = "write(types.int32)"
 _FUNCTIONS: dict[Callable[..., Any], str] = {
     owners: f"IDS, IDS, {_TABLE}, WORDS",
     place: f"IDS, {_TABLE}, WORDS, WORDS, WORDS",
+    halves: "IDS, IDS, WORDS, WORDS, WORDS",
     marked: "IDS, types.int64, types.int64, WORDS",
     hashed: f"IDS, types.int64, types.int64, {_TABLE}, types.int64",
     number: f"IDS, {_TABLE}, types.int64, WORDS, WORDS",
@@ -159,6 +183,11 @@ def split(ids: Array, edges: Array, *, cache_dir: str | None = None) -> Split | 
         inside = not k or (ids.min() >= edges[0] and ids.max() < edges[1])
         return Split(ids, None, [0, k]) if inside else None
     starts = np.zeros(n + 1, np.int64)
+    if n == 2 and k:
+        pos, placed = scratch.empty(2 * k, np.int64).reshape(2, k)
+        if not _module(cache_dir).function("halves")(ids, edges, starts, pos, placed):
+            return None
+        return Split(placed, pos, starts.tolist())
     if k:
         owner = scratch.empty(k, np.int32)
         if _module(cache_dir).function("owners")(ids, edges, owner, starts) < k:
@@ -300,7 +329,9 @@ def are_distinct(
     _check_positions(ids, k)
     functions = _module(cache_dir).function
     if n_rows <= _ROWS_PER_ID * k:
-        seen = scratch.zeros((n_rows >> _WORD) + 1, np.int64)
+        n = (n_rows >> _WORD) + 1
+        zeros = np.zeros if 8 * n < scratch.SMALLEST else scratch.zeros
+        seen = zeros(n, np.int64)
         found = functions("marked")(ids, first, n_rows, seen)
     else:
         table, bits = _table(k)
@@ -363,7 +394,9 @@ def _bare(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def _table(k: int) -> tuple[Array, int]:
     """Return a table of hashes for so many ids, at most half full."""
     bits = max(1, (2 * k).bit_length())
-    return scratch.zeros(1 << bits, np.int32), bits
+    n = 1 << bits
+    zeros = np.zeros if 4 * n < scratch.SMALLEST else scratch.zeros
+    return zeros(n, np.int32), bits
 
 
 def _check_positions(a: Array, n: int) -> None:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from daskps.cluster.caller.absent_rows import AbsentRows
 from daskps.cluster.caller.row_routes import RowCut, slices_of
 from daskps.cluster.caller.targets import Target
 from daskps.cluster.wire.rows import most_rows
 from daskps.layout.tables import UnboundedTable
-from daskps.store.absent_rows import AbsentRows
 from daskps.store.row_intake import asked_ids
 from daskps.store.targets import checked_mapping, target_of
 

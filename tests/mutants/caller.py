@@ -7,8 +7,8 @@ from tests.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "absent-rows-go-where-they-stand-by-shard",
-        "daskps.store.absent_rows:AbsentRows.fill",
-        "where = absent if at is None else at[absent]",
+        "daskps.cluster.caller.absent_rows:AbsentRows.fill",
+        "where = absent if given is None else given[absent]",
         "where = absent",
         ("tests/store/test_row_targets.py::test_rows_are_read_in_parts",),
     ),

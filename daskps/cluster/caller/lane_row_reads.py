@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.lane import LaneSaid
@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.far import Far
     from daskps.cluster.caller.lanes import Lanes
     from daskps.cluster.caller.routes import Request
+    from daskps.cluster.caller.row_source import RowCopy
     from daskps.cluster.wire.deadline import Deadline
     from daskps.typing import Array
 
-#: What is read of a shard: of which table, ids, where to, and to which rows there.
-RowCopies: TypeAlias = "Sequence[tuple[int, Array, Array, Array | None]]"
 #: How many forms are ready: of each host, for each choice of tables.
 MOST_FORMS = 64
 
@@ -55,20 +54,20 @@ class LaneRowReads:
         until = time.monotonic() + AGAIN_SECONDS
         self._until.update({s: until for s, found in shards.items() if found is None})
 
-    def knows(self, shards: Mapping[int, RowCopies]) -> bool:
+    def knows(self, shards: Mapping[int, Sequence[RowCopy]]) -> bool:
         """Return whether all of these were far a moment ago."""
         until = self._until
         return min([until.get(shard, 0.0) for shard in shards]) > time.monotonic()
 
     def read(
-        self, pending: Mapping[int, RowCopies], until: Callable[[], Deadline]
+        self, pending: Mapping[int, Sequence[RowCopy]], until: Callable[[], Deadline]
     ) -> bool:
         """Read rows, by message what no lane answers.
 
         Parameters
         ----------
-        pending : mapping of int to sequence of (table, ids, out, at)
-            What is read of each shard: rows `out[at]`, of shape (n, dim).
+        pending : mapping of int to sequence of RowCopy
+            What is read of each shard, of tables with a number of rows.
         until : callable
             Returns its end.
 

@@ -13,76 +13,40 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 
-from daskps.cluster.caller.looks import LOOK_SECONDS, looks_at, wait
+from daskps.cluster.caller.looks import LOOK_SECONDS, looks_at
 from daskps.cluster.caller.row_routes import RowCut
+from daskps.cluster.caller.row_source import (
+    DONE,
+    NEVER,
+    SPOILED,
+    RowCopy,
+    RowSource,
+)
 from daskps.cluster.caller.shard_map import Prepared
 from daskps.cluster.host.copy_routine import copier
 from daskps.cluster.host.row_copies import copy_both
 from daskps.cluster.machine.pauses import Pause
 from daskps.cluster.wire.rows import most_rows
-from daskps.kernels.row_moves import FixedGather
 from daskps.layout.ids import as_ids
-from daskps.shards.memory.format import FLIP, ROWS_SEQUENCE
-from daskps.shards.reads import NOT_YET
 from daskps.shards.steps import Ready
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from daskps.cluster.caller.absent_rows import AbsentIds
     from daskps.cluster.caller.lane_row_reads import LaneRowReads
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.targets import Target
     from daskps.cluster.caller.ways import Ways
     from daskps.cluster.caller.wires import Counters
-    from daskps.cluster.host.near_shards import NearShards
     from daskps.cluster.wire.deadline import Deadline
     from daskps.layout.tables import Table
-    from daskps.shards.memory.segment import Segment
-    from daskps.shards.memory.tables import TableMemory
-    from daskps.shards.reads import TrainerReads
     from daskps.typing import Array
 
 #: How often a copy is made that an update may run into, and how long a read waits in
 #: all for updates that are under way.
 TRIES, SPIN_SECONDS = 2, 0.0005
 _ID = np.dtype(np.int64)
-
-
-#: What is copied of a shard: of which table, ids, where to, and to which rows there.
-_Copies: TypeAlias = "list[tuple[int, Array, Array, Array | None]]"
-#: What becomes of a copy: all of it is of one version, an update is at it or has run into
-#: it, others must say.
-_DONE, _BUSY, _SPOILED, _NEVER = range(4)
-
-
-class RowSource(NamedTuple):
-    """One shard that rows are read of."""
-
-    segment: Segment
-    looks: TrainerReads
-    serving: NearShards
-    header: memoryview[int]
-    #: What copies rows out of each bounded table, by its number.
-    gathers: Mapping[int, FixedGather]
-
-    def read(self, copies: _Copies, clock: int) -> int:
-        """Copy rows out; return what became of it."""
-        if (flip := self.find_flip(clock)) < 0:
-            return _NEVER
-        header = self.header
-        sequence = header[ROWS_SEQUENCE]
-        # In this order: what is published before the one is seen by the other.
-        if sequence & 1 or header[FLIP] != flip:
-            return _BUSY
-        for ordinal, ids, out, at in copies:
-            if not self.gathers[ordinal](ids, out, at):
-                return _NEVER
-        return _DONE if header[ROWS_SEQUENCE] == sequence else _SPOILED
-
-    def find_flip(self, clock: int) -> int:
-        """Return the flip that may be read, maybe after a little while; else below 0."""
-        flip = self.looks.find_flip(clock)
-        return wait(self.looks, clock) if flip == NOT_YET else flip
 
 
 class TableAsked(NamedTuple):
@@ -126,12 +90,10 @@ class RowReads:
         self._n_arrays = len(meta.layout.parameters)
         #: The dtype of each table, and how many rows of it are read here at once.
         self._tables = {
-            table.index: (
-                np.dtype(table.dtype),
-                most_rows(table) if table.is_bounded else -1,
-            )
+            table.index: (np.dtype(table.dtype), most_rows(table))
             for table in meta.layout.tables
         }
+        self._has_any_ids = not all(t.is_bounded for t in meta.layout.tables)
         #: When to look after the owners again.
         self._next_look = 0.0
         #: Clocks by which the slowest live trainer was behind at the last read.
@@ -201,33 +163,50 @@ class RowReads:
         pending = self._cut(asked)
         if not pending:
             return False
+        known, found = self._known, dict[int, RowSource | None]()
+        for shard in pending:
+            found[shard] = known.find(shard)
         by_lane = self._by_lane
-        if by_lane is not None and until is not None and by_lane.knows(pending):
-            return by_lane.read(pending, until) and self._count(asked)
-        found = {shard: self._find(shard) for shard in pending}
-        if not self._may_copy(found):
-            return False
-        tries, pause = 0, None
+        if None not in found.values():
+            is_read = self._may_copy(found) and self._copy(pending, found, clock)
+        elif by_lane is not None and until is not None and by_lane.knows(pending):
+            has_marks = self._has_any_ids and not all(
+                one.table.is_bounded for one in asked
+            )
+            is_read = not has_marks and by_lane.read(pending, until)
+        else:
+            found = {shard: self._find(shard) for shard in pending}
+            is_read = self._may_copy(found) and self._copy(pending, found, clock)
+        if is_read:
+            for _, ids, _ in asked:
+                self._counters.rows_pulled += len(ids)
+        return is_read
+
+    def _copy(
+        self,
+        pending: dict[int, list[RowCopy]],
+        found: Mapping[int, RowSource],
+        clock: int,
+    ) -> bool:
+        """Copy rows out of these shards; return whether that was possible."""
+        tries, pause, absent = 0, None, list["AbsentIds"]()
         while True:
             for shard, copies in [*pending.items()]:
-                became = found[shard].read(copies, clock)
-                if became == _NEVER:
+                became = found[shard].read(copies, clock, absent)
+                if became == NEVER:
                     return False
-                if became == _DONE:
+                if became == DONE:
                     del pending[shard]
-                tries += became == _SPOILED
+                tries += became == SPOILED
             if not pending:
-                self._note(found)
-                return self._count(asked)
+                break
             pause = pause or Pause(SPIN_SECONDS)
             if tries >= TRIES or pause.seconds > SPIN_SECONDS:
                 return False
             pause()
-
-    def _count(self, asked: Sequence[TableAsked]) -> bool:
-        """Count the rows of a read that was possible."""
-        for one in asked:
-            self._counters.rows_pulled += len(one.ids)
+        for one in absent:
+            one.fill()
+        self._note(found)
         return True
 
     def _asked(
@@ -260,19 +239,21 @@ class RowReads:
             return None
         return TableAsked(table, ids, out.reshape(len(ids), dim)), out
 
-    def _cut(self, asked: Sequence[TableAsked]) -> dict[int, _Copies]:
+    def _cut(self, asked: Sequence[TableAsked]) -> dict[int, list[RowCopy]]:
         """Return what is copied of each shard."""
-        n_shards, found = self._meta.layout.n_shards, dict[int, Any]()
+        n_shards, n_arrays = self._meta.layout.n_shards, self._n_arrays
+        found = dict[int, list[RowCopy]]()
         for table, ids, out in asked:
-            ordinal = table.index - self._n_arrays
             if n_shards == 1:
-                found.setdefault(0, []).append((ordinal, ids, out, None))
+                one = RowCopy(table.index - n_arrays, ids, out, None)
+                found.setdefault(0, []).append(one)
                 continue
             cut = RowCut.find(table, ids, n_shards)
             if cut is None:
                 return {}  # others say which id is none
             for shard in cut.shards():
-                one = ordinal, cut.ids_of(shard), out, cut.at_of(shard)
+                mine, at = cut.ids_of(shard), cut.at_of(shard)
+                one = RowCopy(table.index - n_arrays, mine, out, at)
                 found.setdefault(shard, []).append(one)
         return found
 
@@ -305,9 +286,9 @@ class RowReads:
             late = []
             for shard, least in pending:
                 became = self._fill(target, shard, found[shard], least)
-                if became == _NEVER:
+                if became == NEVER:
                     return False
-                if became != _DONE:
+                if became != DONE:
                     late.append((shard, least))
             if not late:
                 self._note(found)
@@ -318,7 +299,7 @@ class RowReads:
     def _fill(self, target: Target, shard: int, source: RowSource, least: int) -> int:
         """Copy what a target asks for of one shard; return what became of it."""
         if (flip := source.find_flip(least)) < 0:
-            return _NEVER
+            return NEVER
         outs = target.outs(shard)
         asked = zip(target.ranges(shard), outs, strict=True)
         copied = copy_both(
@@ -328,7 +309,7 @@ class RowReads:
             rows=target.row_reads(shard),
             copy=copier(sum(out.nbytes for out in outs)),
         )
-        return _DONE if copied else _SPOILED
+        return DONE if copied else SPOILED
 
     def _find(self, shard: int) -> RowSource | None:
         """Return a shard as this process has it; None where it has not."""
@@ -337,17 +318,7 @@ class RowReads:
             serving, hosted = found
             if not hosted.locks_reads:
                 segment = hosted.shard.segment
-                source = RowSource(
-                    segment,
-                    looks_at(segment, self._ways),
-                    serving,
-                    segment.header,
-                    {
-                        ordinal: _gather_of(segment, table)
-                        for ordinal, table in enumerate(segment.tables)
-                        if table.piece.table.is_bounded
-                    },
-                )
+                source = RowSource.of(segment, looks_at(segment, self._ways), serving)
                 self._known.keep(shard, source, where)
         return source
 
@@ -373,8 +344,3 @@ class RowReads:
             servings.add(id(source.serving))
             self.lag = max(self.lag, source.looks.lag)
         self._counters.local_calls += len(servings)
-
-
-def _gather_of(segment: Segment, table: TableMemory) -> FixedGather:
-    first = table.piece.first_row
-    return FixedGather(table.rows, first, cache_dir=segment.cache_dir)

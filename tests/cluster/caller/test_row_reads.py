@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daskps.cluster.caller import row_reads
+from daskps.cluster.caller import row_source
 from daskps.cluster.caller.row_reads import TRIES, RowReads
 from daskps.cluster.caller.targets import Target
 from daskps.cluster.caller.wires import Counters
@@ -17,26 +17,27 @@ from daskps.consistency import BSP, SSP
 from daskps.kernels.row_moves import FixedGather
 from daskps.shards.deputy import CLOSED, set_gate
 from daskps.shards.memory.format import ROWS_SEQUENCE
-from daskps.shards.steps import ADD, Step, Ticket
+from daskps.shards.steps import ADD, ASSIGN, Step, Ticket
 from tests.cluster.callers import Ways, counted
+from tests.shards import any_rowing
 from tests.shards.rowing import EMB, LAYOUT, make, rows, send
 
-RUN, CALLS = 7, 17
-TABLE = LAYOUT.table_by_name["emb"]
+RUN, CALLS = 7, 16
 
 
 class Here:
     """A shard with tables, and the reads of a handle or a trainer."""
 
-    def __init__(self, run: int = 0) -> None:
-        self.hosted = HostedShard("s", LAYOUT, 0, make())
+    def __init__(self, run: int = 0, shard: Any = None, layout: Any = LAYOUT) -> None:
+        self.hosted = HostedShard("s", layout, 0, shard or make())
         self.shard, self.counters = self.hosted.shard, Counters()
         self.ways = Ways(self.hosted, run)
         ways: Any = self.ways
         self.reads = RowReads(ways.meta, ways, self.counters)
 
     def pull(self, *args: Any) -> Any:
-        return self.reads.pull_table(TABLE, *args)
+        table = self.hosted.layout.table_by_name["emb"]
+        return self.reads.pull_table(table, *args)
 
 
 def at_first(ids: Any) -> Any:
@@ -133,11 +134,11 @@ def test_trainers_begin_with_different_shards_and_come_back_to_busy_ones(
 ) -> None:
     """Rank r at shard r; who has run into an update reads the others before it."""
     asked: list[int] = []
-    became = {1: [row_reads._SPOILED, row_reads._DONE]}
+    became = {1: [row_source.SPOILED, row_source.DONE]}
 
     def fill(reads: Any, target: Any, shard: int, *_: Any) -> int:
         asked.append(shard)
-        return of.pop(0) if (of := became.get(shard)) else row_reads._DONE
+        return of.pop(0) if (of := became.get(shard)) else row_source.DONE
 
     monkeypatch.setattr(RowReads, "_fill", fill)
     target = Target(dict.fromkeys(range(3), ()), [], dict)
@@ -147,9 +148,9 @@ def test_trainers_begin_with_different_shards_and_come_back_to_busy_ones(
         asked.clear()
         assert here.reads.fill(target, repeat(0))
         assert asked == expected
-    became[1] = [row_reads._SPOILED] * TRIES
+    became[1] = [row_source.SPOILED] * TRIES
     assert not here.reads.fill(target, repeat(0))
-    became[1] = [row_reads._NEVER]
+    became[1] = [row_source.NEVER]
     asked.clear()
     assert not here.reads.fill(target, repeat(0))
     assert asked == [0, 1]
@@ -163,3 +164,41 @@ def test_a_read_of_rows_takes_few_calls() -> None:
     send(here.shard, ADD, rows(here.shard, EMB, [2], 1))
     calls = counted(lambda: here.pull(ids, out))
     assert len(calls) <= CALLS, calls
+
+
+@pytest.mark.parametrize("ttl", [0, 2])
+def test_rows_of_any_ids_are_read_as_others_are(
+    monkeypatch: pytest.MonkeyPatch, ttl: int
+) -> None:
+    """Without tickets; those that are absent have their first values, here 3."""
+    layout = any_rowing.layout_of(ttl=ttl)
+    shard = any_rowing.made(layout)
+    here, sent = Here(0, shard, layout), iter(range(9))
+
+    def push(*pairs: tuple[int, int]) -> None:
+        step = any_rowing.step(shard, ASSIGN, {EMB: pairs}, next(sent))
+        shard.submit([Ticket(step)])
+
+    ids = np.array([[-4, 7], [2**62, -4]])
+    np.testing.assert_array_equal(here.pull(ids), np.full((2, 2, 2), 3.0))
+    push((-4, 5), (2**62, 6))
+    out = np.zeros((2, 2, 2), "f4")
+    assert here.pull(ids, out) is out
+    assert out.tolist() == [[[5, 5], [3, 3]], [[6, 6], [5, 5]]]
+    assert here.pull(np.array([2**62, -4])).tolist() == [[6, 6], [5, 5]]
+    assert here.pull([]).shape == (0, 2)
+    assert here.counters.local_calls == 4
+    really = FixedGather.__call__
+
+    def gather(self: Any, *args: Any) -> bool:
+        monkeypatch.setattr(FixedGather, "__call__", really)
+        done = really(self, *args)
+        push((7, 8))  # runs into the copy, which has found that 7 is absent
+        return done
+
+    monkeypatch.setattr(FixedGather, "__call__", gather)
+    assert here.pull([7, 1]).tolist() == [[8, 8], [3, 3]]
+    push((7, 9))
+    # With ttl=2 the first rows were not named by the last two pushes.
+    first = 3 if ttl else 5
+    assert here.pull([-4, 7]).tolist() == [[first] * 2, [9, 9]]

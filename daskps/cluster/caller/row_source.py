@@ -1,0 +1,117 @@
+"""One shard that rows are read of without its lock: what stays, looked up once.
+
+Rows of any ids are found in the index of the shard first; which of them it has not is
+known when the copy is known to be whole.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from daskps.cluster.caller.absent_rows import AbsentIds
+from daskps.cluster.caller.looks import wait
+from daskps.kernels import scratch
+from daskps.kernels.row_moves import FixedGather
+from daskps.layout.tables import UnboundedTable
+from daskps.shards.memory.format import FLIP, ROWS_SEQUENCE
+from daskps.shards.reads import NOT_YET
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from daskps.cluster.host.near_shards import NearShards
+    from daskps.shards.memory.segment import Segment
+    from daskps.shards.reads import TrainerReads
+    from daskps.typing import Array
+
+
+class RowCopy(NamedTuple):
+    """What is copied out of a shard, of one table."""
+
+    #: Which of the store's tables.
+    ordinal: int
+    ids: Array
+    #: Where they go, of shape (n, dim), and to which rows there; None for one after another.
+    out: Array
+    at: Array | None
+
+
+#: What becomes of a copy: all of it is of one version, an update is at it or has run into
+#: it, others must say.
+DONE, BUSY, SPOILED, NEVER = range(4)
+
+
+class RowSource(NamedTuple):
+    """One shard that rows are read of."""
+
+    segment: Segment
+    looks: TrainerReads
+    serving: NearShards
+    header: memoryview[int]
+    #: What copies rows out of each table.
+    gathers: Sequence[FixedGather]
+    #: Whether a table has rows of any ids, by its number.
+    any_ids: Sequence[bool]
+
+    @classmethod
+    def of(
+        cls, segment: Segment, looks: TrainerReads, serving: NearShards
+    ) -> RowSource:
+        """Return that of a segment."""
+        gathers, any_ids = [], []
+        for table in segment.tables:
+            first, kept = table.piece.first_row, segment.cache_dir
+            gathers.append(FixedGather(table.rows, first, cache_dir=kept))
+            any_ids.append(table.any_rows is not None)
+        return cls(segment, looks, serving, segment.header, gathers, any_ids)
+
+    def read(
+        self, copies: Sequence[RowCopy], clock: int, absent: list[AbsentIds]
+    ) -> int:
+        """Copy rows out; return what became of it.
+
+        Where it is DONE, `absent` gets the ids that the shard does not have.
+        """
+        if (flip := self.find_flip(clock)) < 0:
+            return NEVER
+        header = self.header
+        sequence = header[ROWS_SEQUENCE]
+        # In this order: what is published before the one is seen by the other.
+        if sequence & 1 or header[FLIP] != flip:
+            return BUSY
+        missing: list[AbsentIds] = []
+        for copy in copies:
+            ordinal, ids, out, at = copy
+            if self.any_ids[ordinal]:
+                ids, at = self._find_rows(copy, flip, missing)
+            if not self.gathers[ordinal](ids, out, at):
+                return NEVER
+        if header[ROWS_SEQUENCE] != sequence:
+            return SPOILED
+        absent += missing
+        return DONE
+
+    def _find_rows(
+        self, copy: RowCopy, flip: int, missing: list[AbsentIds]
+    ) -> tuple[Array, Array | None]:
+        """Return the numbers of the rows that ids have, and where these go."""
+        ordinal, ids, out, at = copy
+        memory = self.segment.tables[ordinal]
+        table, any_rows = memory.piece.table, memory.any_rows
+        if any_rows is None or not isinstance(table, UnboundedTable):
+            raise TypeError(f"table {table.name!r} has a number of rows")
+        rows = scratch.empty(len(ids), np.int64)
+        since = memory.since(self.segment.record(flip))
+        if not any_rows.index.look_up(ids, rows, since=since):
+            return rows, at
+        there, gone = np.flatnonzero(rows >= 0), np.flatnonzero(rows < 0)
+        where = gone if at is None else at[gone]
+        missing.append(AbsentIds(table, ids[gone], out, where))
+        return rows[there], there if at is None else at[there]
+
+    def find_flip(self, clock: int) -> int:
+        """Return the flip that may be read, maybe after a little while; else below 0."""
+        flip = self.looks.find_flip(clock)
+        return wait(self.looks, clock) if flip == NOT_YET else flip
