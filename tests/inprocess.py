@@ -154,6 +154,10 @@ class Site:
     def report(self, name: str, metric: Callable[[], Mapping[str, int]]) -> None:
         self.metric = metric
 
+    async def ask(self, worker: str, method: str, **kwargs: Any) -> Any:
+        reply = await self.rpc(worker).daskps_control(method=method, **kwargs)
+        return unpack_reply(reply, worker)
+
     async def directory(self, method: str, **kwargs: Any) -> Any:
         reply = await self.scheduler.daskps_directory(method=method, **kwargs)
         return unpack_reply(reply, "the scheduler")

@@ -27,6 +27,7 @@ from daskps.bench.pairs import seconds
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Callable
 
     from daskps.typing import Array
 
@@ -108,16 +109,26 @@ def _pusher(address: str, name: str, oracle: Oracle, producer: int) -> list[floa
         return [seconds(partial(store.push, grads)) for grads in every]
 
 
+def _snapshot(client: Client, store: daskps.ParameterStore) -> dict[str, Array]:
+    snapshot = store.snapshot()
+    arrays = client.compute([snapshot[name] for name in store.names])
+    return dict(zip(store.names, client.gather(arrays), strict=True))
+
+
 def check(
-    client: Client, oracle: Oracle, store: daskps.ParameterStore
+    client: Client,
+    oracle: Oracle,
+    store: daskps.ParameterStore,
+    take: Callable[[Client, daskps.ParameterStore], dict[str, Array]] = _snapshot,
 ) -> tuple[int, list[str], list[list[float]]]:
     """Take snapshots while every producer pushes; compare the shards in each.
+
+    `take` returns the parameters of one, by default of a snapshot of the store.
 
     Returns how many snapshots there were in the middle of the pushes, what was wrong with
     any of them, and how many seconds the pushes of each producer took.
     """
     n, faults, wanted = 0, list[str](), oracle.producers * oracle.pushes
-    names = [f"o{i}" for i in range(oracle.shards)]
     address = client.scheduler_info()["address"]
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(oracle.producers, mp_context=spawn) as pool:
@@ -126,9 +137,7 @@ def check(
             for p in range(oracle.producers)
         ]
         while not all(w.done() for w in work):
-            snapshot = store.snapshot()
-            arrays = client.compute([snapshot[name] for name in names])
-            values = dict(zip(names, client.gather(arrays), strict=True))
+            values = take(client, store)
             faults += oracle.faults(values)
             n += 0 < oracle.total(values) < wanted
         return n, faults, [w.result() for w in work]

@@ -93,6 +93,8 @@ class Manifest:
     tables: tuple[StoredTable, ...]
     rules: tuple[StoredRule, ...]
     files: tuple[StoredFile, ...]
+    #: Where it is in its epochs, as :class:`daskps.epochs.Epochs` has it.
+    epochs: tuple[int, int, int] = (0, 0, 0)
     #: How far training has come, and what was measured: plain values of JSON.
     progress: Mapping[str, Any] = field(default_factory=dict)
     history: Sequence[Mapping[str, Any]] = ()

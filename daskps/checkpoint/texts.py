@@ -54,6 +54,7 @@ def to_bytes(manifest: Manifest) -> bytes:
             ],
             "tables": [_table(t) for t in manifest.tables],
             "rules": [rule.to_json() for rule in manifest.rules],
+            "epochs": list(manifest.epochs),
             "progress": dict(manifest.progress),
             "history": [dict(entry) for entry in manifest.history],
             "files": [list(file) for file in manifest.files],
@@ -104,6 +105,7 @@ def from_bytes(content: bytes, folder: str = "") -> Manifest:
         tables=tuple(_table_of(f, len(rules)) for f in found.objects("tables")),
         rules=rules,
         files=tuple(_file(f, file) for f in found.items("files")),
+        epochs=_epochs(found),
         progress=found.mapping("progress"),
         history=tuple(map(_entry(found), found.items("history"))),
         daskps=found.text("daskps"),
@@ -111,6 +113,17 @@ def from_bytes(content: bytes, folder: str = "") -> Manifest:
     _check_layout(manifest, file)
     _check_files(manifest, file)
     return manifest
+
+
+def _epochs(found: Fields) -> tuple[int, int, int]:
+    match found.wholes("epochs"):
+        case (first, per_epoch, clock):
+            return first, per_epoch, clock
+        case other:
+            raise CheckpointError(
+                f"{found.file}: the epochs are {other!r:.60}, expected three numbers",
+                found.file,
+            )
 
 
 def _seed(found: Fields) -> int:

@@ -16,10 +16,12 @@ from daskps.cluster.host import (
     changes,
     cuts,
     edges,
+    installing,
     lanes,
     leaving,
     reductions,
     runs,
+    saving,
     stores,
     table_ids,
     warming,
@@ -38,7 +40,19 @@ if TYPE_CHECKING:
 
 EXTENSION = "daskps-directory"
 #: What serves the messages of a host: each registers its handlers with `HOST`.
-SERVING = (adoption, changes, stores, cuts, edges, reductions, runs, table_ids, warming)
+SERVING = (
+    adoption,
+    changes,
+    stores,
+    cuts,
+    edges,
+    installing,
+    reductions,
+    runs,
+    saving,
+    table_ids,
+    warming,
+)
 _UNFINISHED = (Status.closing, Status.closed, Status.failed)
 
 

@@ -21,6 +21,7 @@ FIELDS = {
     "store-created": {"session", "parameters", "tables", "shards", "workers", "nbytes"},
     "store-deleted": {"reason"},
     "store-freed": {"reason"},
+    "store-saved": {"checkpoint", "nbytes", "held"},
     "shards-lost": {"shards", "worker", "reason"},
     "shards-adopted": {"shards", "worker", "by"},
     "run-begun": {"run", "sync", "staleness", "trainers", "execution"},

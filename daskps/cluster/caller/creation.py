@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,13 @@ from daskps.cluster.caller.link import Link, current_link
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.host.rules import initial_slots
 from daskps.cluster.keys import anchor_key, make_anchor
+from daskps.cluster.wire.options import pack_options
 from daskps.cluster.wire.packing import pack_array, unpack_reply
 from daskps.cluster.wire.wellformed import MOST_SECONDS
 from daskps.errors import LayoutError, ShardLostError
 from daskps.layout.slots import per_row
 from daskps.layout.tables import AnyIds
+from daskps.shards.memory.room import rows_nbytes
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
     from distributed import Client
 
+    from daskps.checkpoint.manifest import Manifest
     from daskps.layout.arrays import Layout
     from daskps.layout.tables import TableShape
     from daskps.optim import Rule
@@ -35,6 +39,30 @@ if TYPE_CHECKING:
 
 #: Dask's books charge at most this much for one anchor.
 ANCHOR_NBYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSource:
+    """The checkpoint that a store is made from."""
+
+    #: Of its folder.
+    url: str
+    #: For its file system; they may be secrets.
+    options: Mapping[str, Any] = field(repr=False)
+    #: The digest of the file of its manifest, and what that says.
+    digest: str
+    manifest: Manifest = field(repr=False)
+
+    @property
+    def rows_nbytes(self) -> int:
+        """About how many bytes the rows of any ids take, which a new store has not."""
+        of, layout = self.manifest, self.manifest.layout(1)
+        pairs = zip(layout.tables, of.tables, strict=True)
+        return sum(
+            rows_nbytes(table, of.slots.get(table.index, ()), t.n_rows, t.n_candidates)
+            for table, t in pairs
+            if t.any_ids
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +82,8 @@ class Blueprint:
     servers: str | Sequence[str]
     seed: int
     overwrite: bool
+    #: Where all values come from, in place of initial ones.
+    source: CheckpointSource | None = None
 
 
 async def create(link: Link, plan: Blueprint, seconds: float | None) -> StoreMap:
@@ -63,6 +93,8 @@ async def create(link: Link, plan: Blueprint, seconds: float | None) -> StoreMap
     ------
     StoreExistsError, NotEnoughWorkersError, LayoutError, ProtocolError
         For what its name says.
+    CheckpointError
+        Where the checkpoint that it is made from is not whole.
     ShardLostError
         When an owner dies meanwhile.
     TimeoutError
@@ -95,6 +127,8 @@ async def _create(
         for n, (*_, of) in plan.tables.items()
         if isinstance(of, AnyIds)
     ]
+    # Hashes deal rows out evenly, about.
+    rows = 0 if plan.source is None else plan.source.rows_nbytes
     wire = await link.directory(
         "create",
         request={
@@ -111,6 +145,8 @@ async def _create(
             "optimizers": optimizers,
             "slots": [(i, [float(v) for v in values]) for i, values in slots],
             "row_slots": [(i, per_row(values)) for i, values in slots],
+            "lineage": "" if plan.source is None else plan.source.manifest.lineage,
+            "rows_nbytes": rows,
             "overwrite": plan.overwrite,
             "memory_share": settings.memory_share,
             "machine": settings.machine_way,
@@ -119,6 +155,8 @@ async def _create(
     )
     segments = await _allocate(link, StoreMap(wire), plan)
     meta = StoreMap({**wire, "segments": segments})
+    if plan.source is not None:
+        await _install(link, meta, plan.source)
     await load(link, meta, dict.fromkeys(plan.arrays, 0), plan.arrays)
     # Of the rules and the blocks of memory nothing is needed there.
     slim = {**wire, "rules": b"", "optimizers": [], "cluster": "", "segments": []}
@@ -167,6 +205,16 @@ async def _allocate(link: Link, meta: StoreMap, plan: Blueprint) -> list[Any]:
         )
     )
     return [segment for segments in found for segment in segments]
+
+
+async def _install(link: Link, meta: StoreMap, source: CheckpointSource) -> None:
+    """Have all owners read what their shards have in a checkpoint."""
+    where = source.url, pack_options(source.options)
+    about = {"where": where, "manifest": source.digest}
+    every = (_control(link, meta, w, "install", **about) for w in meta.hosts)
+    await gather(*every)
+    if run := source.manifest.progress.get("run"):
+        await link.directory("trained_by", uid=meta.uid, described=json.dumps(run))
 
 
 async def _control(

@@ -93,6 +93,8 @@ class StoreMap:
         self.uid: str = wire["uid"]
         self.name: str = wire["name"]
         self.session: bool = wire["session"]
+        #: The uid of the store that it goes back to, by checkpoints, or its own.
+        self.lineage: str = wire["lineage"]
         self.layout = Layout.from_wire(wire["layout"])
         self.where = ShardMap.of(wire)
         self.rules: bytes = wire["rules"]

@@ -215,7 +215,7 @@ def take_copies(
 
     def here(shard: int, key: str) -> ShardCopy:
         copy = None if host is None else host.snapshots.find(key)
-        if copy is None:
+        if not isinstance(copy, ShardCopy):
             raise SnapshotLostError(store[1], shard, owner, "no longer has the copy")
         return copy
 

@@ -22,7 +22,7 @@ from daskps.errors import (
     StaleGenerationError,
 )
 from daskps.layout.arrays import Layout
-from daskps.layout.chunks import shards_of
+from daskps.layout.chunks import WHOLE, shards_of
 from daskps.shards.cuts.cut import Order, agree
 
 if TYPE_CHECKING:
@@ -109,6 +109,8 @@ class Cuts:
                 f"a cut through shards {list(shards)!r:.60} and parameter {index} of "
                 f"store {entry.name!r}"
             )
+        if index == WHOLE:
+            self._check_idle(entry)
         begun = OpenCut(cut, entry, (kind, name), shards, index)
         work = begun.work = asyncio.ensure_future(self._within(begun, seconds))
         self._claims[cut] = begun
@@ -126,10 +128,32 @@ class Cuts:
             self._drop(cut)
             raise
 
+    def _check_idle(self, entry: StoreEntry) -> None:
+        """Refuse a second save: hosts have room for one copy of everything, if at all."""
+        for other in self._claims.values():
+            if other.entry is entry and other.index == WHOLE:
+                raise ConsistencyError(
+                    f"store {entry.name!r} is being saved by {' '.join(other.owner)}, "
+                    f"which is not done yet; nothing was saved now, try again later"
+                )
+
     @DIRECTORY.handles("drop_cut")
     def on_drop_cut(self, cut: str) -> None:
         """Forget a cut; twice is fine."""
         self._drop(cut)
+
+    @DIRECTORY.handles("wrote")
+    def on_wrote(
+        self, cut: str, checkpoint: str, nbytes: int, held: Sequence[str]
+    ) -> None:
+        """Tell of a checkpoint that was written: `held` are hosts without room for a copy.
+
+        Pushes to these had to wait.
+        """
+        if (begun := self._claims.get(cut)) is None:
+            raise ConsistencyError(f"the cut of checkpoint {checkpoint!r:.60} is over")
+        about = {"checkpoint": checkpoint, "nbytes": nbytes, "held": list(held)}
+        self._hosts.tell("store-saved", begun.entry, **about)
 
     # -- what the cluster tells us -------------------------------------------
 

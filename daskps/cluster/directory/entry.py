@@ -40,6 +40,8 @@ class StoreEntry:
     rules: bytes
     #: For each parameter index with an optimizer its repr.
     optimizers: dict[int, str]
+    #: The uid of the store that it goes back to, by checkpoints; "" for its own.
+    lineage: str = ""
     #: Under which the processes of a machine find each other; "" for not at all.
     cluster: str = ""
     #: Shard, name, bytes and nonce of the memory that others there can map.
@@ -187,6 +189,7 @@ class StoreEntry:
             "uid": self.uid,
             "name": self.name,
             "session": self.session,
+            "lineage": self.lineage or self.uid,
             "layout": self.layout,
             "rules": self.rules,
             "optimizers": list(self.optimizers.items()),

@@ -54,6 +54,10 @@ class StoreRequest:
     wait_seconds: float
     #: Parameter index, and which of its slots have one number per row.
     row_slots: Sequence[tuple[int, Sequence[int]]] = ()
+    #: Of a store made from a checkpoint, the uid of the store that this goes back to, and
+    #: how many bytes its shards take for the rows of any ids that they begin with.
+    lineage: str = ""
+    rows_nbytes: int = 0
 
 
 def reserve(
@@ -76,6 +80,7 @@ def reserve(
     slots = {i: with_widths(v, of_rows.get(i, ())) for i, v in wanted.slots}
     for shard, worker in enumerate(owners):
         need = Segment.needed_nbytes(layout, shard, slots, durable=wanted.machine)
+        need += -(-wanted.rows_nbytes // n_shards)
         sizes[shard] = need
         nbytes[worker] = nbytes.get(worker, 0) + need
     limits = {w: scheduler.workers[w].memory_limit for w in nbytes}
@@ -92,6 +97,7 @@ def reserve(
         memory_share=wanted.memory_share,
         rules=wanted.rules,
         optimizers=dict(wanted.optimizers),
+        lineage=wanted.lineage,
         cluster=scheduler.id if wanted.machine else "",
     )
 

@@ -12,12 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.host.calls import Countdown
-from daskps.cluster.host.shard_copies import BegunCopy
+from daskps.cluster.host.held_copies import HeldShard
+from daskps.cluster.host.shard_copies import BegunCopy, ShardCopy
 from daskps.cluster.keys import copy_key
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.reports import OrderWire, pack_report
 from daskps.cluster.wire.wellformed import check
-from daskps.layout.chunks import shards_of
+from daskps.layout.chunks import WHOLE, shards_of
 from daskps.shards import cut_requests
 from daskps.shards.cuts.cut import Order, broken
 from daskps.shards.steps import Ready, Step, Ticket
@@ -49,6 +50,9 @@ async def prepare_cut(host: ShardHost, store: str, cut: str, index: int | None) 
     """Take the memory for the copies, before any push has to wait for it."""
     hosted_shards = _concerned(host, store, index)
     claim = host.snapshots.claim(store, cut)
+    if claim.holds or (index == WHOLE and not _has_room(host, hosted_shards)):
+        claim.holds = True
+        return
 
     def allocate() -> None:
         for hosted in hosted_shards:
@@ -57,6 +61,16 @@ async def prepare_cut(host: ShardHost, store: str, cut: str, index: int | None) 
                 claim.begun[hosted.index] = BegunCopy.of(*of)
 
     await host.in_thread(allocate)
+
+
+def _has_room(host: ShardHost, hosted_shards: Sequence[HostedShard]) -> bool:
+    """Return whether there is memory for copies of everything of some shards."""
+    limit = host.worker.memory_limit
+    of = [(s.shard.segment, s.layout, s.index) for s in hosted_shards]
+    need = sum(BegunCopy.needed_nbytes(*one) for one in of)
+    held = sum(hosted.nbytes for hosted in host.shards.values())
+    held += host.snapshots.nbytes
+    return not limit or held + need <= host.worker.pause_share * limit
 
 
 @HOST.handles("begin_cut")
@@ -111,12 +125,14 @@ async def copy_cut(
 ) -> list[tuple[int, ...]]:
     """Wait until each shard has reached the cut, copy it and release it.
 
-    Returns shard and version of each, and how many rows its tables of any ids have.
+    Returns shard and version of each, and how many rows its tables of any ids have;
+    of a copy of everything then also how many candidates.
     """
     check(OrderWire, order, "the order of a cut")
     hosted_shards = _concerned(host, store, index)
     claim = host.snapshots.claim(store, cut)
-    if not claim.begun.keys() >= {hosted.index for hosted in hosted_shards}:
+    begun = claim.begun.keys()
+    if not claim.holds and not begun >= {hosted.index for hosted in hosted_shards}:
         raise broken("no memory was taken for it")
     lacks: dict[int, list[tuple[int, int]]] = {
         hosted.index: [] for hosted in hosted_shards
@@ -126,26 +142,20 @@ async def copy_cut(
             lacks[shard].append((owner, sequence))
 
     async def copy(hosted: HostedShard) -> tuple[int, ...]:
-        lacking = tuple(lacks[hosted.index])
+        name, lacking = _attempt(cut, attempt), tuple(lacks[hosted.index])
         what = Order(lacking, order["run"], order["rounds"])
-        ready = await _reached(host, hosted, _attempt(cut, attempt), what)
-        # Taken out: should the cut begin again meanwhile, it reads into other memory.
-        begun = claim.begun.pop(hosted.index)
-        # Without the mutex: pulls go on, and no push can write into what is read.
-        read = partial(begun.read, hosted.shard.segment, ready.flip)
-        made = await host.run_for(hosted, read)
-        held: list[bool] = []
-
-        def end(shard: Shard) -> list[Ticket]:
-            held.append(cut_requests.holds_steps(shard, _attempt(cut, attempt)))
-            return cut_requests.end_cut(shard, _attempt(cut, attempt))
-
-        await host.under(hosted, end)
-        if made is None or held != [True]:
-            raise broken("updates ran into the copy")
+        ready = await _reached(host, hosted, name, what)
+        made: ShardCopy | HeldShard
+        if claim.holds:
+            made = await _hold(host, hosted, name, ready)
+        else:
+            # Taken out: should the cut begin again meanwhile, it reads into other memory.
+            begun = claim.begun.pop(hosted.index)
+            made = await _copy(host, hosted, name, begun=begun, ready=ready)
         key = copy_key(store, index, hosted.index, ready.version)
         claim.copies[key] = made
-        return hosted.index, ready.version, *made.n_rows
+        of_tables = made.n_rows + (made.n_candidates if index == WHOLE else [])
+        return hosted.index, ready.version, *of_tables
 
     found = await asyncio.gather(*map(copy, hosted_shards), return_exceptions=True)
     versions = []
@@ -155,6 +165,51 @@ async def copy_cut(
         versions.append(answer)
     claim.end_lease()
     return versions
+
+
+async def _copy(
+    host: ShardHost,
+    hosted: HostedShard,
+    name: str,
+    *,
+    begun: BegunCopy,
+    ready: Ready,
+) -> ShardCopy:
+    """Copy a shard that has reached a cut, and release it."""
+    # Without the mutex: pulls go on, and no push can write into what is read.
+    read = partial(begun.read, hosted.shard.segment, ready.flip)
+    made = await host.run_for(hosted, read)
+    held: list[bool] = []
+
+    def end(shard: Shard) -> list[Ticket]:
+        held.append(cut_requests.holds_steps(shard, name))
+        return cut_requests.end_cut(shard, name)
+
+    await host.under(hosted, end)
+    if made is None or held != [True]:
+        raise broken("updates ran into the copy")
+    return made
+
+
+async def _hold(
+    host: ShardHost, hosted: HostedShard, name: str, ready: Ready
+) -> HeldShard:
+    """Have a shard read as it is, until the cut is dropped; pushes wait as long."""
+    segment = hosted.shard.segment
+    nbytes = BegunCopy.needed_nbytes(segment, hosted.layout, hosted.index)
+    held = await host.run_for(hosted, partial(HeldShard, segment, ready.flip, nbytes))
+    holds = partial(cut_requests.holds_steps, name=name)
+    if not await host.under(hosted, holds):
+        raise broken("updates ran into the copy")
+    logger.warning(
+        "daskps: worker %s has no room for a copy of shard %d of store %r, %d bytes; "
+        "pushes to it wait until it is saved",
+        host.worker.address,
+        hosted.index,
+        hosted.name,
+        nbytes,
+    )
+    return held
 
 
 async def _reached(

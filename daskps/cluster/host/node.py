@@ -87,6 +87,11 @@ class WorkerNode:
         """Have numbers shown with those of the worker."""
         upstream.add_metric(self.server, name, lambda _: metric())
 
+    async def ask(self, worker: str, method: str, **kwargs: Any) -> Any:
+        """Send a control message to the host of another worker."""
+        reply = await self.server.rpc(worker).daskps_control(method=method, **kwargs)
+        return unpack_reply(reply, f"worker {worker}")
+
     async def directory(self, method: str, **kwargs: Any) -> Any:
         """Send a message to the directory."""
         reply = await self.server.scheduler.daskps_directory(method=method, **kwargs)

@@ -96,6 +96,11 @@ class ShardCopy:
         return self._memory.nbytes + sum(array.nbytes for array in self._of_tables)
 
     @property
+    def memory_nbytes(self) -> int:
+        """Bytes that it takes."""
+        return self.nbytes
+
+    @property
     def n_rows(self) -> list[int]:
         """How many rows each table of any ids has."""
         return [len(of.ids) for of in self._tables.values()]
@@ -150,6 +155,18 @@ class BegunCopy:
     nbytes: int
     #: Whether it is of everything.
     whole: bool = False
+
+    @staticmethod
+    def needed_nbytes(segment: Segment, layout: Layout, shard: int) -> int:
+        """Return about how many bytes a copy of everything takes, without making one."""
+        found = nbytes_of([*spans_of(layout, shard, WHOLE), *slots_of(segment)])
+        for table in segment.tables:
+            if table.any_rows is not None:
+                of_row = 2 * 8 + table.piece.table.row_nbytes
+                of_row += sum(slot.strides[0] for slot in table.slots)
+                found += of_row * table.n_rows
+                found += 16 * table.any_rows.counts()["candidates"]
+        return found
 
     @classmethod
     def of(

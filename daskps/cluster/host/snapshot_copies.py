@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping, Sequence
 
+    from daskps.cluster.host.held_copies import HeldShard
     from daskps.cluster.host.shard_copies import BegunCopy, ShardCopy
     from daskps.layout.spans import Span
     from daskps.typing import Array
@@ -70,7 +71,9 @@ class CutHere:
 
     #: By shard those that are to be read, and by key those that were.
     begun: dict[int, BegunCopy] = field(default_factory=dict)
-    copies: dict[str, ShardCopy] = field(default_factory=dict)
+    copies: dict[str, ShardCopy | HeldShard] = field(default_factory=dict)
+    #: Whether there was no room for copies, so that shards are held until all is read.
+    holds: bool = False
     #: The last that has begun.
     attempt: int = 0
     #: Releases the shards if the directory never does.
@@ -109,7 +112,7 @@ class Copies:
         """Return whether a cut was dropped; late messages of it are refused."""
         return cut in self._over
 
-    def find(self, key: str) -> ShardCopy | None:
+    def find(self, key: str) -> ShardCopy | HeldShard | None:
         """Return a copy: of one key, all that were made are equal."""
         for claim in list(self._claims.values()):
             if key in claim.copies:
@@ -133,7 +136,8 @@ class Copies:
         """Bytes held."""
         found = list(self._claims.values())
         begun = sum(of.nbytes for c in found for of in list(c.begun.values()))
-        return begun + sum(x.nbytes for c in found for x in list(c.copies.values()))
+        copies = [x for c in found for x in list(c.copies.values())]
+        return begun + sum(x.memory_nbytes for x in copies)
 
 
 def groups_of(

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 #: Raised whenever a message changes its meaning; two ends must agree.
-PROTOCOL = 9
+PROTOCOL = 10
 
 #: dtype, start and stop within a shard's vector of that dtype.
 Range = tuple[str, int, int]

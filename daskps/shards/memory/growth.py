@@ -22,7 +22,14 @@ from daskps.shards.arrays.any_rows import (
     WORDS_ROOM,
 )
 from daskps.shards.arrays.rows import RowUpdate
-from daskps.shards.memory.room import Need, fits, has_room, ids_after, words_of
+from daskps.shards.memory.room import (
+    IDS_SLOTS,
+    Need,
+    fits,
+    has_room,
+    ids_after,
+    words_of,
+)
 
 if TYPE_CHECKING:
     from daskps.shards.arrays.any_rows import AnyRows
@@ -217,7 +224,7 @@ def reserve(
         arrays = w, *slots, any_rows.keys, any_rows.state
         memory.take([a[now:n_rows] for a in arrays])
         head[index_probe.ROWS] = n_rows
-    entries, there, wanted = any_rows.entries(0), int(own[SIDE_ROOM]), 3 * n_ids
+    entries, there, wanted = any_rows.entries(0), int(own[SIDE_ROOM]), IDS_SLOTS * n_ids
     if wanted > there:
         if 2 * wanted > len(entries):
             raise _no_more(any_rows, f"an index of {wanted:,} entries")

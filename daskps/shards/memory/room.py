@@ -9,8 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import numpy as np
+
 from daskps.kernels import index_probe
+from daskps.layout.arrays import compute_dtype
 from daskps.layout.buckets import n_buckets
+from daskps.layout.slots import width
+from daskps.layout.tables import UnboundedTable
 from daskps.shards.arrays.any_rows import (
     LOG_ROOM,
     SIDE_ROOM,
@@ -29,10 +34,14 @@ from daskps.shards.memory.areas import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from daskps.layout.tables import Table
     from daskps.shards.arrays.any_rows import AnyRows
     from daskps.shards.arrays.rows import RowUpdate
     from daskps.shards.memory.tables import TableMemory
     from daskps.typing import Array
+
+#: Entries of an index that is made at once, for each id.
+IDS_SLOTS = 3
 
 
 class Memory(Protocol):
@@ -128,6 +137,21 @@ def held_nbytes(table: TableMemory) -> int:
     words = own[WORDS_ROOM] + own[SIDE_ROOM] + own[SIDE_ROOM + 1]
     rows, feed = any_rows.head[index_probe.ROWS], table.feed.nbytes
     return int(rows * of_row + own[LOG_ROOM] * of_entry + 16 * words + feed)
+
+
+def rows_nbytes(
+    table: Table, slots: Sequence[float], n_rows: int, n_candidates: int
+) -> int:
+    """Return how many bytes so many rows of any ids take, whose slots begin with these.
+
+    Of memory that a segment does not have to begin with.
+    """
+    if isinstance(table, UnboundedTable) and table.of.max_rows:
+        return 16 * IDS_SLOTS * (n_rows + n_candidates)
+    of_row = table.row_nbytes + 2 * 8
+    computed = np.dtype(compute_dtype(table.dtype)).itemsize
+    of_row += sum(computed * width(v, table.dim) for v in slots)
+    return of_row * n_rows + 16 * IDS_SLOTS * (n_rows + n_candidates)
 
 
 def words_of(any_rows: AnyRows, need: Need) -> int:

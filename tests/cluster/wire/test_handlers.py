@@ -22,14 +22,16 @@ TO_HOSTS = {
     "host.changes": "row_changes",
     "host.cuts": "prepare_cut begin_cut copy_cut drop_cut excuse settle",
     "host.edges": "edges",
+    "host.installing": "install",
     "host.reductions": "sums note receipts free end_graph",
     "host.runs": "begin_run end_run finish resume hold goes_on rounds epochs changed",
+    "host.saving": "write_checkpoint",
     "host.table_ids": "table_ids",
     "host.warming": "warm",
 }
 #: And to the directory.
 TO_THE_DIRECTORY = {
-    "directory.cuts": "cut drop_cut",
+    "directory.cuts": "cut drop_cut wrote",
     "directory.directory": "hello locate",
     "directory.epochs": "epochs trained_by",
     "directory.stores": "create commit grew await_store find list delete close",

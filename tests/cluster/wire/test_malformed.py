@@ -19,14 +19,17 @@ import numpy as np
 
 import daskps
 from daskps import errors, optim
+from daskps.cluster.caller import creation, saving
 from daskps.cluster.directory import runs
 from daskps.cluster.directory.directory import Directory
 from daskps.cluster.host import warming
 from daskps.cluster.host.host import HOSTS, ShardHost
 from daskps.cluster.upstream import dumps
+from daskps.cluster.wire.deadline import Deadline
 from daskps.cluster.wire.handlers import DIRECTORY, HOST
 from daskps.cluster.wire.messages import _HEAD
 from daskps.testing.invariants import validate
+from tests.cluster.saved import blueprint, source_of
 from tests.support import gen_cluster
 
 #: Every way but messages is closed.
@@ -86,7 +89,7 @@ def loop(trainer, part):
     return trainer.clock
 
 
-async def live(c):
+async def live(c, folder):
     """Send all that a store's life sends; return a store to go on with."""
     params = {
         "w": daskps.ArraySpec((4, 3), "f4", daskps.init.normal()),
@@ -114,6 +117,13 @@ async def live(c):
     async with await daskps.create(params, client=c) as tables:
         for name in params:
             await tables[name].pull_changed()
+        deadline, said = Deadline(20, "a save"), saving.TrainingState()
+        target = saving.CheckpointTarget(str(folder))
+        name, _ = await saving.save(tables._shards, target, deadline, said)
+        source = source_of(folder / name)
+        link = tables._shards.link
+        made = await creation.create(link, blueprint(source, 2), 20)
+        await link.directory("close", uid=made.uid, undo=True)
     return store
 
 
@@ -234,12 +244,12 @@ async def wrongs(handler, message, rng):
 
 
 @gen_cluster(client=True, config=FAR, timeout=100)
-async def test_what_is_malformed_is_refused(c, s, a, b, monkeypatch, caplog):
+async def test_what_is_malformed_is_refused(c, s, a, b, monkeypatch, caplog, tmp_path):
     # What is logged tells the malformed text, which pytest-xdist cannot send.
     for name in ("daskps", "distributed"):
         caplog.set_level(logging.CRITICAL + 1, logger=name)
     recorder = Recorder(monkeypatch)
-    store = await live(c)
+    store = await live(c, tmp_path)
     monkeypatch.undo()
     monkeypatch.setattr(warming, "MOST_LOOKS", 0)
     monkeypatch.setattr(runs, "OPEN_SECONDS", SECONDS)

@@ -1,0 +1,148 @@
+"""What the owners of a store say of what they have saved, as the manifest has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from daskps.checkpoint.arrays import StoredArray, stored_arrays
+from daskps.checkpoint.digests import StoredFile
+from daskps.checkpoint.manifest import StoredParameter, StoredTable
+from daskps.checkpoint.rules import StoredRule
+from daskps.epochs import Epochs
+from daskps.errors import IllegalStateError
+from daskps.layout.spans import CANDIDATES, IDS
+from daskps.layout.tables import UnboundedTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from daskps.checkpoint.arrays import Counts
+    from daskps.cluster.host.rules import Rules
+    from daskps.layout.arrays import Layout
+    from daskps.layout.tables import Table
+
+
+@dataclass(frozen=True, slots=True)
+class OwnersSaid:
+    """The answers of all hosts, as one."""
+
+    files: Sequence[StoredFile]
+    #: The hash that each chunk of ids begins with, by its path.
+    begins: Mapping[str, int]
+    #: By index of parameters and tables.
+    steps: Mapping[int, int]
+    #: Of each table.
+    clocks: Sequence[int]
+    came: Sequence[tuple[int, int]]
+    #: Where the shard is that is furthest behind.
+    epochs: Epochs
+
+    @classmethod
+    def joined(cls, replies: Iterable[Mapping[str, Any]]) -> OwnersSaid:
+        """Return what all hosts say.
+
+        Raises
+        ------
+        IllegalStateError
+            Where shards have counted other steps of one parameter or table: that is no
+            moment of the store.
+        """
+        files: list[StoredFile] = []
+        begins: dict[str, int] = {}
+        steps: dict[int, int] = {}
+        clocks: dict[int, int] = {}
+        came: dict[int, tuple[int, int]] = {}
+        epochs: list[Epochs] = []
+        for reply in replies:
+            files += [StoredFile(*row) for row in reply["files"]]
+            begins |= dict(map(tuple, reply["begins"]))
+            for shard, of_shard, of_tables, ids, at in reply["counted"]:
+                epochs.append(Epochs(*at))
+                _agree(steps, dict(map(tuple, of_shard)), shard, "optimizer steps")
+                _agree(clocks, dict(enumerate(of_tables)), shard, "pushes of a table")
+                for i, (admitted, evicted) in enumerate(ids):
+                    before = came.get(i, (0, 0))
+                    came[i] = before[0] + admitted, before[1] + evicted
+        every = sorted(clocks)
+        return cls(
+            files=files,
+            begins=begins,
+            steps=steps,
+            clocks=[clocks[i] for i in every],
+            came=[came[i] for i in every],
+            epochs=min(epochs, key=lambda at: at.place),
+        )
+
+
+def _agree(
+    known: dict[int, int], told: Mapping[int, int], shard: int, what: str
+) -> None:
+    for index, n in told.items():
+        if known.setdefault(index, n) != n:
+            raise IllegalStateError(
+                f"shard {shard} has counted {n} {what} of number {index} at a cut, other "
+                f"shards {known[index]}; no checkpoint was made"
+            )
+
+
+def contents(
+    layout: Layout, rules: Rules, counts: Counts, said: OwnersSaid
+) -> dict[str, Any]:
+    """Return the entries of a manifest on parameters, tables and rules."""
+    slots, number = rules.slots, dict[int, int]()
+    stored: list[StoredRule] = []
+    for index, rule in rules.by_index.items():
+        one = StoredRule.of(rule, slots[index])
+        if one not in stored:
+            stored.append(one)
+        number[index] = stored.index(one)
+    parameters = tuple(
+        StoredParameter(
+            p.name, p.shape, p.dtype, number.get(p.index), said.steps.get(p.index, 0)
+        )
+        for p in layout.parameters
+    )
+    arrays = stored_arrays(layout, slots, counts)
+    tables = tuple(
+        _table(
+            i,
+            table,
+            rule=number.get(table.index),
+            arrays=arrays,
+            counts=counts,
+            said=said,
+        )
+        for i, table in enumerate(layout.tables)
+    )
+    return {"parameters": parameters, "tables": tables, "rules": tuple(stored)}
+
+
+def _table(
+    ordinal: int,
+    table: Table,
+    *,
+    rule: int | None,
+    arrays: Sequence[StoredArray],
+    counts: Counts,
+    said: OwnersSaid,
+) -> StoredTable:
+    known: dict[str, Any] = {"steps": said.steps.get(table.index, 0)}
+    known["clock"] = said.clocks[ordinal]
+    if isinstance(table, UnboundedTable):
+        known["any_ids"] = table.of
+        known["n_rows"] = sum(counts.rows[table.index])
+        known["n_candidates"] = sum(counts.candidates[table.index])
+        known["admitted"], known["evicted"] = said.came[ordinal]
+        of = {a.area: a for a in arrays if a.members[0].index == table.index}
+        known["begins"] = _begins(of.get(IDS), said)
+        known["candidate_begins"] = _begins(of.get(CANDIDATES), said)
+    return StoredTable(
+        table.name, table.rows, table.dim, table.dtype, rule=rule, **known
+    )
+
+
+def _begins(array: StoredArray | None, said: OwnersSaid) -> tuple[int, ...]:
+    if array is None:
+        return ()
+    return tuple(said.begins[array.path_of(chunk)] for chunk in array.grid.chunks())

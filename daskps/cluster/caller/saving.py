@@ -1,0 +1,327 @@
+"""Writing a checkpoint: the cut, the chunks by their owners, the manifest last.
+
+Nothing counts before the manifest is there, which is written in one put once this process
+has seen every file itself: where it sees none, owners and it do not share the URL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import time
+import uuid
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from daskps.checkpoint import listing
+from daskps.checkpoint.arrays import Counts
+from daskps.checkpoint.digests import StoredFile, digest
+from daskps.checkpoint.manifest import MANIFEST, Manifest
+from daskps.checkpoint.storage import Storage
+from daskps.checkpoint.texts import to_bytes
+from daskps.checkpoint.zarr import nodes
+from daskps.cluster.caller.far import gather
+from daskps.cluster.caller.saved import OwnersSaid, contents
+from daskps.cluster.host.rules import Rules
+from daskps.cluster.wire.options import pack_options
+from daskps.errors import CheckpointError, ConsistencyError, SnapshotLostError
+from daskps.layout.chunks import WHOLE, any_tables
+from daskps.layout.slots import per_row
+from daskps.layout.tables import UnboundedTable
+from daskps.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from daskps.cluster.caller.client import ShardClient
+    from daskps.cluster.wire.deadline import Deadline
+    from daskps.layout.tables import Table
+
+#: How much longer than asked for the directory may take to say that it timed out.
+MARGIN_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTarget:
+    """Where checkpoints of a store go."""
+
+    #: Of the folder that has them all.
+    url: str
+    #: For its file system; they may be secrets.
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def folder(self, name: str) -> str:
+        """Return the URL of one of them."""
+        return f"{self.url.rstrip('/')}/{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class WholeCut:
+    """Copies of all shards, of one moment, which their hosts keep."""
+
+    name: str
+    #: Of each shard its host, its version, and how many rows and candidates its tables
+    #: of any ids have.
+    copies: Sequence[tuple[str, int, Sequence[int], Sequence[int]]]
+
+    def counts(self, tables: Sequence[Table]) -> Counts:
+        """Return how many rows and candidates all shards have."""
+        rows = {t.index: [n[i] for *_, n, _ in self.copies] for i, t in _each(tables)}
+        more = {t.index: [n[i] for *_, n in self.copies] for i, t in _each(tables)}
+        return Counts(rows, more)
+
+
+def _each(tables: Sequence[Table]) -> list[tuple[int, Table]]:
+    return list(enumerate(tables))
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    """What a checkpoint has of training, in plain values of JSON."""
+
+    #: By default what the directory knows of the last run.
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    history: Sequence[Mapping[str, Any]] = ()
+
+
+async def save(
+    shards: ShardClient,
+    target: CheckpointTarget,
+    deadline: Deadline,
+    training: TrainingState,
+) -> tuple[str, Manifest]:
+    """Write a checkpoint of a store.
+
+    Parameters
+    ----------
+    shards : ShardClient
+        The store.
+    target : CheckpointTarget
+        Where to.
+    deadline : Deadline
+        When to give up.
+    training : TrainingState
+        What else it has.
+
+    Returns
+    -------
+    str, Manifest
+        The name of its folder, and what is in it.
+
+    Raises
+    ------
+    ConsistencyError
+        Where another save of the store is still being written.
+    CheckpointError
+        Where the URL cannot be written, or is not one for all machines.
+    ShardLostError, StoreClosedError, TimeoutError
+        For what its name says. Nothing without a manifest counts.
+    """
+    cut = await take(shards, deadline)
+    return await write(shards, cut, target, deadline=deadline, training=training)
+
+
+async def take(shards: ShardClient, deadline: Deadline) -> WholeCut:
+    """Have all hosts copy everything at one moment; :func:`write` or `drop` comes next.
+
+    Raises
+    ------
+    ConsistencyError, ShardLostError, StoreClosedError, TimeoutError
+        As of :func:`save`.
+    """
+    link, meta, name = shards.link, shards.meta, uuid.uuid4().hex
+    seconds = deadline.remaining()
+    try:
+        ask = partial(
+            link.directory,
+            "cut",
+            uid=meta.uid,
+            owner=link.owner,
+            seconds=seconds,
+            cut=name,
+            shards=list(range(meta.layout.n_shards)),
+            index=WHOLE,
+        )
+        margin = None if seconds is None else seconds + MARGIN_SECONDS
+        found = await link.within(ask, margin, deadline.what)
+        if "waited_for" in found:
+            raise TimeoutError(
+                f"timed out after {seconds:g} s waiting for {deadline.what}, which "
+                f"waited for {found['waited_for']}; no shard is held any more. Pass "
+                f"a larger timeout=, or None to wait for ever"
+            )
+    except BaseException:
+        await drop(shards, name)
+        raise
+    meta.update(found["where"])
+    n, owners = len(any_tables(meta.layout, WHOLE)), found["where"]["owners"]
+    copies = [
+        (owners[shard], version, of[:n], of[n:])
+        for shard, version, *of in sorted(found["versions"])
+    ]
+    return WholeCut(name, copies)
+
+
+async def drop(shards: ShardClient, cut: str) -> None:
+    """Have the hosts free the copies of a cut."""
+    link = shards.link
+    # The directory forgets the cuts of a client that left by itself.
+    if link.live:
+        await link.wind_up(link.over("drop_cut", cut=cut))
+
+
+async def write(
+    shards: ShardClient,
+    cut: WholeCut,
+    target: CheckpointTarget,
+    *,
+    deadline: Deadline,
+    training: TrainingState,
+) -> tuple[str, Manifest]:
+    """Write a checkpoint from the copies of a cut, which are freed whatever happens.
+
+    Raises
+    ------
+    CheckpointError, SnapshotLostError, TimeoutError
+        As of :func:`save`.
+    """
+    try:
+        work = partial(_write, shards, cut, target, training)
+        return await shards.link.within(work, deadline.remaining(), deadline.what)
+    finally:
+        await drop(shards, cut.name)
+
+
+async def _write(
+    shards: ShardClient,
+    cut: WholeCut,
+    target: CheckpointTarget,
+    training: TrainingState,
+) -> tuple[str, Manifest]:
+    meta = shards.meta
+    rules = Rules(meta.layout, meta.rules)
+    folder, sequence, parent = await asyncio.to_thread(_place, target, meta.lineage)
+    # What run the cut was in, or came after: it may have begun since.
+    text = await shards.link.directory("trained_by", uid=meta.uid)
+    run = {"run": json.loads(text)} if text else {}
+    try:
+        said, held = await _by_owners(shards, cut, target, folder=folder, rules=rules)
+        counts = cut.counts(any_tables(meta.layout, WHOLE))
+        manifest = Manifest(
+            store="" if meta.session else meta.name,
+            lineage=meta.lineage,
+            parent=parent,
+            sequence=sequence,
+            time=time.time(),
+            seed=next(
+                (
+                    t.of.seed
+                    for t in meta.layout.tables
+                    if isinstance(t, UnboundedTable)
+                ),
+                0,
+            ),
+            version=max((version for _, version, *_ in cut.copies), default=0),
+            **contents(meta.layout, rules, counts, said),
+            epochs=said.epochs,
+            progress=training.progress or run,
+            history=training.history,
+            files=(),
+            daskps=VERSION,
+        )
+        manifest = await asyncio.to_thread(_seal, target, folder, manifest, said)
+        about = {"checkpoint": folder, "nbytes": manifest.nbytes, "held": held}
+        with contextlib.suppress(OSError, ConsistencyError):
+            await shards.link.directory("wrote", cut=cut.name, **about)
+    except BaseException:
+        # Nobody takes it for a checkpoint; what is left of it is swept later.
+        await shards.link.wind_up(asyncio.to_thread(_remove, target, folder))
+        raise
+    return folder, manifest
+
+
+def _place(target: CheckpointTarget, lineage: str) -> tuple[str, int, str]:
+    """Return the folder of a new checkpoint, its number, and the one before it."""
+    storage = Storage(target.url, target.options)
+    before = listing.newest(storage, lineage)
+    folder, sequence = listing.next_folder(storage, secrets.token_hex(4))
+    return folder, sequence, "" if before is None else before.folder
+
+
+async def _by_owners(
+    shards: ShardClient,
+    cut: WholeCut,
+    target: CheckpointTarget,
+    *,
+    folder: str,
+    rules: Rules,
+) -> tuple[OwnersSaid, list[str]]:
+    """Have all owners write their chunks; return what they say, and who had no room."""
+    meta, link = shards.meta, shards.link
+    slots = [(i, [*map(float, of)], per_row(of)) for i, of in rules.slots.items()]
+    about = {
+        "store": meta.uid,
+        "cut": cut.name,
+        "where": (target.folder(folder), pack_options(target.options)),
+        "slots": slots,
+        "copies": cut.copies,
+    }
+
+    async def ask(worker: str) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = await link.control(
+                worker, "write_checkpoint", **about
+            )
+        except OSError as error:
+            shard = [owner for owner, *_ in cut.copies].index(worker)
+            why = f"died or cannot be reached while it wrote a checkpoint ({error})"
+            raise SnapshotLostError(meta.name, shard, worker, why) from error
+        return found
+
+    workers = [*dict.fromkeys(owner for owner, *_ in cut.copies)]
+    replies = await gather(*map(ask, workers))
+    pairs = zip(workers, replies, strict=True)
+    return OwnersSaid.joined(replies), [worker for worker, of in pairs if of["holds"]]
+
+
+def _seal(
+    target: CheckpointTarget, folder: str, manifest: Manifest, said: OwnersSaid
+) -> Manifest:
+    """Look at all files, and write what says what they are, the manifest last.
+
+    Raises
+    ------
+    CheckpointError
+        Where a file is not there, or has another size.
+    """
+    storage = Storage(target.folder(folder), target.options)
+    there = storage.sizes()
+    for path, nbytes, _ in said.files:
+        if there.get(path) != nbytes:
+            raise CheckpointError(
+                f"a worker wrote {nbytes:,} bytes to {path} of checkpoint {folder}, and "
+                f"here it has {there.get(path, 'none')}: this URL is not shared by all "
+                f"machines; save to one that all of them reach. No checkpoint was made",
+                path,
+                manifest.parameter_of(path),
+            )
+    summary = {
+        "store": manifest.store,
+        "version": manifest.version,
+        "sequence": manifest.sequence,
+        "daskps": manifest.daskps,
+    }
+    texts = nodes(manifest.arrays, summary)
+    for path, text in texts.items():
+        storage.write(path, text)
+    files = [StoredFile(path, len(text), digest(text)) for path, text in texts.items()]
+    manifest = replace(manifest, files=(*sorted(said.files), *files))
+    storage.put_last(MANIFEST, to_bytes(manifest))
+    return manifest
+
+
+def _remove(target: CheckpointTarget, folder: str) -> None:
+    Storage(target.folder(folder), target.options).remove()

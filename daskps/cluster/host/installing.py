@@ -1,0 +1,262 @@
+"""A host's part in a restore: it reads what its new shards need, and installs it.
+
+Each file is read once, whole, and its digest looked at, whichever part of it is needed;
+nobody has seen the shards by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.checkpoint.digests import check_content, digest
+from daskps.checkpoint.manifest import MANIFEST
+from daskps.checkpoint.plan import (
+    chunks_read,
+    hash_range,
+    hashes,
+    rows_near,
+    rows_read,
+)
+from daskps.checkpoint.storage import Storage
+from daskps.checkpoint.texts import from_bytes
+from daskps.cluster.wire.handlers import HOST
+from daskps.cluster.wire.options import unpack_options
+from daskps.epochs import Epochs
+from daskps.errors import (
+    CheckpointError,
+    DaskPSError,
+    ProtocolError,
+    StoreClosedError,
+)
+from daskps.layout.spans import CANDIDATES, COUNTS, IDS
+from daskps.layout.tables import UnboundedTable
+from daskps.shards.installing import Counted, Installation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from daskps.checkpoint.arrays import StoredArray
+    from daskps.checkpoint.manifest import Manifest, StoredTable
+    from daskps.checkpoint.plan import ChunkPart, ChunkRead
+    from daskps.cluster.host.host import ShardHost
+    from daskps.cluster.host.hosted import HostedShard
+    from daskps.typing import Array
+
+#: Files that a host reads at the same time.
+IN_FLIGHT = 2
+#: Areas of tables of any ids that say which rows there are.
+_WHICH = (IDS, CANDIDATES, COUNTS)
+
+
+@dataclass(eq=False)
+class _Reading:
+    """The files of one checkpoint, as one host reads them."""
+
+    url: str
+    options: Mapping[str, Any]
+    #: The digest that its manifest had when the caller read it.
+    sealed: str
+    #: Of each thread its own: file systems are not for several.
+    local: threading.local = field(default_factory=threading.local)
+
+    @property
+    def storage(self) -> Storage:
+        """The files, for this thread."""
+        if not hasattr(self.local, "storage"):
+            self.local.storage = Storage(self.url, self.options)
+        found: Storage = self.local.storage
+        return found
+
+    def manifest(self) -> Manifest:
+        """Return the manifest, the one that the caller has.
+
+        Raises
+        ------
+        CheckpointError
+            Where it is another one, or none.
+        """
+        content = self.storage.read(MANIFEST)
+        if digest(content) != self.sealed:
+            raise CheckpointError(
+                f"{MANIFEST} is another one here than where the restore was asked for; "
+                f"this URL is not shared, or the checkpoint was replaced meanwhile",
+                MANIFEST,
+            )
+        return from_bytes(content)
+
+    def content(self, manifest: Manifest, path: str, dtype: str) -> Array:
+        """Return the elements of a file, whose digest is that in the manifest."""
+        content, parameter = self.storage.read(path), manifest.parameter_of(path)
+        check_content(content, manifest.file_at[path], parameter)
+        return np.frombuffer(content, dtype)
+
+
+@dataclass(eq=False)
+class _Installing:
+    """The new shards of one host, and what goes into them."""
+
+    reading: _Reading
+    manifest: Manifest
+    hosted: Mapping[int, HostedShard]
+    into: Mapping[int, Installation]
+    #: Of each file who needs what of it.
+    jobs: Iterator[tuple[ChunkRead, list[tuple[int, ChunkPart]]]] = field(
+        default_factory=lambda: iter(())
+    )
+
+    def begin(self) -> None:
+        """Give rows to ids, and find out what else is read."""
+        wanted: dict[str, list[tuple[int, ChunkPart]]] = defaultdict(list)
+        reads: dict[str, ChunkRead] = {}
+        for shard, hosted in self.hosted.items():
+            layout, arrays = hosted.layout, self.manifest.arrays
+            for read in chunks_read(layout, arrays, shard):
+                reads[read.path] = read
+                wanted[read.path] += [(shard, part) for part in read.parts]
+            for table in layout.tables:
+                if isinstance(table, UnboundedTable):
+                    for read in self._begin_table(shard, table):
+                        reads[read.path] = read
+                        wanted[read.path] += [(shard, part) for part in read.parts]
+        self.jobs = iter([(reads[path], parts) for path, parts in wanted.items()])
+
+    def _begin_table(self, shard: int, table: UnboundedTable) -> Iterator[ChunkRead]:
+        """Give rows to the ids of a shard; give what else is read of them."""
+        layout, manifest = self.hosted[shard].layout, self.manifest
+        position = layout.table_position(shard, table.index)
+        of: StoredTable = manifest.tables[table.index - len(layout.parameters)]
+        arrays = {
+            a.area: a for a in manifest.arrays if a.members[0].index == table.index
+        }
+        at, ids = self._own(shard, table, arrays[IDS], of.begins)
+        candidates = np.empty((2, 0), np.int64)
+        if CANDIDATES in arrays:
+            begins = of.candidate_begins
+            own, counted = self._own(shard, table, arrays[CANDIDATES], begins)
+            end = own + len(counted)
+            counts = self._rows(rows_read(arrays[COUNTS], position, own, end))
+            candidates = np.array([counted, counts])
+        self.into[shard].begin_table(position, ids, candidates)
+        for area, array in arrays.items():
+            if area not in _WHICH:
+                yield from rows_read(array, position, at, at + len(ids))
+
+    def _own(
+        self, shard: int, table: UnboundedTable, array: StoredArray, begins: Any
+    ) -> tuple[int, Array]:
+        """Return the ids of an array that are a shard's, and where the first of them is."""
+        n_shards = self.hosted[shard].layout.n_shards
+        low, high = hash_range(table, n_shards, shard)
+        start, stop = rows_near(array, begins, low, high)
+        near = self._rows(rows_read(array, 0, start, stop))
+        if not len(near):
+            return start, near
+        found = hashes(near, table.hash_seed)
+        first = int(np.searchsorted(found, np.uint64(low)))
+        end = int(np.searchsorted(found, np.uint64(high - 1), "right"))
+        return start + first, near[first:end]
+
+    def _rows(self, reads: Iterable[ChunkRead]) -> Array:
+        parts = [np.empty(0, np.int64)]
+        for read in reads:
+            content = self.reading.content(self.manifest, read.path, read.dtype)
+            parts += [content[part.start : part.stop] for part in read.parts]
+        return np.concatenate(parts)
+
+    def put(self, read: ChunkRead, wanted: Iterable[tuple[int, ChunkPart]]) -> None:
+        """Read a file, and write what is needed of it to its shards."""
+        content = self.reading.content(self.manifest, read.path, read.dtype)
+        for shard, part in wanted:
+            self.into[shard].put(part.span, content[part.start : part.stop])
+
+    def count(self) -> None:
+        """Have the shards count on from where they were saved."""
+        manifest = self.manifest
+        steps = [of.steps for of in manifest.parameters]
+        steps += [of.steps for of in manifest.tables]
+        clocks = [table.clock for table in manifest.tables]
+        came = [(table.admitted, table.evicted) for table in manifest.tables]
+        for shard, hosted in self.hosted.items():
+            # All shards of a table together have counted these.
+            mine = came if shard == 0 else [(0, 0)] * len(came)
+            counted = Counted(
+                version=manifest.version,
+                steps=dict(enumerate(steps)),
+                clocks=clocks,
+                came=mine,
+                epochs=Epochs(*manifest.epochs),
+            )
+            counted.put(hosted.shard.segment)
+
+
+@HOST.handles("install")
+async def install(
+    host: ShardHost, *, store: str, where: tuple[str, str], manifest: str
+) -> None:
+    """Fill the shards here of a store that nobody sees yet from a checkpoint.
+
+    `where` are the URL of its folder, and options as JSON; `manifest` is the digest of
+    the file of that name.
+    """
+    url, options = where
+    hosted = {one.index: one for one in host.of(store)}
+    for index, one in hosted.items():
+        if one.shard.segment.flip or one.shard.segment.current.version:
+            raise ProtocolError(
+                f"shard {index} of store {one.name!r} is to be filled from a checkpoint "
+                f"and has been pushed to, or filled, already; restore to a new store"
+            )
+    loop = asyncio.get_running_loop()
+    pool = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="daskps-restore")
+    reading = _Reading(url, unpack_options(options), manifest)
+
+    def begin() -> _Installing:
+        into = {i: Installation(one.shard.segment) for i, one in hosted.items()}
+        made = _Installing(reading, reading.manifest(), hosted, into)
+        _check_layout(made)
+        made.begin()
+        return made
+
+    async def read(made: _Installing) -> None:
+        for job in made.jobs:
+            if store in host.dropped:
+                raise StoreClosedError(f"store {store} was undone while it was filled")
+            await loop.run_in_executor(pool, made.put, *job)
+
+    tasks = []
+    try:
+        made = await loop.run_in_executor(pool, begin)
+        tasks = [asyncio.ensure_future(read(made)) for _ in range(IN_FLIGHT)]
+        await asyncio.gather(*tasks)
+        made.count()
+    except DaskPSError:
+        raise
+    except ValueError as error:
+        raise CheckpointError(
+            f"the checkpoint at its URL has what no store of daskps has: {error}; "
+            f"nothing was loaded, restore another one",
+            MANIFEST,
+        ) from error
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _check_layout(made: _Installing) -> None:
+    """Refuse a checkpoint of other parameters than those of the store."""
+    for hosted in made.hosted.values():
+        if made.manifest.layout(hosted.layout.n_shards) != hosted.layout:
+            raise CheckpointError(
+                f"the checkpoint has other parameters than store {hosted.name!r}, which "
+                f"is made from it; nothing was loaded",
+                MANIFEST,
+            )

@@ -1,0 +1,225 @@
+"""A host's part in a checkpoint: it writes the chunks that begin in its shards.
+
+From the copies of a cut, in threads of its own. What a chunk has of other shards it asks
+their hosts for, which keep their copies as long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.checkpoint.arrays import Counts, stored_arrays
+from daskps.checkpoint.digests import digest
+from daskps.checkpoint.plan import StoredChunk, chunks_written
+from daskps.checkpoint.storage import Storage
+from daskps.cluster.keys import copy_key
+from daskps.cluster.wire.handlers import HOST
+from daskps.cluster.wire.options import unpack_options
+from daskps.cluster.wire.packing import unpack_array
+from daskps.errors import ConsistencyError, SnapshotLostError
+from daskps.kernels.id_hash import hashes
+from daskps.layout.chunks import WHOLE, any_tables
+from daskps.layout.slots import with_widths
+from daskps.layout.spans import CANDIDATES, IDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from daskps.cluster.host.held_copies import HeldShard
+    from daskps.cluster.host.host import ShardHost
+    from daskps.cluster.host.shard_copies import ShardCopy
+    from daskps.layout.arrays import Layout
+    from daskps.layout.spans import Span
+    from daskps.typing import Array
+
+#: Chunks that a host writes at the same time.
+IN_FLIGHT = 2
+#: How often to look whether anybody still waits for what a silent host has.
+LOOK_SECONDS = 1.0
+
+
+@dataclass(eq=False, slots=True)
+class _Writing:
+    """What one message has a host write."""
+
+    host: ShardHost
+    store: str
+    cut: str
+    layout: Layout
+    #: Of all shards: who has the copy, and its key.
+    owners: Sequence[str]
+    keys: Sequence[str]
+    #: Those of this host.
+    copies: Mapping[int, ShardCopy | HeldShard]
+    url: str
+    options: Mapping[str, Any]
+    chunks: Iterator[StoredChunk]
+    files: list[tuple[str, int, str]] = field(default_factory=list)
+    #: The hash that a chunk of ids begins with, by path.
+    begins: list[tuple[str, int]] = field(default_factory=list)
+    #: Of each thread its own: file systems are not for several.
+    local: threading.local = field(default_factory=threading.local)
+
+    async def write_all(self, pool: ThreadPoolExecutor) -> None:
+        """Write one chunk after the other; several of these share the chunks."""
+        loop = asyncio.get_running_loop()
+        for chunk in self.chunks:
+            far = await self._fetch(chunk)
+            if self.host.snapshots.is_over(self.cut):
+                raise ConsistencyError(
+                    f"a save of store {self.store} was given up; nothing of it counts"
+                )
+            file = await loop.run_in_executor(pool, self._write, chunk, far)
+            self.files.append(file)
+
+    async def _fetch(self, chunk: StoredChunk) -> dict[tuple[int, Span], Array]:
+        """Return what a chunk has of shards of other hosts."""
+        wanted: dict[str, list[tuple[int, Span]]] = {}
+        for shard, span in chunk.parts:
+            if shard not in self.copies:
+                wanted.setdefault(self.owners[shard], []).append((shard, span))
+        found: dict[tuple[int, Span], Array] = {}
+        for owner, parts in wanted.items():
+            asked = [(self.keys[shard], tuple(span)) for shard, span in parts]
+            packed = await self._ask(owner, asked, parts[0][0])
+            arrays = [unpack_array(one, chunk.dtype) for one in packed]
+            found |= dict(zip(parts, arrays, strict=True))
+        return found
+
+    async def _ask(self, owner: str, wanted: Sequence[Any], shard: int) -> list[Any]:
+        worker = self.host.worker
+        asked = asyncio.ensure_future(worker.ask(owner, "edges", wanted=wanted))
+        try:
+            while not (await asyncio.wait({asked}, timeout=LOOK_SECONDS))[0]:
+                if self.host.snapshots.is_over(self.cut):
+                    raise ConsistencyError("nobody waits for a save any more")
+            found: list[Any] = asked.result()
+        except OSError as error:
+            why = f"died or cannot be reached ({error})"
+            raise SnapshotLostError(self.store, shard, owner, why) from error
+        finally:
+            asked.cancel()
+        return found
+
+    def _write(
+        self, chunk: StoredChunk, far: Mapping[tuple[int, Span], Array]
+    ) -> tuple[str, int, str]:
+        """Write a chunk, in a thread that may wait; return what it is."""
+        values = [
+            self.copies[shard].get(span) if shard in self.copies else far[shard, span]
+            for shard, span in chunk.parts
+        ]
+        if chunk.parts[0][1].area in (IDS, CANDIDATES):
+            self.begins.append((chunk.path, self._hash_of(chunk, values[0][:1])))
+        if len(values) == 1 and not chunk.pad:
+            content = np.ascontiguousarray(values[0])
+        else:
+            pad = np.zeros(chunk.pad, chunk.dtype)
+            content = np.concatenate([*values, pad])
+        data = content.view(np.uint8).data
+        if not hasattr(self.local, "storage"):
+            self.local.storage = Storage(self.url, self.options)
+        self.local.storage.write(chunk.path, data)
+        return chunk.path, data.nbytes, digest(data)
+
+    def _hash_of(self, chunk: StoredChunk, first: Array) -> int:
+        shard, span = chunk.parts[0]
+        n = span.position - len(self.layout.pieces[shard])
+        table: Any = self.layout.tables[n]
+        return int(hashes(first, table.hash_seed)[0])
+
+
+@HOST.handles("write_checkpoint")
+async def write_checkpoint(
+    host: ShardHost,
+    *,
+    store: str,
+    cut: str,
+    where: tuple[str, str],
+    slots: Sequence[tuple[int, Sequence[float], Sequence[int]]],
+    copies: Sequence[tuple[str, int, Sequence[int], Sequence[int]]],
+) -> dict[str, Any]:
+    """Write the chunks whose first element one of the shards here has copied.
+
+    `where` are the URL of the folder, and options as JSON; `slots` first values by
+    index and which of them are of rows; `copies` for each shard its host, its version,
+    and how many rows and candidates each table of any ids has. Returns the files, which
+    hashes chunks of ids begin with, what each shard counts, and whether these were held.
+    """
+    hosted = host.of(store)[0]
+    layout, mine, keys = hosted.layout, dict[int, "ShardCopy | HeldShard"](), []
+    for shard, (owner, version, *_) in enumerate(copies):
+        keys.append(copy_key(store, WHOLE, shard, version))
+        if owner == host.worker.address:
+            if (copy := host.snapshots.find(keys[-1])) is None:
+                why = "no longer has the copy"
+                raise SnapshotLostError(hosted.name, shard, owner, why)
+            mine[shard] = copy
+    counts = _counts(layout, copies)
+    first = {index: with_widths(values, of) for index, values, of in slots}
+
+    def plan() -> list[StoredChunk]:
+        arrays = stored_arrays(layout, first, counts)
+        every = chunks_written(layout, arrays, counts)
+        return [chunk for chunk in every if chunk.home in mine]
+
+    url, options = where
+    work = _Writing(
+        host=host,
+        store=hosted.name,
+        cut=cut,
+        layout=layout,
+        owners=[owner for owner, *_ in copies],
+        keys=keys,
+        copies=mine,
+        url=url,
+        options=unpack_options(options),
+        chunks=iter(await host.in_thread(plan)),
+    )
+    pool = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="daskps-save")
+    try:
+        await _all_of(work, pool)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    return {
+        "holds": host.snapshots.claim(store, cut).holds,
+        "files": work.files,
+        "begins": work.begins,
+        "counted": [_counted(shard, copy) for shard, copy in mine.items()],
+    }
+
+
+async def _all_of(work: _Writing, pool: ThreadPoolExecutor) -> None:
+    """Write all chunks; where one fails, none is begun after that."""
+    tasks = [asyncio.ensure_future(work.write_all(pool)) for _ in range(IN_FLIGHT)]
+    try:
+        await asyncio.gather(*tasks)
+    except BaseException:
+        work.chunks = iter(())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+def _counts(layout: Layout, copies: Sequence[Sequence[Any]]) -> Counts:
+    rows, candidates = dict[int, list[int]](), dict[int, list[int]]()
+    for i, table in enumerate(any_tables(layout, WHOLE)):
+        rows[table.index] = [n_rows[i] for _, _, n_rows, _ in copies]
+        candidates[table.index] = [n[i] for *_, n in copies]
+    return Counts(rows, candidates)
+
+
+def _counted(shard: int, copy: ShardCopy | HeldShard) -> list[Any]:
+    of = copy.counted
+    if of is None:
+        raise ConsistencyError(f"the copy of shard {shard} is none of everything")
+    steps = [*of.steps.items()]
+    came = [list(one) for one in of.came]
+    return [shard, steps, [*of.clocks], came, [*of.epochs]]

@@ -1,0 +1,395 @@
+"""Checkpoints: what owners write, and stores that are made from it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import daskps
+from daskps import optim
+from daskps.checkpoint import storage
+from daskps.checkpoint.manifest import MANIFEST
+from daskps.cluster.caller import creation, saving
+from daskps.cluster.host.held_copies import HeldShard
+from daskps.cluster.host.shard_copies import BegunCopy
+from daskps.cluster.wire.deadline import Deadline
+from daskps.errors import (
+    CheckpointError,
+    ConsistencyError,
+    LayoutError,
+    SnapshotLostError,
+)
+from tests.cluster.saved import (
+    blueprint,
+    chunks,
+    filled,
+    link_of,
+    push,
+    restored,
+    save,
+    source_of,
+)
+from tests.inprocess import Cluster, cluster
+
+
+@pytest.fixture(scope="module")
+def here() -> Any:
+    with cluster(3) as made:
+        yield made
+
+
+def free(made: Cluster) -> bool:
+    """Whether no host has a copy of anything."""
+    return not any(host.snapshots.nbytes for host in made.hosts)
+
+
+def test_a_state_is_the_same_files_on_any_number_of_shards(here, tmp_path):
+    store = filled(4)
+    folder, manifest = save(store, tmp_path)
+    assert (manifest.version, manifest.sequence, manifest.parent) == (24, 1, "")
+    assert [t.clock for t in manifest.tables] == [8, 8, 8]
+    assert [p.steps for p in manifest.parameters] == [8, 8, 0]
+    of = manifest.tables[1]
+    assert (of.n_rows > 20, of.n_candidates > 5, of.admitted > 20) == (True,) * 3
+    written = chunks(folder)
+    weights = written["weights/w/c/0/0"]
+    assert weights == store["w"].pull().tobytes()
+    others = [restored(link_of(store), folder, n) for n in (1, 2, 5)]
+    for n, other in enumerate(others, 2):
+        again, said = save(other, tmp_path)
+        assert chunks(again) == written
+        same = replace(
+            said,
+            sequence=1,
+            parent="",
+            time=manifest.time,
+            files=manifest.files,
+        )
+        assert replace(same, version=24) == replace(manifest, version=24)
+        assert (said.sequence, said.lineage) == (n, store.uid)
+        assert said.parent != folder.name or n == 2
+    for number in range(8, 12):
+        for one in (store, *others):
+            push(one, number)
+    later = chunks(save(store, tmp_path)[0])
+    assert later != written
+    for other in others:
+        assert chunks(save(other, tmp_path)[0]) == later
+    assert free(here)
+
+
+def test_a_restored_store_reads_as_the_one_that_was_saved(here, tmp_path):
+    store = filled(2)
+    folder, _ = save(store, tmp_path)
+    other = restored(link_of(store), folder, 3)
+    there, here_ = other.pull(), store.pull()
+    assert {k: v.tobytes() for k, v in there.items()} == {
+        k: v.tobytes() for k, v in here_.items()
+    }
+    every = np.arange(60)
+    assert (other["emb"].pull(every[:50]) == store["emb"].pull(every[:50])).all()
+    assert (other["any"].pull(every) == store["any"].pull(every)).all()
+    assert sorted(other["any"].ids()) == sorted(store["any"].ids())
+    assert other["more"].n_rows == store["more"].n_rows == 40
+    # Nothing of what others have read before is told of: it was another store.
+    assert not other["any"].pull_changed().complete
+    assert other.version == store.version
+
+
+def squares(params: Any, X: Any, y: Any) -> Any:
+    error = X @ params["w"] - y
+    return float(error @ error), {"w": X.T @ error / len(y)}
+
+
+def test_training_goes_on_with_the_same_bits(here, tmp_path):
+    X = np.random.default_rng(3).normal(size=(50, 6))
+    given = X, X @ np.arange(6.0)
+    options: Any = {"batch_size": 4, "trainers": 3, "callbacks": ()}
+    with daskps.create({"w": np.zeros(6)}, optimizer=optim.Adam(0.1), shards=2) as one:
+        daskps.train(one, squares, *given, epochs=2, **options)
+        folder, manifest = save(one, tmp_path)
+        first, per_epoch, clock = manifest.epochs
+        assert first + clock // per_epoch == 2
+        assert manifest.progress["run"]["seed"] == 0
+        with restored(link_of(one), folder, 3) as other:
+            results = [
+                daskps.train(of, squares, *given, epochs=2, **options)
+                for of in (one, other)
+            ]
+            assert one.pull()["w"].tobytes() == other.pull()["w"].tobytes()
+            said = [[e.epoch for e in result.history] for result in results]
+            assert said == [[2, 3], [2, 3]]
+            losses = [[e.loss for e in result.history] for result in results]
+            assert losses[0] == losses[1]
+            again, later = save(other, tmp_path)
+            assert chunks(again) == chunks(save(one, tmp_path)[0])
+            assert later.epochs[0] == 2
+            assert later.progress["run"]["batch_size"] == 4
+
+
+def test_what_is_pushed_meanwhile_is_not_in_it(here, tmp_path, monkeypatch):
+    store = filled(3)
+    before = chunks(save(store, tmp_path / "a")[0])
+    pushed, write = [], saving.write
+
+    async def late(*args: Any, **more: Any) -> Any:
+        await asyncio.to_thread(push, store, 99)
+        pushed.append(99)
+        return await write(*args, **more)
+
+    monkeypatch.setattr(saving, "write", late)
+    assert chunks(save(store, tmp_path / "b")[0]) == before
+    assert pushed == [99]
+
+
+def test_a_second_save_is_refused_while_one_writes(here, tmp_path, monkeypatch):
+    store = filled(2)
+    write = saving.write
+
+    async def twice(*args: Any, **more: Any) -> Any:
+        monkeypatch.setattr(saving, "write", write)
+        with pytest.raises(ConsistencyError, match="is being saved by client"):
+            await saving.take(store._shards, Deadline(5, "a save"))
+        return await write(*args, **more)
+
+    monkeypatch.setattr(saving, "write", twice)
+    save(store, tmp_path)
+    save(store, tmp_path)
+    assert len([*tmp_path.iterdir()]) == 2
+    assert free(here)
+
+
+def no_room(made: Cluster, monkeypatch: Any) -> list[str]:
+    """Have two hosts without room for a copy of their shards; return which."""
+    hosts = made.hosts[:2]
+    for host in hosts:
+        held = sum(one.nbytes for one in host.shards.values())
+        monkeypatch.setattr(host.worker, "memory_limit", held + 1000)
+    return [host.worker.address for host in hosts]
+
+
+def test_where_no_copy_fits_pushes_wait_until_all_is_written(
+    here, tmp_path, monkeypatch
+):
+    store = filled(5)
+    before = chunks(save(store, tmp_path)[0])
+    addresses, pushes, write = no_room(here, monkeypatch), [], saving.write
+
+    async def late(*args: Any, **more: Any) -> Any:
+        monkeypatch.undo()
+        zeros = {"w": np.zeros((10, 3)), "b": np.ones(4, np.float32)}
+        pushes.append(store.push_async(zeros))
+        done, _ = await asyncio.wait(map(asyncio.wrap_future, pushes), timeout=0.1)
+        assert not done
+        return await write(*args, **more)
+
+    monkeypatch.setattr(saving, "write", late)
+    folder, _ = save(store, tmp_path)
+    assert chunks(folder) == before
+    assert pushes[0].result(20) > 0
+    events = [event for _, event in here.directory.hosts._scheduler.events]
+    saved = [
+        e for e in events if e["action"] == "store-saved" and e["uid"] == store.uid
+    ]
+    assert [e["held"] for e in saved] == [[], addresses]
+    assert saved[1]["checkpoint"] == folder.name
+    assert saved[1]["nbytes"] > sum(map(len, before.values()))
+    assert free(here)
+    push(store, 9)
+
+
+def test_a_held_shard_that_goes_on_fails_the_save(here, tmp_path, monkeypatch):
+    store = filled(5)
+    no_room(here, monkeypatch)
+    write = saving.write
+
+    async def late(*args: Any, **more: Any) -> Any:
+        monkeypatch.undo()
+        # As a run that begins does, or another snapshot.
+        for host in here.hosts:
+            shards = [s for (uid, _), s in host.shards.items() if uid == store.uid]
+            await host.each(
+                shards, lambda one: one.shard.release_cut("a run has begun")
+            )
+        await asyncio.to_thread(push, store, 9)
+        return await write(*args, **more)
+
+    monkeypatch.setattr(saving, "write", late)
+    with pytest.raises(ConsistencyError, match="went on while a save"):
+        save(store, tmp_path)
+    assert not [*tmp_path.rglob(MANIFEST)]
+    assert free(here)
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_a_cut_that_begins_again_is_saved_once(here, tmp_path, monkeypatch, holds):
+    store = filled(4)
+    before = chunks(save(store, tmp_path)[0])
+    tries = []
+    if holds:
+        no_room(here, monkeypatch)
+    kind, name = (HeldShard, "_check") if holds else (BegunCopy, "read")
+    real = getattr(kind, name)
+
+    def late(*args: Any) -> Any:
+        tries.append(1)
+        if len(tries) > 2:
+            return real(*args)
+        if holds:
+            raise ConsistencyError("a run has begun")
+        return None
+
+    monkeypatch.setattr(kind, name, late)
+    assert chunks(save(store, tmp_path)[0]) == before
+    assert len(tries) > 4
+    assert free(here)
+    monkeypatch.undo()
+    push(store, 9)
+
+
+def test_a_url_that_is_not_shared_is_found_out(here, tmp_path, monkeypatch):
+    store = filled(2)
+    sizes = storage.Storage.sizes
+
+    def elsewhere(self: Any, *args: Any) -> Any:
+        return {k: v for k, v in sizes(self, *args).items() if "emb" not in k}
+
+    monkeypatch.setattr(storage.Storage, "sizes", elsewhere)
+    with pytest.raises(CheckpointError, match="not shared by all machines") as caught:
+        save(store, tmp_path)
+    assert "tables/emb" in str(caught.value)
+    assert not [*tmp_path.rglob(MANIFEST)]
+    monkeypatch.undo()
+    push(store, 9)
+    save(store, tmp_path)
+    assert free(here)
+
+
+def test_a_save_that_fails_leaves_nothing(here, tmp_path, monkeypatch):
+    store = filled(2)
+
+    def full(path: Path, content: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "_write", full)
+        with pytest.raises(CheckpointError, match="No space left"):
+            save(store, tmp_path)
+    assert not [*tmp_path.rglob("*.json")]
+    assert free(here)
+    push(store, 9)
+    save(store, tmp_path)
+
+
+def test_a_copy_that_is_gone_fails_the_save(here, tmp_path, monkeypatch):
+    store = filled(3)
+    write = saving.write
+
+    async def gone(shards: Any, cut: Any, *args: Any, **more: Any) -> Any:
+        here.hosts[1].snapshots.drop(store.uid, cut.name)
+        return await write(shards, cut, *args, **more)
+
+    monkeypatch.setattr(saving, "write", gone)
+    with pytest.raises(SnapshotLostError, match="no longer has the copy"):
+        save(store, tmp_path)
+    monkeypatch.undo()
+    assert not [*tmp_path.rglob(MANIFEST)]
+    assert free(here)
+    push(store, 9)
+
+
+def test_a_save_that_is_cancelled_frees_its_copies(here, tmp_path, monkeypatch):
+    store = filled(3)
+    begun, link = asyncio.Event(), link_of(store)
+
+    async def stuck(*_: Any, **__: Any) -> Any:
+        begun.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(saving, "_by_owners", stuck)
+
+    async def cancelled() -> Any:
+        args = (
+            saving.CheckpointTarget(str(tmp_path)),
+            Deadline(None, "a save"),
+            saving.TrainingState(),
+        )
+        task = asyncio.ensure_future(saving.save(store._shards, *args))
+        await begun.wait()
+        assert not free(here)
+        task.cancel()
+        return await asyncio.gather(task, return_exceptions=True)
+
+    (error,) = link.run(cancelled)
+    assert isinstance(error, asyncio.CancelledError)
+    link.run(lambda: asyncio.sleep(0))
+    assert free(here)
+    push(store, 9)
+
+
+@pytest.mark.parametrize(
+    "name", ["weights/w", "slots/w.1", "any.ids", "any.rows", "more.ids"]
+)
+def test_a_damaged_file_makes_no_store(here, tmp_path, name):
+    store = filled(2)
+    folder, _ = save(store, tmp_path)
+    n = [len(host.shards) for host in here.hosts]
+    [path] = [p for p in folder.rglob("*/c/**/*") if name in str(p) and p.is_file()]
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(CheckpointError, match="damaged") as caught:
+        restored(link_of(store), folder, 3)
+    assert str(path.relative_to(folder)) in str(caught.value)
+    path.unlink()
+    with pytest.raises(CheckpointError):
+        restored(link_of(store), folder, 3)
+    assert [len(host.shards) for host in here.hosts] == n
+    path.write_bytes(content)
+    restored(link_of(store), folder, 1).close()
+
+
+def test_a_manifest_that_was_replaced_is_refused(here, tmp_path):
+    store = filled(2)
+    folder, _ = save(store, tmp_path)
+    source = replace(source_of(folder), digest="0" * 32)
+    link = link_of(store)
+    with pytest.raises(CheckpointError, match="another one"):
+        link.run(lambda: creation.create(link, blueprint(source, 2), 10))
+
+
+def test_a_store_of_other_parameters_is_refused(here, tmp_path):
+    store = filled(2)
+    folder, _ = save(store, tmp_path)
+    link, plan = link_of(store), blueprint(source_of(folder), 2)
+    plan = replace(plan, shapes={**plan.shapes, "b": ((5,), "float32")})
+    with pytest.raises(CheckpointError, match="other parameters"):
+        link.run(lambda: creation.create(link, plan, 10))
+
+
+def test_too_little_memory_is_found_out_beforehand(here, tmp_path, monkeypatch):
+    """By arithmetic: rows of any ids, of which a new store has none, count too."""
+    with daskps.create({"t": daskps.TableSpec(None, 64)}, shards=2) as store:
+        ids = np.arange(20_000)
+        store["t"].assign(ids, np.ones((20_000, 64), np.float32))
+        folder, manifest = save(store, tmp_path)
+    for worker in here.directory.hosts._scheduler.workers.values():
+        monkeypatch.setattr(worker, "memory_limit", 8 * 2**20)
+    link = here.link
+    asked = []
+    monkeypatch.setattr(creation, "_install", lambda *_: asked.append(1))
+    with pytest.raises(LayoutError, match="memory limit of 8,388,608"):
+        restored(link, folder, 2)
+    assert not asked
+    assert manifest.tables[0].n_rows == 20_000
+
+
+def test_options_are_told_to_nobody(here, tmp_path):
+    target = saving.CheckpointTarget("memory://x", {"key": "S3CRET"})
+    source = creation.CheckpointSource("memory://x", {"key": "S3CRET"}, "", None)  # type: ignore[arg-type]  # its repr is all
+    assert "S3CRET" not in repr(target) + repr(source)
+    assert Path(tmp_path).exists()

@@ -1,0 +1,107 @@
+"""Checkpoints of stores in real processes, while others push or train, or die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed.utils import get_mp_context
+
+import daskps
+from daskps import optim
+from daskps.bench.snapshot import Oracle, check
+from daskps.checkpoint.manifest import MANIFEST, Manifest
+from daskps.cluster.caller import saving
+from daskps.cluster.wire.deadline import Deadline
+from tests.cluster.saved import filled, link_of, push, restored, save
+from tests.support import PATIENCE, local_cluster, store
+
+
+def read(folder: Path, manifest: Manifest) -> dict[str, Any]:
+    """The arrays of a checkpoint, as any program may read them that knows Zarr."""
+    found = {}
+    for p in manifest.parameters:
+        chunks = sorted((folder / "weights" / p.name / "c").rglob("*"))
+        parts = [np.fromfile(c, p.dtype) for c in chunks if c.is_file()]
+        size = int(np.prod(p.shape))
+        found[p.name] = np.concatenate(parts)[:size].reshape(p.shape)
+    return found
+
+
+def ones(params, X, y):
+    return {name: np.ones_like(value) for name, value in params.items()}
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp"])
+def test_saves_during_a_run_are_whole(client, sync, tmp_path):
+    """Every step adds one everywhere, so all elements, and steps, are equal at a cut."""
+    s = store(client, params={"w": np.zeros(1000)}, optimizer=optim.SGD(1.0), shards=3)
+    found, done = [], threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            found.append(save(s, tmp_path))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        X = np.zeros((200, 1))
+        daskps.train(s, ones, X, sync=sync, batch_size=1, epochs=2, trainers=2)
+    finally:
+        done.set()
+        thread.join()
+    assert len({manifest.version for _, manifest in found}) > 2
+    for folder, manifest in found:
+        values = read(folder, manifest)["w"]
+        assert len(set(values.tolist())) == 1
+        assert -values[0] == manifest.version == manifest.parameters[0].steps
+    folder, manifest = found[len(found) // 2]
+    other = restored(link_of(s), folder, 2)
+    assert set(other.pull("w")["w"].tolist()) == {-manifest.version}
+    other.close()
+
+
+def test_every_shard_contains_the_same_pushes_of_every_producer(
+    client, monkeypatch, tmp_path
+):
+    """Four processes push, some of it to two of three shards; bits tell who is in."""
+    # As workers: who is spawned imports everything.
+    ready = SimpleNamespace(get_context=lambda spawn: get_mp_context())
+    monkeypatch.setattr("daskps.bench.snapshot.multiprocessing", ready)
+    oracle = Oracle(shards=3, producers=4, pushes=150)
+    s = daskps.create(
+        oracle.params(), name="oracle", optimizer=optim.SGD(1.0), shards=3
+    )
+    n, faults, _ = check(client, oracle, s, lambda _, of: read(*save(of, tmp_path)))
+    assert faults == []
+    assert n >= 2
+    assert oracle.total(read(*save(s, tmp_path))) == 600
+    s.delete()
+
+
+def test_a_worker_that_dies_fails_the_save_and_pushes_go_on(tmp_path):
+    with local_cluster(n_workers=2, threads=1) as client:
+        s = filled(3)
+        before, _ = save(s, tmp_path)
+        link, deadline = link_of(s), Deadline(PATIENCE, "a save")
+        cut = link.run(lambda: saving.take(s._shards, deadline))
+        victim = s.placement[2]
+        os.kill(client.run(os.getpid, workers=[victim])[victim], signal.SIGKILL)
+        about: Any = {"deadline": deadline, "training": saving.TrainingState()}
+        target = saving.CheckpointTarget(str(tmp_path))
+        with pytest.raises(daskps.SnapshotLostError) as caught:
+            link.run(lambda: saving.write(s._shards, cut, target, **about))
+        assert caught.value.worker == victim
+        assert [p.parent for p in tmp_path.rglob(MANIFEST)] == [before]
+        # Its shards are adopted, and saved by whoever has them now.
+        push(s, 99)
+        folder, manifest = save(s, tmp_path)
+        assert manifest.parameters[0].steps == 9
+        other = restored(link, folder, 2)
+        assert other["w"].pull().tobytes() == s["w"].pull().tobytes()
