@@ -30,6 +30,7 @@ from daskps.layout.text_ids import hash_ids
 from daskps.store.array import ParameterArray
 from daskps.store.changes import Changes
 from daskps.store.checkpoints import CheckpointInfo, list_checkpoints
+from daskps.store.restoring import restore
 from daskps.store.row_grad import RowGrad
 from daskps.store.snapshot import Snapshot
 from daskps.store.specs import ArraySpec
@@ -95,6 +96,7 @@ __all__ = [
     "open",
     "optim",
     "partition",
+    "restore",
     "run",
     "split_batch",
     "train",

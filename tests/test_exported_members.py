@@ -23,8 +23,8 @@ PUBLIC = [
 #: What tab completion shows of the handles, and nothing that connects their layers.
 SHOWN = {
     "ParameterStore": "add aggregate assign bound close delete layout name names "
-    "nbytes optimizer placement pull pull_async push push_async pushpull snapshot "
-    "stats uid version versions",
+    "nbytes optimizer placement pull pull_async push push_async pushpull save "
+    "snapshot stats uid version versions",
     "ParameterArray": "add assign dtype name nbytes ndim pull push shape size "
     "to_dask_array",
     "Trainer": "barrier clock finish prefetch pull pull_async push push_async "

@@ -18,7 +18,7 @@ from daskps.checkpoint.texts import from_bytes
 from daskps.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from daskps.checkpoint.manifest import Manifest
 
@@ -36,11 +36,6 @@ class Entry(NamedTuple):
     #: None where it cannot be read, and why.
     manifest: Manifest | None
     error: CheckpointError | None = None
-
-    @property
-    def order(self) -> tuple[int, str]:
-        """By which checkpoints are sorted, the oldest first."""
-        return number_of(self.folder), self.folder
 
 
 class FoundCheckpoint(NamedTuple):
@@ -84,39 +79,44 @@ def next_folder(storage: Storage, digits: str) -> tuple[str, int]:
     return f"ckpt-{number:012d}-{digits}", number
 
 
-def read_manifest(storage: Storage, folder: str) -> Manifest:
-    """Read the manifest of a checkpoint.
+def entries(storage: Storage) -> list[Entry]:
+    """Return the checkpoints of an URL, the oldest first.
+
+    Those without a manifest do not exist. Of one that is damaged or newer the error is
+    there: it may be that of another run, and says nothing against the others.
 
     Raises
     ------
     CheckpointError
-        If it is missing, torn, damaged or newer.
+        If a manifest cannot be read: it may be whole, and the newest.
     """
-    path = f"{folder}/{MANIFEST}".strip("/")
-    return from_bytes(storage.read(path), folder)
+    return [*_backwards(storage)][::-1]
 
 
-def entries(storage: Storage) -> list[Entry]:
-    """Return the checkpoints of an URL, the oldest first.
-
-    Those without a manifest do not exist. Of one that cannot be read the error is there:
-    it may be that of another run, and says nothing against the others.
-    """
-    found = []
-    for folder in storage.folders():
-        if number_of(folder) < 0 or not storage.has(f"{folder}/{MANIFEST}"):
-            continue
+def _backwards(storage: Storage) -> Iterator[Entry]:
+    """Give the checkpoints of an URL, the newest first; a manifest is read when asked for."""
+    for folder in _folders(storage):
         try:
-            found.append(Entry(folder, read_manifest(storage, folder)))
+            content = storage.read(f"{folder}/{MANIFEST}")
+        except CheckpointError:
+            if storage.has(f"{folder}/{MANIFEST}"):
+                raise
+            continue  # not written, or removed meanwhile
+        try:
+            yield Entry(folder, from_bytes(content, folder))
         except CheckpointError as error:
-            if storage.has(f"{folder}/{MANIFEST}"):  # not removed meanwhile
-                found.append(Entry(folder, None, error))
-    return sorted(found, key=lambda entry: entry.order)
+            yield Entry(folder, None, error)
+
+
+def _folders(storage: Storage) -> list[str]:
+    """Return the folders of checkpoints, also of those without a manifest, newest first."""
+    found = (folder for folder in storage.folders() if number_of(folder) >= 0)
+    return sorted(found, key=lambda folder: (number_of(folder), folder), reverse=True)
 
 
 def newest(storage: Storage, lineage: str | None = None) -> Entry | None:
-    """Return the last checkpoint that can be read, of a lineage or of any."""
-    for entry in reversed(entries(storage)):
+    """Return the last checkpoint that is whole, of a lineage or of any."""
+    for entry in _backwards(storage):
         of = entry.manifest
         if of is not None and lineage in (None, of.lineage):
             return entry
@@ -146,8 +146,7 @@ def find(url: str, options: StorageOptions = None) -> FoundCheckpoint:
     storage = Storage(url, options)
     if number_of(url.rpartition("/")[2]) >= 0 or storage.has(MANIFEST):
         return _found(storage, url, "")
-    folders = (f for f in storage.folders() if number_of(f) >= 0)
-    for folder in sorted(folders, key=lambda f: (number_of(f), f), reverse=True):
+    for folder in _folders(storage):
         if storage.has(f"{folder}/{MANIFEST}"):
             return _found(storage, f"{url}/{folder}", folder)
     raise CheckpointError(
@@ -200,8 +199,8 @@ def sweep(storage: Storage, now: float) -> list[str]:
         Only folders named as checkpoints are looked at.
     """
     gone = []
-    for folder in storage.folders():
-        if number_of(folder) < 0 or storage.has(f"{folder}/{MANIFEST}"):
+    for folder in _folders(storage):
+        if storage.has(f"{folder}/{MANIFEST}"):
             continue
         age = storage.age(folder, now)
         if age is not None and age > ABANDONED_SECONDS:

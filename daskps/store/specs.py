@@ -94,7 +94,7 @@ def blueprint(
     flat = flatten(params)
     if not flat:
         raise LayoutError("params is empty; a store needs at least one parameter")
-    number = _checked_shards(shards)
+    number = checked_shards(shards)
     # Before anything of their number is made; once more when their shapes are known.
     check_parameters((), len(flat), number or 1)
     shapes: dict[str, tuple[tuple[int, ...], str]] = {}
@@ -114,7 +114,7 @@ def blueprint(
         ((key, shape, dtype) for key, (shape, dtype) in shapes.items()),
         len(shapes),
         number or 1,
-        [(key, _most_rows(of), *of[1:3]) for key, of in tables.items()],
+        [(key, most_rows(of), *of[1:3]) for key, of in tables.items()],
     )
     for index, (key, spec) in enumerate(of_tables.items(), len(dense)):
         _encoded(key, "table name", LayoutError)
@@ -127,9 +127,9 @@ def blueprint(
         arrays=values.arrays,
         collections=values.collections,
         initializers=values.initializers,
-        rules=_rules(optimizer, {n: d for n, (_, d) in shapes.items()}, tables),
+        rules=rules_of(optimizer, {n: d for n, (_, d) in shapes.items()}, tables),
         shards=number,
-        servers=_checked_servers(servers),
+        servers=checked_servers(servers),
         seed=seed,
         overwrite=flag(overwrite, "overwrite"),
     )
@@ -144,7 +144,7 @@ def _shape_of(name: str, spec: TableSpec, seed: int) -> TableShape:
     return 0, spec.dim, spec.dtype, AnyIds(first, seed, 0, *policy)
 
 
-def _most_rows(shape: TableShape) -> int:
+def most_rows(shape: TableShape) -> int:
     """Return for how many rows of a table memory is taken at once."""
     rows, _, _, *any_ids = shape
     return any_ids[0].max_rows if any_ids else rows
@@ -235,7 +235,7 @@ def _checked_chunk(chunk: Any, key: str, block_info: Any = None) -> Array:
     return array
 
 
-def _rules(
+def rules_of(
     optimizer: Any,
     arrays: Mapping[str, str],
     tables: Mapping[str, TableShape],
@@ -290,7 +290,8 @@ def _encoded(name: str, what: str, error: type[ValueError]) -> bytes:
         ) from None
 
 
-def _checked_shards(shards: Any) -> int | None:
+def checked_shards(shards: Any) -> int | None:
+    """Return a number of shards, or refuse what can be none."""
     if shards is None:
         return None
     number = whole(shards, "shards")
@@ -298,7 +299,8 @@ def _checked_shards(shards: Any) -> int | None:
     return number
 
 
-def _checked_servers(servers: Any) -> str | list[str]:
+def checked_servers(servers: Any) -> str | list[str]:
+    """Return which servers are meant, or refuse what can be none."""
     if not isinstance(servers, str):
         found = list(servers) if isinstance(servers, Iterable) else []
         if not found or not all(isinstance(s, str) for s in found):

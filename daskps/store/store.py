@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from daskps import config
+from daskps.checkpoint.listing import sweep
+from daskps.checkpoint.storage import Storage, full_url
+from daskps.cluster.caller import saving
 from daskps.cluster.caller.aggregate import aggregate
+from daskps.cluster.wire.deadline import Deadline
+from daskps.errors import CheckpointError
+from daskps.layout.chunks import any_tables
 from daskps.reduction import check_reduce
 from daskps.store import intake
 from daskps.store.array import ParameterArray
+from daskps.store.checkpoints import CheckpointInfo, info_of
 from daskps.store.mistaken import (
     no_store_attribute,
     not_deleted,
@@ -25,10 +35,12 @@ from daskps.store.table import ParameterTable
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.client import ShardClient
-    from daskps.cluster.wire.deadline import Deadline
+    from daskps.layout.arrays import Layout
     from daskps.typing import Array
 
 DEFAULT = config.DEFAULT
+#: By how much longer a save may take by default: a slow disk.
+SAVED_NBYTES_A_SECOND = 1e7
 #: What a handle has itself.
 _ATTRIBUTES = {"uid", "name"}
 
@@ -157,6 +169,84 @@ class ParameterStore(Writable):
         """
         return taken_by(self, None, Snapshot, what="a snapshot", timeout=timeout)
 
+    def save(
+        self,
+        url: Any,
+        *,
+        wait: bool = True,
+        storage_options: Mapping[str, Any] | None = None,
+        timeout: Any = DEFAULT,
+    ) -> Any:
+        """Write all that the store holds to files, for :func:`restore`.
+
+        It is copied at one moment, as of a snapshot; the owners of the shards then write
+        their parts, while others go on pushing. What is written is in order only once
+        its last file is, the manifest: until then there is no checkpoint.
+
+        Parameters
+        ----------
+        url : str or path-like
+            A folder that all workers and this process reach, of anything fsspec writes;
+            the checkpoint is a new folder below it. Its arrays can be read by Zarr.
+        wait : bool, default True
+            With False return once the copy is made, with a future of the rest.
+        storage_options : mapping, optional
+            For the filesystem of the URL, such as keys; they are sent to the workers.
+        timeout : float, str or None
+            Seconds or a duration such as "30s"; None waits for ever. The configured
+            default grows by a second for each 10 MB.
+
+        Returns
+        -------
+        CheckpointInfo or Future
+            What was written, or a `concurrent.futures.Future` of that.
+
+        Raises
+        ------
+        CheckpointError
+            If the URL cannot be written, or is another place on other machines.
+        ConsistencyError
+            While another save of this store is being written.
+        ShardLostError, StoreClosedError, TimeoutError
+            If the store is gone, or held for too long. There is no checkpoint then.
+        TypeError, ValueError
+            For what is no URL, and options that cannot be sent.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> store = daskps.create({"w": np.zeros(2)})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     info = store.save(folder)
+        ...     daskps.restore(folder)["w"].pull()
+        array([0., 0.])
+        """
+        target = saving.CheckpointTarget(full_url(url), dict(storage_options or {}))
+        by_default = timeout is DEFAULT
+
+        async def work(shards: ShardClient, deadline: Deadline) -> Any:
+            cut = await saving.take(shards, deadline)
+            left = deadline.remaining()
+            if by_default and left is not None:
+                left += _nbytes(shards.meta.layout, cut) / SAVED_NBYTES_A_SECOND
+            write = partial(
+                saving.write,
+                shards,
+                cut,
+                target,
+                deadline=Deadline(left, deadline.what),
+                training=saving.TrainingState(),
+            )
+
+            async def rest() -> CheckpointInfo:
+                folder, manifest = await write()
+                await asyncio.to_thread(_sweep, target)
+                return info_of(target.folder(folder), manifest)
+
+            return await rest() if wait else shards.link.start(rest)
+
+        return self._with_shards(work, timeout, "a save", beside=wait)
+
     def __getitem__(self, name: str) -> Any:
         layout, found = self.layout, None
         with contextlib.suppress(TypeError):  # of what is no name, as below
@@ -187,6 +277,21 @@ class ParameterStore(Writable):
 
         def __delitem__(self, name: Any) -> None:
             raise not_deleted(name)
+
+
+def _sweep(target: saving.CheckpointTarget) -> None:
+    """Remove what others have begun to save and not finished for a day."""
+    # What was saved is saved, whatever comes of this.
+    with contextlib.suppress(CheckpointError):
+        sweep(Storage(target.url, target.options), time.time())
+
+
+def _nbytes(layout: Layout, cut: saving.WholeCut) -> int:
+    """Return about how many bytes a checkpoint has: values, and up to three slots."""
+    tables = any_tables(layout, None)
+    counts = cut.counts(tables)
+    rows = sum(sum(counts.rows[t.index]) * t.row_nbytes for t in tables)
+    return 4 * (layout.nbytes + rows)
 
 
 def _listed(contributions: Any) -> list[Any]:

@@ -10,12 +10,12 @@ import asyncio
 import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.checkpoint.digests import check_content, digest
+from daskps.checkpoint.digests import digest
 from daskps.checkpoint.manifest import MANIFEST
 from daskps.checkpoint.plan import (
     chunks_read,
@@ -24,6 +24,7 @@ from daskps.checkpoint.plan import (
     rows_near,
     rows_read,
 )
+from daskps.checkpoint.reading import read_file
 from daskps.checkpoint.storage import Storage
 from daskps.checkpoint.texts import from_bytes
 from daskps.cluster.wire.handlers import HOST
@@ -35,6 +36,7 @@ from daskps.errors import (
     ProtocolError,
     StoreClosedError,
 )
+from daskps.init import constant
 from daskps.layout.spans import CANDIDATES, COUNTS, IDS
 from daskps.layout.tables import UnboundedTable
 from daskps.shards.installing import Counted, Installation
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from daskps.checkpoint.plan import ChunkPart, ChunkRead
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
+    from daskps.layout.arrays import Layout
     from daskps.typing import Array
 
 #: Files that a host reads at the same time.
@@ -93,8 +96,7 @@ class _Reading:
 
     def content(self, manifest: Manifest, path: str, dtype: str) -> Array:
         """Return the elements of a file, whose digest is that in the manifest."""
-        content, parameter = self.storage.read(path), manifest.parameter_of(path)
-        check_content(content, manifest.file_at[path], parameter)
+        content = read_file(self.storage, manifest, manifest.file_at[path])
         return np.frombuffer(content, dtype)
 
 
@@ -254,9 +256,21 @@ async def install(
 def _check_layout(made: _Installing) -> None:
     """Refuse a checkpoint of other parameters than those of the store."""
     for hosted in made.hosted.values():
-        if made.manifest.layout(hosted.layout.n_shards) != hosted.layout:
+        saved = made.manifest.layout(hosted.layout.n_shards)
+        if _kept(saved) != _kept(hosted.layout):
             raise CheckpointError(
                 f"the checkpoint has other parameters than store {hosted.name!r}, which "
                 f"is made from it; nothing was loaded",
                 MANIFEST,
             )
+
+
+def _kept(layout: Layout) -> list[object]:
+    """Return what must be as it was saved: all but what absent rows begin with."""
+    tables = [
+        replace(t, of=replace(t.of, init=constant(0.0)))
+        if isinstance(t, UnboundedTable)
+        else t
+        for t in layout.tables
+    ]
+    return [layout.parameters, tables]
