@@ -193,7 +193,10 @@ class Readable(Handle):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one copy of all values."""
+        """Bytes of one copy of all values, without rows of any ids.
+
+        How many of these there are only the shards know: :meth:`stats` asks them.
+        """
         return self.layout.nbytes
 
     @property

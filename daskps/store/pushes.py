@@ -114,7 +114,11 @@ class Writable(Readable):
             # The shard looks in the pass that applies them, where it gets all of them.
             later = finite and factor == 1.0 and not named and layout.n_shards == 1
             later = later and layout.nbytes >= LOOK_LATER_NBYTES and _are_large(dense)
-            arrays = intake.gradients(layout, rules, dense, finite=finite and not later)
+            arrays: Mapping[int, Array] = {}
+            if dense or not named:
+                arrays = intake.gradients(
+                    layout, rules, dense, finite=finite and not later
+                )
             if factor != 1.0:
                 arrays = intake.scaled(layout, arrays, factor, finite=finite)
             if not named:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 _NO_ROWS: Mapping[str, RowGrad] = {}
+_NO_ARRAYS: Mapping[str, Any] = {}
 
 
 def parted(layout: Layout, given: Any) -> tuple[Any, Mapping[str, RowGrad]]:
@@ -36,6 +37,11 @@ def parted(layout: Layout, given: Any) -> tuple[Any, Mapping[str, RowGrad]]:
     """
     if not layout.tables:
         return given, _NO_ROWS
+    if type(given) is dict and len(given) == 1:
+        # As the verbs of a table say it: nothing is nested.
+        ((only, value),) = given.items()
+        if type(value) is RowGrad and only in layout.table_by_name:
+            return _NO_ARRAYS, given
     flat = intake.plain(given)
     rows = {n: v for n, v in flat.items() if isinstance(v, RowGrad)}
     for name in rows:

@@ -36,7 +36,8 @@ class StoreInfo:
     parameters, tables, shards, workers : int
         How many there are.
     nbytes : int
-        Bytes of one copy of the values.
+        Bytes of one copy of the values, without rows of any ids: how many of these there
+        are their shards know, see :meth:`ParameterStore.stats`.
 
     Examples
     --------

@@ -257,6 +257,26 @@ class RowReads:
                 found.setdefault(shard, []).append(one)
         return found
 
+    def contains(self, table: Table, ids: Array) -> Array | None:
+        """Return which ids a table of any ids has; None for others to say it.
+
+        No row is copied: the index of each shard has them.
+        """
+        cut = RowCut.of(table, ids, self._meta.layout.n_shards)
+        found = {shard: self._find(shard) for shard in cut.shards()}
+        if not self._may_copy(found):
+            return None
+        is_there = np.zeros(len(ids), bool)
+        for shard, source in found.items():
+            asked = table.index - self._n_arrays, cut.ids_of(shard)
+            of = source.contains(*asked)
+            if of is None and (of := source.contains(*asked)) is None:
+                return None
+            at = cut.at_of(shard)
+            is_there[slice(None) if at is None else at] = of
+        self._note(found)
+        return is_there
+
     # -- with arrays ---------------------------------------------------------------
 
     def fill(self, target: Target, bounds: Iterable[int]) -> bool:

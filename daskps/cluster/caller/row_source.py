@@ -98,18 +98,35 @@ class RowSource(NamedTuple):
     ) -> tuple[Array, Array | None]:
         """Return the numbers of the rows that ids have, and where these go."""
         ordinal, ids, out, at = copy
+        table, rows, n_absent = self._look_up(ordinal, ids, flip)
+        if not n_absent:
+            return rows, at
+        there, gone = np.flatnonzero(rows >= 0), np.flatnonzero(rows < 0)
+        where = gone if at is None else at[gone]
+        missing.append(AbsentIds(table, ids[gone], out, where))
+        return rows[there], there if at is None else at[there]
+
+    def _look_up(
+        self, ordinal: int, ids: Array, flip: int
+    ) -> tuple[UnboundedTable, Array, int]:
+        """Return a table, the row of each id or -1, and how many have none."""
         memory = self.segment.tables[ordinal]
         table, any_rows = memory.piece.table, memory.any_rows
         if any_rows is None or not isinstance(table, UnboundedTable):
             raise TypeError(f"table {table.name!r} has a number of rows")
         rows = scratch.empty(len(ids), np.int64)
         since = memory.since(self.segment.record(flip))
-        if not any_rows.index.look_up(ids, rows, since=since):
-            return rows, at
-        there, gone = np.flatnonzero(rows >= 0), np.flatnonzero(rows < 0)
-        where = gone if at is None else at[gone]
-        missing.append(AbsentIds(table, ids[gone], out, where))
-        return rows[there], there if at is None else at[there]
+        return table, rows, any_rows.index.look_up(ids, rows, since=since)
+
+    def contains(self, ordinal: int, ids: Array) -> Array | None:
+        """Return which ids have rows; None where an update is at them."""
+        header, flip = self.header, self.find_flip(0)
+        sequence = header[ROWS_SEQUENCE]
+        if sequence & 1 or flip < 0 or header[FLIP] != flip:
+            return None
+        _, rows, _ = self._look_up(ordinal, ids, flip)
+        found: Array = rows >= 0
+        return found if header[ROWS_SEQUENCE] == sequence else None
 
     def find_flip(self, clock: int) -> int:
         """Return the flip that may be read, maybe after a little while; else below 0."""

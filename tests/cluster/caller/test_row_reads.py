@@ -202,3 +202,9 @@ def test_rows_of_any_ids_are_read_as_others_are(
     # With ttl=2 the first rows were not named by the last two pushes.
     first = 3 if ttl else 5
     assert here.pull([-4, 7]).tolist() == [[first] * 2, [9, 9]]
+    table, asked = layout.table_by_name["emb"], np.array([7, -4, 1])
+    found = here.reads.contains(table, asked)
+    assert found is not None
+    assert found.tolist() == [True, not ttl, False]
+    here.shard.segment.header[ROWS_SEQUENCE] += 1  # an update is at them
+    assert here.reads.contains(table, asked) is None
