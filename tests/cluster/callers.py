@@ -41,6 +41,7 @@ def map_of(hosted: HostedShard, owners: Sequence[str] = ("tcp://w",)) -> StoreMa
         "segments": [],
         "rules": b"",
         "optimizers": [],
+        "lineage": "s",
         "cluster": "",
     }
     return StoreMap(wire)

@@ -44,6 +44,7 @@ def meta(n_parameters, n_shards):
             "generations": [1] * n_shards,
             "rules": b"",
             "optimizers": [(0, "SGD(lr=0.1)")],
+            "lineage": "s",
             "cluster": "",
             "segments": [],
         }

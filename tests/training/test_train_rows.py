@@ -215,6 +215,7 @@ AT = {
     "segments": [],
     "rules": b"",
     "optimizers": [],
+    "lineage": "s",
     "cluster": "",
 }
 

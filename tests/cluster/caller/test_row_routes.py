@@ -30,7 +30,13 @@ def layout_of(n_shards: int) -> Layout:
 
 def map_of(layout: Layout) -> StoreMap:
     n = layout.n_shards
-    more = {"rules": b"", "optimizers": [], "cluster": "", "segments": []}
+    more = {
+        "rules": b"",
+        "optimizers": [],
+        "cluster": "",
+        "segments": [],
+        "lineage": "s",
+    }
     where = {"owners": ["tcp://a"] * n, "generations": [1] * n}
     about = {"uid": "u", "name": "s", "session": True, "layout": layout.to_wire()}
     return StoreMap({**about, **where, **more})

@@ -35,7 +35,13 @@ from daskps.version import Version
 def meta() -> StoreMap:
     """A store of two shards, with a parameter in each."""
     layout = Layout.build(dict.fromkeys("ab", ((4,), "float64")), 2)
-    more = {"rules": b"", "optimizers": [], "cluster": "", "segments": []}
+    more = {
+        "rules": b"",
+        "optimizers": [],
+        "cluster": "",
+        "segments": [],
+        "lineage": "s",
+    }
     where = {"owners": ["tcp://a", "tcp://b"], "generations": [1, 1]}
     about = {"uid": "u", "name": "s", "session": True, "layout": layout.to_wire()}
     return StoreMap({**about, **where, **more})
