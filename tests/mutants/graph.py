@@ -129,8 +129,8 @@ MUTANTS = (
     Mutant(
         "all-ranks-draw-the-same-ids",
         "daskps.training.graph:GraphStepper.__call__",
-        "place = self.plan.seed, epoch, rank, number",
-        "place = self.plan.seed, epoch, 0, number",
+        "key = self.plan.key(number, self.plan.rounds, rank)",
+        "key = self.plan.key(number, self.plan.rounds, 0)",
         (
             "tests/training/test_graph_rows.py"
             "::test_executions_have_the_same_bits_with_rows[inside-3-sum]",
