@@ -39,8 +39,10 @@ from daskps.store.stores import StoreInfo, create, list_stores, open  # noqa: A0
 from daskps.store.table import ParameterTable
 from daskps.store.table_spec import TableSpec
 from daskps.training.callbacks import Log, ProgressBar
+from daskps.training.checkpoints import Checkpoints
 from daskps.training.data.rows import partition, split_batch
-from daskps.training.fit import TrainResult, run, train
+from daskps.training.fit import TrainResult, train
+from daskps.training.loops import run
 from daskps.training.trainer import Trainer
 from daskps.version import VERSION as __version__  # noqa: N811 - the name every package gives it
 from daskps.version import Version
@@ -53,6 +55,7 @@ __all__ = [
     "Changes",
     "CheckpointError",
     "CheckpointInfo",
+    "Checkpoints",
     "ClockError",
     "ConsistencyError",
     "ContributionLostError",

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import TYPE_CHECKING, Any
 
+from daskps.cluster.wire.deadline import Deadline
+from daskps.errors import DaskPSError
 from daskps.layout.arrays import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.shard_map import StoreMap
 
+logger = logging.getLogger(__name__)
+#: How long the end of a run waits for what is to be said of it.
+ADVICE_SECONDS = 5.0
 #: How much worse than its best a loss is that is said.
 MUCH_WORSE = 1000.0
 #: Losses below this share of the first one are as good as none: they are of the size
@@ -81,6 +88,31 @@ def first_loss(reports: Sequence[Mapping[str, Any]]) -> float | None:
     """
     rows = sum(report["first"][1] for report in reports)
     return sum(report["first"][0] for report in reports) / rows if rows else None
+
+
+async def find_unnamed(shards: ShardClient, run: int) -> list[str]:
+    """Return what a run that has ended well has not changed, as far as anybody knows.
+
+    Parameters
+    ----------
+    shards : ShardClient
+        The store.
+    run : int
+        The run.
+
+    Returns
+    -------
+    list of str
+        Names of parameters and tables with an update rule.
+    """
+    what = f"what a run has changed in store {shards.meta.name!r}"
+    try:
+        rows = await shards.control("changed", Deadline(ADVICE_SECONDS, what), run=run)
+    except (DaskPSError, OSError) as error:
+        # The run has ended well, whatever became of its store since.
+        logger.info("could not ask %s: %r", what, error)
+        return []
+    return unnamed(shards.meta, [found for of in rows for found in of])
 
 
 def unnamed(meta: StoreMap, changed: Sequence[Sequence[int] | None]) -> list[str]:

@@ -1,18 +1,16 @@
-"""`train` and `run`: from a user's function to a trained store."""
+"""`train`: from a user's function to a trained store."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps import codecs, config
 from daskps.consistency import BSP, SSP, Policy, policy
-from daskps.limits import MOST_TRAINERS, check_trainers
+from daskps.limits import check_trainers
 from daskps.store.arguments import flag, whole
 from daskps.store.with_rows import find_clash, refusal
 from daskps.training import callbacks as callbacks_module
+from daskps.training.checkpoints import Checkpoints, check_resume
 from daskps.training.combinations import (
     batches_between,
     check_averaging,
@@ -27,17 +25,13 @@ from daskps.training.data.parts import check
 from daskps.training.data.tables import array_of
 from daskps.training.functions import check_function
 from daskps.training.job import Job
-from daskps.training.overlap.background import Background
 from daskps.training.result import Epoch, TrainResult
 from daskps.training.row_ids import checked_functions
 from daskps.training.steps import FitPlan
-from daskps.training.trainer import Trainer
-from daskps.usercode import user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from daskps.cluster.caller.session import Session
     from daskps.store.store import ParameterStore
     from daskps.typing import Array
 
@@ -45,7 +39,7 @@ if TYPE_CHECKING:
 EXECUTIONS = ("auto", "resident", "graph")
 AVERAGES = ("gradients", "models")
 
-__all__ = ["TrainResult", "run", "train"]
+__all__ = ["TrainResult", "train"]
 
 
 def train(  # noqa: PLR0913 - the public contract
@@ -71,6 +65,8 @@ def train(  # noqa: PLR0913 - the public contract
     validate: Callable[[dict[str, Array]], Mapping[str, float]] | None = None,
     callbacks: str | Iterable[object] = "auto",
     stop: Callable[[list[Epoch]], bool] | None = None,
+    checkpoint: Checkpoints | None = None,
+    resume: bool = False,
     reset_optimizer: bool = False,
     on_trainer_lost: str = "restart",
     timeout: Any = None,
@@ -170,6 +166,20 @@ def train(  # noqa: PLR0913 - the public contract
         notebook; nothing in tasks, under pytest, or into a pipe. ``()`` is silence.
     stop : callable, optional
         ``stop(history) -> bool``, called here after each epoch.
+    checkpoint : Checkpoints, optional
+        Where to save the store beside the run and at its end, and how often. A
+        checkpoint has the history of the epochs that had ended. Where the first one
+        cannot be written the run ends; a later one that cannot be is logged.
+    resume : bool
+        Go on where the run before has ended, also in the middle of an epoch: that of
+        this store, or, where it is at version 0, that of the newest checkpoint there of
+        a store of its name, which is loaded into it. `epochs` is then how many epochs
+        the store will have had at the end; where it has, nothing is done. Under BSP the
+        bits are those of a run that was never ended; under SSP and ASP all trainers
+        begin at the clock of the slowest one, approximately. The epoch in the middle of
+        which it begins has the loss of the rows from there on (``Epoch.since``). The
+        number of trainers is that of the run before, the arguments and the data must
+        be.
     reset_optimizer : bool
         Begin with fresh optimizer state instead of that of the run before, and with
         epoch 0.
@@ -189,6 +199,8 @@ def train(  # noqa: PLR0913 - the public contract
     ------
     ValueError, TypeError
         For arguments that cannot be, before anything is started.
+    CheckpointError
+        If a checkpoint cannot be written or read, or is of another store.
     LayoutError
         For more trainers than a shard has room for; or, under BSP, gradients that do
         not fit beside the shards into what Dask lets a worker use before it pauses it.
@@ -212,6 +224,8 @@ def train(  # noqa: PLR0913 - the public contract
     """
     chosen = policy(sync)
     checks = check_run(chosen, reduce)
+    resumes, resets = flag(resume, "resume"), flag(reset_optimizer, "reset_optimizer")
+    check_resume(checkpoint, resume=resumes, reset=resets)
     check_choice("execution", execution, EXECUTIONS)
     check_choice("average", average, AVERAGES)
     check_choice("on_trainer_lost", on_trainer_lost, ("restart", "raise"))
@@ -237,7 +251,9 @@ def train(  # noqa: PLR0913 - the public contract
         validate=validate,
         stop=stop,
         callbacks=callbacks_module.chosen(callbacks),
-        reset=flag(reset_optimizer, "reset_optimizer"),
+        reset=resets,
+        resume=resumes,
+        checkpoint=checkpoint,
         restartable=on_trainer_lost == "restart",
         execution=execution,
         codec=chosen_codec,
@@ -283,110 +299,3 @@ def train(  # noqa: PLR0913 - the public contract
     X, y = array_of(X, "X"), array_of(y, "y")
     check(X, y, job.trainers, split)
     return job.start(lambda: job.train(plan, X, y, split), timeout)
-
-
-def run(  # noqa: PLR0913 - the public contract
-    store: ParameterStore,
-    loop: Callable[[Trainer, Any], Any],
-    parts: Sequence[Any],
-    *,
-    sync: str | Policy = "bsp",
-    reduce: Any = "mean",
-    codec: str | codecs.Codec | None = None,
-    callbacks: str | Iterable[object] = "auto",
-    resumable: bool = False,
-    timeout: Any = None,
-) -> Any:
-    """Run a loop of your own in every trainer: one program, many data.
-
-    Parameters
-    ----------
-    store : ParameterStore
-        The store.
-    loop : callable
-        ``loop(trainer, part)``; what it returns is returned here.
-    parts : sequence
-        One part of the data per trainer.
-    sync, reduce, codec
-        As in :func:`train`.
-    callbacks : "auto" or iterable of object
-        As in :func:`train`. A run of your own has no epochs, and nobody knows how many
-        rounds there will be: the bar shows those that there were.
-    resumable : bool
-        Whether `loop` can be started again on another worker when its own died; it
-        must then begin at ``trainer.clock``.
-    timeout : float, str or None
-        Seconds or a duration such as "1h" for the whole run; None for none. To end
-        what is left of it takes up to 3 s more where the cluster is slow to answer.
-
-    Returns
-    -------
-    list
-        What each trainer's loop returned, in rank order; with an asynchronous
-        client an awaitable.
-
-    Raises
-    ------
-    RunCancelledError
-        If a trainer was lost and the run is not resumable.
-    ValueError, TypeError
-        For arguments that cannot be, before anything is started.
-    Exception
-        What `loop` raised, with the trainer's rank in a note; else as :func:`train`.
-
-    Examples
-    --------
-    >>> def loop(trainer, part):
-    ...     for _ in range(3):
-    ...         w = trainer.pull()["w"]
-    ...         trainer.push({"w": w - part})
-    ...     return trainer.rank, trainer.clock
-    >>> store = daskps.create({"w": np.zeros(1)}, optimizer=daskps.optim.SGD(1.0))
-    >>> daskps.run(store, loop, [np.array([1.0]), np.array([3.0])])
-    [(0, 3), (1, 3)]
-    >>> store["w"].pull()
-    array([2.])
-    """
-    chosen = policy(sync)
-    checks = check_run(chosen, reduce)
-    check_function("loop", loop)
-    given = _listed(parts)
-    if not given:
-        raise ValueError("parts is empty; give one part per trainer")
-    check_trainers(len(given), graph=False)
-    job = Job(
-        store=store,
-        policy=checks,
-        reduce=reduce,
-        epochs=0,
-        sync=described(chosen),
-        trainers=len(given),
-        restartable=flag(resumable, "resumable"),
-        callbacks=callbacks_module.chosen(callbacks),
-        codec=codecs.choose(codec),
-    )
-    clash = find_clash(reduce=reduce, codec=job.codec)
-    body = partial(_call_loop, loop, clash)
-    return job.start(lambda: job.run_loops(body, given), timeout)
-
-
-def _call_loop(
-    loop: Callable[[Trainer, Any], Any], clash: str, session: Session, part: Any
-) -> Any:
-    """Call a user's loop with a trainer for its session, in the trainer's task."""
-    with Background(session) as background, user_code("the loop"):
-        return loop(Trainer(session, background, clash), part)
-
-
-def _listed(parts: Any) -> list[Any]:
-    """Return parts as a list, or refuse what would be cut in no way that is meant."""
-    whole = isinstance(parts, (str, bytes, Mapping)) or any(
-        hasattr(parts, name) for name in ("iloc", "__dask_graph__")
-    )
-    if whole or not isinstance(parts, Iterable):
-        raise TypeError(
-            f"parts is a list with one part of the data for each trainer, found "
-            f"{type(parts).__name__}; daskps.partition(X, y, k) cuts data into such"
-        )
-    # One more than there may be: it may go on for ever.
-    return list(itertools.islice(parts, MOST_TRAINERS + 1))

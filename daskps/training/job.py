@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,11 +19,11 @@ from daskps.cluster.runs.parts import threads_of
 from daskps.cluster.runs.spec import Launch
 from daskps.cluster.wire.deadline import Deadline
 from daskps.epochs import Epochs
-from daskps.errors import DaskPSError
 from daskps.layout.chunks import ARRAYS
 from daskps.store.store import ParameterStore
 from daskps.training import advice
 from daskps.training import callbacks as callbacks_module
+from daskps.training.beginning import Beginning, last_round, next_epoch
 from daskps.training.data.parts import parts_of
 from daskps.training.functions import metrics_of
 from daskps.training.graph import GraphStepper
@@ -32,6 +31,7 @@ from daskps.training.progress import Progress, TrainedBy
 from daskps.training.resident import train_part
 from daskps.training.result import Epoch, RunStatus, TrainResult
 from daskps.training.row_ids import check_tables
+from daskps.training.saves import Saves
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from daskps.cluster.runs.spec import Body
     from daskps.codecs import Codec
     from daskps.consistency import Policy
+    from daskps.training.checkpoints import Checkpoints
     from daskps.training.steps import FitPlan
     from daskps.typing import Array
 
@@ -50,8 +51,6 @@ logger = logging.getLogger(__name__)
 MOST_PER_THREAD = 4
 #: What is counted while a run goes on.
 _COUNTED = ("lost_trainers", "retried_rounds", "moved_parts")
-#: How long the end of a run waits for what is to be said of it.
-ADVICE_SECONDS = 5.0
 
 
 @dataclass
@@ -74,12 +73,14 @@ class Job:
     #: Whether it goes on where the run before has ended, also within an epoch; then
     #: `epochs` are the store's at its end.
     resume: bool = False
+    checkpoint: Checkpoints | None = None
     #: The epoch of the store that the first one of the run is, and how many of its
     #: rounds there were before.
     first: int = 0
     since: int = 0
     execution: str = "resident"
     codec: Codec | None = None
+    saves: Saves | None = None
     losses: advice.Losses = field(default_factory=advice.Losses)
     #: How many rounds, of what loss, and the history so far.
     status: RunStatus = field(init=False)
@@ -134,7 +135,7 @@ class Job:
         progress: Progress | None = None,
     ) -> list[Any]:
         """Run the trainers and hear what they say."""
-        link: Link = self.store._bind()
+        link, saved = self.store._bind(), self.checkpoint
         spec = Launch(
             uid=self.store.uid,
             policy=self.policy,
@@ -145,7 +146,7 @@ class Job:
             body=body,
             parts=parts,
             name=self.store.name,
-            watched=bool(self.callbacks),
+            watched=bool(self.callbacks) or bool(saved and saved.every != "epoch"),
             codec=self.codec,
             graph=graph,
             epochs=progress.epochs if progress else None,
@@ -172,8 +173,10 @@ class Job:
         link: Link = self.store._bind()
         if plan.rows:
             check_tables((await self.store._attach(link)).meta, plan.rows)
-        before = await self._find_progress(link)
+        before, history, folder = await self._beginning(link)
+        self.status.history += history
         if self.resume and before.epochs.ended >= self.epochs:
+            await self._load(folder, before)
             return await self._result(link, "resident")
         parts = await parts_of(link, X, y, trainers=self.trainers, split=split)
         try:
@@ -183,6 +186,7 @@ class Job:
             run = TrainedBy.of(plan, self.sync, split["scheme"], lengths)
             if before.run is not None:
                 before.run.check_goes_on(run)
+            await self._load(folder, before)
             graph = await self._graph(plan, lengths)
             body = partial(train_part if graph is None else GraphStepper, plan)
             self.status.rounds = plan.epochs * plan.rounds - plan.start
@@ -191,7 +195,12 @@ class Job:
             at = Epochs(plan.first, plan.rounds, plan.start)
             await self.launch(body, parts, graph, Progress(at, run))
             await self._validated()
+            if self.saves is not None:
+                end, _ = await epochs_of(link, self.store.uid, self.store.name)
+                await self.saves.finish(self.status, end)
         finally:
+            if self.saves is not None:
+                await self.saves.abandon()
             if self._validation is not None:
                 self._validation.cancel()
             # The traceback of an error must not keep our data on the cluster.
@@ -212,17 +221,23 @@ class Job:
         version = min(r["version"] for of in rows for r in of)
         return TrainResult(found, self.status.history, version, execution, self.stats)
 
-    async def _find_progress(self, link: Link) -> Progress:
-        """Return how far the store is, and take from it how many trainers there are."""
+    async def _beginning(self, link: Link) -> Beginning:
+        """Return where the run begins, and take from it how many trainers there are."""
+        if self.checkpoint is not None:
+            self.saves = Saves(await self.store._attach(link), self.checkpoint)
         if self.reset:
-            return Progress(Epochs())
-        found, run = await epochs_of(link, self.store.uid, self.store.name)
-        if not (self.resume and run):
-            return Progress(Epochs(found.following))
-        before = Progress(found, TrainedBy.from_json(json.loads(run)))
+            return Beginning(Progress(Epochs()), [])
+        if not self.resume:
+            return await next_epoch(link, self.store)
+        found = await last_round(link, self.store, self.saves)
         if self.trainers is None:
-            self.trainers = before.n_trainers
-        return before
+            self.trainers = found.progress.n_trainers
+        return found
+
+    async def _load(self, folder: str, progress: Progress) -> None:
+        """Load a checkpoint into the store, where it begins with one."""
+        if folder and self.saves is not None:
+            await self.saves.load(folder, progress)
 
     def _begun(self, plan: FitPlan, before: Progress) -> FitPlan:
         """Return a plan with the epochs of the store that it has, and note them."""
@@ -261,6 +276,7 @@ class Job:
                 if event["loss"] is not None:
                     # Between two epochs nobody has one; the last one stands.
                     self.status.loss = event["loss"]
+                await self._save()
                 await self._notify("on_round")
         elif "lost" in event:
             self.stats["lost_trainers"] += len(event["lost"])
@@ -337,6 +353,7 @@ class Job:
         clocks = [r["clock"] for r in reports]
         status.advance(max(clocks), min(clocks))
         status.loss = None
+        await self._save(epoch=True)
         await self._notify("on_epoch")
 
     async def _advise_of_loss(self, entry: Epoch, first: float | None) -> None:
@@ -351,17 +368,9 @@ class Job:
 
         All of them only if `everything`: a loop may do something else than train.
         """
-        what = f"what a run has changed in store {self.store.name!r}"
-        deadline = Deadline(ADVICE_SECONDS, what)
-        try:
-            shards = await self.store._attach(self.store._bind())
-            rows = await shards.control("changed", deadline, run=self.run)
-        except (DaskPSError, OSError) as error:
-            # The run has ended well, whatever became of its store since.
-            logger.info("could not ask %s: %r", what, error)
-            return
+        shards = await self.store._attach(self.store._bind())
+        names = await advice.find_unnamed(shards, self.run)
         meta = shards.meta
-        names = advice.unnamed(meta, [found for of in rows for found in of])
         if names and (everything or len(names) < len(meta.optimizers)):
             await self._call(self._say, advice.unnamed_text(meta.name, names))
 
@@ -369,6 +378,11 @@ class Job:
         """Log a warning, where no bar is in its way."""
         callbacks_module.step_aside(self.callbacks)
         logger.warning("daskps: %s", text)
+
+    async def _save(self, *, epoch: bool = False) -> None:
+        """Begin a checkpoint, where one is due."""
+        if self.saves is not None:
+            await self.saves.hear(self.status, epoch=epoch)
 
     async def _validated(self) -> None:
         """Wait for the validation that is under way, if one is, or raise its error."""

@@ -59,6 +59,11 @@ class RunStatus:
     loss: float | None = None
     history: list[Epoch] = field(default_factory=list)
 
+    @property
+    def following(self) -> int:
+        """The epoch after those that have ended."""
+        return self.history[-1].epoch + 1 if self.history else self.first
+
     def advance(self, clock: int, slowest: int) -> bool:
         """Note how far the trainers are; return whether that is news."""
         news = clock > self.clock or slowest > self.slowest
@@ -243,8 +248,9 @@ class TrainResult:
         if more := named[_MOST_WEIGHTS:]:
             named[_MOST_WEIGHTS:] = [f"{len(more)} more"]
         yield f"weights: {', '.join(named) or 'none'}"
-        if self.history and (since := self.history[0].since):
-            yield f"epoch {self.history[0].epoch}: from round {since} on"
+        for entry in self.history:
+            if entry.since:
+                yield f"epoch {entry.epoch}: from round {entry.since} on"
         # Duplicates are not the run's alone: its shards count them from their first.
         trouble = ("lost_trainers", "retried_rounds")
         if found := [f"{key} {n}" for key in trouble if (n := self.stats.get(key))]:

@@ -38,13 +38,18 @@ def fail_at(last):
     CALLS.update(n=itertools.count(), last=last)
 
 
+def resuming(**given):
+    """Without checkpoints, which are elsewhere."""
+    return Job(**given | {"resume": True})
+
+
 @pytest.fixture
 def resumed(monkeypatch):
     """Call `train` so that it goes on where the run before was ended."""
 
     def train(store, epochs, function=gradient, data=(X, Y), **how):
         with monkeypatch.context() as patched:
-            patched.setattr("daskps.training.fit.Job", partial(Job, resume=True))
+            patched.setattr("daskps.training.fit.Job", resuming)
             return daskps.train(store, function, *data, epochs=epochs, **HOW | how)
 
     return train

@@ -14,7 +14,7 @@ import time
 import uuid
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from daskps.checkpoint import listing
 from daskps.checkpoint.arrays import Counts
@@ -34,12 +34,14 @@ from daskps.layout.tables import UnboundedTable
 from daskps.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.wire.deadline import Deadline
+    from daskps.epochs import Epochs
     from daskps.layout.tables import Table
 
+T = TypeVar("T")
 #: How much longer than asked for the directory may take to say that it timed out.
 MARGIN_SECONDS = 1.0
 
@@ -85,6 +87,8 @@ class TrainingState:
     #: By default what the directory knows of the last run.
     progress: Mapping[str, Any] = field(default_factory=dict)
     history: Sequence[Mapping[str, Any]] = ()
+    #: Where that is not known before: returns it, for where the store is in its epochs.
+    hear: Callable[[Epochs], Awaitable[Sequence[Mapping[str, Any]]]] | None = None
 
 
 async def save(
@@ -209,6 +213,9 @@ async def _write(
     run = {"run": json.loads(text)} if text else {}
     try:
         said, held = await _by_owners(shards, cut, target, folder=folder, rules=rules)
+        history = training.history
+        if training.hear is not None:
+            history = await training.hear(said.epochs)
         counts = cut.counts(any_tables(meta.layout, WHOLE))
         manifest = Manifest(
             store="" if meta.session else meta.name,
@@ -228,11 +235,11 @@ async def _write(
             **contents(meta.layout, rules, counts, said),
             epochs=said.epochs,
             progress=training.progress or run,
-            history=training.history,
+            history=history,
             files=(),
             daskps=VERSION,
         )
-        manifest = await asyncio.to_thread(_seal, target, folder, manifest, said)
+        manifest = await _whole(_seal, target, folder, manifest, said)
         about = {"checkpoint": folder, "nbytes": manifest.nbytes, "held": held}
         with contextlib.suppress(OSError, ConsistencyError):
             await shards.link.directory("wrote", cut=cut.name, **about)
@@ -241,6 +248,19 @@ async def _write(
         await shards.link.wind_up(asyncio.to_thread(_remove, target, folder))
         raise
     return folder, manifest
+
+
+async def _whole(work: Callable[..., T], *args: Any) -> T:
+    """Do some work in a thread; who is cancelled waits for its end, which nobody stops."""
+    task = asyncio.ensure_future(asyncio.to_thread(work, *args))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        # Else what is removed now would be written after that.
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()
+        raise
 
 
 def _place(target: CheckpointTarget, lineage: str) -> tuple[str, int, str]:
@@ -324,4 +344,4 @@ def _seal(
 
 
 def _remove(target: CheckpointTarget, folder: str) -> None:
-    Storage(target.folder(folder), target.options).remove()
+    listing.remove(Storage(target.url, target.options), folder)

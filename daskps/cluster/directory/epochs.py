@@ -58,11 +58,17 @@ class EpochCounts:
                 await asyncio.sleep(PAUSE_SECONDS)
 
     @DIRECTORY.handles("trained_by")
-    def on_trained_by(self, uid: str, described: str | None = None) -> str:
-        """Return what run has trained a store last, or does; or note it of a new one."""
+    def on_trained_by(
+        self, uid: str, described: str | None = None, lineage: str = ""
+    ) -> str:
+        """Return what run has trained a store last, or does; or note it of a new one.
+
+        And the lineage of the checkpoint that it was loaded from.
+        """
         entry = self._entry(uid)
         if described is not None:
             entry.trained_by = described
+        entry.lineage = lineage or entry.lineage
         return entry.trained_by
 
     async def _furthest(self, entry: StoreEntry) -> Epochs:

@@ -1,0 +1,109 @@
+"""Loading a checkpoint into a store that nobody has pushed to yet.
+
+Another way than a restore, which makes a store: here its handle is there already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from daskps.checkpoint import listing
+from daskps.checkpoint.digests import check_content, digest
+from daskps.checkpoint.manifest import MANIFEST
+from daskps.checkpoint.storage import Storage
+from daskps.checkpoint.texts import from_bytes
+from daskps.cluster.caller.far import gather
+from daskps.cluster.host.rules import Rules
+from daskps.cluster.wire.options import pack_options
+from daskps.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from daskps.checkpoint.manifest import Manifest
+    from daskps.cluster.caller.client import ShardClient
+    from daskps.cluster.caller.saving import CheckpointTarget
+    from daskps.cluster.caller.shard_map import StoreMap
+
+
+async def newest(
+    shards: ShardClient, target: CheckpointTarget, *, own: bool
+) -> tuple[str, Manifest] | None:
+    """Return folder and manifest of the last checkpoint of a store, if there is one.
+
+    Parameters
+    ----------
+    shards : ShardClient
+        The store.
+    target : CheckpointTarget
+        Where its checkpoints are.
+    own : bool
+        Of its own lineage; else of any store of its name, as of a run before.
+    """
+    return await asyncio.to_thread(_newest, shards.meta, target, own)
+
+
+def _newest(
+    meta: StoreMap, target: CheckpointTarget, own: bool
+) -> tuple[str, Manifest] | None:
+    name = "" if meta.session else meta.name
+    for entry in reversed(listing.entries(Storage(target.url, target.options))):
+        of = entry.manifest
+        if of is not None and (of.lineage == meta.lineage if own else of.store == name):
+            return entry.folder, of
+    return None
+
+
+async def fill(
+    shards: ShardClient, target: CheckpointTarget, folder: str, described: str
+) -> None:
+    """Load a checkpoint into all shards of a store, which goes on in its lineage.
+
+    Parameters
+    ----------
+    shards : ShardClient
+        The store, at version 0.
+    target : CheckpointTarget
+        Where its checkpoints are.
+    folder : str
+        The one to load.
+    described : str
+        What run has trained it, for the directory.
+
+    Raises
+    ------
+    CheckpointError
+        If a file is missing or damaged, or if the store has other parameters or other
+        optimizers; nothing was loaded then.
+    """
+    link, meta = shards.link, shards.meta
+    sealed, manifest = await asyncio.to_thread(_verified, meta, target, folder)
+    where = target.folder(folder), pack_options(target.options)
+    about = {"store": meta.uid, "where": where, "manifest": sealed}
+    await gather(*(link.control(worker, "install", **about) for worker in meta.hosts))
+    lineage = manifest.lineage
+    told = {"described": described, "lineage": lineage}
+    await link.directory("trained_by", uid=meta.uid, **told)
+    meta.lineage = lineage
+
+
+def _verified(
+    meta: StoreMap, target: CheckpointTarget, folder: str
+) -> tuple[str, Manifest]:
+    """Read all of a checkpoint once: who loads half of it cannot go back."""
+    storage = Storage(target.folder(folder), target.options)
+    content = storage.read(MANIFEST)
+    manifest = from_bytes(content, folder)
+    slots = Rules(meta.layout, meta.rules).slots
+    for what, differs in (
+        ("parameters", manifest.layout(meta.layout.n_shards) != meta.layout),
+        ("optimizers", dict(manifest.slots) != dict(slots)),
+    ):
+        if differs:
+            raise CheckpointError(
+                f"checkpoint {folder} was saved of a store with other {what} than "
+                f"{meta.name!r} has; make the store as it was, or save to another URL",
+                MANIFEST,
+            )
+    for file in manifest.files:
+        check_content(storage.read(file.path), file, manifest.parameter_of(file.path))
+    return digest(content), manifest

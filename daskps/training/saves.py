@@ -1,0 +1,185 @@
+"""Saves of a store beside its run, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import asdict, fields
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from daskps.checkpoint import listing
+from daskps.checkpoint.storage import Storage
+from daskps.cluster.caller import filling, saving
+from daskps.cluster.wire.deadline import Deadline
+from daskps.errors import CheckpointError, ConsistencyError, DaskPSError
+from daskps.training.progress import Progress
+from daskps.training.result import Epoch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from daskps.cluster.caller.client import ShardClient
+    from daskps.epochs import Epochs
+    from daskps.training.checkpoints import Checkpoints
+    from daskps.training.result import RunStatus
+
+logger = logging.getLogger(__name__)
+#: How long a save waits to hear of an epoch that has ended.
+HEAR_SECONDS = 10.0
+
+
+class Saves:
+    """The checkpoints of one call of `train`.
+
+    Parameters
+    ----------
+    shards : ShardClient
+        The store.
+    where : Checkpoints
+        Where to, how often, how many.
+    """
+
+    def __init__(self, shards: ShardClient, where: Checkpoints) -> None:
+        self._shards, self._where = shards, where
+        self._target = saving.CheckpointTarget(
+            where.url, dict(where.storage_options or {})
+        )
+        #: How many were written, and where in its epochs the store was at the last one.
+        self.n_saved = 0
+        self.saved: Epochs | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._last_clock = 0
+        self._has_said = False
+        #: Set when an epoch was heard of.
+        self._news = asyncio.Event()
+
+    async def is_new(self) -> bool:
+        """Return whether nobody has trained the store, or pushed to it."""
+        rows = await self._shards.control("versions")
+        return not any(version for of in rows for _, version in of)
+
+    async def find(self, *, own: bool) -> tuple[str, Progress, list[Epoch]] | None:
+        """Return the newest checkpoint: its folder, how far it is, and what there was.
+
+        Of the store's own lineage, or of the last store of its name.
+        """
+        found = await filling.newest(self._shards, self._target, own=own)
+        if found is None:
+            return None
+        folder, manifest = found
+        values = {"epochs": list(manifest.epochs), **manifest.progress}
+        progress = Progress.from_json(values, folder)
+        return folder, progress, history_of(manifest.history, folder)
+
+    async def load(self, folder: str, progress: Progress) -> None:
+        """Load a checkpoint into the store, which is at version 0."""
+        described = progress.described
+        await filling.fill(self._shards, self._target, folder, described)
+        self.saved = progress.epochs
+
+    async def hear(self, status: RunStatus, *, epoch: bool) -> None:
+        """Begin a save where one is due, after an epoch or some rounds.
+
+        Raises
+        ------
+        CheckpointError, OSError
+            Why nothing was ever saved; a later save that fails is only logged.
+        """
+        self._news.set()
+        self._look()
+        every, rounds = self._where.every, status.clock - self._last_clock
+        if not epoch if every == "epoch" else rounds < int(every):
+            return
+        self._last_clock = status.clock
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._save(status))
+        elif not self._has_said:
+            self._has_said = True
+            logger.warning(
+                "daskps: a checkpoint of store %r is still being written when the next "
+                "one is due, which is left out; save less often",
+                self._shards.meta.name,
+            )
+
+    async def finish(self, status: RunStatus, at: Epochs) -> None:
+        """Wait for the save under way, and save the end of the run."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+        self._look()
+        if self.saved is None or self.saved.place != at.place:
+            self._task = asyncio.ensure_future(self._save(status))
+            await asyncio.wait({self._task})
+            self._look()
+
+    async def abandon(self) -> None:
+        """Give up a save that is being written: nothing of it counts."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _look(self) -> None:
+        """Take in a save that has ended."""
+        if self._task is None or not self._task.done():
+            return
+        task, self._task = self._task, None
+        error = task.exception()
+        if error is None:
+            return
+        if isinstance(error, ConsistencyError):
+            logger.warning("daskps: a checkpoint is left out: %s", error)
+        elif self.n_saved and isinstance(error, (DaskPSError, OSError)):
+            logger.warning("daskps: a checkpoint could not be written: %s", error)
+        else:
+            raise error
+
+    async def _save(self, status: RunStatus) -> None:
+        deadline = Deadline(None, f"a checkpoint of store {self._shards.meta.name!r}")
+        cut = await saving.take(self._shards, deadline)
+        training = saving.TrainingState(hear=partial(self._history, status))
+        how: dict[str, Any] = {"deadline": deadline, "training": training}
+        _, manifest = await saving.write(self._shards, cut, self._target, **how)
+        self.saved = Progress.from_json({"epochs": list(manifest.epochs)}).epochs
+        self.n_saved += 1
+        await asyncio.to_thread(self._retain)
+
+    async def _history(self, status: RunStatus, at: Epochs) -> list[dict[str, Any]]:
+        """Return what is known of the epochs that had ended at a cut.
+
+        The last of them may have yet to be heard of.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HEAR_SECONDS):
+                while status.following < at.ended:
+                    self._news.clear()
+                    await self._news.wait()
+        return [asdict(entry) for entry in status.history if entry.epoch < at.ended]
+
+    def _retain(self) -> None:
+        storage = Storage(self._target.url, self._target.options)
+        listing.retain(storage, self._shards.meta.lineage, self._where.keep)
+        listing.sweep(storage, time.time())
+
+
+def history_of(rows: Sequence[Mapping[str, Any]], file: str) -> list[Epoch]:
+    """Return the history that a checkpoint has.
+
+    Raises
+    ------
+    CheckpointError
+        For what is none.
+    """
+    names = {field.name for field in fields(Epoch)}
+    try:
+        found = [Epoch(**{n: row[n] for n in names}) for row in rows]
+        for entry in found:
+            float(entry.seconds), int(entry.epoch), dict(entry.metrics)
+            if entry.loss is not None:
+                float(entry.loss)
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError(
+            f"{file}: its history is none of epochs; restore another checkpoint", file
+        ) from None
+    return found

@@ -1,0 +1,240 @@
+"""`train(checkpoint=, resume=)`: a run that goes on in another store, to the last bit."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import daskps
+from daskps import CheckpointError, Checkpoints, TableSpec, optim
+from daskps.cluster.caller import saving
+from tests.support import INSIDE, until
+from tests.training.test_epochs import HOW, X, Y, bits, drawn, gradient, told
+
+ROWS: dict[str, Any] = {"rows": {"emb": drawn}}
+
+
+def new_store(**kwargs):
+    params = {"w": np.arange(3.0), "b": 0.5}
+    emb = TableSpec(30, 2, "float64", init=0.25)
+    rule = kwargs.pop("optimizer", optim.Adam(0.05))
+    return daskps.create({**params, "emb": emb}, optimizer=rule, **kwargs)
+
+
+def train(store, epochs, function=gradient, **how):
+    return daskps.train(store, function, X, Y, epochs=epochs, **HOW | how)
+
+
+def manifests(path):
+    return sorted(Path(path).glob("ckpt-*/manifest.json"))
+
+
+#: At which call `fails` raises, in this process, once there is another checkpoint.
+CALLS: dict[str, Any] = {}
+
+
+class FailedError(Exception):
+    """What a gradient raises."""
+
+
+def fails(params, X, y):
+    """As `gradient`, but one call raises."""
+    if next(CALLS["n"]) == CALLS["last"]:
+        until(lambda: not CALLS["before"].issuperset(manifests(CALLS["path"])))
+        raise FailedError
+    return gradient(params, X, y)
+
+
+def fail_at(last, path=""):
+    CALLS.update(n=itertools.count(), last=last, path=path)
+    CALLS["before"] = set(manifests(path))
+
+
+@pytest.mark.parametrize("way", INSIDE, indirect=True)
+@pytest.mark.parametrize(
+    ("execution", "options"),
+    [("resident", ROWS), ("graph", ROWS), ("resident", {"sync_every": 3})],
+)
+def test_another_store_goes_on_to_the_last_bit(way, execution, options, tmp_path):
+    """The run fails, its store goes, and the same lines are called again."""
+    with new_store() as whole:
+        together = train(whole, 4, **options)
+        expected = bits(whole)
+    where = Checkpoints(tmp_path, every=1)
+    how = {"execution": execution, "checkpoint": where, "resume": True, **options}
+    for shards, last in ((3, 27), (2, 12), (1, None)):
+        with new_store(shards=shards) as store:
+            fail_at(last, tmp_path)
+            try:
+                result = train(store, 4, fails, **how)
+            except FailedError:
+                continue
+            assert bits(store) == expected
+    assert len(manifests(tmp_path)) <= where.keep
+    assert result.stats["clock"] < together.stats["clock"]
+    assert result.history[-1].epoch == 3
+    for found, entry in zip(result.history[::-1], together.history[::-1], strict=False):
+        assert found.epoch == entry.epoch
+        if not found.since:
+            assert found.loss == entry.loss
+
+
+@pytest.mark.parametrize("way", ["inside"], indirect=True)
+def test_a_run_that_has_ended_is_not_run_again(way, tmp_path):
+    how: dict[str, Any] = {"checkpoint": Checkpoints(tmp_path), "resume": True, **ROWS}
+    with new_store() as store:
+        result = train(store, 3, **how)
+        expected = bits(store)
+        assert [e.epoch for e in result.history] == [0, 1, 2]
+        version = store.version
+    fail_at(None, tmp_path)
+    with new_store(shards=1) as store:
+        again = train(store, 3, fails, **how)
+        assert bits(store) == expected
+        assert told(again.history) == told(result.history)
+        assert again.version == version
+        # More of them: this store is the one that goes on now.
+        more = train(store, 4, **how)
+        assert [e.epoch for e in more.history] == [0, 1, 2, 3]
+    last = json.loads(manifests(tmp_path)[-1].read_text())
+    assert last["epochs"] == [3, 7, 7]
+
+
+@pytest.mark.parametrize("way", ["inside"], indirect=True)
+def test_saves_after_each_epoch_and_at_the_end(way, tmp_path, monkeypatch):
+    """With a stop nobody goes on while that is decided: the cut is at the border."""
+    saved: list[int] = []
+    take = saving.take
+
+    async def taken(*args):
+        found = await take(*args)
+        saved.append(len(saved))
+        return found
+
+    monkeypatch.setattr(saving, "take", taken)
+    with new_store(shards=2) as store:
+        train(store, 2, checkpoint=Checkpoints(tmp_path, keep=1), stop=lambda h: False)
+    assert 1 <= len(saved) <= 3
+    [last] = manifests(tmp_path)
+    found = json.loads(last.read_text())
+    assert found["epochs"] == [0, 7, 14]
+    assert [row["epoch"] for row in found["history"]] == [0, 1]
+
+
+@pytest.mark.parametrize("way", ["inside"], indirect=True)
+def test_a_live_store_goes_on_from_where_it_is(way, tmp_path):
+    where = Checkpoints(tmp_path)
+    with new_store() as store, new_store() as whole:
+        train(store, 1, checkpoint=where, **ROWS)
+        train(store, 1, **ROWS)
+        result = train(store, 3, checkpoint=where, resume=True, **ROWS)
+        # Of the epoch in between nothing was saved.
+        assert [e.epoch for e in result.history] == [0, 2]
+        train(whole, 3, **ROWS)
+        assert bits(store) == bits(whole)
+
+
+@pytest.mark.parametrize("way", ["inside"], indirect=True)
+def test_nothing_is_loaded_of_what_does_not_fit(way, tmp_path):
+    how: dict[str, Any] = {"checkpoint": Checkpoints(tmp_path), "resume": True, **ROWS}
+    with new_store() as store:
+        train(store, 1, **how)
+    for options, error, words in (
+        ({"optimizer": optim.SGD(0.1)}, CheckpointError, "other optimizers"),
+        ({"batch_size": 5}, ValueError, r"batch_size=5 \(it had 4\)"),
+        ({"trainers": 2, "weights": None}, ValueError, r"trainers=2 \(it had 3\)"),
+    ):
+        of = {k: v for k, v in options.items() if k == "optimizer"}
+        with new_store(**of) as store:
+            before = bits(store)
+            changed = {k: v for k, v in options.items() if k != "optimizer"}
+            with pytest.raises(error, match=words):
+                train(store, 2, **how, **changed)
+            assert bits(store) == before
+            assert store.version == 0
+    with daskps.create({"w": np.zeros(3)}, optimizer=optim.Adam(0.05)) as store:
+        with pytest.raises(CheckpointError, match="other parameters"):
+            train(store, 2, **{**how, "rows": None})
+        assert store.version == 0
+    newest = manifests(tmp_path)[-1].parent
+    damaged = next(f for f in sorted(newest.glob("weights/**/c/*")) if f.is_file())
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    with new_store() as store:
+        before = bits(store)
+        with pytest.raises(CheckpointError):
+            train(store, 2, **how)
+        assert bits(store) == before
+        assert store.version == 0
+
+
+@pytest.mark.parametrize("way", ["inside"], indirect=True)
+def test_a_url_that_cannot_be_written_is_heard_of(way, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with new_store() as store, pytest.raises((CheckpointError, OSError)):
+        train(store, 50, checkpoint=Checkpoints(tmp_path / "file" / "below"))
+
+
+@pytest.mark.parametrize("way", ["inside"], indirect=True)
+def test_a_later_save_that_fails_is_logged(way, tmp_path, monkeypatch, caplog):
+    write, calls = saving.write, itertools.count()
+
+    async def full(*args, **kwargs):
+        if next(calls):
+            await saving.drop(args[0], args[1].name)
+            raise CheckpointError("no space is left")
+        return await write(*args, **kwargs)
+
+    def stop(history):
+        until(lambda: manifests(tmp_path))
+
+    monkeypatch.setattr(saving, "write", full)
+    with new_store() as store:
+        result = train(store, 3, checkpoint=Checkpoints(tmp_path), stop=stop)
+    assert len(result.history) == 3
+    assert next(calls) >= 2
+    assert len(manifests(tmp_path)) == 1
+    assert "a checkpoint could not be written: no space is left" in caplog.text
+
+
+def test_what_checkpoints_takes(tmp_path):
+    assert Checkpoints(tmp_path).url == str(tmp_path)
+    secret = Checkpoints("s3://who:pass@b/x?t=1", storage_options={"key": "hidden"})
+    for text in (repr(secret), str(secret)):
+        assert "pass" not in text
+        assert "hidden" not in text
+    for given, error, words in (
+        ({"url": 5}, TypeError, "URL"),
+        ({"url": ""}, ValueError, "URL"),
+        ({"every": 0}, ValueError, "every must be at least 1"),
+        ({"every": "round"}, ValueError, "'epoch' or a number"),
+        ({"every": 1.5}, TypeError, "every"),
+        ({"keep": 0}, ValueError, "keep"),
+    ):
+        with pytest.raises(error, match=words):
+            Checkpoints(**{"url": tmp_path, **given})
+
+
+@pytest.mark.parametrize("way", ["inside"], indirect=True)
+def test_arguments_that_do_not_go_together(way, tmp_path):
+    where = Checkpoints(tmp_path)
+    with new_store() as store:
+        for given, error, words in (
+            ({"resume": True}, ValueError, "resume=True needs checkpoint="),
+            ({"checkpoint": tmp_path}, TypeError, r"daskps.Checkpoints\(url\)"),
+            ({"checkpoint": where, "resume": 1}, TypeError, "resume"),
+            (
+                {"checkpoint": where, "resume": True, "reset_optimizer": True},
+                ValueError,
+                "reset_optimizer=True",
+            ),
+        ):
+            with pytest.raises(error, match=words):
+                train(store, 1, **given)
+        assert not manifests(tmp_path)
