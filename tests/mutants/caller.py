@@ -195,4 +195,11 @@ MUTANTS = (
             "tests/cluster/caller/test_charged.py::test_the_log_says_once_what_lasts_and_how_to_allow_it",
         ),
     ),
+    Mutant(
+        "manifests-of-files-nobody-saw",
+        "daskps.cluster.caller.saving:_seal",
+        "if there.get(path) != nbytes:",
+        "if False:",
+        ("tests/cluster/test_saving.py::test_a_url_that_is_not_shared_is_found_out",),
+    ),
 )

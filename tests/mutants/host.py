@@ -135,4 +135,29 @@ MUTANTS = (
             "::test_a_step_without_a_ticket_ends_the_wait_of_those_that_have_one",
         ),
     ),
+    Mutant(
+        "restores-without-digests",
+        "daskps.cluster.host.installing:_Reading.content",
+        "check_content(content, manifest.file_at[path], parameter)",
+        "pass",
+        ("tests/cluster/test_saving.py::test_a_damaged_file_makes_no_store[any.rows]",),
+    ),
+    Mutant(
+        "held-shards-that-went-on",
+        "daskps.cluster.host.held_copies:HeldShard.get",
+        "self._check()",
+        "pass",
+        (
+            "tests/cluster/test_saving.py::test_a_held_shard_that_goes_on_fails_the_save",
+        ),
+    ),
+    Mutant(
+        "no-room-for-copies",
+        "daskps.cluster.host.cuts:_has_room",
+        "return not limit or held + need <= host.worker.pause_share * limit",
+        "return True",
+        (
+            "tests/cluster/test_saving.py::test_where_no_copy_fits_pushes_wait_until_all_is_written",
+        ),
+    ),
 )
