@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from daskps.checkpoint.digests import digest
-from daskps.checkpoint.manifest import MANIFEST
+from daskps.checkpoint.manifest import MANIFEST, is_torn
 from daskps.checkpoint.storage import Storage
 from daskps.checkpoint.texts import from_bytes
 from daskps.errors import CheckpointError
@@ -145,20 +145,19 @@ def find(url: str, options: StorageOptions = None) -> FoundCheckpoint:
     """
     storage = Storage(url, options)
     if number_of(url.rpartition("/")[2]) >= 0 or storage.has(MANIFEST):
-        return _found(storage, url, "")
+        content = storage.read(MANIFEST)
+        return FoundCheckpoint(url, from_bytes(content), digest(content))
     for folder in _folders(storage):
-        if storage.has(f"{folder}/{MANIFEST}"):
-            return _found(storage, f"{url}/{folder}", folder)
+        path = f"{folder}/{MANIFEST}"
+        # One that was not written to its end is none, where no rename makes it whole.
+        if storage.has(path) and not is_torn(content := storage.read(path)):
+            manifest = from_bytes(content, folder)
+            return FoundCheckpoint(f"{url}/{folder}", manifest, digest(content))
     raise CheckpointError(
         f"no checkpoint at {storage.url}: no folder ckpt-... there has a {MANIFEST}; look "
         f"at the URL, or save one with store.save(url)",
         MANIFEST,
     )
-
-
-def _found(storage: Storage, url: str, folder: str) -> FoundCheckpoint:
-    content = storage.read(f"{folder}/{MANIFEST}".strip("/"))
-    return FoundCheckpoint(url, from_bytes(content, folder), digest(content))
 
 
 def remove(storage: Storage, folder: str) -> None:

@@ -4,10 +4,11 @@ It is written last, so a checkpoint without one does not exist. It begins with a
 what follows, and what it says is looked at before anything is done with it::
 
     {"digest": "<32 hexadecimal digits>",
-    "format": 1, ...}
+    "format": 1, ..., "end": true}
 
 The digest is that of all that follows the first line. Every format to come keeps this
-line and "format", so that what is newer can be told from what is damaged.
+line, "format" and the end, so that what is newer, damaged, and not written to its end can
+be told from each other.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 #: Its name in the folder of a checkpoint, and the format that is written.
 MANIFEST: Final = "manifest.json"
 FORMAT: Final = 1
-_BEGIN, _BETWEEN = b'{"digest": "', b'",\n'
+_BEGIN, _BETWEEN, _END = b'{"digest": "', b'",\n', b'"end": true}'
 _HEAD = len(_BEGIN) + N_DIGITS + len(_BETWEEN)
 
 
@@ -172,8 +173,13 @@ class Manifest:
 
 def sealed(body: Mapping[str, Any]) -> bytes:
     """Return the text of a manifest, with the digest of what it says."""
-    text = json.dumps(body).encode("ascii")[1:]
+    text = json.dumps({**body, "end": True}).encode("ascii")[1:]
     return _BEGIN + digest(text).encode("ascii") + _BETWEEN + text
+
+
+def is_torn(content: bytes) -> bool:
+    """Return whether a manifest was not written to its end: as if there were none."""
+    return not content.endswith(_END)
 
 
 def unsealed(content: bytes, file: str) -> dict[str, Any]:
@@ -186,7 +192,7 @@ def unsealed(content: bytes, file: str) -> dict[str, Any]:
     """
     text = content[_HEAD:]
     told = content[len(_BEGIN) : _HEAD - len(_BETWEEN)]
-    if content[:_HEAD] != _BEGIN + told + _BETWEEN or not text.endswith(b"}"):
+    if content[:_HEAD] != _BEGIN + told + _BETWEEN or is_torn(content):
         raise CheckpointError(
             f"{file} is no whole manifest of daskps: of {len(content):,} bytes beginning "
             f"with {content[:40]!r}; restore another checkpoint",

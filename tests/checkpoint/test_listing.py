@@ -86,8 +86,15 @@ def test_a_damaged_one_says_so_and_the_others_count(storage, tmp_path):
     assert damaged.error is not None
     assert damaged.error.file == f"{bad}/{MANIFEST}"
     assert newest(storage, "a") == good
-    # Who asks for the newest of all is not given an older one in silence.
+    # What was not written to its end is none.
+    assert find(str(tmp_path)).url == f"{tmp_path}/{good.folder}"
     with pytest.raises(CheckpointError, match="no whole manifest"):
+        find(f"{tmp_path}/{bad}")
+    # But who asks for the newest is not given an older one where it was damaged.
+    content = bytearray((tmp_path / good.folder / MANIFEST).read_bytes())
+    content[200] ^= 1
+    at.write_bytes(content)
+    with pytest.raises(CheckpointError, match="another digest"):
         find(str(tmp_path))
     found = find(f"{tmp_path}/{good.folder}")
     assert found.url == f"{tmp_path}/{good.folder}"

@@ -16,6 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import daskps
 from daskps import optim
+from daskps.checkpoint.listing import find
 from daskps.checkpoint.manifest import MANIFEST, sealed
 from daskps.cluster.caller import creation, saving
 from daskps.errors import (
@@ -460,6 +461,7 @@ def test_a_save_may_be_killed_at_every_operation(faulty):
         assert {path: after[path] for path in before} == before
         torn += not saved and any(MANIFEST in path for path in after.keys() - before)
         there = daskps.list_checkpoints(url, storage_options=OPTIONS)
+        assert find(url, OPTIONS).url == there[-1].url
         assert there[0] == first
         assert len(there) == 1 + saved
         third = store.save(url, storage_options=OPTIONS)

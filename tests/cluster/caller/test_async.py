@@ -326,3 +326,16 @@ async def test_a_store_that_was_not_awaited_says_so(c, s, a, b):
             use()
     assert not hasattr(made, "_repr_html_")
     await made
+
+
+@gen_cluster(client=True)
+async def test_saving_and_restoring_are_awaited(c, s, a, b, tmp_path):
+    store = await made(c)
+    await store.push({"w": np.ones_like(W)})
+    info = await store.save(tmp_path)
+    writing = await store.save(tmp_path, wait=False)
+    assert isinstance(writing, CallFuture)
+    second = await writing
+    assert (info.sequence, second.sequence) == (1, 2)
+    async with daskps.restore(tmp_path, client=c, shards=1) as again:
+        assert ((await again["w"].pull()) == W - 1).all()
