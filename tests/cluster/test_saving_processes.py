@@ -17,10 +17,10 @@ import daskps
 from daskps import optim
 from daskps.bench.snapshot import Oracle, check
 from daskps.checkpoint.manifest import MANIFEST, Manifest
-from daskps.cluster.caller import saving
+from daskps.cluster.caller import creation, saving
 from daskps.cluster.wire.deadline import Deadline
 from tests.cluster.saved import filled, link_of, push, restored, save
-from tests.support import PATIENCE, local_cluster, store
+from tests.support import PATIENCE, local_cluster, store, until
 
 
 def read(folder: Path, manifest: Manifest) -> dict[str, Any]:
@@ -85,7 +85,13 @@ def test_every_shard_contains_the_same_pushes_of_every_producer(
     s.delete()
 
 
-def test_a_worker_that_dies_fails_the_save_and_pushes_go_on(tmp_path):
+def replaced(client: Any, worker: str) -> None:
+    """Wait until a worker is gone and another one there in its place."""
+    until(lambda: worker not in client.scheduler_info()["workers"])
+    client.wait_for_workers(2, timeout=PATIENCE)
+
+
+def test_a_worker_that_dies_fails_the_save_and_pushes_go_on(tmp_path, monkeypatch):
     with local_cluster(n_workers=2, threads=1) as client:
         s = filled(3)
         before, _ = save(s, tmp_path)
@@ -105,3 +111,23 @@ def test_a_worker_that_dies_fails_the_save_and_pushes_go_on(tmp_path):
         assert manifest.parameters[0].steps == 9
         other = restored(link, folder, 2)
         assert other["w"].pull().tobytes() == s["w"].pull().tobytes()
+        # One that dies while a store is made of it leaves nothing of that store.
+        other.close()
+        replaced(client, victim)
+        names = {info.uid for info in daskps.list_stores()}
+        install = creation._install
+
+        async def dying(link: Any, meta: Any, source: Any) -> None:
+            gone.append(meta.owners[-1])
+            os.kill(pids[gone[0]], signal.SIGKILL)
+            await install(link, meta, source)
+
+        pids, gone = client.run(os.getpid), list[str]()
+        monkeypatch.setattr(creation, "_install", dying)
+        with pytest.raises(daskps.ShardLostError, match="while the store was made"):
+            restored(link, folder, 2)
+        assert {info.uid for info in daskps.list_stores()} == names
+        monkeypatch.undo()
+        replaced(client, gone[0])
+        with restored(link, folder, 2) as again:
+            assert again["w"].pull().shape == (10, 3)
