@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from daskps.cluster.runs.epochs import epochs_of
 from daskps.epochs import Epochs
+from daskps.errors import CheckpointError
 from daskps.training.progress import Progress, TrainedBy
 
 if TYPE_CHECKING:
@@ -37,19 +38,28 @@ async def last_round(
 ) -> Beginning:
     """Return where the run before has ended, in this store or in its last checkpoint.
 
-    A checkpoint is for a store that nobody has trained or pushed to; any other is at least
-    as far as its own.
+    Raises
+    ------
+    CheckpointError
+        Where the last checkpoint is further than the store, which is not new.
     """
     found, described = await epochs_of(link, store.uid, store.name)
     run = TrainedBy.from_json(json.loads(described)) if described else None
     before, folder = Progress(found, run), ""
     history: list[Epoch] = []
-    if saves is not None:
-        is_new = await saves.is_new()
-        if saved := await saves.find(own=not is_new):
-            name, progress, history = saved
-            if is_new:
-                before, folder = progress, name
+    if saves is not None and (saved := await saves.find()):
+        if await saves.is_new():
+            before, folder, history = saved.progress, saved.folder, saved.history
+        elif saved.is_own:
+            history = saved.history
+        elif saved.progress.epochs.place > found.place:
+            raise CheckpointError(
+                f"store {store.name!r} has been trained or pushed to, and the checkpoint "
+                f"{saved.folder}, which is further (epoch {saved.progress.epochs.ended}), "
+                f"was saved of another one: it is loaded into a new store only. Make the "
+                f"store anew, or pass resume=False or another URL",
+                saved.folder,
+            )
     if before.run is None:
         before = Progress(Epochs(before.epochs.following))
     ended = before.epochs.ended

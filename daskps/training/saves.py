@@ -8,7 +8,7 @@ import logging
 import time
 from dataclasses import asdict, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from daskps.checkpoint import listing
 from daskps.checkpoint.storage import Storage
@@ -29,6 +29,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 #: How long a save waits to hear of an epoch that has ended.
 HEAR_SECONDS = 10.0
+
+
+class Saved(NamedTuple):
+    """The newest checkpoint that a run may go on from."""
+
+    folder: str
+    progress: Progress
+    #: Of the epochs that had ended.
+    history: list[Epoch]
+    #: Whether it is of the store's own lineage.
+    is_own: bool
 
 
 class Saves:
@@ -61,18 +72,17 @@ class Saves:
         rows = await self._shards.control("versions")
         return not any(version for of in rows for _, version in of)
 
-    async def find(self, *, own: bool) -> tuple[str, Progress, list[Epoch]] | None:
-        """Return the newest checkpoint: its folder, how far it is, and what there was.
-
-        Of the store's own lineage, or of the last store of its name.
-        """
-        found = await filling.newest(self._shards, self._target, own=own)
+    async def find(self) -> Saved | None:
+        """Return the newest checkpoint of a store of this name, if there is one."""
+        found = await filling.newest(self._shards, self._target)
         if found is None:
             return None
         folder, manifest = found
         values = {"epochs": list(manifest.epochs), **manifest.progress}
         progress = Progress.from_json(values, folder)
-        return folder, progress, history_of(manifest.history, folder)
+        history = history_of(manifest.history, folder)
+        is_own = manifest.lineage == self._shards.meta.lineage
+        return Saved(folder, progress, history, is_own)
 
     async def load(self, folder: str, progress: Progress) -> None:
         """Load a checkpoint into the store, which is at version 0."""

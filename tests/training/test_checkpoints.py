@@ -13,6 +13,8 @@ import pytest
 import daskps
 from daskps import CheckpointError, Checkpoints, TableSpec, optim
 from daskps.cluster.caller import saving
+from daskps.training import saves
+from daskps.training.saves import history_of
 from tests.support import INSIDE, until
 from tests.training.test_epochs import HOW, X, Y, bits, drawn, gradient, told
 
@@ -140,6 +142,66 @@ def test_a_live_store_goes_on_from_where_it_is(way, tmp_path):
 
 
 @pytest.mark.parametrize("way", ["inside"], indirect=True)
+def test_a_store_with_a_push_is_loaded_from_none(way, tmp_path):
+    """It would begin with epoch 0, and nobody might see that."""
+    how: dict[str, Any] = {"checkpoint": Checkpoints(tmp_path), "resume": True, **ROWS}
+    with new_store() as store:
+        train(store, 2, **how)
+    with new_store() as store:
+        store.assign({"b": 1.0})
+        with pytest.raises(CheckpointError, match=r"further \(epoch 2\)"):
+            train(store, 3, **how)
+        assert max(store.versions) == 1
+        # What is further goes on.
+        train(store, 3, **ROWS)
+        assert train(store, 4, **how).history[-1].epoch == 3
+
+
+@pytest.mark.parametrize("way", ["process"], indirect=True)
+@pytest.mark.parametrize("execution", ["resident", "graph"])
+def test_processes_go_on_where_a_checkpoint_was_saved(way, execution, tmp_path):
+    """The caller ends the run after an epoch; its store goes, and with it its memory."""
+
+    class Strike:
+        def on_epoch(self, run):
+            until(lambda: manifests(tmp_path))
+            raise FailedError
+
+    where = Checkpoints(tmp_path, every=2)
+    how = {"execution": execution, "checkpoint": where, "resume": True, **ROWS}
+    with new_store(shards=2) as whole, new_store(shards=2) as store:
+        train(whole, 3, **ROWS)
+        with pytest.raises(FailedError):
+            train(store, 3, callbacks=[Strike()], **how)
+        store.close()
+        with new_store(shards=3) as other:
+            result = train(other, 3, **how)
+            assert bits(other) == bits(whole)
+            assert result.stats["clock"] < 21
+
+
+@pytest.mark.parametrize("way", ["inside"], indirect=True)
+def test_without_rounds(way, tmp_path):
+    """One trainer: nobody is ahead of it, and the bits are the same."""
+    how: dict[str, Any] = {"sync": "asp", "trainers": 1, "weights": None, **ROWS}
+    where = {"checkpoint": Checkpoints(tmp_path, every=1), "resume": True}
+    with new_store() as whole, new_store() as store, new_store(shards=1) as other:
+        train(whole, 3, **how)
+        fail_at(17, tmp_path)
+        with pytest.raises(FailedError):
+            train(store, 3, fails, **how, **where)
+        result = train(other, 3, **how, **where)
+        assert bits(other) == bits(whole)
+        assert result.stats["clock"] < 36
+
+
+@pytest.mark.parametrize("rows", [[{}], [{"epoch": "x"}], [[1]], [{"epoch": 1}]])
+def test_a_history_that_is_none(rows):
+    with pytest.raises(CheckpointError, match="a-folder"):
+        history_of(rows, "a-folder")
+
+
+@pytest.mark.parametrize("way", ["inside"], indirect=True)
 def test_nothing_is_loaded_of_what_does_not_fit(way, tmp_path):
     how: dict[str, Any] = {"checkpoint": Checkpoints(tmp_path), "resume": True, **ROWS}
     with new_store() as store:
@@ -182,7 +244,8 @@ def test_a_url_that_cannot_be_written_is_heard_of(way, tmp_path):
 
 
 @pytest.mark.parametrize("way", ["inside"], indirect=True)
-def test_a_later_save_that_fails_is_logged(way, tmp_path, monkeypatch, caplog):
+def test_a_later_save_that_fails_is_logged(way, tmp_path, monkeypatch):
+    said: list[str] = []
     write, calls = saving.write, itertools.count()
 
     async def full(*args, **kwargs):
@@ -195,12 +258,15 @@ def test_a_later_save_that_fails_is_logged(way, tmp_path, monkeypatch, caplog):
         until(lambda: manifests(tmp_path))
 
     monkeypatch.setattr(saving, "write", full)
+    monkeypatch.setattr(
+        saves.logger, "warning", lambda text, *of: said.append(text % of)
+    )
     with new_store() as store:
         result = train(store, 3, checkpoint=Checkpoints(tmp_path), stop=stop)
     assert len(result.history) == 3
     assert next(calls) >= 2
     assert len(manifests(tmp_path)) == 1
-    assert "a checkpoint could not be written: no space is left" in caplog.text
+    assert said[-1] == "daskps: a checkpoint could not be written: no space is left"
 
 
 def test_what_checkpoints_takes(tmp_path):

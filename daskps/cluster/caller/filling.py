@@ -26,29 +26,25 @@ if TYPE_CHECKING:
 
 
 async def newest(
-    shards: ShardClient, target: CheckpointTarget, *, own: bool
+    shards: ShardClient, target: CheckpointTarget
 ) -> tuple[str, Manifest] | None:
     """Return folder and manifest of the last checkpoint of a store, if there is one.
 
     Parameters
     ----------
     shards : ShardClient
-        The store.
+        The store, or another of its name: in a new cluster that is another one.
     target : CheckpointTarget
         Where its checkpoints are.
-    own : bool
-        Of its own lineage; else of any store of its name, as of a run before.
     """
-    return await asyncio.to_thread(_newest, shards.meta, target, own)
+    return await asyncio.to_thread(_newest, shards.meta, target)
 
 
-def _newest(
-    meta: StoreMap, target: CheckpointTarget, own: bool
-) -> tuple[str, Manifest] | None:
+def _newest(meta: StoreMap, target: CheckpointTarget) -> tuple[str, Manifest] | None:
     name = "" if meta.session else meta.name
     for entry in reversed(listing.entries(Storage(target.url, target.options))):
         of = entry.manifest
-        if of is not None and (of.lineage == meta.lineage if own else of.store == name):
+        if of is not None and (of.lineage == meta.lineage or of.store == name):
             return entry.folder, of
     return None
 
