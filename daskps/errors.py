@@ -316,8 +316,8 @@ class ShardLostError(DaskPSError, RuntimeError):
             )
         return (
             f"shard {self.shard} of store {self.store!r} is lost: worker "
-            f"{self.worker} {self.reason}. No other copy is known and there is no "
-            f"checkpoint; create the store again from your own values."
+            f"{self.worker} {self.reason}. No other copy is known; make the "
+            f"store again from a checkpoint, daskps.restore(url), or from your own values."
         )
 
 

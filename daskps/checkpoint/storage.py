@@ -178,9 +178,8 @@ class Storage:
             return Complaint(f"the package for {scheme}:// is not installed", is_gone)
         if isinstance(error, OSError) and error.errno:
             return Complaint(f"{name}: {os.strerror(error.errno)}", is_gone)
-        return Complaint(
-            f"{name}: {text:.200}" if self._is_open and text else name, is_gone
-        )
+        said = f"{name}: {text:.200}" if self._is_open and text else name
+        return Complaint(said, is_gone)
 
     # -- writing ---------------------------------------------------------------
 

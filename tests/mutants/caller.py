@@ -182,7 +182,7 @@ MUTANTS = (
     Mutant(
         "task-that-runs-again-has-the-copy",
         "daskps.cluster.caller.snapshots:take_copies",
-        "if copy is None:",
+        "if not isinstance(copy, ShardCopy):",
         "if host is None:",
         ("tests/cluster/caller/test_snapshots.py::test_lost_worker_is_named",),
     ),

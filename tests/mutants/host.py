@@ -109,7 +109,7 @@ MUTANTS = (
     ),
     Mutant(
         "copy-that-outlived-its-cut",
-        "daskps.cluster.host.cuts:copy_cut.copy",
+        "daskps.cluster.host.cuts:_copy",
         "if made is None or held != [True]:",
         "if made is None:",
         (
@@ -137,8 +137,8 @@ MUTANTS = (
     ),
     Mutant(
         "restores-without-digests",
-        "daskps.cluster.host.installing:_Reading.content",
-        "check_content(content, manifest.file_at[path], parameter)",
+        "daskps.checkpoint.reading:read_file",
+        "check_content(content, file, of)",
         "pass",
         ("tests/cluster/test_saving.py::test_a_damaged_file_makes_no_store[any.rows]",),
     ),

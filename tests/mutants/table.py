@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants import (
     caller,
+    checkpoints,
     cuts,
     directory,
     graph,
@@ -40,6 +41,7 @@ ROOMS: dict[str, tuple[Mutant, ...]] = {
     "rules": rules.MUTANTS,
     "ground": ground.MUTANTS,
     "training": training.MUTANTS,
+    "checkpoints": checkpoints.MUTANTS,
     "store": store.MUTANTS,
 }
 MUTANTS: tuple[Mutant, ...] = tuple(m for room in ROOMS.values() for m in room)
