@@ -403,6 +403,8 @@ class Shard:
 
         In a run in rounds :meth:`ShardRun.attach_rounds` comes first.
         """
+        # Else nobody reads rows without the lock until somebody has taken it.
+        settle(self.segment)
         self.set_gate()
         self._apply_complete()
         return self._wake()

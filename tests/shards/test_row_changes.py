@@ -140,3 +140,14 @@ def test_rows_that_are_there_again_after_a_withdrawal_are_told():
     said = changes_locked(shard.segment, asked._replace(since=3))
     assert said.ids is not None
     assert (said.version, said.complete, said.ids.tolist()) == (4, False, [1, 2])
+
+
+def test_who_takes_over_settles_what_a_dead_owner_was_at(shard):
+    """Else all who read rows without the lock would have to ask until the next push."""
+    shard.segment.header[ROWS_SEQUENCE] += 1
+    assert changes(shard.segment, ChangesAsked(EMB, 0, 100)) is None
+    shard.take_over()
+    said = changes(shard.segment, ChangesAsked(EMB, 0, 100))
+    assert said is not None
+    assert said.ids is not None
+    assert said.ids.tolist() == [1, 2, 3]
