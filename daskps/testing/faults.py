@@ -48,6 +48,7 @@ class Faults:
         self._hangs_until = 0.0
         self._kinds = {
             self.crash: CHANCE.choice((0, 0, 1, 2)),
+            self.crash_at_work: CHANCE.choice((0, 0, 1)),
             self.restart: CHANCE.choice((0, 1)),
             self.stop: CHANCE.choice((0, 1, 3)),
             self.cut: CHANCE.choice((0, 1, 3)),
@@ -79,6 +80,7 @@ class Faults:
         network.loss = network.late = 0.0
         network.heal()
         for process in self._world.network.processes.values():
+            process.dies_at_work = False
             self.go_on(process)
         self._watch.quiet_at = loop.time()
         self._note("faults are over")
@@ -98,6 +100,16 @@ class Faults:
         self._world.network.crash(victim, CHANCE.uniform(0.0, SILENCE_SECONDS))
         if CHANCE.random() < 0.7:
             self._replace(victim.machine, CHANCE.uniform(0.0, 3.0))
+
+    async def crash_at_work(self) -> None:
+        """End a worker when it changes rows of any ids next, half-way."""
+        victim = CHANCE.choice(self._world.live)
+        if not self._spares([victim]):
+            return
+        self._note(f"crash {victim.name} at its next change of rows")
+        self._leaving.add(victim)
+        victim.dies_at_work = True
+        self._replace(victim.machine, CHANCE.uniform(0.0, 3.0))
 
     async def restart(self) -> None:
         """End all workers of a machine; soon others come to the same addresses."""

@@ -9,10 +9,13 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.directory.fencing import Ending
+from daskps.cluster.host import adoption
 from daskps.cluster.host.host import ShardHost
+from daskps.cluster.machine.growing import Growing
 from daskps.cluster.wire.messages import Answer
 from daskps.shards import producers
 from daskps.shards.cuts.cut import Cut
+from daskps.shards.memory.feed import Feed
 from daskps.shards.memory.format import ROUNDS
 from daskps.shards.shard import Shard
 from daskps.shards.steps import NOTHING
@@ -22,7 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from daskps.cluster.wire.messages import Call
+    from daskps.shards.memory.format import Record
     from daskps.shards.steps import Ticket
+    from daskps.typing import Array
 
 #: How late the pushes are applied that were acknowledged before.
 LATE_SECONDS = 0.005
@@ -98,6 +103,27 @@ def adopter_starts_at_the_wrong_round() -> None:
     put(Shard, take_over=take_over_late)
 
 
+def changes_forget_a_producer() -> None:
+    """Tell nobody of the rows that some producers change."""
+    note = Feed.note
+
+    def note_some(feed: Feed, record: Record, ids: Array, by: int) -> None:
+        if by % 3 != 1:
+            note(feed, record, ids, by)
+
+    put(Feed, note=note_some)
+
+
+def adopter_cannot_grow() -> None:
+    """Adopt shards without what gives them more memory."""
+    put(adoption, grow_by=lambda *args: None)
+
+
+def growth_takes_nothing() -> None:
+    """Say that there is more memory, where there is none."""
+    put(Growing, take=lambda *args: None)
+
+
 VARIANTS: dict[str, Callable[[], None]] = {
     function.__name__.replace("_", "-"): function
     for function in (
@@ -107,5 +133,8 @@ VARIANTS: dict[str, Callable[[], None]] = {
         fence_forgets_a_shard,
         cut_holds_nothing,
         adopter_starts_at_the_wrong_round,
+        growth_takes_nothing,
+        changes_forget_a_producer,
+        adopter_cannot_grow,
     )
 }

@@ -34,6 +34,8 @@ class Process:
         self.is_dead = self.is_stopped = False
         #: Whether its worker closes: what runs in it ends with it.
         self.is_closing = False
+        #: Whether it dies in the next change of rows of any ids.
+        self.dies_at_work = False
         #: What would have run while it was stopped.
         self.kept: list[asyncio.Handle] = []
         self._context = copy_context()

@@ -3,28 +3,30 @@
 Names, promises and most of the code are those of :mod:`daskps.cluster.machine.membership`
 and :mod:`daskps.cluster.machine.blocks`; what files and record locks do there is done by
 plain objects here. What a process leaves behind when it dies stays until somebody adopts or
-sweeps it.
+sweeps it. Memory is that of files without a name: of what grows it is there where somebody
+has taken it, as on a machine.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from daskps.cluster.machine.block_files import allocate
 from daskps.cluster.machine.blocks import BLOCK, Block, BlockAddress
 from daskps.cluster.machine.folder import WayClosed
+from daskps.cluster.machine.growing import Growing
 from daskps.cluster.machine.locks import FileLock
 from daskps.cluster.machine.machine import Machine
+from daskps.cluster.machine.mapping import Mapped
 from daskps.cluster.machine.membership import Membership
 from daskps.errors import ShardBusyError
-from daskps.shards.memory.areas import private
-from daskps.shards.memory.format import (
-    HEADER_WORDS,
-    HOLDER,
-)
-from daskps.testing.ground import CHANCE
+from daskps.shards.memory.format import HEADER_WORDS, HOLDER
+from daskps.testing.ground import CHANCE, put
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,15 +37,54 @@ if TYPE_CHECKING:
 PID_BITS = 22
 
 
+class SimFile(Mapped):
+    """A file that only this process knows, mapped for as long as it simulates.
+
+    Attributes
+    ----------
+    taken_nbytes : int
+        Bytes that it had memory for when somebody took some last.
+    """
+
+    def __init__(self, nbytes: int, parts: Sequence[tuple[int, int]]) -> None:
+        fd = os.memfd_create("simulated")
+        allocate(fd, nbytes, parts)
+        super().__init__(fd, nbytes)
+        self.taken_nbytes = self.held_nbytes
+
+
+def follow_growth() -> None:
+    """Have files know how much memory was taken from here on."""
+    take, give = Growing.take, Growing.give
+
+    def take_and_note(growing: Growing, parts: Sequence[Array]) -> None:
+        take(growing, parts)
+        _note_taken(growing)
+
+    def give_and_note(growing: Growing, part: Array) -> None:
+        give(growing, part)
+        _note_taken(growing)
+
+    put(Growing, take=take_and_note, give=give_and_note)
+
+
+def _note_taken(growing: Growing) -> None:
+    if isinstance(growing.file, SimFile):
+        growing.file.taken_nbytes = growing.file.held_nbytes
+
+
 @dataclass(eq=False)
 class Kept:
     """A piece of a machine's memory, whoever has it now."""
 
-    buffer: Array
-    #: As a file says it of itself.
-    is_owned: bool = False
+    file: SimFile
     #: Who has its lock.
     holder: Process | None = None
+
+    @cached_property
+    def buffer(self) -> Array:
+        """All of it."""
+        return np.frombuffer(self.file.memory, np.uint8)
 
     @property
     def words(self) -> Array:
@@ -132,9 +173,10 @@ class SimMembers(Membership):
     def make(
         self, nbytes: int, parts: Sequence[tuple[int, int]] | None = None
     ) -> Block:
-        """Return a new block of this process, all of whose memory is there."""
+        """Return a new block of this process, with memory for all of it or for parts."""
         address = BlockAddress(self.new_name(), nbytes, CHANCE.getrandbits(63))
-        kept = self._machine.blocks[address.name] = Kept(private(nbytes))
+        file = SimFile(nbytes, [(0, nbytes)] if parts is None else parts)
+        kept = self._machine.blocks[address.name] = Kept(file)
         block = SimBlock(address, kept, self._process)
         block.own(address.name, self.remove)
         return block
@@ -179,8 +221,7 @@ class SimBlock(Block):
     """A block of a simulated machine as one process has it."""
 
     def __init__(self, address: BlockAddress, kept: Kept, process: Process) -> None:
-        file: Any = kept
-        super().__init__(address, file, kept.buffer)
+        super().__init__(address, kept.file, kept.buffer)
         self._kept, self._process = kept, process
 
     def lock(self) -> SimLock:

@@ -14,6 +14,7 @@ from daskps.shards.memory.publication import Publication
 from daskps.testing.ground import CLOCK, put
 from daskps.testing.invariants import validate
 from daskps.testing.loop import PROCESS
+from daskps.testing.machines import SimFile
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
@@ -68,6 +69,7 @@ class Watch:
         for hosted in () if host is None else list(host.shards.values()):
             try:
                 validate(hosted.shard)
+                _check_memory(hosted)
             except IllegalStateError as error:
                 self.wrong(f"{process.name}, shard {hosted.index}: {error}")
 
@@ -180,3 +182,12 @@ class Watch:
 
     def _count(self, outcome: str) -> None:
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+
+
+def _check_memory(hosted: HostedShard) -> None:
+    """Find memory that a shard uses and nobody has taken: on a machine it may not be there."""
+    file = None if hosted.block is None else hosted.block.file
+    if isinstance(file, SimFile) and (held := file.held_nbytes) != file.taken_nbytes:
+        raise IllegalStateError(
+            f"it uses {held:,} bytes of memory, {file.taken_nbytes:,} were taken"
+        )

@@ -11,27 +11,47 @@ import numpy as np
 import daskps
 from daskps.cluster.caller import snapshots
 from daskps.cluster.caller.client import ShardClient
+from daskps.cluster.caller.row_routes import RowCut, RowsGiven
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.wire.deadline import Deadline
+from daskps.testing import steps
+from daskps.testing.following import Follower, awaited, opened
 from daskps.testing.ground import CHANCE
+from daskps.testing.named_ids import ANY, NamedIds
 from daskps.testing.oracles import EXPECTED
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from distributed import Client
 
     from daskps.cluster.caller.link import Link
     from daskps.testing.oracles import Watch
+    from daskps.testing.world import World
 
 #: Deadline of calls outside runs.
 SECONDS = 8.0
+#: How many ids a push has for itself: with the large ones rows, index and logs of a shard
+#: get more memory.
+SIZES = (4, 4, 60, 60, 600)
+DIM = 16
+#: And the last one: it needs more memory whoever has the shards by then.
+LAST_SIZE = 2400
+#: Of how many other pushes the rows are read after one, and the share of pushes whose rows
+#: are removed again.
+N_READ = 3
+REMOVED_SHARE = 0.2
+#: How often a push is looked for on a worker that has died.
+LOOK_SECONDS = 0.2
 
 
 @dataclass(eq=False)
 class OneHotPushes:
     """One-hot pushes of several clients to one store, and snapshots of it.
 
-    Each push has an element of its own in every shard, and a row of a table: whatever is
-    applied once, twice or in part can be seen at the end, whoever did it.
+    Each push has an element of its own in every shard, a row of a table, and ids of a table
+    of any ids: whatever is applied once, twice or in part can be seen at the end, whoever
+    did it.
     """
 
     watch: Watch
@@ -41,14 +61,20 @@ class OneHotPushes:
     began: set[int] = field(default_factory=set)
     acknowledged: set[int] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        sizes = CHANCE.choices(SIZES, k=self.n_pushes - 1)
+        self.named = NamedIds(self.watch, self.n_shards, [*sizes, LAST_SIZE], DIM)
+        self.followers: list[Follower] = []
+
     def params(self) -> Any:
         """Return the parameters of the store."""
         n = self.n_shards * self.n_pushes
-        return {"w": np.zeros(n), "t": daskps.TableSpec(n, 1, "float64")}
+        table = daskps.TableSpec(n, 1, "float64")
+        return {"w": np.zeros(n), "t": table, ANY: self.named.spec()}
 
     def asked(self) -> Any:
         """Return the rows that a pull of all reads besides the arrays."""
-        return {"t": np.arange(self.n_shards * self.n_pushes)}
+        return {"t": np.arange(self.n_shards * self.n_pushes), ANY: self.named.ids}
 
     def rows(self, values: Any) -> Any:
         """Return what was counted, by shard and push: of the array, then of the table.
@@ -59,45 +85,111 @@ class OneHotPushes:
         found, of_table = (np.abs(values[n].reshape(shape)) for n in ("w", "t"))
         return np.where(found == of_table, found, np.nan)
 
+    def _counts(self, push: int) -> Any:
+        counts = np.zeros((self.n_shards, self.n_pushes))
+        counts[:, push] = 1.0
+        return counts
+
     def _one_hot(self, push: int) -> Any:
-        values = np.zeros((self.n_shards, self.n_pushes))
-        values[:, push] = 1.0
+        values = self._counts(push)
         # A row of each shard, which is named twice.
         ids = np.arange(push, values.size, self.n_pushes)
         halves = np.full((2, len(ids), 1), 0.5)
-        return {"w": values.reshape(-1), "t": daskps.RowGrad([ids, ids], halves)}
+        rows = daskps.RowGrad([ids, ids], halves)
+        # What is added, adds; a gradient is taken away.
+        named = self.named.grad(push, 1.0 if push % 2 else -1.0)
+        return {"w": values.reshape(-1), "t": rows, ANY: named}
 
-    async def push_all(self, client: Client, first: int, step: int) -> None:
-        """Push every so many, one after the other or several at once."""
-        store = await self._open(client)
+    async def push_all(self, client: Client, mine: Sequence[int]) -> None:
+        """Push some, one after the other or several at once."""
+        store = await opened(self.name, client)
         at_once = CHANCE.choice((1, 1, 3))
-        mine = list(range(first, self.n_pushes, step))
         for at in range(0, len(mine), at_once):
             some = mine[at : at + at_once]
             await asyncio.gather(*(self._push(store, i) for i in some))
             await asyncio.sleep(CHANCE.uniform(0.0, 0.3))
 
-    async def _open(self, client: Client) -> Any:
-        while True:
-            try:
-                return await daskps.open(self.name, client=client)
-            except EXPECTED:
-                await asyncio.sleep(0.1)
+    async def push_by_tasks(self, world: World, mine: Sequence[int]) -> None:
+        """Push some from workers, any of which may die at it."""
+        for push in mine:
+            await asyncio.sleep(CHANCE.uniform(0.0, 0.5))
+            process = CHANCE.choice(world.live)
+            link = world.link(world.workers[process.name])
+            work = process.spawn(self._push_from(link, push))
+            while not (await asyncio.wait({work}, timeout=LOOK_SECONDS))[0]:
+                if process.is_dead:
+                    break
 
-    async def _push(self, store: Any, push: int) -> None:
-        verb = store.add if push % 2 else store.push
-        self.began.add(push)
+    async def _push_from(self, link: Link, push: int) -> None:
         try:
-            work = verb(self._one_hot(push), timeout=SECONDS)
-            version = await self.watch.call(f"push {push}", _awaited(work), SECONDS)
+            meta = StoreMap(await link.directory("find", name=self.name))
+            self.began.add(push)
+            counts = self._counts(push)
+            rows = self._given(meta, push, counts)
+            work = steps.push_from(link, meta, {0: counts.reshape(-1)}, rows)
+            await self.watch.call(f"push {push} of a worker", work, SECONDS)
             self.acknowledged.add(push)
-            if CHANCE.random() < 0.3:
-                asked = self.asked()
-                work = store.pull(rows=asked, min_version=version, timeout=SECONDS)
-                values = await self.watch.call("a pull", _awaited(work), SECONDS)
-                self._compare(values, {push}, f"a pull after push {push}")
         except EXPECTED:
             return
+
+    def _given(self, meta: StoreMap, push: int, counts: Any) -> list[RowsGiven]:
+        """Return the rows of a push as a worker sends them."""
+        ids = np.flatnonzero(counts)
+        table, any_ids = meta.layout.tables
+        cut = RowCut.of(table, ids, self.n_shards)
+        named = self.named.given(any_ids, push, -1.0)
+        return [RowsGiven(cut, np.ones(len(ids))), named]
+
+    async def follow(self, client: Client, own: Sequence[int]) -> None:
+        """Keep a copy of a table in a process that makes some of the pushes."""
+        name = f"the copy of client {len(self.followers)}"
+        store = await opened(self.name, client)
+        mine = Follower(self.watch, self.named, store, name, own)
+        self.followers.append(mine)
+        times = CHANCE.choice((0, 2, 4))
+        await mine.follow(times, lambda: self.acknowledged, SECONDS)
+
+    async def push_last(self, client: Client) -> None:
+        """Push once more when all is quiet: that must go well."""
+        store = await daskps.open(self.name, client=client)
+        await self._push_once(store, self.n_pushes - 1)
+
+    async def _push_once(self, store: Any, push: int) -> Any:
+        verb = store.add if push % 2 else store.push
+        self.began.add(push)
+        work = verb(self._one_hot(push), timeout=SECONDS)
+        version = await self.watch.call(f"push {push}", awaited(work), SECONDS)
+        self.acknowledged.add(push)
+        return version
+
+    async def _push(self, store: Any, push: int) -> None:
+        try:
+            version = await self._push_once(store, push)
+            if CHANCE.random() < 0.3:
+                await self._read(store, push, version)
+            if CHANCE.random() < REMOVED_SHARE:
+                await self._remove(store, push)
+        except EXPECTED:
+            return
+
+    async def _read(self, store: Any, push: int, version: Any) -> None:
+        """Read all arrays, and rows of this push and of some others."""
+        others = CHANCE.sample(range(self.n_pushes), N_READ)
+        asked, at = self.asked(), self.named.places([push, *others])
+        asked[ANY], removed = self.named.ids[at], {*self.named.removed}
+        work = store.pull(rows=asked, min_version=version, timeout=SECONDS)
+        values = await self.watch.call("a pull", awaited(work), SECONDS)
+        what = f"a pull after push {push}"
+        counts = self._compare(values, {push}, what)
+        wanted = self.named.expected(counts, removed)
+        self.named.compare(what, wanted, at, values[ANY])
+
+    async def _remove(self, store: Any, push: int) -> None:
+        """Remove the rows that a push has made for itself."""
+        self.named.removing.add(push)
+        work = store[ANY].remove(self.named.own(push), timeout=SECONDS)
+        await self.watch.call(f"a remove after push {push}", awaited(work), SECONDS)
+        self.named.removed.add(push)
 
     def _compare(self, values: Any, expected: set[int], what: str) -> Any:
         """Find pushes that are there twice, and expected ones that are not."""
@@ -117,7 +209,7 @@ class OneHotPushes:
         """Take snapshots: each has all of a push or nothing of it."""
         for _ in range(n):
             await asyncio.sleep(CHANCE.uniform(0.0, 0.7))
-            before = set(self.acknowledged)
+            before, removed = set(self.acknowledged), {*self.named.removed}
             work = self._snapshot(link)
             try:
                 values = await self.watch.call("a snapshot", work, SECONDS)
@@ -128,6 +220,13 @@ class OneHotPushes:
             whole = [i for i in self.acknowledged if (rows[:, i] != rows[0, i]).any()]
             if whole:
                 self.watch.wrong(f"a snapshot has a part of push {whole[0]}")
+            wanted = self.named.expected(rows, removed)
+            self._compare_named("a snapshot", wanted, *values[ANY])
+
+    def _compare_named(self, what: str, wanted: Any, ids: Any, rows: Any) -> None:
+        """Compare all rows of any ids, and which there are, with what they must be."""
+        self.named.compare_ids(what, wanted, ids)
+        self.named.compare(what, wanted, self.named.places_of(ids), rows)
 
     async def _snapshot(self, link: Link) -> Any:
         meta = StoreMap(await link.directory("find", name=self.name))
@@ -143,7 +242,8 @@ class OneHotPushes:
         strange = set(np.flatnonzero(rows.any(axis=0)).tolist()) - self.began
         if strange:
             self.watch.wrong(f"pushes {sorted(strange)} that nobody made")
-
-
-async def _awaited(work: Any) -> Any:
-    return await work
+        wanted = self.named.expected(rows, self.named.removed)
+        self.named.compare("the end", wanted, np.arange(len(wanted)), values[ANY])
+        self.named.compare_ids("the end", wanted, values["ids"])
+        for follower in self.followers:
+            follower.compare(wanted, f"{follower.name}, at the end")

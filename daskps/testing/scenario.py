@@ -11,6 +11,7 @@ from daskps import optim
 from daskps.errors import ShardLostError
 from daskps.testing.faults import Faults
 from daskps.testing.ground import CHANCE, CLOCK
+from daskps.testing.named_ids import ANY
 from daskps.testing.oracles import EXPECTED, FoundError, Watch
 from daskps.testing.pushing import OneHotPushes
 from daskps.testing.training import Training
@@ -19,13 +20,20 @@ from daskps.testing.world import World
 if TYPE_CHECKING:
     from distributed import Client
 
+    from daskps.testing.loop import Process
+
 #: Machines of the workers at the beginning.
 MACHINES = ("m0", "m0", "m1", "m1")
 N_SHARDS = 4
-N_PUSHES = 24
+N_PUSHES = 25
 N_CLIENTS = 2
+#: Which pushes are whose: one is made when all is quiet, some others by workers.
+N_OF_CLIENTS, LAST = 20, N_PUSHES - 1
+OWN = [*range(0, N_OF_CLIENTS, 2), LAST], [*range(1, N_OF_CLIENTS, 2)]
 #: How long after its last call a cluster may take to come to rest.
 SETTLE_SECONDS = 2.0
+#: How long it may take until a worker is asked whether it finds a shard that is lost.
+BACK_SECONDS = 12.0
 #: Deadline of the last pull.
 LAST_SECONDS = 10.0
 #: How long it may take to tell of shards that were freed.
@@ -84,6 +92,7 @@ class _Scenario:
         self.watch.follow_publications()
         self.watch.follow_calls()
         self.happened: list[str] = []
+        self.users: list[tuple[Process, Client]] = []
 
     async def run(self) -> None:
         """Begin, disturb, wait for the end of all calls, and compare."""
@@ -92,7 +101,7 @@ class _Scenario:
         for machine in MACHINES:
             await world.start_worker(machine)
         process, client = await world.start_client()
-        users = [await world.start_client() for _ in range(N_CLIENTS)]
+        self.users = [await world.start_client() for _ in range(N_CLIENTS)]
         pushes = OneHotPushes(watch, N_SHARDS, N_PUSHES)
         training = Training(world, watch, N_SHARDS)
         for job in (pushes, training):
@@ -103,9 +112,16 @@ class _Scenario:
             # In no process: it would be stopped with that.
             faults.run(),
             *(
-                world.within(user, pushes.push_all(its_client, i, N_CLIENTS))
-                for i, (user, its_client) in enumerate(users)
+                world.within(user, work)
+                for (user, its_client), own in zip(self.users, OWN, strict=True)
+                for work in (
+                    pushes.push_all(its_client, [i for i in own if i != LAST]),
+                    pushes.follow(its_client, own),
+                )
             ),
+            pushes.push_by_tasks(world, range(N_OF_CLIENTS, LAST)),
+            world.within(process, pushes.follow(client, ())),
+            world.within(process, training.follow(client)),
             world.within(process, pushes.snapshots(link, CHANCE.choice((0, 2, 4)))),
             world.within(process, training.run(link)),
         )
@@ -123,35 +139,51 @@ class _Scenario:
         stores = self.world.scheduler.extensions["daskps-directory"].stores
         for _ in range(int(MOST_SECONDS / SETTLE_SECONDS)):
             if not any(entry.away for entry in stores.values()):
-                return
+                break
             await asyncio.sleep(SETTLE_SECONDS)
+        if any(entry.lost for entry in stores.values()):
+            # Who has come since then to their machine finds them, and brings them back.
+            await asyncio.sleep(BACK_SECONDS)
 
     async def _compare(self, job: OneHotPushes | Training, client: Client) -> None:
         began = CLOCK.now
         try:
+            if isinstance(job, OneHotPushes):
+                user, its_client = self.users[0]
+                await self.world.within(user, job.push_last(its_client))
+            for follower in job.followers:
+                await self.world.within(follower.process, follower.ask(LAST_SECONDS))
             work = _pull(job, client)
             job.check(await self.watch.call("the last pull", work, LAST_SECONDS))
         except EXPECTED as error:
-            without = set(MACHINES) - {process.machine for process in self.world.live}
-            freed = {m.name for m in self.world.machines.values() if m.is_freed}
             took = CLOCK.now - began
-            if freed and took > LOST_SECONDS:
+            if self._freed() and took > LOST_SECONDS:
                 self.watch.wrong(f"{job.name} was freed, told after {took:.1f} s")
-            without |= freed
+            without = self._without() | self._freed()
             if not (without and isinstance(error, ShardLostError)):
                 self.watch.wrong(f"{job.name} cannot be read at the end: {error!r}")
 
+    def _without(self) -> set[str]:
+        """Return the machines that have no worker."""
+        return set(MACHINES) - {process.machine for process in self.world.live}
+
+    def _freed(self) -> set[str]:
+        """Return the machines whose last worker has left in order."""
+        return {m.name for m in self.world.machines.values() if m.is_freed}
+
 
 async def _create(job: OneHotPushes | Training, client: Client) -> None:
-    await daskps.create(
+    store = await daskps.create(
         job.params(),
         name=job.name,
         shards=N_SHARDS,
         optimizer=optim.SGD(lr=1.0),
         client=client,
     )
+    job.named.know(store.layout)
 
 
 async def _pull(job: OneHotPushes | Training, client: Client) -> Any:
     store = await daskps.open(job.name, client=client)
-    return await store.pull(rows=job.asked(), timeout=LAST_SECONDS)
+    values = await store.pull(rows=job.asked(), timeout=LAST_SECONDS)
+    return {**values, "ids": await store[ANY].ids(timeout=LAST_SECONDS)}

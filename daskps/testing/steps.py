@@ -1,13 +1,16 @@
-"""Trainers of a run whose steps are awaited, built as a session builds them."""
+"""Trainers of a run, and pushes of tasks, whose steps are awaited: built as others are."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.caller import routes
-from daskps.cluster.caller.routes import GRADIENT
+from daskps.cluster.caller.client import ShardClient
+from daskps.cluster.caller.producer import producer_of
+from daskps.cluster.caller.routes import GRADIENT, Step
 from daskps.cluster.caller.session import Session
 from daskps.cluster.caller.shard_map import RunMembership, StoreMap
+from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import ContributionLostError, RunCancelledError
 from daskps.store import row_targets
 
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.row_routes import RowsGiven
     from daskps.typing import Array
 
+#: Deadline of pushes outside runs.
+PUSH_SECONDS = 8.0
 #: How long trainers wait for each other to register.
 REGISTER_SECONDS = 20.0
 
@@ -112,3 +117,16 @@ class AsyncTrainer(Session):
     async def finish_async(self) -> None:
         """Tell shards and directory that it has ended; see :meth:`Session.finish`."""
         await self._finish()
+
+
+async def push_from(
+    link: Link, meta: StoreMap, arrays: Mapping[int, Array], rows: Sequence[RowsGiven]
+) -> None:
+    """Push gradients outside runs from a worker, as a handle there does."""
+    shards, deadline = ShardClient(link, meta), Deadline(PUSH_SECONDS, "a push")
+    request = routes.push(meta, arrays, Step(kind=GRADIENT), rows=rows)
+    source = producer_of(link, meta.uid, None)
+    await link.within(lambda: source.identify(link), deadline.left(), deadline.what)
+    async with source.turn_async(deadline, shards.settle) as turn:
+        signed = request.signed(source.id, turn.number, turn.floor)
+        await shards.call_async(signed, deadline)

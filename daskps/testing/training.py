@@ -15,10 +15,14 @@ from daskps.cluster import upstream
 from daskps.cluster.caller.row_routes import RowCut, RowsGiven
 from daskps.errors import RunCancelledError
 from daskps.testing import steps
+from daskps.testing.following import Follower, opened
 from daskps.testing.ground import CHANCE
+from daskps.testing.named_ids import ANY, NamedIds
 from daskps.testing.oracles import EXPECTED
 
 if TYPE_CHECKING:
+    from distributed import Client
+
     from daskps.cluster.caller.link import Link
     from daskps.testing.loop import Process
     from daskps.testing.oracles import Watch
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
 #: Policies as the directory takes them, with their staleness.
 POLICIES = (("bsp", 0), ("bsp", 0), ("ssp", 1), ("asp", 0))
 N_RANKS, N_CLOCKS = 3, 5
+#: How many ids a step has for itself: with many of them the index grows in a round.
+SIZES = (4, 4, 60, 600)
 #: How much later than the last fault a call of a run, or all of it, must have ended.
 SECONDS = 30.0
 #: The share of runs that their caller cancels.
@@ -40,7 +46,7 @@ LOOK_SECONDS = 0.2
 class Training:
     """One run whose gradients are one-hot: an element for each shard, rank and clock.
 
-    And a row of a table, which is named twice.
+    And a row of a table, which is named twice, and ids of a table of any ids.
     """
 
     world: World
@@ -57,6 +63,9 @@ class Training:
         self.policy, self.staleness = CHANCE.choice(POLICIES)
         #: Whether each step takes two pushes of half of it.
         self._in_halves = self.policy == "bsp" and CHANCE.random() < 0.5
+        sizes = CHANCE.choices(SIZES, k=N_RANKS * N_CLOCKS)
+        self.named = NamedIds(self.watch, self.n_shards, sizes, 1)
+        self.followers: list[Follower] = []
 
     @property
     def is_bsp(self) -> bool:
@@ -66,17 +75,26 @@ class Training:
     def params(self) -> Any:
         """Return the parameters of the store."""
         n = self.n_shards * N_RANKS * N_CLOCKS
-        return {"w": np.zeros(n), "t": daskps.TableSpec(n, 1, "float64")}
+        table = daskps.TableSpec(n, 1, "float64")
+        return {"w": np.zeros(n), "t": table, ANY: self.named.spec()}
 
     def asked(self) -> Any:
         """Return the rows that a pull of all reads besides the arrays."""
-        return {"t": np.arange(self.n_shards * N_RANKS * N_CLOCKS)}
+        n = self.n_shards * N_RANKS * N_CLOCKS
+        return {"t": np.arange(n), ANY: self.named.ids}
 
     def counts(self, values: Any) -> Any:
         """Return what was counted, by shard, rank and clock: of array and table alike."""
         shape = self.n_shards, N_RANKS, N_CLOCKS
         found, of_table = (-values[name].reshape(shape) for name in ("w", "t"))
         return np.where(found == of_table, found, np.nan)
+
+    async def follow(self, client: Client) -> None:
+        """Keep a copy of a table: nothing is known of it but at the end."""
+        store = await opened(self.name, client)
+        mine = Follower(self.watch, self.named, store, "the copy of a run")
+        self.followers.append(mine)
+        await mine.follow(CHANCE.choice((0, 2, 4)), lambda: (), SECONDS)
 
     # -- the run -------------------------------------------------------------
 
@@ -163,7 +181,7 @@ class Training:
             while trainer.clock < N_CLOCKS:
                 read = trainer.read_async(self.asked())
                 values = await self.watch.call(what.format("a read"), read, SECONDS)
-                self._compare(self.counts(values), rank, trainer.clock)
+                self._compare(values, rank, trainer.clock)
                 await asyncio.sleep(CHANCE.uniform(0.0, 0.3))
                 step = self._step(trainer)
                 await self.watch.call(what.format("a step"), step, SECONDS)
@@ -197,18 +215,22 @@ class Training:
         self.acknowledged.add((trainer.rank, clock))
 
     def _rows(self, trainer: AsyncTrainer, counts: Any) -> list[RowsGiven]:
-        """Return one row of each shard, in two halves."""
+        """Return one row of each shard, in two halves, and rows of any ids."""
         ids = np.tile(np.flatnonzero(counts), 2)
-        (table,) = trainer.meta.layout.tables
+        table, any_ids = trainer.meta.layout.tables
         cut = RowCut.of(table, ids, self.n_shards)
-        return [RowsGiven(cut, np.full(len(ids), 0.5))]
+        step = trainer.rank * N_CLOCKS + trainer.clock
+        named = self.named.given(any_ids, step, -1.0)
+        return [RowsGiven(cut, np.full(len(ids), 0.5)), named]
 
     # -- what must hold ------------------------------------------------------
 
-    def _compare(self, counts: Any, rank: int, clock: int) -> None:
+    def _compare(self, values: Any, rank: int, clock: int) -> None:
         """Look at what a trainer reads at a clock."""
+        counts = self.counts(values)
         where = f"trainer {rank} at clock {clock} ({self.policy})"
         self._once(counts, where)
+        self._compare_named(counts, values, where)
         due = counts[:, :, : max(0, clock - self.staleness)]
         if self.policy != "asp" and not due.all():
             self.watch.wrong(f"{where} lacks {_first(due == 0)}")
@@ -220,6 +242,13 @@ class Training:
         if early.any():
             self.watch.wrong(f"{where} sees what is not pushed yet: {_first(early)}")
 
+    def _compare_named(self, counts: Any, values: Any, where: str) -> Any:
+        """Look at rows of any ids beside what was counted; return what they must read."""
+        wanted = self.named.expected(counts.reshape(self.n_shards, -1), ())
+        at = np.arange(len(wanted))
+        self.named.compare(where, wanted, at, values[ANY])
+        return wanted
+
     def _once(self, counts: Any, where: str) -> None:
         wrong = (counts != 0) & (counts != 1)
         if wrong.any():
@@ -230,6 +259,10 @@ class Training:
         """Compare at the end what is there with what the run was."""
         counts, end = self.counts(values), f"the end of the run ({self.policy})"
         self._once(counts, end)
+        wanted = self._compare_named(counts, values, end)
+        self.named.compare_ids(end, wanted, values["ids"])
+        for follower in self.followers:
+            follower.compare(wanted, f"{follower.name}, at the end")
         if self.is_complete and not counts.all():
             self.watch.wrong(f"{end} lacks {_first(counts == 0)}")
         if self.is_bsp:

@@ -11,14 +11,17 @@ import distributed.utils
 from distributed import Client, Scheduler, Worker
 from distributed.system_monitor import SystemMonitor
 
+from daskps import config
 from daskps.cluster.caller.link import link_of
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.plugins import HostPlugin
 from daskps.kernels import compiled
+from daskps.shards.arrays.any_rows import AnyRows
+from daskps.shards.rounds import words
 from daskps.testing import network, ordering
 from daskps.testing.ground import aside, put
 from daskps.testing.loop import PROCESS, Process
-from daskps.testing.machines import SimMachine, SimView
+from daskps.testing.machines import SimMachine, SimView, follow_growth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -58,10 +61,14 @@ def prepare() -> None:
     """Have this process start no threads and know the scheme; before any server."""
     network.register()
     ordering.settle()
+    follow_growth()
     # What servers tell of their process and machine is not the same each time.
     still = {name: type(value)(0) for name, value in SystemMonitor().recent().items()}
     put(SystemMonitor, update=lambda _: still.copy(), recent=lambda _: still.copy())
+    _die_at_work()
     _compile_aside()
+    # Or each simulation would import the compiler: more than half a second.
+    words.compiled(str(config.load().cache))
     close = Worker.close
 
     async def close_and_say(worker: Worker, *args: Any, **kwargs: Any) -> str | None:
@@ -75,6 +82,24 @@ def prepare() -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith("distributed") and vars(module).get("offload") is threaded:
             vars(module)["offload"] = _offload
+
+
+class _Dead(BaseException):
+    """The process that was at work has died: nobody hears of it."""
+
+
+def _die_at_work() -> None:
+    """Have processes that are to die at it stop when rows have changed, before the flip."""
+    change = AnyRows.change
+
+    def change_or_die(any_rows: AnyRows, *args: Any) -> Any:
+        found, process = change(any_rows, *args), PROCESS.get()
+        if process is not None and process.dies_at_work:
+            network.network().crash(process, 0.0)
+            raise _Dead
+        return found
+
+    put(AnyRows, change=change_or_die)
 
 
 def _compile_aside() -> None:

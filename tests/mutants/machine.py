@@ -57,7 +57,7 @@ MUTANTS = (
     ),
     Mutant(
         "sparse-memory",
-        "daskps.cluster.machine.block_files:new_block",
+        "daskps.cluster.machine.block_files:allocate",
         "os.posix_fallocate(fd, start, stop - start)",
         "pass",
         (

@@ -53,9 +53,7 @@ def new_block(
     """
     fd = os.open(address.name, _NEW, 0o600, dir_fd=at)
     try:
-        os.ftruncate(fd, address.nbytes)
-        for start, stop in parts:
-            os.posix_fallocate(fd, start, stop - start)
+        allocate(fd, address.nbytes, parts)
         file = Mapped(fd, address.nbytes)
     except BaseException:
         remove(address.name)
@@ -68,6 +66,13 @@ def new_block(
     for start, stop in parts:
         buffer[start:stop:PAGE_NBYTES] = 0
     return block
+
+
+def allocate(fd: int, nbytes: int, parts: Sequence[tuple[int, int]]) -> None:
+    """Give an empty file its length, and some parts of it pages; else it stays sparse."""
+    os.ftruncate(fd, nbytes)
+    for start, stop in parts:
+        os.posix_fallocate(fd, start, stop - start)
 
 
 def open_block(address: BlockAddress, *, at: int, path: str) -> Block:

@@ -58,7 +58,7 @@ class Growing:
     def __init__(
         self, file: Mapped | PrivateMemory, buffer: Array, ask: Callable[[int], None]
     ) -> None:
-        self._file, self._buffer, self._ask = file, buffer, ask
+        self.file, self._buffer, self._ask = file, buffer, ask
 
     def take(self, parts: Sequence[Array]) -> None:
         """Have memory behind these, all zeros.
@@ -70,12 +70,12 @@ class Growing:
         """
         nbytes = sum(part.nbytes for part in parts)
         self._ask(nbytes)
-        if self._file.fd < 0:
+        if self.file.fd < 0:
             return
         try:
             for part in parts:
                 if part.nbytes:
-                    os.posix_fallocate(self._file.fd, self._at(part), part.nbytes)
+                    os.posix_fallocate(self.file.fd, self._at(part), part.nbytes)
         except OSError as error:
             raise LayoutError(
                 f"there are no {nbytes:,} bytes of shared memory more for rows of a "
@@ -97,8 +97,8 @@ class Growing:
             return
         flat[: low - start] = 0
         flat[high - start :] = 0
-        away = mmap.MADV_DONTNEED if self._file.fd < 0 else mmap.MADV_REMOVE
-        self._file.memory.madvise(away, low, high - low)
+        away = mmap.MADV_DONTNEED if self.file.fd < 0 else mmap.MADV_REMOVE
+        self.file.memory.madvise(away, low, high - low)
 
     def _at(self, part: Array) -> int:
         at: int = part.ctypes.data - self._buffer.ctypes.data
