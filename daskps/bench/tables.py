@@ -130,9 +130,17 @@ def _small(store: Any, what: str, n: int, steps: int) -> float:
     rng = np.random.default_rng(0)
     sets = [rng.choice(table.rows, n, replace=False) for _ in range(1000)]
     values, at = np.full((n, DIM), 1e-3, np.float32), iter(range(10**9))
-    if what == "push":
-        return timed(lambda: table.push(sets[next(at) % 1000], values), steps)
-    return timed(lambda: table.pull(sets[next(at) % 1000], out=values), steps)
+
+    def act() -> None:
+        ids = sets[next(at) % 1000]
+        if what == "push":
+            table.push(ids, values)
+        else:
+            table.pull(ids, out=values)
+
+    for _ in sets:  # a process that maps a shard meets its pages one after the other
+        act()
+    return timed(act, steps)
 
 
 def _small_limit(rows: int, n: int, steps: int) -> float:
