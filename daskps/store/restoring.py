@@ -12,7 +12,7 @@ from daskps.cluster.caller import creation
 from daskps.cluster.caller.link import current_link
 from daskps.store.awaiting import opening
 from daskps.store.restored import restored
-from daskps.store.store import ParameterStore
+from daskps.store.store import SAVED_NBYTES_A_SECOND, ParameterStore
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,7 +63,8 @@ def restore(  # noqa: PLR0913 - the public contract
     overwrite : bool
         Replace a store of that name.
     timeout : float, str or None
-        Seconds or a duration such as "30s"; None waits for ever.
+        Seconds or a duration such as "30s"; None waits for ever. The configured
+        default grows by a second for each 10 MB.
 
     Returns
     -------
@@ -110,7 +111,10 @@ def restore(  # noqa: PLR0913 - the public contract
             init=init,
             overwrite=overwrite,
         )
-        meta = await creation.create(link, plan, seconds)
+        limit = seconds
+        if timeout is DEFAULT and limit is not None:
+            limit += found.manifest.nbytes / SAVED_NBYTES_A_SECOND
+        meta = await creation.create(link, plan, limit)
         return ParameterStore._of(meta, link)
 
     return opening(link.run_beside(make))

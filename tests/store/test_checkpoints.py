@@ -26,6 +26,7 @@ from daskps.errors import (
     StoreExistsError,
     UnknownParameterError,
 )
+from daskps.store import restoring
 from tests.inprocess import Hub, cluster
 
 #: Hosts write and read files in threads of their own.
@@ -319,6 +320,21 @@ def test_a_checkpoint_deleted_under_a_restore(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match=r"weights/w/c/0/0 .*deleted") as caught:
         daskps.restore(info.url)
     assert caught.value.file.endswith("weights/w/c/0/0")
+
+
+def test_a_large_restore_has_more_time(tmp_path, monkeypatch):
+    info = daskps.create({"w": np.zeros(1000)}).save(tmp_path)
+    given, create = [], creation.create
+
+    async def noted(link: Any, plan: Any, seconds: float) -> Any:
+        given.append(seconds)
+        return await create(link, plan, seconds)
+
+    monkeypatch.setattr(creation, "create", noted)
+    monkeypatch.setattr(restoring, "SAVED_NBYTES_A_SECOND", 1.0)
+    daskps.restore(tmp_path)
+    daskps.restore(tmp_path, timeout=70)
+    assert given == [60 + info.nbytes, 70]
 
 
 def test_a_newer_format(tmp_path):
