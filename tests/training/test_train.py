@@ -952,7 +952,7 @@ def test_gradient_may_be_its_params(train, way):
         ({"timeout": -1}, ValueError, "timeout|seconds"),
         ({"timeout": "soon"}, ValueError, "timeout|seconds"),
         ({"codec": "bf61"}, ValueError, "bf16"),
-        ({"checkpoint": None}, TypeError, "checkpoint"),
+        ({"checkpoint": "here"}, TypeError, "Checkpoints"),
         ({"frequency": 1}, TypeError, "frequency"),
     ],
     ids=lambda value: str(value).split(" at 0x")[0],

@@ -6,7 +6,7 @@ Another way than a restore, which makes a store: here its handle is there alread
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from daskps.checkpoint import listing
 from daskps.checkpoint.digests import check_content, digest
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.saving import CheckpointTarget
     from daskps.cluster.caller.shard_map import StoreMap
+    from daskps.layout.arrays import Layout
 
 
 async def newest(
@@ -82,6 +83,12 @@ async def fill(
     meta.lineage = lineage
 
 
+def _shapes(layout: Layout) -> list[Any]:
+    """Return what parameters and tables there are; the owners look at all of it."""
+    arrays = [(p.name, p.shape, p.dtype) for p in layout.parameters]
+    return [*arrays, *((t.name, t.rows, t.dim, t.dtype) for t in layout.tables)]
+
+
 def _verified(
     meta: StoreMap, target: CheckpointTarget, folder: str
 ) -> tuple[str, Manifest]:
@@ -91,7 +98,7 @@ def _verified(
     manifest = from_bytes(content, folder)
     slots = Rules(meta.layout, meta.rules).slots
     for what, differs in (
-        ("parameters", manifest.layout(meta.layout.n_shards) != meta.layout),
+        ("parameters", _shapes(manifest.layout(1)) != _shapes(meta.layout)),
         ("optimizers", dict(manifest.slots) != dict(slots)),
     ):
         if differs:
