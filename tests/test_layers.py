@@ -211,7 +211,7 @@ def package_fault(module: Module, package: str) -> str | None:
     if module.part == "cli":
         allowed |= {"click"}
     if module.part == "bench":
-        allowed |= {"mpi4py", "msgpack", "ray", "redis"}
+        allowed |= {"mpi4py", "msgpack", "ray", "redis", "zarr"}
     if module.part in MAY_START_CLUSTERS:
         allowed |= {"distributed"}
     return None if package in allowed else f"{package} is not for daskps.{module.name}"

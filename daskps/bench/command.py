@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 NAMES = {
     "batches": "shuffled batches of data in blocks, beside those of one array",
     "bf16": "gradients as bfloat16 in large messages",
+    "checkpoint": "saves and restores, beside np.save and zarr",
     "ends": "what the ends of workers cost: kills under pushes, closing a cluster",
     "graph": "rounds in the task graph, beside plain Dask",
     "index": "rows by id: to find them, to make them, to grow",

@@ -147,8 +147,13 @@ def check(
 SMALL = Oracle(2, 1, BITS)
 
 
-def _latency(client: Client, store: daskps.ParameterStore, pairs: int) -> None:
-    """Print how long small pushes to all shards take, beside snapshots and alone."""
+def latency(
+    client: Client,
+    store: daskps.ParameterStore,
+    pairs: int,
+    what: tuple[str, Callable[[], object]],
+) -> None:
+    """Print how long small pushes to all shards take, alone and beside what is named."""
     alone, beside = [], []
     address = client.scheduler_info()["address"]
     spawn = multiprocessing.get_context("spawn")
@@ -159,14 +164,14 @@ def _latency(client: Client, store: daskps.ParameterStore, pairs: int) -> None:
             alone[-1].result()
             beside.append(pool.submit(_timed, address, store.name, 1.0))
             while not beside[-1].done():
-                store.snapshot()
+                what[1]()
                 time.sleep(PAUSE_SECONDS)
-    for what, windows in (("alone", alone), ("beside snapshots", beside)):
+    for name, windows in (("alone", alone), (f"beside {what[0]}", beside)):
         took = [work.result() for work in windows]
         median = statistics.median(s for of in took for s in of)
         worst = sorted(max(of) for of in took)
         print(
-            f"{what:<18}median {median * 1e3:5.2f} ms; longest of a second: median "
+            f"{name:<18}median {median * 1e3:5.2f} ms; longest of a second: median "
             f"{statistics.median(worst) * 1e3:.1f} ms "
             f"({worst[0] * 1e3:.1f}-{worst[-1] * 1e3:.1f})"
         )
@@ -211,6 +216,6 @@ def run(options: Namespace) -> int:
         both = {**SMALL.params(), "w": daskps.ArraySpec((2 * BIG,), "float32")}
         store = daskps.create(both, name="big", optimizer=optim.SGD(1.0), shards=2)
         print("two shards of 100 MB, one client that pushes a few bytes to both:")
-        _latency(client, store, options.pairs)
+        latency(client, store, options.pairs, ("snapshots", store.snapshot))
         store.delete()
     return 1 if faults else 0
