@@ -155,4 +155,61 @@ MUTANTS = (
             "tests/training/test_callbacks.py::test_check_refuses_a_class_and_a_lone_callback",
         ),
     ),
+    Mutant(
+        "each-call-begins-with-epoch-0",
+        "daskps.training.steps:FitPlan.groups",
+        "epoch=self.first + epoch,",
+        "epoch=epoch,",
+        (
+            "tests/training/test_epochs.py"
+            "::test_batches_after_a_fence_are_those_of_the_next_epoch[inside]",
+        ),
+    ),
+    Mutant(
+        "a-round-that-is-withdrawn-is-one-of-its-epoch",
+        "daskps.shards.run_state:ShardRun._publish_end",
+        "epochs = epochs._replace(clock=epochs.clock - back)",
+        "epochs = epochs._replace(clock=epochs.clock)",
+        ("tests/shards/test_epochs.py::test_a_round_that_is_withdrawn_does_not_count",),
+    ),
+    Mutant(
+        "rounds-of-a-run-that-has-ended-are-forgotten",
+        "daskps.shards.run_record:end_run",
+        "record.fixed[[EPOCH, PER_EPOCH, TICKS]] = epochs",
+        "record.fixed[[EPOCH, PER_EPOCH]] = epochs[:2]",
+        (
+            "tests/shards/test_epochs.py"
+            "::test_rounds_count_and_another_process_finds_them",
+        ),
+    ),
+    Mutant(
+        "a-run-that-goes-on-begins-its-epoch-anew",
+        "daskps.training.steps:FitPlan.place",
+        "start = min(self.start, self.passed * per_epoch)",
+        "start = 0",
+        (
+            "tests/training/test_resume.py"
+            "::test_another_store_with_the_same_state_goes_on[inside]",
+        ),
+    ),
+    Mutant(
+        "a-checkpoint-of-another-store-that-is-further-is-passed-over",
+        "daskps.training.beginning:last_round",
+        "elif saved.progress.epochs.place > found.place:",
+        "elif saved.progress.epochs.place < (0, 0):",
+        (
+            "tests/training/test_checkpoints.py"
+            "::test_a_store_with_a_push_is_loaded_from_none[inside]",
+        ),
+    ),
+    Mutant(
+        "half-of-a-damaged-checkpoint-is-loaded",
+        "daskps.cluster.caller.filling:_verified",
+        "for file in manifest.files:",
+        "for file in manifest.files[:0]:",
+        (
+            "tests/training/test_checkpoints.py"
+            "::test_nothing_is_loaded_of_what_does_not_fit[inside]",
+        ),
+    ),
 )
