@@ -51,7 +51,11 @@ class Mapped:
     @property
     def held_nbytes(self) -> int:
         """Bytes that it has memory for: less than its size in a sparse file."""
-        return min(self.nbytes, 512 * os.fstat(self.fd).st_blocks)
+        try:
+            return min(self.nbytes, 512 * os.fstat(self.fd).st_blocks)
+        except OSError:
+            # Closed by another thread since this one took the list of all files.
+            return 0
 
 
 class Files:

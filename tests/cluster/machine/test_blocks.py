@@ -42,6 +42,19 @@ def memory(tmp_path: Path) -> Iterator[Membership]:
     assert FILES.nbytes() == FILES.nbytes(owned=True) == 0
 
 
+def test_a_file_that_closes_while_bytes_are_counted_has_none(
+    memory: Membership,
+) -> None:
+    """Workers count in a thread of their own, beside calls that end the last views."""
+    (block,) = memory.make_all([N])
+    (file,) = FILES._files.values()
+    assert file.held_nbytes == N
+    block.free()
+    del block
+    gc.collect()
+    assert FILES.nbytes() == file.held_nbytes == 0
+
+
 def test_a_block_is_a_zeroed_file_of_its_own(memory: Membership) -> None:
     block, other = memory.make_all([N, 1])
     assert block.nbytes == block.buffer.nbytes == N
