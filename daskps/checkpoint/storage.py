@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
@@ -27,7 +28,7 @@ from typing import (
 from daskps.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from daskps.checkpoint.digests import Content
 
@@ -35,7 +36,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 #: Of a file that is not whole yet.
 _UNFINISHED = ".unfinished-"
-_CREDENTIALS = re.compile(r"(?<=://)[^/@]*@")
+#: Who asks, with a password that may have "/" and "@" in it, as keys of buckets have.
+_CREDENTIALS = re.compile(r"(?<=://)(?:[^/@:]*:.*|[^/@]*)@")
+_LOCAL = "file://"
 
 
 def full_url(url: Any) -> str:
@@ -67,20 +70,55 @@ def full_url(url: Any) -> str:
         text = url
     if not isinstance(text, str):
         raise TypeError(f"a URL is a str or a path, found {text!r:.60}")
-    if not text.strip() or "\0" in text:
+    path = text.removeprefix(_LOCAL)
+    # Nothing behind the scheme is what an empty variable leaves there.
+    if not path.strip() or "\0" in path or path.rstrip("/").endswith(":"):
         raise ValueError(
-            f"expected a URL such as s3://bucket/model, found {text!r:.60}"
+            f"expected a URL such as s3://bucket/model, found {shown(text)!r:.60}"
         )
-    if text.startswith("file://"):
-        text = text.removeprefix("file://")
-    if "://" in text or "::" in text:
-        return text.rstrip("/")
-    return str(Path(text).expanduser().absolute())
+    if "://" in path:
+        return path.rstrip("/")
+    if "::" in path:
+        raise ValueError(
+            f"{path!r:.60} has '::', which filesystems take for a chain of theirs; "
+            f"choose another folder"
+        )
+    return str(Path(path).expanduser().absolute())
 
 
 def shown(url: str) -> str:
-    """Return an URL without what may be secret: who asks, and what is behind "?"."""
-    return _CREDENTIALS.sub("***@", url).partition("?")[0]
+    """Return an URL without what may be secret: who asks, and what is behind "?".
+
+    A local path is no URL: it is shown as it is.
+    """
+    if "://" not in url:
+        return url
+    # The query first: it may hold an "@" too.
+    return _CREDENTIALS.sub("***@", url.partition("?")[0])
+
+
+def options_of(options: Any) -> dict[str, Any]:
+    """Return the options of a filesystem; none for None.
+
+    Raises
+    ------
+    TypeError
+        For what are none, without a word of what is in them.
+    """
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):
+        raise TypeError(
+            f"storage_options is a mapping such as {{'key': ...}}, found a "
+            f"{type(options).__name__}"
+        )
+    for name in options:
+        if not isinstance(name, str):
+            raise TypeError(
+                f"storage_options has a name that is a {type(name).__name__}; names of "
+                f"options are str"
+            )
+    return dict(options)
 
 
 class Complaint(NamedTuple):
@@ -137,7 +175,7 @@ class Storage:
         import fsspec
 
         self.url, self._is_open = shown(url), not options and shown(url) == url
-        given = {"use_listings_cache": False, **(options or {})}
+        given = {"use_listings_cache": False, **options_of(options)}
         said = None
         try:
             self._fs, self._root = fsspec.core.url_to_fs(

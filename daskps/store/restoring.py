@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import config
 from daskps.checkpoint import listing
-from daskps.checkpoint.storage import full_url
+from daskps.checkpoint.storage import full_url, options_of
 from daskps.cluster.caller import creation
 from daskps.cluster.caller.link import current_link
 from daskps.store.awaiting import opening
@@ -94,7 +94,7 @@ def restore(  # noqa: PLR0913 - the public contract
     ({'w': 'Adam(lr=0.1)'}, 1, np.True_)
     """
     at, seconds = full_url(url), config.deadline(timeout)
-    options = dict(storage_options or {})
+    options = options_of(storage_options)
     link = current_link(client)
 
     async def make() -> ParameterStore:

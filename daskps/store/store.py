@@ -13,7 +13,7 @@ import numpy as np
 
 from daskps import config
 from daskps.checkpoint.listing import sweep
-from daskps.checkpoint.storage import Storage, full_url
+from daskps.checkpoint.storage import Storage, full_url, options_of
 from daskps.cluster.caller import saving
 from daskps.cluster.caller.aggregate import aggregate
 from daskps.cluster.wire.deadline import Deadline
@@ -221,7 +221,7 @@ class ParameterStore(Writable):
         ...     daskps.restore(folder)["w"].pull()
         array([0., 0.])
         """
-        target = saving.CheckpointTarget(full_url(url), dict(storage_options or {}))
+        target = saving.CheckpointTarget(full_url(url), options_of(storage_options))
         by_default = timeout is DEFAULT
 
         async def work(shards: ShardClient, deadline: Deadline) -> Any:

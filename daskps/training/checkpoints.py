@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from daskps.checkpoint.storage import full_url, shown
+from daskps.checkpoint.storage import full_url, options_of, shown
 from daskps.store.arguments import whole
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "url", full_url(self.url))
+        options_of(self.storage_options)
         if self.every != "epoch":
             if isinstance(self.every, str):
                 raise ValueError(

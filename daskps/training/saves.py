@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from daskps.checkpoint import listing
-from daskps.checkpoint.storage import Storage
+from daskps.checkpoint.storage import Storage, options_of
 from daskps.cluster.caller import filling, saving
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import CheckpointError, ConsistencyError, DaskPSError
@@ -56,7 +56,7 @@ class Saves:
     def __init__(self, shards: ShardClient, where: Checkpoints) -> None:
         self._shards, self._where = shards, where
         self._target = saving.CheckpointTarget(
-            where.url, dict(where.storage_options or {})
+            where.url, options_of(where.storage_options)
         )
         #: How many were written, and where in its epochs the store was at the last one.
         self.n_saved = 0

@@ -15,6 +15,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from daskps.checkpoint.storage import Storage, full_url, shown
 from daskps.errors import CheckpointError
 
+SECRET = "hunter2-very-secret"
+
 
 @pytest.fixture(params=["local", "file", "memory"])
 def url(request, tmp_path):
@@ -149,7 +151,53 @@ def test_urls(tmp_path, monkeypatch):
             full_url(wrong)
 
 
-SECRET = "hunter2-very-secret"
+@pytest.mark.parametrize("wrong", ["s3://", "file://", "memory:///", "s3:", "a::b"])
+def test_what_fsspec_would_take_for_another_place(wrong):
+    """They would be a folder "s3:", the working folder, and "a:"."""
+    with pytest.raises(ValueError, match=r"expected a URL such as|has '::'"):
+        full_url(wrong)
+
+
+def test_local_paths_are_shown_whole(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("q?x=1", "a@b", "k:v@w", "a#b", "%20"):
+        assert shown(full_url(name)) == f"{tmp_path}/{name}"
+    storage = Storage(full_url("q?x=1"))
+    storage.write("a", b"1")
+    assert storage.url == f"{tmp_path}/q?x=1"
+    assert Storage(storage.url).read("a") == b"1"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://key:%s@bucket/x",
+        "s3://key:se/%s/cr@bucket/x",
+        "ftp://me:p@%s@host/x",
+        "s3://%s@bucket/x",
+        "https://host/x?sig=%s&by=me@there",
+        "simplecache::ftp://me:%s@host/x",
+    ],
+)
+def test_credentials_of_any_form_are_not_shown(url):
+    said = shown(url % SECRET)
+    assert SECRET not in said
+    assert said.endswith("/x")
+    assert shown("s3://bucket/a@b:c@d") == "s3://bucket/a@b:c@d"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (3, "storage_options is a mapping .* found a int"),
+        ("token", "found a str"),
+        ([("key", "v")], "found a list"),
+        ({3: "v"}, "has a name that is a int"),
+    ],
+)
+def test_options_that_are_none(options, said):
+    with pytest.raises(TypeError, match=said):
+        Storage("memory://x", options)
 
 
 class Talking(MemoryFileSystem):
