@@ -247,8 +247,8 @@ class Job:
         status.epochs = self.epochs if self.resume else self.first + self.epochs
         if before.run is not None:
             passed = before.run.epochs - at.first
-        if plan.bsp:
-            # All trainers are at the same clock of the same epoch.
+        if plan.bsp or not at.within:
+            # All trainers are at the same clock of the same epoch, or begin one.
             at = Epochs(at.ended, at.per_epoch, at.within)
         n = status.epochs - at.first
         return replace(plan, first=at.first, start=at.clock, epochs=n, passed=passed)

@@ -172,6 +172,23 @@ def test_without_rounds_from_the_slowest_trainer(way, sync, trainers, resumed):
         assert place_of(store).following == 3
 
 
+@pytest.mark.parametrize("way", ["inside"], indirect=True)
+@pytest.mark.parametrize("sync", ["asp", "ssp"])
+def test_after_a_stop_nobody_leaves_out_an_epoch(way, sync, resumed):
+    """Who had few rows was at a lower clock than the others, and at the same epoch."""
+    how: dict[str, Any] = {"rows": {"n": lambda X: X}, "sync": sync}
+    params = {"n": TableSpec(47, 1, "float64")}
+    fail_at(None)
+    with daskps.create(params, optimizer=optim.SGD(1.0), shards=2) as store:
+        data = (np.arange(47), None)
+        stop: Any = {"stop": lambda history: len(history) == 2}
+        resumed(store, 10, ones, data=data, **how, **stop)
+        assert (store["n"].pull(range(47)) == -2).all()
+        result = resumed(store, 4, ones, data=data, **how)
+        assert (store["n"].pull(range(47)) == -4).all()
+        assert [(e.epoch, e.since) for e in result.history] == [(2, 0), (3, 0)]
+
+
 class Watches:
     """Notes what callbacks see."""
 
