@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from daskps.cluster.directory.entry import Hosts, StoreEntry
 from daskps.cluster.wire.messages import PROTOCOL, identity
-from daskps.errors import NotEnoughWorkersError, ProtocolError
+from daskps.errors import NotEnoughWorkersError, ProtocolError, ShardLostError
 from daskps.layout.arrays import Layout
 from daskps.layout.placement import check_memory, place
 from daskps.layout.slots import with_widths
@@ -153,10 +153,18 @@ async def check_hosts(hosts: Hosts, entry: StoreEntry) -> None:
     ------
     ProtocolError
         Naming the worker and both versions.
+    ShardLostError
+        If one died, of which the scheduler has not heard yet.
     """
 
     async def hello(worker: str) -> None:
-        check_protocol(f"worker {worker}", **await hosts.control(worker, "hello"))
+        try:
+            about = await hosts.control(worker, "hello")
+        except OSError as error:
+            reason = f"died while the store was made ({error})"
+            shard = entry.owners.index(worker)
+            raise ShardLostError(entry.name, shard, worker, reason) from error
+        check_protocol(f"worker {worker}", **about)
 
     await asyncio.gather(*map(hello, entry.nbytes))
 

@@ -1,0 +1,45 @@
+"""Workers that a new store is given, when one of them is not what it was."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from distributed.comm.core import CommClosedError
+
+from daskps.cluster.directory.placement import check_hosts
+from daskps.cluster.wire.messages import PROTOCOL
+from daskps.errors import ProtocolError, ShardLostError
+
+OWNERS = ("tcp://a:1", "tcp://a:2")
+
+
+def checked(answer: Any) -> None:
+    """Look at two workers, of which the second one gives this answer."""
+
+    async def control(worker: str, method: str) -> Any:
+        assert method == "hello"
+        if worker == OWNERS[0]:
+            return {"protocol": PROTOCOL, "version": "1"}
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    entry: Any = SimpleNamespace(
+        name="m", owners=OWNERS, nbytes=dict.fromkeys(OWNERS, 8)
+    )
+    hosts: Any = SimpleNamespace(control=control)
+    asyncio.run(check_hosts(hosts, entry))
+
+
+def test_a_worker_that_died_unheard_is_named():
+    with pytest.raises(ShardLostError, match=r"tcp://a:2 died while .* was made") as e:
+        checked(CommClosedError("Connection reset by peer"))
+    assert (e.value.store, e.value.shard, e.value.worker) == ("m", 1, OWNERS[1])
+
+
+def test_a_worker_of_another_protocol_is_refused():
+    with pytest.raises(ProtocolError, match="tcp://a:2 speaks protocol 0"):
+        checked({"protocol": 0, "version": "0.0"})
