@@ -12,7 +12,7 @@ import pytest
 
 import daskps
 from daskps import CheckpointError, Checkpoints, TableSpec, optim
-from daskps.cluster.caller import saving
+from daskps.cluster.caller import filling, saving
 from daskps.training import saves
 from daskps.training.saves import history_of
 from tests.support import INSIDE, until
@@ -234,6 +234,27 @@ def test_nothing_is_loaded_of_what_does_not_fit(way, tmp_path):
             train(store, 2, **how)
         assert bits(store) == before
         assert store.version == 0
+
+
+@pytest.mark.parametrize("way", ["inside"], indirect=True)
+def test_an_older_checkpoint_is_not_taken_in_silence(way, tmp_path, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(
+        filling.logger, "warning", lambda text, *of: said.append(text % of)
+    )
+    how: dict[str, Any] = {"checkpoint": Checkpoints(tmp_path), "resume": True}
+    with new_store() as store:
+        train(store, 1, **how)
+        train(store, 2, **how)
+        expected = bits(store)
+    assert said == []
+    newest = manifests(tmp_path)[-1]
+    newest.write_text("{}")
+    with new_store() as store:
+        train(store, 2, **how)
+        assert bits(store) == expected
+    assert len(said) == 1
+    assert f"without a checkpoint: {newest.parent.name}/manifest.json is no" in said[0]
 
 
 @pytest.mark.parametrize("way", ["inside"], indirect=True)

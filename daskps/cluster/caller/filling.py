@@ -6,6 +6,7 @@ Another way than a restore, which makes a store: here its handle is there alread
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
 from daskps.checkpoint import listing
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.saving import CheckpointTarget
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.layout.arrays import Layout
+
+logger = logging.getLogger(__name__)
 
 
 async def newest(
@@ -45,7 +48,12 @@ def _newest(meta: StoreMap, target: CheckpointTarget) -> tuple[str, Manifest] | 
     name = "" if meta.session else meta.name
     for entry in reversed(listing.entries(Storage(target.url, target.options))):
         of = entry.manifest
-        if of is not None and (of.lineage == meta.lineage or of.store == name):
+        if of is None:
+            # It may be another store's; an older one is never taken in silence.
+            logger.warning(
+                "daskps: a run goes on without a checkpoint: %s", entry.error
+            )
+        elif of.lineage == meta.lineage or of.store == name:
             return entry.folder, of
     return None
 
