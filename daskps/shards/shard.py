@@ -11,7 +11,7 @@ round in `rounds`, what a cut holds back in `cuts`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -391,8 +391,7 @@ class Shard:
             Where that is before what the store has come to; nothing was changed.
         """
         start = run, policy, n_ranks, reduce
-        more: Any = {"reset": reset, "memory": memory, "epochs": epochs}
-        if not self.run_state.begin(*start, **more):
+        if not self.run_state.begin(*start, reset=reset, memory=memory, epochs=epochs):
             return []
         self.set_gate()
         self.floors.forget_ranks()
