@@ -115,7 +115,8 @@ class Writable(Readable):
             later = finite and factor == 1.0 and not named and layout.n_shards == 1
             later = later and layout.nbytes >= LOOK_LATER_NBYTES and _are_large(dense)
             arrays: Mapping[int, Array] = {}
-            if dense or not named:
+            # In this order: what is no mapping is refused by what looks into it.
+            if not named or dense:
                 arrays = intake.gradients(
                     layout, rules, dense, finite=finite and not later
                 )
