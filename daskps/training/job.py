@@ -19,6 +19,7 @@ from daskps.cluster.runs.parts import threads_of
 from daskps.cluster.runs.spec import Launch
 from daskps.cluster.wire.deadline import Deadline
 from daskps.epochs import Epochs
+from daskps.errors import DaskPSError
 from daskps.layout.chunks import ARRAYS
 from daskps.store.store import ParameterStore
 from daskps.training import advice
@@ -368,7 +369,12 @@ class Job:
 
         All of them only if `everything`: a loop may do something else than train.
         """
-        shards = await self.store._attach(self.store._bind())
+        try:
+            shards = await self.store._attach(self.store._bind())
+        except (DaskPSError, OSError) as error:
+            # The run has ended well, whatever became of its store since.
+            logger.info("could not ask which parameters were named: %r", error)
+            return
         names = await advice.find_unnamed(shards, self.run)
         meta = shards.meta
         if names and (everything or len(names) < len(meta.optimizers)):
