@@ -149,11 +149,8 @@ def train(options: Options, data: WordData, client: Any, trainers: int) -> Array
             run(data.X[: options.batch_size * trainers], trainers=trainers, epochs=1)
         print("epoch  trainers    loss  words/s  seconds", flush=True)
         with WaitNotice("the first epoch") as waiting:
-            for before, n, epochs in (
-                (0, 1, alone),
-                (alone, trainers, options.epochs - alone),
-            ):
-                lines = _Lines(waiting, len(data.X), before=before, trainers=n)
+            for n, epochs in ((1, alone), (trainers, options.epochs - alone)):
+                lines = _Lines(waiting, len(data.X), n)
                 if epochs:
                     run(data.X, trainers=n, epochs=epochs, callbacks=[lines])
         n_rows = store[WORDS].n_rows
@@ -189,19 +186,17 @@ def _run(
 
 
 class _Lines:
-    """Prints a line per epoch of a run, counting on from those before."""
+    """Prints a line per epoch of a run; epoch 0 of the store was the first step."""
 
-    def __init__(
-        self, waiting: WaitNotice, n_words: int, *, before: int, trainers: int
-    ) -> None:
+    def __init__(self, waiting: WaitNotice, n_words: int, trainers: int) -> None:
         self._waiting, self._n_words = waiting, n_words
-        self._before, self._trainers = before, trainers
+        self._trainers = trainers
 
     def on_epoch(self, run: Any) -> None:
         self._waiting.end()
         epoch = run.history[-1]
         print(
-            f"{self._before + epoch.epoch + 1:5d}  {self._trainers:8d}  "
+            f"{epoch.epoch:5d}  {self._trainers:8d}  "
             f"{epoch.loss:6.3f}  {self._n_words / epoch.seconds:7,.0f}  "
             f"{epoch.seconds:7.3f}",
             flush=True,
