@@ -89,11 +89,11 @@ def test_the_wire_form_says_everything(params, k):
 
 def test_ten_thousand_shards_and_a_thousand_parameters_build_quickly():
     params = {f"p{i}": ((33,), "float32") for i in range(1000)}
-    start = time.perf_counter()
+    start = time.process_time()
     layout = Layout.build(params, 10_000)
     n = sum(map(len, layout.pieces))
     assert n == sum(map(len, layout.pieces_of.values()))
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_fewer_elements_than_shards_leaves_the_last_ones_empty():

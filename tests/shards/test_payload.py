@@ -19,6 +19,8 @@ HOMES = ("shards/arrays/", "cluster/wire/")
 #: Everything else that has one, and why.
 ALLOWED = {
     # Host memory: what a caller gave or gets, never a segment's.
+    "cluster/caller/absent_rows.py": "rows that nobody has, in the caller's arrays",
+    "cluster/caller/row_reads.py": "the same",
     "cluster/caller/client.py": "prepared reads are filled",
     "cluster/caller/lane_rows.py": "ids and values of the caller, as bytes",
     "cluster/caller/far.py": "what a message brought goes to the caller's arrays",

@@ -99,7 +99,9 @@ class HeldShard:
             at = start - first * width
             found = part[at : at + stop - start]
         else:
-            found = segment.view(segment.record(self._flip), span).copy()
+            now = segment.view(segment.record(self._flip), span)
+            found = np.empty_like(now)
+            segment.payload.copy(found, now)
         if len(found) != stop - start:
             raise IndexError(
                 f"elements {span} of a shard that has {len(found)} of them"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from distributed.utils_test import gen_test
 
 from daskps.cluster.caller.producer import HeldTurn, Producer, Turn
 from daskps.cluster.wire.deadline import Deadline
@@ -33,57 +32,64 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-@gen_test()
-async def test_turns_on_a_loop_are_waited_for_without_looking_again() -> None:
-    producer, taken = Producer(), list[int]()
-    ends = [asyncio.Event() for _ in range(3 * Producer.SPREAD)]
-    tasks = [asyncio.ensure_future(until(end, producer, taken)) for end in ends]
-    await settled()
-    assert taken == list(range(Producer.SPREAD))
-    # None may be 32 ahead of the oldest that is open.
-    for end in ends[1:5]:
-        end.set()
-    await settled()
-    assert len(taken) == Producer.SPREAD
-    ends[0].set()
-    await settled()
-    assert taken == list(range(Producer.SPREAD + 5))
-    for end in ends:
-        end.set()
-    await asyncio.gather(*tasks)
-    assert taken == list(range(3 * Producer.SPREAD))
+def test_turns_on_a_loop_are_waited_for_without_looking_again() -> None:
+    async def work() -> None:
+        producer, taken = Producer(), list[int]()
+        ends = [asyncio.Event() for _ in range(3 * Producer.SPREAD)]
+        tasks = [asyncio.ensure_future(until(end, producer, taken)) for end in ends]
+        await settled()
+        assert taken == list(range(Producer.SPREAD))
+        # None may be 32 ahead of the oldest that is open.
+        for end in ends[1:5]:
+            end.set()
+        await settled()
+        assert len(taken) == Producer.SPREAD
+        ends[0].set()
+        await settled()
+        assert taken == list(range(Producer.SPREAD + 5))
+        for end in ends:
+            end.set()
+        await asyncio.gather(*tasks)
+        assert taken == list(range(3 * Producer.SPREAD))
+
+    asyncio.run(work())
 
 
 @pytest.mark.parametrize("when", ["waiting", "called"])
-@gen_test()
-async def test_who_is_cancelled_leaves_the_turn_to_the_next(when: str) -> None:
-    producer, taken = Producer(), list[int]()
-    held = [producer.turn(FOR_EVER, settle) for _ in range(Producer.SPREAD)]
-    first, second = (
-        asyncio.ensure_future(until(asyncio.Event(), producer, taken)) for _ in range(2)
-    )
-    await settled()
-    if when == "called":
-        # Heard on the loop only after it was cancelled.
-        await asyncio.to_thread(end, held[0])
-        first.cancel()
-    else:
-        first.cancel()
+def test_who_is_cancelled_leaves_the_turn_to_the_next(when: str) -> None:
+    async def work() -> None:
+        producer, taken = Producer(), list[int]()
+        held = [producer.turn(FOR_EVER, settle) for _ in range(Producer.SPREAD)]
+        first, second = (
+            asyncio.ensure_future(until(asyncio.Event(), producer, taken))
+            for _ in range(2)
+        )
         await settled()
+        if when == "called":
+            # Heard on the loop only after it was cancelled.
+            await asyncio.to_thread(end, held[0])
+            first.cancel()
+        else:
+            first.cancel()
+            await settled()
+            end(held[0])
+        await settled()
+        assert first.cancelled()
+        assert taken == [Producer.SPREAD]
+        second.cancel()
+
+    asyncio.run(work())
+
+
+def test_a_turn_is_waited_for_as_long_as_was_said() -> None:
+    async def work() -> None:
+        producer = Producer()
+        held = [producer.turn(FOR_EVER, settle) for _ in range(Producer.SPREAD)]
+        with pytest.raises(TimeoutError, match="a push"):
+            async with producer.turn_async(Deadline(0.01, "a push"), settle):
+                pass
         end(held[0])
-    await settled()
-    assert first.cancelled()
-    assert taken == [Producer.SPREAD]
-    second.cancel()
+        async with producer.turn_async(FOR_EVER, settle) as turn:
+            assert turn == Turn(Producer.SPREAD, 1)
 
-
-@gen_test()
-async def test_a_turn_is_waited_for_as_long_as_was_said() -> None:
-    producer = Producer()
-    held = [producer.turn(FOR_EVER, settle) for _ in range(Producer.SPREAD)]
-    with pytest.raises(TimeoutError, match="a push"):
-        async with producer.turn_async(Deadline(0.01, "a push"), settle):
-            pass
-    end(held[0])
-    async with producer.turn_async(FOR_EVER, settle) as turn:
-        assert turn == Turn(Producer.SPREAD, 1)
+    asyncio.run(work())

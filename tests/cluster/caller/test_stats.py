@@ -18,6 +18,7 @@ SHARD = {
     "worker",
     "generation",
     "version",
+    "epoch",
     "nbytes",
     "segment_nbytes",
     "tables",
