@@ -20,6 +20,9 @@ class Checkpoints:
     ----------
     url : str or path-like
         A folder that all workers and this process reach, by any URL that fsspec knows.
+        One for each model, or stores with names: with ``resume=True`` a new store is
+        loaded from the newest checkpoint there of a store of its name, and one without
+        a name from that of any without.
     every : "epoch" or int
         Save after each epoch, or about every so many rounds (under SSP and ASP: clocks of
         the trainer that is furthest). Training goes on meanwhile. A save that is still
