@@ -21,7 +21,7 @@ import numpy as np
 from daskps import optim
 from daskps.bench.options import number
 from daskps.bench.peers.tables import DIM, LIMITS, RATE, ZIPF
-from daskps.kernels import plain, row_ids, row_moves
+from daskps.kernels import plain, row_moves, row_repeats, row_split
 from daskps.kernels.interface import TableRows, UndoLog
 from daskps.testing.row_rounds import RoundOfRows
 
@@ -81,14 +81,14 @@ class LoopTable:
     def push(self, ids: Array, g: Array) -> None:
         """Apply SGD as a shard does, of ids that may repeat."""
         at = None
-        if not row_ids.are_distinct(ids, 0, len(self.w), cache_dir=self.cache_dir):
-            found = row_ids.repeats(ids, cache_dir=self.cache_dir)
+        if not row_repeats.are_distinct(ids, 0, len(self.w), cache_dir=self.cache_dir):
+            found = row_repeats.repeats(ids, cache_dir=self.cache_dir)
             ids, g = found.ids, found.sum(g)
         self._apply(TableRows(self.w), ids, at, g, rule=0)
 
     def adagrad(self, ids: Array, g: Array) -> None:
         """Apply Adagrad as a shard does."""
-        row_ids.are_distinct(ids, 0, len(self.w), cache_dir=self.cache_dir)
+        row_repeats.are_distinct(ids, 0, len(self.w), cache_dir=self.cache_dir)
         self._apply(TableRows(self.w, (self.total,)), ids, None, g, rule=1)
 
     def pull(self, ids: Array) -> None:
@@ -104,7 +104,9 @@ class LoopTable:
     def halves(self, ids: Array, g: Array) -> None:
         """Pull and push where two shards have a half of the table each."""
         half, rows = len(self.w) // 2, len(self.w)
-        split = row_ids.split(ids, np.array([0, half, rows]), cache_dir=self.cache_dir)
+        split = row_split.split(
+            ids, np.array([0, half, rows]), cache_dir=self.cache_dir
+        )
         if split is None or split.pos is None:
             raise ValueError("ids outside")
         ends = itertools.pairwise(split.starts)
@@ -120,7 +122,7 @@ class LoopTable:
             )
         for part, w, first in tables:
             ours = split.ids[part]
-            row_ids.are_distinct(ours, first, len(w), cache_dir=self.cache_dir)
+            row_repeats.are_distinct(ours, first, len(w), cache_dir=self.cache_dir)
             self._apply(TableRows(w, (), first), ours, split.pos[part], g, rule=0)
 
     def limit_pull(self, ids: Array) -> None:

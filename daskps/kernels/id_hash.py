@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.kernels.row_ids import Split, split_by
+from daskps.kernels.row_split import Split, split_by
 from daskps.kernels.row_values import mixed
 from daskps.kernels.words import plain
 
@@ -155,7 +155,7 @@ def split(
     Returns
     -------
     Split
-        As of :func:`daskps.kernels.row_ids.split`; there is a shard for every id.
+        As of :func:`daskps.kernels.row_split.split`; there is a shard for every id.
 
     Raises
     ------

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.kernels import row_ids
+from daskps.kernels import row_repeats
 from daskps.kernels.compiled import module_of
 from daskps.kernels.dense import build
 from daskps.kernels.finite import finite
@@ -141,7 +141,7 @@ def warm(dtypes: Iterable[str], *, cache_dir: str | None = None) -> None:
     more = ("scatter",) if dtypes - {"float32", "float64"} else ()
     for name in ("gather", "assign", "mark", "restore", *more):
         module_of(MOVES_SOURCE, cache_dir).function(name)
-    row_ids.warm(dtypes, cache_dir=cache_dir)
+    row_repeats.warm(dtypes, cache_dir=cache_dir)
 
 
 def _update(w: Any, g: Any) -> Any:

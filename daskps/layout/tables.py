@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from daskps.init import constant, normal, uniform
-from daskps.kernels import id_hash, row_ids
+from daskps.kernels import id_hash, row_split
 from daskps.layout.bounds import bounds
 from daskps.layout.buckets import bucket_edges, bucket_rows, n_buckets
 from daskps.layout.ids import check_ids
 
 if TYPE_CHECKING:
-    from daskps.kernels.row_ids import Split
+    from daskps.kernels.row_split import Split
     from daskps.typing import Array
 
 #: What rows begin as that nobody has made yet: a function of the seed, the table's name
@@ -130,7 +130,7 @@ class Table:
         None where one of them is none of the table.
         """
         edges = _row_edges(self.rows, n_shards)
-        return row_ids.split(ids, edges, cache_dir=cache_dir)
+        return row_split.split(ids, edges, cache_dir=cache_dir)
 
     def cut(self, n_shards: int, shard: int) -> TablePiece:
         """Return the piece that one of its shards has."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daskps.kernels import row_ids, scratch
+from daskps.kernels import row_repeats, scratch
 
 N = scratch.SMALLEST
 
@@ -58,9 +58,9 @@ def test_zeros_are_zeros_also_in_used_memory() -> None:
 
 def test_sums_of_repeats_stay_as_long_as_they_are_held() -> None:
     ids, rows = np.arange(2_000) // 2, np.ones((2_000, 32), "f4")
-    first = row_ids.repeats(ids).sum(rows)
+    first = row_repeats.repeats(ids).sum(rows)
     for _ in range(6):
-        row_ids.repeats(ids).sum(3 * rows)
+        row_repeats.repeats(ids).sum(3 * rows)
     assert first.nbytes >= N
     assert (first == 2).all()
 

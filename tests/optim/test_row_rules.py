@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from daskps import optim
-from daskps.kernels import row_ids
+from daskps.kernels import row_repeats
 from daskps.kernels.interface import TableRows, UndoLog
 from tests.kernels.compiling import kept
 
@@ -42,7 +42,7 @@ class Table:
 
     def push(self, ids: Any, g: Any) -> None:
         self.step += 1
-        found = row_ids.repeats(ids)
+        found = row_repeats.repeats(ids)
         scalars = self.bound.scalars(self.step)
         total = found.sum(g.astype(self.bound.kernel.compute_dtype))
         args = self.rows, found.ids, None, total, scalars, self.log

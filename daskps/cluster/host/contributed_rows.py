@@ -17,9 +17,9 @@ import numpy as np
 
 from daskps.config import cache_dir
 from daskps.errors import ProtocolError
-from daskps.kernels.row_ids import are_distinct, repeats
 from daskps.kernels.row_merge import Brought, merge_rows
 from daskps.kernels.row_moves import gather
+from daskps.kernels.row_repeats import are_distinct, repeats
 from daskps.shards.arrays.row_planning import each_once
 from daskps.shards.rounds.arena import tree_sum
 from daskps.shards.steps import GRADIENT

@@ -8,7 +8,7 @@ import numpy as np
 
 from daskps.errors import PushRejectedError
 from daskps.kernels import scratch
-from daskps.kernels.row_ids import are_distinct, repeats
+from daskps.kernels.row_repeats import are_distinct, repeats
 from daskps.shards.steps import ASSIGN, MODEL, REMOVE
 
 if TYPE_CHECKING:
