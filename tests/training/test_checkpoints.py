@@ -13,6 +13,7 @@ import pytest
 import daskps
 from daskps import CheckpointError, Checkpoints, TableSpec, optim
 from daskps.cluster.caller import filling, saving
+from daskps.cluster.caller.cuts import drop_cut
 from daskps.training import saves
 from daskps.training.saves import history_of
 from tests.support import INSIDE, until
@@ -273,7 +274,7 @@ def test_a_later_save_that_fails_is_logged(way, tmp_path, monkeypatch):
 
     async def full(*args, **kwargs):
         if next(calls):
-            await saving.drop(args[0], args[1].name)
+            await drop_cut(args[0], args[1].name)
             raise CheckpointError("no space is left")
         return await write(*args, **kwargs)
 

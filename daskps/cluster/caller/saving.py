@@ -23,6 +23,7 @@ from daskps.checkpoint.manifest import MANIFEST, Manifest
 from daskps.checkpoint.storage import Storage
 from daskps.checkpoint.texts import to_bytes
 from daskps.checkpoint.zarr import nodes
+from daskps.cluster.caller.cuts import drop_cut, take_cut
 from daskps.cluster.caller.far import gather
 from daskps.cluster.caller.saved import OwnersSaid, contents
 from daskps.cluster.host.rules import Rules
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from daskps.layout.tables import Table
 
 T = TypeVar("T")
-#: How much longer than asked for the directory may take to say that it timed out.
-MARGIN_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,52 +128,28 @@ async def save(
 
 
 async def take(shards: ShardClient, deadline: Deadline) -> WholeCut:
-    """Have all hosts copy everything at one moment; :func:`write` or `drop` comes next.
+    """Have all hosts copy everything at one moment; :func:`write` or `drop_cut` comes next.
 
     Raises
     ------
     ConsistencyError, ShardLostError, StoreClosedError, TimeoutError
         As of :func:`save`.
     """
-    link, meta, name = shards.link, shards.meta, uuid.uuid4().hex
-    seconds = deadline.remaining()
+    meta, name = shards.meta, uuid.uuid4().hex
+    every = range(meta.layout.n_shards)
     try:
-        ask = partial(
-            link.directory,
-            "cut",
-            uid=meta.uid,
-            owner=link.owner,
-            seconds=seconds,
-            cut=name,
-            shards=list(range(meta.layout.n_shards)),
-            index=WHOLE,
+        found = await take_cut(
+            shards, name, index=WHOLE, wanted=[*every], deadline=deadline
         )
-        margin = None if seconds is None else seconds + MARGIN_SECONDS
-        found = await link.within(ask, margin, deadline.what)
-        if "waited_for" in found:
-            raise TimeoutError(
-                f"timed out after {seconds:g} s waiting for {deadline.what}, which "
-                f"waited for {found['waited_for']}; no shard is held any more. Pass "
-                f"a larger timeout=, or None to wait for ever"
-            )
     except BaseException:
-        await drop(shards, name)
+        await drop_cut(shards, name)
         raise
-    meta.update(found["where"])
     n, owners = len(any_tables(meta.layout, WHOLE)), found["where"]["owners"]
     copies = [
         (owners[shard], version, of[:n], of[n:])
         for shard, version, *of in sorted(found["versions"])
     ]
     return WholeCut(name, copies)
-
-
-async def drop(shards: ShardClient, cut: str) -> None:
-    """Have the hosts free the copies of a cut."""
-    link = shards.link
-    # The directory forgets the cuts of a client that left by itself.
-    if link.live:
-        await link.wind_up(link.over("drop_cut", cut=cut))
 
 
 async def write(
@@ -196,7 +171,7 @@ async def write(
         work = partial(_write, shards, cut, target, training)
         return await shards.link.within(work, deadline.remaining(), deadline.what)
     finally:
-        await drop(shards, cut.name)
+        await drop_cut(shards, cut.name)
 
 
 async def _write(
@@ -223,14 +198,7 @@ async def _write(
             parent=parent,
             sequence=sequence,
             time=time.time(),
-            seed=next(
-                (
-                    t.of.seed
-                    for t in meta.layout.tables
-                    if isinstance(t, UnboundedTable)
-                ),
-                0,
-            ),
+            seed=_seed(meta.layout.tables),
             version=max((version for _, version, *_ in cut.copies), default=0),
             **contents(meta.layout, rules, counts, said),
             epochs=said.epochs,
@@ -261,6 +229,12 @@ async def _whole(work: Callable[..., T], *args: Any) -> T:
         if not task.cancelled():
             task.exception()
         raise
+
+
+def _seed(tables: Sequence[Table]) -> int:
+    """Return what tables of any ids are made of; nobody keeps that of arrays."""
+    seeds = (t.of.seed for t in tables if isinstance(t, UnboundedTable))
+    return next(seeds, 0)
 
 
 def _place(target: CheckpointTarget, lineage: str) -> tuple[str, int, str]:

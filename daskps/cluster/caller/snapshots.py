@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.cluster import upstream
+from daskps.cluster.caller.cuts import drop_cut, take_cut
 from daskps.cluster.caller.edges import EdgeOf, fetch_edges
 from daskps.cluster.caller.link import task_link
 from daskps.cluster.host.host import HOSTS
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
     from daskps.layout.chunks import Chunk
     from daskps.layout.tables import Table
     from daskps.typing import Array
-
-#: How much longer than asked for the directory may take to say that it timed out.
-MARGIN_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,27 +104,10 @@ async def take_snapshot(
     link, meta, cut = shards.link, shards.meta, uuid.uuid4().hex
     if not (wanted := shards_of(meta.layout, index)):
         return Taken(meta.uid, meta.name, meta.layout, meta.owners, Version.of(()), {})
-    seconds = deadline.remaining()
     try:
-        ask = partial(
-            link.directory,
-            "cut",
-            uid=meta.uid,
-            owner=link.owner,
-            seconds=seconds,
-            cut=cut,
-            shards=wanted,
-            index=index,
+        found = await take_cut(
+            shards, cut, index=index, wanted=wanted, deadline=deadline
         )
-        margin = None if seconds is None else seconds + MARGIN_SECONDS
-        found = await link.within(ask, margin, deadline.what)
-        if "waited_for" in found:
-            raise TimeoutError(
-                f"timed out after {seconds:g} s waiting for {deadline.what}, which "
-                f"waited for {found['waited_for']}; no shard is held any more. Pass "
-                f"a larger timeout=, or None to wait for ever"
-            )
-        meta.update(found["where"])
         rows = {shard: n for shard, _, *n in found["versions"]}
         version = Version.of((shard, v) for shard, v, *_ in found["versions"])
         futures = _submit(shards, index, version, rows)
@@ -136,10 +117,7 @@ async def take_snapshot(
         took = partial(upstream.computed, *taken.groups)
         await link.within(took, deadline.remaining(), deadline.what)
     finally:
-        # The directory forgets the cuts of a client that left by itself.
-        if link.live:
-            # A snapshot that is cancelled must not leave its half behind.
-            await link.wind_up(link.over("drop_cut", cut=cut))
+        await drop_cut(shards, cut)
     return taken
 
 

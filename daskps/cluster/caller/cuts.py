@@ -1,0 +1,81 @@
+"""A cut as its caller asks for it: what hosts copy then, they keep until it is dropped."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from daskps.cluster.caller.client import ShardClient
+    from daskps.cluster.wire.deadline import Deadline
+
+#: How much longer than asked for the directory may take to say that it timed out.
+MARGIN_SECONDS = 1.0
+
+
+async def take_cut(
+    shards: ShardClient,
+    cut: str,
+    *,
+    index: int | None,
+    wanted: Sequence[int],
+    deadline: Deadline,
+) -> Mapping[str, Any]:
+    """Have all hosts copy their shards at one moment.
+
+    Whatever comes of it, :func:`drop_cut` ends it.
+
+    Parameters
+    ----------
+    shards : ShardClient
+        The store.
+    cut : str
+        A name that no other cut has.
+    index : int or None
+        What is copied of the shards, see :mod:`daskps.layout.chunks`.
+    wanted : sequence of int
+        The shards that have any of it.
+    deadline : Deadline
+        When to give up.
+
+    Returns
+    -------
+    mapping
+        "where" the shards are, and "versions": shard, version and numbers of rows.
+
+    Raises
+    ------
+    ConsistencyError, ShardLostError, StoreClosedError, TimeoutError
+        For what its name says; no shard is held any more.
+    """
+    link, meta, seconds = shards.link, shards.meta, deadline.remaining()
+    ask = partial(
+        link.directory,
+        "cut",
+        uid=meta.uid,
+        owner=link.owner,
+        seconds=seconds,
+        cut=cut,
+        shards=wanted,
+        index=index,
+    )
+    margin = None if seconds is None else seconds + MARGIN_SECONDS
+    found: Mapping[str, Any] = await link.within(ask, margin, deadline.what)
+    if "waited_for" in found:
+        raise TimeoutError(
+            f"timed out after {seconds:g} s waiting for {deadline.what}, which "
+            f"waited for {found['waited_for']}; no shard is held any more. Pass "
+            f"a larger timeout=, or None to wait for ever"
+        )
+    meta.update(found["where"])
+    return found
+
+
+async def drop_cut(shards: ShardClient, cut: str) -> None:
+    """Have the hosts free the copies of a cut, also where it was cancelled half-way."""
+    link = shards.link
+    # The directory forgets the cuts of a client that left by itself.
+    if link.live:
+        await link.wind_up(link.over("drop_cut", cut=cut))
