@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from daskps import config
 from daskps.cluster.caller import routes
 from daskps.store.arguments import least_version
-from daskps.store.handle import Handle
+from daskps.store.ending import Closable
 from daskps.store.row_targets import pulled
 from daskps.store.table_counts import counted_tables
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 DEFAULT = config.DEFAULT
 
 
-class Readable(Handle):
+class Readable(Closable):
     """Reading parameters and properties of a store.
 
     Parameters

@@ -1,0 +1,143 @@
+"""How a handle, and with it maybe its store, comes to its end."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Self
+
+from daskps import config
+from daskps.cluster.caller import creation
+from daskps.store.handle import Handle
+from daskps.store.mistaken import why_shut
+
+DEFAULT = config.DEFAULT
+
+
+class Closable(Handle):
+    """A handle that can be closed, by itself or at the end of a ``with``."""
+
+    def close(self, *, timeout: Any = DEFAULT) -> Any:
+        """Free a session store, or detach from a named one.
+
+        When this returns, the workers have freed a session store's memory, but for
+        those that do not answer at once: there is room for the next store.
+
+        Parameters
+        ----------
+        timeout : float, str or None
+            Seconds or a duration such as "30s"; None waits for ever.
+
+        Returns
+        -------
+        None
+            With an asynchronous client an awaitable. Closing twice is fine.
+
+        Raises
+        ------
+        TimeoutError
+            If the directory does not answer; the handle is closed all the same.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.zeros(2)})
+        >>> store.close()
+        >>> try:
+        ...     store.pull()
+        ... except daskps.StoreClosedError:
+        ...     print("closed")
+        closed
+        """
+        meta = self._meta_if_known()
+        if self._closed or (meta is not None and not meta.session):
+            self._shut("close")
+            return self._nothing_to_do()
+        return self._end("close", timeout)
+
+    def _shut(self, method: str) -> None:
+        """Refuse all verbs from now on, and let go of the shards' memory.
+
+        A mapping would keep what the owners free.
+        """
+        meta = self._meta_if_known()
+        is_session = None if meta is None else meta.session
+        self._closed = self._closed or why_shut(method, self.name, is_session)
+        if self._shards is not None:
+            self._shards.close()
+
+    def _nothing_to_do(self) -> Any:
+        """Return None, or with an asynchronous client an awaitable of it.
+
+        The client may be closed, and its event loop with it.
+        """
+        link = self._link
+        return _nothing() if link is not None and link.asynchronous else None
+
+    def delete(self, *, timeout: Any = DEFAULT) -> Any:
+        """Free the store on all workers, whoever else uses it.
+
+        Parameters
+        ----------
+        timeout : float, str or None
+            Seconds or a duration such as "30s"; None waits for ever.
+
+        Returns
+        -------
+        None
+            With an asynchronous client an awaitable.
+
+        Raises
+        ------
+        StoreNotFoundError, StoreClosedError
+            If it is gone already.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.zeros(2)}, name="old")
+        >>> store.delete()
+        >>> "old" in [info.name for info in daskps.list_stores()]
+        False
+        """
+        return self._end("delete", timeout)
+
+    def _end(self, method: str, timeout: Any) -> Any:
+        seconds = config.deadline(timeout)
+        if method == "close" and self._link is not None and not self._link.live:
+            # Its client is gone, and took the session store along.
+            self._shut(method)
+            return self._nothing_to_do()
+        link = self._bind()
+        self._shut(method)
+        # Waiting for a silent host is not what it times out by.
+        wait = {} if seconds is None else {"wait_seconds": min(60, seconds / 2)}
+
+        async def end() -> None:
+            try:
+                if link.live:
+                    work = partial(link.directory, method, uid=self.uid, **wait)
+                    await link.within(work, seconds, f"the {method} of {self.name!r}")
+            finally:
+                # Also where nobody answered: what was asked for goes on there.
+                creation.release(link, self.uid)
+
+        return link.run(end)
+
+    def __enter__(self) -> Self:
+        if self._link is not None and self._link.asynchronous:
+            raise TypeError(
+                f"store {self.name!r} belongs to an asynchronous client; use async "
+                f"with, which can await its end"
+            )
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+async def _nothing() -> None:
+    return None
