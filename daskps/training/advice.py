@@ -11,7 +11,7 @@ from daskps.errors import DaskPSError
 from daskps.layout.arrays import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.shard_map import StoreMap
@@ -90,29 +90,33 @@ def first_loss(reports: Sequence[Mapping[str, Any]]) -> float | None:
     return sum(report["first"][0] for report in reports) / rows if rows else None
 
 
-async def find_unnamed(shards: ShardClient, run: int) -> list[str]:
+async def find_unnamed(
+    attached: Callable[[], Awaitable[ShardClient]], run: int
+) -> tuple[StoreMap, list[str]] | None:
     """Return what a run that has ended well has not changed, as far as anybody knows.
 
     Parameters
     ----------
-    shards : ShardClient
-        The store.
+    attached : callable
+        Returns the store, which may have gone since.
     run : int
         The run.
 
     Returns
     -------
-    list of str
-        Names of parameters and tables with an update rule.
+    tuple or None
+        The store's map, and names of parameters and tables with an update rule; None
+        where nobody can be asked.
     """
-    what = f"what a run has changed in store {shards.meta.name!r}"
+    deadline = Deadline(ADVICE_SECONDS, "what a run has changed")
     try:
-        rows = await shards.control("changed", Deadline(ADVICE_SECONDS, what), run=run)
+        shards = await attached()
+        rows = await shards.control("changed", deadline, run=run)
     except (DaskPSError, OSError) as error:
         # The run has ended well, whatever became of its store since.
-        logger.info("could not ask %s: %r", what, error)
-        return []
-    return unnamed(shards.meta, [found for of in rows for found in of])
+        logger.info("could not ask what run %d has changed: %r", run, error)
+        return None
+    return shards.meta, unnamed(shards.meta, [found for of in rows for found in of])
 
 
 def unnamed(meta: StoreMap, changed: Sequence[Sequence[int] | None]) -> list[str]:

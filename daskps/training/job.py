@@ -19,7 +19,6 @@ from daskps.cluster.runs.parts import threads_of
 from daskps.cluster.runs.spec import Launch
 from daskps.cluster.wire.deadline import Deadline
 from daskps.epochs import Epochs
-from daskps.errors import DaskPSError
 from daskps.layout.chunks import ARRAYS
 from daskps.store.store import ParameterStore
 from daskps.training import advice
@@ -38,6 +37,7 @@ from daskps.usercode import user_code
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.link import Link
     from daskps.cluster.runs.spec import Body
     from daskps.codecs import Codec
@@ -369,16 +369,14 @@ class Job:
 
         All of them only if `everything`: a loop may do something else than train.
         """
-        try:
-            shards = await self.store._attach(self.store._bind())
-        except (DaskPSError, OSError) as error:
-            # The run has ended well, whatever became of its store since.
-            logger.info("could not ask which parameters were named: %r", error)
+        if (found := await advice.find_unnamed(self._shards, self.run)) is None:
             return
-        names = await advice.find_unnamed(shards, self.run)
-        meta = shards.meta
+        meta, names = found
         if names and (everything or len(names) < len(meta.optimizers)):
             await self._call(self._say, advice.unnamed_text(meta.name, names))
+
+    async def _shards(self) -> ShardClient:
+        return await self.store._attach(self.store._bind())
 
     def _say(self, text: str) -> None:
         """Log a warning, where no bar is in its way."""
@@ -398,6 +396,5 @@ class Job:
 
     async def _notify(self, event: str) -> None:
         if self.callbacks:
-            await self._call(
-                callbacks_module.notify, self.callbacks, event, self.status
-            )
+            notify = callbacks_module.notify
+            await self._call(notify, self.callbacks, event, self.status)
