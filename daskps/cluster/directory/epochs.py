@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from daskps.cluster.directory.runs import OPEN_SECONDS
+from daskps.cluster.directory.runs import OPEN_SECONDS, not_begun
 from daskps.cluster.wire.handlers import DIRECTORY
 from daskps.epochs import Epochs
-from daskps.errors import NotEnoughWorkersError, StaleGenerationError
+from daskps.errors import StaleGenerationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,12 +49,7 @@ class EpochCounts:
                 # A host dies: its shards find an owner, or are lost.
                 left -= clock() - began + PAUSE_SECONDS
                 if left <= 0:
-                    raise NotEnoughWorkersError(
-                        f"a run on store {entry.name!r} could not begin within "
-                        f"{OPEN_SECONDS:g} s, for a worker that holds shards does not "
-                        f"answer ({error!r}); wait for it or end it, and start the run "
-                        f"again"
-                    ) from error
+                    raise not_begun(entry, error) from error
                 await asyncio.sleep(PAUSE_SECONDS)
 
     @DIRECTORY.handles("trained_by")

@@ -34,6 +34,15 @@ AGAIN_SECONDS = 0.5
 OPEN_SECONDS = 10.0
 
 
+def not_begun(entry: StoreEntry, error: Exception) -> NotEnoughWorkersError:
+    """Return the error for a run whose store has a host that does not answer."""
+    return NotEnoughWorkersError(
+        f"a run on store {entry.name!r} could not begin within {OPEN_SECONDS:g} s, for a "
+        f"worker that holds shards does not answer ({error!r}); wait for it or end it, "
+        f"and start the run again"
+    )
+
+
 class Runs:
     """The runs of all stores."""
 
@@ -82,12 +91,7 @@ class Runs:
                     # A host that answers says itself why it could not.
                     if not isinstance(error, OSError):
                         raise
-                    raise NotEnoughWorkersError(
-                        f"a run on store {entry.name!r} could not begin within "
-                        f"{OPEN_SECONDS:g} s, for a worker that holds shards does not "
-                        f"answer ({error!r}); wait for it or end it, and start the run "
-                        f"again"
-                    ) from error
+                    raise not_begun(entry, error) from error
                 await asyncio.sleep(pause)
         self._tell(
             "run-begun",
