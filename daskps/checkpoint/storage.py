@@ -13,6 +13,7 @@ import re
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import datetime
 from functools import wraps
 from pathlib import Path
 from typing import (
@@ -144,7 +145,7 @@ def _told(
                 return method(self, *args, **kwargs)
             except CheckpointError:
                 raise
-            except Exception as error:  # noqa: BLE001 - they raise whatever they like
+            except Exception as error:  # noqa: BLE001 - filesystems raise whatever they like
                 said = self._said(error)
             # Out of `except`: what was raised there is no context of this one.
             raise self._failed(verb, str(args[0]) if args else "", said)
@@ -171,22 +172,22 @@ class Storage:
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
+        self.url, self._is_open = shown(url), not options and shown(url) == url
+        self._fs, self._root = self._opened(url=url, options=options_of(options))
+        protocol = self._fs.protocol
+        self._is_local = "file" in ([protocol] if type(protocol) is str else protocol)
+
+    @_told("reach")
+    def _opened(self, *, url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+        """Return the filesystem, and where the URL is in it."""
         # Heavy, and only for those who save.
         import fsspec
 
-        self.url, self._is_open = shown(url), not options and shown(url) == url
-        given = {"use_listings_cache": False, **options_of(options)}
-        said = None
-        try:
-            self._fs, self._root = fsspec.core.url_to_fs(
-                url, skip_instance_cache=True, **given
-            )
-        except Exception as error:  # noqa: BLE001 - filesystems raise whatever they like
-            said = self._said(error)
-        if said is not None:
-            raise self._failed("reach", "", said)
-        protocol = self._fs.protocol
-        self._is_local = "file" in ([protocol] if type(protocol) is str else protocol)
+        given = {"use_listings_cache": False, **options}
+        found: tuple[Any, str] = fsspec.core.url_to_fs(
+            url, skip_instance_cache=True, **given
+        )
+        return found
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}>"
@@ -301,14 +302,19 @@ class Storage:
         """
         self._fs.invalidate_cache()
         root = self._at(folder)
+        times = [self._modified(path) for path in self._fs.find(root) or [root]]
+        known = [at.timestamp() for at in times if at is not None]
+        return now - max(known) if len(known) == len(times) else None
+
+    def _modified(self, path: str) -> datetime | None:
+        """Return when a file was written; None where nobody says."""
         try:
-            found = self._fs.find(root)
-            times = [float(self._fs.modified(p).timestamp()) for p in found]
-            if not times:
-                times = [self._fs.modified(root).timestamp()]
-        except (NotImplementedError, FileNotFoundError, KeyError, AttributeError):
+            at = self._fs.modified(path)
+        except (NotImplementedError, FileNotFoundError, KeyError):
+            # Of filesystems that keep no times; of files that went meanwhile; of folders
+            # in buckets, whose description lacks the time.
             return None
-        return now - max(times)
+        return at if isinstance(at, datetime) else None
 
 
 def _write(path: Path, content: Content) -> None:
