@@ -23,7 +23,16 @@ if TYPE_CHECKING:
 #: Those that are made from a manifest; a class of the same name elsewhere is none.
 RULES: Mapping[str, type[Rule]] = {
     rule.__name__: rule
-    for rule in (optim.SGD, optim.Adagrad, optim.RMSprop, optim.Adam, optim.AdamW)
+    for rule in (
+        optim.SGD,
+        optim.Adadelta,
+        optim.Adagrad,
+        optim.Adam,
+        optim.AdamW,
+        optim.Adamax,
+        optim.Ftrl,
+        optim.RMSprop,
+    )
 }
 SCHEDULES: Mapping[str, Any] = {
     name: getattr(schedules, name) for name in schedules.__all__

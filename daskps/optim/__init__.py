@@ -12,21 +12,27 @@ Examples
 """
 
 from daskps.optim import schedules as schedules
+from daskps.optim.adadelta import Adadelta as Adadelta
 from daskps.optim.adagrad import Adagrad as Adagrad
 from daskps.optim.adam import Adam as Adam
 from daskps.optim.adam import AdamW as AdamW
+from daskps.optim.adamax import Adamax as Adamax
 from daskps.optim.base import Rule as Rule
 from daskps.optim.binding import Bound as Bound
 from daskps.optim.binding import bind as bind
+from daskps.optim.ftrl import Ftrl as Ftrl
 from daskps.optim.patterns import resolve as resolve
 from daskps.optim.rmsprop import RMSprop as RMSprop
 from daskps.optim.sgd import SGD as SGD
 
 __all__ = [
     "SGD",
+    "Adadelta",
     "Adagrad",
     "Adam",
     "AdamW",
+    "Adamax",
+    "Ftrl",
     "RMSprop",
     "Rule",
     "resolve",

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from daskps.optim.base import LearningRate, Rule, learning_rate
 from daskps.optim.checks import check_numbers, store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,6 +47,45 @@ class _Moments(Rule):
         return size, root, 1.0 - self.beta1, 1.0 - self.beta2, self.eps
 
 
+def _adam(
+    w: Any,
+    g: Any,
+    m: Any,
+    v: Any,
+    size: Any,
+    root: Any,
+    a1: Any,
+    a2: Any,
+    eps: Any,
+    decay: Any,
+) -> Any:
+    """Return the new weight and both averages."""
+    g = g + decay * w
+    m = m + a1 * (g - m)
+    v = v + a2 * (g * g - v)
+    return w - size * m / (np.sqrt(v) * root + eps), m, v
+
+
+def _adam_root(
+    w: Any,
+    g: Any,
+    m: Any,
+    v: Any,
+    size: Any,
+    root: Any,
+    a1: Any,
+    a2: Any,
+    eps: Any,
+    decay: Any,
+    under: Any,
+) -> Any:
+    """Return the new weight and both averages, with a number added under the root."""
+    g = g + decay * w
+    m = m + a1 * (g - m)
+    v = v + a2 * (g * g - v)
+    return w - size * m / (np.sqrt(v * root * root + under) + eps), m, v
+
+
 @dataclass(frozen=True, repr=False)
 class Adam(_Moments):
     """Adam: moving averages of the gradient and its square, corrected for bias.
@@ -60,6 +102,11 @@ class Adam(_Moments):
         In [0, inf): added to the corrected root.
     weight_decay : float
         In [0, inf): times the weight, added to the gradient.
+    bias_correction : bool
+        Divide both averages by what they lack in their first updates. Without it the
+        first steps are longer, with the usual betas about three times `lr`.
+    eps_root : float
+        In [0, inf): added under the root, to the corrected average of squares.
 
     Raises
     ------
@@ -70,7 +117,9 @@ class Adam(_Moments):
 
     References
     ----------
-    Kingma, Ba: Adam: A Method for Stochastic Optimization, 2015, algorithm 1.
+    Kingma, Ba: Adam: A Method for Stochastic Optimization, 2015, algorithm 1; without
+    `bias_correction` its steps without the two lines that correct. `eps_root` is that
+    of `optax.adam`.
 
     Examples
     --------
@@ -78,28 +127,29 @@ class Adam(_Moments):
     Adam(lr=0.01)
     """
 
+    bias_correction: bool = True
+    eps_root: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_numbers(self, "[0, inf)", "eps_root")
+        if not isinstance(self.bias_correction, bool):
+            raise TypeError(
+                f"bias_correction must be True or False, not {self.bias_correction!r}"
+            )
+
     def prepare(self, step: int, lr: float) -> tuple[float, ...]:
         """Return the scalars of update number `step`."""
-        return (*self._moments(step, lr), self.weight_decay)
+        size, root, *others = self._moments(step, lr)
+        if not self.bias_correction:
+            size, root = lr, 1.0
+        scalars = size, root, *others, self.weight_decay
+        return (*scalars, self.eps_root) if self.eps_root else scalars
 
-    @staticmethod
-    def update(
-        w: Any,
-        g: Any,
-        m: Any,
-        v: Any,
-        size: Any,
-        root: Any,
-        a1: Any,
-        a2: Any,
-        eps: Any,
-        decay: Any,
-    ) -> Any:
-        """Return the new weight and both averages."""
-        g = g + decay * w
-        m = m + a1 * (g - m)
-        v = v + a2 * (g * g - v)
-        return w - size * m / (np.sqrt(v) * root + eps), m, v
+    @property
+    def update(self) -> Callable[..., Any]:
+        """The function for one weight."""
+        return _adam_root if self.eps_root else _adam
 
 
 @dataclass(frozen=True, repr=False)

@@ -217,6 +217,10 @@ RULES = [
     optim.Adam(optim.schedules.step(0.1, 10), beta1=0.8),
     optim.AdamW(1e-3),
     optim.RMSprop(0.01),
+    optim.Adam(bias_correction=False, eps_root=0.5),
+    optim.Adadelta(rho=0.5),
+    optim.Adamax(0.1),
+    optim.Ftrl(0.1, l1=0.5),
 ]
 
 

@@ -27,6 +27,10 @@ RULES = [
     optim.RMSprop(0.1, centered=True),
     optim.RMSprop(0.1, centered=True, momentum=0.9),
     optim.Adam(0.1, weight_decay=0.1),
+    optim.Adam(0.1, eps_root=0.1),
+    optim.Adadelta(),
+    optim.Adamax(0.1),
+    optim.Ftrl(0.1, l1=1.0),
     optim.AdamW(0.1),
 ]
 

@@ -93,6 +93,10 @@ RULES = [
     optim.Adam(0.05, weight_decay=0.01),
     optim.AdamW(0.05),
     optim.RMSprop(0.01, centered=True, momentum=0.5),
+    optim.Adadelta(),
+    optim.Adamax(0.05, weight_decay=0.01),
+    optim.Adam(0.05, bias_correction=False, eps_root=1e-4),
+    optim.Ftrl(0.5, l1=0.5, l2=0.1),
 ]
 
 

@@ -54,6 +54,18 @@ CASES = [
         "Adam",
         {"lr": 0.01, "betas": (0.8, 0.99), "weight_decay": 0.1},
     ),
+    (optim.Adadelta(), "Adadelta", {"lr": 1.0}),
+    (
+        optim.Adadelta(0.5, rho=0.95, eps=1e-4, weight_decay=0.01),
+        "Adadelta",
+        {"lr": 0.5, "rho": 0.95, "eps": 1e-4, "weight_decay": 0.01},
+    ),
+    (optim.Adamax(), "Adamax", {"lr": 2e-3}),
+    (
+        optim.Adamax(0.01, 0.8, 0.99, eps=1e-6, weight_decay=0.1),
+        "Adamax",
+        {"lr": 0.01, "betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": 0.1},
+    ),
     (optim.AdamW(), "AdamW", {}),
     (
         optim.AdamW(0.01, weight_decay=0.1),
@@ -61,7 +73,14 @@ CASES = [
         {"lr": 0.01, "weight_decay": 0.1},
     ),
 ]
-RULES = [case[0] for case in CASES]
+RULES: list[Any] = [
+    *(case[0] for case in CASES),
+    # What torch has not.
+    optim.Adam(0.01, bias_correction=False),
+    optim.Adam(0.01, eps_root=1e-3, weight_decay=0.1),
+    optim.Ftrl(),
+    optim.Ftrl(0.5, l1=2.0, l2=0.1, beta=0.5),
+]
 
 
 def slots_of(rule: optim.Rule, n: int, dtype: str) -> tuple[np.ndarray, ...]:
@@ -105,6 +124,10 @@ def scalar_reference(rule: Any, w, gradients):
         x, m, v, buf = float(w_i), 0.0, 0.0, 0.0
         if type(rule) is untyped.Adagrad:
             v = rule.initial_accumulator_value
+        if type(rule) in REFERENCES:
+            reference = REFERENCES[type(rule)]
+            out.append(reference(rule, x, [float(g[i]) for g in gradients]))
+            continue
         for t, gradient in enumerate(gradients, 1):
             g = float(gradient[i])
             if type(rule) is untyped.AdamW:
@@ -131,6 +154,64 @@ def scalar_reference(rule: Any, w, gradients):
                 x -= rule.lr * m_hat / (math.sqrt(v_hat) + rule.eps)
         out.append(x)
     return np.array(out)
+
+
+def adadelta_reference(rule: Any, w: float, gradients: list[float]) -> float:
+    """Algorithm 1 of Zeiler for one weight, times lr."""
+    squares = steps = 0.0
+    for gradient in gradients:
+        g = gradient + rule.weight_decay * w
+        squares = rule.rho * squares + (1 - rule.rho) * g**2
+        delta = math.sqrt(steps + rule.eps) / math.sqrt(squares + rule.eps) * g
+        steps = rule.rho * steps + (1 - rule.rho) * delta**2
+        w -= rule.lr * delta
+    return w
+
+
+def adamax_reference(rule: Any, w: float, gradients: list[float]) -> float:
+    """Algorithm 2 of Kingma and Ba for one weight."""
+    m = u = 0.0
+    for t, gradient in enumerate(gradients, 1):
+        g = gradient + rule.weight_decay * w
+        m = rule.beta1 * m + (1 - rule.beta1) * g
+        u = max(rule.beta2 * u, abs(g) + rule.eps)
+        w -= rule.lr / (1 - rule.beta1**t) * m / u
+    return w
+
+
+def adam_reference(rule: Any, w: float, gradients: list[float]) -> float:
+    """Algorithm 1 of Kingma and Ba for one weight, corrected or not."""
+    m = v = 0.0
+    for t, gradient in enumerate(gradients, 1):
+        g = gradient + rule.weight_decay * w
+        m = rule.beta1 * m + (1 - rule.beta1) * g
+        v = rule.beta2 * v + (1 - rule.beta2) * g**2
+        lacks = (1.0, 1.0)
+        if rule.bias_correction:
+            lacks = 1 - rule.beta1**t, 1 - rule.beta2**t
+        root = math.sqrt(v / lacks[1] + rule.eps_root)
+        w -= rule.lr * m / lacks[0] / (root + rule.eps)
+    return w
+
+
+def ftrl_reference(rule: Any, w: float, gradients: list[float]) -> float:
+    """Algorithm 1 of McMahan and others for one weight."""
+    z = n = 0.0
+    for g in gradients:
+        sigma = (math.sqrt(n + g * g) - math.sqrt(n)) / rule.lr
+        z, n = z + g - sigma * w, n + g * g
+        by = (rule.beta + math.sqrt(n)) / rule.lr + rule.l2
+        w = 0.0 if abs(z) <= rule.l1 else -(z - math.copysign(rule.l1, z)) / by
+    return w
+
+
+#: By kind of rule; those of others are told in `scalar_reference`.
+REFERENCES: dict[type, Any] = {
+    optim.Adadelta: adadelta_reference,
+    optim.Adam: adam_reference,
+    optim.Adamax: adamax_reference,
+    optim.Ftrl: ftrl_reference,
+}
 
 
 @pytest.mark.parametrize(("rule", "name", "arguments"), CASES, ids=repr)
@@ -176,12 +257,47 @@ def test_rule_float16_is_rounded_float32(rule):
         pytest.param(
             optim.RMSprop(0.1, alpha=0.9), [0.683772, 0.454357], id="S13-rmsprop"
         ),
+        # The first step of Adam is lr; without correction lr * 0.1 / sqrt(0.001).
+        pytest.param(optim.Adam(0.1), [0.9, 0.8], id="adam"),
+        pytest.param(
+            optim.Adam(0.1, bias_correction=False), [0.683772, 0.258813], id="adam-raw"
+        ),
+        # sqrt(1e-6) / sqrt(0.1 + 1e-6)
+        pytest.param(optim.Adadelta(), [0.996838], id="adadelta"),
+        pytest.param(optim.Adamax(0.1), [0.9, 0.8], id="adamax"),
     ],
 )
 def test_rule_gives_the_scenario_numbers(rule, expected, dtype):
     for steps, value in enumerate(expected, 1):
         got = compiled(rule, np.ones(1, dtype), [np.ones(1)] * steps)
         assert got[0] == pytest.approx(value, abs=2e-6)
+
+
+def test_v15_adagrad_keeps_its_sum_between_steps():
+    """Theirs worked on a copy, whose first step gave NaN."""
+    got = [compiled(optim.Adagrad(0.1), np.zeros(1), [np.ones(1)] * n) for n in (1, 2)]
+    np.testing.assert_allclose(got, [[-0.1], [-0.17071]], atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+def test_ftrl_makes_weights_exactly_zero(dtype):
+    """Half of the gradients stay below l1 together, and their weights at 0."""
+    rule = optim.Ftrl(0.5, l1=1.0)
+    weak, strong = np.full(8, 0.09), np.full(8, -0.5)
+    w = compiled(rule, np.zeros(16, dtype), [np.concatenate((weak, strong))] * 10)
+    assert np.count_nonzero(w[:8]) == 0
+    assert not np.signbit(w[:8]).any()
+    # z = -5 and further by what it has given up, n = 2.5
+    assert (w[8:] > 0.5).all()
+
+
+def test_ftrl_that_has_seen_nothing_divides_by_nothing():
+    w = compiled(optim.Ftrl(0.1, beta=0.0), np.zeros(3), [np.array([0.0, 1e-30, 1.0])])
+    np.testing.assert_allclose(w, [0.0, -0.1, -0.1])
+    with pytest.raises(
+        ValueError, match=r"learning rate of Ftrl must lie in \(0, inf\)"
+    ):
+        optim.Ftrl(optim.schedules.polynomial(1.0, 4)).scalars(5)
 
 
 def test_slots_exist_only_when_needed():
@@ -238,6 +354,12 @@ def test_repr_shows_what_was_chosen():
         (lambda: optim.RMSprop(alpha=1), "alpha must lie"),
         (lambda: optim.Adagrad(initial_accumulator_value=-1), "initial_accumulator"),
         (lambda: optim.AdamW(weight_decay=-1), "weight_decay must lie"),
+        (lambda: optim.Adam(eps_root=-1), "eps_root must lie"),
+        (lambda: optim.Adadelta(rho=1), "rho must lie"),
+        (lambda: optim.Adadelta(eps=0), r"eps must lie in \(0, inf\)"),
+        (lambda: optim.Adamax(eps=0), r"eps must lie in \(0, inf\)"),
+        (lambda: optim.Ftrl(0), r"lr must lie in \(0, inf\)"),
+        (lambda: optim.Ftrl(l1=-1), "l1 must lie"),
     ],
 )
 def test_bad_values_are_refused(make, match):
@@ -256,6 +378,7 @@ def test_bad_values_are_refused(make, match):
         lambda: untyped.SGD(0.1, 0.9, nesterov=1),
         lambda: untyped.RMSprop(centered="yes"),
         lambda: untyped.Adam(beta=0.9),
+        lambda: untyped.Adam(bias_correction=1),
     ],
 )
 def test_bad_types_are_refused(make):
